@@ -1,0 +1,168 @@
+"""Every error llmrun raises on purpose: one tree, each with a stable code and an exit status.
+
+Owns the words and numbers; must not know who prints them. `cli.main` is the only place that
+turns one into text and an exit status, `server` the only place that turns one into HTTP.
+
+    LlmrunError                 1  internal
+    ├── UsageError              2  usage
+    │   └── ContextOverflowError 2 context-overflow
+    ├── ModelNotFoundError      3  model-not-found
+    ├── LoginRequiredError      4  login-required
+    ├── NetworkError            5  network
+    │   └── IntegrityError      5  integrity
+    ├── ResourceError           6  not-enough-resources
+    │   ├── OutOfMemoryError    6  not-enough-memory
+    │   └── DiskFullError       6  not-enough-disk
+    ├── BadModelError           7  bad-model
+    │   ├── BadTemplateError    7  bad-template
+    │   └── BadLogitsError      7  bad-logits
+    ├── EngineCrashedError      8  engine-crashed
+    ├── CancelledError        130  cancelled
+    └── TerminatedError       143  terminated
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class LlmrunError(Exception):
+    """Something went wrong that we can explain.
+
+    Args:
+        what: what happened, one line, no full stop at the end.
+        why: the cause, when it is known.
+        hint: what to type or do next.
+    """
+
+    code: ClassVar[str] = "internal"
+    exit_status: ClassVar[int] = 1
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}" if self.why else self.what
+
+
+class UsageError(LlmrunError):
+    """An argument or option that makes no sense."""
+
+    code = "usage"
+    exit_status = 2
+    http_status = 400
+
+
+class ContextOverflowError(UsageError):
+    """The prompt alone is longer than the context window."""
+
+    code = "context-overflow"
+
+
+class ModelNotFoundError(LlmrunError):
+    """No model of that name, or no file at that path."""
+
+    code = "model-not-found"
+    exit_status = 3
+    http_status = 404
+
+
+class LoginRequiredError(LlmrunError):
+    """The hub wants a token, or its terms accepted, before it hands the model out."""
+
+    code = "login-required"
+    exit_status = 4
+    http_status = 403
+
+
+class NetworkError(LlmrunError):
+    """The hub or mirror can't be reached, or answered something unusable."""
+
+    code = "network"
+    exit_status = 5
+    http_status = 502
+
+
+class IntegrityError(NetworkError):
+    """The bytes that arrived are not the bytes that were promised."""
+
+    code = "integrity"
+
+
+class ResourceError(LlmrunError):
+    """This machine has too little of something."""
+
+    code = "not-enough-resources"
+    exit_status = 6
+    http_status = 507
+
+
+class OutOfMemoryError(ResourceError):
+    """The model or its KV cache does not fit into memory."""
+
+    code = "not-enough-memory"
+
+
+class DiskFullError(ResourceError):
+    """The file does not fit on the disk."""
+
+    code = "not-enough-disk"
+
+
+class BadModelError(LlmrunError):
+    """The model file is damaged, or not a model that can be run."""
+
+    code = "bad-model"
+    exit_status = 7
+    http_status = 422
+
+
+class BadTemplateError(BadModelError):
+    """The chat template is missing, broken, or too greedy to be rendered."""
+
+    code = "bad-template"
+
+
+class BadLogitsError(BadModelError):
+    """The model computed logits that are not numbers."""
+
+    code = "bad-logits"
+
+
+class EngineCrashedError(LlmrunError):
+    """The engine process died; the front and the conversation live on."""
+
+    code = "engine-crashed"
+    exit_status = 8
+    http_status = 503
+
+
+class CancelledError(LlmrunError):
+    """The user pressed Ctrl-C."""
+
+    code = "cancelled"
+    exit_status = 130
+    http_status = 499
+
+
+class TerminatedError(LlmrunError):
+    """The process was asked to end (SIGTERM)."""
+
+    code = "terminated"
+    exit_status = 143
+    http_status = 503
+
+
+def _tree(root: type[LlmrunError]) -> dict[str, type[LlmrunError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+BY_CODE = _tree(LlmrunError)
+"""Stable code -> class, for errors that come back over the pipe."""

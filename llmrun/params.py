@@ -1,0 +1,170 @@
+"""What a person may ask of one generation: how to sample, and when to stop.
+
+Owns names, defaults, bounds and their merging; must not know where a value was typed. Names are
+llama.cpp's where it has one; the defaults are llama.cpp's (common/common.h, 0.3.36's vendored copy).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from llmrun.errors import UsageError
+
+_INT32_MAX = 2**31 - 1
+
+# Both bounds of every numeric parameter, inclusive.
+BOUNDS: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**32 - 1),
+    "temperature": (0.0, 100.0),
+    "temperature_range": (0.0, 100.0),
+    "temperature_exponent": (0.0, 100.0),
+    "top_k": (0, _INT32_MAX),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
+    "top_n_sigma": (-1.0, 100.0),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "repeat_last_n": (0, 65_536),
+    "repeat_penalty": (0.01, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
+    "presence_penalty": (-100.0, 100.0),
+    "dry_multiplier": (0.0, 100.0),
+    "dry_base": (0.0, 100.0),
+    "dry_allowed_length": (0, 65_536),
+    "dry_last_n": (0, 65_536),
+    "mirostat": (0, 2),
+    "mirostat_tau": (0.0, 100.0),
+    "mirostat_eta": (0.0, 1.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How logits become a token. Every field off or neutral by default except top-k, top-p, min-p, temperature.
+
+    Attributes:
+        seed: of the random generator; None draws a fresh one for each answer, which the answer's stats name.
+        temperature: logits are divided by it; 0 is greedy.
+        temperature_range: dynamic temperature, +- this much by entropy; 0 is off.
+        temperature_exponent: how entropy maps to dynamic temperature.
+        top_k: keep the k most likely; 0 is off.
+        top_p: keep the shortest prefix whose probability reaches p; 1 is off.
+        min_p: keep tokens at least min_p times as likely as the likeliest; 0 is off.
+        typical_p: locally typical sampling; 1 is off.
+        top_n_sigma: keep logits within n standard deviations of the maximum; <= 0 is off.
+        xtc_probability: chance of removing all but the least likely of the tokens over the threshold; 0 is off.
+        xtc_threshold: probability from which XTC counts a token; over 0.5 is off.
+        repeat_last_n: how many last tokens (prompt included) the three penalties below look at; 0 is off.
+        repeat_penalty: divides positive and multiplies negative logits of tokens seen; 1 is off.
+        frequency_penalty: subtracted once per occurrence; 0 is off.
+        presence_penalty: subtracted once if the token occurred; 0 is off.
+        dry_multiplier: strength of the DRY penalty on extending a repeated sequence; 0 is off.
+        dry_base: the DRY penalty grows by this factor per token of repeated length.
+        dry_allowed_length: repeats up to this length are free.
+        dry_last_n: how many last tokens DRY looks at; 0 is off.
+        dry_breakers: texts a repeat is not followed across.
+        mirostat: 1 or 2 replaces every truncating sampler by mirostat; 0 is off.
+        mirostat_tau: target surprise, in bits.
+        mirostat_eta: learning rate.
+        logit_bias: (token id, added logit) pairs; -inf bans a token.
+    """
+
+    seed: int | None = None
+    temperature: float = 0.8
+    temperature_range: float = 0.0
+    temperature_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.10
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_last_n: int = 64
+    dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in BOUNDS.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if (isinstance(value, float) and math.isnan(value)) or not low <= value <= high:
+                raise UsageError(
+                    f"{name} = {value} makes no sense",
+                    why=f"it has to be between {low:g} and {high:g}",
+                )
+        for token, bias in self.logit_bias:
+            if token < 0 or math.isnan(bias) or bias == math.inf:
+                raise UsageError(
+                    f"logit_bias of token {token} = {bias} makes no sense",
+                    why="a token id is not negative, a bias is a number or -inf",
+                )
+
+
+DEFAULTS = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When an answer ends, besides the model's own end token.
+
+    Attributes:
+        max_tokens: at most this many generated tokens; None is up to the end of the context window.
+        stop: texts that end the answer; they are not part of it.
+    """
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and not 1 <= self.max_tokens <= _INT32_MAX:
+            raise UsageError(
+                f"max_tokens = {self.max_tokens} makes no sense",
+                why=f"it has to be between 1 and {_INT32_MAX}",
+            )
+        if len(self.stop) > 64 or any(not text or len(text) > 1024 for text in self.stop):
+            raise UsageError(
+                "these stop strings make no sense",
+                why="there may be 64 at most, each of 1 to 1,024 characters",
+            )
+
+
+def resolve_sampling(
+    *layers: tuple[str, Mapping[str, Any]],
+) -> tuple[SamplingParams, dict[str, str]]:
+    """Merge settings, the first layer that names a value winning.
+
+    Args:
+        layers: (origin, values) pairs, strongest first, e.g. ("flag", {"top_k": 20}), ("model", {...}).
+
+    Returns:
+        The parameters, and for every field the origin of its value ("default" where no layer has one).
+
+    Raises:
+        UsageError: a value is out of bounds or its name unknown.
+    """
+    known = {field.name for field in fields(SamplingParams)}
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(known, "default")
+    for origin, layer in reversed(layers):
+        for name, value in layer.items():
+            if name not in known:
+                raise UsageError(f"there is no sampling parameter called {name!r}")
+            values[name] = value
+            origins[name] = origin
+    return replace(DEFAULTS, **values), origins
