@@ -1,0 +1,137 @@
+"""The native part (native/*.cpp): the sampler chain, and what llama.cpp's own threads may call.
+
+Describes what native/bindings.cpp defines. Addresses are plain integers for ctypes: `c_void_p(address)`, or
+`CALLBACK_TYPE(address)` for functions.
+"""
+
+from collections.abc import Sequence
+
+class BadLogits(ValueError):  # noqa: N818 - named after what it is about, as in C++
+    """A logit is NaN or +inf, or no logit is finite.
+
+    Attributes:
+        token: the first one at fault; the first of the vocabulary when no logit is finite.
+        logit: its logit; -inf when no logit is finite.
+    """
+
+    token: int
+    logit: float
+
+class Sampler:
+    """One sequence's sampler: llama.cpp's chain, token for token and random draw for random draw.
+
+    For one thread at a time. `sample` does not accept the token it chooses.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        *,
+        seed: int = 0,
+        temperature: float = 0.8,
+        temperature_range: float = 0.0,
+        temperature_exponent: float = 1.0,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        top_n_sigma: float = -1.0,
+        xtc_probability: float = 0.0,
+        xtc_threshold: float = 0.1,
+        repeat_last_n: int = 64,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        dry_multiplier: float = 0.0,
+        dry_base: float = 1.75,
+        dry_allowed_length: int = 2,
+        dry_last_n: int = 64,
+        mirostat: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        logit_bias: Sequence[tuple[int, float]] = ...,
+        dry_breakers: Sequence[Sequence[int]] = ...,
+    ) -> None:
+        """Take the parameters of llmrun/params.py, which says what they mean.
+
+        Args:
+            vocabulary_size: how many logits there are, 1 to 2**24.
+            seed: 0 to 2**32 - 1, each of them definite.
+            dry_breakers: token sequences that DRY follows no repeat across.
+
+        Raises:
+            ValueError: a value makes no sense, or a biased token is not in the vocabulary.
+        """
+
+    def sample(self, address: int) -> int:
+        """Choose the next token; the GIL is released meanwhile.
+
+        Args:
+            address: of `vocabulary_size` floats, which are only read.
+
+        Raises:
+            BadLogits: nothing can be sampled from these; the random generators have not moved.
+            ValueError: the address can't be that of a float.
+        """
+
+    def accept(self, token: int) -> None:
+        """Add a token of the sequence, of its prompt too, to the history that the penalties look at.
+
+        Raises:
+            ValueError: the token is not in the vocabulary.
+        """
+
+    def accept_many(self, tokens: Sequence[int]) -> None:
+        """Accept each in order, or none if one is not in the vocabulary (ValueError)."""
+
+    def copy(self) -> Sampler:
+        """Make an independent sampler that goes on identically."""
+
+    def random_state(self) -> str:
+        """Show the state of the chain's and of XTC's generator; for tests."""
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+class CancelFlag:
+    """Stops llama.cpp's work, and shows how far a load has come.
+
+    Must outlive whatever was given its address.
+    """
+
+    def __init__(self) -> None: ...
+    def set(self) -> None:
+        """Make the abort callback answer "abort" and the progress callback "stop"."""
+
+    def clear(self) -> None: ...
+    @property
+    def is_set(self) -> bool: ...
+    @property
+    def progress(self) -> float:
+        """The last progress reported, 0 to 1."""
+
+    @property
+    def address(self) -> int:
+        """The callbacks' data pointer."""
+
+abort_callback_address: int
+"""bool (void *flag), for llama_set_abort_callback: true once the flag is set."""
+
+progress_callback_address: int
+"""bool (float progress, void *flag), for llama_model_params.progress_callback: false stops the load."""
+
+log_callback_address: int
+"""void (int level, const char *text, void *verbose), for llama_log_set: whole lines to file descriptor 2.
+
+Only warnings and errors, or all when the pointer `verbose` is not null.
+"""
+
+def exit_when_closed(fd: int) -> None:
+    """End this process with status 0 as soon as the other end of a pipe or socket is closed.
+
+    No matter who holds the GIL: a native thread watches a duplicate of fd for hang-up. Data not yet read
+    does not delay it. On Windows this does nothing.
+
+    Raises:
+        OSError: fd is not open.
+    """

@@ -1,0 +1,161 @@
+// The Python face of the native part: checks arguments, releases the GIL, calls, converts. Nothing else.
+//
+// The only native file that knows Python. llmrun/_native.pyi describes what is defined here.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <bit>
+#include <cerrno>
+#include <stdexcept>
+
+#include "control.hpp"
+#include "sampler.hpp"
+
+namespace nb = nanobind;
+using llmrun::BadLogits;
+using llmrun::CancelFlag;
+using llmrun::Sampler;
+using llmrun::SamplerParams;
+using nb::literals::operator""_a;
+
+namespace {
+
+// BadLogits -> _native.BadLogits with the token and logit at fault; payload is the Python class.
+void translate_bad_logits(const std::exception_ptr& thrown, void* payload) {
+    try {
+        std::rethrow_exception(thrown);
+    } catch (const BadLogits& error) {
+        nb::handle type(static_cast<PyObject*>(payload));
+        nb::object raised = type(error.what());
+        raised.attr("token") = error.token;
+        raised.attr("logit") = error.logit;
+        PyErr_SetObject(type.ptr(), raised.ptr());
+    }
+}
+
+void define_bad_logits(nb::module_& module) {
+    const char* documentation = "A logit is NaN or +inf, or no logit is finite.";
+    nb::object type = nb::steal(
+        PyErr_NewExceptionWithDoc("llmrun._native.BadLogits", documentation, PyExc_ValueError, nullptr));
+    type.attr("token") = 0;
+    type.attr("logit") = 0.0;
+    module.attr("BadLogits") = type;
+    nb::register_exception_translator(translate_bad_logits, type.release().ptr());
+}
+
+// In the place of a constructor, for nanobind: keyword arguments become the fields of the same names.
+void make_sampler(Sampler* self, int64_t vocabulary_size, uint32_t seed, float temperature,
+                  float temperature_range, float temperature_exponent, int32_t top_k, float top_p,
+                  float min_p, float typical_p, float top_n_sigma, float xtc_probability, float xtc_threshold,
+                  int32_t repeat_last_n, float repeat_penalty, float frequency_penalty,
+                  float presence_penalty, float dry_multiplier, float dry_base, int32_t dry_allowed_length,
+                  int32_t dry_last_n, int32_t mirostat, float mirostat_tau, float mirostat_eta,
+                  std::vector<std::pair<int32_t, float>> logit_bias,
+                  const std::vector<std::vector<int32_t>>& dry_breakers) {
+    if (vocabulary_size < 1 || vocabulary_size > llmrun::largest_vocabulary) {
+        throw std::invalid_argument("vocabulary_size has to be between 1 and 2^24");
+    }
+    SamplerParams params{
+        .seed = seed,
+        .temperature = temperature,
+        .temperature_range = temperature_range,
+        .temperature_exponent = temperature_exponent,
+        .top_k = top_k,
+        .top_p = top_p,
+        .min_p = min_p,
+        .typical_p = typical_p,
+        .top_n_sigma = top_n_sigma,
+        .xtc_probability = xtc_probability,
+        .xtc_threshold = xtc_threshold,
+        .repeat_last_n = repeat_last_n,
+        .repeat_penalty = repeat_penalty,
+        .frequency_penalty = frequency_penalty,
+        .presence_penalty = presence_penalty,
+        .dry_multiplier = dry_multiplier,
+        .dry_base = dry_base,
+        .dry_allowed_length = dry_allowed_length,
+        .dry_last_n = dry_last_n,
+        .mirostat = mirostat,
+        .mirostat_tau = mirostat_tau,
+        .mirostat_eta = mirostat_eta,
+        .logit_bias = std::move(logit_bias),
+    };
+    new (self) Sampler(static_cast<int32_t>(vocabulary_size), std::move(params), dry_breakers);
+}
+
+int32_t sample(Sampler& sampler, uintptr_t address) {
+    if (address == 0 || address % alignof(float) != 0) {
+        throw std::invalid_argument("the address of the logits is not that of a float");
+    }
+    const nb::gil_scoped_release released;
+    return sampler.sample(std::bit_cast<const float*>(address));
+}
+
+// All or none: a token out of range must not leave half of the others in the history.
+void accept_many(Sampler& sampler, const std::vector<int32_t>& tokens) {
+    for (const int32_t token : tokens) {
+        if (token < 0 || token >= sampler.vocabulary_size()) {
+            throw std::invalid_argument("a token is not in the vocabulary");
+        }
+    }
+    for (const int32_t token : tokens) {
+        sampler.accept(token);
+    }
+}
+
+void define_sampler(nb::module_& module) {
+    const SamplerParams defaults;
+    nb::class_<Sampler>(module, "Sampler", "One sequence's sampler chain: llama.cpp's, token for token.")
+        .def("__init__", make_sampler, "vocabulary_size"_a, nb::kw_only(), "seed"_a = defaults.seed,
+             "temperature"_a = defaults.temperature, "temperature_range"_a = defaults.temperature_range,
+             "temperature_exponent"_a = defaults.temperature_exponent, "top_k"_a = defaults.top_k,
+             "top_p"_a = defaults.top_p, "min_p"_a = defaults.min_p, "typical_p"_a = defaults.typical_p,
+             "top_n_sigma"_a = defaults.top_n_sigma, "xtc_probability"_a = defaults.xtc_probability,
+             "xtc_threshold"_a = defaults.xtc_threshold, "repeat_last_n"_a = defaults.repeat_last_n,
+             "repeat_penalty"_a = defaults.repeat_penalty, "frequency_penalty"_a = defaults.frequency_penalty,
+             "presence_penalty"_a = defaults.presence_penalty, "dry_multiplier"_a = defaults.dry_multiplier,
+             "dry_base"_a = defaults.dry_base, "dry_allowed_length"_a = defaults.dry_allowed_length,
+             "dry_last_n"_a = defaults.dry_last_n, "mirostat"_a = defaults.mirostat,
+             "mirostat_tau"_a = defaults.mirostat_tau, "mirostat_eta"_a = defaults.mirostat_eta,
+             "logit_bias"_a = defaults.logit_bias, "dry_breakers"_a = std::vector<std::vector<int32_t>>{})
+        .def("sample", sample, "address"_a)
+        .def("accept", &Sampler::accept, "token"_a)
+        .def("accept_many", accept_many, "tokens"_a)
+        .def("copy", [](const Sampler& sampler) { return Sampler(sampler); })
+        .def("random_state", &Sampler::random_state)
+        .def_prop_ro("vocabulary_size", &Sampler::vocabulary_size);
+}
+
+void define_control(nb::module_& module) {
+    nb::class_<CancelFlag>(module, "CancelFlag", "Stops llama.cpp's work, and shows how far a load has come.")
+        .def(nb::init<>())
+        .def("set", [](CancelFlag& flag) { flag.cancelled = true; })
+        .def("clear", [](CancelFlag& flag) { flag.cancelled = false; })
+        .def_prop_ro("is_set", [](const CancelFlag& flag) { return flag.cancelled.load(); })
+        .def_prop_ro("progress", [](const CancelFlag& flag) { return flag.progress.load(); })
+        .def_prop_ro("address", [](const CancelFlag& flag) { return std::bit_cast<uintptr_t>(&flag); });
+    module.attr("abort_callback_address") = std::bit_cast<uintptr_t>(&llmrun::llmrun_abort_callback);
+    module.attr("progress_callback_address") = std::bit_cast<uintptr_t>(&llmrun::llmrun_progress_callback);
+    module.attr("log_callback_address") = std::bit_cast<uintptr_t>(&llmrun::llmrun_log_callback);
+    module.def(
+        "exit_when_closed",
+        [](int fd) {
+            const int problem = llmrun::exit_when_closed(fd);
+            if (problem != 0) {
+                errno = problem;
+                PyErr_SetFromErrno(PyExc_OSError);
+                throw nb::python_error();
+            }
+        },
+        "fd"_a);
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+    define_bad_logits(module);
+    define_sampler(module);
+    define_control(module);
+}

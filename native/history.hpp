@@ -1,0 +1,80 @@
+// What a sequence has said so far, as far as the penalties look back.
+//
+// Owns the ring of accepted tokens and the count of each token in it. Must not know logits or parameters.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace llmrun {
+
+// The last `capacity` tokens; the oldest falls out.
+class History {
+  public:
+    explicit History(size_t capacity) : tokens_(capacity) {}
+
+    void push(int32_t token) {
+        if (tokens_.empty()) {
+            return;
+        }
+        newest_ = newest_ + 1 == tokens_.size() ? 0 : newest_ + 1;
+        tokens_[newest_] = token;
+        size_ = std::min(size_ + 1, tokens_.size());
+    }
+
+    // The token `ago` tokens before the newest, which is 0 ago; ago < size().
+    int32_t newest(size_t ago) const {
+        return tokens_[newest_ >= ago ? newest_ - ago : newest_ + tokens_.size() - ago];
+    }
+
+    size_t size() const { return size_; }
+
+  private:
+    std::vector<int32_t> tokens_;
+    size_t size_ = 0;
+    size_t newest_ = 0;
+};
+
+// How often each token occurs in a window: adding, removing and walking the distinct tokens never
+// touch the rest of the vocabulary.
+class TokenCounts {
+  public:
+    // Distinct tokens never outnumber the window.
+    TokenCounts(size_t vocabulary_size, size_t window) : slots_(window == 0 ? 0 : vocabulary_size) {
+        distinct_.reserve(std::min(vocabulary_size, window + 1));
+    }
+
+    void add(int32_t token) {
+        Slot& slot = slots_[token];
+        if (slot.count++ == 0) {
+            slot.position = static_cast<int32_t>(distinct_.size());
+            distinct_.push_back(token);
+        }
+    }
+
+    // The token has to have been added.
+    void remove(int32_t token) {
+        Slot& slot = slots_[token];
+        if (--slot.count == 0) {
+            const int32_t moved = distinct_.back();
+            distinct_[slot.position] = moved;
+            slots_[moved].position = slot.position;
+            distinct_.pop_back();
+        }
+    }
+
+    const std::vector<int32_t>& distinct() const { return distinct_; }
+    int32_t count(int32_t token) const { return slots_[token].count; }
+
+  private:
+    struct Slot {
+        int32_t count = 0;
+        int32_t position = 0;  // in distinct_
+    };
+    std::vector<Slot> slots_;
+    std::vector<int32_t> distinct_;
+};
+
+}  // namespace llmrun

@@ -1,0 +1,79 @@
+// The steps of the sampler chain as small functions over a list of candidates.
+//
+// Owns the arithmetic of each step, in llama.cpp's exact rules and expression types (src/llama-sampler.cpp),
+// so that the same logits and seed give the same token. Must not know Python, llama.h, or the steps' order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+namespace llmrun {
+
+// One token that may still be chosen. Three plain words, so that sorting moves 12 bytes.
+struct Candidate {
+    int32_t id;
+    float logit;
+    float p;  // meaningful only after a step that computed probabilities
+};
+
+// Memory that some steps need besides the list itself; grows to its largest use and is then kept.
+struct Scratch {
+    std::vector<Candidate> sorted;
+    std::vector<int> buckets;
+    std::vector<float> scores;
+    std::vector<size_t> order;
+};
+
+// What is left of the vocabulary. A view: steps drop candidates by shrinking it.
+struct Candidates {
+    Candidate* data;
+    size_t size;
+    bool sorted;  // by logit, largest first
+    Scratch* scratch;
+
+    Candidate& operator[](size_t index) { return data[index]; }
+    Candidate* begin() { return data; }
+    Candidate* end() { return data + size; }
+};
+
+// ---- steps that remove candidates ----
+
+// Masks (-inf) logits more than n standard deviations under the largest; the list keeps its length.
+void top_n_sigma(Candidates& candidates, float n);
+// Keeps the k largest, sorted; k <= 0 keeps all and sorts nothing.
+void top_k(Candidates& candidates, int32_t k);
+// Keeps the tokens whose surprise is nearest to the entropy until their probability exceeds p; unsorted.
+void typical(Candidates& candidates, float p);
+// Keeps the shortest sorted prefix whose probability reaches p.
+void top_p(Candidates& candidates, float p);
+// Keeps tokens at least p times as likely as the likeliest, which always stays.
+void min_p(Candidates& candidates, float p);
+// XTC: with the given chance removes every token as likely as the threshold but the least likely of them.
+void exclude_top_choices(Candidates& candidates, float probability, float threshold, std::mt19937& random);
+
+// ---- steps that change logits ----
+
+// Divides by the temperature; <= 0 leaves only the first largest logit finite.
+void temperature(Candidates& candidates, float temperature);
+// Temperature within +- range by the entropy of the candidates; range <= 0 is the plain temperature.
+void dynamic_temperature(Candidates& candidates, float temperature, float range, float exponent);
+
+// ---- steps that choose; each returns an index into the list ----
+
+// Inverse transform with one uniform draw, also when there is one candidate.
+size_t draw(Candidates& candidates, std::mt19937& random);
+
+struct MirostatTarget {
+    float tau;  // wanted surprise, bits
+    float eta;  // learning rate
+};
+
+// https://arxiv.org/abs/2007.14966, version 1: k from a Zipf exponent estimated on the 100 likeliest tokens.
+size_t mirostat_1(Candidates& candidates, int32_t vocabulary_size, MirostatTarget target, float& mu,
+                  std::mt19937& random);
+// Version 2: drops tokens with a surprise over mu.
+size_t mirostat_2(Candidates& candidates, MirostatTarget target, float& mu, std::mt19937& random);
+
+}  // namespace llmrun

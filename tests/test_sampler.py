@@ -1,0 +1,426 @@
+"""The native sampler: against its slow twin, against llama.cpp itself, and the Python around it."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from sampler_llama import LlamaChain
+from sampler_twin import Mt19937, Twin
+
+from llmrun import _native
+from llmrun.engine.sampler import SequenceSampler, dry_breaker_tokens
+from llmrun.errors import BadLogitsError, UsageError
+from llmrun.params import SamplingParams
+
+OFF = SamplingParams(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0)
+BANS = tuple((token, -math.inf) for token in range(0, 20, 2))
+
+# Every step alone and in company; each is run as a sequence whose tokens are fed back.
+PARAMETERS = {
+    "defaults": SamplingParams(),
+    "off": OFF,
+    "greedy": SamplingParams(temperature=0.0),
+    "greedy-untruncated": replace(OFF, temperature=0.0),
+    "greedy-penalized": SamplingParams(temperature=0.0, repeat_penalty=1.3),
+    "hot": SamplingParams(temperature=3.0),
+    "cold": SamplingParams(temperature=0.05),
+    "top-k-1": SamplingParams(top_k=1),
+    "top-k": replace(OFF, top_k=7),
+    "top-k-200": replace(OFF, top_k=200),
+    "top-k-over": replace(OFF, top_k=10**6),
+    "top-p": replace(OFF, top_p=0.7),
+    "top-p-0": replace(OFF, top_p=0.0),
+    "top-p-all": replace(OFF, top_p=0.999999),
+    "min-p": replace(OFF, min_p=0.1),
+    "min-p-1": replace(OFF, min_p=1.0),
+    "min-p-then-xtc": replace(OFF, min_p=0.01, xtc_probability=0.5, xtc_threshold=0.02),
+    "typical": replace(OFF, typical_p=0.6),
+    "typical-in-chain": SamplingParams(typical_p=0.8, top_k=100),
+    "top-n-sigma": replace(OFF, top_n_sigma=1.0),
+    "top-n-sigma-in-chain": SamplingParams(top_n_sigma=1.5, top_k=0),
+    "xtc": replace(OFF, xtc_probability=1.0, xtc_threshold=0.05),
+    "xtc-sometimes": SamplingParams(xtc_probability=0.4, xtc_threshold=0.1),
+    "xtc-one-candidate": SamplingParams(top_k=1, xtc_probability=0.5),
+    "repeat": SamplingParams(repeat_penalty=1.2),
+    "repeat-short": SamplingParams(repeat_penalty=1.7, repeat_last_n=1),
+    "repeat-less-than-1": SamplingParams(repeat_penalty=0.8, repeat_last_n=5),
+    "frequency": SamplingParams(frequency_penalty=0.3, repeat_last_n=300),
+    "presence": SamplingParams(presence_penalty=1.5, top_k=0),
+    "penalties-no-history": SamplingParams(presence_penalty=1.5, repeat_last_n=0),
+    "penalties-all": SamplingParams(repeat_penalty=1.1, frequency_penalty=0.2, presence_penalty=-0.5),
+    "dry": SamplingParams(dry_multiplier=0.8, top_k=5),
+    "dry-long": SamplingParams(dry_multiplier=2.0, dry_base=3.0, dry_allowed_length=1, dry_last_n=400),
+    "dry-base-1": SamplingParams(dry_multiplier=0.8, dry_base=1.0, dry_allowed_length=0, dry_last_n=9),
+    "dry-base-off": SamplingParams(dry_multiplier=0.8, dry_base=0.9),
+    "dry-and-repeat": SamplingParams(dry_multiplier=0.5, dry_last_n=10, repeat_penalty=1.1, repeat_last_n=99),
+    "dynamic": SamplingParams(temperature_range=0.5),
+    "dynamic-from-0": replace(OFF, temperature=0.4, temperature_range=1.0, temperature_exponent=0.5),
+    "dynamic-greedy": SamplingParams(temperature=0.0, temperature_range=0.7, temperature_exponent=2.0),
+    "bias": SamplingParams(logit_bias=((3, 5.0), (4, -2.5), (3, 1.0))),
+    "bans": SamplingParams(logit_bias=BANS, top_k=0),
+    "mirostat-1": SamplingParams(mirostat=1),
+    "mirostat-1-low": SamplingParams(mirostat=1, mirostat_tau=1.0, mirostat_eta=0.5, temperature=1.5),
+    "mirostat-1-cold": SamplingParams(mirostat=1, temperature=0.0, logit_bias=BANS),
+    "mirostat-2": SamplingParams(mirostat=2),
+    "mirostat-2-low": SamplingParams(mirostat=2, mirostat_tau=0.5, mirostat_eta=0.3, repeat_penalty=1.5),
+    "everything": SamplingParams(
+        temperature=1.3, temperature_range=0.4, top_k=60, top_p=0.9, min_p=0.02, typical_p=0.9,
+        top_n_sigma=3.0, xtc_probability=0.3, xtc_threshold=0.08, repeat_penalty=1.05,
+        frequency_penalty=0.1, presence_penalty=0.1, dry_multiplier=0.7, logit_bias=BANS,
+    ),
+}  # fmt: skip
+
+
+def native_sampler(n_vocab: int, params: SamplingParams, seed: int, breakers: Any = ()) -> _native.Sampler:
+    values = asdict(params)
+    del values["seed"], values["dry_breakers"]
+    return _native.Sampler(n_vocab, seed=seed, dry_breakers=breakers, **values)
+
+
+def rows(n_vocab: int, count: int, seed: int) -> np.ndarray:
+    """Logits of several kinds in turn: broad, peaked, with equals, with -inf, far from 0."""
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(size=(count, n_vocab)).astype(np.float32)
+    logits[0::6] *= 2
+    logits[1::6, :9] += 6
+    logits[2::6] = np.round(logits[2::6] * 2) / 2
+    logits[3::6][:, 20 % n_vocab :: 3] = -np.inf
+    logits[4::6] = logits[4::6] * 8 - 40
+    logits[5::6] = np.round(logits[5::6]) * 5
+    return np.ascontiguousarray(logits)
+
+
+# ---- against the twin ------------------------------------------------------------------------------
+
+
+def random_parameters(draw: random.Random) -> SamplingParams:
+    """Each step switched on with some probability, in random strength."""
+
+    def maybe(value: Any, neutral: Any) -> Any:
+        return value if draw.random() < 0.4 else neutral
+
+    # Typical after masked logits computes with NaN, so that all candidates tie and the sort's order decides.
+    truncating = maybe({"top_n_sigma": draw.uniform(0.3, 3)}, {"typical_p": maybe(draw.random(), 1.0)})
+    return SamplingParams(
+        **truncating,
+        temperature=maybe(draw.uniform(0, 2), draw.choice([0.0, 0.8, 1.0])),
+        temperature_range=maybe(draw.uniform(0, 1), 0.0),
+        temperature_exponent=draw.uniform(0.3, 2),
+        top_k=maybe(draw.randint(1, 50), 0),
+        top_p=maybe(draw.random(), 1.0),
+        min_p=maybe(draw.uniform(0, 0.3), 0.0),
+        xtc_probability=maybe(draw.random(), 0.0),
+        xtc_threshold=draw.uniform(0.01, 0.3),
+        repeat_last_n=draw.randint(0, 40),
+        repeat_penalty=maybe(draw.uniform(0.7, 1.6), 1.0),
+        frequency_penalty=maybe(draw.uniform(-0.5, 1), 0.0),
+        presence_penalty=maybe(draw.uniform(-0.5, 1), 0.0),
+        dry_multiplier=maybe(draw.uniform(0.1, 3), 0.0),
+        dry_base=draw.uniform(0.9, 3),
+        dry_allowed_length=draw.randint(0, 4),
+        dry_last_n=draw.randint(0, 60),
+        mirostat=draw.choice([0, 0, 0, 0, 1, 2]),
+        mirostat_tau=draw.uniform(0.3, 6),
+        mirostat_eta=draw.random(),
+        logit_bias=maybe(tuple((draw.randrange(12), draw.uniform(-3, 3)) for _ in range(4)), ()),
+    )
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_native_is_the_twin(seed: int) -> None:
+    draw = random.Random(seed)
+    n_vocab, params = draw.choice([12, 12, 40, 90]), random_parameters(draw)
+    prompt = [draw.randrange(draw.choice([4, 12])) for _ in range(40)]
+    starts = [draw.randrange(36) for _ in range(draw.choice([0, 0, 1, 3]))]
+    breakers = tuple(tuple(prompt[start : start + draw.randint(1, 3)]) for start in starts)
+    native, twin = native_sampler(n_vocab, params, seed, breakers), Twin(params, seed, breakers)
+    native.accept_many(prompt)
+    for token in prompt:
+        twin.accept(token)
+
+    # A handful of peaks makes repeats, which DRY needs; the logits are all different.
+    logits = np.random.default_rng(seed).normal(size=(8, n_vocab)).astype(np.float32)
+    logits[:, : draw.randint(1, 4)] += 3
+    for row in logits:
+        token = native.sample(row.ctypes.data)
+        assert token == twin.sample(row)
+        native.accept(token)
+        twin.accept(token)
+
+
+# ---- against llama.cpp -----------------------------------------------------------------------------
+
+
+def assert_same_as_llama(params: SamplingParams, seed: int, logits: np.ndarray) -> None:
+    n_vocab = logits.shape[1]
+    llama = LlamaChain(n_vocab, params, seed)
+    native = native_sampler(n_vocab, params, seed)
+    prompt = [(i * i) % n_vocab for i in range(100)]
+    native.accept_many(prompt)
+    for token in prompt:
+        llama.accept(token)
+    for index, row in enumerate(logits):
+        token = native.sample(row.ctypes.data)
+        assert token == llama.sample(row), f"row {index}"
+        native.accept(token)
+        llama.accept(token)
+    llama.close()
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("n_vocab", [20, 300])
+def test_native_is_llama_cpp(name: str, n_vocab: int) -> None:
+    assert_same_as_llama(PARAMETERS[name], 1234, rows(n_vocab, 180, seed=n_vocab))
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_native_is_llama_cpp_where_only_part_is_sorted(name: str) -> None:
+    assert_same_as_llama(PARAMETERS[name], 99, rows(3000, 24, seed=5))
+
+
+@pytest.mark.parametrize("n_vocab", [49_152, 128_256])
+@pytest.mark.parametrize(
+    "name", ["defaults", "greedy", "penalties-all", "top-p", "min-p", "typical", "mirostat-2"]
+)
+def test_native_is_llama_cpp_on_real_vocabularies(name: str, n_vocab: int) -> None:
+    assert_same_as_llama(PARAMETERS[name], 7, rows(n_vocab, 6, seed=3))
+
+
+def test_vocabulary_of_one_still_draws() -> None:
+    row = np.array([0.5], np.float32)
+    assert_same_as_llama(SamplingParams(), 1, np.full((5, 1), 0.5, np.float32))
+    sampler = native_sampler(1, SamplingParams(), 1)
+    before = sampler.random_state()
+    assert sampler.sample(row.ctypes.data) == 0
+    assert sampler.random_state() != before
+
+
+# ---- the native class ------------------------------------------------------------------------------
+
+
+def test_a_copy_goes_on_identically_and_alone() -> None:
+    params = SamplingParams(repeat_penalty=1.2, dry_multiplier=1.0, xtc_probability=0.5)
+    logits = rows(50, 60, seed=1)
+    first = native_sampler(50, params, 5)
+    for row in logits[:20]:
+        first.accept(first.sample(row.ctypes.data))
+    second = first.copy()
+
+    def rest(sampler: _native.Sampler) -> list[int]:
+        tokens = []
+        for row in logits[20:]:
+            tokens.append(sampler.sample(row.ctypes.data))
+            sampler.accept(tokens[-1])
+        return tokens
+
+    assert rest(first) == rest(second)
+    assert first.random_state() == second.random_state()
+
+
+def test_a_seed_gives_std_mt19937() -> None:
+    # The standard says the 10,000th word of the default seed 5489 is 4123659995.
+    twin = Mt19937(5489)
+    assert [twin.word() for _ in range(10_000)][-1] == 4123659995
+    words = native_sampler(4, SamplingParams(), 5489).random_state().split("\n")
+    assert len(words) == 2
+    assert words[0].split()[0] == "5489"
+
+
+def test_the_logits_are_only_read() -> None:
+    row = rows(100, 1, seed=2)[0]
+    before = row.copy()
+    sampler = native_sampler(100, replace(PARAMETERS["everything"], seed=None), 1)
+    sampler.accept_many([1, 2, 3])
+    sampler.sample(row.ctypes.data)
+    assert np.array_equal(row, before)
+
+
+@pytest.mark.parametrize("mirostat", [0, 1, 2])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_bad_logits_name_the_first_token(bad: float, mirostat: int) -> None:
+    row = rows(30, 1, seed=2)[0]
+    row[[17, 21]] = bad
+    sampler = native_sampler(30, SamplingParams(mirostat=mirostat, xtc_probability=1.0), 1)
+    before = sampler.random_state()
+    with pytest.raises(_native.BadLogits, match="token 17") as caught:
+        sampler.sample(row.ctypes.data)
+    assert caught.value.token == 17
+    assert isinstance(caught.value, ValueError)
+    assert sampler.random_state() == before
+
+
+def test_all_banned_is_bad_logits() -> None:
+    row = np.zeros(2, np.float32)
+    banned = SamplingParams(logit_bias=((0, -math.inf), (1, -math.inf)))
+    with pytest.raises(_native.BadLogits, match="no token"):
+        native_sampler(2, banned, 1).sample(row.ctypes.data)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**24 + 1, 2**32 + 5])
+def test_vocabulary_size_is_bounded(size: int) -> None:
+    with pytest.raises(ValueError, match="vocabulary_size"):
+        _native.Sampler(size)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"top_p": math.nan},
+        {"temperature": math.inf},
+        {"repeat_penalty": 0.0},
+        {"repeat_last_n": -1},
+        {"mirostat": 3},
+        {"logit_bias": [(10, 1.0)]},
+        {"logit_bias": [(1, math.nan)]},
+        {"logit_bias": [(1, math.inf)]},
+    ],
+)
+def test_nonsense_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"has to|must not|not in|a bias"):
+        _native.Sampler(10, **values)
+
+
+def test_tokens_out_of_range_are_refused() -> None:
+    params = SamplingParams(temperature=0.0, presence_penalty=5.0)
+    sampler = native_sampler(3, params, 1)
+    for bad in (-1, 3):
+        with pytest.raises(ValueError, match="vocabulary"):
+            sampler.accept(bad)
+        with pytest.raises(ValueError, match="vocabulary"):
+            sampler.accept_many([2, bad])
+    row = np.array([0, 0, 1], np.float32)
+    assert sampler.sample(row.ctypes.data) == 2  # the 2 before the bad token was not accepted either
+
+
+@pytest.mark.parametrize("address", [0, 2])
+def test_an_address_that_is_none_is_refused(address: int) -> None:
+    with pytest.raises(ValueError, match="address"):
+        _native.Sampler(3).sample(address)
+
+
+# ---- llmrun.engine.sampler -------------------------------------------------------------------------
+
+
+class FakeVocabulary:
+    """Words as tokens; tokenizes character by character."""
+
+    def __init__(self, words: list[bytes], suppressed: tuple[int, ...] = ()) -> None:
+        self.words = words
+        self.n_vocab = len(words)
+        self.suppressed = suppressed
+        self.looked_at = 0
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]:
+        assert not special
+        return [self.words.index(character.encode()) for character in text]
+
+    def token_bytes(self, token: int) -> bytes:
+        self.looked_at += 1
+        return self.words[token]
+
+
+WORDS = [b"a", b"b", b"c", b"xa", b"xab", b"abc", b"zabcz", b"", "é".encode(), "é".encode()[:1]]
+
+
+def test_dry_breakers_are_llama_cpps() -> None:
+    vocabulary = FakeVocabulary(WORDS)
+    assert sorted(dry_breaker_tokens(("abc",), vocabulary)) == [[0, 1, 2], [3, 1, 2], [4, 2], [5], [6]]
+    assert dry_breaker_tokens(("b", ""), vocabulary) == [[1], [4], [5], [6]]
+    assert dry_breaker_tokens(("é",), vocabulary) == [[8]]  # token 9 ends inside the character
+
+
+def test_dry_breakers_are_looked_for_once_a_model() -> None:
+    vocabulary = FakeVocabulary(WORDS)
+    dry_breaker_tokens(("abc", "b"), vocabulary)
+    dry_breaker_tokens(("b", "abc"), vocabulary)
+    assert vocabulary.looked_at == len(WORDS)
+
+
+def test_dry_breakers_cost_nothing_without_dry() -> None:
+    vocabulary = FakeVocabulary(WORDS)
+    SequenceSampler(SamplingParams(), 1, vocabulary)
+    assert vocabulary.looked_at == 0
+    SequenceSampler(SamplingParams(dry_multiplier=1.0), 1, vocabulary)
+    assert vocabulary.looked_at == len(WORDS)
+
+
+def test_dry_breakers_reach_the_native_sampler() -> None:
+    row = np.array([2, 1, 3, 0, 0, 0, 0, 0, 0, 0], np.float32)
+    params = SamplingParams(temperature=0.0, dry_multiplier=5.0, dry_breakers=())
+
+    def next_token(breakers: tuple[str, ...]) -> int:
+        sampler = SequenceSampler(replace(params, dry_breakers=breakers), 1, FakeVocabulary(WORDS))
+        sampler.accept_prompt([0, 1, 2, 0, 1])  # "abcab", c would repeat
+        return sampler.sample(row.ctypes.data)
+
+    assert next_token(()) == 0
+    assert next_token(("b",)) == 2
+
+
+def test_each_sampled_token_joins_the_history() -> None:
+    row = np.array([3, 2, 1], np.float32)
+    params = SamplingParams(temperature=0.0, presence_penalty=10.0)
+    sampler = SequenceSampler(params, 1, FakeVocabulary([b"a", b"b", b"c"]))
+    assert [sampler.sample(row.ctypes.data) for _ in range(3)] == [0, 1, 2]
+
+
+def test_the_prompt_counts_in_the_penalties() -> None:
+    row = np.array([3, 2, 1], np.float32)
+    params = SamplingParams(temperature=0.0, presence_penalty=10.0)
+    sampler = SequenceSampler(params, 1, FakeVocabulary([b"a", b"b", b"c"]))
+    sampler.accept_prompt([0, 1])
+    assert sampler.sample(row.ctypes.data) == 2
+
+
+def test_suppressed_tokens_are_never_sampled() -> None:
+    row = np.array([3, 2, 1], np.float32)
+    vocabulary = FakeVocabulary([b"a", b"b", b"c"], suppressed=(0, 99, -1))  # the file may be wrong
+    assert SequenceSampler(SamplingParams(temperature=0.0), 1, vocabulary).sample(row.ctypes.data) == 1
+
+
+def test_the_seed_is_the_given_one() -> None:
+    logits = rows(10, 20, seed=8)
+
+    def tokens(seed: int) -> list[int]:
+        sampler = SequenceSampler(SamplingParams(seed=4), seed, FakeVocabulary(WORDS))
+        return [sampler.sample(row.ctypes.data) for row in logits]
+
+    assert tokens(1) == tokens(1)
+    assert tokens(1) != tokens(2**32 - 1)
+
+
+def test_a_bias_outside_the_vocabulary_is_explained() -> None:
+    with pytest.raises(UsageError, match="token 10"):
+        SequenceSampler(SamplingParams(logit_bias=((10, 1.0),)), 1, FakeVocabulary(WORDS))
+
+
+def test_a_value_the_native_sampler_refuses_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="bias"):
+        SequenceSampler(SamplingParams(logit_bias=((1, 1e300),)), 1, FakeVocabulary(WORDS))
+
+
+@pytest.mark.parametrize(("logit", "word"), [(math.nan, "NaN"), (math.inf, "infinity")])
+def test_bad_logits_blame_the_file(logit: float, word: str) -> None:
+    row = np.zeros(10, np.float32)
+    row[4] = logit
+    sampler = SequenceSampler(SamplingParams(), 1, FakeVocabulary(WORDS))
+    with pytest.raises(BadLogitsError, match=f"{word} at token 4") as caught:
+        sampler.sample(row.ctypes.data)
+    assert "damaged" in caught.value.hint
+
+
+def test_banning_everything_is_not_blamed_on_the_file() -> None:
+    row = np.zeros(10, np.float32)
+    banned = SamplingParams(logit_bias=tuple((token, -math.inf) for token in range(10)))
+    with pytest.raises(BadLogitsError, match="no token") as caught:
+        SequenceSampler(banned, 1, FakeVocabulary(WORDS)).sample(row.ctypes.data)
+    assert "logit_bias" in caught.value.hint
+    row[:] = -math.inf
+    with pytest.raises(BadLogitsError, match="no token") as caught:
+        SequenceSampler(SamplingParams(), 1, FakeVocabulary(WORDS)).sample(row.ctypes.data)
+    assert "damaged" in caught.value.hint
