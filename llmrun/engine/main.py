@@ -1,0 +1,272 @@
+"""The engine process: commands in on stdin, events out on what was stdout.
+
+Owns the process (signals, limits, descriptors, threads) and the order of things; must not know terminals or files
+other than the model. One thread reads the pipe, one owns the llama context. The front's death ends the process, even
+in the middle of a computation; SIGINT is the front's business.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, BinaryIO
+
+from llmrun import _native
+from llmrun.errors import BadTemplateError, LlmrunError
+from llmrun.messages import (
+    Cancel,
+    Command,
+    Event,
+    Failed,
+    Frame,
+    Generate,
+    Load,
+    Loaded,
+    LoadProgress,
+    Open,
+    Rendering,
+    encode,
+    read_frame,
+)
+
+if TYPE_CHECKING:
+    from llmrun.engine.backend.llama import LlamaBackend, LlamaModel
+    from llmrun.engine.loop import Engine
+    from llmrun.engine.template import ChatTemplate, ControlTexts
+
+_PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
+
+
+class Channel:
+    """The pipe to the front. Sending is safe from any thread."""
+
+    def __init__(self, commands: BinaryIO, events: BinaryIO) -> None:
+        self._commands = commands
+        self._events = events
+        self._lock = threading.Lock()
+
+    def receive(self) -> Frame | None:
+        """The next frame; None when the front is gone."""
+        return read_frame(self._commands.read)
+
+    def send(self, event: Event) -> None:
+        """Give an event to the front; without a front there is nothing left to do."""
+        data = encode(event)
+        try:
+            with self._lock:
+                self._events.write(data)
+                self._events.flush()
+        except OSError:
+            os._exit(0)
+
+
+class EngineProcess:
+    """Takes commands in turn; see messages for what answers what."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._flag = _native.CancelFlag()
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._weights: LlamaModel | None = None
+        self._model: LoadedModel | None = None
+
+    def run(self) -> None:
+        """Serve until the front is gone."""
+        threading.Thread(target=self._read, daemon=True).start()
+        _import_llama_ahead()
+        while True:
+            while self._model is None or not self._model.engine.busy or not self._inbox.empty():
+                self._handle(self._inbox.get())
+            for event in self._model.engine.step():
+                self._channel.send(event)
+
+    def _read(self) -> None:
+        """Own thread: commands into the inbox, and a cancel at once into the running computation."""
+        while True:
+            frame = self._channel.receive()
+            if frame is None:
+                os._exit(0)
+            if isinstance(frame, Open | Load | Generate | Cancel):
+                self._inbox.put(frame)
+            if isinstance(frame, Cancel):
+                self._flag.set()
+            elif isinstance(frame, Open | Load):
+                _import_ahead()
+
+    def _handle(self, command: Command) -> None:
+        request = command.request if isinstance(command, Generate) else None
+        try:
+            if isinstance(command, Open):
+                self._open(command)
+            elif isinstance(command, Load):
+                self._load(command)
+            elif isinstance(command, Generate):
+                self._generate(command)
+            else:
+                self._cancel(command)
+        except LlmrunError as error:
+            self._channel.send(Failed.of(error, request))
+
+    def _open(self, guess: Open) -> None:
+        from llmrun.engine.backend.llama import LlamaModel
+
+        with suppress(LlmrunError), self._reporting_progress():  # Load will say what is wrong
+            self._weights = LlamaModel(guess.path, guess.gpu_layers, self._flag)
+
+    def _load(self, load: Load) -> None:
+        from llmrun.engine.backend.llama import LlamaBackend, LlamaModel
+
+        began = time.perf_counter()
+        weights = self._weights
+        if weights is None or (weights.path, weights.gpu_layers) != (load.path, load.gpu_layers):
+            with self._reporting_progress():
+                weights = LlamaModel(load.path, load.gpu_layers, self._flag, verbose=load.verbose)
+        backend = LlamaBackend(weights, load)
+        self._model = LoadedModel(weights, backend)
+        self._channel.send(
+            Loaded(
+                n_ctx=backend.n_ctx,
+                n_ctx_train=weights.n_ctx_train,
+                n_vocab=weights.n_vocab,
+                description=weights.description,
+                has_template=weights.chat_template is not None,
+                devices=weights.devices,
+                load_seconds=time.perf_counter() - began,
+            )
+        )
+
+    def _generate(self, generate: Generate) -> None:
+        if self._model is None:
+            raise LlmrunError("a request came before a model")
+        self._channel.send(Rendering(generate.request))
+        prompt = self._model.prompt(generate)
+        self._model.engine.add(generate.request, prompt, generate.sampling, generate.limits)
+
+    def _cancel(self, cancel: Cancel) -> None:
+        # The flag may have stopped a batch in which other requests took part: they try again.
+        self._flag.clear()
+        if self._model is not None:
+            self._model.engine.cancel(cancel.request)
+
+    @contextmanager
+    def _reporting_progress(self) -> Iterator[None]:
+        done = threading.Event()
+
+        def report() -> None:
+            while not done.wait(_PROGRESS_INTERVAL):
+                self._channel.send(LoadProgress(self._flag.progress))
+
+        thread = threading.Thread(target=report, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+class LoadedModel:
+    """A model with the loop over it, and how a request becomes its prompt's tokens."""
+
+    def __init__(self, weights: LlamaModel, backend: LlamaBackend) -> None:
+        from llmrun.engine.loop import Engine
+
+        self._weights = weights
+        self.engine: Engine = Engine(backend)
+        self._templates: dict[str, ChatTemplate] = {}
+        self._control: ControlTexts | None = None
+
+    def prompt(self, generate: Generate) -> list[int]:
+        """Token ids of what is asked: a rendered conversation, or a plain text.
+
+        Raises:
+            BadTemplateError: there is no chat template, or it fails.
+        """
+        weights = self._weights
+        if generate.prompt is not None:
+            tokens = weights.tokenize(generate.prompt, special=False)
+        else:
+            parts = self._template(generate).render(generate.messages, self._control_texts())
+            tokens = [token for part in parts for token in weights.tokenize(part.text, special=part.special)]
+        tokens = weights.with_bos(tokens)
+        if not tokens:
+            raise LlmrunError("the prompt is empty", hint="type something")
+        return tokens
+
+    def _template(self, generate: Generate) -> ChatTemplate:
+        from llmrun.engine.template import NAMED, ChatTemplate
+
+        source = generate.template or self._weights.chat_template
+        if source is None:
+            raise BadTemplateError(
+                "this model comes without a chat template",
+                hint="complete plain text with --raw, or give a template with --template chatml or --template FILE",
+            )
+        source = NAMED.get(source, source)
+        if source not in self._templates:
+            self._templates[source] = ChatTemplate(source, bos=self._weights.bos_text, eos=self._weights.eos_text)
+        return self._templates[source]
+
+    def _control_texts(self) -> ControlTexts:
+        from llmrun.engine.template import ControlTexts
+
+        if self._control is None:
+            self._control = ControlTexts(self._weights.control_texts)
+        return self._control
+
+
+def _import_ahead() -> None:
+    """Import what the first request needs while llama.cpp loads the weights without Python's lock."""
+    for name in ("jinja2.ext", "jinja2.sandbox", "llmrun.engine.template", "llmrun.engine.loop"):
+        importlib.import_module(name)
+
+
+def _import_llama_ahead() -> None:
+    """Load llama.cpp's libraries while the front still makes its plan; if they are missing, Load will say so."""
+    with suppress(LlmrunError):
+        from llmrun.engine.backend.llama import import_llama
+
+        import_llama()
+
+
+def _private_channel() -> Channel:
+    """The pipe's ends under our own descriptors: what prints to stdout from now on goes to stderr."""
+    events = os.dup(1)
+    os.dup2(2, 1)
+    return Channel(os.fdopen(0, "rb", closefd=False), os.fdopen(events, "wb"))
+
+
+def _set_environment() -> None:
+    """What the libraries read when they are loaded."""
+    os.environ["GGML_NO_BACKTRACE"] = "1"  # ggml would start a debugger on itself when it aborts
+    # libgomp's threads wait for each other by spinning, for milliseconds by default: when another program wants a core,
+    # they take its turns and their own away. Spinning for microseconds is as fast alone, and several times faster then.
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "2000"
+
+
+def _no_core_dumps() -> None:
+    try:
+        import resource
+    except ImportError:
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def main() -> None:
+    """Entry of the engine process; returns never."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _set_environment()
+    _no_core_dumps()
+    _native.exit_when_closed(0)
+    EngineProcess(_private_channel()).run()
+
+
+if __name__ == "__main__":
+    main()

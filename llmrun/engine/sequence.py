@@ -1,0 +1,76 @@
+"""One request's state while it is answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmrun.engine.metrics import Metrics
+from llmrun.engine.sampler import SequenceSampler
+from llmrun.engine.text import TextStream
+from llmrun.messages import Stats, TextDelta
+from llmrun.params import Limits
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A prompt and the answer that grows behind it.
+
+    Attributes:
+        request: the front's number for it.
+        slot: llama.cpp's sequence id, whose KV cache it fills.
+        tokens: prompt and answer.
+        n_prompt: how many of them are the prompt.
+        n_reused: how many of the prompt were in the KV cache already.
+        n_cached: how many of tokens are in the KV cache now.
+        seed: of its sampler.
+        n_shown: how many answer tokens the text given out so far accounts for.
+        cancelled: somebody asked it to stop.
+    """
+
+    request: int
+    slot: int
+    tokens: list[int]
+    n_prompt: int
+    n_reused: int
+    n_cached: int
+    seed: int
+    sampler: SequenceSampler
+    text: TextStream
+    limits: Limits
+    metrics: Metrics
+    n_shown: int = 0
+    cancelled: bool = False
+
+    @property
+    def n_waiting(self) -> int:
+        """Tokens that are not in the KV cache yet."""
+        return len(self.tokens) - self.n_cached
+
+    @property
+    def n_completion(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.tokens) - self.n_prompt
+
+    def delta(self, text: str) -> list[TextDelta]:
+        """The event for text that became safe to show, none if there is none."""
+        if not text:
+            return []
+        tokens, self.n_shown = self.n_completion - self.n_shown, self.n_completion
+        return [TextDelta(self.request, text, tokens)]
+
+    def stats(self, n_ctx: int) -> Stats:
+        """What it cost up to now."""
+        return Stats(
+            prompt_tokens=self.n_prompt,
+            reused_tokens=self.n_reused,
+            prefill_seconds=self.metrics.prefill_seconds,
+            completion_tokens=self.n_completion,
+            decode_seconds=self.metrics.decode_seconds,
+            ttft_seconds=self.metrics.ttft_seconds,
+            itl_p50_seconds=self.metrics.itl_quantile(0.5),
+            itl_p95_seconds=self.metrics.itl_quantile(0.95),
+            context_used=self.n_cached,
+            n_ctx=n_ctx,
+            overhead_seconds=self.metrics.overhead_seconds,
+            seed=self.seed,
+        )

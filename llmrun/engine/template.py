@@ -1,0 +1,247 @@
+"""A conversation -> prompt parts, by the model's own chat template in sandboxed Jinja.
+
+Owns rendering and the rule that text of people and models never becomes control tokens; must not know tokens.
+A template is untrusted input: it runs in Jinja's ImmutableSandboxedEnvironment, memory and output are capped here,
+time is capped by the front, which can end this process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, NamedTuple, NoReturn
+
+from llmrun.errors import BadTemplateError
+from llmrun.messages import Message
+
+MAX_TEMPLATE_CHARACTERS = 1024 * 1024
+MAX_PROMPT_CHARACTERS = 16 * 1024 * 1024
+MAX_RENDER_BYTES = 256 * 1024 * 1024
+
+NAMED = {
+    # The most common one, for models that come without.
+    "chatml": (
+        "{% for message in messages %}"
+        "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+}
+"""Templates that can be asked for by name."""
+
+
+class Part(NamedTuple):
+    """A stretch of the prompt; where special is false, text of control tokens is just text."""
+
+    text: str
+    special: bool
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    Args:
+        source: Jinja text, as in the GGUF key tokenizer.chat_template.
+        bos: text of the begin-of-sequence token.
+        eos: text of the end-of-sequence token.
+
+    Raises:
+        BadTemplateError: it does not compile.
+    """
+
+    def __init__(self, source: str, *, bos: str, eos: str) -> None:
+        if len(source) > MAX_TEMPLATE_CHARACTERS:
+            raise BadTemplateError(f"the chat template has {len(source):,} characters, over a million")
+        self._bos = bos
+        self._eos = eos
+        with _explained():
+            self._template = _environment().from_string(source)
+
+    def render(self, messages: Sequence[Message], control: ControlTexts) -> list[Part]:
+        """The prompt for the assistant's next turn.
+
+        Ordinarily that is one part, tokenized as llama.cpp does it. Only where a message holds the text of a control
+        token is the prompt cut: around that message's text the parts are tokenized as plain text.
+
+        Args:
+            messages: the conversation.
+            control: what the tokenizer would turn into control tokens.
+
+        Raises:
+            BadTemplateError: the template fails, refuses the conversation, or asks for too much.
+        """
+        mask = _Mask([message.content for message in messages], control)
+        plain = [{"role": message.role, "content": mask.hide(message.content)} for message in messages]
+        with _explained(), _memory_limit():
+            text = self._rendered(plain)
+        return mask.parts(text)
+
+    def _rendered(self, messages: list[dict[str, str]]) -> str:
+        pieces: list[str] = []
+        size = 0
+        for piece in self._template.generate(
+            messages=messages, bos_token=self._bos, eos_token=self._eos, add_generation_prompt=True
+        ):
+            size += len(piece)
+            if size > MAX_PROMPT_CHARACTERS:
+                raise BadTemplateError("the chat template's output has no end")
+            pieces.append(piece)
+        return "".join(pieces)
+
+
+class ControlTexts:
+    """Texts that the tokenizer would turn into control tokens, prepared for searching."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        # The longest first, as llama.cpp's tokenizer looks for them.
+        self._texts = sorted(set(texts) - {""}, key=lambda text: (-len(text), text))
+        self.pattern = re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")
+        self._longest = max(map(len, self._texts), default=0)
+        self._beginnings = {text[:size] for text in self._texts for size in range(1, len(text))}
+        self._endings = {text[-size:] for text in self._texts for size in range(1, len(text))}
+
+    def may_join(self, content: str) -> bool:
+        """Whether a control text could arise where this content meets the text around it."""
+        sizes = range(1, self._longest)
+        return any(content[-size:] in self._beginnings or content[:size] in self._endings for size in sizes)
+
+
+class _Mask:
+    """Hides control texts inside messages behind single private characters while the template runs.
+
+    The template sees the messages unchanged but for these characters, so what it tests, trims or splits works;
+    whatever looks like a control token in its output is its own. A message whose edge could complete a control token
+    together with the template's text gets an invisible guard there.
+    """
+
+    _PRIVATE = range(0x100000, 0x10FFFE)  # plane 16, private use: no tokenizer gives it a meaning
+    _GUARD = ""
+
+    def __init__(self, contents: Sequence[str], control: ControlTexts) -> None:
+        self._control = control
+        found = {text for content in contents for text in control.pattern.findall(content)}
+        self._characters: dict[str, str] = {}
+        if found or any(control.may_join(content.strip()) for content in contents):
+            used = set().union(*contents)
+            free = (chr(code) for code in self._PRIVATE if chr(code) not in used)
+            self._characters = dict(zip([self._GUARD, *sorted(found)], free, strict=False))
+        self._texts = {character: text for text, character in self._characters.items()}
+
+    def hide(self, content: str) -> str:
+        """The content as the template may see it."""
+        if not self._characters:
+            return content
+        content = self._control.pattern.sub(lambda match: self._characters[match[0]], content)
+        text = content.strip()
+        if not self._control.may_join(text):
+            return content
+        start = content.index(text)
+        guard = self._characters[self._GUARD]
+        return f"{content[:start]}{guard}{text}{guard}{content[start + len(text) :]}"
+
+    def parts(self, text: str) -> list[Part]:
+        """Cut the rendered prompt: hidden texts come back, and only the template's own control texts are special."""
+        if not self._texts:
+            return [Part(text, True)]
+        parts: list[Part] = []
+        position = 0
+        for match in self._control.pattern.finditer(text):
+            parts += self._plain(text[position : match.start()])
+            parts.append(Part(match[0], True))
+            position = match.end()
+        return _merged(parts + self._plain(text[position:]))
+
+    def _plain(self, text: str) -> list[Part]:
+        """A stretch between control tokens: plain text if anything was hidden in it."""
+        shown = "".join(self._texts.get(character, character) for character in text)
+        return [Part(shown, shown == text)] if text else []
+
+
+def _merged(parts: list[Part]) -> list[Part]:
+    """Neighbours of one kind as one part: the tokenizer should see as much at once as it may."""
+    merged: list[Part] = []
+    for part in parts:
+        if merged and merged[-1].special == part.special:
+            merged[-1] = Part(merged[-1].text + part.text, part.special)
+        else:
+            merged.append(part)
+    return merged
+
+
+def _environment() -> Any:
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_tag()]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    del environment.globals["lipsum"]  # makes text without end
+    return environment
+
+
+def _generation_tag() -> Any:
+    """The `{% generation %}` block of Hugging Face templates, which marks the assistant's text for training."""
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012 - Jinja's own name and type
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return Generation
+
+
+def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    import json
+
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise BadTemplateError("the chat template refuses this conversation", why=str(message)[:500])
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Whatever a template does wrong becomes BadTemplateError."""
+    try:
+        yield
+    except BadTemplateError:
+        raise
+    except MemoryError:
+        raise BadTemplateError("the chat template asks for too much memory") from None
+    except Exception as error:  # a template can raise anything Python has
+        why = f"{type(error).__name__}: {error}"[:500]
+        raise BadTemplateError("the chat template fails", why=why, hint="another one goes with --template") from error
+
+
+@contextmanager
+def _memory_limit() -> Iterator[None]:
+    """Cap what a template may allocate, where the system can (Linux)."""
+    try:
+        import resource
+        from pathlib import Path
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):
+        yield
+        return
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = pages * resource.getpagesize() + MAX_RENDER_BYTES
+    if limits[1] != resource.RLIM_INFINITY:
+        wanted = min(wanted, limits[1])
+    resource.setrlimit(resource.RLIMIT_AS, (wanted, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
