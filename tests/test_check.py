@@ -1,0 +1,193 @@
+"""Every rule: the smallest change that breaks it is refused, and the message names field and value."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf_writer import TENSORS, TensorSpec, tiny_model, write
+
+from llmrun.errors import BadModelError
+from llmrun.models.check import check, check_vocabulary
+from llmrun.models.gguf import Header, read_header
+
+
+def header_of(folder: Path, changes: dict[str, Any], tensors: tuple[TensorSpec, ...] = TENSORS) -> Header:
+    return read_header(write(folder / "tiny.gguf", tiny_model(changes, tensors)))
+
+
+def experts(**counts: int) -> dict[str, int]:
+    return {f"llama.expert_{name}": number for name, number in counts.items()}
+
+
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "no architecture": ({"general.architecture": None}, "general.architecture is missing"),
+    "projector": ({"general.architecture": "clip"}, "image part"),
+    "adapter": ({"general.type": "adapter"}, "general.type is 'adapter'"),
+    "no layers": ({"llama.block_count": 0}, "'llama.block_count' is 0"),
+    "layers missing": ({"llama.block_count": None}, "'llama.block_count' is missing"),
+    "layers as text": ({"llama.block_count": "two"}, "'llama.block_count' is 'two'"),
+    "too many layers": ({"llama.block_count": 513}, "'llama.block_count' is 513"),
+    "more predicted layers than layers": (
+        {"llama.nextn_predict_layers": 3},
+        "'llama.nextn_predict_layers' is 3",
+    ),
+    "no context": ({"llama.context_length": 0}, "'llama.context_length' is 0"),
+    "endless context": ({"llama.context_length": 2**31 - 1}, "'llama.context_length' is 2147483647"),
+    "endless vocabulary": ({"llama.vocab_size": 2**32 - 1}, "'llama.vocab_size' is 4294967295"),
+    "no vocabulary": ({"tokenizer.ggml.tokens": None}, "the vocabulary has 0 tokens"),
+    "too many experts": (experts(count=1025, used_count=2), "'llama.expert_count' is 1025"),
+    "no expert used": (experts(count=8), "'llama.expert_used_count' is 0"),
+    "more experts used than there are": (experts(count=8, used_count=9), "'llama.expert_used_count' is 9"),
+    "experts used without any": (experts(used_count=2), "'llama.expert_used_count' is 2"),
+    "more used in one layer": (
+        {"llama.expert_count": 4, "llama.expert_used_count": [2, 5]},
+        "used_count' is 5",
+    ),
+    "as many groups as experts": (
+        experts(count=8, used_count=2, group_count=8),
+        "'llama.expert_group_count' is 8",
+    ),
+    "groups without experts": (experts(group_count=2), "'llama.expert_group_count' is 2"),
+    "uneven groups": (experts(count=8, used_count=2, group_count=3, group_used_count=1), "does not divide"),
+    "no group used": (experts(count=8, used_count=2, group_count=2), "'llama.expert_group_used_count' is 0"),
+    "all groups used": (
+        experts(count=8, used_count=2, group_count=2, group_used_count=2),
+        "there are 2 groups",
+    ),
+    "heads can't be shared": ({"llama.attention.head_count_kv": 3}, "4 heads can't share 3"),
+    "in the second layer": (
+        {"llama.attention.head_count_kv": [2, 3]},
+        "in layer 1 the 4 heads can't share 3",
+    ),
+    "width can't be shared": ({"llama.embedding_length": 66}, "'llama.embedding_length' is 66"),
+    "odd rope": ({"llama.rope.dimension_count": 15}, "'llama.rope.dimension_count' is 15"),
+    "unknown rope scaling": ({"llama.rope.scaling.type": "magic"}, "'llama.rope.scaling.type' is 'magic'"),
+    "negative epsilon": ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "epsilon' is -1.0"),
+    "epsilon is no number": ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "epsilon' is nan"),
+    "no tokenizer": ({"tokenizer.ggml.model": None}, "'tokenizer.ggml.model' is ''"),
+    "empty tokenizer": ({"tokenizer.ggml.model": "none"}, "'tokenizer.ggml.model' is 'none'"),
+    "endless template": ({"tokenizer.chat_template": "x" * (2**20 + 1)}, "has 1048577 characters"),
+    "no beginning to add": (
+        {"tokenizer.ggml.model": "t5", "tokenizer.ggml.add_bos_token": True},
+        "'tokenizer.ggml.bos_token_id' is missing",
+    ),
+    "beginning beyond the vocabulary": (
+        {
+            "tokenizer.ggml.model": "t5",
+            "tokenizer.ggml.add_bos_token": True,
+            "tokenizer.ggml.bos_token_id": 16,
+        },
+        "'tokenizer.ggml.bos_token_id' is 16",
+    ),
+    "bert without its own": ({"tokenizer.ggml.model": "bert"}, "'tokenizer.ggml.bos_token_id' is missing"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_rule_is_named(tmp_path: Path, name: str) -> None:
+    changes, words = BROKEN[name]
+    with pytest.raises(BadModelError) as caught:
+        check(header_of(tmp_path, changes))
+    assert words in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (TensorSpec("blk.0.attn_norm.weight", (64,), 1, 128), "'blk.0.attn_norm.weight' has the type F16"),
+        (TensorSpec("blk.0.attn_q.bias", (64,), 8, 68), "'blk.0.attn_q.bias' has the type Q8_0"),
+        (TensorSpec("token_embd.weight", (64, 16), 28, 8192), "'token_embd.weight' has the type F64"),
+        (TensorSpec("blk.0.ffn_up.weight", (64, 16), 26, 4096), "'blk.0.ffn_up.weight' has the type I32"),
+    ],
+)
+def test_tensor_types_that_kill(tmp_path: Path, tensor: TensorSpec, words: str) -> None:
+    with pytest.raises(BadModelError) as caught:
+        check(header_of(tmp_path, {}, (tensor,)))
+    assert words in caught.value.why
+
+
+def test_no_tensors(tmp_path: Path) -> None:
+    with pytest.raises(BadModelError, match="no tensors"):
+        check(header_of(tmp_path, {}, ()))
+
+
+FINE: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "experts": experts(count=8, used_count=2, group_count=4, group_used_count=2),
+    "hunyuan's single expert": {
+        "general.architecture": "hunyuan-vl", "hunyuan-vl.block_count": 1, "hunyuan-vl.context_length": 8,
+        "hunyuan-vl.embedding_length": 8, "hunyuan-vl.expert_count": 1, "hunyuan-vl.expert_used_count": 0,
+    },
+    "recurrent layers": {"llama.attention.head_count_kv": [0, 2]},
+    "stated heads": {"llama.embedding_length": 66, "llama.attention.key_length": 16},
+    "beginning by default": {"tokenizer.ggml.add_bos_token": True},
+    "beginning stated": {
+        "tokenizer.ggml.model": "t5", "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 3,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_good_headers_pass(tmp_path: Path, name: str) -> None:
+    check(header_of(tmp_path, FINE[name]))
+
+
+# ---- vocabulary
+
+_BYTES = [f"<0x{number:02X}>" for number in range(256)]
+
+
+def test_good_vocabularies_pass(tmp_path: Path) -> None:
+    check_vocabulary(header_of(tmp_path, {}))
+    check_vocabulary(
+        header_of(tmp_path, {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<s>", *_BYTES]})
+    )
+    check_vocabulary(
+        header_of(tmp_path, {"tokenizer.ggml.tokens": ["", "a", ""]})
+    )  # llama.cpp names empty ones
+
+
+def test_the_same_token_twice(tmp_path: Path) -> None:
+    header = header_of(tmp_path, {"tokenizer.ggml.tokens": ["a", "b", "\x1b", "b"]})
+    with pytest.raises(BadModelError, match=r"tokens 1 and 3 of tokenizer.ggml.tokens are both b'b'"):
+        check_vocabulary(header)
+
+
+def test_tokens_that_differ_in_broken_bytes_only(tmp_path: Path) -> None:
+    check_vocabulary(header_of(tmp_path, {"tokenizer.ggml.tokens": [b"\xff", b"\xfe"]}))
+
+
+def test_token_with_the_name_of_an_empty_one(tmp_path: Path) -> None:
+    header = header_of(tmp_path, {"tokenizer.ggml.tokens": ["", "", "[EMPTY_0]"]})
+    with pytest.raises(BadModelError, match="tokens 0 and 2"):
+        check_vocabulary(header)
+
+
+def test_sentencepiece_without_byte_tokens(tmp_path: Path) -> None:
+    tokens = ["<s>", *_BYTES]
+    tokens.remove("<0x0A>")
+    header = header_of(tmp_path, {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens})
+    with pytest.raises(BadModelError, match="lacks 1 byte tokens, the first is '<0x0A>'"):
+        check_vocabulary(header)
+
+
+def test_byte_token_under_a_tokenizer_without(tmp_path: Path) -> None:
+    changes = {"tokenizer.ggml.model": "bert", "tokenizer.ggml.token_type": [1, 6, *[1] * 14]}
+    with pytest.raises(BadModelError, match="of token 1 is 6"):
+        check_vocabulary(header_of(tmp_path, changes))
+
+
+def test_vocabulary_of_numbers(tmp_path: Path) -> None:
+    with pytest.raises(BadModelError, match="holds no texts"):
+        check_vocabulary(header_of(tmp_path, {"tokenizer.ggml.tokens": [1, 2]}))
+
+
+def test_checks_are_cheap(tmp_path: Path) -> None:
+    header = header_of(tmp_path, {"tokenizer.ggml.tokens": [f"token {n}" for n in range(50_000)]})
+    start = time.perf_counter()
+    check(header)
+    check_vocabulary(header)
+    assert time.perf_counter() - start < 0.5  # 20 ms on an idle machine
