@@ -1,0 +1,305 @@
+"""What this machine has: processors and memory that this process may really use.
+
+Owns looking at the machine; must not know models or what is done with the answer (plan.py decides).
+Facts only: nothing here is measured or guessed. Whatever understands text is a pure function of that text,
+so that an odd machine is a string in a test. On Linux procfs and sysfs are enough, and quick: this is on the
+way to every first answer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# What ggml has kernels for, in the spelling of /proc/cpuinfo: x86 first, then Arm.
+INTERESTING_FLAGS = (
+    "sse4_2", "avx", "avx2", "fma", "f16c", "bmi2", "avx_vnni",
+    "avx512f", "avx512bw", "avx512vbmi", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16",
+    "neon", "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme",
+)  # fmt: skip
+
+# The first processor's entry is enough; the kernel takes milliseconds to write all of a large machine's.
+_CPUINFO_BYTES = 8192
+
+# Version 1 writes 2^63 rounded down to a page for "no limit".
+_NO_LIMIT_V1 = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The machine, as this process may use it. Sizes in bytes.
+
+    Attributes:
+        cpu_name: as the vendor calls it; "" when unknown.
+        cpu_flags: of INTERESTING_FLAGS those the processor has, in that order.
+        physical_cores: distinct cores this process may run on; only fast ones where the system tells which.
+        logical_cores: hardware threads this process may run on.
+        cpu_quota: processor time a container allows, in cores; None is no limit.
+        memory_total: of the machine, or of the container when that is smaller.
+        memory_available: what can be had without swapping.
+    """
+
+    cpu_name: str
+    cpu_flags: tuple[str, ...]
+    physical_cores: int
+    logical_cores: int
+    cpu_quota: float | None
+    memory_total: int
+    memory_available: int
+
+    @property
+    def usable_cores(self) -> int:
+        """How many threads can compute at the same time: the physical cores, or what the quota pays for.
+
+        The quota is rounded down. ggml's threads spin until all have finished an operation, so one thread
+        too many uses the quota up before the period ends, and then all of them are stopped.
+        """
+        if self.cpu_quota is None:
+            return max(1, self.physical_cores)
+        return max(1, min(self.physical_cores, int(self.cpu_quota)))
+
+
+def probe(root: Path = Path("/")) -> Hardware:
+    """Look at this machine.
+
+    Args:
+        root: where proc and sys are mounted; tests put a tree of samples there.
+    """
+    if sys.platform.startswith("linux"):
+        return _probe_linux(root, _allowed_cpus())
+    if sys.platform == "darwin":
+        return _probe_macos()
+    return _probe_elsewhere()
+
+
+# ---- Linux -----------------------------------------------------------------------------------------
+
+
+def _allowed_cpus() -> frozenset[int]:
+    return frozenset(os.sched_getaffinity(0)) if sys.platform == "linux" else frozenset()
+
+
+def _probe_linux(root: Path, allowed: frozenset[int]) -> Hardware:
+    name, flags = parse_cpuinfo(_text(root / "proc/cpuinfo", _CPUINFO_BYTES))
+    devices = root / "sys/devices"
+    online = parse_cpu_list(_text(devices / "system/cpu/online")) or allowed
+    cpus = (allowed & online) or allowed or frozenset({0})
+    # Hybrid x86 lists its performance cores here; nothing else has the file.
+    fast = parse_cpu_list(_text(devices / "cpu_core/cpus")) & cpus
+    groups = cgroup_directories(_text(root / "proc/self/cgroup"), root / "sys/fs/cgroup")
+    total, available = parse_meminfo(_text(root / "proc/meminfo"))
+    limit, free = _cgroup_memory(groups)
+    return Hardware(
+        cpu_name=name or os.uname().machine,
+        cpu_flags=flags,
+        physical_cores=_count_cores(fast or cpus, devices / "system/cpu"),
+        logical_cores=len(cpus),
+        cpu_quota=_cgroup_quota(groups),
+        memory_total=min(total, limit) if limit is not None else total,
+        memory_available=min(available, free) if free is not None else available,
+    )
+
+
+def _text(path: Path, limit: int = -1) -> str:
+    """What is in the file, up to `limit` bytes; "" when it is not there or not ours to read."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            return (file.read(limit) or b"").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _count_cores(cpus: Iterable[int], directory: Path) -> int:
+    """Distinct cores among hardware threads; without a topology every thread counts as one."""
+    left = set(cpus)
+    cores = 0
+    while left:
+        cpu = left.pop()
+        topology = directory / f"cpu{cpu}/topology"
+        # The second is the first's name before Linux 5.3.
+        left -= parse_cpu_list(_text(topology / "core_cpus_list") or _text(topology / "thread_siblings_list"))
+        cores += 1
+    return cores
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """The kernel's list format: "0-3,8,10-11" is {0, 1, 2, 3, 8, 10, 11}; what can't be read is left out."""
+    cpus: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (not last or last.isdecimal()):
+            cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
+
+
+def parse_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
+    """Name and interesting flags of the first processor in /proc/cpuinfo, of x86 or Arm."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip().lower(), value.strip())
+    have = set((fields.get("flags") or fields.get("features") or "").split())
+    return fields.get("model name", ""), tuple(flag for flag in INTERESTING_FLAGS if flag in have)
+
+
+def parse_meminfo(text: str) -> tuple[int, int]:
+    """MemTotal and MemAvailable of /proc/meminfo, in bytes; sandboxed kernels may lack the second."""
+    sizes: dict[str, int] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        number = value.split()[:1]
+        if number and number[0].isdecimal():
+            sizes[key] = int(number[0]) * 1024
+    caches = sizes.get("MemFree", 0) + sizes.get("Buffers", 0) + sizes.get("Cached", 0)
+    return sizes.get("MemTotal", 0), sizes.get("MemAvailable", caches)
+
+
+def cgroup_directories(text: str, root: Path) -> Mapping[str, list[Path]]:
+    """Directories whose limits hold for us, innermost first, by controller.
+
+    Args:
+        text: of /proc/self/cgroup, lines of hierarchy:controllers:path; version 2 names no controllers.
+        root: /sys/fs/cgroup.
+
+    Returns:
+        "" (version 2), "cpu" and "memory", each with every directory from our group up to the root: a
+        parent's limit holds as well, and inside a container only the root may be visible.
+    """
+    found: dict[str, list[Path]] = {}
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        for controller in controllers.split(","):
+            if controller not in {"", "cpu", "memory"}:
+                continue
+            # The combined mount is /sys/fs/cgroup/cpu,cpuacct; /sys/fs/cgroup/cpu is a link to it.
+            mount = root / controller if controller else root
+            steps = [step for step in path.split("/") if step and step != ".."]
+            found[controller] = [mount.joinpath(*steps[:depth]) for depth in range(len(steps), -1, -1)]
+    return found
+
+
+def _cgroup_quota(groups: Mapping[str, list[Path]]) -> float | None:
+    quotas = [parse_quota(_text(group / "cpu.max")) for group in groups.get("", [])]
+    for group in groups.get("cpu", []):
+        quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+        quotas.append(parse_quota(f"{quota.strip()} {period.strip()}"))
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def parse_quota(text: str) -> float | None:
+    """Cores that "QUOTA PERIOD" (microseconds) allows; None for "max", -1, or anything unreadable."""
+    parts = text.split()
+    if len(parts) != 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        return None
+    return int(parts[0]) / int(parts[1])
+
+
+def _cgroup_memory(groups: Mapping[str, list[Path]]) -> tuple[int | None, int | None]:
+    """The tightest limit, and the least that is free under any, in bytes; None where there is no limit."""
+    limits, free = [], []
+    for controller, limit_name, usage_name, prefix in (
+        ("", "memory.max", "memory.current", ""),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ):
+        for group in groups.get(controller, []):
+            limit = parse_limit(_text(group / limit_name))
+            if limit is None:
+                continue
+            usage = parse_limit(_text(group / usage_name)) or 0
+            # Cached file pages count as usage, but are given back on demand; a model read before is that.
+            statistics = _text(group / "memory.stat")
+            cache = sum(parse_statistic(statistics, f"{prefix}{kind}_file") for kind in ("active", "inactive"))
+            limits.append(limit)
+            free.append(max(0, limit - max(0, usage - cache)))
+    return min(limits, default=None), min(free, default=None)
+
+
+def parse_limit(text: str) -> int | None:
+    """Bytes in a cgroup file; None for "max", version 1's huge number, or anything unreadable."""
+    text = text.strip()
+    if not text.isdecimal() or int(text) >= _NO_LIMIT_V1:
+        return None
+    return int(text)
+
+
+def parse_statistic(text: str, name: str) -> int:
+    """One number of memory.stat; 0 when it isn't there."""
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdecimal():
+            return int(value)
+    return 0
+
+
+# ---- elsewhere -------------------------------------------------------------------------------------
+
+_SYSCTL_NAMES = (
+    "machdep.cpu.brand_string",
+    "hw.perflevel0.physicalcpu",  # Apple's performance cores; Intel Macs don't have it
+    "hw.physicalcpu",
+    "hw.logicalcpu",
+    "hw.memsize",
+)
+
+
+def _probe_macos() -> Hardware:
+    import platform
+    import subprocess
+
+    names = [part for name in _SYSCTL_NAMES for part in ("-i", name)]
+    ran = subprocess.run(["/usr/sbin/sysctl", *names], capture_output=True, text=True, check=False)
+    return parse_sysctl(ran.stdout, platform.machine(), _psutil_available)
+
+
+def parse_sysctl(text: str, machine: str, available: Callable[[], int]) -> Hardware:
+    """A Mac, from the output of sysctl ("name: value" lines).
+
+    Args:
+        text: the output.
+        machine: platform.machine().
+        available: gives the available memory in bytes, which sysctl does not know.
+    """
+    values = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+
+    def number(name: str) -> int:
+        value = values.get(name, "")
+        return int(value) if value.isdecimal() else 0
+
+    logical = number("hw.logicalcpu") or os.cpu_count() or 1
+    return Hardware(
+        cpu_name=values.get("machdep.cpu.brand_string", machine),
+        cpu_flags=("neon",) if machine == "arm64" else (),
+        physical_cores=number("hw.perflevel0.physicalcpu") or number("hw.physicalcpu") or logical,
+        logical_cores=logical,
+        cpu_quota=None,
+        memory_total=number("hw.memsize"),
+        memory_available=available(),
+    )
+
+
+def _psutil_available() -> int:
+    import psutil  # type: ignore[import-untyped,unused-ignore]
+
+    return int(psutil.virtual_memory().available)
+
+
+def _probe_elsewhere() -> Hardware:
+    import platform
+
+    import psutil  # type: ignore[import-untyped,unused-ignore]
+
+    memory = psutil.virtual_memory()
+    logical = psutil.cpu_count(logical=True) or 1
+    return Hardware(
+        cpu_name=platform.processor() or platform.machine(),
+        cpu_flags=(),
+        physical_cores=psutil.cpu_count(logical=False) or logical,
+        logical_cores=logical,
+        cpu_quota=None,
+        memory_total=int(memory.total),
+        memory_available=int(memory.available),
+    )

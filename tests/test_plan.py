@@ -1,0 +1,209 @@
+"""The plan: what is chosen for which machine, what is said about it, and what is refused with numbers."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass, replace
+
+import pytest
+
+from llmrun.errors import OutOfMemoryError, UsageError
+from llmrun.hardware import Hardware
+from llmrun.plan import Wishes, make_plan, readable_size
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A header: that of SmolLM2-135M unless said otherwise."""
+
+    weight_bytes: int = 96_576_768
+    n_ctx_train: int = 8192
+    n_embd: int = 576
+    n_vocab: int = 49_152
+    kv_bytes: float = 11_520.0  # per element of one byte
+
+    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
+        return self.kv_bytes * bytes_per_element
+
+
+SMALL = Facts()
+LARGE = Facts(weight_bytes=5 * GIB, n_ctx_train=131_072, n_embd=4096, n_vocab=128_256, kv_bytes=65_536.0)
+
+
+def machine(free: int = 16 * GIB, cores: int = 4, quota: float | None = None) -> Hardware:
+    return Hardware("CPU", (), cores, 2 * cores, quota, 32 * GIB, free)
+
+
+def test_plenty_of_memory_needs_no_words() -> None:
+    plan = make_plan(SMALL, machine(), Wishes())
+    assert (plan.n_ctx, plan.n_batch, plan.threads, plan.gpu_layers) == (8192, 2048, 4, -1)
+    assert plan.notes == ()
+    assert plan.total_bytes == plan.weight_bytes + plan.kv_bytes + plan.compute_bytes
+
+
+def test_memory_is_what_llama_cpp_reports() -> None:
+    plan = make_plan(SMALL, machine(), Wishes())
+    assert plan.kv_bytes == 180 * MIB
+    assert plan.compute_bytes / MIB == 98.25
+    assert make_plan(SMALL, machine(), Wishes(n_ctx=131_072)).compute_bytes / MIB == pytest.approx(
+        141.51, abs=0.1
+    )
+
+
+def test_context_is_cut_to_what_fits_and_said() -> None:
+    plan = make_plan(LARGE, machine(free=12 * GIB), Wishes())
+    assert plan.n_ctx < 131_072
+    assert plan.n_ctx % 256 == 0
+    margin = 12 * GIB // 10
+    assert plan.total_bytes <= 12 * GIB - margin
+    bigger = make_plan(LARGE, machine(), Wishes(n_ctx=plan.n_ctx + 256))
+    assert bigger.total_bytes > 12 * GIB - margin
+    assert plan.notes == (
+        f"context {plan.n_ctx:,} of 131,072 tokens: what fits into 12.0 GiB of free memory with some to "
+        "spare (--ctx asks for more)",
+    )
+
+
+def test_largest_context_agrees_with_trying_them_all() -> None:
+    generator = random.Random(1)
+    for _ in range(200):
+        facts = Facts(
+            weight_bytes=generator.randrange(GIB),
+            n_ctx_train=generator.randrange(600, 20_000),
+            n_embd=generator.randrange(64, 4096),
+            n_vocab=generator.randrange(1000, 200_000),
+            kv_bytes=generator.choice([0.0, 100.0, 20_000.0, 200_000.0]),
+        )
+        free = generator.randrange(GIB, 4 * GIB)
+        room = free - max(512 * MIB, free // 10)
+        steps = [facts.n_ctx_train, *range(256, facts.n_ctx_train, 256)]
+        fitting = [
+            n for n in steps if make_plan(facts, machine(64 * GIB), Wishes(n_ctx=n)).total_bytes <= room
+        ]
+        best = max(fitting, default=0)
+        if best < 512:
+            with pytest.raises(OutOfMemoryError):
+                make_plan(facts, machine(free), Wishes())
+        else:
+            assert make_plan(facts, machine(free), Wishes()).n_ctx == best
+
+
+def test_model_that_does_not_fit_is_refused_with_numbers() -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        make_plan(LARGE, machine(free=4 * GIB), Wishes())
+    assert "5.0 GiB of it for the weights" in caught.value.why
+    assert "4.0 GiB are free" in caught.value.why
+    assert "smaller quant" in caught.value.hint
+
+
+def test_model_that_leaves_nothing_to_others_can_be_forced() -> None:
+    free = LARGE.weight_bytes + 600 * MIB
+    with pytest.raises(OutOfMemoryError) as caught:
+        make_plan(LARGE, machine(free), Wishes())
+    assert "--ctx 512" in caught.value.hint
+    plan = make_plan(LARGE, machine(free), Wishes(n_ctx=512))
+    assert plan.n_ctx == 512
+    assert re.fullmatch(r"context 512 tokens: leaves only \d+ MiB of memory free", plan.notes[0])
+
+
+def test_wished_context_that_does_not_fit_names_the_largest_that_does() -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        make_plan(LARGE, machine(free=8 * GIB), Wishes(n_ctx=100_000))
+    assert "100,000" in caught.value.what
+    assert "8.0 GiB are free" in caught.value.why
+    option = re.search(r"--ctx (\d+)", caught.value.hint)
+    assert option
+    largest = int(option[1])
+    assert make_plan(LARGE, machine(free=8 * GIB), Wishes(n_ctx=largest)).n_ctx == largest
+    with pytest.raises(OutOfMemoryError):
+        make_plan(LARGE, machine(free=8 * GIB), Wishes(n_ctx=largest + 256))
+
+
+def test_wish_on_a_model_that_does_not_fit_at_all() -> None:
+    with pytest.raises(OutOfMemoryError, match="the model does not fit"):
+        make_plan(LARGE, machine(free=2 * GIB), Wishes(n_ctx=4096))
+
+
+def test_wish_beyond_training_is_done_and_said() -> None:
+    plan = make_plan(SMALL, machine(), Wishes(n_ctx=16_384))
+    assert plan.n_ctx == 16_384
+    assert plan.notes == (
+        "context 16,384 tokens: the model was trained on 8,192, so answers get worse beyond that",
+    )
+
+
+def test_short_wish_makes_a_short_batch() -> None:
+    plan = make_plan(SMALL, machine(), Wishes(n_ctx=1024))
+    assert (plan.n_ctx, plan.n_batch, plan.notes) == (1024, 1024, ())
+
+
+def test_unknown_training_context() -> None:
+    plan = make_plan(replace(SMALL, n_ctx_train=0), machine(), Wishes())
+    assert plan.n_ctx == 4096
+    assert "does not say" in plan.notes[0]
+
+
+def test_absurd_training_context_is_bounded() -> None:
+    facts = replace(SMALL, n_ctx_train=2**31 - 1, kv_bytes=0.0)
+    assert make_plan(facts, machine(free=256 * GIB), Wishes()).n_ctx <= 1 << 24
+
+
+def test_unknown_memory_refuses_nothing() -> None:
+    unknown = replace(machine(), memory_total=0, memory_available=0)
+    assert make_plan(LARGE, unknown, Wishes()).n_ctx == 131_072
+    assert make_plan(LARGE, unknown, Wishes(n_ctx=512)).notes == ()
+
+
+def test_tiny_training_context_is_not_too_small() -> None:
+    assert make_plan(replace(SMALL, n_ctx_train=256), machine(), Wishes()).n_ctx == 256
+
+
+def test_threads_of_a_container() -> None:
+    plan = make_plan(SMALL, machine(cores=8, quota=2.5), Wishes())
+    assert plan.threads == 2
+    assert plan.notes == ("threads 2 of 8 cores: the container may use 2.5 of them",)
+
+
+def test_wished_threads() -> None:
+    assert make_plan(SMALL, machine(cores=4), Wishes(threads=8)).notes == ()
+    plan = make_plan(SMALL, machine(cores=4), Wishes(threads=9))
+    assert plan.threads == 9
+    assert plan.notes == ("threads 9: more than the 8 there are, so it gets slower",)
+
+
+def test_huge_machine_stays_within_bounds() -> None:
+    assert make_plan(SMALL, machine(cores=1024), Wishes()).threads == 512
+
+
+@pytest.mark.parametrize("layers", [-1, 0, 1000])
+def test_wished_gpu_layers(layers: int) -> None:
+    assert make_plan(SMALL, machine(), Wishes(gpu_layers=layers)).gpu_layers == layers
+
+
+@pytest.mark.parametrize(
+    ("wishes", "option", "bounds"),
+    [
+        (Wishes(n_ctx=255), "--ctx 255", "256 and 16,777,216"),
+        (Wishes(n_ctx=1 << 25), "--ctx", "256 and 16,777,216"),
+        (Wishes(threads=0), "--threads 0", "1 and 512"),
+        (Wishes(threads=513), "--threads 513", "1 and 512"),
+        (Wishes(gpu_layers=-2), "--gpu-layers -2", "-1 and 1,000"),
+        (Wishes(gpu_layers=1001), "--gpu-layers", "-1 and 1,000"),
+    ],
+)
+def test_bad_wishes(wishes: Wishes, option: str, bounds: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_plan(SMALL, machine(), wishes)
+    assert option in caught.value.what
+    assert bounds in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 MiB"), (512 * MIB, "512 MiB"), (GIB, "1.0 GiB"), (2048 * GIB, "2,048.0 GiB")]
+)
+def test_readable_size(size: int, text: str) -> None:
+    assert readable_size(size) == text
