@@ -1,0 +1,58 @@
+"""Run large language models on ordinary hardware.
+
+    import llmrun
+
+    with llmrun.load("smollm2") as model:
+        for event in model.chat([llmrun.Message("user", "Why is the sky blue?")]):
+            if isinstance(event, llmrun.TextDelta):
+                print(event.text, end="")
+
+Names are imported when they are first used, so that `llmrun --help` pays for none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmrun import errors as errors
+    from llmrun.messages import Event as Event
+    from llmrun.messages import Finished as Finished
+    from llmrun.messages import Message as Message
+    from llmrun.messages import Started as Started
+    from llmrun.messages import Stats as Stats
+    from llmrun.messages import TextDelta as TextDelta
+    from llmrun.model import Model as Model
+    from llmrun.model import load as load
+    from llmrun.params import Limits as Limits
+    from llmrun.params import SamplingParams as SamplingParams
+
+    __version__: str
+
+_HOMES = {
+    "Event": "messages",
+    "Finished": "messages",
+    "Limits": "params",
+    "Message": "messages",
+    "Model": "model",
+    "SamplingParams": "params",
+    "Started": "messages",
+    "Stats": "messages",
+    "TextDelta": "messages",
+    "load": "model",
+}
+
+__all__ = ["__version__", "errors", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("llmrun")
+    if name == "errors":
+        return importlib.import_module("llmrun.errors")
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"llmrun.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,58 @@
+"""Starts the engine process, before anything else is imported.
+
+Owns the command line and the descriptors of the engine; must not know frames. Imports none of our modules: the sooner
+the engine's interpreter starts, the more of its own imports happen beside the front's.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import IO, NamedTuple
+
+ENGINE = (sys.executable, "-c", "from llmrun.engine.main import main; main()")
+
+
+class Launched(NamedTuple):
+    """A process with pipes at stdin and stdout. log is its stderr, None when that is our own."""
+
+    process: subprocess.Popen[bytes]
+    log: IO[bytes] | None
+
+
+def launch(command: Sequence[str] = ENGINE, *, verbose: bool = False) -> Launched:
+    """Start an engine.
+
+    Args:
+        command: what to start in its place, for tests.
+        verbose: its log goes to our stderr instead of a nameless file.
+    """
+    log = None if verbose else tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+    process = subprocess.Popen(
+        list(command),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        bufsize=0,
+        cwd=os.path.abspath(os.sep),  # noqa: PTH100 - nothing in the user's folder may shadow a module
+    )
+    return Launched(process, log)
+
+
+_prestarted: Launched | None = None
+
+
+def prestart() -> None:
+    """Start an engine before anybody knows what for."""
+    global _prestarted
+    _prestarted = launch()
+
+
+def take_prestarted() -> Launched | None:
+    """The prestarted engine, once."""
+    global _prestarted
+    launched, _prestarted = _prestarted, None
+    return launched
