@@ -1,0 +1,1 @@
+"""What a person sees: Rich and prompt_toolkit live only here."""

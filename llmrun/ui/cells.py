@@ -1,0 +1,80 @@
+"""How many terminal cells text takes, and where that leaves the cursor. Pure; must not know what is shown.
+
+Terminals disagree on some emoji and combining marks, so a column computed here is a good guess, not a fact:
+whoever moves the cursor should let the terminal remember the place (see ui/answer.py).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import lru_cache
+
+TAB = 8
+JOINER = "\u200d"
+SKIN_TONES = "".join(map(chr, range(0x1F3FB, 0x1F400)))
+FLAG_LETTERS = "".join(map(chr, range(0x1F1E6, 0x1F200)))
+
+
+@lru_cache(maxsize=4096)
+def char_width(char: str) -> int:
+    """Cells of one printable character: 0 for combining ones, 2 for wide ones (CJK, emoji)."""
+    if unicodedata.category(char) in {"Mn", "Me", "Cf"} or 0x1160 <= ord(char) <= 0x11FF:
+        return 0  # the range: Korean vowels and finals, drawn into the syllable before them
+    return 2 if unicodedata.east_asian_width(char) in {"W", "F"} else 1
+
+
+def width(text: str) -> int:
+    """Cells of a text without tabs and newlines."""
+    return len(text) if text.isascii() else sum(map(char_width, text))
+
+
+def cut(text: str, cells: int) -> str:
+    """The longest start of the text that takes at most so many cells."""
+    if text.isascii():
+        return text[: max(cells, 0)]
+    used = 0
+    for index, char in enumerate(text):
+        used += char_width(char)
+        if used > cells:
+            return text[:index]
+    return text
+
+
+def last_cluster(text: str) -> int:
+    """Where the last visible character begins, with what belongs to it: marks, tabs, the rest of an emoji."""
+    start = len(text)
+    while start > 0:
+        start -= 1
+        char, before = text[start], text[start - 1 : start]
+        joined = before == JOINER or char in SKIN_TONES or (char in FLAG_LETTERS and before in FLAG_LETTERS)
+        if char != "\t" and char_width(char) and not (before and joined):
+            break
+    return start
+
+
+def may_grow(text: str) -> bool:
+    """Whether the next character could become one with the last: emoji are built from several."""
+    return not text.isascii() and unicodedata.category(text[last_cluster(text)]) == "So"
+
+
+def advance(column: int, text: str, columns: int) -> int:
+    """The cursor's column after printing text from a column on, the terminal wrapping by itself.
+
+    Args:
+        column: cells left of the cursor, 0 to columns. `columns` is the state in which the last cell of a
+            row is taken, and the cursor wraps only when the next character comes.
+        text: sanitized text, with newlines and tabs.
+        columns: of the terminal, at least 2.
+    """
+    if "\n" in text:
+        column, text = 0, text[text.rindex("\n") + 1 :]
+    if text.isascii() and "\t" not in text:
+        return (column + len(text) - 1) % columns + 1 if text else column
+    for char in text:
+        if char == "\t":
+            # A tab never wraps, and changes nothing when the row is full.
+            column = column if column >= columns else min(column - column % TAB + TAB, columns - 1)
+            continue
+        cells = char_width(char)
+        column = cells if cells and column + cells > columns else column + cells
+    return column

@@ -1,0 +1,38 @@
+"""Numbers as people read them: speeds, times, sizes. Pure; must not know where they are shown."""
+
+from __future__ import annotations
+
+
+def rate(tokens_per_second: float, *, whole: bool = False) -> str:
+    """A speed, e.g. "131.2 t/s"; whole drops the decimal from 100 on."""
+    decimals = 0 if whole and tokens_per_second >= 100 else 1
+    return f"{tokens_per_second:,.{decimals}f} t/s"
+
+
+def seconds(value: float) -> str:
+    """A short time, e.g. "0.21 s"; from a minute on "1 min 15 s"."""
+    if value < 59.995:
+        return f"{value:.2f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def milliseconds(value: float) -> str:
+    """A time given in seconds, e.g. "7.5 ms"."""
+    return f"{value * 1000:,.1f} ms"
+
+
+def size(n_bytes: float) -> str:
+    """Bytes in decimal units, as the hub and disks count them, e.g. "98.9 MB"."""
+    value = float(n_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.95:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"
+
+
+def rate_of_bytes(per_second: float) -> str:
+    """A transfer speed, e.g. "12.3 MB/s"."""
+    return f"{size(per_second)}/s"

@@ -1,0 +1,35 @@
+"""What the summary and the live line say. The live line over time is in test_answer.py."""
+
+from __future__ import annotations
+
+from llmrun.messages import Finished, Stats
+from llmrun.ui.meter import fit, summary
+
+STATS = Stats(
+    prompt_tokens=31, reused_tokens=0, prefill_seconds=31 / 412, completion_tokens=128,
+    decode_seconds=127 / 131.2, ttft_seconds=0.21, itl_p50_seconds=0.0075, itl_p95_seconds=0.0081,
+    context_used=159, n_ctx=8192, seed=1234,
+)  # fmt: skip
+SUMMARY = (
+    "prefill 31 tokens 412 t/s · decode 128 tokens 131.2 t/s · TTFT 0.21 s · "
+    "inter-token p50 7.5 ms p95 8.1 ms · context 159/8,192 · seed 1234"
+)
+
+
+def test_summary_words() -> None:
+    assert summary(Finished(1, "stop", STATS)) == SUMMARY
+    reused = Stats(prompt_tokens=31, reused_tokens=20, prefill_seconds=0.1, completion_tokens=1, n_ctx=64)
+    assert "prefill 11 tokens 110 t/s (reused 20 of 31)" in summary(Finished(1, "stop", reused))
+    assert "decode 1 tokens ·" in summary(Finished(1, "stop", reused))
+    assert summary(Finished(1, "length", STATS)).endswith("stopped: max tokens or context window reached")
+    assert summary(Finished(1, "cancelled", STATS)).endswith("stopped by Ctrl-C")
+
+
+def test_fit_drops_from_the_right() -> None:
+    fields = ["prefill 412 t/s", "decode 1.0 t/s"]
+    assert [fit(fields, cells) for cells in (40, 32, 31, 15, 7, 0)] == [
+        "prefill 412 t/s · decode 1.0 t/s", "prefill 412 t/s · decode 1.0 t/s", "prefill 412 t/s",
+        "prefill 412 t/s",
+        "prefill", "",
+    ]  # fmt: skip
+    assert fit([], 10) == ""
