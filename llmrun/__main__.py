@@ -1,0 +1,36 @@
+"""Entry of the `llmrun` command: starts the engine as early as can be, then the command line."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command that sys.argv asks for; ends the process."""
+    arguments = sys.argv[1:]
+    if _needs_engine(arguments):
+        from llmrun import launch
+
+        launch.prestart()
+        if _names_model(arguments):
+            from llmrun.model import open_ahead
+
+            open_ahead(arguments[1])
+    from llmrun.cli.main import run
+
+    run()
+
+
+def _needs_engine(arguments: list[str]) -> bool:
+    """Whether a command will surely want an engine; wrong guesses cost only time."""
+    others = {"--help", "-h", "-v", "--verbose"}
+    return len(arguments) > 1 and arguments[0] in {"run", "chat"} and not others & set(arguments)
+
+
+def _names_model(arguments: list[str]) -> bool:
+    """Whether the model's name is where people mostly write it, and nothing changes how it is loaded."""
+    return not arguments[1].startswith("-") and not any(word.startswith("--gpu-layers") for word in arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The command line: Typer lives only here."""

@@ -1,0 +1,56 @@
+"""From a model's name on the command line to a loaded model: find, ask, download, load, and say what is going on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmrun import runner
+from llmrun.config import Settings, load_settings
+from llmrun.errors import ModelNotFoundError
+from llmrun.launch import launch
+from llmrun.model import Model, locate, prepare
+from llmrun.models.registry import ModelSpec
+from llmrun.plan import Wishes
+from llmrun.ui.output import Output
+
+
+@contextmanager
+def open_model(
+    output: Output, name: str, wishes: Wishes, *, yes: bool, verbose: bool, warm_up: bool = False
+) -> Iterator[Model]:
+    """The loaded model, its engine ended afterwards.
+
+    Raises:
+        LlmrunError: see llmrun.model.load().
+    """
+    settings = load_settings()
+    located = locate(name, settings)
+    path = located.path or fetch(output, located.spec, settings, yes=yes)
+    model = prepare(located.spec, path, wishes, warm_up=warm_up, verbose=verbose)
+    for note in model.plan.notes:
+        output.note(note)
+    engine = runner.Runner(launch(verbose=True)) if verbose else runner.prestarted()
+    try:
+        model.start(engine)
+        yield model
+    finally:
+        model.close()
+
+
+def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> Path:
+    """Download a model, after asking where somebody can answer.
+
+    Raises:
+        ModelNotFoundError: the answer was no.
+    """
+    from llmrun.models.pull import pull
+    from llmrun.ui.progress import download_progress
+
+    if output.can_ask and not yes and not output.confirm(f"{spec.name} is not on this disk. Download it?"):
+        raise ModelNotFoundError(f"{spec.name} is not on this disk", hint=f"llmrun pull {spec.name}")
+    if not output.can_ask:
+        output.note(f"{spec.name} is not on this disk; downloading it")
+    with download_progress(output, spec.name) as on_progress:
+        return pull(spec, settings, on_progress, output.note)

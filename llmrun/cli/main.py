@@ -1,0 +1,103 @@
+"""The command line's frame: the app, its start page, and the one place where errors become words and exit codes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from llmrun.cli import chat, doctor, models, run_command, topics
+from llmrun.config import load_settings
+from llmrun.errors import CancelledError, LlmrunError, TerminatedError
+from llmrun.ui.output import Output, quiet_broken_pipe
+
+START_PAGE = """\
+llmrun runs large language models on this machine.
+
+  llmrun run smollm2 "Why is the sky blue?"   one answer
+  llmrun chat smollm2                         a conversation
+  llmrun list --all                           models to choose from
+  llmrun doctor                               what this machine can do
+  llmrun --help                               every command\
+"""
+
+app = typer.Typer(
+    name="llmrun",
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Run large language models on this machine.",
+    epilog='Start with: llmrun run smollm2 "Why is the sky blue?"',
+)
+app.command("run")(run_command.run)
+app.command("chat")(chat.chat)
+app.command("pull")(models.pull)
+app.command("list")(models.list_models)
+app.command("ls", hidden=True)(models.list_models)
+app.command("show")(models.show)
+app.command("doctor")(doctor.doctor)
+app.command("help")(topics.show_help)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"llmrun {version('llmrun')} (llama-cpp-python {version('llama-cpp-python')})")  # noqa: T201
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print versions and leave."),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Run large language models on this machine."""
+    if context.invoked_subcommand is None:
+        print(START_PAGE)  # noqa: T201
+
+
+def run() -> NoReturn:
+    """Run the command in sys.argv and end the process with its exit code."""
+    signal.signal(signal.SIGINT, _cancel)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        app()
+    except BrokenPipeError:
+        quiet_broken_pipe()
+        status = 0
+    except LlmrunError as error:
+        status = error.exit_status
+        _report(error)
+    except Exception as error:  # the outermost handler: a bug of ours, said in one line
+        status = LlmrunError.exit_status
+        _report(LlmrunError(f"{type(error).__name__}: {error}", hint="--debug shows where"))
+    except SystemExit as end:
+        raise end
+    else:
+        status = 0
+    sys.exit(status)
+
+
+def _report(error: LlmrunError) -> None:
+    if "--debug" in sys.argv or load_settings().debug:
+        import traceback
+
+        traceback.print_exc()
+    if not isinstance(error, CancelledError | TerminatedError):
+        Output(json="--json" in sys.argv).error(error)
+
+
+def _cancel(number: int, frame: FrameType | None) -> None:
+    raise CancelledError("stopped by Ctrl-C")
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise TerminatedError("stopped by SIGTERM")

@@ -1,0 +1,128 @@
+"""`llmrun run`: one answer."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from llmrun.cli.loading import open_model
+from llmrun.cli.options import (
+    CtxOption,
+    GpuLayersOption,
+    MaxTokensOption,
+    ModelArgument,
+    StatsOption,
+    StopOption,
+    SystemOption,
+    TemplateOption,
+    ThreadsOption,
+    VerboseOption,
+    YesOption,
+    limits,
+    template_text,
+    with_sampling,
+)
+from llmrun.errors import CancelledError, UsageError
+from llmrun.messages import Event, Finished, Message
+from llmrun.model import Model
+from llmrun.plan import Wishes
+from llmrun.ui.answer import answer_view
+from llmrun.ui.output import Output
+
+
+@with_sampling
+def run(
+    model: ModelArgument,
+    prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What to ask; - is stdin.")] = None,
+    system: SystemOption = None,
+    template: TemplateOption = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the text; no chat template.", rich_help_panel="Prompt")
+    ] = False,
+    max_tokens: MaxTokensOption = None,
+    stop: StopOption = None,
+    stats: StatsOption = None,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="Print the engine's events, one JSON object a line.", rich_help_panel="Answer"),
+    ] = False,
+    ctx: CtxOption = None,
+    threads: ThreadsOption = None,
+    gpu_layers: GpuLayersOption = None,
+    verbose: VerboseOption = False,
+    yes: YesOption = False,
+    *,
+    flags: Mapping[str, Any],
+) -> None:
+    """Answer one prompt. What comes in on stdin stands before it."""
+    output = Output(json=json)
+    text = read_prompt(output, prompt or [])
+    jinja = template_text(template)
+    ends = limits(max_tokens, stop)
+    with open_model(output, model, Wishes(ctx, threads, gpu_layers), yes=yes, verbose=verbose) as loaded:
+        sampling, _ = loaded.sampling(flags)
+        if raw:
+            events = loaded.generate(text, sampling=sampling, limits=ends)
+        else:
+            events = loaded.chat(conversation(system, text), sampling=sampling, limits=ends, template=jinja)
+        with cancelling(loaded):
+            finished = show(output, events, loaded, stats)
+    if finished.reason == "cancelled":
+        raise CancelledError("stopped by Ctrl-C")
+
+
+def read_prompt(output: Output, words: list[str]) -> str:
+    """The prompt: the arguments' words, with what a pipe brings before them or in place of a lone "-".
+
+    Raises:
+        UsageError: there is nothing to ask.
+    """
+    piped = "" if output.stdin_is_terminal and "-" not in words else _read_all(output)
+    typed = " ".join(word for word in words if word != "-")
+    text = "\n\n".join(part for part in (piped, typed) if part.strip())
+    if not text:
+        raise UsageError(
+            "there is no prompt", hint='llmrun run MODEL "Why is the sky blue?", or llmrun chat MODEL to talk'
+        )
+    return text
+
+
+def _read_all(output: Output) -> str:
+    data = output.stdin.buffer.read() if hasattr(output.stdin, "buffer") else output.stdin.read().encode()
+    return bytes(data).decode("utf-8", "replace").rstrip("\n")
+
+
+def conversation(system: str | None, text: str) -> list[Message]:
+    """A user's message, behind the system prompt if there is one."""
+    first = [Message("system", system)] if system else []
+    return [*first, Message("user", text)]
+
+
+@contextmanager
+def cancelling(model: Model) -> Iterator[None]:
+    """Inside, Ctrl-C stops the model's answer instead of the command."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: model.cancel())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def show(output: Output, events: Iterator[Event], model: Model, stats: bool | None) -> Finished:
+    """Show an answer as it comes; gives its last event."""
+    if output.json:
+        for event in events:
+            output.event_json(event)
+            if isinstance(event, Finished):
+                return event
+    wanted = output.stdout_is_terminal if stats is None else stats
+    with answer_view(output, n_ctx=model.loaded.n_ctx, stats=wanted) as view:
+        for event in events:
+            view.show(event)
+            if isinstance(event, Finished):
+                return event
+    raise AssertionError("an answer ended without Finished")
