@@ -80,10 +80,10 @@ def test_narrow_terminal_loses_no_text() -> None:
 
 def test_catalogue() -> None:
     output = pipe()
-    show_catalogue(output, [CatalogueRow("smollm2:135m", "135M", ("Q4_1", "Q8_0"), "Apache-2.0", True)])
+    show_catalogue(output, [CatalogueRow("smollm2", "135M", "Q4_1", 98_362_432, "Apache-2.0", True)])
     assert written(output) == (
-        "NAME          PARAMETERS  QUANTS      LICENCE     INSTALLED\n"
-        "smollm2:135m        135M  Q4_1, Q8_0  Apache-2.0  yes\n"
+        "NAME     PARAMETERS  QUANT     SIZE  LICENCE     INSTALLED\n"
+        "smollm2        135M  Q4_1   98.4 MB  Apache-2.0  yes\n"
     )
 
 

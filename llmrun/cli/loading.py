@@ -10,9 +10,11 @@ from llmrun import runner
 from llmrun.config import Settings, load_settings
 from llmrun.errors import ModelNotFoundError
 from llmrun.launch import launch
+from llmrun.messages import LoadProgress
 from llmrun.model import Model, locate, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.plan import Wishes
+from llmrun.ui.answer import answer_view
 from llmrun.ui.output import Output
 
 
@@ -33,7 +35,8 @@ def open_model(
         output.note(note)
     engine = runner.Runner(launch(verbose=True)) if verbose else runner.prestarted()
     try:
-        model.start(engine)
+        with answer_view(output) as view:
+            model.start(engine, lambda fraction: view.show(LoadProgress(fraction)))
         yield model
     finally:
         model.close()

@@ -54,8 +54,15 @@ def _list_catalogue(output: Output, settings: Settings) -> None:
 
     entries = load_catalogue().entries.values()
     rows = [
-        CatalogueRow(e.alias, e.parameters, e.quants, e.license, locate(e.alias, settings).path is not None)
-        for e in entries
+        CatalogueRow(
+            entry.alias,
+            entry.parameters,
+            entry.quant,
+            entry.size_mb * 1_000_000,
+            entry.license,
+            locate(entry.alias, settings).path is not None,
+        )
+        for entry in entries
     ]
     if output.json:
         output.result_json([asdict(row) for row in rows])

@@ -65,8 +65,8 @@ def run(
     ends = limits(max_tokens, stop)
     with open_model(output, model, Wishes(ctx, threads, gpu_layers), yes=yes, verbose=verbose) as loaded:
         sampling, _ = loaded.sampling(flags)
-        if raw:
-            events = loaded.generate(text, sampling=sampling, limits=ends)
+        if raw or not (jinja or has_template(output, loaded)):
+            events = loaded.generate("\n\n".join(filter(None, (system, text))), sampling=sampling, limits=ends)
         else:
             events = loaded.chat(conversation(system, text), sampling=sampling, limits=ends, template=jinja)
         with cancelling(loaded):
@@ -94,6 +94,13 @@ def read_prompt(output: Output, words: list[str]) -> str:
 def _read_all(output: Output) -> str:
     data = output.stdin.buffer.read() if hasattr(output.stdin, "buffer") else output.stdin.read().encode()
     return bytes(data).decode("utf-8", "replace").rstrip("\n")
+
+
+def has_template(output: Output, model: Model) -> bool:
+    """Whether the model can be talked to; says so when it can't."""
+    if not model.loaded.has_template:
+        output.note(f"{model.spec.name} has no chat template: the text is continued (--template gives it one)")
+    return model.loaded.has_template
 
 
 def conversation(system: str | None, text: str) -> list[Message]:

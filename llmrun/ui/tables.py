@@ -37,11 +37,12 @@ class InstalledRow:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueRow:
-    """A curated name. parameters as people write them, e.g. "135M"; quants that can be had."""
+    """A curated name. parameters as people write them, e.g. "135M"; quant and n_bytes of what is fetched by default."""
 
     alias: str
     parameters: str
-    quants: tuple[str, ...]
+    quant: str
+    n_bytes: int
     licence: str
     installed: bool
 
@@ -62,7 +63,8 @@ def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
     columns = (
         Column("NAME", style="bold"),
         Column("PARAMETERS", right=True),
-        Column("QUANTS"),
+        Column("QUANT"),
+        Column("SIZE", right=True),
         Column("LICENCE"),
         Column("INSTALLED", style="green"),
     )
