@@ -234,7 +234,7 @@ class Runner:
         return (telling or lines or [""])[-1][:500]
 
 
-_HINTS = {
+_HINTS: dict[int, str] = {
     signal.SIGKILL: "the system may have run out of memory: try a smaller --ctx or a smaller quant",
     signal.SIGILL: "llama.cpp was built for another processor: pip install --force-reinstall --no-cache-dir llmrun",
 }

@@ -69,7 +69,15 @@ def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
         Column("INSTALLED", style="green"),
     )
     cells = [
-        (row.alias, row.parameters, ", ".join(row.quants), row.licence, "yes" if row.installed else "") for row in rows
+        (
+            row.alias,
+            row.parameters,
+            row.quant,
+            size(row.n_bytes) if row.n_bytes else "",
+            row.licence,
+            "yes" if row.installed else "",
+        )
+        for row in rows
     ]
     show_table(output, columns, cells)
 
