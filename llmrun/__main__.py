@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 
 def main() -> None:
     """Run the command that sys.argv asks for; ends the process."""
+    gc.disable()  # nothing that is imported is garbage; cli.main.run() goes back to normal
     arguments = sys.argv[1:]
     if _needs_engine(arguments):
         from llmrun import launch

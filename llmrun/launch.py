@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import IO, NamedTuple
 
-ENGINE = (sys.executable, "-c", "from llmrun.engine.main import main; main()")
+ENGINE = (sys.executable, "-c", "import gc; gc.disable(); from llmrun.engine.main import main; main()")
 
 
 class Launched(NamedTuple):

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from llmrun.errors import BY_CODE, LlmrunError
+from llmrun.errors import BY_CODE, LlmrunError, UsageError
 from llmrun.params import Limits, SamplingParams
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 PREFIX_BYTES = _LENGTH.size
+ROLES = ("system", "user", "assistant")
 
 
 class FrameError(Exception):
@@ -30,6 +31,10 @@ class Message:
 
     role: str
     content: str
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise UsageError(f"there is no role {self.role!r}", why=f"a message is of one of {', '.join(ROLES)}")
 
 
 # ---- front -> engine -------------------------------------------------------------------------------

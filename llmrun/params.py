@@ -103,11 +103,15 @@ class SamplingParams:
             value = getattr(self, name)
             if value is None:
                 continue
-            if (isinstance(value, float) and math.isnan(value)) or not low <= value <= high:
+            whole = isinstance(high, int)
+            # A comparison with NaN is false.
+            if not low <= value <= high or (whole and value != int(value)):
                 raise UsageError(
                     f"{name} = {value} makes no sense",
-                    why=f"it has to be between {low:g} and {high:g}",
+                    why=f"it has to be {'a whole number ' if whole else ''}between {low:g} and {high:g}",
                 )
+            if whole:
+                object.__setattr__(self, name, int(value))
         for token, bias in self.logit_bias:
             if token < 0 or math.isnan(bias) or bias == math.inf:
                 raise UsageError(

@@ -22,7 +22,7 @@ _UNKNOWN_CONTEXT = 4096  # for files that do not say what the model was trained 
 _SMALLEST_CONTEXT = 512  # below that a conversation is pointless
 _CONTEXT_STEP = 256  # llama.cpp rounds a context up to this
 _UBATCH = 512  # tokens that llama.cpp computes at a time; a larger batch would only make progress and cancel coarser
-_START_BYTES = 32 << 20  # of KV cache: zeroing that much takes about 10 ms
+_START_BYTES = 16 << 20  # of KV cache: zeroing that much takes some milliseconds
 _KV_ELEMENT_BYTES = 2.0  # f16
 _SMALLEST_MARGIN = 512 << 20
 

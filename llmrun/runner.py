@@ -15,7 +15,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 
-from llmrun.errors import BadTemplateError, EngineCrashedError, LlmrunError, OutOfMemoryError
+from llmrun.errors import (
+    BadTemplateError,
+    CancelledError,
+    EngineCrashedError,
+    LlmrunError,
+    OutOfMemoryError,
+    UsageError,
+)
 from llmrun.launch import Launched, launch, take_prestarted
 from llmrun.messages import (
     PREFIX_BYTES,
@@ -62,6 +69,12 @@ class Runner:
         self._phase = "at its start"
         self._buffer = bytearray()
         self._cancelled_at: float | None = None
+        self._overdue = False
+        self._sending = False
+        self._next_command: Command | None = None
+        self._poll = select.poll()
+        assert self._process.stdout is not None
+        self._poll.register(self._process.stdout, select.POLLIN)
         atexit.register(self.close)
 
     @property
@@ -90,6 +103,9 @@ class Runner:
         self._send(load)
         while True:
             event = self._receive(None)
+            if event is None:
+                self.close()
+                raise CancelledError("loading was cancelled")
             if isinstance(event, LoadProgress):
                 on_progress(event.fraction)
             elif isinstance(event, Failed):
@@ -106,7 +122,7 @@ class Runner:
             BadTemplateError: the chat template fails or takes too long.
             EngineCrashedError: the engine died; load() again in a new Runner.
         """
-        self._cancelled_at = None
+        self._cancelled_at, self._overdue = None, False
         self._phase = "while rendering the chat template"
         self._send(generate)
         rendering_ends: float | None = None
@@ -122,6 +138,8 @@ class Runner:
                     f"the chat template takes longer than {RENDER_SECONDS:g} seconds",
                     hint="another one goes with --template",
                 )
+            if getattr(event, "request", generate.request) != generate.request:
+                continue  # of an answer that nobody read to its end
             if isinstance(event, Rendering):
                 rendering_ends = time.monotonic() + RENDER_SECONDS
                 continue
@@ -132,7 +150,12 @@ class Runner:
                 self._phase, rendering_ends = "in prefill", None
             elif isinstance(event, TextDelta):
                 self._phase = "in decode"
-            yield event
+            try:
+                yield event
+            except GeneratorExit:
+                if not isinstance(event, Finished):
+                    self.cancel(generate.request)
+                raise
             if isinstance(event, Finished):
                 self._phase = "while waiting"
                 return
@@ -141,6 +164,9 @@ class Runner:
         """Ask a request to stop: generate() ends soon, whatever the engine does. Safe in a signal handler."""
         if self._cancelled_at is None:
             self._cancelled_at = time.monotonic()
+            if self._sending:  # interrupted by the signal whose handler we are in
+                self._next_command = Cancel(request)
+                return
             with contextlib.suppress(EngineCrashedError):
                 self._send(Cancel(request))
 
@@ -156,7 +182,19 @@ class Runner:
                     pipe.close()
 
     def _send(self, command: Command) -> None:
-        data = memoryview(encode(command))
+        self._sending = True
+        try:
+            self._write(encode(command))
+        except FrameError as error:
+            raise UsageError("the conversation is too long to be sent to the engine", why=str(error)) from None
+        finally:
+            self._sending = False
+        if self._next_command is not None:
+            command, self._next_command = self._next_command, None
+            self._send(command)
+
+    def _write(self, frame: bytes) -> None:
+        data = memoryview(frame)
         pipe = self._process.stdin
         assert pipe is not None
         try:
@@ -191,9 +229,14 @@ class Runner:
         """Wait for more bytes; False when the deadline passed first."""
         pipe = self._process.stdout
         assert pipe is not None
+        # One read past the deadline is granted: we may have been asleep ourselves.
+        overdue = deadline is not None and time.monotonic() >= deadline
+        if overdue and self._overdue:
+            return False
+        self._overdue = overdue
         # Wake up now and then: a signal handler may have set a deadline meanwhile.
         wait = 0.1 if deadline is None else min(0.1, max(0.0, deadline - time.monotonic()))
-        if not select.select([pipe], [], [], wait)[0]:
+        if not self._poll.poll(wait * 1000):
             return deadline is None or time.monotonic() < deadline
         data = os.read(pipe.fileno(), 1 << 16)
         if not data:

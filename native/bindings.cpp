@@ -53,7 +53,7 @@ void make_sampler(Sampler* self, int64_t vocabulary_size, uint32_t seed, float t
                   float presence_penalty, float dry_multiplier, float dry_base, int32_t dry_allowed_length,
                   int32_t dry_last_n, int32_t mirostat, float mirostat_tau, float mirostat_eta,
                   std::vector<std::pair<int32_t, float>> logit_bias,
-                  const std::vector<std::vector<int32_t>>& dry_breakers) {
+                  const std::vector<std::vector<int32_t>>& dry_breakers, bool exact) {
     if (vocabulary_size < 1 || vocabulary_size > llmrun::largest_vocabulary) {
         throw std::invalid_argument("vocabulary_size has to be between 1 and 2^24");
     }
@@ -82,15 +82,58 @@ void make_sampler(Sampler* self, int64_t vocabulary_size, uint32_t seed, float t
         .mirostat_eta = mirostat_eta,
         .logit_bias = std::move(logit_bias),
     };
-    new (self) Sampler(static_cast<int32_t>(vocabulary_size), std::move(params), dry_breakers);
+    new (self) Sampler(static_cast<int32_t>(vocabulary_size), std::move(params), dry_breakers, exact);
 }
 
-int32_t sample(Sampler& sampler, uintptr_t address) {
+const float* logits_at(uintptr_t address) {
     if (address == 0 || address % alignof(float) != 0) {
         throw std::invalid_argument("the address of the logits is not that of a float");
     }
+    return std::bit_cast<const float*>(address);
+}
+
+int32_t sample(Sampler& sampler, uintptr_t address) {
+    const float* logits = logits_at(address);
     const nb::gil_scoped_release released;
-    return sampler.sample(std::bit_cast<const float*>(address));
+    return sampler.sample(logits);
+}
+
+// The references keep the samplers alive, whatever another thread does to the list meanwhile.
+std::vector<int32_t> sample_batch(const std::vector<nb::object>& objects,
+                                  const std::vector<uintptr_t>& addresses) {
+    if (objects.size() != addresses.size()) {
+        throw std::invalid_argument("there have to be as many addresses as samplers");
+    }
+    std::vector<std::pair<Sampler*, const float*>> pairs;
+    pairs.reserve(objects.size());
+    for (size_t i = 0; i < objects.size(); ++i) {
+        if (!nb::isinstance<Sampler>(objects[i])) {
+            throw nb::type_error("every sampler has to be a Sampler");
+        }
+        pairs.emplace_back(&nb::cast<Sampler&>(objects[i]), logits_at(addresses[i]));
+    }
+    std::vector<int32_t> tokens;
+    tokens.reserve(pairs.size());
+    const nb::gil_scoped_release released;
+    for (const auto& [sampler, logits] : pairs) {
+        try {
+            tokens.push_back(sampler->sample(logits));
+        } catch (const BadLogits&) {
+            tokens.push_back(-1);
+        }
+    }
+    return tokens;
+}
+
+std::vector<std::pair<int32_t, float>> log_probabilities(Sampler& sampler, uintptr_t address, int32_t token,
+                                                         size_t count) {
+    const float* logits = logits_at(address);
+    const nb::gil_scoped_release released;
+    std::vector<std::pair<int32_t, float>> result;
+    for (const auto& [id, value] : sampler.log_probabilities(logits, token, count)) {
+        result.emplace_back(id, value);
+    }
+    return result;
 }
 
 // All or none: a token out of range must not leave half of the others in the history.
@@ -119,13 +162,19 @@ void define_sampler(nb::module_& module) {
              "dry_base"_a = defaults.dry_base, "dry_allowed_length"_a = defaults.dry_allowed_length,
              "dry_last_n"_a = defaults.dry_last_n, "mirostat"_a = defaults.mirostat,
              "mirostat_tau"_a = defaults.mirostat_tau, "mirostat_eta"_a = defaults.mirostat_eta,
-             "logit_bias"_a = defaults.logit_bias, "dry_breakers"_a = std::vector<std::vector<int32_t>>{})
+             "logit_bias"_a = defaults.logit_bias, "dry_breakers"_a = std::vector<std::vector<int32_t>>{},
+             "exact"_a = false)
         .def("sample", sample, "address"_a)
         .def("accept", &Sampler::accept, "token"_a)
         .def("accept_many", accept_many, "tokens"_a)
         .def("copy", [](const Sampler& sampler) { return Sampler(sampler); })
+        .def("log_probabilities", log_probabilities, "address"_a, "token"_a, "count"_a)
         .def("random_state", &Sampler::random_state)
+        .def_prop_ro("exact_count", &Sampler::exact_count)
+        .def_prop_ro("bytes_read", &Sampler::bytes_read)
         .def_prop_ro("vocabulary_size", &Sampler::vocabulary_size);
+    module.def("sample_batch", sample_batch, "samplers"_a, "addresses"_a);
+    module.attr("cpu_level") = llmrun::loops().level;
 }
 
 void define_control(nb::module_& module) {

@@ -53,6 +53,12 @@ size_t history_length(const SamplerParams& params) {
     return static_cast<size_t>(std::max(for_penalties, for_dry));
 }
 
+size_t most_changes(int32_t vocabulary_size, const SamplerParams& params) {
+    const size_t penalized = uses_penalties(params) ? params.repeat_last_n : 0;
+    const size_t by_dry = uses_dry(params) ? params.dry_last_n : 0;
+    return std::min<size_t>(vocabulary_size, params.logit_bias.size() + penalized + by_dry);
+}
+
 std::string describe(int32_t token, float logit) {
     std::ostringstream text;
     if (logit < 0) {
@@ -63,38 +69,46 @@ std::string describe(int32_t token, float logit) {
     return text.str();
 }
 
+// A sum of two large numbers may overflow.
+void require_usable(int32_t token, float logit) {
+    if (!(logit < INFINITY)) {
+        throw BadLogits(token, logit);
+    }
+}
+
 }  // namespace
 
 BadLogits::BadLogits(int32_t token, float logit)
     : std::runtime_error(describe(token, logit)), token(token), logit(logit) {}
 
 Sampler::Sampler(int32_t vocabulary_size, SamplerParams params,
-                 const std::vector<std::vector<int32_t>>& dry_breakers)
+                 const std::vector<std::vector<int32_t>>& dry_breakers, bool exact)
     : vocabulary_size_(vocabulary_size),
       params_(checked(vocabulary_size, params)),
+      exact_(exact),
       history_(history_length(params)),
       counts_(vocabulary_size, uses_penalties(params) ? params.repeat_last_n : 0),
       dry_(dry_params(params), dry_breakers),
       random_(params.seed),
       xtc_random_(params.seed),
       mu_(2.0f * params.mirostat_tau),
-      buffer_(vocabulary_size) {}
+      peaks_(vocabulary_size),
+      changes_(most_changes(vocabulary_size, params)) {}
 
 int32_t Sampler::sample(const float* logits) {
-    Candidates candidates = load(logits);
-    apply_logit_bias();
-    size_t chosen = 0;
-    if (params_.mirostat == 0) {
-        apply_penalties();
-        apply_dry();
-        require_possible_token();
-        truncate(candidates);
-        chosen = choose(candidates);
-    } else {
-        require_possible_token();
-        chosen = choose_by_mirostat(candidates);
+    read(logits);
+    change_logits();
+    if (params_.mirostat == 0 && !exact_ && shortlist_.fill(params_, logits, peaks_, changes_)) {
+        Candidates candidates = shortlist_.candidates();
+        return candidates[choose(candidates)].id;
     }
-    return candidates[chosen].id;
+    ++exact_count_;
+    Candidates candidates = whole_vocabulary();
+    if (params_.mirostat != 0) {
+        return candidates[choose_by_mirostat(candidates)].id;
+    }
+    truncate(candidates);
+    return candidates[choose(candidates)].id;
 }
 
 void Sampler::accept(int32_t token) {
@@ -115,54 +129,82 @@ std::string Sampler::random_state() const {
     return text.str();
 }
 
-Candidates Sampler::load(const float* logits) {
-    for (int32_t token = 0; token < vocabulary_size_; ++token) {
-        if (!(logits[token] < INFINITY)) {
-            throw BadLogits(token, logits[token]);
-        }
-        buffer_[token] = {token, logits[token], 0.0f};
+const std::vector<LogProbability>& Sampler::log_probabilities(const float* logits, int32_t token,
+                                                              size_t count) {
+    require(token >= 0 && token < vocabulary_size_, "the token is not in the vocabulary");
+    read(logits);
+    const float largest = peaks_.largest();
+    if (largest == -INFINITY) {
+        throw BadLogits(0, -INFINITY);
     }
-    return {buffer_.data(), buffer_.size(), false, &scratch_};
+    const double total = largest + std::log(peaks_.add_exponentials().sum);
+    const auto value = [&](float logit) { return static_cast<float>(logit - total); };
+    log_probabilities_.clear();
+    log_probabilities_.push_back({token, value(logits[token])});
+    for (const Candidate& candidate : shortlist_.likeliest(peaks_, count)) {
+        log_probabilities_.push_back({candidate.id, value(candidate.logit)});
+    }
+    return log_probabilities_;
 }
 
-// Only before anything is sorted. A sum of two large numbers may overflow.
-void Sampler::change_logit(int32_t token, float logit) {
-    if (!(logit < INFINITY)) {
-        throw BadLogits(token, logit);
+void Sampler::read(const float* logits) {
+    logits_ = logits;
+    const int32_t bad = peaks_.read(logits);
+    if (bad >= 0) {
+        throw BadLogits(bad, logits[bad]);
     }
-    buffer_[token].logit = logit;
+}
+
+void Sampler::change_logits() {
+    changes_.clear();
+    apply_logit_bias();
+    if (params_.mirostat == 0) {
+        apply_penalties();
+        apply_dry();
+    }
 }
 
 void Sampler::apply_logit_bias() {
     for (const auto& [token, bias] : params_.logit_bias) {
-        change_logit(token, buffer_[token].logit + bias);
+        float& changed = logit(token);
+        changed += bias;
+        require_usable(token, changed);
     }
 }
 
 void Sampler::apply_penalties() {
     for (const int32_t token : counts_.distinct()) {
-        float logit = buffer_[token].logit;
+        float& changed = logit(token);
         // Dividing a negative logit would make the token more likely.
-        logit = logit <= 0 ? logit * params_.repeat_penalty : logit / params_.repeat_penalty;
+        changed = changed <= 0 ? changed * params_.repeat_penalty : changed / params_.repeat_penalty;
         const auto count = static_cast<float>(counts_.count(token));
-        logit -= count * params_.frequency_penalty + params_.presence_penalty;
-        change_logit(token, logit);
+        changed -= count * params_.frequency_penalty + params_.presence_penalty;
+        require_usable(token, changed);
     }
 }
 
 void Sampler::apply_dry() {
     for (const auto& [token, amount] : dry_.penalties(history_)) {
-        change_logit(token, buffer_[token].logit - amount);
+        float& changed = logit(token);
+        changed -= amount;
+        require_usable(token, changed);
     }
 }
 
 // The later steps divide by the largest probability and would make NaN of -inf alone.
-void Sampler::require_possible_token() const {
-    const bool possible = std::any_of(buffer_.begin(), buffer_.end(),
-                                      [](const Candidate& candidate) { return candidate.logit > -INFINITY; });
-    if (!possible) {
+Candidates Sampler::whole_vocabulary() {
+    buffer_.resize(vocabulary_size_);
+    for (int32_t token = 0; token < vocabulary_size_; ++token) {
+        buffer_[token] = {token, logits_[token], 0.0f};
+    }
+    for (const ChangedLogits::Change& change : changes_) {
+        buffer_[change.token].logit = change.logit;
+    }
+    const auto is_possible = [](const Candidate& candidate) { return candidate.logit > -INFINITY; };
+    if (std::none_of(buffer_.begin(), buffer_.end(), is_possible)) {
         throw BadLogits(0, -INFINITY);
     }
+    return {buffer_.data(), buffer_.size(), false, &scratch_};
 }
 
 void Sampler::truncate(Candidates& candidates) {
@@ -171,10 +213,10 @@ void Sampler::truncate(Candidates& candidates) {
     typical(candidates, params_.typical_p);
     top_p(candidates, params_.top_p);
     min_p(candidates, params_.min_p);
-    exclude_top_choices(candidates, params_.xtc_probability, params_.xtc_threshold, xtc_random_);
 }
 
 size_t Sampler::choose(Candidates& candidates) {
+    exclude_top_choices(candidates, params_.xtc_probability, params_.xtc_threshold, xtc_random_);
     dynamic_temperature(candidates, params_.temperature, params_.temperature_range,
                         params_.temperature_exponent);
     return draw(candidates, random_);

@@ -150,29 +150,14 @@ void top_n_sigma(Candidates& candidates, float n) {
     if (n <= 0.0f || candidates.size <= 1) {
         return;
     }
-    float largest = candidates[0].logit;
-    float sum = 0.0f;
-    size_t finite = 0;
-    for (const Candidate& candidate : candidates) {
-        if (candidate.logit != -infinity) {
-            largest = std::max(largest, candidate.logit);
-            sum += candidate.logit;
-            ++finite;
+    const auto each = [&](const auto& visit) {
+        for (const Candidate& candidate : candidates) {
+            visit(candidate.logit);
         }
-    }
-    const float mean = finite > 0 ? sum / finite : 0.0f;
-
-    float squares = 0.0f;
-    for (const Candidate& candidate : candidates) {
-        if (candidate.logit != -infinity) {
-            const double distance = candidate.logit - mean;
-            squares += distance * distance;
-        }
-    }
-    const float deviation = finite > 0 ? std::sqrt(squares / finite) : 0.0f;
-
+    };
+    const float smallest = smallest_within_sigma(each, n);
     for (Candidate& candidate : candidates) {
-        if (candidate.logit < largest - (n * deviation)) {
+        if (candidate.logit < smallest) {
             candidate.logit = -infinity;
         }
     }

@@ -4,8 +4,11 @@
 // so that the same logits and seed give the same token. Must not know Python, llama.h, or the steps' order.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -39,6 +42,34 @@ struct Candidates {
 };
 
 // ---- steps that remove candidates ----
+
+// The smallest logit within n standard deviations of the largest; each(f) calls f for every logit in order.
+template <typename ForEach>
+float smallest_within_sigma(const ForEach& each, float n) {
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    float largest = -infinity;
+    float sum = 0.0f;
+    size_t finite = 0;
+    each([&](float logit) {
+        if (logit != -infinity) {
+            largest = std::max(largest, logit);
+            sum += logit;
+            ++finite;
+        }
+    });
+    const float mean = finite > 0 ? sum / finite : 0.0f;
+
+    float squares = 0.0f;
+    each([&](float logit) {
+        if (logit != -infinity) {
+            const double distance = logit - mean;
+            squares += distance * distance;
+        }
+    });
+    const float deviation = finite > 0 ? std::sqrt(squares / finite) : 0.0f;
+    return largest - (n * deviation);
+}
+
 
 // Masks (-inf) logits more than n standard deviations under the largest; the list keeps its length.
 void top_n_sigma(Candidates& candidates, float n);

@@ -86,7 +86,10 @@ def generate(command: Generate) -> None:
     phase("decode")
     fault = globals().get(MODE)
     if fault is None:
-        send(TextDelta(command.request, "lo", 1), Finished(command.request, "stop", Stats(3, completion_tokens=2)))
+        send(
+            TextDelta(command.request, "lo", 1),
+            Finished(command.request, "stop", Stats(3, completion_tokens=2)),
+        )
     else:
         fault(command.request)
 

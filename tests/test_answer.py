@@ -444,9 +444,7 @@ def test_pipe_is_flushed_at_each_piece() -> None:
 @pytest.mark.parametrize(("stats", "expected"), [(True, f"{SUMMARY}\n"), (False, "")])
 def test_file_and_a_terminal_for_the_rest(stats: bool, expected: str) -> None:
     stdout, stderr = io.StringIO(), Terminal(200)
-    output = Output(
-        stdin=io.StringIO(), stdout=stdout, stderr=stderr, environment={"TERM": "x", "NO_COLOR": "1"}
-    )
+    output = Output(stdin=io.StringIO(), stdout=stdout, stderr=stderr, environment={"TERM": "x", "NO_COLOR": "1"})
     shown(output, "answer", stats=stats)
     assert stdout.getvalue() == "answer"
     assert stderr.getvalue() == expected
@@ -464,7 +462,5 @@ def test_dumb_terminal_gets_text_and_summary_without_any_escape() -> None:
 
 def test_real_terminal_gets_the_live_view() -> None:
     terminal = Terminal()
-    output = Output(
-        stdin=io.StringIO(), stdout=terminal, stderr=terminal, environment={"TERM": "xterm-256color"}
-    )
+    output = Output(stdin=io.StringIO(), stdout=terminal, stderr=terminal, environment={"TERM": "xterm-256color"})
     assert isinstance(answer_view(output), AnswerView)

@@ -26,9 +26,27 @@ HOMES = {
     "huggingface_hub": ("models/hub.py",),
 }
 # What the engine may know of llmrun: itself, and these.
-ENGINE_KNOWS = ("errors", "messages", "params", "_native", "models.gguf", "models.header", "models.check", "engine")
+ENGINE_KNOWS = (
+    "errors",
+    "messages",
+    "params",
+    "_native",
+    "models.gguf",
+    "models.header",
+    "models.check",
+    "engine",
+)
 
-HEAVY = ("llama_cpp", "numpy", "huggingface_hub", "prompt_toolkit", "jinja2", "psutil", "httpx", "llmrun.engine")
+HEAVY = (
+    "llama_cpp",
+    "numpy",
+    "huggingface_hub",
+    "prompt_toolkit",
+    "jinja2",
+    "psutil",
+    "httpx",
+    "llmrun.engine",
+)
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
@@ -46,7 +64,10 @@ def imports(file: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file} has a relative import"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in {"import_module", "__import__"}:
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in {
+            "import_module",
+            "__import__",
+        }:
             found |= {part.value for part in node.args if isinstance(part, ast.Constant)}
     return found
 

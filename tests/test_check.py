@@ -142,12 +142,8 @@ _BYTES = [f"<0x{number:02X}>" for number in range(256)]
 
 def test_good_vocabularies_pass(tmp_path: Path) -> None:
     check_vocabulary(header_of(tmp_path, {}))
-    check_vocabulary(
-        header_of(tmp_path, {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<s>", *_BYTES]})
-    )
-    check_vocabulary(
-        header_of(tmp_path, {"tokenizer.ggml.tokens": ["", "a", ""]})
-    )  # llama.cpp names empty ones
+    check_vocabulary(header_of(tmp_path, {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<s>", *_BYTES]}))
+    check_vocabulary(header_of(tmp_path, {"tokenizer.ggml.tokens": ["", "a", ""]}))  # llama.cpp names empty ones
 
 
 def test_the_same_token_twice(tmp_path: Path) -> None:

@@ -28,7 +28,11 @@ def drawn_tree() -> dict[str, tuple[str, int, str]]:
 
 def test_drawing_is_the_tree() -> None:
     real = {
-        kind.__name__: (kind.__mro__[1].__name__ if kind is not LlmrunError else "", kind.exit_status, kind.code)
+        kind.__name__: (
+            kind.__mro__[1].__name__ if kind is not LlmrunError else "",
+            kind.exit_status,
+            kind.code,
+        )
         for kind in CLASSES
     }
     assert drawn_tree() == real

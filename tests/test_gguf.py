@@ -97,9 +97,7 @@ def test_agrees_with_the_reference_writer(path: Path) -> None:
 def test_type_table_agrees_with_the_reference() -> None:
     reference = pytest.importorskip("gguf")
     for kind, (block, size) in reference.GGML_QUANT_SIZES.items():
-        if (
-            kind.name != "Q8_1"
-        ):  # gguf-py says 40; ggml-common.h asserts 2 halves + 32 = 36, and no file has it
+        if kind.name != "Q8_1":  # gguf-py says 40; ggml-common.h asserts 2 halves + 32 = 36, and no file has it
             assert reader._TENSOR_TYPES[kind.value] == (kind.name, block, size)
 
 

@@ -41,9 +41,7 @@ CPU implementer\t: 0x41
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:         1000000 kB\nMemAvailable:    8000000 kB\n"
 
 
-def machine(
-    physical: int = 4, logical: int = 8, quota: float | None = None, available: int = 8 * GIB
-) -> Hardware:
+def machine(physical: int = 4, logical: int = 8, quota: float | None = None, available: int = 8 * GIB) -> Hardware:
     return Hardware("CPU", (), physical, logical, quota, 16 * GIB, available)
 
 
@@ -198,9 +196,7 @@ def test_nothing_mounted_still_gives_an_answer(tmp_path: Path) -> None:
 def test_container_of_version_2(tree: Tree) -> None:
     tree.write("proc/self/cgroup", "0::/\n")
     tree.write("sys/fs/cgroup/cpu.max", "250000 100000\n")
-    tree.write("sys/fs/cgroup/memory.max", f"{4 * GIB}\n").write(
-        "sys/fs/cgroup/memory.current", f"{3 * GIB}\n"
-    )
+    tree.write("sys/fs/cgroup/memory.max", f"{4 * GIB}\n").write("sys/fs/cgroup/memory.current", f"{3 * GIB}\n")
     tree.write("sys/fs/cgroup/memory.stat", f"active_file {GIB // 2}\ninactive_file {GIB // 2}\n")
     found = tree.probe({0, 1, 2, 3})
     assert (found.cpu_quota, found.usable_cores) == (2.5, 2)

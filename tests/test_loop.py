@@ -2,95 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
 import pytest
-from fake_backend import (
-    BEGIN,
-    END,
-    HEART,
-    N_VOCAB,
-    TURN,
-    FakeBackend,
-    Model,
-    endless,
-    favouring,
-    hashed,
-    scripted,
-    tokens_of,
-)
+from conversation import Conversation
+from fake_backend import BEGIN, END, HEART, N_VOCAB, TURN, endless, favouring, hashed, scripted, tokens_of
 
 from llmrun.engine.backend.base import Aborted, DecodeError
-from llmrun.engine.loop import Engine
 from llmrun.errors import ContextOverflowError, OutOfMemoryError, UsageError
-from llmrun.messages import Event, Failed, Finished, PrefillProgress, Started, TextDelta
-from llmrun.params import Limits, SamplingParams
+from llmrun.messages import Failed, Finished, PrefillProgress, Started, TextDelta
+from llmrun.params import SamplingParams
 
-GREEDY = SamplingParams(temperature=0)
 FREE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-
-
-class Conversation:
-    """An engine over a fake backend, with shorthands for what the tests ask and look at."""
-
-    def __init__(self, model: Model, **backend: int) -> None:
-        self.backend = FakeBackend(model, **backend)
-        self.engine = Engine(self.backend, clock=itertools.count().__next__)
-        self.events: list[Event] = []
-
-    def ask(
-        self,
-        prompt: str | Sequence[int],
-        sampling: SamplingParams = GREEDY,
-        *,
-        most: int | None = None,
-        stop: tuple[str, ...] = (),
-        request: int = 1,
-    ) -> None:
-        tokens = tokens_of(prompt) if isinstance(prompt, str) else list(prompt)
-        self.engine.add(request, tokens, sampling, Limits(most, stop))
-
-    def run(self) -> None:
-        """Step until all is answered."""
-        for _ in range(2000):
-            if not self.engine.busy:
-                return
-            self.events += self.engine.step()
-        raise AssertionError("the engine does not come to an end")
-
-    def answer(self, *args: object, **options: object) -> tuple[str, str]:
-        """Text and reason of one request."""
-        self.events.clear()
-        self.ask(*args, **options)  # type: ignore[arg-type]
-        self.run()
-        return self.text(), self.finished().reason
-
-    def of(self, request: int) -> list[Event]:
-        return [event for event in self.events if getattr(event, "request", None) == request]
-
-    def text(self, request: int = 1) -> str:
-        return "".join(event.text for event in self.of(request) if isinstance(event, TextDelta))
-
-    def finished(self, request: int = 1) -> Finished:
-        last = self.of(request)[-1]
-        assert isinstance(last, Finished), last
-        return last
-
-    def failed(self, request: int = 1) -> Failed:
-        last = self.of(request)[-1]
-        assert isinstance(last, Failed), last
-        return last
-
-    def started(self, request: int = 1) -> Started:
-        first = self.of(request)[0]
-        assert isinstance(first, Started), first
-        return first
-
-    def computed(self) -> int:
-        """Tokens that went through the model."""
-        return sum(map(len, self.backend.calls))
 
 
 # ---- how an answer ends -----------------------------------------------------------------------------
@@ -363,7 +287,8 @@ def test_a_cancel_of_one_does_not_hurt_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(DecodeError("no", why="status 1"), "internal"), (OutOfMemoryError("no"), "not-enough-memory")]
+    ("error", "code"),
+    [(DecodeError("no", why="status 1"), "internal"), (OutOfMemoryError("no"), "not-enough-memory")],
 )
 @pytest.mark.parametrize("call", [0, 1, 3])
 def test_a_batch_that_fails(error: DecodeError, code: str, call: int) -> None:

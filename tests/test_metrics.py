@@ -16,12 +16,22 @@ def metrics(*token_times: float) -> Metrics:
 
 def test_without_a_token() -> None:
     none = metrics()
-    assert (none.ttft_seconds, none.decode_seconds, none.overhead_seconds, none.itl_quantile(0.5)) == (0, 0, 0, 0)
+    assert (none.ttft_seconds, none.decode_seconds, none.overhead_seconds, none.itl_quantile(0.5)) == (
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 def test_with_one_token() -> None:
     one = metrics(12.5)
-    assert (one.ttft_seconds, one.decode_seconds, one.overhead_seconds, one.itl_quantile(0.5)) == (2.5, 0, 0, 0)
+    assert (one.ttft_seconds, one.decode_seconds, one.overhead_seconds, one.itl_quantile(0.5)) == (
+        2.5,
+        0,
+        0,
+        0,
+    )
 
 
 def test_decode_runs_from_the_first_token_to_the_last() -> None:

@@ -164,9 +164,7 @@ def test_full_disk(index: StandInHub, tmp_path: Path, monkeypatch: pytest.Monkey
     assert not any(request.path.startswith("/files/") for request in index.requests)
 
 
-def test_login_of_the_index_goes_to_its_host_only(
-    index: StandInHub, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_login_of_the_index_goes_to_its_host_only(index: StandInHub, tmp_path: Path, monkeypatch: Any) -> None:
     with_login = index.url.replace("http://", "http://user:canary@")
     monkeypatch.setattr(mirror, "pip_settings", lambda: PipSettings((f"{with_login}/simple",)))
     run(tmp_path / "model")
@@ -222,9 +220,7 @@ def test_index_of_the_files(tmp_path: Path) -> None:
 
 
 def test_section_of_a_command_wins(tmp_path: Path) -> None:
-    file = write(
-        tmp_path / "f", "[install]\nindex_url = https://i.invalid\n[global]\nindex-url = https://g.invalid\n"
-    )
+    file = write(tmp_path / "f", "[install]\nindex_url = https://i.invalid\n[global]\nindex-url = https://g.invalid\n")
     assert pip_settings({}, [file]).indexes == ("https://i.invalid",)
 
 

@@ -33,9 +33,7 @@ def terminal_output(stdin: str = "", *, json: bool = False, **environment: str) 
 
 
 def pipe_output(*, json: bool = False, **environment: str) -> Output:
-    return Output(
-        json=json, stdin=io.StringIO(), stdout=io.StringIO(), stderr=io.StringIO(), environment=environment
-    )
+    return Output(json=json, stdin=io.StringIO(), stdout=io.StringIO(), stderr=io.StringIO(), environment=environment)
 
 
 def written(output: Output) -> tuple[str, str]:
@@ -195,9 +193,7 @@ except BrokenPipeError:
     quiet_broken_pipe()
     raise SystemExit(3)
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.readline()

@@ -25,6 +25,7 @@ class Facts:
     n_embd: int = 576
     n_vocab: int = 49_152
     kv_bytes: float = 11_520.0  # per element of one byte
+    rope_depends_on_window: bool = False
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
         return self.kv_bytes * bytes_per_element
@@ -40,7 +41,7 @@ def machine(free: int = 16 * GIB, cores: int = 4, quota: float | None = None) ->
 
 def test_plenty_of_memory_needs_no_words() -> None:
     plan = make_plan(SMALL, machine(), Wishes())
-    assert (plan.n_ctx, plan.n_batch, plan.threads, plan.gpu_layers) == (8192, 2048, 4, -1)
+    assert (plan.n_ctx, plan.n_batch, plan.threads, plan.gpu_layers) == (8192, 512, 4, -1)
     assert plan.notes == ()
     assert plan.total_bytes == plan.weight_bytes + plan.kv_bytes + plan.compute_bytes
 
@@ -49,9 +50,7 @@ def test_memory_is_what_llama_cpp_reports() -> None:
     plan = make_plan(SMALL, machine(), Wishes())
     assert plan.kv_bytes == 180 * MIB
     assert plan.compute_bytes / MIB == 98.25
-    assert make_plan(SMALL, machine(), Wishes(n_ctx=131_072)).compute_bytes / MIB == pytest.approx(
-        141.51, abs=0.1
-    )
+    assert make_plan(SMALL, machine(), Wishes(n_ctx=131_072)).compute_bytes / MIB == pytest.approx(141.51, abs=0.1)
 
 
 def test_context_is_cut_to_what_fits_and_said() -> None:
@@ -81,9 +80,7 @@ def test_largest_context_agrees_with_trying_them_all() -> None:
         free = generator.randrange(GIB, 4 * GIB)
         room = free - max(512 * MIB, free // 10)
         steps = [facts.n_ctx_train, *range(256, facts.n_ctx_train, 256)]
-        fitting = [
-            n for n in steps if make_plan(facts, machine(64 * GIB), Wishes(n_ctx=n)).total_bytes <= room
-        ]
+        fitting = [n for n in steps if make_plan(facts, machine(64 * GIB), Wishes(n_ctx=n)).total_bytes <= room]
         best = max(fitting, default=0)
         if best < 512:
             with pytest.raises(OutOfMemoryError):
@@ -131,14 +128,12 @@ def test_wish_on_a_model_that_does_not_fit_at_all() -> None:
 def test_wish_beyond_training_is_done_and_said() -> None:
     plan = make_plan(SMALL, machine(), Wishes(n_ctx=16_384))
     assert plan.n_ctx == 16_384
-    assert plan.notes == (
-        "context 16,384 tokens: the model was trained on 8,192, so answers get worse beyond that",
-    )
+    assert plan.notes == ("context 16,384 tokens: the model was trained on 8,192, so answers get worse beyond that",)
 
 
 def test_short_wish_makes_a_short_batch() -> None:
     plan = make_plan(SMALL, machine(), Wishes(n_ctx=1024))
-    assert (plan.n_ctx, plan.n_batch, plan.notes) == (1024, 1024, ())
+    assert (plan.n_ctx, plan.n_batch, plan.notes) == (1024, 512, ())
 
 
 def test_unknown_training_context() -> None:
@@ -207,3 +202,18 @@ def test_bad_wishes(wishes: Wishes, option: str, bounds: str) -> None:
 )
 def test_readable_size(size: int, text: str) -> None:
     assert readable_size(size) == text
+
+
+def test_kv_cache_begins_small_and_never_over_the_window() -> None:
+    assert make_plan(SMALL, machine(), Wishes()).n_ctx_start == 512
+    tiny = Facts(kv_bytes=100.0)
+    assert make_plan(tiny, machine(), Wishes()).n_ctx_start == 8192
+    assert make_plan(tiny, machine(), Wishes(n_ctx=65_536)).n_ctx_start == 65_536
+    assert make_plan(Facts(kv_bytes=1000.0), machine(), Wishes()).n_ctx_start == 8192
+    assert make_plan(Facts(kv_bytes=4000.0), machine(), Wishes()).n_ctx_start == 2048
+    assert make_plan(SMALL, machine(), Wishes(n_ctx=256)).n_ctx_start == 256
+
+
+def test_long_rope_gets_its_whole_window_at_once() -> None:
+    plan = make_plan(Facts(rope_depends_on_window=True), machine(), Wishes())
+    assert plan.n_ctx_start == plan.n_ctx == 8192

@@ -77,9 +77,7 @@ def test_token_goes_to_the_hub_only(hub: StandInHub, settings: Settings) -> None
     assert by_host == {"127.0.0.1": "Bearer canary", "localhost": None}
 
 
-def test_no_network_when_it_is_there(
-    hub: StandInHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_network_when_it_is_there(hub: StandInHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     path = pull(SPEC, settings)
 
     def refuse(*_: object, **__: object) -> None:

@@ -130,9 +130,7 @@ def test_other_link() -> None:
     assert resolve(link, CATALOGUE) == ModelSpec(link, url=link)
 
 
-@pytest.mark.parametrize(
-    "name", ["x.gguf", "./x.gguf", "sub/x.gguf", "plain", "sub/plain", "some/deep/x.gguf"]
-)
+@pytest.mark.parametrize("name", ["x.gguf", "./x.gguf", "sub/x.gguf", "plain", "sub/plain", "some/deep/x.gguf"])
 def test_file_that_exists_is_a_path(name: str, empty_directory: Path) -> None:
     path = empty_directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,9 +154,7 @@ def test_alias_wins_over_a_file_of_that_name(empty_directory: Path) -> None:
     assert resolve("./tiny", CATALOGUE).path == empty_directory / "tiny"
 
 
-@pytest.mark.parametrize(
-    "name", ["x.gguf", "./x.gguf", "sub/x.gguf", "../x", "/no/such", "~nobody-here/x.gguf"]
-)
+@pytest.mark.parametrize("name", ["x.gguf", "./x.gguf", "sub/x.gguf", "../x", "/no/such", "~nobody-here/x.gguf"])
 def test_missing_file(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match="no file"):
         resolve(name, CATALOGUE)
@@ -246,9 +242,7 @@ def test_damaged_catalogue_is_explained(text: str | None, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("place", ["site/llmrun/models.toml", "site/models.toml"])
-def test_catalogue_of_a_wheel_and_of_a_checkout(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_catalogue_of_a_wheel_and_of_a_checkout(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "__file__", str(tmp_path / "site/llmrun/models/registry.py"))
     path = tmp_path / place
     path.parent.mkdir(parents=True)

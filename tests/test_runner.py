@@ -300,6 +300,7 @@ def test_close_twice(start: Start) -> None:
     runner.close()
     assert not runner.alive
     assert not psutil.pid_exists(pid), "ended and waited for: no zombie"
+    assert all(pipe is not None and pipe.closed for pipe in (runner._process.stdin, runner._process.stdout))
 
 
 def test_close_in_the_middle_of_an_answer(start: Start) -> None:

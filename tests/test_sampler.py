@@ -184,9 +184,7 @@ def test_native_is_llama_cpp_where_only_part_is_sorted(name: str) -> None:
 
 
 @pytest.mark.parametrize("n_vocab", [49_152, 128_256])
-@pytest.mark.parametrize(
-    "name", ["defaults", "greedy", "penalties-all", "top-p", "min-p", "typical", "mirostat-2"]
-)
+@pytest.mark.parametrize("name", ["defaults", "greedy", "penalties-all", "top-p", "min-p", "typical", "mirostat-2"])
 def test_native_is_llama_cpp_on_real_vocabularies(name: str, n_vocab: int) -> None:
     assert_same_as_llama(PARAMETERS[name], 7, rows(n_vocab, 6, seed=3))
 

@@ -161,9 +161,7 @@ def test_overlong_string_sequence_gives_up_and_shows_its_text() -> None:
     assert clean(f"{ESC}]{body[:-1]}\x07") == ""
 
 
-@pytest.mark.parametrize(
-    "unit", ["\x9d", f"{ESC}]", f"{ESC}[1", "x", f"{ESC}]" + "y" * 5000, "\x1b[" + "1" * 500]
-)
+@pytest.mark.parametrize("unit", ["\x9d", f"{ESC}]", f"{ESC}[1", "x", f"{ESC}]" + "y" * 5000, "\x1b[" + "1" * 500])
 def test_huge_hostile_lines_take_linear_time(unit: str) -> None:
     out = feed_all([unit * (1_000_000 // len(unit))])
     assert all(map(is_allowed, set(out)))

@@ -21,9 +21,7 @@ def store(tmp_path: Path) -> Store:
     return Store(Settings(tmp_path / "hub", "https://hub.invalid", offline=False, debug=False))
 
 
-def put(
-    store: Store, filename: str, commit: str = OLD, repository: str = REPOSITORY, content: bytes = b"GGUF"
-) -> Path:
+def put(store: Store, filename: str, commit: str = OLD, repository: str = REPOSITORY, content: bytes = b"GGUF") -> Path:
     """A file as it is after a pull."""
     name = sha256(f"{filename} {commit}".encode())
     blob = store.blob(repository, name)
@@ -46,10 +44,7 @@ def test_layout(store: Store) -> None:
     assert path.readlink().parts[:3] == ("..", "..", "blobs")
     assert path.resolve().parent == root / "blobs"
     assert (root / "refs" / "main").read_text() == OLD
-    assert (
-        store.lock(REPOSITORY, "f" * 64)
-        == store.root / ".locks/models--maker--tiny-GGUF" / f"{'f' * 64}.lock"
-    )
+    assert store.lock(REPOSITORY, "f" * 64) == store.root / ".locks/models--maker--tiny-GGUF" / f"{'f' * 64}.lock"
 
 
 def test_huggingface_hub_reads_it(store: Store) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from llmrun.ui.output import Output
 from llmrun.doctor import Finding
+from llmrun.ui.output import Output
 from llmrun.ui.tables import (
     CatalogueRow,
     Column,

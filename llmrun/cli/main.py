@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from types import FrameType
@@ -66,6 +67,8 @@ def start(
 
 def run() -> NoReturn:
     """Run the command in sys.argv and end the process with its exit code."""
+    gc.freeze()
+    gc.enable()
     signal.signal(signal.SIGINT, _cancel)
     signal.signal(signal.SIGTERM, _terminate)
     try:

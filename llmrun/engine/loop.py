@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from llmrun.engine.backend.base import Aborted, Backend, DecodeError, Entry
+from llmrun.engine.backend.base import Aborted, Backend, Entry
 from llmrun.engine.metrics import Metrics
 from llmrun.engine.prefix import common_prefix, reusable
 from llmrun.engine.sampler import SequenceSampler
@@ -94,7 +94,7 @@ class Engine:
             for sequence in self._active:
                 self._cut(sequence)
             return events
-        except DecodeError as error:
+        except LlmrunError as error:
             return events + [self._fail(sequence, error) for sequence in list(self._active)]
         seconds = self._clock() - began
         for sequence, share in zip(list(self._active), shares, strict=True):

@@ -7,6 +7,7 @@ in the middle of a computation; SIGINT is the front's business.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import queue
@@ -18,6 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO
 
 from llmrun import _native
+from llmrun.engine.lean import import_submodule
 from llmrun.errors import BadTemplateError, LlmrunError
 from llmrun.messages import (
     Cancel,
@@ -92,11 +94,11 @@ class EngineProcess:
             frame = self._channel.receive()
             if frame is None:
                 os._exit(0)
+            if isinstance(frame, Cancel):
+                self._flag.set()  # before the main thread can take the command, which clears the flag
             if isinstance(frame, Open | Load | Generate | Cancel):
                 self._inbox.put(frame)
-            if isinstance(frame, Cancel):
-                self._flag.set()
-            elif isinstance(frame, Open | Load):
+            if isinstance(frame, Open | Load):
                 _import_ahead()
 
     def _handle(self, command: Command) -> None:
@@ -124,11 +126,16 @@ class EngineProcess:
 
         began = time.perf_counter()
         weights = self._weights
-        if weights is None or (weights.path, weights.gpu_layers) != (load.path, load.gpu_layers):
+        if weights is not None and (weights.path, weights.gpu_layers) != (load.path, load.gpu_layers):
+            weights.close()
+            weights = None
+        if weights is None:
             with self._reporting_progress():
                 weights = LlamaModel(load.path, load.gpu_layers, self._flag, verbose=load.verbose)
         backend = LlamaBackend(weights, load)
         self._model = LoadedModel(weights, backend)
+        gc.freeze()  # whatever is there now stays; launch.py begins without collection to start sooner
+        gc.enable()
         self._channel.send(
             Loaded(
                 n_ctx=backend.n_ctx,
@@ -223,8 +230,10 @@ class LoadedModel:
 
 def _import_ahead() -> None:
     """Import what the first request needs while llama.cpp loads the weights without Python's lock."""
-    for name in ("jinja2.ext", "jinja2.sandbox", "llmrun.engine.template", "llmrun.engine.loop"):
-        importlib.import_module(name)
+    for name in ("ext", "sandbox"):
+        import_submodule("jinja2", name)
+    for name in ("template", "loop"):
+        importlib.import_module(f"llmrun.engine.{name}")
 
 
 def _import_llama_ahead() -> None:

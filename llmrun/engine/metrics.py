@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -53,4 +54,4 @@ class Metrics:
         """Inter-token latency that a share q of the gaps does not exceed (nearest rank); 0 with no gap."""
         times = self.token_times
         gaps = sorted(after - before for before, after in pairwise(times))
-        return gaps[min(len(gaps) - 1, int(q * len(gaps)))] if gaps else 0.0
+        return gaps[max(0, math.ceil(q * len(gaps)) - 1)] if gaps else 0.0

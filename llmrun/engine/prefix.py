@@ -10,7 +10,7 @@ def common_prefix(cached: Sequence[int], prompt: Sequence[int]) -> int:
     limit = min(len(cached), len(prompt))
     if cached[:limit] == prompt[:limit]:
         return limit
-    return next(i for i in range(limit) if cached[i] != prompt[i])
+    return next((i for i in range(limit) if cached[i] != prompt[i]), limit)
 
 
 def reusable(cached: Sequence[int], prompt: Sequence[int]) -> int:

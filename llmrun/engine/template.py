@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, NamedTuple, NoReturn
 
-from llmrun.errors import BadTemplateError
+from llmrun.engine.lean import import_submodule
+from llmrun.errors import BadTemplateError, UsageError
 from llmrun.messages import Message
 
 MAX_TEMPLATE_CHARACTERS = 1024 * 1024
@@ -55,7 +56,8 @@ class ChatTemplate:
             raise BadTemplateError(f"the chat template has {len(source):,} characters, over a million")
         self._bos = bos
         self._eos = eos
-        with _explained():
+        # Under the limit already here: Jinja computes constant expressions when it compiles.
+        with _explained(), _memory_limit():
             self._template = _environment().from_string(source)
 
     def render(self, messages: Sequence[Message], control: ControlTexts) -> list[Part]:
@@ -125,7 +127,10 @@ class _Mask:
         if found or any(control.may_join(content.strip()) for content in contents):
             used = set().union(*contents)
             free = (chr(code) for code in self._PRIVATE if chr(code) not in used)
-            self._characters = dict(zip([self._GUARD, *sorted(found)], free, strict=False))
+            hidden = [self._GUARD, *sorted(found)]
+            self._characters = dict(zip(hidden, free, strict=False))
+            if len(self._characters) < len(hidden):
+                raise UsageError("the conversation uses up all private characters of Unicode")
         self._texts = {character: text for text, character in self._characters.items()}
 
     def hide(self, content: str) -> str:
@@ -170,24 +175,24 @@ def _merged(parts: list[Part]) -> list[Part]:
 
 
 def _environment() -> Any:
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_tag()]
+    runtime, extensions = import_submodule("jinja2", "runtime"), import_submodule("jinja2", "ext")
+    sandbox = import_submodule("jinja2", "sandbox")
+    environment = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[extensions.loopcontrols, _generation_tag(extensions)]
     )
     environment.filters["tojson"] = _to_json
+    # Some templates ask for "tools is not none" and some loop over tools unasked; where there are none, both are right.
+    environment.tests["none"] = lambda value: value is None or isinstance(value, runtime.Undefined)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     del environment.globals["lipsum"]  # makes text without end
     return environment
 
 
-def _generation_tag() -> Any:
+def _generation_tag(extensions: Any) -> Any:
     """The `{% generation %}` block of Hugging Face templates, which marks the assistant's text for training."""
-    from jinja2.ext import Extension
 
-    class Generation(Extension):
+    class Generation(extensions.Extension):  # type: ignore[misc]  # known only now
         tags = {"generation"}  # noqa: RUF012 - Jinja's own name and type
 
         def parse(self, parser: Any) -> Any:
@@ -197,18 +202,29 @@ def _generation_tag() -> Any:
     return Generation
 
 
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Hugging Face's filter, which does not escape HTML as Jinja's own does."""
     import json
 
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: object) -> NoReturn:
-    raise BadTemplateError("the chat template refuses this conversation", why=str(message)[:500])
+    raise BadTemplateError("the chat template refuses this conversation", why=_line(message))
 
 
 def _strftime_now(layout: str) -> str:
     return datetime.now().strftime(layout)
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text).split())[:500]
 
 
 @contextmanager
@@ -221,7 +237,7 @@ def _explained() -> Iterator[None]:
     except MemoryError:
         raise BadTemplateError("the chat template asks for too much memory") from None
     except Exception as error:  # a template can raise anything Python has
-        why = f"{type(error).__name__}: {error}"[:500]
+        why = _line(f"{type(error).__name__}: {error}")
         raise BadTemplateError("the chat template fails", why=why, hint="another one goes with --template") from error
 
 

@@ -38,10 +38,12 @@ class TextStream:
         if self.stopped or not self._stop:
             return "" if self.stopped else text
         text = self._held + text
-        cut = min((at for at in (text.find(stop) for stop in self._stop) if at >= 0), default=-1)
-        if cut >= 0:
+        # The stop string that is complete first wins, so that the answer does not depend on how tokens split it.
+        found = ((text.find(stop), len(stop)) for stop in self._stop)
+        ends = [(start + length, start) for start, length in found if start >= 0]
+        if ends:
             self.stopped, self._held = True, ""
-            return text[:cut]
+            return text[: min(ends)[1]]
         keep = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

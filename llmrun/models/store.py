@@ -12,10 +12,8 @@ Owns the cache's layout; must not know the network nor what is inside a model fi
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,6 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from llmrun.config import Settings
 from llmrun.models import quants
-from llmrun.models.download import disk_errors, sync_folder
 from llmrun.models.registry import ModelSpec
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -74,6 +71,8 @@ class Store:
     def link_target(self, url: str) -> Path:
         """Where the file of a plain link belongs. A link's query does not count: signed ones change it."""
         plain = _plain_link(url)
+        import hashlib
+
         folder = hashlib.sha256(plain.encode()).hexdigest()[:16]
         name = unquote(urlsplit(plain).path).rpartition("/")[2]
         return self.root / _LINKS / folder / (re.sub(r"[^\w.+-]", "_", name).lstrip(".") or "model.gguf")
@@ -165,6 +164,8 @@ class Store:
         Raises:
             ResourceError: the cache can't be written.
         """
+        from llmrun.models.download import disk_errors
+
         folder = self._folder(repository)
         path = folder / "snapshots" / commit / filename
         with disk_errors(path):
@@ -176,6 +177,8 @@ class Store:
 
     def install_link(self, url: str) -> None:
         """Note what link a file at link_target() came from, without what may be secret in it."""
+        from llmrun.models.download import disk_errors
+
         path = self.link_target(url).with_name(_LINK_FILE)
         with disk_errors(path):
             _write(path, _plain_link(url))
@@ -227,8 +230,12 @@ def _link(blob: Path, path: Path) -> None:
         try:
             os.link(blob, temporary)
         except OSError:
+            import shutil
+
             shutil.copyfile(blob, temporary)
     temporary.replace(path)
+    from llmrun.models.download import sync_folder
+
     sync_folder(path.parent)
 
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import os
 import re
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from llmrun import _native
 from llmrun.engine.backend.base import Aborted, DecodeError, Entry
+from llmrun.engine.lean import import_submodule, package_folder
 from llmrun.errors import BadModelError, CancelledError, LlmrunError, OutOfMemoryError
 from llmrun.messages import Load
 
@@ -38,11 +37,10 @@ def import_llama() -> Any:
     Raises:
         LlmrunError: it is missing, or not the version this file was written for.
     """
-    name = "llama_cpp"
-    spec = importlib.util.find_spec(name)
-    if spec is None or not spec.submodule_search_locations or spec.origin is None:
+    folder = package_folder("llama_cpp")
+    if folder is None:
         raise LlmrunError("llama-cpp-python is not installed", hint=f"pip install llama-cpp-python=={VERSION}")
-    found = re.search(r'__version__ = "([^"]+)"', Path(spec.origin).read_text(encoding="utf-8"))
+    found = re.search(r'__version__ = "([^"]+)"', (folder / "__init__.py").read_text(encoding="utf-8"))
     if not found or found[1] != VERSION:
         raise LlmrunError(
             f"llama-cpp-python is version {found[1] if found else 'unknown'}",
@@ -50,10 +48,7 @@ def import_llama() -> Any:
             hint=f"pip install llama-cpp-python=={VERSION}",
         )
     _refuse_amx()
-    package = ModuleType(name)
-    package.__path__ = list(spec.submodule_search_locations)
-    sys.modules.setdefault(name, package)
-    llama = importlib.import_module(f"{name}.{name}")
+    llama = import_submodule("llama_cpp", "llama_cpp")
     for struct, size in _SIZES.items():
         if ctypes.sizeof(getattr(llama, struct)) != size:
             raise LlmrunError(f"{struct} of llama-cpp-python has an unexpected size on this platform")
@@ -136,6 +131,11 @@ class LlamaModel:
         count = ctypes.c_int32()
         tokens = llama.llama_vocab_get_suppress_tokens(vocab, ctypes.byref(count))
         self.suppressed = tuple(tokens[: count.value]) if tokens else ()
+
+    def close(self) -> None:
+        """Free the weights; the model can't be used any more."""
+        self._control.join()
+        self.llama.llama_model_free(self.pointer)
 
     def _text(self, token: int) -> str:
         """A token's text in the vocabulary; "" for no token."""
@@ -280,6 +280,7 @@ class LlamaBackend:
             state = (ctypes.c_uint8 * size)()
             copied = llama.llama_state_seq_get_data(self._context, state, size, sequence)
             if llama.llama_state_seq_set_data(bigger, state, copied, sequence) != copied:
+                llama.llama_free(bigger)
                 raise DecodeError("llama.cpp could not move the KV cache into a larger context")
         llama.llama_free(self._context)
         self._context, self._room = bigger, room
@@ -312,7 +313,10 @@ class _ControlTexts:
         texts = (llama.llama_vocab_get_text(vocab, token).decode("utf-8", "replace") for token in tokens)
         self._texts = tuple(texts)
 
+    def join(self) -> None:
+        self._thread.join()
+
     @property
     def texts(self) -> tuple[str, ...]:
-        self._thread.join()
+        self.join()
         return self._texts

@@ -1,0 +1,35 @@
+"""Imports modules of foreign packages without running the package's `__init__`, which imports much that we never use.
+
+Owns the trick alone: an empty package object that knows where its submodules lie stands in for the real one. Only the
+engine process does this, where nobody else imports these packages.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+def package_folder(package: str) -> Path | None:
+    """Where an installed package lies, without importing it; None if it is not installed."""
+    spec = importlib.util.find_spec(package)
+    locations = spec.submodule_search_locations if spec else None
+    return Path(next(iter(locations))) if locations else None
+
+
+def import_submodule(package: str, name: str) -> ModuleType:
+    """Import `package.name`.
+
+    Raises:
+        ImportError: there is no such package or module.
+    """
+    if package not in sys.modules:
+        folder = package_folder(package)
+        if folder is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+        stand_in = ModuleType(package)
+        stand_in.__path__ = [str(folder)]
+        sys.modules[package] = stand_in
+    return importlib.import_module(f"{package}.{name}")
