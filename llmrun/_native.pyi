@@ -20,7 +20,8 @@ class BadLogits(ValueError):  # noqa: N818 - named after what it is about, as in
 class Sampler:
     """One sequence's sampler: llama.cpp's chain, token for token and random draw for random draw.
 
-    For one thread at a time. `sample` does not accept the token it chooses.
+    One exception: top-p without top-k that leaves over 1024 tokens, of which a few have equal logits, may
+    choose another one of those equals. For one thread at a time. `sample` does not accept the token it chooses.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Sampler:
         mirostat_eta: float = 0.1,
         logit_bias: Sequence[tuple[int, float]] = ...,
         dry_breakers: Sequence[Sequence[int]] = ...,
+        exact: bool = False,
     ) -> None:
         """Take the parameters of llmrun/params.py, which says what they mean.
 
@@ -58,6 +60,7 @@ class Sampler:
             vocabulary_size: how many logits there are, 1 to 2**24.
             seed: 0 to 2**32 - 1, each of them definite.
             dry_breakers: token sequences that DRY follows no repeat across.
+            exact: do every step on the whole vocabulary, always; for tests.
 
         Raises:
             ValueError: a value makes no sense, or a biased token is not in the vocabulary.
@@ -84,6 +87,20 @@ class Sampler:
     def accept_many(self, tokens: Sequence[int]) -> None:
         """Accept each in order, or none if one is not in the vocabulary (ValueError)."""
 
+    def log_probabilities(self, address: int, token: int, count: int) -> list[tuple[int, float]]:
+        """Natural logarithms of the probabilities that the model itself gives, before any step of the chain.
+
+        Args:
+            address: as in `sample`.
+            token: listed first, whatever its probability.
+            count: how many of the likeliest tokens follow, likeliest first (equals by id); fewer when not as
+                many are possible. `token` may be among them again.
+
+        Raises:
+            BadLogits: these logits give no probabilities.
+            ValueError: the token is not in the vocabulary, or the address can't be that of a float.
+        """
+
     def copy(self) -> Sampler:
         """Make an independent sampler that goes on identically."""
 
@@ -92,6 +109,27 @@ class Sampler:
 
     @property
     def vocabulary_size(self) -> int: ...
+    @property
+    def exact_count(self) -> int:
+        """How many tokens took every step on the whole vocabulary, because a shortlist could not tell."""
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the logits that the last `sample` read, whole cache lines; without its own lists."""
+
+def sample_batch(samplers: Sequence[Sampler], addresses: Sequence[int]) -> list[int]:
+    """Let each sampler choose from the logits at its address, in one call; the GIL is released meanwhile.
+
+    Returns:
+        The tokens, -1 where nothing can be sampled: `sample` of that one raises what is wrong. Its random
+        generators have not moved, and the others are not affected.
+
+    Raises:
+        TypeError, ValueError: the arguments don't match up; nothing was sampled.
+    """
+
+cpu_level: str
+"""Which instructions the sampler uses on this CPU: "avx512", "avx2", or "baseline"."""
 
 class CancelFlag:
     """Stops llama.cpp's work, and shows how far a load has come.

@@ -222,6 +222,9 @@ class LlamaBackend:
         self._memory = self._llama.llama_get_memory(self._context)
         if not self._memory:
             raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
+        # Indexing a library makes a function object of our own, whose result is the bare address.
+        self._get_logits = self._llama._lib["llama_get_logits_ith"]
+        self._get_logits.argtypes, self._get_logits.restype = (ctypes.c_void_p, ctypes.c_int32), ctypes.c_void_p
         self._batch = self._llama.llama_batch_init(self.n_batch, 0, 1)
         for i in range(self.n_batch):
             self._batch.n_seq_id[i] = 1
@@ -288,8 +291,7 @@ class LlamaBackend:
 
     def logits(self, index: int) -> int:
         """See base.Backend."""
-        row = self._llama.llama_get_logits_ith(self._context, index)
-        return ctypes.cast(row, ctypes.c_void_p).value or 0
+        return self._get_logits(self._context, index) or 0
 
     def forget(self, sequence_id: int, start: int) -> bool:
         """See base.Backend."""
