@@ -68,10 +68,17 @@ class LlamaChain:
         ]
 
     def sample(self, logits: np.ndarray) -> int:
+        return self.apply(self.fill(logits))
+
+    def fill(self, logits: np.ndarray) -> Any:
+        """Make the candidates that apply() takes, which changes them."""
         self._row["id"], self._row["logit"], self._row["p"] = self._ids, logits, 0
         array = self._llama.llama_token_data_array()
         array.data = self._row.ctypes.data_as(type(array.data))
         array.size, array.selected, array.sorted = len(logits), -1, False
+        return array
+
+    def apply(self, array: Any) -> int:
         self._llama.llama_sampler_apply(self._chain, ctypes.byref(array))
         return array.data[array.selected].id
 

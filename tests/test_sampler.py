@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from sampler_cases import (
+    PARAMETERS,
+    hard_rows,
+    may_exchange_equals,
+    native_sampler,
+    rows,
+)
 from sampler_llama import LlamaChain
 from sampler_twin import Mt19937, Twin
 
@@ -16,84 +23,6 @@ from llmrun import _native
 from llmrun.engine.sampler import SequenceSampler, dry_breaker_tokens
 from llmrun.errors import BadLogitsError, UsageError
 from llmrun.params import SamplingParams
-
-OFF = SamplingParams(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0)
-BANS = tuple((token, -math.inf) for token in range(0, 20, 2))
-
-# Every step alone and in company; each is run as a sequence whose tokens are fed back.
-PARAMETERS = {
-    "defaults": SamplingParams(),
-    "off": OFF,
-    "greedy": SamplingParams(temperature=0.0),
-    "greedy-untruncated": replace(OFF, temperature=0.0),
-    "greedy-penalized": SamplingParams(temperature=0.0, repeat_penalty=1.3),
-    "hot": SamplingParams(temperature=3.0),
-    "cold": SamplingParams(temperature=0.05),
-    "top-k-1": SamplingParams(top_k=1),
-    "top-k": replace(OFF, top_k=7),
-    "top-k-200": replace(OFF, top_k=200),
-    "top-k-over": replace(OFF, top_k=10**6),
-    "top-p": replace(OFF, top_p=0.7),
-    "top-p-0": replace(OFF, top_p=0.0),
-    "top-p-all": replace(OFF, top_p=0.999999),
-    "min-p": replace(OFF, min_p=0.1),
-    "min-p-1": replace(OFF, min_p=1.0),
-    "min-p-then-xtc": replace(OFF, min_p=0.01, xtc_probability=0.5, xtc_threshold=0.02),
-    "typical": replace(OFF, typical_p=0.6),
-    "typical-in-chain": SamplingParams(typical_p=0.8, top_k=100),
-    "top-n-sigma": replace(OFF, top_n_sigma=1.0),
-    "top-n-sigma-in-chain": SamplingParams(top_n_sigma=1.5, top_k=0),
-    "xtc": replace(OFF, xtc_probability=1.0, xtc_threshold=0.05),
-    "xtc-sometimes": SamplingParams(xtc_probability=0.4, xtc_threshold=0.1),
-    "xtc-one-candidate": SamplingParams(top_k=1, xtc_probability=0.5),
-    "repeat": SamplingParams(repeat_penalty=1.2),
-    "repeat-short": SamplingParams(repeat_penalty=1.7, repeat_last_n=1),
-    "repeat-less-than-1": SamplingParams(repeat_penalty=0.8, repeat_last_n=5),
-    "frequency": SamplingParams(frequency_penalty=0.3, repeat_last_n=300),
-    "presence": SamplingParams(presence_penalty=1.5, top_k=0),
-    "penalties-no-history": SamplingParams(presence_penalty=1.5, repeat_last_n=0),
-    "penalties-all": SamplingParams(repeat_penalty=1.1, frequency_penalty=0.2, presence_penalty=-0.5),
-    "dry": SamplingParams(dry_multiplier=0.8, top_k=5),
-    "dry-long": SamplingParams(dry_multiplier=2.0, dry_base=3.0, dry_allowed_length=1, dry_last_n=400),
-    "dry-base-1": SamplingParams(dry_multiplier=0.8, dry_base=1.0, dry_allowed_length=0, dry_last_n=9),
-    "dry-base-off": SamplingParams(dry_multiplier=0.8, dry_base=0.9),
-    "dry-and-repeat": SamplingParams(dry_multiplier=0.5, dry_last_n=10, repeat_penalty=1.1, repeat_last_n=99),
-    "dynamic": SamplingParams(temperature_range=0.5),
-    "dynamic-from-0": replace(OFF, temperature=0.4, temperature_range=1.0, temperature_exponent=0.5),
-    "dynamic-greedy": SamplingParams(temperature=0.0, temperature_range=0.7, temperature_exponent=2.0),
-    "bias": SamplingParams(logit_bias=((3, 5.0), (4, -2.5), (3, 1.0))),
-    "bans": SamplingParams(logit_bias=BANS, top_k=0),
-    "mirostat-1": SamplingParams(mirostat=1),
-    "mirostat-1-low": SamplingParams(mirostat=1, mirostat_tau=1.0, mirostat_eta=0.5, temperature=1.5),
-    "mirostat-1-cold": SamplingParams(mirostat=1, temperature=0.0, logit_bias=BANS),
-    "mirostat-2": SamplingParams(mirostat=2),
-    "mirostat-2-low": SamplingParams(mirostat=2, mirostat_tau=0.5, mirostat_eta=0.3, repeat_penalty=1.5),
-    "everything": SamplingParams(
-        temperature=1.3, temperature_range=0.4, top_k=60, top_p=0.9, min_p=0.02, typical_p=0.9,
-        top_n_sigma=3.0, xtc_probability=0.3, xtc_threshold=0.08, repeat_penalty=1.05,
-        frequency_penalty=0.1, presence_penalty=0.1, dry_multiplier=0.7, logit_bias=BANS,
-    ),
-}  # fmt: skip
-
-
-def native_sampler(n_vocab: int, params: SamplingParams, seed: int, breakers: Any = ()) -> _native.Sampler:
-    values = asdict(params)
-    del values["seed"], values["dry_breakers"]
-    return _native.Sampler(n_vocab, seed=seed, dry_breakers=breakers, **values)
-
-
-def rows(n_vocab: int, count: int, seed: int) -> np.ndarray:
-    """Logits of several kinds in turn: broad, peaked, with equals, with -inf, far from 0."""
-    generator = np.random.default_rng(seed)
-    logits = generator.normal(size=(count, n_vocab)).astype(np.float32)
-    logits[0::6] *= 2
-    logits[1::6, :9] += 6
-    logits[2::6] = np.round(logits[2::6] * 2) / 2
-    logits[3::6][:, 20 % n_vocab :: 3] = -np.inf
-    logits[4::6] = logits[4::6] * 8 - 40
-    logits[5::6] = np.round(logits[5::6]) * 5
-    return np.ascontiguousarray(logits)
-
 
 # ---- against the twin ------------------------------------------------------------------------------
 
@@ -165,10 +94,11 @@ def assert_same_as_llama(params: SamplingParams, seed: int, logits: np.ndarray) 
     for token in prompt:
         llama.accept(token)
     for index, row in enumerate(logits):
-        token = native.sample(row.ctypes.data)
-        assert token == llama.sample(row), f"row {index}"
-        native.accept(token)
-        llama.accept(token)
+        token, expected = native.sample(row.ctypes.data), llama.sample(row)
+        exchanged = may_exchange_equals(params) and row[token] == row[expected]
+        assert token == expected or exchanged, f"row {index}"
+        native.accept(expected)
+        llama.accept(expected)
     llama.close()
 
 
@@ -187,6 +117,56 @@ def test_native_is_llama_cpp_where_only_part_is_sorted(name: str) -> None:
 @pytest.mark.parametrize("name", ["defaults", "greedy", "penalties-all", "top-p", "min-p", "typical", "mirostat-2"])
 def test_native_is_llama_cpp_on_real_vocabularies(name: str, n_vocab: int) -> None:
     assert_same_as_llama(PARAMETERS[name], 7, rows(n_vocab, 6, seed=3))
+
+
+@pytest.mark.parametrize("n_vocab", [49_152, 128_256, 151_936, 262_144])
+def test_the_shortlist_is_llama_cpp_on_hard_rows(n_vocab: int) -> None:
+    logits = hard_rows(n_vocab, seed=n_vocab)
+    for name in ("defaults", "penalties-all", "greedy-penalized", "min-p", "xtc-sometimes"):
+        assert_same_as_llama(PARAMETERS[name], 21, logits)
+
+
+# ---- the shortlist against every step on the whole vocabulary ----------------------------------------
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("n_vocab", [49_152, 128_256, 151_936, 262_144])
+def test_the_shortlist_is_exact(name: str, n_vocab: int) -> None:
+    params = PARAMETERS[name]
+    fast, exact = (native_sampler(n_vocab, params, 77, exact=exact) for exact in (False, True))
+    hard = hard_rows(n_vocab, seed=3)
+    easy = rows(n_vocab, 2, seed=4)
+    # What sorts a whole vocabulary takes milliseconds a row.
+    logits = [*easy, *hard] if n_vocab == 49_152 else [easy[0], hard[8], hard[len(name) % 8]]
+    for row in logits:
+        token, expected = fast.sample(row.ctypes.data), exact.sample(row.ctypes.data)
+        assert token == expected or (may_exchange_equals(params) and row[token] == row[expected])
+        for sampler in (fast, exact):
+            sampler.accept_many([expected, 5, 70, expected])
+    assert fast.random_state() == exact.random_state()
+    assert exact.exact_count == len(logits)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["defaults", "greedy", "hot", "repeat", "dry", "bias", "typical-in-chain", "top-n-sigma", "dynamic",
+     "xtc-sometimes", "min-p", "min-p-then-xtc", "min-p-repeat", "top-p", "top-p-min-p", "top-p-repeat"],
+)  # fmt: skip
+def test_distinct_logits_need_no_whole_vocabulary(name: str) -> None:
+    sampler = native_sampler(49_152, PARAMETERS[name], 5)
+    peaked = hard_rows(49_152, seed=1)[8]
+    sampler.accept_many([1, 2, 3, 1, 2])
+    for _ in range(3):
+        sampler.accept(sampler.sample(peaked.ctypes.data))
+    assert sampler.exact_count == 0
+
+
+def test_the_default_chain_reads_the_logits_once() -> None:
+    for n_vocab in (49_152, 128_256):
+        row = rows(n_vocab, 1, seed=6)[0]
+        sampler = native_sampler(n_vocab, SamplingParams(), 1)
+        sampler.sample(row.ctypes.data)
+        assert 4 * n_vocab < sampler.bytes_read <= 1.3 * 4 * n_vocab
 
 
 def test_vocabulary_of_one_still_draws() -> None:
@@ -293,6 +273,63 @@ def test_tokens_out_of_range_are_refused() -> None:
             sampler.accept_many([2, bad])
     row = np.array([0, 0, 1], np.float32)
     assert sampler.sample(row.ctypes.data) == 2  # the 2 before the bad token was not accepted either
+
+
+def test_a_batch_is_each_one_alone() -> None:
+    logits = rows(300, 8, seed=9)
+    params = [PARAMETERS[name] for name in ("defaults", "min-p", "xtc", "mirostat-2")]
+    one_by_one, together = ([native_sampler(300, each, 3) for each in params] for _ in range(2))
+    for start in (0, 4):
+        addresses = [row.ctypes.data for row in logits[start : start + 4]]
+        alone = [sampler.sample(address) for sampler, address in zip(one_by_one, addresses, strict=True)]
+        assert _native.sample_batch(together, addresses) == alone
+    assert [sampler.random_state() for sampler in together] == [sampler.random_state() for sampler in one_by_one]
+
+
+def test_one_bad_row_of_a_batch_spoils_no_other() -> None:
+    logits = rows(30, 3, seed=9)
+    logits[1, 4] = math.nan
+    samplers = [native_sampler(30, SamplingParams(temperature=0.0), 3) for _ in logits]
+    tokens = _native.sample_batch(samplers, [row.ctypes.data for row in logits])
+    assert tokens == [int(logits[0].argmax()), -1, int(logits[2].argmax())]
+    with pytest.raises(_native.BadLogits, match="token 4"):
+        samplers[1].sample(logits[1].ctypes.data)
+
+
+def test_a_batch_has_to_match_up() -> None:
+    row = np.zeros(3, np.float32)
+    with pytest.raises(ValueError, match="as many"):
+        _native.sample_batch([_native.Sampler(3)], [])
+    with pytest.raises(ValueError, match="address"):
+        _native.sample_batch([_native.Sampler(3)], [2])
+    with pytest.raises(TypeError, match="Sampler"):
+        _native.sample_batch([3], [row.ctypes.data])  # type: ignore[list-item]
+    assert _native.sample_batch([], []) == []
+
+
+@pytest.mark.parametrize("n_vocab", [5, 300, 49_152])
+@pytest.mark.parametrize("count", [0, 1, 20, 3000])
+def test_log_probabilities_are_numpys(n_vocab: int, count: int) -> None:
+    sampler = native_sampler(n_vocab, SamplingParams(), 1)
+    for row in rows(n_vocab, 6, seed=n_vocab):
+        wide = row.astype(np.float64)
+        expected = wide - wide.max() - np.log(np.exp(wide - wide.max()).sum())
+        found = sampler.log_probabilities(row.ctypes.data, 2, count)
+        assert found[0][0] == 2
+        likeliest = np.argsort(-wide, kind="stable")[: min(count, np.isfinite(row).sum())]
+        assert [token for token, _ in found[1:]] == likeliest.tolist()
+        tokens = [token for token, _ in found]
+        assert np.allclose([value for _, value in found], expected[tokens], rtol=1e-6, atol=2e-6)
+
+
+def test_log_probabilities_refuse_nonsense() -> None:
+    row = np.zeros(3, np.float32)
+    sampler = _native.Sampler(3)
+    with pytest.raises(ValueError, match="vocabulary"):
+        sampler.log_probabilities(row.ctypes.data, 3, 1)
+    row[:] = -math.inf
+    with pytest.raises(_native.BadLogits, match="no token"):
+        sampler.log_probabilities(row.ctypes.data, 0, 1)
 
 
 @pytest.mark.parametrize("address", [0, 2])
