@@ -73,17 +73,17 @@ def run() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
-    except BrokenPipeError:
-        quiet_broken_pipe()
-        status = 0
     except LlmrunError as error:
         status = error.exit_status
         _report(error)
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        quiet_broken_pipe()  # Typer calls it a failure, but who reads no further has what they wanted
+        status = 0
     except Exception as error:  # the outermost handler: a bug of ours, said in one line
         status = LlmrunError.exit_status
         _report(LlmrunError(f"{type(error).__name__}: {error}", hint="--debug shows where"))
-    except SystemExit as end:
-        raise end
     else:
         status = 0
     sys.exit(status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -82,13 +83,18 @@ def read_prompt(output: Output, words: list[str]) -> str:
         UsageError: there is nothing to ask.
     """
     piped = "" if output.stdin_is_terminal and "-" not in words else _read_all(output)
-    typed = " ".join(word for word in words if word != "-")
+    typed = " ".join(_decoded(word) for word in words if word != "-")
     text = "\n\n".join(part for part in (piped, typed) if part.strip())
     if not text:
         raise UsageError(
             "there is no prompt", hint='llmrun run MODEL "Why is the sky blue?", or llmrun chat MODEL to talk'
         )
     return text
+
+
+def _decoded(word: str) -> str:
+    """An argument as UTF-8, whatever the locale took it for."""
+    return os.fsencode(word).decode("utf-8", "replace")
 
 
 def _read_all(output: Output) -> str:
