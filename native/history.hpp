@@ -41,40 +41,44 @@ class History {
 // touch the rest of the vocabulary.
 class TokenCounts {
   public:
+    struct Counted {
+        int32_t token;
+        int32_t count;
+    };
+
     // Distinct tokens never outnumber the window.
-    TokenCounts(size_t vocabulary_size, size_t window) : slots_(window == 0 ? 0 : vocabulary_size) {
+    TokenCounts(size_t vocabulary_size, size_t window) : positions_(window == 0 ? 0 : vocabulary_size, none) {
         distinct_.reserve(std::min(vocabulary_size, window + 1));
     }
 
     void add(int32_t token) {
-        Slot& slot = slots_[token];
-        if (slot.count++ == 0) {
-            slot.position = static_cast<int32_t>(distinct_.size());
-            distinct_.push_back(token);
+        int32_t& position = positions_[token];
+        if (position == none) {
+            position = static_cast<int32_t>(distinct_.size());
+            distinct_.push_back({token, 0});
         }
+        ++distinct_[position].count;
     }
 
     // The token has to have been added.
     void remove(int32_t token) {
-        Slot& slot = slots_[token];
-        if (--slot.count == 0) {
-            const int32_t moved = distinct_.back();
-            distinct_[slot.position] = moved;
-            slots_[moved].position = slot.position;
+        const int32_t position = positions_[token];
+        if (--distinct_[position].count == 0) {
+            const Counted moved = distinct_.back();
+            distinct_[position] = moved;
+            positions_[moved.token] = position;
+            positions_[token] = none;
             distinct_.pop_back();
         }
     }
 
-    const std::vector<int32_t>& distinct() const { return distinct_; }
-    int32_t count(int32_t token) const { return slots_[token].count; }
+    const std::vector<Counted>& distinct() const { return distinct_; }
 
   private:
-    struct Slot {
-        int32_t count = 0;
-        int32_t position = 0;  // in distinct_
-    };
-    std::vector<Slot> slots_;
-    std::vector<int32_t> distinct_;
+    static constexpr int32_t none = -1;
+
+    std::vector<int32_t> positions_;  // [vocabulary_size] in distinct_
+    std::vector<Counted> distinct_;
 };
 
 }  // namespace llmrun

@@ -173,12 +173,11 @@ void Sampler::apply_logit_bias() {
 }
 
 void Sampler::apply_penalties() {
-    for (const int32_t token : counts_.distinct()) {
+    for (const auto& [token, count] : counts_.distinct()) {
         float& changed = logit(token);
         // Dividing a negative logit would make the token more likely.
         changed = changed <= 0 ? changed * params_.repeat_penalty : changed / params_.repeat_penalty;
-        const auto count = static_cast<float>(counts_.count(token));
-        changed -= count * params_.frequency_penalty + params_.presence_penalty;
+        changed -= static_cast<float>(count) * params_.frequency_penalty + params_.presence_penalty;
         require_usable(token, changed);
     }
 }

@@ -59,6 +59,7 @@ class Shortlist {
     bool collect_likely(const Row& row, float largest, float total);
     size_t reaching(float p, float total) const;
     bool keep_sorted(size_t count);
+
     // Calls visit for every logit, as changed, in order.
     template <typename Visit>
     void each_logit(const Row& row, const Visit& visit);

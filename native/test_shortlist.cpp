@@ -228,6 +228,15 @@ void test_log_probabilities() {
     CHECK(values[2].token == 3 && values[3].token == 4);
     CHECK(sampler.log_probabilities(logits.data(), 0, 100).size() == 5);  // the four that are possible
     CHECK(sampler.log_probabilities(logits.data(), 0, 0).size() == 1);
+
+    const Floats impossible(5, -INFINITY);
+    bool refused = false;
+    try {
+        sampler.log_probabilities(impossible.data(), 0, 1);
+    } catch (const BadLogits&) {
+        refused = true;
+    }
+    CHECK(refused);
 }
 
 }  // namespace
