@@ -112,7 +112,8 @@ ctypes.PyDLL(None).sleep(30)
 
 
 def start(code: str) -> subprocess.Popen[bytes]:
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    # Not in the checkout, whose llmrun has no extension where the installed one is tested.
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/")
     assert child.stdout is not None
     assert child.stdout.readline() == b"watching\n"
     return child

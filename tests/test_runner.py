@@ -437,6 +437,9 @@ def test_a_cancel_sets_the_flag_before_it_can_be_handled() -> None:
                 return frame
             raise Ends
 
+        def send(self, event: object) -> None:
+            raise AssertionError("nothing is sent")
+
     process = EngineProcess(OneCancel())  # type: ignore[arg-type]
     states: list[bool] = []
 
