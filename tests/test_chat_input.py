@@ -120,9 +120,10 @@ def test_each_piped_line_is_a_message(tmp_path: Path) -> None:
 
 
 def test_piped_bytes_that_are_no_text() -> None:
-    stdin = io.TextIOWrapper(io.BytesIO(b"a\xffb\n"), encoding="utf-8")
+    stdin = io.TextIOWrapper(io.BytesIO(b"a\xffb\nnext\n"), encoding="utf-8")
     reader = ChatInput(Output(stdin=stdin, stdout=io.StringIO(), stderr=io.StringIO()))
     assert reader.read() == "a\ufffdb"
+    assert reader.read() == "next"
 
 
 @pytest.mark.parametrize(

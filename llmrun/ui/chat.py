@@ -6,6 +6,7 @@ read from a terminal, so a pipe never pays for it.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Sequence
@@ -55,6 +56,8 @@ class ChatInput:
         self._session_options = session_options
         self._session: PromptSession[str] | None = None
         self._before = terminal_mode(output) if output.stdin_is_terminal else None
+        if isinstance(output.stdin, io.TextIOWrapper):
+            output.stdin.reconfigure(encoding="utf-8", errors="replace")  # possible before the first read only
 
     @property
     def interactive(self) -> bool:
@@ -79,8 +82,6 @@ class ChatInput:
         self.close()
 
     def _read_line(self) -> str | None:
-        if hasattr(self._output.stdin, "reconfigure"):
-            self._output.stdin.reconfigure(errors="replace")
         while line := self._output.stdin.readline():
             message = without_surrogates(line.rstrip("\r\n"))
             if message.strip():
