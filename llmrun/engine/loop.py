@@ -33,6 +33,7 @@ class Engine:
         self._clock = clock
         self._active: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
+        self._changed = False  # somebody came, was cancelled or left a slot free
         self._cached: dict[int, list[int]] = {slot: [] for slot in range(backend.n_seq_max)}
 
     @property
@@ -57,6 +58,7 @@ class Engine:
                 hint="shorten it, or ask for a larger context window with --ctx",
             )
         seed = int.from_bytes(os.urandom(4), "little") if sampling.seed is None else sampling.seed
+        self._changed = True
         sampler = SequenceSampler(sampling, seed, self._backend)
         sampler.accept_prompt(prompt)
         self._waiting.append(
@@ -79,11 +81,12 @@ class Engine:
         """Let a request end at the next step(), if it still runs."""
         for sequence in (*self._active, *self._waiting):
             if sequence.request == request:
-                sequence.cancelled = True
+                sequence.cancelled = self._changed = True
 
     def step(self) -> list[Event]:
         """Say who begins or was cancelled; if nobody, run one batch through the model and say what came of it."""
-        events = self._drop_cancelled() + self._admit()
+        events = self._drop_cancelled() + self._admit() if self._changed else []
+        self._changed = False
         if events or not self._active:
             return events
         batch, shares, rows = self._next_batch()
@@ -169,12 +172,16 @@ class Engine:
         return "length" if len(sequence.tokens) > self._backend.n_ctx else None
 
     def _finish(self, sequence: Sequence, reason: str) -> list[Event]:
-        self._active.remove(sequence)
+        self._leave(sequence)
         rest = sequence.delta(sequence.text.finish())
         return [*rest, Finished(sequence.request, reason, sequence.stats(self._backend.n_ctx))]
 
-    def _fail(self, sequence: Sequence, error: LlmrunError) -> Failed:
+    def _leave(self, sequence: Sequence) -> None:
         self._active.remove(sequence)
+        self._changed = True
+
+    def _fail(self, sequence: Sequence, error: LlmrunError) -> Failed:
+        self._leave(sequence)
         self._truncate(sequence.slot, 0)
         return Failed.of(error, sequence.request)
 
