@@ -86,6 +86,15 @@ def test_errors_as_json(tmp_path: Path) -> None:
     assert done.stderr.startswith('{"error": {"code": "model-not-found"')
 
 
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "llmrun"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, cwd=tmp_path
+        )
+    assert done.returncode == 6
+    assert done.stderr == "error: the output can't be written\n  why: the disk is full\n"
+
+
 def test_an_empty_cache_lists_nothing(tmp_path: Path) -> None:
     done = llmrun("list", tmp_path=tmp_path)
     assert (done.returncode, done.stdout) == (0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import signal
 import sys
@@ -12,7 +13,7 @@ import typer
 
 from llmrun.cli import chat, doctor, models, run_command, topics
 from llmrun.config import load_settings
-from llmrun.errors import CancelledError, LlmrunError, TerminatedError
+from llmrun.errors import CancelledError, DiskFullError, LlmrunError, TerminatedError
 from llmrun.ui.output import Output, quiet_broken_pipe
 
 START_PAGE = """\
@@ -73,34 +74,47 @@ def run() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
+        status = 0
     except LlmrunError as error:
-        status = error.exit_status
-        _report(error)
+        status = _report(error)
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         quiet_broken_pipe()  # Typer calls it a failure, but who reads no further has what they wanted
         status = 0
-    except Exception as error:  # the outermost handler: a bug of ours, said in one line
-        status = LlmrunError.exit_status
-        _report(LlmrunError(f"{type(error).__name__}: {error}", hint="--debug shows where"))
-    else:
-        status = 0
+    except Exception as error:  # the outermost handler: whatever else happens is said in one line
+        status = _report(_explained(error))
+    _ignore_signals()  # Python would go back to their defaults while it ends
     sys.exit(status)
 
 
-def _report(error: LlmrunError) -> None:
+def _explained(error: Exception) -> LlmrunError:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return DiskFullError("the output can't be written", why="the disk is full")
+    return LlmrunError(f"{type(error).__name__}: {error}", hint="--debug shows where")
+
+
+def _report(error: LlmrunError) -> int:
+    """Say what went wrong; gives the exit status."""
     if "--debug" in sys.argv or load_settings().debug:
         import traceback
 
         traceback.print_exc()
     if not isinstance(error, CancelledError | TerminatedError):
         Output(json="--json" in sys.argv).error(error)
+    return error.exit_status
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _cancel(number: int, frame: FrameType | None) -> None:
+    _ignore_signals()
     raise CancelledError("stopped by Ctrl-C")
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
+    _ignore_signals()
     raise TerminatedError("stopped by SIGTERM")

@@ -1,0 +1,112 @@
+"""Decode speed while streaming to a terminal, beside llama-bench's tg of the same file and threads.
+
+    python tests/benchmarks/decode.py [--llama-bench PATH] [--runs 5] [--max-tokens 256]
+
+The two take turns. llmrun's own figure is read from the summary it prints; beside it stands what a watch at the
+pseudo-terminal says, from the first live line to the last. A third run with --json gives the time per token outside
+llama_decode. Run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+import peers
+import pexpect
+
+SUMMARY = re.compile(r"decode [\d,]+ tokens ([\d.,]+) t/s")
+LIVE = re.compile(r"decode [\d.,]+ t/s .* ctx ([\d,]+)/")
+ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[78DM])")
+
+
+class Decoded(NamedTuple):
+    """Tokens/s of one answer: as llmrun says, and as the terminal saw."""
+
+    told: float
+    seen: float
+
+
+def on_a_terminal(command: list[str]) -> Decoded:
+    """One answer, streamed to a pseudo-terminal with its live line."""
+    terminal = pexpect.spawn(command[0], command[1:], dimensions=(50, 120), timeout=600)
+    text = ""
+    live: list[tuple[float, int]] = []  # when a live line came, and the tokens in the context that it told
+    while True:
+        try:
+            piece = terminal.read_nonblocking(1 << 16).decode("utf-8", "replace")
+        except pexpect.EOF:
+            break
+        text += piece
+        if found := LIVE.findall(piece):
+            live.append((time.perf_counter(), number(found[-1])))
+    terminal.close()
+    plain = ESCAPES.sub("", text)
+    told = SUMMARY.search(plain)
+    if terminal.exitstatus != 0 or told is None or len(live) < 2:
+        sys.exit(f"llmrun failed, or its answer is too short: {plain[-500:]}")
+    (began, first), (ended, last) = live[0], live[-1]
+    return Decoded(float(told[1].replace(",", "")), (last - first) / (ended - began))
+
+
+def number(text: str) -> int:
+    """A whole number with commas."""
+    return int(text.replace(",", ""))
+
+
+def overhead(command: list[str]) -> float:
+    """Microseconds a token outside llama_decode, of one answer."""
+    done = subprocess.run([*command, "--json"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
+    finished = json.loads(done.stdout.splitlines()[-1])
+    return float(finished["stats"]["overhead_seconds"]) * 1e6
+
+
+def llama_bench(command: list[str]) -> float:
+    """Tokens/s of one llama-bench run."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    return float(json.loads(done.stdout)[0]["avg_ts"])
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = peers.parser(__doc__)
+    parser.add_argument("--llama-bench", metavar="PATH", help="default: on PATH")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--prompt", default="Write the numbers from 1 to 1000 in words, one a line.")
+    parser.add_argument("--greedy", action="store_true", help="temperature 0, not the default sampling with seed 1")
+    options = parser.parse_args()
+    llmrun = peers.find_llmrun(options.llmrun)
+    path = peers.model_file(llmrun, options.model)
+    tokens, threads = str(options.max_tokens), str(options.threads or peers.cores())
+    ours = [llmrun, "run", options.model, options.prompt, "-n", tokens, "-t", threads]
+    ours += ["--temp", "0"] if options.greedy else ["--seed", "1"]
+    bench = peers.find_tool("llama-bench", options.llama_bench)
+    theirs = [bench, "-m", path, "-t", threads, "-p", "0", "-n", tokens, "-r", "1", "-o", "json"]
+    peers.warn_if_busy()
+    results = peers.take_turns(
+        options.runs,
+        {
+            "llmrun": lambda: on_a_terminal(ours),
+            "llama-bench": lambda: llama_bench(theirs),
+            "overhead": lambda: overhead(ours),
+        },
+    )
+    told, seen = zip(*results["llmrun"], strict=True)
+    print(f"llmrun on a terminal, its own figure  {peers.spread(told, 't/s', 1)}")
+    print(f"llmrun on a terminal, by the watch     {peers.spread(seen, 't/s', 1)}")
+    print(f"llama-bench tg{tokens:23} {peers.spread(results['llama-bench'], 't/s', 1)}")
+    print(f"outside llama_decode, per token       {peers.spread(results['overhead'], 'µs', 0)}")
+    ratio = statistics.median(mine / other for mine, other in zip(told, results["llama-bench"], strict=True))
+    fast = peers.verdict("decode, llmrun / llama-bench, median of pairs", ratio, 0.97, at_most=False)
+    lean = peers.verdict("overhead in µs", statistics.median(results["overhead"]), 100, at_most=True)
+    return 0 if fast and lean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""`llmrun chat` with the real model: in a terminal as a person sees it, and in a pipe."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+from installed import Installed, Terminal, eventually, gone, summary
+
+import llmrun as library
+
+GREEDY = ("chat", "smollm2", "--temp", "0")
+
+
+@pytest.fixture
+def chat(llmrun: Installed) -> Terminal:
+    """A greedy chat with short answers, at its first prompt."""
+    terminal = llmrun.terminal(*GREEDY, "--max-tokens", "12")
+    terminal.wait(terminal.at_prompt)
+    return terminal
+
+
+def prompt_tokens(*turns: str) -> int:
+    """Length of the prompt for these turns of a conversation, the user's first."""
+    roles = ["user", "assistant"] * len(turns)
+    messages = [library.Message(role, text) for role, text in zip(roles, turns, strict=False)]
+    with library.load("smollm2") as model:
+        for event in model.chat(messages, limits=library.Limits(max_tokens=1)):
+            if isinstance(event, library.Started):
+                return event.prompt_tokens
+    raise AssertionError("no Started")
+
+
+def test_it_greets_answers_and_reuses_what_it_has_computed(chat: Terminal) -> None:
+    assert "smollm2" in chat.lines[0]
+    assert "/?" in chat.lines[0]
+    first = summary(chat.ask("Why is the sky blue?"))
+    second = summary(chat.ask("And at night?"))
+    assert first["reused"] == 0
+    assert second["reused"] >= first["used"] - 1
+    assert second["prefilled"] + second["reused"] == second["prompt"]
+    assert second["prefilled"] < first["prefilled"]
+    assert b"\x1b]" not in chat.raw  # no title, no link: nothing but text, dim and cursor
+    chat.press("d")
+    assert chat.end() == 0
+    assert chat.modes() == chat.modes_before
+
+
+def test_slash_commands(chat: Terminal) -> None:
+    chat.ask("Why is the sky blue?")
+    assert any("/clear" in line for line in chat.ask("/?"))
+    assert chat.ask("/nonsense") == ["There is no command /nonsense; /? lists them."]
+    chat.ask("/clear")
+    after = summary(chat.ask("And at night?"))
+    assert after["prefilled"] + after["reused"] == prompt_tokens("And at night?")
+    chat.type("/bye")
+    assert chat.end() == 0
+    assert chat.modes() == chat.modes_before
+
+
+def stopped_answer(chat: Terminal, question: str) -> dict[str, int]:
+    """Ask, press Ctrl-C when a few tokens are there, and give the summary's figures."""
+    chat.type(question)
+    chat.wait(lambda: "decode" in chat.lines[-1])
+    chat.press("c")
+    chat.wait(chat.at_prompt)
+    return summary(chat.between(question) or [])
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_it(llmrun: Installed) -> None:
+    chat = llmrun.terminal(*GREEDY)
+    chat.wait(chat.at_prompt)
+    first = stopped_answer(chat, "Write the numbers from 1 to 1000, one a line.")
+    second = stopped_answer(chat, "Now write them backwards, one a line.")
+    assert first["cancelled"]
+    assert second["cancelled"]
+    # What was answered before Ctrl-C is part of the next prompt, and still in the KV cache.
+    assert first["used"] > first["prefilled"]
+    assert second["reused"] >= first["used"] - 2
+    chat.press("d")
+    assert chat.end() == 0
+    assert chat.modes() == chat.modes_before
+
+
+def test_ctrl_c_at_the_prompt_hints_and_then_leaves(chat: Terminal) -> None:
+    chat.press("c")
+    chat.wait(lambda: any("Ctrl-D" in line for line in chat.lines[1:]) and chat.at_prompt())
+    chat.press("c")
+    assert chat.end() == 0
+    assert chat.modes() == chat.modes_before
+
+
+def test_sigterm_puts_the_terminal_back(chat: Terminal) -> None:
+    engine = chat.engine
+    os.kill(chat.pid, signal.SIGTERM)
+    assert chat.end() == 143
+    assert chat.modes() == chat.modes_before
+    assert eventually(lambda: gone(engine), 1)
+
+
+def test_a_closed_terminal_ends_both_processes(chat: Terminal) -> None:
+    front, engine = psutil.Process(chat.pid), chat.engine
+    chat.hang_up()
+    assert eventually(lambda: gone(front) and gone(engine), 3)
+
+
+@pytest.mark.parametrize("cause", [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV])
+def test_the_engines_death_leaves_the_conversation(llmrun: Installed, cause: signal.Signals) -> None:
+    chat = llmrun.terminal(*GREEDY, "--stop", ".")
+    chat.wait(chat.at_prompt)
+    (answer, _) = chat.ask("Why is the sky blue?")
+    chat.type("Write the numbers from 1 to 1000, one a line")
+    chat.wait(lambda: "decode" in chat.lines[-1])
+    chat.engine.send_signal(cause)
+    chat.wait(chat.at_prompt, 5)
+    said = "\n".join(chat.lines)
+    assert said.count("error:") == 1
+    assert "error: the engine died in decode" in said
+    assert cause.name in said
+    after = summary(chat.ask("And at night?"))
+    assert after["prefilled"] == prompt_tokens("Why is the sky blue?", answer, "And at night?")
+    chat.press("d")
+    assert chat.end() == 0
+    assert chat.modes() == chat.modes_before
+
+
+def test_the_engines_death_at_the_prompt_is_healed(chat: Terminal) -> None:
+    (answer, _) = chat.ask("Why is the sky blue?")
+    engine = chat.engine
+    engine.kill()
+    assert eventually(lambda: gone(engine), 1)
+    time.sleep(0.2)  # its threads may end after it
+    after = summary(chat.ask("And at night?"))
+    assert after["prefilled"] == prompt_tokens("Why is the sky blue?", answer, "And at night?")
+    assert "error" not in "\n".join(chat.lines)
+
+
+def test_piped_lines_are_answered_one_by_one(llmrun: Installed) -> None:
+    options = ("--temp", "0", "--max-tokens", "12")
+    done = llmrun.run(*GREEDY, "--max-tokens", "12", stdin="Why is the sky blue?\n\nAnd at night?")
+    assert (done.returncode, done.stderr) == (0, b"")
+    first = llmrun.answer(*options, "Why is the sky blue?")
+    assert done.stdout.decode().startswith(first + "\n")
+    assert done.stdout.decode()[len(first) + 1 :].strip()
+
+
+def test_nothing_piped_ends_at_once(llmrun: Installed) -> None:
+    done = llmrun.run(*GREEDY)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -1,0 +1,138 @@
+"""The small commands of the installation, and what starting one costs and touches."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from installed import Installed, only_error_line
+
+HEAVY = {"llama_cpp", "numpy", "huggingface_hub", "prompt_toolkit"}
+
+
+def imported(llmrun: Installed, *arguments: str) -> set[str]:
+    """Top-level names that the command's own process imports."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", llmrun.command, *arguments],
+        capture_output=True,
+        env=llmrun.environment(),
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    modules = [line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines() if "|" in line]
+    assert "llmrun.cli.main" in modules
+    return {module.partition(".")[0] for module in modules}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], []])
+def test_help_imports_nothing_heavy(llmrun: Installed, arguments: list[str]) -> None:
+    assert not imported(llmrun, *arguments) & {*HEAVY, "rich"} - ({"rich"} if arguments else set())
+
+
+def test_an_answer_in_a_pipe_imports_nothing_heavy_in_the_front(llmrun: Installed) -> None:
+    assert not imported(llmrun, "run", "smollm2", "--max-tokens", "1", "hi") & {*HEAVY, "jinja2"}
+
+
+def test_list_show_and_doctor_in_words(llmrun: Installed, model_path: Path) -> None:
+    for arguments, word in [
+        (["list"], "smollm2"),
+        (["list", "--all"], "qwen"),
+        (["show", "smollm2"], "Q4_1"),
+        (["show", str(model_path)], "Q4_1"),
+        (["doctor"], "llama-cpp-python"),
+        (["help", "exit-codes"], "130"),
+        (["--version"], "llmrun 0."),
+    ]:
+        done = llmrun.run(*arguments)
+        assert (done.returncode, done.stderr) == (0, b""), arguments
+        assert word in done.stdout.decode(), arguments
+        assert b"\x1b" not in done.stdout, arguments
+
+
+def test_list_show_and_doctor_in_json(llmrun: Installed, model_path: Path) -> None:
+    def result(*arguments: str) -> object:
+        done = llmrun.run(*arguments, "--json")
+        assert (done.returncode, done.stderr) == (0, b""), arguments
+        return json.loads(done.stdout)
+
+    listed = result("list")
+    assert isinstance(listed, list)
+    assert any(Path(model["path"]).samefile(model_path) for model in listed)
+    shown = result("show", str(model_path))
+    assert isinstance(shown, dict)
+    assert (shown["architecture"], shown["quant"], shown["vocabulary"]) == ("llama", "Q4_1", 49152)
+    findings = result("doctor")
+    assert isinstance(findings, list)
+    assert not [finding for finding in findings if finding["status"] == "problem"]
+
+
+def test_a_wrong_name_gets_a_suggestion(llmrun: Installed) -> None:
+    for command in (["run", "smolm2", "hi"], ["chat", "smolm2"], ["show", "smolm2"], ["pull", "smolm2"]):
+        done = llmrun.run(*command)
+        assert (done.returncode, done.stdout) == (3, b""), command
+        stderr = done.stderr.decode()
+        assert "smolm2" in only_error_line(stderr)
+        assert "smollm2" in stderr
+        assert "did you mean" in stderr.lower()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run"],
+        ["nonsense"],
+        ["run", "smollm2", "hi", "--nonsense"],
+        ["run", "smollm2", "hi", "--top-p", "7"],
+        ["run", "smollm2", "hi", "--temp", "nan"],
+        ["run", "smollm2", "hi", "--max-tokens", "0"],
+        ["run", "smollm2", "hi", "--ctx", "-5"],
+        ["run", "smollm2", "hi", "--threads", "0"],
+        ["run", "smollm2", "hi", "--logit-bias", "x"],
+        ["run", "smollm2", "hi", "--template", "/nonexistent"],
+        ["help", "nonsense"],
+    ],
+    ids=" ".join,
+)
+def test_usage_errors(llmrun: Installed, arguments: list[str]) -> None:
+    done = llmrun.run(*arguments)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"rror" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_errors_are_json_where_the_answer_is(llmrun: Installed) -> None:
+    done = llmrun.run("run", "--json", "smolm2", "hi")
+    assert (done.returncode, done.stdout) == (3, b"")
+    assert json.loads(done.stderr)["error"]["code"] == "model-not-found"
+
+
+WATCH = """\
+import os, sys
+
+def watch(event, arguments):
+    if event in {"socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname"}:
+        with open(os.environ["SOCKETS"], "a") as file:
+            print(event, arguments, file=file)
+
+sys.addaudithook(watch)
+"""
+
+
+def test_no_network_when_the_model_is_on_this_disk(llmrun: Installed, tmp_path: Path) -> None:
+    """Every Python process of the command, the engine too, runs with an audit hook."""
+    (tmp_path / "sitecustomize.py").write_text(WATCH)
+    seen = tmp_path / "seen"
+    environment = {"PYTHONPATH": str(tmp_path), "SOCKETS": str(seen), "HF_HUB_OFFLINE": ""}
+    connect = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('127.0.0.1', 9))"
+    subprocess.run([sys.executable, "-c", connect], env=llmrun.environment(environment), check=True)
+    assert "socket.connect" in seen.read_text()  # the hook works
+
+    seen.unlink()
+    assert llmrun.answer("--max-tokens", "1", "hi", env=environment)
+    assert llmrun.run("list", env=environment).returncode == 0
+    assert llmrun.run("show", "smollm2", env=environment).returncode == 0
+    assert not seen.exists()

@@ -1,0 +1,112 @@
+"""`import llmrun` with the real model, as its documentation shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from installed import eventually, gone
+
+import llmrun
+from llmrun.errors import EngineCrashedError, ModelNotFoundError, UsageError
+
+GREEDY = llmrun.SamplingParams(temperature=0)
+SHORT = llmrun.Limits(max_tokens=8)
+ASKED = llmrun.Message("user", "Why is the sky blue?")
+
+
+@pytest.fixture
+def model(pulled: None) -> Iterator[llmrun.Model]:
+    with llmrun.load("smollm2", pull=False) as model:
+        yield model
+
+
+def text_of(events: Iterator[llmrun.Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, llmrun.TextDelta))
+
+
+def engine_processes() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if any("llmrun.engine" in word for word in child.cmdline())]
+
+
+def test_two_chats_the_second_reuses_the_first(model: llmrun.Model) -> None:
+    answer = text_of(model.chat([ASKED], sampling=GREEDY, limits=SHORT))
+    assert answer.startswith("The sky is blue because of")
+    turns = [ASKED, llmrun.Message("assistant", answer), llmrun.Message("user", "And at night?")]
+    started, *_, finished = model.chat(turns, sampling=GREEDY, limits=SHORT)
+    assert isinstance(started, llmrun.Started)
+    assert isinstance(finished, llmrun.Finished)
+    assert started.reused_tokens > 36
+    assert finished.stats.reused_tokens == started.reused_tokens
+    assert finished.stats.completion_tokens <= 8
+
+
+def test_generate_continues_a_text(model: llmrun.Model) -> None:
+    assert text_of(model.generate("One, two, three, four,", sampling=GREEDY, limits=SHORT)).startswith(" five, six")
+
+
+def test_a_model_can_be_loaded_by_path(model_path: Path) -> None:
+    with llmrun.load(str(model_path), n_ctx=512, threads=1) as model:
+        assert model.loaded.n_ctx == 512
+        assert text_of(model.chat([ASKED], sampling=GREEDY, limits=SHORT))
+
+
+def test_cancel_ends_the_answer(model: llmrun.Model) -> None:
+    last: llmrun.Event | None = None
+    for last in model.chat([llmrun.Message("user", "Write the numbers from 1 to 1000.")], sampling=GREEDY):
+        if isinstance(last, llmrun.TextDelta):
+            model.cancel()
+    assert isinstance(last, llmrun.Finished)
+    assert last.reason == "cancelled"
+    assert text_of(model.chat([ASKED], sampling=GREEDY, limits=SHORT)).startswith("The sky is blue")
+
+
+def test_an_answer_given_up_halfway_does_not_leak_into_the_next(model: llmrun.Model) -> None:
+    events = model.chat([llmrun.Message("user", "Write the numbers from 1 to 1000.")], sampling=GREEDY)
+    for event in events:
+        if isinstance(event, llmrun.TextDelta):
+            break
+    del events, event
+    assert text_of(model.chat([ASKED], sampling=GREEDY, limits=SHORT)).startswith("The sky is blue because of")
+
+
+def test_close_ends_the_engine(pulled: None) -> None:
+    before = {process.pid for process in engine_processes()}
+    model = llmrun.load("smollm2", pull=False)
+    (engine,) = [process for process in engine_processes() if process.pid not in before]
+    model.close()
+    model.close()
+    assert gone(engine)
+
+
+def test_the_next_call_after_a_crash_starts_a_new_engine(model: llmrun.Model) -> None:
+    (engine,) = engine_processes()
+
+    def answer_of_a_dying_engine() -> None:
+        for event in model.chat([llmrun.Message("user", "Write the numbers from 1 to 1000.")], sampling=GREEDY):
+            if isinstance(event, llmrun.TextDelta):
+                engine.kill()
+
+    with pytest.raises(EngineCrashedError, match="in decode") as caught:
+        answer_of_a_dying_engine()
+    assert "SIGKILL" in caught.value.why
+    assert eventually(lambda: gone(engine), 1)
+    assert text_of(model.chat([ASKED], sampling=GREEDY, limits=SHORT)).startswith("The sky is blue because of")
+
+
+def test_errors(pulled: None, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="smolm2"):
+        llmrun.load("smolm2", pull=False)
+    with pytest.raises(ModelNotFoundError):
+        llmrun.load(str(tmp_path / "missing.gguf"))
+    with pytest.raises(UsageError):
+        llmrun.load("smollm2", n_ctx=-1, pull=False)
+
+
+def test_the_models_advice_on_sampling_has_an_origin(model: llmrun.Model) -> None:
+    sampling, origins = model.sampling({"top_k": 7})
+    assert sampling.top_k == 7
+    assert origins["top_k"] == "flag"
+    assert set(origins.values()) <= {"flag", "model", "catalogue", "default"}
