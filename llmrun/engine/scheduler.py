@@ -19,6 +19,8 @@ def schedule(waiting: Sequence[int], n_batch: int) -> list[int]:
     Returns:
         For every sequence, how many of its waiting tokens go into the next batch, in its order.
     """
+    if len(waiting) == 1:  # one user, whose every token comes through here
+        return [min(waiting[0], n_batch)]
     shares = [0] * len(waiting)
     free = n_batch
     for index in sorted(range(len(waiting)), key=lambda i: waiting[i] > 1):
