@@ -73,6 +73,7 @@ def test_text_of_a_person_never_becomes_control_tokens(model_path: Path) -> None
         capture_output=True,
         check=True,
         timeout=60,
+        cwd="/",  # not in the checkout, whose llmrun has no extension where the installed one is tested
     )
     plain, *evil = json.loads(done.stdout)
     assert len(plain["control"]) == 5  # three messages begin, two of them end
