@@ -163,7 +163,7 @@ class EngineProcess:
         from llmrun.engine.backend.llama import LlamaBackend, LlamaModel
 
         began = time.perf_counter()
-        weights = self._weights
+        weights, self._weights = self._weights, None
         if weights is not None and (weights.path, weights.gpu_layers) != (load.path, load.gpu_layers):
             weights.close()
             weights = None
