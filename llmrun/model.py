@@ -16,7 +16,7 @@ from typing import Any
 
 from llmrun import runner
 from llmrun.config import Settings, load_settings
-from llmrun.errors import BadModelError, LlmrunError, ModelNotFoundError
+from llmrun.errors import LlmrunError, ModelNotFoundError
 from llmrun.hardware import probe
 from llmrun.launch import launch
 from llmrun.messages import Event, Generate, Load, Loaded, Message
@@ -49,6 +49,11 @@ def locate(name: str, settings: Settings) -> Located:
         return Located(spec, spec.path)
     installed = Store(settings).find(spec)
     return Located(spec, installed.path if installed else None)
+
+
+def not_on_disk(name: str) -> ModelNotFoundError:
+    """The error for a model that would have to be downloaded first."""
+    return ModelNotFoundError(f"{name} is not on this disk", hint=f"llmrun pull {name}")
 
 
 def open_ahead(name: str) -> None:
@@ -179,8 +184,6 @@ def prepare(
     """
     header = read_header(path)
     check(header)
-    if header.architecture in {"clip", "mmproj"}:
-        raise BadModelError(f"{path.name} is not a language model", why=f"its architecture is {header.architecture!r}")
     plan = make_plan(header, probe(), wishes or Wishes())
     load = Load(
         path=str(path.absolute()),
@@ -223,7 +226,7 @@ def load(
     located = locate(name, settings)
     path = located.path
     if path is None and not pull:
-        raise ModelNotFoundError(f"{name} is not on this disk", hint=f"llmrun pull {name}")
+        raise not_on_disk(name)
     if path is None:
         from llmrun.models.pull import pull as fetch
 

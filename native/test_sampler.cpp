@@ -2,25 +2,15 @@
 // (tests/test-sampling.cpp); that every token equals llama.cpp's is checked in tests/test_sampler.py.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <functional>
 #include <vector>
 
+#include "check.hpp"
 #include "sampler.hpp"
 
 using namespace llmrun;
 
 namespace {
-
-int failures = 0;
-
-#define CHECK(condition)                                                      \
-    do {                                                                      \
-        if (!(condition)) {                                                   \
-            std::printf("%s:%d: %s\n", __FILE__, __LINE__, #condition);       \
-            ++failures;                                                       \
-        }                                                                     \
-    } while (false)
 
 using Floats = std::vector<float>;
 using Tokens = std::vector<int32_t>;
@@ -481,6 +471,5 @@ int main() {
     test_bad_logits();
     test_nonsense_is_refused();
     test_history();
-    std::printf(failures == 0 ? "all passed\n" : "%d checks failed\n", failures);
-    return failures == 0 ? 0 : 1;
+    return summary();
 }

@@ -6,21 +6,12 @@
 #include <cstdlib>
 #include <vector>
 
+#include "check.hpp"
 #include "sampler.hpp"
 
 using namespace llmrun;
 
 namespace {
-
-int failures = 0;
-
-#define CHECK(condition)                                                \
-    do {                                                                \
-        if (!(condition)) {                                             \
-            std::printf("%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-            ++failures;                                                 \
-        }                                                               \
-    } while (false)
 
 using Floats = std::vector<float>;
 
@@ -248,6 +239,5 @@ int main(int count, char** arguments) {
     test_changed_logits();
     test_log_probabilities();
     test_random_cases(count > 1 ? static_cast<uint32_t>(std::strtoul(arguments[1], nullptr, 10)) : 20000);
-    std::printf(failures == 0 ? "all passed\n" : "%d checks failed\n", failures);
-    return failures == 0 ? 0 : 1;
+    return summary();
 }

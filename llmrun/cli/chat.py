@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from llmrun.cli.answering import cancelling, show
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import (
     CtxOption,
@@ -22,7 +23,6 @@ from llmrun.cli.options import (
     template_text,
     with_sampling,
 )
-from llmrun.cli.run_command import cancelling, show
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError
 from llmrun.messages import Event, Message, TextDelta

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from llmrun import runner
 from llmrun.config import Settings, load_settings
-from llmrun.errors import ModelNotFoundError
 from llmrun.launch import launch
 from llmrun.messages import LoadProgress
-from llmrun.model import Model, locate, prepare
+from llmrun.model import Model, locate, not_on_disk, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.plan import Wishes
 from llmrun.ui.answer import answer_view
@@ -52,7 +51,7 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
     from llmrun.ui.progress import download_progress
 
     if output.can_ask and not yes and not output.confirm(f"{spec.name} is not on this disk. Download it?"):
-        raise ModelNotFoundError(f"{spec.name} is not on this disk", hint=f"llmrun pull {spec.name}")
+        raise not_on_disk(spec.name)
     if not output.can_ask:
         output.note(f"{spec.name} is not on this disk; downloading it")
     with download_progress(output, spec.name) as on_progress:

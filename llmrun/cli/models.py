@@ -9,8 +9,7 @@ import typer
 
 from llmrun.cli.options import JsonOption, ModelArgument
 from llmrun.config import Settings, load_settings
-from llmrun.errors import ModelNotFoundError
-from llmrun.model import locate
+from llmrun.model import locate, not_on_disk
 from llmrun.models.gguf import read_header
 from llmrun.models.header import Header
 from llmrun.models.registry import load_catalogue
@@ -89,7 +88,7 @@ def show(model: ModelArgument, json: JsonOption = False) -> None:
     output = Output(json=json)
     located = locate(model, load_settings())
     if located.path is None:
-        raise ModelNotFoundError(f"{model} is not on this disk", hint=f"llmrun pull {model}")
+        raise not_on_disk(model)
     facts = header_facts(read_header(located.path))
     facts["license"] = facts["license"] or located.spec.license
     if json:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
+from llmrun.cli.answering import cancelling, show
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import (
     CtxOption,
@@ -28,10 +27,9 @@ from llmrun.cli.options import (
     with_sampling,
 )
 from llmrun.errors import CancelledError, UsageError
-from llmrun.messages import Event, Finished, Message
+from llmrun.messages import Message
 from llmrun.model import Model
 from llmrun.plan import Wishes
-from llmrun.ui.answer import answer_view
 from llmrun.ui.output import Output
 
 
@@ -113,29 +111,3 @@ def conversation(system: str | None, text: str) -> list[Message]:
     """A user's message, behind the system prompt if there is one."""
     first = [Message("system", system)] if system else []
     return [*first, Message("user", text)]
-
-
-@contextmanager
-def cancelling(model: Model) -> Iterator[None]:
-    """Inside, Ctrl-C stops the model's answer instead of the command."""
-    before = signal.signal(signal.SIGINT, lambda number, frame: model.cancel())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def show(output: Output, events: Iterator[Event], model: Model, stats: bool | None) -> Finished:
-    """Show an answer as it comes; gives its last event."""
-    if output.json:
-        for event in events:
-            output.event_json(event)
-            if isinstance(event, Finished):
-                return event
-    wanted = output.stdout_is_terminal if stats is None else stats
-    with answer_view(output, n_ctx=model.loaded.n_ctx, stats=wanted) as view:
-        for event in events:
-            view.show(event)
-            if isinstance(event, Finished):
-                return event
-    raise AssertionError("an answer ended without Finished")

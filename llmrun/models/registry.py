@@ -6,6 +6,7 @@ what is inside a model file. Nothing here is fetched or opened, except models.to
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Mapping
@@ -146,12 +147,16 @@ def load_catalogue(path: Path | None = None) -> Catalogue:
     Raises:
         LlmrunError: it is missing or damaged, so the installation is.
     """
+    return _parsed(path or _catalogue_file())
+
+
+@functools.cache  # a command asks several times, `llmrun list` for every model
+def _parsed(file: Path) -> Catalogue:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
-    file = path or _catalogue_file()
     try:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
         entries = {alias: _entry(alias, fields) for alias, fields in data["models"].items()}
