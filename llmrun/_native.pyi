@@ -4,7 +4,7 @@ Describes what native/bindings.cpp defines. Addresses are plain integers for cty
 `CALLBACK_TYPE(address)` for functions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 class BadLogits(ValueError):  # noqa: N818 - named after what it is about, as in C++
     """A logit is NaN or +inf, or no logit is finite.
@@ -20,8 +20,9 @@ class BadLogits(ValueError):  # noqa: N818 - named after what it is about, as in
 class Sampler:
     """One sequence's sampler: llama.cpp's chain, token for token and random draw for random draw.
 
-    One exception: top-p without top-k that leaves over 1024 tokens, of which a few have equal logits, may
-    choose another one of those equals. For one thread at a time. `sample` does not accept the token it chooses.
+    Two exceptions: top-p without top-k that leaves over 1024 tokens, of which a few have equal logits, may
+    choose another one of those equals; and a token whose logit is -inf is never chosen, whatever overflowed.
+    For one thread at a time. `sample` does not accept the token it chooses.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class Sampler:
         mirostat_eta: float = 0.1,
         logit_bias: Sequence[tuple[int, float]] = ...,
         dry_breakers: Sequence[Sequence[int]] = ...,
+        order: Sequence[str] = ...,
+        remember: int = 0,
         exact: bool = False,
     ) -> None:
         """Take the parameters of llmrun/params.py, which says what they mean.
@@ -60,21 +63,63 @@ class Sampler:
             vocabulary_size: how many logits there are, 1 to 2**24.
             seed: 0 to 2**32 - 1, each of them definite.
             dry_breakers: token sequences that DRY follows no repeat across.
+            order: of the steps, by default llama.cpp's: "penalties", "dry", "top_n_sigma", "top_k", "typical_p",
+                "top_p", "min_p", "xtc", "temperature". One that is missing is off. Biases come before all steps,
+                the draw after them. Another order of steps that are on is slower. Mirostat has its own chain.
+            remember: how many of the last `sample` calls `explain` can be asked about, each for
+                4 * vocabulary_size bytes, taken at its first use.
             exact: do every step on the whole vocabulary, always; for tests.
 
         Raises:
-            ValueError: a value makes no sense, or a biased token is not in the vocabulary.
+            ValueError: a value makes no sense, a step is unknown or in the order twice, or a biased token is not
+                in the vocabulary.
         """
 
-    def sample(self, address: int) -> int:
+    def sample(self, address: int, allowed: int = 0, banned: Iterable[int] = ()) -> int:
         """Choose the next token; the GIL is released meanwhile.
+
+        With `allowed` or `banned` the result is that of a row in which all other logits are -inf. What the row
+        has there is not looked at, NaN neither.
 
         Args:
             address: of `vocabulary_size` floats, which are only read.
+            allowed: address of ceil(vocabulary_size / 32) 32-bit words, which are only read: bit t % 32 of word
+                t // 32 is set when token t may be chosen. 0 allows all.
+            banned: tokens that may not be chosen, whatever their bits.
 
         Raises:
-            BadLogits: nothing can be sampled from these; the random generators have not moved.
-            ValueError: the address can't be that of a float.
+            BadLogits: nothing can be sampled from these; the random generators have not moved. `logit` is -inf
+                when nothing that is allowed is possible.
+            ValueError: an address can't be right, or a banned token is not in the vocabulary.
+        """
+
+    def explain(self, back: int, count: int) -> tuple[int, list[tuple[str, int, list[tuple[int, float]]]]]:
+        """Tell what each step did in one of the last `sample` calls. Moves nothing.
+
+        Args:
+            back: how many calls ago, 0 is the last one. Calls that raised are not counted.
+            count: how many of the likeliest tokens to show, of the model's own distribution and of the final one.
+
+        Returns:
+            The token that was chosen, and the steps, each (name, remaining, probabilities). The first step is
+            "model", where nothing has been done yet; then come, in their order, those that can do anything with
+            these parameters: "mask" (`allowed` and `banned`), "logit_bias", and the names of `order`; with
+            mirostat "temperature" and "mirostat". `remaining` is how many tokens could be chosen after the step.
+            `probabilities` are [(token, probability)] after the step, of the same tokens in the same order in
+            each step: the `count` likeliest at both ends and the chosen one, the model's likeliest first. From
+            the step that cut a token on, it has exactly 0.0. The token was drawn from the last step's.
+
+        Raises:
+            ValueError: that call is not remembered.
+        """
+
+    def rewind(self, dropped: int, tokens: Sequence[int]) -> None:
+        """Forget the last `dropped` remembered calls, and make `tokens` all that was ever accepted.
+
+        The random generators and mirostat's state go on as they are.
+
+        Raises:
+            ValueError: a token is not in the vocabulary; nothing has changed then.
         """
 
     def accept(self, token: int) -> None:
@@ -102,7 +147,7 @@ class Sampler:
         """
 
     def copy(self) -> Sampler:
-        """Make an independent sampler that goes on identically."""
+        """Make an independent sampler that goes on identically; what is remembered is copied too."""
 
     def random_state(self) -> str:
         """Show the state of the chain's and of XTC's generator; for tests."""
@@ -115,10 +160,12 @@ class Sampler:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the logits that the last `sample` read, whole cache lines; without its own lists."""
+        """Bytes of logits that the last `sample`, if without mask, read: whole cache lines; without its own lists."""
 
 def sample_batch(samplers: Sequence[Sampler], addresses: Sequence[int]) -> list[int]:
     """Let each sampler choose from the logits at its address, in one call; the GIL is released meanwhile.
+
+    For sequences without masks and bans.
 
     Returns:
         The tokens, -1 where nothing can be sampled: `sample` of that one raises what is wrong. Its random

@@ -16,6 +16,8 @@
 namespace nb = nanobind;
 using llmrun::BadLogits;
 using llmrun::CancelFlag;
+using llmrun::Explanation;
+using llmrun::Mask;
 using llmrun::Sampler;
 using llmrun::SamplerParams;
 using nb::literals::operator""_a;
@@ -53,7 +55,8 @@ void make_sampler(Sampler* self, int64_t vocabulary_size, uint32_t seed, float t
                   float presence_penalty, float dry_multiplier, float dry_base, int32_t dry_allowed_length,
                   int32_t dry_last_n, int32_t mirostat, float mirostat_tau, float mirostat_eta,
                   std::vector<std::pair<int32_t, float>> logit_bias,
-                  const std::vector<std::vector<int32_t>>& dry_breakers, bool exact) {
+                  const std::vector<std::vector<int32_t>>& dry_breakers,
+                  const std::vector<std::string>& order, uint32_t remember, bool exact) {
     if (vocabulary_size < 1 || vocabulary_size > llmrun::largest_vocabulary) {
         throw std::invalid_argument("vocabulary_size has to be between 1 and 2^24");
     }
@@ -81,8 +84,10 @@ void make_sampler(Sampler* self, int64_t vocabulary_size, uint32_t seed, float t
         .mirostat_tau = mirostat_tau,
         .mirostat_eta = mirostat_eta,
         .logit_bias = std::move(logit_bias),
+        .order = llmrun::order_from(order),
     };
-    new (self) Sampler(static_cast<int32_t>(vocabulary_size), std::move(params), dry_breakers, exact);
+    const auto size = static_cast<int32_t>(vocabulary_size);
+    new (self) Sampler(size, std::move(params), dry_breakers, exact, remember);
 }
 
 const float* logits_at(uintptr_t address) {
@@ -92,10 +97,37 @@ const float* logits_at(uintptr_t address) {
     return std::bit_cast<const float*>(address);
 }
 
-int32_t sample(Sampler& sampler, uintptr_t address) {
+int32_t sample(Sampler& sampler, uintptr_t address, uintptr_t allowed, const nb::iterable& banned) {
     const float* logits = logits_at(address);
+    std::vector<int32_t> tokens;
+    for (const nb::handle token : banned) {
+        if (!nb::try_cast(token, tokens.emplace_back())) {
+            throw nb::type_error("a banned token has to be a whole number of 32 bits");
+        }
+    }
+    if (allowed % alignof(uint32_t) != 0) {
+        throw std::invalid_argument("the address of the mask is not that of 32-bit words");
+    }
+    const Mask mask{std::bit_cast<const uint32_t*>(allowed), tokens};
     const nb::gil_scoped_release released;
-    return sampler.sample(logits);
+    return sampler.sample(logits, mask);
+}
+
+// (chosen, [(step, remaining, [(token, probability)])])
+nb::tuple explain(const Sampler& sampler, size_t back, size_t count) {
+    const Explanation explanation = [&] {
+        const nb::gil_scoped_release released;
+        return sampler.explain(back, count);
+    }();
+    nb::list steps;
+    for (const auto& [name, remaining, probabilities] : explanation.steps) {
+        nb::list pairs;
+        for (size_t i = 0; i < probabilities.size(); ++i) {
+            pairs.append(nb::make_tuple(explanation.tokens[i], probabilities[i]));
+        }
+        steps.append(nb::make_tuple(nb::str(name.data(), name.size()), remaining, pairs));
+    }
+    return nb::make_tuple(explanation.chosen, steps);
 }
 
 // The references keep the samplers alive, whatever another thread does to the list meanwhile.
@@ -163,10 +195,15 @@ void define_sampler(nb::module_& module) {
              "dry_last_n"_a = defaults.dry_last_n, "mirostat"_a = defaults.mirostat,
              "mirostat_tau"_a = defaults.mirostat_tau, "mirostat_eta"_a = defaults.mirostat_eta,
              "logit_bias"_a = defaults.logit_bias, "dry_breakers"_a = std::vector<std::vector<int32_t>>{},
-             "exact"_a = false)
-        .def("sample", sample, "address"_a)
+             "order"_a = std::vector<std::string>(llmrun::step_names.begin(), llmrun::step_names.end()),
+             "remember"_a = 0, "exact"_a = false)
+        .def("sample", sample, "address"_a, "allowed"_a = 0, "banned"_a = nb::tuple())
         .def("accept", &Sampler::accept, "token"_a)
         .def("accept_many", accept_many, "tokens"_a)
+        .def("rewind", [](Sampler& sampler, size_t dropped,
+                          const std::vector<int32_t>& tokens) { sampler.rewind(dropped, tokens); },
+             "dropped"_a, "tokens"_a)
+        .def("explain", explain, "back"_a, "count"_a)
         .def("copy", [](const Sampler& sampler) { return Sampler(sampler); })
         .def("log_probabilities", log_probabilities, "address"_a, "token"_a, "count"_a)
         .def("random_state", &Sampler::random_state)

@@ -21,6 +21,7 @@ Dry::Dry(DryParams params, const std::vector<std::vector<int32_t>>& breakers) : 
 
 const std::vector<Dry::Penalty>& Dry::penalties(const History& history) {
     penalties_.clear();
+    searched_ = false;
     const int window = static_cast<int>(std::min(history.size(), static_cast<size_t>(params_.last_n)));
     if (!params_.enabled() || window <= params_.allowed_length) {
         return penalties_;
@@ -29,6 +30,7 @@ const std::vector<Dry::Penalty>& Dry::penalties(const History& history) {
     if (limit < params_.allowed_length) {
         return penalties_;
     }
+    searched_ = true;
     count_repeats(history, window, limit);
     collect_extensions(history, window);
 

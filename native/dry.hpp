@@ -31,8 +31,11 @@ class Dry {
     // breakers: token sequences that a repeat is not followed across; empty ones are ignored.
     Dry(DryParams params, const std::vector<std::vector<int32_t>>& breakers);
 
-    // The penalties for the token after this history, each token once; valid until the next call.
+    // The penalties for the token after this history, each token once, ascending; valid until the next call.
     const std::vector<Penalty>& penalties(const History& history);
+
+    // Whether the last penalties() had to look for repeats, even if it found none.
+    bool searched() const { return searched_; }
 
   private:
     struct Extension {
@@ -47,6 +50,7 @@ class Dry {
     bool is_breaker(int32_t token) const;
 
     DryParams params_;
+    bool searched_ = false;
     std::unordered_map<int32_t, std::vector<std::vector<int32_t>>> breaker_tails_;  // by first token
     std::vector<int> repeats_;           // [window] oldest first: how many tokens up to here repeat the end
     std::vector<Extension> extensions_;  // tokens that once followed a repeat

@@ -30,6 +30,15 @@ class History {
     }
 
     size_t size() const { return size_; }
+    void clear() { size_ = 0; }
+
+    // All of them, oldest first, in place of what the list held.
+    void write_to(std::vector<int32_t>& list) const {
+        list.clear();
+        for (size_t ago = size_; ago > 0; --ago) {
+            list.push_back(newest(ago - 1));
+        }
+    }
 
   private:
     std::vector<int32_t> tokens_;
@@ -70,6 +79,19 @@ class TokenCounts {
             positions_[token] = none;
             distinct_.pop_back();
         }
+    }
+
+    // How often the token was added and not removed; 0 always where there is no window.
+    int32_t count(int32_t token) const {
+        const int32_t position = positions_.empty() ? none : positions_[token];
+        return position == none ? 0 : distinct_[position].count;
+    }
+
+    void clear() {
+        for (const Counted& counted : distinct_) {
+            positions_[counted.token] = none;
+        }
+        distinct_.clear();
     }
 
     const std::vector<Counted>& distinct() const { return distinct_; }

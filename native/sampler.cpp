@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <sstream>
+#include <stdexcept>
+
+#include "chain.hpp"
 
 namespace llmrun {
 namespace {
@@ -34,9 +37,23 @@ void require_sensible(int32_t vocabulary_size, const SamplerParams& params) {
     }
 }
 
-const SamplerParams& checked(int32_t vocabulary_size, const SamplerParams& params) {
+// With every step that is not in the order switched off; mirostat's chain has its own steps.
+SamplerParams checked(int32_t vocabulary_size, SamplerParams params) {
     require_sensible(vocabulary_size, params);
+    if (params.mirostat == 0) {
+        for (const Step step : default_order()) {
+            if (std::find(params.order.begin(), params.order.end(), step) == params.order.end()) {
+                params.switch_off(step);
+            }
+        }
+    }
     return params;
+}
+
+std::vector<Step> working_steps(const SamplerParams& params) {
+    std::vector<Step> steps = params.order;
+    std::erase_if(steps, [&](Step step) { return !params.switches_on(step); });
+    return steps;
 }
 
 DryParams dry_params(const SamplerParams& params) {
@@ -45,7 +62,7 @@ DryParams dry_params(const SamplerParams& params) {
 
 // Mirostat's chain has no penalties; what nothing looks at is not kept.
 bool uses_penalties(const SamplerParams& params) { return params.mirostat == 0 && params.penalizes(); }
-bool uses_dry(const SamplerParams& params) { return params.mirostat == 0 && dry_params(params).enabled(); }
+bool uses_dry(const SamplerParams& params) { return params.mirostat == 0 && params.breaks_repeats(); }
 
 size_t history_length(const SamplerParams& params) {
     const int32_t for_penalties = uses_penalties(params) ? params.repeat_last_n : 0;
@@ -59,60 +76,59 @@ size_t most_changes(int32_t vocabulary_size, const SamplerParams& params) {
     return std::min<size_t>(vocabulary_size, params.logit_bias.size() + penalized + by_dry);
 }
 
-std::string describe(int32_t token, float logit) {
-    std::ostringstream text;
-    if (logit < 0) {
-        text << "no token has a finite logit";
-    } else {
-        text << "the logit of token " << token << " is " << (std::isnan(logit) ? "NaN" : "infinite");
-    }
-    return text.str();
-}
+// Sampling from fewer tokens than this without looking at the rest is quicker than masking a row.
+constexpr size_t few_tokens = 256;
 
-// A sum of two large numbers may overflow.
-void require_usable(int32_t token, float logit) {
-    if (!(logit < INFINITY)) {
-        throw BadLogits(token, logit);
+bool in_default_order(const std::vector<Step>& steps) { return std::is_sorted(steps.begin(), steps.end()); }
+
+bool has_equals(const Candidates& candidates, std::vector<float>& logits) {
+    logits.clear();
+    for (size_t i = 0; i < candidates.size; ++i) {
+        logits.push_back(candidates.data[i].logit);
     }
+    std::sort(logits.begin(), logits.end());
+    return std::adjacent_find(logits.begin(), logits.end()) != logits.end();
 }
 
 }  // namespace
 
-BadLogits::BadLogits(int32_t token, float logit)
-    : std::runtime_error(describe(token, logit)), token(token), logit(logit) {}
-
 Sampler::Sampler(int32_t vocabulary_size, SamplerParams params,
-                 const std::vector<std::vector<int32_t>>& dry_breakers, bool exact)
+                 const std::vector<std::vector<int32_t>>& dry_breakers, bool exact, size_t remember)
     : vocabulary_size_(vocabulary_size),
-      params_(checked(vocabulary_size, params)),
-      exact_(exact),
-      history_(history_length(params)),
-      counts_(vocabulary_size, uses_penalties(params) ? params.repeat_last_n : 0),
-      dry_(dry_params(params), dry_breakers),
-      random_(params.seed),
-      xtc_random_(params.seed),
-      mu_(2.0f * params.mirostat_tau),
+      params_(checked(vocabulary_size, std::move(params))),
+      steps_(working_steps(params_)),
+      exact_(exact || params_.mirostat != 0 || !in_default_order(steps_)),
+      needs_no_impossible_(!exact_ && params_.typical_p >= 1.0f && !params_.may_exclude_top_choices() &&
+                           !params_.adapts_temperature()),
+      history_(history_length(params_)),
+      counts_(vocabulary_size, uses_penalties(params_) ? params_.repeat_last_n : 0),
+      dry_(dry_params(params_), dry_breakers),
+      random_(params_.seed),
+      xtc_random_(params_.seed),
+      mu_(2.0f * params_.mirostat_tau),
       peaks_(vocabulary_size),
-      changes_(most_changes(vocabulary_size, params)) {}
+      changes_(most_changes(vocabulary_size, params_)),
+      masked_row_(vocabulary_size),
+      memory_(remember) {}
 
-int32_t Sampler::sample(const float* logits) {
-    read(logits);
-    change_logits();
-    if (params_.mirostat == 0 && !exact_ && shortlist_.fill(params_, logits, peaks_, changes_)) {
-        Candidates candidates = shortlist_.candidates();
-        return candidates[choose(candidates)].id;
+int32_t Sampler::sample(const float* logits, const Mask& mask) {
+    if (!mask.allows_everything()) {
+        require_known(mask.banned);
+        masked_row_.set(mask);
     }
-    ++exact_count_;
-    Candidates candidates = whole_vocabulary();
-    if (params_.mirostat != 0) {
-        return candidates[choose_by_mirostat(candidates)].id;
+    if (memory_.capacity() > 0) {
+        remember(logits, mask);
     }
-    truncate(candidates);
-    return candidates[choose(candidates)].id;
+    const int32_t token = mask.allows_everything() ? choose(logits) : choose_allowed(logits);
+    if (memory_.capacity() > 0) {
+        memory_.next().chosen = token;
+        memory_.keep();
+    }
+    return token;
 }
 
 void Sampler::accept(int32_t token) {
-    require(token >= 0 && token < vocabulary_size_, "the token is not in the vocabulary");
+    require_known({&token, 1});
     if (uses_penalties(params_)) {
         const size_t window = params_.repeat_last_n;
         if (history_.size() >= window) {
@@ -121,6 +137,21 @@ void Sampler::accept(int32_t token) {
         counts_.add(token);
     }
     history_.push(token);
+}
+
+void Sampler::rewind(size_t dropped, std::span<const int32_t> tokens) {
+    require_known(tokens);
+    memory_.drop(dropped);
+    history_.clear();
+    counts_.clear();
+    for (const int32_t token : tokens.last(std::min(tokens.size(), history_length(params_)))) {
+        accept(token);
+    }
+}
+
+Explanation Sampler::explain(size_t back, size_t count) const {
+    require(back < memory_.size(), "that call is not remembered");
+    return llmrun::explain(memory_.last(back), params_, steps_, dry_, count);
 }
 
 std::string Sampler::random_state() const {
@@ -147,6 +178,90 @@ const std::vector<LogProbability>& Sampler::log_probabilities(const float* logit
     return log_probabilities_;
 }
 
+void Sampler::require_known(std::span<const int32_t> tokens) const {
+    for (const int32_t token : tokens) {
+        require(token >= 0 && token < vocabulary_size_, "the token is not in the vocabulary");
+    }
+}
+
+void Sampler::remember(const float* logits, const Mask& mask) {
+    RememberedCall& call = memory_.next();
+    call.logits.assign(logits, logits + vocabulary_size_);
+    call.allowed.clear();
+    if (!mask.allows_everything()) {
+        call.allowed = masked_row_.words();
+    }
+    history_.write_to(call.history);
+    call.xtc_random = xtc_random_;
+    call.mu = mu_;
+}
+
+int32_t Sampler::choose(const float* logits) {
+    read(logits);
+    if (exact_) {
+        return choose_exactly();
+    }
+    change_logits();
+    if (!shortlist_.fill(params_, logits, peaks_, changes_)) {
+        return choose_exactly();
+    }
+    Candidates candidates = shortlist_.candidates();
+    exclude_top_choices(candidates, params_.xtc_probability, params_.xtc_threshold, xtc_random_);
+    dynamic_temperature(candidates, params_.temperature, params_.temperature_range,
+                        params_.temperature_exponent);
+    return candidates[draw(candidates, random_)].id;
+}
+
+int32_t Sampler::choose_allowed(const float* logits) {
+    if (needs_no_impossible_ && masked_row_.count() <= few_tokens) {
+        if (const std::optional<int32_t> token = choose_of_few(logits)) {
+            return *token;
+        }
+    }
+    return choose(masked_row_.apply(logits));
+}
+
+// All steps on a list of the allowed tokens alone. Nothing when some have equal logits, which a sort could put
+// in another order than in a longer list.
+std::optional<int32_t> Sampler::choose_of_few(const float* logits) {
+    masked_row_.collect(logits, buffer_);
+    Candidates candidates{buffer_.data(), buffer_.size(), false, &scratch_};
+    for (const Candidate& candidate : candidates) {
+        require_usable(candidate.id, candidate.logit);
+    }
+    require_possible(candidates);
+    apply_logit_bias(candidates, params_);
+    const Surroundings surroundings{params_, counts_, history_, dry_, xtc_random_};
+    auto step = steps_.begin();
+    for (; step != steps_.end() && *step <= Step::dry; ++step) {
+        apply(*step, candidates, surroundings);
+    }
+    require_possible(candidates);
+    if (has_equals(candidates, scratch_.scores)) {
+        return std::nullopt;
+    }
+    for (; step != steps_.end(); ++step) {
+        apply(*step, candidates, surroundings);
+    }
+    return candidates[draw(candidates, random_)].id;
+}
+
+int32_t Sampler::choose_exactly() {
+    ++exact_count_;
+    Candidates candidates = whole_vocabulary();
+    apply_logit_bias(candidates, params_);
+    require_possible(candidates);
+    if (params_.mirostat != 0) {
+        return candidates[draw_by_mirostat(candidates)].id;
+    }
+    std::mt19937 xtc_random = xtc_random_;  // stays as it is if a later step fails
+    for (const Step step : steps_) {
+        apply(step, candidates, {params_, counts_, history_, dry_, xtc_random});
+    }
+    xtc_random_ = xtc_random;
+    return candidates[draw(candidates, random_)].id;
+}
+
 void Sampler::read(const float* logits) {
     logits_ = logits;
     const int32_t bad = peaks_.read(logits);
@@ -155,34 +270,19 @@ void Sampler::read(const float* logits) {
     }
 }
 
+// Biases, penalties and DRY on the few logits that they change; the exact way is in chain.cpp.
 void Sampler::change_logits() {
     changes_.clear();
-    apply_logit_bias();
-    if (params_.mirostat == 0) {
-        apply_penalties();
-        apply_dry();
-    }
-}
-
-void Sampler::apply_logit_bias() {
     for (const auto& [token, bias] : params_.logit_bias) {
         float& changed = logit(token);
         changed += bias;
         require_usable(token, changed);
     }
-}
-
-void Sampler::apply_penalties() {
     for (const auto& [token, count] : counts_.distinct()) {
         float& changed = logit(token);
-        // Dividing a negative logit would make the token more likely.
-        changed = changed <= 0 ? changed * params_.repeat_penalty : changed / params_.repeat_penalty;
-        changed -= static_cast<float>(count) * params_.frequency_penalty + params_.presence_penalty;
+        changed = penalized(changed, count, params_);
         require_usable(token, changed);
     }
-}
-
-void Sampler::apply_dry() {
     for (const auto& [token, amount] : dry_.penalties(history_)) {
         float& changed = logit(token);
         changed -= amount;
@@ -190,44 +290,18 @@ void Sampler::apply_dry() {
     }
 }
 
-// The later steps divide by the largest probability and would make NaN of -inf alone.
 Candidates Sampler::whole_vocabulary() {
     buffer_.resize(vocabulary_size_);
     for (int32_t token = 0; token < vocabulary_size_; ++token) {
         buffer_[token] = {token, logits_[token], 0.0f};
     }
-    for (const ChangedLogits::Change& change : changes_) {
-        buffer_[change.token].logit = change.logit;
-    }
-    const auto is_possible = [](const Candidate& candidate) { return candidate.logit > -INFINITY; };
-    if (std::none_of(buffer_.begin(), buffer_.end(), is_possible)) {
-        throw BadLogits(0, -INFINITY);
-    }
     return {buffer_.data(), buffer_.size(), false, &scratch_};
 }
 
-void Sampler::truncate(Candidates& candidates) {
-    top_n_sigma(candidates, params_.top_n_sigma);
-    top_k(candidates, params_.top_k);
-    typical(candidates, params_.typical_p);
-    top_p(candidates, params_.top_p);
-    min_p(candidates, params_.min_p);
-}
-
-size_t Sampler::choose(Candidates& candidates) {
-    exclude_top_choices(candidates, params_.xtc_probability, params_.xtc_threshold, xtc_random_);
-    dynamic_temperature(candidates, params_.temperature, params_.temperature_range,
-                        params_.temperature_exponent);
-    return draw(candidates, random_);
-}
-
-size_t Sampler::choose_by_mirostat(Candidates& candidates) {
+size_t Sampler::draw_by_mirostat(Candidates& candidates) {
     temperature(candidates, params_.temperature);
-    const MirostatTarget target{params_.mirostat_tau, params_.mirostat_eta};
-    if (params_.mirostat == 1) {
-        return mirostat_1(candidates, vocabulary_size_, target, mu_, random_);
-    }
-    return mirostat_2(candidates, target, mu_, random_);
+    keep_by_mirostat(candidates, params_.mirostat, vocabulary_size_, mu_);
+    return llmrun::draw_by_mirostat(candidates, {params_.mirostat_tau, params_.mirostat_eta}, mu_, random_);
 }
 
 }  // namespace llmrun

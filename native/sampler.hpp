@@ -1,25 +1,30 @@
-// One sequence's sampler: llama.cpp's default chain, from logits to a token.
+// One sequence's sampler: llama.cpp's chain, from logits to a token.
 //
-// Owns the order of the chain, the sequence's history and its random generators. Must not know Python or
-// llama.h. The result equals, token for token and draw for draw, what a llama_sampler_chain made as in
-// llama.cpp's common/sampling.cpp gives on the same machine (a seed of 2^32-1 is a seed here, not "random").
-// One exception: top-p without top-k that leaves over 1024 tokens, of which a few have equal logits, may
-// draw another one of those equals.
+// Owns the way that is taken through the chain, the sequence's history and its random generators. Must not
+// know Python or llama.h. The result equals, token for token and draw for draw, what a llama_sampler_chain
+// made as in llama.cpp's common/sampling.cpp gives on the same machine (a seed of 2^32-1 is a seed here, not
+// "random"). Two exceptions: top-p without top-k that leaves over 1024 tokens, of which a few have equal
+// logits, may draw another one of those equals; and a token whose logit is -inf is never drawn, whatever
+// overflowed.
 //
 // Mostly the candidates come from a shortlist, for which the row is read once and nothing is copied; where
-// that can't tell them exactly, every step is done on the whole vocabulary.
+// that can't tell them exactly, or the steps are in another order, they are done on the whole vocabulary.
 #pragma once
 
 #include <cstdint>
 #include <random>
-#include <stdexcept>
+#include <optional>
+#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "bad_logits.hpp"
 #include "changes.hpp"
 #include "dry.hpp"
+#include "explain.hpp"
 #include "history.hpp"
+#include "mask.hpp"
+#include "memory.hpp"
 #include "params.hpp"
 #include "peaks.hpp"
 #include "shortlist.hpp"
@@ -28,14 +33,6 @@
 namespace llmrun {
 
 constexpr int32_t largest_vocabulary = 1 << 24;
-
-// The logits can't be sampled from: one of them is NaN or +inf, or none is finite.
-class BadLogits : public std::runtime_error {
-  public:
-    BadLogits(int32_t token, float logit);
-    int32_t token;  // the first one at fault; the first of the vocabulary when no logit is finite
-    float logit;
-};
 
 struct LogProbability {
     int32_t token;
@@ -46,17 +43,31 @@ struct LogProbability {
 class Sampler {
   public:
     // exact: do every step on the whole vocabulary, always; the reference for the tests.
+    // remember: how many of the last sample() calls can be explained; 4 bytes for each token of the vocabulary
+    // and call.
     // Throws std::invalid_argument when a value makes no sense for this vocabulary.
     Sampler(int32_t vocabulary_size, SamplerParams params,
-            const std::vector<std::vector<int32_t>>& dry_breakers = {}, bool exact = false);
+            const std::vector<std::vector<int32_t>>& dry_breakers = {}, bool exact = false,
+            size_t remember = 0);
 
     // Chooses the next token from vocabulary_size logits, which are only read. Does not accept it: the
     // caller may still refuse the token, and has to call accept() for every one that joins the sequence.
-    // Throws BadLogits; the random generators have not moved then.
-    int32_t sample(const float* logits);
+    // With a mask the result is that of a row in which the logits of all other tokens are -inf; what they are
+    // is not looked at. Throws BadLogits, and std::invalid_argument when a banned token is not in the
+    // vocabulary; the random generators have not moved then.
+    int32_t sample(const float* logits, const Mask& mask = {});
 
     // Adds a token of the sequence, of the prompt too, to the history that the penalties look at.
     void accept(int32_t token);
+
+    // Forgets the last `dropped` remembered calls and makes `tokens` the whole history, as if no others had been
+    // accepted. The random generators, and mirostat's mu, go on as they are. Throws std::invalid_argument when
+    // a token is not in the vocabulary; nothing has changed then.
+    void rewind(size_t dropped, std::span<const int32_t> tokens);
+
+    // What the steps did in the sample() call `back` calls ago, the last one being 0; moves nothing.
+    // Throws std::invalid_argument when that call is not remembered.
+    Explanation explain(size_t back, size_t count) const;
 
     // The natural logarithms of the probabilities that the model itself gives (softmax of the logits, before
     // any step of the chain): of `token` first, then of the `count` likeliest, which may be fewer when not as
@@ -68,24 +79,28 @@ class Sampler {
     std::string random_state() const;
     // How many tokens were chosen by doing every step on the whole vocabulary.
     int64_t exact_count() const { return exact_count_; }
-    // Bytes of the logits that the last sample() read, without what the exact way reads of its own list.
+    // Bytes of logits that the last sample(), if it was without a mask, read; not what the exact way reads of
+    // its own list.
     size_t bytes_read() const { return peaks_.bytes_read(); }
 
   private:
+    void require_known(std::span<const int32_t> tokens) const;
+    void remember(const float* logits, const Mask& mask);
+    int32_t choose(const float* logits);
+    int32_t choose_allowed(const float* logits);
+    std::optional<int32_t> choose_of_few(const float* logits);
+    int32_t choose_exactly();
     void read(const float* logits);
     float& logit(int32_t token) { return changes_.logit(token, logits_[token]); }
     void change_logits();
-    void apply_logit_bias();
-    void apply_penalties();
-    void apply_dry();
     Candidates whole_vocabulary();
-    void truncate(Candidates& candidates);
-    size_t choose(Candidates& candidates);
-    size_t choose_by_mirostat(Candidates& candidates);
+    size_t draw_by_mirostat(Candidates& candidates);
 
     int32_t vocabulary_size_;
     SamplerParams params_;
+    std::vector<Step> steps_;  // those that can do anything, in their order
     bool exact_;
+    bool needs_no_impossible_;  // the steps give the same without the candidates that are -inf
     History history_;
     TokenCounts counts_;  // of the last repeat_last_n tokens; empty when nothing is penalised
     Dry dry_;
@@ -99,6 +114,8 @@ class Sampler {
     Shortlist shortlist_;
     std::vector<Candidate> buffer_;  // [vocabulary_size], by token id until a step sorts it; made when needed
     Scratch scratch_;
+    MaskedRow masked_row_;
+    Memory memory_;
     std::vector<LogProbability> log_probabilities_;
     int64_t exact_count_ = 0;
 };

@@ -296,8 +296,8 @@ bool Shortlist::has_equals() {
     return std::adjacent_find(logits.begin(), logits.end()) != logits.end();
 }
 
-// Between what values llama.cpp's float sum of exp(logit - largest) is; up to infinity when unknown. Adding a term to a float sum that is
-// at least as large is off by at most the term, and by at most 2^-24 of the sum.
+// Between what values llama.cpp's float sum of exp(logit - largest) is; up to infinity when unknown. Adding a
+// term to a float sum that is at least as large is off by at most the term, and by at most 2^-24 of the sum.
 Shortlist::Bounds Shortlist::total_weight(const Row& row, float largest) const {
     constexpr double unit = 5.9604644775390625e-8;  // 2^-24
     constexpr double error_of_terms = 4e-6;         // of our exponentials, of the library's, and of our sums

@@ -114,6 +114,16 @@ void softmax(Candidates& candidates) {
 // Uniform in [0, 1): takes two words of the generator.
 double uniform(std::mt19937& random) { return std::uniform_real_distribution<double>(0.0, 1.0)(random); }
 
+// Where a draw ends when rounding or NaN has kept the sum from reaching its target: llama.cpp takes the last
+// one, which we do unless it is impossible.
+size_t last_possible(Candidates& candidates) {
+    size_t last = candidates.size - 1;
+    while (last > 0 && candidates[last].logit == -infinity) {
+        --last;
+    }
+    return last;
+}
+
 // std::discrete_distribution of the probabilities without its allocations. One candidate needs no draw.
 size_t draw_discrete(Candidates& candidates, std::mt19937& random) {
     if (candidates.size < 2) {
@@ -131,17 +141,31 @@ size_t draw_discrete(Candidates& candidates, std::mt19937& random) {
             return i;
         }
     }
-    return candidates.size - 1;
+    return last_possible(candidates);
 }
 
-// The end of both mirostats: choose, and steer mu towards the wanted surprise.
-size_t draw_and_adjust(Candidates& candidates, MirostatTarget target, float& mu, std::mt19937& random) {
-    softmax(candidates);
-    const size_t chosen = draw_discrete(candidates, random);
-    const float surprise = -log2f(candidates[chosen].p);
-    const float error = surprise - target.tau;
-    mu = mu - target.eta * error;
-    return chosen;
+// How many of a sorted list mirostat 1 keeps: its Zipf exponent by least squares of log p over log rank.
+int zipf_count(Candidates& candidates, int32_t vocabulary_size, float mu) {
+    constexpr size_t estimated_on = 100;
+    float sum_tb = 0.0f;
+    float sum_tt = 0.0f;
+    for (size_t i = 0; i < estimated_on - 1 && i < candidates.size - 1; ++i) {
+        const float t = logf(static_cast<float>(i + 2) / static_cast<float>(i + 1));
+        const float b = logf(candidates[i].p / candidates[i + 1].p);
+        sum_tb += t * b;
+        sum_tt += t * t;
+    }
+    const float exponent = sum_tb / sum_tt;
+    const float epsilon = exponent - 1;
+    return to_int(powf((epsilon * powf(2, mu)) / (1 - powf(vocabulary_size, -epsilon)), 1 / exponent));
+}
+
+size_t count_unsurprising(Candidates& candidates, float mu) {
+    size_t kept = 0;
+    while (kept < candidates.size && !(-log2f(candidates[kept].p) > mu)) {
+        ++kept;
+    }
+    return kept;
 }
 
 }  // namespace
@@ -291,6 +315,16 @@ void exclude_top_choices(Candidates& candidates, float probability, float thresh
     candidates.size -= last;
 }
 
+void keep_by_mirostat(Candidates& candidates, int32_t version, int32_t vocabulary_size, float mu) {
+    sort(candidates);
+    softmax(candidates);
+    if (version == 1) {
+        top_k(candidates, std::max(zipf_count(candidates, vocabulary_size, mu), 1));
+    } else {
+        candidates.size = std::max<size_t>(count_unsurprising(candidates, mu), 1);
+    }
+}
+
 void temperature(Candidates& candidates, float temperature) {
     if (temperature > 0.0f) {
         for (Candidate& candidate : candidates) {
@@ -348,40 +382,16 @@ size_t draw(Candidates& candidates, std::mt19937& random) {
             return i;
         }
     }
-    return candidates.size - 1;
+    return last_possible(candidates);
 }
 
-size_t mirostat_1(Candidates& candidates, int32_t vocabulary_size, MirostatTarget target, float& mu,
-                  std::mt19937& random) {
-    constexpr size_t estimated_on = 100;
-    sort(candidates);
+size_t draw_by_mirostat(Candidates& candidates, MirostatTarget target, float& mu, std::mt19937& random) {
     softmax(candidates);
-
-    // Least squares of log p over log rank gives the Zipf exponent.
-    float sum_tb = 0.0f;
-    float sum_tt = 0.0f;
-    for (size_t i = 0; i < estimated_on - 1 && i < candidates.size - 1; ++i) {
-        const float t = logf(static_cast<float>(i + 2) / static_cast<float>(i + 1));
-        const float b = logf(candidates[i].p / candidates[i + 1].p);
-        sum_tb += t * b;
-        sum_tt += t * t;
-    }
-    const float exponent = sum_tb / sum_tt;
-    const float epsilon = exponent - 1;
-    const float k = powf((epsilon * powf(2, mu)) / (1 - powf(vocabulary_size, -epsilon)), 1 / exponent);
-    top_k(candidates, std::max(to_int(k), 1));
-    return draw_and_adjust(candidates, target, mu, random);
-}
-
-size_t mirostat_2(Candidates& candidates, MirostatTarget target, float& mu, std::mt19937& random) {
-    sort(candidates);
-    softmax(candidates);
-    size_t kept = 0;
-    while (kept < candidates.size && !(-log2f(candidates[kept].p) > mu)) {
-        ++kept;
-    }
-    candidates.size = std::max<size_t>(kept, 1);
-    return draw_and_adjust(candidates, target, mu, random);
+    const size_t chosen = draw_discrete(candidates, random);
+    const float surprise = -log2f(candidates[chosen].p);
+    const float error = surprise - target.tau;
+    mu = mu - target.eta * error;
+    return chosen;
 }
 
 }  // namespace llmrun

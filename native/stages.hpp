@@ -84,6 +84,10 @@ void min_p(Candidates& candidates, float p);
 // XTC: with the given chance removes every token as likely as the threshold but the least likely of them.
 void exclude_top_choices(Candidates& candidates, float probability, float threshold, std::mt19937& random);
 
+// Mirostat 1 and 2, https://arxiv.org/abs/2007.14966: sorts, and keeps what is not more surprising than mu
+// bits. Version 1 estimates how many that are from a Zipf exponent of the 100 likeliest tokens.
+void keep_by_mirostat(Candidates& candidates, int32_t version, int32_t vocabulary_size, float mu);
+
 // ---- steps that change logits ----
 
 // Divides by the temperature; <= 0 leaves only the first largest logit finite.
@@ -101,10 +105,7 @@ struct MirostatTarget {
     float eta;  // learning rate
 };
 
-// https://arxiv.org/abs/2007.14966, version 1: k from a Zipf exponent estimated on the 100 likeliest tokens.
-size_t mirostat_1(Candidates& candidates, int32_t vocabulary_size, MirostatTarget target, float& mu,
-                  std::mt19937& random);
-// Version 2: drops tokens with a surprise over mu.
-size_t mirostat_2(Candidates& candidates, MirostatTarget target, float& mu, std::mt19937& random);
+// Draws, and steers mu towards the wanted surprise.
+size_t draw_by_mirostat(Candidates& candidates, MirostatTarget target, float& mu, std::mt19937& random);
 
 }  // namespace llmrun

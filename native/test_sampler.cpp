@@ -1,5 +1,6 @@
 // The steps and the whole sampler on cases small enough to check by hand. Many are llama.cpp's own
-// (tests/test-sampling.cpp); that every token equals llama.cpp's is checked in tests/test_sampler.py.
+// (tests/test-sampling.cpp; test_chain.cpp says where each is); that every token equals llama.cpp's is checked
+// in tests/test_sampler.py.
 #include <algorithm>
 #include <cmath>
 #include <functional>

@@ -1,128 +1,16 @@
-// The fast way against the exact one on random cases, and the loops of every CPU level against plain ones.
-// Usage: test_shortlist [how many random cases]
+// What the fast way is made of: the loops of every CPU level against plain ones, the maxima, the changed
+// logits.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <vector>
 
 #include "check.hpp"
+#include "random_case.hpp"
 #include "sampler.hpp"
 
 using namespace llmrun;
 
 namespace {
-
-using Floats = std::vector<float>;
-
-// What one random case is made of. Each draw depends on nothing but the seed.
-class Draw {
-  public:
-    explicit Draw(uint32_t seed) : random_(seed) {}
-
-    int below(int bound) { return static_cast<int>(random_() % static_cast<uint32_t>(bound)); }
-    bool chance(int percent) { return below(100) < percent; }
-    float between(float low, float high) {
-        return low + (high - low) * (static_cast<float>(random_() >> 8) / 16777216.0f);
-    }
-    float normal() { return between(-1, 1) + between(-1, 1) + between(-1, 1); }
-
-    int vocabulary_size() {
-        constexpr int sizes[] = {1, 2, 15, 16, 17, 100, 255, 256, 257, 300, 511, 512, 700};
-        return chance(3) ? 4000 + below(3000) : sizes[below(13)];
-    }
-
-    Floats logits(int size) {
-        Floats row(size);
-        const int kind = below(8);
-        const float scale = between(0.1f, 6.0f);
-        for (float& logit : row) {
-            logit = normal() * scale;
-            logit = kind == 1 ? std::round(logit) : logit;
-            logit = kind == 2 && chance(60) ? -INFINITY : logit;
-            logit = kind == 3 ? 1.5f : logit;
-            logit = kind == 4 ? logit * 1e-39f : logit;
-            logit = kind == 5 ? logit * 1e37f : logit;
-            logit = kind == 6 && !chance(5) ? logit - 50.0f : logit;
-        }
-        if (kind == 7) {
-            std::sort(row.begin(), row.end());
-        }
-        if (chance(2)) {
-            row[below(size)] = chance(50) ? NAN : INFINITY;
-        }
-        return row;
-    }
-
-    SamplerParams params(int size) {
-        SamplerParams params;
-        params.seed = random_();
-        params.temperature = chance(15) ? 0.0f : between(0.1f, 2.0f);
-        params.temperature_range = chance(10) ? between(0.0f, 1.0f) : 0.0f;
-        params.top_k = chance(40) ? 0 : 1 + below(chance(80) ? 50 : 400);
-        params.top_p = chance(30) ? 1.0f : between(0.0f, 1.0f);
-        params.min_p = chance(30) ? 0.0f : between(0.0f, chance(95) ? 0.3f : 1.5f);
-        params.typical_p = chance(8) ? between(0.1f, 1.0f) : 1.0f;
-        params.top_n_sigma = chance(10) ? between(0.1f, 3.0f) : -1.0f;
-        params.xtc_probability = chance(10) ? between(0.0f, 1.0f) : 0.0f;
-        params.repeat_penalty = chance(30) ? between(0.7f, 1.5f) : 1.0f;
-        params.presence_penalty = chance(10) ? between(-1.0f, 1.0f) : 0.0f;
-        params.dry_multiplier = chance(10) ? between(0.1f, 2.0f) : 0.0f;
-        for (int i = chance(20) ? below(20) : 0; i > 0; --i) {
-            params.logit_bias.emplace_back(below(size), chance(50) ? -INFINITY : between(-5.0f, 5.0f));
-        }
-        return params;
-    }
-
-  private:
-    std::mt19937 random_;
-};
-
-// The token, or what was wrong with the logits.
-int64_t outcome(Sampler& sampler, const Floats& logits) {
-    try {
-        return sampler.sample(logits.data());
-    } catch (const BadLogits& error) {
-        return -1 - int64_t{error.token};
-    }
-}
-
-void test_random_cases(uint32_t cases) {
-    int64_t exactly = 0;
-    int64_t tokens = 0;
-    for (uint32_t seed = 0; seed < cases; ++seed) {
-        Draw draw(seed);
-        const int size = draw.vocabulary_size();
-        const SamplerParams params = draw.params(size);
-        Sampler fast(size, params);
-        Sampler exact(size, params, {}, true);
-        for (int i = 0; i < 3; ++i) {
-            const Floats logits = draw.logits(size);
-            const int64_t token = outcome(fast, logits);
-            const int64_t expected = outcome(exact, logits);
-            // Above 1024 kept candidates equal ones may be exchanged.
-            const bool equal_logits = token >= 0 && expected >= 0 && size > 1024 && params.top_k == 0 &&
-                                      logits[token] == logits[expected];
-            if (token != expected && !equal_logits) {
-                std::printf("case %u.%d: token %lld in place of %lld\n", seed, i,
-                            static_cast<long long>(token), static_cast<long long>(expected));
-                ++failures;
-                break;
-            }
-            const int32_t next = static_cast<int32_t>(expected >= 0 ? expected : draw.below(size));
-            for (const int32_t accepted : {next, next / 2, next}) {
-                fast.accept(accepted);
-                exact.accept(accepted);
-            }
-            ++tokens;
-        }
-        CHECK(fast.random_state() == exact.random_state());
-        exactly += fast.exact_count();
-    }
-    std::printf("%lld tokens, %lld of them only the exact way\n", static_cast<long long>(tokens),
-                static_cast<long long>(exactly));
-    CHECK(cases < 100 || exactly < tokens / 2);
-}
 
 void test_loops() {
     for (const Loops& loops : available_loops()) {
@@ -232,12 +120,11 @@ void test_log_probabilities() {
 
 }  // namespace
 
-int main(int count, char** arguments) {
+int main() {
     test_loops();
     test_exponentials_one_by_one();
     test_every_level_finds_the_same();
     test_changed_logits();
     test_log_probabilities();
-    test_random_cases(count > 1 ? static_cast<uint32_t>(std::strtoul(arguments[1], nullptr, 10)) : 20000);
     return summary();
 }

@@ -6,13 +6,14 @@ Owns what is tried; knows nothing of the samplers compared.
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from llmrun import _native
-from llmrun.params import SamplingParams
+from llmrun.params import STEPS, SamplingParams
 
 OFF = SamplingParams(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0)
 BANS = tuple((token, -math.inf) for token in range(0, 20, 2))
@@ -78,12 +79,51 @@ PARAMETERS = {
 }  # fmt: skip
 
 
+def random_parameters(draw: random.Random) -> SamplingParams:
+    """Each step switched on with some probability, in random strength."""
+
+    def maybe(value: Any, neutral: Any) -> Any:
+        return value if draw.random() < 0.4 else neutral
+
+    # Typical after masked logits computes with NaN, so that all candidates tie and the sort's order decides.
+    truncating = maybe({"top_n_sigma": draw.uniform(0.3, 3)}, {"typical_p": maybe(draw.random(), 1.0)})
+    return SamplingParams(
+        **truncating,
+        temperature=maybe(draw.uniform(0, 2), draw.choice([0.0, 0.8, 1.0])),
+        temperature_range=maybe(draw.uniform(0, 1), 0.0),
+        temperature_exponent=draw.uniform(0.3, 2),
+        top_k=maybe(draw.randint(1, 50), 0),
+        top_p=maybe(draw.random(), 1.0),
+        min_p=maybe(draw.uniform(0, 0.3), 0.0),
+        xtc_probability=maybe(draw.random(), 0.0),
+        xtc_threshold=draw.uniform(0.01, 0.3),
+        repeat_last_n=draw.randint(0, 40),
+        repeat_penalty=maybe(draw.uniform(0.7, 1.6), 1.0),
+        frequency_penalty=maybe(draw.uniform(-0.5, 1), 0.0),
+        presence_penalty=maybe(draw.uniform(-0.5, 1), 0.0),
+        dry_multiplier=maybe(draw.uniform(0.1, 3), 0.0),
+        dry_base=draw.uniform(0.9, 3),
+        dry_allowed_length=draw.randint(0, 4),
+        dry_last_n=draw.randint(0, 60),
+        mirostat=draw.choice([0, 0, 0, 0, 1, 2]),
+        mirostat_tau=draw.uniform(0.3, 6),
+        mirostat_eta=draw.random(),
+        logit_bias=maybe(tuple((draw.randrange(12), draw.uniform(-3, 3)) for _ in range(4)), ()),
+    )
+
+
 def native_sampler(
-    n_vocab: int, params: SamplingParams, seed: int, breakers: Any = (), *, exact: bool = False
+    n_vocab: int, params: SamplingParams, seed: int, breakers: Any = (), *, exact: bool = False, remember: int = 0
 ) -> _native.Sampler:
     values = asdict(params)
     del values["seed"], values["dry_breakers"]
-    return _native.Sampler(n_vocab, seed=seed, dry_breakers=breakers, exact=exact, **values)
+    return _native.Sampler(n_vocab, seed=seed, dry_breakers=breakers, exact=exact, remember=remember, **values)
+
+
+def shuffled_order(draw: random.Random) -> tuple[str, ...]:
+    """All steps in a random order; often some are left out."""
+    order = draw.sample(STEPS, len(STEPS))
+    return tuple(order[: draw.choice([len(order), len(order), draw.randrange(len(order))])])
 
 
 def rows(n_vocab: int, count: int, seed: int) -> np.ndarray:

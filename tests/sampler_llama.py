@@ -1,6 +1,6 @@
 """llama.cpp's own sampler chain through ctypes: what native/ has to equal.
 
-Owns the order in which common/sampling.cpp puts a chain together; knows nothing of our sampler.
+Owns how common/sampling.cpp puts a chain together, in any order; knows nothing of our sampler.
 """
 
 from __future__ import annotations
@@ -39,33 +39,35 @@ class LlamaChain:
             return [*made, llama.llama_sampler_init_mirostat_v2(seed, tau, eta)]
         return [
             *made,
-            llama.llama_sampler_init_penalties(
-                n_vocab,
-                params.repeat_last_n,
-                params.repeat_penalty,
-                params.frequency_penalty,
-                params.presence_penalty,
-            ),
-            llama.llama_sampler_init_dry(
-                None,
-                params.dry_multiplier,
-                params.dry_base,
-                params.dry_allowed_length,
-                params.dry_last_n,
-                None,
-                0,
-            ),
-            llama.llama_sampler_init_top_n_sigma(params.top_n_sigma),
-            llama.llama_sampler_init_top_k(params.top_k),
-            llama.llama_sampler_init_typical(params.typical_p, 0),
-            llama.llama_sampler_init_top_p(params.top_p, 0),
-            llama.llama_sampler_init_min_p(params.min_p, 0),
-            llama.llama_sampler_init_xtc(params.xtc_probability, params.xtc_threshold, 0, seed),
-            llama.llama_sampler_init_temp_ext(
-                params.temperature, params.temperature_range, params.temperature_exponent
-            ),
+            *(self._step(step, n_vocab, params, seed) for step in params.order),
             llama.llama_sampler_init_dist(seed),
         ]
+
+    def _step(self, step: str, n_vocab: int, params: SamplingParams, seed: int) -> Any:
+        llama = self._llama
+        if step == "penalties":
+            strengths = (params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
+            return llama.llama_sampler_init_penalties(n_vocab, params.repeat_last_n, *strengths)
+        if step == "dry":
+            strength = (params.dry_multiplier, params.dry_base)
+            lengths = (params.dry_allowed_length, params.dry_last_n)
+            return llama.llama_sampler_init_dry(None, *strength, *lengths, None, 0)
+        if step == "top_n_sigma":
+            return llama.llama_sampler_init_top_n_sigma(params.top_n_sigma)
+        if step == "top_k":
+            return llama.llama_sampler_init_top_k(params.top_k)
+        if step == "typical_p":
+            return llama.llama_sampler_init_typical(params.typical_p, 0)
+        if step == "top_p":
+            return llama.llama_sampler_init_top_p(params.top_p, 0)
+        if step == "min_p":
+            return llama.llama_sampler_init_min_p(params.min_p, 0)
+        if step == "xtc":
+            return llama.llama_sampler_init_xtc(params.xtc_probability, params.xtc_threshold, 0, seed)
+        assert step == "temperature"
+        return llama.llama_sampler_init_temp_ext(
+            params.temperature, params.temperature_range, params.temperature_exponent
+        )
 
     def sample(self, logits: np.ndarray) -> int:
         return self.apply(self.fill(logits))
@@ -77,6 +79,12 @@ class LlamaChain:
         array.data = self._row.ctypes.data_as(type(array.data))
         array.size, array.selected, array.sorted = len(logits), -1, False
         return array
+
+    def kept(self, logits: np.ndarray) -> dict[int, float]:
+        """The tokens that the last draw was made from, and their probabilities; this draws as well."""
+        array = self.fill(logits)
+        self.apply(array)
+        return {array.data[i].id: array.data[i].p for i in range(array.size)}
 
     def apply(self, array: Any) -> int:
         self._llama.llama_sampler_apply(self._chain, ctypes.byref(array))

@@ -71,6 +71,7 @@ class Twin:
         self.history: list[int] = []
         self.random = Mt19937(seed)
         self.xtc_random = Mt19937(seed)
+        self.explained: list[tuple[str, dict[int, float]]] = []  # of the last sample(): after each step
         self.mu = f32(2) * f32(params.mirostat_tau)
 
     def accept(self, token: int) -> None:
@@ -79,40 +80,63 @@ class Twin:
     def sample(self, logits: np.ndarray) -> int:
         params = self.params
         candidates = [Candidate(i, f32(logit)) for i, logit in enumerate(logits)]
+        self.explained = []
         with np.errstate(all="ignore"):
+            self._note("model", candidates)
             for token, bias in params.logit_bias:
                 candidates[token].logit += f32(bias)
+            self._note("logit_bias", candidates)
             if params.mirostat:
                 candidates = temperature(candidates, f32(params.temperature))
+                self._note("temperature", candidates)
                 return self._mirostat(candidates, len(logits))
-            self._penalties(candidates)
-            self._dry(candidates)
-            candidates = top_n_sigma(candidates, f32(params.top_n_sigma))
-            candidates = top_k(candidates, params.top_k)
-            candidates = typical(candidates, f32(params.typical_p))
-            candidates = top_p(candidates, f32(params.top_p))
-            candidates = min_p(candidates, f32(params.min_p))
-            candidates = self._xtc(candidates)
-            candidates = self._temperature(candidates)
+            for step in params.order:
+                candidates = self._step(step, candidates)
+                self._note(step, candidates)
             return self._draw(candidates)
 
-    def _penalties(self, candidates: list[Candidate]) -> None:
+    def _note(self, step: str, candidates: list[Candidate]) -> None:
+        """Write down the probabilities of those that can be drawn; in double, unlike the chain's own."""
+        largest = float(max(candidate.logit for candidate in candidates))
+        possible = {c.id: math.exp(float(c.logit) - largest) for c in candidates if c.logit > -np.inf}
+        total = sum(possible.values())
+        self.explained.append((step, {token: weight / total for token, weight in possible.items()}))
+
+    def _step(self, step: str, candidates: list[Candidate]) -> list[Candidate]:
+        params = self.params
+        steps = {
+            "penalties": self._penalties,
+            "dry": self._dry,
+            "top_n_sigma": lambda c: top_n_sigma(c, f32(params.top_n_sigma)),
+            "top_k": lambda c: top_k(c, params.top_k),
+            "typical_p": lambda c: typical(c, f32(params.typical_p)),
+            "top_p": lambda c: top_p(c, f32(params.top_p)),
+            "min_p": lambda c: min_p(c, f32(params.min_p)),
+            "xtc": self._xtc,
+            "temperature": self._temperature,
+        }
+        return steps[step](candidates)
+
+    def _penalties(self, candidates: list[Candidate]) -> list[Candidate]:
         params = self.params
         repeat, frequency = f32(params.repeat_penalty), f32(params.frequency_penalty)
         window = self.history[-params.repeat_last_n :] if params.repeat_last_n else []
-        for token, count in Counter(window).items():
-            logit = candidates[token].logit
-            logit = logit * repeat if logit <= 0 else logit / repeat
-            candidates[token].logit = logit - (f32(count) * frequency + f32(params.presence_penalty))
+        counts = Counter(window)
+        for candidate in candidates:
+            if count := counts[candidate.id]:
+                logit = candidate.logit
+                logit = logit * repeat if logit <= 0 else logit / repeat
+                candidate.logit = logit - (f32(count) * frequency + f32(params.presence_penalty))
+        return candidates
 
-    def _dry(self, candidates: list[Candidate]) -> None:
+    def _dry(self, candidates: list[Candidate]) -> list[Candidate]:
         params = self.params
         if params.dry_multiplier == 0 or params.dry_base < 1 or params.dry_last_n == 0:
-            return
+            return candidates
         window = self.history[-params.dry_last_n :]
         limit = self._tokens_after_last_breaker(window)
         if len(window) <= params.dry_allowed_length or limit < params.dry_allowed_length:
-            return
+            return candidates
         longest: dict[int, int] = {}
         for end in range(1, len(window)):  # window[end] once followed window[:end]
             length = 0
@@ -123,13 +147,15 @@ class Twin:
                 longest[window[end]] = max(length, longest.get(window[end], 0))
         base = f32(params.dry_base)
         most = int(f32(88.7228391) / logf(base)) if base > f32(1.000001) else 0
-        for token, length in longest.items():
-            if (token,) in self.breakers:
+        for candidate in candidates:
+            length = longest.get(candidate.id)
+            if length is None or (candidate.id,) in self.breakers:
                 continue
             exponent = length - params.dry_allowed_length
             exponent = min(exponent, most) if most else exponent
             penalty = f32(float(f32(params.dry_multiplier)) * float(base) ** exponent)
-            candidates[token].logit -= penalty
+            candidate.logit -= penalty
+        return candidates
 
     def _tokens_after_last_breaker(self, window: list[int]) -> int:
         for start in range(len(window) - 1, -1, -1):
@@ -179,6 +205,7 @@ class Twin:
         else:
             surprising = [-log2f(candidate.p) > self.mu for candidate in candidates]
             candidates = candidates[: max(1, [*surprising, True].index(True))]
+        self._note("mirostat", candidates)
         candidates = softmax(candidates)
         chosen = candidates[0]
         if len(candidates) > 1:

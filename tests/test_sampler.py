@@ -14,6 +14,7 @@ from sampler_cases import (
     hard_rows,
     may_exchange_equals,
     native_sampler,
+    random_parameters,
     rows,
 )
 from sampler_llama import LlamaChain
@@ -25,39 +26,6 @@ from llmrun.errors import BadLogitsError, UsageError
 from llmrun.params import SamplingParams
 
 # ---- against the twin ------------------------------------------------------------------------------
-
-
-def random_parameters(draw: random.Random) -> SamplingParams:
-    """Each step switched on with some probability, in random strength."""
-
-    def maybe(value: Any, neutral: Any) -> Any:
-        return value if draw.random() < 0.4 else neutral
-
-    # Typical after masked logits computes with NaN, so that all candidates tie and the sort's order decides.
-    truncating = maybe({"top_n_sigma": draw.uniform(0.3, 3)}, {"typical_p": maybe(draw.random(), 1.0)})
-    return SamplingParams(
-        **truncating,
-        temperature=maybe(draw.uniform(0, 2), draw.choice([0.0, 0.8, 1.0])),
-        temperature_range=maybe(draw.uniform(0, 1), 0.0),
-        temperature_exponent=draw.uniform(0.3, 2),
-        top_k=maybe(draw.randint(1, 50), 0),
-        top_p=maybe(draw.random(), 1.0),
-        min_p=maybe(draw.uniform(0, 0.3), 0.0),
-        xtc_probability=maybe(draw.random(), 0.0),
-        xtc_threshold=draw.uniform(0.01, 0.3),
-        repeat_last_n=draw.randint(0, 40),
-        repeat_penalty=maybe(draw.uniform(0.7, 1.6), 1.0),
-        frequency_penalty=maybe(draw.uniform(-0.5, 1), 0.0),
-        presence_penalty=maybe(draw.uniform(-0.5, 1), 0.0),
-        dry_multiplier=maybe(draw.uniform(0.1, 3), 0.0),
-        dry_base=draw.uniform(0.9, 3),
-        dry_allowed_length=draw.randint(0, 4),
-        dry_last_n=draw.randint(0, 60),
-        mirostat=draw.choice([0, 0, 0, 0, 1, 2]),
-        mirostat_tau=draw.uniform(0.3, 6),
-        mirostat_eta=draw.random(),
-        logit_bias=maybe(tuple((draw.randrange(12), draw.uniform(-3, 3)) for _ in range(4)), ()),
-    )
 
 
 @pytest.mark.parametrize("seed", range(300))

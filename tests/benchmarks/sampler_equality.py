@@ -1,6 +1,6 @@
 """Compares the native sampler with llama.cpp's chain on many rows of logits. Takes minutes.
 
-    python tests/benchmarks/sampler_equality.py [--rows N] [--model FILE.gguf]
+    python tests/benchmarks/sampler_equality.py [--rows N] [--orders N] [--model FILE.gguf]
 
 Each parameter set of tests/sampler_cases.py runs as one long sequence over all rows of a vocabulary size, so
 that a random generator that went astray would show in the tokens after it. At the end of each chunk of rows
@@ -8,21 +8,33 @@ a few of them are taken in the exact way too, after which the generators' states
 when anything differs.
 
 Sets for which llama.cpp sorts whole vocabularies see only every 19th row.
+
+Then random orders of the steps, with random parameters, each see a few rows, every other one under a mask.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import random
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from sampler_cases import PARAMETERS, hard_rows, may_exchange_equals, native_sampler, rows
+from sampler_cases import (
+    PARAMETERS,
+    hard_rows,
+    may_exchange_equals,
+    native_sampler,
+    random_parameters,
+    rows,
+    shuffled_order,
+)
 from sampler_llama import LlamaChain
 
 from llmrun import _native
@@ -124,9 +136,33 @@ def compare(n_vocab: int, chunks: Iterator[np.ndarray], results: Counter[str]) -
     return count
 
 
+def play_order(seed: int, results: Counter[str]) -> None:
+    """A random order of random steps on a few rows; ours gets a mask where llama.cpp gets -inf."""
+    draw, generator = random.Random(seed), np.random.default_rng(seed)
+    n_vocab = draw.choice([20, 300, 300, 3000, 3000, 49_152])
+    params = replace(random_parameters(draw), mirostat=0, order=shuffled_order(draw))
+    native, llama = native_sampler(n_vocab, params, seed), LlamaChain(n_vocab, params, seed)
+    for index, row in enumerate(rows(n_vocab, 24 if n_vocab < 10_000 else 6, seed)):
+        allowed = generator.random(-(-n_vocab // 32) * 32) < draw.choice([0.05, 0.5, 0.99])
+        if index % 2 == 0:
+            allowed[:] = True
+        allowed[int(row.argmax())] = True
+        mask = np.packbits(allowed, bitorder="little").view(np.uint32)
+        token = native.sample(row.ctypes.data, mask.ctypes.data if index % 2 else 0)
+        expected = llama.sample(np.where(allowed[:n_vocab], row, np.float32(-np.inf)))
+        equal = token == expected or (native.exact_count == 0 and n_vocab > 1024 and row[token] == row[expected])
+        results["equal in another order" if equal else "different"] += 1
+        if not equal:
+            print(f"order {seed}, row {index}: {token} in place of {expected}; {params.order}", flush=True)
+        native.accept(expected)
+        llama.accept(expected)
+    llama.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--orders", type=int, default=2_000)
     parser.add_argument("--model", help="SmolLM2, or another model: a fifth of the rows are its logits")
     arguments = parser.parse_args()
     results: Counter[str] = Counter()
@@ -140,6 +176,8 @@ def main() -> None:
         if n_vocab == min(SHARES):
             wanted -= count
         count += compare(n_vocab, synthetic_rows(n_vocab, wanted), results)
+    for seed in range(arguments.orders):
+        play_order(seed, results)
     on_all = sum(not sorts_everything(params) for params in PARAMETERS.values())
     print(f"{count} rows x {len(PARAMETERS)} parameter sets, {on_all} of them on every row: {dict(results)}")
     sys.exit(1 if results["different"] else 0)
