@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmrun import errors as errors
+    from llmrun.grammar import Grammar as Grammar
+    from llmrun.grammar import read_grammar as read_grammar
+    from llmrun.grammar import read_json_schema as read_json_schema
     from llmrun.messages import Event as Event
     from llmrun.messages import Finished as Finished
     from llmrun.messages import Message as Message
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Event": "messages",
     "Finished": "messages",
+    "Grammar": "grammar",
     "Limits": "params",
     "Message": "messages",
     "Model": "model",
@@ -41,6 +45,8 @@ _HOMES = {
     "Stats": "messages",
     "TextDelta": "messages",
     "load": "model",
+    "read_grammar": "grammar",
+    "read_json_schema": "grammar",
 }
 
 __all__ = ["__version__", "errors", *_HOMES]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
+DEFAULT_STATES_BYTES = 4_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,24 @@ class Settings:
         endpoint: of the hub, without a slash at the end.
         offline: never use the network.
         debug: show tracebacks.
+        states_bytes: how much of the disk saved KV states may take; 0 saves none.
     """
 
     hub_cache: Path
     endpoint: str
     offline: bool
     debug: bool
+    states_bytes: int = DEFAULT_STATES_BYTES
+
+    @property
+    def states_dir(self) -> Path:
+        """Where KV states are saved; they can be made again. LLMRUN_HOME moves it."""
+        home = os.environ.get("LLMRUN_HOME")
+        if home:
+            return Path(home).expanduser() / "kv"
+        from platformdirs import user_cache_path
+
+        return user_cache_path("llmrun", appauthor=False) / "kv"
 
     @property
     def state_dir(self) -> Path:
@@ -44,7 +57,7 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     """Read the environment.
 
     HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, HF_ENDPOINT and HF_HUB_OFFLINE mean what they mean to huggingface_hub;
-    LLMRUN_DEBUG=1 is --debug.
+    LLMRUN_DEBUG=1 is --debug; LLMRUN_KV_BYTES is states_bytes.
     """
     env = os.environ if environment is None else environment
     if env.get("HF_HUB_CACHE"):
@@ -58,8 +71,14 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
         endpoint=(env.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/"),
         offline=_truth(env, "HF_HUB_OFFLINE") or _truth(env, "TRANSFORMERS_OFFLINE"),
         debug=_truth(env, "LLMRUN_DEBUG"),
+        states_bytes=_bytes(env, "LLMRUN_KV_BYTES", DEFAULT_STATES_BYTES),
     )
 
 
 def _truth(env: Mapping[str, str], name: str) -> bool:
     return env.get(name, "").strip().upper() in {"1", "ON", "YES", "TRUE"}
+
+
+def _bytes(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, "").strip()
+    return int(text) if text.isdecimal() else default

@@ -15,6 +15,7 @@ turns one into text and an exit status, `server` the only place that turns one i
     │   └── DiskFullError       6  not-enough-disk
     ├── BadModelError           7  bad-model
     │   ├── BadTemplateError    7  bad-template
+    │   ├── BadGrammarError     7  bad-grammar
     │   └── BadLogitsError      7  bad-logits
     ├── EngineCrashedError      8  engine-crashed
     ├── CancelledError        130  cancelled
@@ -125,6 +126,13 @@ class BadTemplateError(BadModelError):
     """The chat template is missing, broken, or too greedy to be rendered."""
 
     code = "bad-template"
+
+
+class BadGrammarError(BadModelError):
+    """A grammar or JSON schema that the answer should follow is broken, or asks for too much."""
+
+    code = "bad-grammar"
+    http_status = 400
 
 
 class BadLogitsError(BadModelError):

@@ -1,28 +1,18 @@
-"""Everything that crosses the pipe between front and engine: frozen dataclasses <-> length-prefixed JSON.
+"""Everything that crosses the pipe between front and engine, as frozen dataclasses.
 
-Owns the wire format; must not know processes or llama.cpp. A frame is a 4-byte big-endian length and
-that many bytes of UTF-8 JSON with a "kind"; never pickle, so that a hijacked engine can't run code in the front.
+Owns what can be said; must not know processes, llama.cpp, or how it is written down (frames.py).
 """
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from llmrun.errors import BY_CODE, LlmrunError, UsageError
+from llmrun.grammar import Grammar
 from llmrun.params import Limits, SamplingParams
 
-MAX_FRAME_BYTES = 64 * 1024 * 1024
-_LENGTH = struct.Struct(">I")
-PREFIX_BYTES = _LENGTH.size
 ROLES = ("system", "user", "assistant")
-
-
-class FrameError(Exception):
-    """The other side sent bytes that are no frame of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +57,8 @@ class Load:
         gpu_layers: how many layers go to the GPU; -1 is all.
         warm_up: run one empty decode before saying Loaded.
         verbose: llama.cpp's whole log goes to stderr, not only its warnings.
+        states: folder of the KV states that were saved, "" for none.
+        states_bytes: how many bytes that folder may hold.
     """
 
     path: str
@@ -78,6 +70,8 @@ class Load:
     gpu_layers: int = -1
     warm_up: bool = False
     verbose: bool = False
+    states: str = ""
+    states_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +83,12 @@ class Generate:
         messages: the whole conversation; empty when `prompt` is used.
         prompt: plain text to continue, without a chat template.
         template: Jinja text, or "chatml", in place of the model's own chat template.
+        grammar: what the answer has to follow; None is anything.
+        remember: how many of the answer's last tokens Explain can ask about.
+        thinking: whether a model that can think before it answers does; None leaves it to its template.
+        thinking_tokens: how many tokens it may think at most.
+        stops_repeats: end an answer that repeats itself.
+        moves: the conversation may have lost turns since the last one; what the KV cache holds behind them is kept.
     """
 
     request: int
@@ -97,6 +97,22 @@ class Generate:
     template: str | None = None
     sampling: SamplingParams = SamplingParams()
     limits: Limits = Limits()
+    grammar: Grammar | None = None
+    remember: int = 0
+    thinking: bool | None = None
+    thinking_tokens: int | None = None
+    stops_repeats: bool = False
+    moves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many tokens a conversation has; answered by Counted, or Failed. Fields as in Generate."""
+
+    request: int
+    messages: tuple[Message, ...]
+    template: str | None = None
+    thinking: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +120,34 @@ class Cancel:
     """Stop a request as soon as possible; it still ends with Finished."""
 
     request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """How the last tokens of a finished answer were chosen; answered by Explained, or Failed.
+
+    Attributes:
+        request: of the answer.
+        last: how many of its tokens, at most its Generate's remember.
+        candidates: how many of the likeliest candidates to name for each.
+    """
+
+    request: int
+    last: int
+    candidates: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """Save the KV state of a finished answer, so that what begins like it needs no prefill; answered by StateSaved.
+
+    Attributes:
+        request: of the answer, the last one.
+        prompt_only: leave the answer out, because other questions will follow the prompt's beginning.
+    """
+
+    request: int
+    prompt_only: bool = False
 
 
 # ---- engine -> front -------------------------------------------------------------------------------
@@ -128,6 +172,7 @@ class Loaded:
         has_template: whether the file carries a chat template.
         devices: names of the devices ggml can compute on.
         load_seconds: for the weights and the context together.
+        thinking_tags: the texts between which the model thinks before it answers; none if it does not.
     """
 
     n_ctx: int
@@ -137,6 +182,7 @@ class Loaded:
     has_template: bool
     devices: tuple[str, ...]
     load_seconds: float
+    thinking_tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +200,14 @@ class Started:
         prompt_tokens: tokens of the whole prompt.
         reused_tokens: how many of them were in the KV cache already and need no prefill.
         seed: of this answer's random generator.
+        thinking: the answer begins inside the model's thoughts.
     """
 
     request: int
     prompt_tokens: int
     reused_tokens: int
     seed: int
+    thinking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +245,7 @@ class Stats:
         n_ctx: context window in tokens.
         overhead_seconds: part of decode_seconds spent outside llama_decode, per token.
         seed: of this answer's random generator.
+        retracted_tokens: sampled, and taken back because they made a banned phrase.
     """
 
     prompt_tokens: int = 0
@@ -211,6 +260,7 @@ class Stats:
     n_ctx: int = 0
     overhead_seconds: float = 0.0
     seed: int = 0
+    retracted_tokens: int = 0
 
     @property
     def prefill_rate(self) -> float:
@@ -227,11 +277,82 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The answer ended. reason: "stop" (end token or stop string), "length" (max tokens or context), "cancelled"."""
+    """The answer ended.
+
+    Attributes:
+        reason: "stop" (end token or stop string), "length" (max tokens or context), "cancelled" or "repeats".
+        detail: the text that it repeated.
+    """
 
     request: int
     reason: str
     stats: Stats
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """How many tokens a conversation has.
+
+    Attributes:
+        each: tokens of each message's content.
+        total: of the whole prompt, with what the template writes between and behind the messages.
+    """
+
+    request: int
+    each: tuple[int, ...]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChainStep:
+    """What one step of the sampler chain left.
+
+    Attributes:
+        name: "model" for what the model gave, then names as in params.STEPS.
+        remaining: how many tokens can still be chosen after it.
+        probabilities: of the choice's candidates after it, in their order; 0 for one that was cut.
+    """
+
+    name: str
+    remaining: int
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How one token was chosen.
+
+    Attributes:
+        text: of the token; bytes that are no whole character as U+FFFD.
+        forced: the grammar left no choice, so none was made; there are no candidates then.
+        candidates: texts of the tokens that are compared, the model's likeliest first.
+        chosen: index of the token among them.
+        steps: the chain's, in order.
+    """
+
+    text: str
+    forced: bool
+    candidates: tuple[str, ...] = ()
+    chosen: int = 0
+    steps: tuple[ChainStep, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """The last tokens of an answer, oldest first."""
+
+    request: int
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateSaved:
+    """How many tokens' keys and values were saved, in how many bytes; none where nothing could be."""
+
+    request: int
+    tokens: int
+    n_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,32 +375,21 @@ class Failed:
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 
-Command = Open | Load | Generate | Cancel
-Event = LoadProgress | Loaded | Rendering | Started | PrefillProgress | TextDelta | Finished | Failed
+Command = Open | Load | Generate | Count | Cancel | Explain | SaveState
+Event = (
+    LoadProgress
+    | Loaded
+    | Rendering
+    | Started
+    | PrefillProgress
+    | TextDelta
+    | Finished
+    | Counted
+    | Explained
+    | StateSaved
+    | Failed
+)
 Frame = Command | Event
-
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        Open, Load, Generate, Cancel, LoadProgress, Loaded, Rendering,
-        Started, PrefillProgress, TextDelta, Finished, Failed,
-    )
-}  # fmt: skip
-
-
-def _sampling(value: Mapping[str, Any]) -> SamplingParams:
-    pairs = tuple((int(token), float(bias)) for token, bias in value["logit_bias"])
-    return SamplingParams(**{**value, "dry_breakers": tuple(value["dry_breakers"]), "logit_bias": pairs})
-
-
-# Fields that JSON can't give back as they were.
-_FROM_JSON: dict[tuple[str, str], Callable[[Any], Any]] = {
-    ("Generate", "messages"): lambda value: tuple(Message(**item) for item in value),
-    ("Generate", "sampling"): _sampling,
-    ("Generate", "limits"): lambda value: Limits(value["max_tokens"], tuple(value["stop"])),
-    ("Loaded", "devices"): tuple,
-    ("Finished", "stats"): lambda value: Stats(**value),
-}
 
 
 def as_dict(value: Any) -> dict[str, Any]:
@@ -293,67 +403,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
-
-
-def encode(frame: Frame) -> bytes:
-    """The frame's bytes, length prefix included.
-
-    Raises:
-        FrameError: it is larger than MAX_FRAME_BYTES.
-    """
-    body = json.dumps({"kind": type(frame).__name__, **as_dict(frame)}).encode()
-    if len(body) > MAX_FRAME_BYTES:
-        raise FrameError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
-    return _LENGTH.pack(len(body)) + body
-
-
-def decode(body: bytes) -> Frame:
-    """The frame in a body (without the length prefix).
-
-    Raises:
-        FrameError: it is no frame of ours.
-    """
-    try:
-        data = json.loads(body)
-        kind = data.pop("kind")
-        for name in data:
-            convert = _FROM_JSON.get((kind, name))
-            if convert:
-                data[name] = convert(data[name])
-        frame: Frame = _KINDS[kind](**data)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LlmrunError) as error:
-        raise FrameError(f"not a frame: {error!r}") from error
-    return frame
-
-
-def frame_length(data: bytes | bytearray) -> int | None:
-    """Length of the frame that data begins with, prefix included; None if too little of it is there.
-
-    Raises:
-        FrameError: the frame is larger than MAX_FRAME_BYTES.
-    """
-    if len(data) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack_from(data)
-    if length > MAX_FRAME_BYTES:
-        raise FrameError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
-    return _LENGTH.size + int(length)
-
-
-def read_frame(read: Callable[[int], bytes]) -> Frame | None:
-    """The next frame from a blocking stream; None at its end.
-
-    Args:
-        read: read(n) gives n bytes, fewer only at the end of the stream.
-
-    Raises:
-        FrameError: the stream ended inside a frame, or holds something else.
-    """
-    prefix = read(_LENGTH.size)
-    if not prefix:
-        return None
-    length = frame_length(prefix)
-    body = read(length - _LENGTH.size) if length else b""
-    if length is None or len(body) < length - _LENGTH.size:
-        raise FrameError("the stream ended inside a frame")
-    return decode(body)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,11 +16,24 @@ from typing import Any
 
 from llmrun import runner
 from llmrun.config import Settings, load_settings
-from llmrun.errors import LlmrunError, ModelNotFoundError
+from llmrun.errors import EngineCrashedError, LlmrunError, ModelNotFoundError, UsageError
+from llmrun.grammar import Grammar
 from llmrun.hardware import probe
 from llmrun.launch import launch
-from llmrun.messages import Event, Generate, Load, Loaded, Message
-from llmrun.models.check import check
+from llmrun.messages import (
+    Count,
+    Counted,
+    Event,
+    Explain,
+    Explained,
+    Generate,
+    Load,
+    Loaded,
+    Message,
+    SaveState,
+    StateSaved,
+)
+from llmrun.models.check import check, explain_crash
 from llmrun.models.gguf import read_header
 from llmrun.models.header import Header
 from llmrun.models.registry import ModelSpec, load_catalogue, resolve
@@ -89,13 +102,16 @@ class Model:
         self._numbers = itertools.count(1)
         self._request = 0
 
-    def sampling(self, flags: Mapping[str, Any] | None = None) -> tuple[SamplingParams, dict[str, str]]:
-        """Sampling parameters and each one's origin: "flag", else "model" (the file), "catalogue", "default".
+    def sampling(
+        self, flags: Mapping[str, Any] | None = None, session: Mapping[str, Any] | None = None
+    ) -> tuple[SamplingParams, dict[str, str]]:
+        """Sampling parameters and each one's origin: "session", "flag", "model" (the file), "catalogue", "default".
 
         Raises:
             UsageError: a value is out of its bounds.
         """
         return resolve_sampling(
+            ("session", session or {}),
             ("flag", flags or {}),
             ("model", self.header.recommended_sampling),
             ("catalogue", self.spec.sampling),
@@ -109,7 +125,8 @@ class Model:
             EngineCrashedError: the file killed the engine.
         """
         self._runner = engine
-        self.loaded = engine.load(self._load, on_progress)
+        with self._explaining():
+            self.loaded = engine.load(self._load, on_progress)
 
     def chat(
         self,
@@ -118,41 +135,126 @@ class Model:
         sampling: SamplingParams | None = None,
         limits: Limits | None = None,
         template: str | None = None,
+        grammar: Grammar | None = None,
+        remember: int = 0,
+        thinking: bool | None = None,
+        thinking_tokens: int | None = None,
+        stops_repeats: bool = False,
+        moves: bool = False,
     ) -> Iterator[Event]:
         """Answer a conversation; yields Started, PrefillProgress and TextDelta, at last Finished.
 
         Args:
             messages: the whole conversation; what the KV cache knows of it already is reused.
             sampling: as sampling() gives it by default.
-            limits: max tokens and stop strings.
+            limits: max tokens, stop strings and banned phrases.
             template: Jinja text in place of the model's own chat template.
+            grammar: what the answer has to follow, see llmrun.grammar.
+            remember: how many of the answer's last tokens explain() can be asked about.
+            thinking: whether a model that can think before it answers does; None leaves it to its chat template.
+            thinking_tokens: how many tokens it may think at most.
+            stops_repeats: end an answer that repeats itself, with the reason "repeats".
+            moves: turns have left the conversation since the last answer; what the KV cache holds behind them is moved,
+                which spares their prefill. What they saw of the turns that left stays in them.
 
         Raises:
             BadTemplateError: the model has no chat template, or it fails.
+            BadGrammarError: the grammar is broken, or asks for too much.
             ContextOverflowError: the conversation alone is longer than the context window.
             EngineCrashedError: the engine died; the next call starts a new one.
         """
-        return self._generate(sampling, limits, messages=tuple(messages), template=template)
+        return self._generate(
+            sampling,
+            limits,
+            messages=tuple(messages),
+            template=template,
+            grammar=grammar,
+            remember=remember,
+            thinking=thinking,
+            thinking_tokens=thinking_tokens,
+            stops_repeats=stops_repeats,
+            moves=moves,
+        )
 
     def generate(
-        self, prompt: str, *, sampling: SamplingParams | None = None, limits: Limits | None = None
+        self,
+        prompt: str,
+        *,
+        sampling: SamplingParams | None = None,
+        limits: Limits | None = None,
+        grammar: Grammar | None = None,
+        remember: int = 0,
     ) -> Iterator[Event]:
-        """Continue a plain text, without a chat template. Events and errors as chat()."""
-        return self._generate(sampling, limits, prompt=prompt)
+        """Continue a plain text, without a chat template. Arguments, events and errors as chat()."""
+        return self._generate(sampling, limits, prompt=prompt, grammar=grammar, remember=remember)
 
-    def _generate(self, sampling: SamplingParams | None, limits: Limits | None, **request: Any) -> Iterator[Event]:
+    def _living_engine(self) -> runner.Runner:
+        """The engine; a new one where it died."""
         if self._runner is None or not self._runner.alive:
             self.start(runner.Runner(launch(verbose=self._load.verbose)))
         assert self._runner is not None
+        return self._runner
+
+    def count(
+        self, messages: Iterable[Message], *, template: str | None = None, thinking: bool | None = None
+    ) -> Counted:
+        """How many tokens a conversation has: each message's content, and the whole prompt.
+
+        Raises:
+            BadTemplateError: the model has no chat template, or it fails.
+        """
+        return self._living_engine().count(Count(next(self._numbers), tuple(messages), template, thinking))
+
+    def explain(self, last: int, candidates: int = 8) -> Explained:
+        """How the last tokens of the answer before were chosen; chat() has to have been told to remember them.
+
+        Args:
+            last: how many tokens.
+            candidates: how many of the likeliest ones to name for each.
+
+        Raises:
+            UsageError: there was no such answer.
+        """
+        if self._runner is None or not self._runner.alive:
+            raise UsageError("there is no answer yet that could be explained")
+        return self._runner.explain(Explain(self._request, last, candidates))
+
+    def _generate(self, sampling: SamplingParams | None, limits: Limits | None, **request: Any) -> Iterator[Event]:
+        engine = self._living_engine()
         self._request = next(self._numbers)
-        return self._runner.generate(
-            Generate(
-                self._request,
-                sampling=sampling or self.sampling()[0],
-                limits=limits or Limits(),
-                **request,
-            )
-        )
+        wishes = Generate(self._request, sampling=sampling or self.sampling()[0], limits=limits or Limits(), **request)
+        return self._explained(engine.generate(wishes))
+
+    def _explained(self, events: Iterator[Event]) -> Iterator[Event]:
+        with self._explaining():
+            yield from events
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """A crash whose cause can be read from the file becomes an error about the file."""
+        try:
+            yield
+        except EngineCrashedError as crash:
+            reason = explain_crash(self.header, crash)
+            if reason is crash:
+                raise
+            raise reason from crash
+
+    def save_state(self, *, prompt_only: bool = False) -> StateSaved:
+        """Save the KV state of the answer before, so that a prompt which begins like it needs no prefill.
+
+        Only where the model was loaded with a place for states; says how much was saved.
+
+        Args:
+            prompt_only: leave the answer out, because other questions will follow the prompt's beginning.
+
+        Raises:
+            ResourceError: it can't be written.
+            UsageError: there was no answer.
+        """
+        if self._runner is None or not self._runner.alive:
+            raise UsageError("there is no answer yet whose state could be saved")
+        return self._runner.save_state(SaveState(self._request, prompt_only))
 
     def cancel(self) -> None:
         """Stop the running answer, which then ends with Finished. Safe in a signal handler."""
@@ -174,9 +276,18 @@ class Model:
 
 
 def prepare(
-    spec: ModelSpec, path: Path, wishes: Wishes | None = None, *, warm_up: bool = False, verbose: bool = False
+    spec: ModelSpec,
+    path: Path,
+    wishes: Wishes | None = None,
+    *,
+    warm_up: bool = False,
+    verbose: bool = False,
+    keeps_states: bool = False,
 ) -> Model:
     """Read a model's header and make the plan; start() loads it.
+
+    Args:
+        keeps_states: KV states that were saved are looked for, and save_state() saves more.
 
     Raises:
         BadModelError: the file is damaged, or no model that llama.cpp can run.
@@ -185,6 +296,8 @@ def prepare(
     header = read_header(path)
     check(header)
     plan = make_plan(header, probe(), wishes or Wishes())
+    settings = load_settings()
+    keeps_states = keeps_states and settings.states_bytes > 0
     load = Load(
         path=str(path.absolute()),
         n_ctx=plan.n_ctx,
@@ -194,6 +307,8 @@ def prepare(
         gpu_layers=plan.gpu_layers,
         warm_up=warm_up,
         verbose=verbose,
+        states=str(settings.states_dir) if keeps_states else "",
+        states_bytes=settings.states_bytes,
     )
     return Model(path, spec, header, plan, load)
 

@@ -42,6 +42,20 @@ BOUNDS: dict[str, tuple[float, float]] = {
 }
 
 
+# The steps of the sampler chain that can be moved, in llama.cpp's order; biases come before them, the draw after.
+STEPS = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typical_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How logits become a token. Every field off or neutral by default except top-k, top-p, min-p, temperature.
@@ -71,6 +85,7 @@ class SamplingParams:
         mirostat_tau: target surprise, in bits.
         mirostat_eta: learning rate.
         logit_bias: (token id, added logit) pairs; -inf bans a token.
+        order: of the chain's steps, names of STEPS; one that is missing is off. Mirostat has its own.
     """
 
     seed: int | None = None
@@ -97,27 +112,61 @@ class SamplingParams:
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
     logit_bias: tuple[tuple[int, float], ...] = ()
+    order: tuple[str, ...] = STEPS
 
     def __post_init__(self) -> None:
-        for name, (low, high) in BOUNDS.items():
-            value = getattr(self, name)
-            if value is None:
-                continue
-            whole = isinstance(high, int)
-            # A comparison with NaN is false.
-            if not low <= value <= high or (whole and value != int(value)):
-                raise UsageError(
-                    f"{name} = {value} makes no sense",
-                    why=f"it has to be {'a whole number ' if whole else ''}between {low:g} and {high:g}",
-                )
-            if whole:
-                object.__setattr__(self, name, int(value))
-        for token, bias in self.logit_bias:
-            if token < 0 or math.isnan(bias) or bias == math.inf:
-                raise UsageError(
-                    f"logit_bias of token {token} = {bias} makes no sense",
-                    why="a token id is not negative, a bias is a number or -inf",
-                )
+        for name in BOUNDS:
+            value = check_parameter(name, getattr(self, name))
+            object.__setattr__(self, name, value)
+        check_parameter("logit_bias", self.logit_bias)
+        check_parameter("order", self.order)
+
+
+def check_parameter(name: str, value: Any, label: str = "") -> Any:
+    """A sampling parameter's value, whole numbers as int.
+
+    Args:
+        name: of a field of SamplingParams.
+        value: None is allowed where it is the default.
+        label: what the person calls it, e.g. its flag; the name by default.
+
+    Raises:
+        UsageError: it is out of its bounds.
+    """
+    label = label or name
+    if name == "logit_bias":
+        _check_biases(value, label)
+    elif name == "order":
+        _check_order(value, label)
+    if value is None or name not in BOUNDS:
+        return value
+    low, high = BOUNDS[name]
+    whole = isinstance(high, int)
+    # A comparison with NaN is false.
+    if not low <= value <= high or (whole and value != int(value)):
+        raise UsageError(
+            f"{label} = {value} makes no sense",
+            why=f"it has to be {'a whole number ' if whole else ''}between {low:g} and {high:.12g}",
+        )
+    return int(value) if whole else value
+
+
+def _check_biases(biases: tuple[tuple[int, float], ...], label: str) -> None:
+    for token, bias in biases:
+        if token < 0 or math.isnan(bias) or bias == math.inf:
+            raise UsageError(
+                f"{label} of token {token} = {bias} makes no sense",
+                why="a token id is not negative, a bias is a number or -inf",
+            )
+
+
+def _check_order(order: tuple[str, ...], label: str) -> None:
+    for step in order:
+        if step not in STEPS or order.count(step) > 1:
+            raise UsageError(
+                f"{label}: {step!r} {'comes twice' if step in STEPS else 'is no step of the sampler'}",
+                why=f"the steps are {', '.join(STEPS)}, each once at most",
+            )
 
 
 DEFAULTS = SamplingParams()
@@ -130,10 +179,13 @@ class Limits:
     Attributes:
         max_tokens: at most this many generated tokens; None is up to the end of the context window.
         stop: texts that end the answer; they are not part of it.
+        ban: texts that the answer never contains, whatever their case: where one is about to be completed, the
+            model goes back to its first token and takes another one.
     """
 
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    ban: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and not 1 <= self.max_tokens <= _INT32_MAX:
@@ -141,11 +193,12 @@ class Limits:
                 f"max_tokens = {self.max_tokens} makes no sense",
                 why=f"it has to be between 1 and {_INT32_MAX}",
             )
-        if len(self.stop) > 64 or any(not text or len(text) > 1024 for text in self.stop):
-            raise UsageError(
-                "these stop strings make no sense",
-                why="there may be 64 at most, each of 1 to 1,024 characters",
-            )
+        for name, texts, most in (("stop strings", self.stop, 64), ("banned phrases", self.ban, 1024)):
+            if len(texts) > most or any(not text or len(text) > 1024 for text in texts):
+                raise UsageError(
+                    f"these {name} make no sense",
+                    why=f"there may be {most:,} at most, each of 1 to 1,024 characters",
+                )
 
 
 def resolve_sampling(

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from llmrun.errors import (
     BadTemplateError,
@@ -23,29 +24,33 @@ from llmrun.errors import (
     OutOfMemoryError,
     UsageError,
 )
+from llmrun.frames import PREFIX_BYTES, FrameError, decode, encode, frame_length
 from llmrun.launch import Launched, launch, take_prestarted
 from llmrun.messages import (
-    PREFIX_BYTES,
     Cancel,
     Command,
+    Count,
+    Counted,
     Event,
+    Explain,
+    Explained,
     Failed,
     Finished,
     Frame,
-    FrameError,
     Generate,
     Load,
     Loaded,
     LoadProgress,
     Open,
     Rendering,
+    SaveState,
     Started,
+    StateSaved,
     Stats,
     TextDelta,
-    decode,
-    encode,
-    frame_length,
 )
+
+_Answer = TypeVar("_Answer", Explained, StateSaved, Counted)
 
 RENDER_SECONDS = 2.0
 """A chat template that takes longer is hostile: real ones take milliseconds."""
@@ -160,6 +165,44 @@ class Runner:
                 self._phase = "while waiting"
                 return
 
+    def explain(self, explain: Explain) -> Explained:
+        """How the last tokens of an answer were chosen.
+
+        Raises:
+            LlmrunError: the engine does not remember that answer.
+            EngineCrashedError: the engine died.
+        """
+        return self._ask(explain, Explained)
+
+    def count(self, count: Count) -> Counted:
+        """How many tokens a conversation has.
+
+        Raises:
+            BadTemplateError: the model has no chat template, or it fails.
+            EngineCrashedError: the engine died.
+        """
+        return self._ask(count, Counted)
+
+    def save_state(self, save: SaveState) -> StateSaved:
+        """Save the KV state of an answer.
+
+        Raises:
+            LlmrunError: it can't be saved.
+            EngineCrashedError: the engine died.
+        """
+        return self._ask(save, StateSaved)
+
+    def _ask(self, question: Explain | SaveState | Count, kind: type[_Answer]) -> _Answer:
+        """Send a command and wait for what answers it; events of an answer that nobody read are passed over."""
+        self._cancelled_at = None
+        self._send(question)
+        while True:
+            event = self._receive(None)
+            if isinstance(event, kind):
+                return event
+            if isinstance(event, Failed):
+                raise event.error()
+
     def cancel(self, request: int) -> None:
         """Ask a request to stop: generate() ends soon, whatever the engine does. Safe in a signal handler."""
         if self._cancelled_at is None:
@@ -210,7 +253,7 @@ class Runner:
                 deadline = self._cancelled_at + CANCEL_SECONDS
             if not self._fill(deadline):
                 return None
-        if isinstance(frame, Open | Load | Generate | Cancel):
+        if isinstance(frame, Command):
             raise self._death(why="it sent a command instead of an event")
         return frame
 

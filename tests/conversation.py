@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from fake_backend import FakeBackend, Model, tokens_of
 
+from llmrun.engine.kvstore import KVStore
 from llmrun.engine.loop import Engine
 from llmrun.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.params import Limits, SamplingParams
@@ -17,9 +19,9 @@ GREEDY = SamplingParams(temperature=0)
 class Conversation:
     """The events of one engine, and its backend. The clock ticks once each time it is read."""
 
-    def __init__(self, model: Model, **backend: int) -> None:
+    def __init__(self, model: Model, states: KVStore | None = None, **backend: int) -> None:
         self.backend = FakeBackend(model, **backend)
-        self.engine = Engine(self.backend, clock=itertools.count().__next__)
+        self.engine = Engine(self.backend, clock=itertools.count().__next__, states=states)
         self.events: list[Event] = []
 
     def ask(
@@ -29,10 +31,12 @@ class Conversation:
         *,
         most: int | None = None,
         stop: tuple[str, ...] = (),
+        ban: tuple[str, ...] = (),
         request: int = 1,
+        **more: Any,
     ) -> None:
         tokens = tokens_of(prompt) if isinstance(prompt, str) else list(prompt)
-        self.engine.add(request, tokens, sampling, Limits(most, stop))
+        self.engine.add(request, tokens, sampling, Limits(most, stop, ban), **more)
 
     def run(self) -> None:
         """Step until all is answered."""

@@ -8,6 +8,7 @@ llama.cpp would refuse fails an assertion here.
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -154,3 +155,22 @@ class FakeBackend:
             return False
         del cache[start:]
         return True
+
+    def save(self, sequence_id: int) -> bytearray:
+        """See base.Backend."""
+        return bytearray(json.dumps(self._cache[sequence_id]).encode())
+
+    def restore(self, sequence_id: int, state: bytes, n_tokens: int) -> bool:
+        """See base.Backend; a state that begins with "bad" can't be restored."""
+        if n_tokens > self.n_ctx or state.startswith(b"bad"):
+            self._cache[sequence_id] = []
+            return False
+        self._cache[sequence_id] = json.loads(state)
+        assert len(self._cache[sequence_id]) == n_tokens
+        return True
+
+    def drop(self, sequence_id: int, start: int, end: int) -> bool:
+        """See base.Backend."""
+        if self._cuts:
+            del self._cache[sequence_id][start:end]
+        return self._cuts

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 
+from llmrun.frames import encode, read_frame
 from llmrun.messages import (
     Cancel,
     Event,
@@ -26,8 +27,6 @@ from llmrun.messages import (
     Started,
     Stats,
     TextDelta,
-    encode,
-    read_frame,
 )
 
 MODE = sys.argv[1]

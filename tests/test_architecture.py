@@ -28,6 +28,8 @@ HOMES = {
 # What the engine may know of llmrun: itself, and these.
 ENGINE_KNOWS = (
     "errors",
+    "frames",
+    "grammar",
     "messages",
     "params",
     "_native",

@@ -13,16 +13,21 @@ from typing import get_args
 
 import pytest
 
-from llmrun import messages
+from llmrun import frames, messages
 from llmrun.errors import BY_CODE, BadLogitsError, ContextOverflowError, LlmrunError
+from llmrun.frames import MAX_FRAME_BYTES, PREFIX_BYTES, FrameError, decode, encode, frame_length, read_frame
+from llmrun.grammar import Grammar
 from llmrun.messages import (
-    MAX_FRAME_BYTES,
-    PREFIX_BYTES,
     Cancel,
+    ChainStep,
+    Choice,
+    Count,
+    Counted,
+    Explain,
+    Explained,
     Failed,
     Finished,
     Frame,
-    FrameError,
     Generate,
     Load,
     Loaded,
@@ -31,13 +36,11 @@ from llmrun.messages import (
     Open,
     PrefillProgress,
     Rendering,
+    SaveState,
     Started,
+    StateSaved,
     Stats,
     TextDelta,
-    decode,
-    encode,
-    frame_length,
-    read_frame,
 )
 from llmrun.params import Limits, SamplingParams
 
@@ -46,15 +49,21 @@ FRAMES: list[Frame] = [
     Open("/m.gguf"),
     Open("/m.gguf", 7),
     Load("/m.gguf", n_ctx=4096, n_ctx_start=2048),
-    Load("/\udcff\udc80.gguf", 1, 2, 3, 4, 5, 6, True, True),
+    Load("/\udcff\udc80.gguf", 1, 2, 3, 4, 5, 6, True, True, "/kv", 2**32),
     Generate(1),
     Generate(2, messages=(Message("system", ""), Message("user", "Hi\n\0\u2028")), template="chatml"),
     Generate(3, prompt="lone \ud83d and \udc00 surrogates", limits=Limits(5, ("\n", "</s>"))),
     REQUEST,
     Generate(4, sampling=SamplingParams(dry_breakers=()), limits=Limits(None, ())),
+    Generate(5, limits=Limits(ban=("as an AI",)), grammar=Grammar("gbnf", 'root ::= "a"'), remember=16),
+    Generate(6, thinking=False, thinking_tokens=100, stops_repeats=True, moves=True),
+    Generate(6, sampling=SamplingParams(order=("temperature", "top_k"))),
     Cancel(0),
+    Explain(1, last=3, candidates=8),
+    SaveState(3, prompt_only=True),
+    Count(4, (Message("user", "Hi"),), "chatml", False),
     LoadProgress(0.1 + 0.2),
-    Loaded(4096, 8192, 49152, "llama 135M Q4_1", False, ("CUDA0", "CPU"), 0.5),
+    Loaded(4096, 8192, 49152, "llama 135M Q4_1", False, ("CUDA0", "CPU"), 0.5, ("<think>", "</think>")),
     Rendering(1),
     Started(1, 10, 5, 2**32 - 1),
     PrefillProgress(1, 3, 0.25),
@@ -62,6 +71,12 @@ FRAMES: list[Frame] = [
     TextDelta(1, "💚" * 200_000, 1),
     Finished(1, "stop", Stats(1, 2, 0.3, 4, 0.5, 0.6, 0.7, 0.8, 9, 10, 0.11, 12)),
     Finished(1, "length", Stats()),
+    StateSaved(3, 2000, 2**36),
+    Counted(4, (1, 2), 9),
+    Finished(1, "repeats", Stats(), "again and again"),
+    Started(1, 10, 5, 0, thinking=True),
+    Explained(1, ()),
+    Explained(1, (Choice("é", False, ("a", "é"), 1, (ChainStep("model", 9, (0.5, 0.25)),)), Choice('"', True))),
     Failed("bad-model", "it broke", "it was old", "buy one", 3),
     Failed("internal", ""),
 ]
@@ -113,7 +128,7 @@ def test_a_frame_that_claims_too_much_is_not_waited_for(size: int) -> None:
 
 
 def test_a_frame_that_is_too_large_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MAX_FRAME_BYTES", 100)
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
     encode(TextDelta(1, "x" * 30, 1))
     with pytest.raises(FrameError, match="limit"):
         encode(TextDelta(1, "x" * 100, 1))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from llmrun.errors import UsageError
-from llmrun.params import BOUNDS, DEFAULTS, Limits, SamplingParams, resolve_sampling
+from llmrun.params import BOUNDS, DEFAULTS, STEPS, Limits, SamplingParams, check_parameter, resolve_sampling
 
-NUMBERS = {field.name for field in fields(SamplingParams)} - {"dry_breakers", "logit_bias"}
+NUMBERS = {field.name for field in fields(SamplingParams)} - {"dry_breakers", "logit_bias", "order"}
 EDGES = [(name, edge) for name, bounds in BOUNDS.items() for edge in bounds]
 
 
@@ -63,6 +63,24 @@ def test_logit_bias_may_ban() -> None:
     assert SamplingParams(logit_bias=((0, -math.inf),)).logit_bias == ((0, -math.inf),)
 
 
+@pytest.mark.parametrize("order", [("top_k", "topp"), ("top_k", "min_p", "top_k"), ("",)])
+def test_bad_order(order: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="order: ") as caught:
+        SamplingParams(order=order)
+    assert "penalties, dry, top_n_sigma" in caught.value.why
+
+
+@pytest.mark.parametrize("order", [(), ("temperature", "top_k"), STEPS[::-1]])
+def test_good_order(order: tuple[str, ...]) -> None:
+    assert SamplingParams(order=order).order == order
+
+
+def test_a_refusal_uses_the_persons_own_name() -> None:
+    assert check_parameter("top_k", 3.0, "--top-k") == 3
+    with pytest.raises(UsageError, match="--temp = nan makes no sense"):
+        check_parameter("temperature", math.nan, "--temp")
+
+
 @pytest.mark.parametrize("most", [0, -1, 2**31])
 def test_bad_max_tokens(most: int) -> None:
     with pytest.raises(UsageError, match="max_tokens"):
@@ -74,14 +92,17 @@ def test_good_max_tokens(most: int | None) -> None:
     assert Limits(max_tokens=most).max_tokens == most
 
 
-@pytest.mark.parametrize("stop", [("",), ("a", ""), ("x" * 1025,), ("x",) * 65])
-def test_bad_stop_strings(stop: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("texts", [("",), ("a", ""), ("x" * 1025,), ("x",) * 1025])
+def test_bad_stop_strings_and_bans(texts: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="stop strings"):
-        Limits(stop=stop)
+        Limits(stop=texts)
+    with pytest.raises(UsageError, match="banned phrases"):
+        Limits(ban=texts)
 
 
-def test_good_stop_strings() -> None:
+def test_good_stop_strings_and_bans() -> None:
     assert len(Limits(stop=("x" * 1024,) * 64).stop) == 64
+    assert len(Limits(ban=("x" * 1024,) * 1024).ban) == 1024
 
 
 def test_first_layer_that_names_a_value_wins() -> None:
@@ -92,7 +113,7 @@ def test_first_layer_that_names_a_value_wins() -> None:
     )
     assert (params.top_k, params.top_p, params.min_p, params.seed) == (1, 0.5, 0.7, None)
     named = {"top_k": "flag", "seed": "flag", "top_p": "model", "min_p": "catalogue"}
-    assert origins == {name: named.get(name, "default") for name in {*NUMBERS, "dry_breakers", "logit_bias"}}
+    assert origins == {name: named.get(name, "default") for name in {*NUMBERS, "dry_breakers", "logit_bias", "order"}}
 
 
 def test_no_layers_give_the_defaults() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -313,6 +314,7 @@ def test_close_in_the_middle_of_an_answer(start: Start) -> None:
 
 def test_twenty_runners_leave_nothing_behind() -> None:
     process = psutil.Process()
+    gc.collect()  # what other tests left
     before, children = process.num_fds(), len(process.children())
     for _ in range(20):
         Runner(launch((sys.executable, "-c", "input()"))).close()

@@ -151,3 +151,79 @@ def test_random_texts_with_random_stop_strings() -> None:
         text = "".join(rng.choices("abé", k=rng.randrange(14)))
         expected = first_stop(text, stop)
         assert feed(random_pieces(rng, text.encode()), stop) == (expected, expected != text), (text, stop)
+
+
+# ---- banned phrases ---------------------------------------------------------------------------------
+
+
+def test_a_banned_phrase_is_held_back_and_undone_from_the_token_it_begins_in() -> None:
+    stream = TextStream(ban=("as an AI",))
+    assert [stream.push(piece) for piece in (b"Well, ", b"speaking", b" a", b"s an")] == ["Well, ", "speaking", "", ""]
+    assert stream.push(b" AI!") == ""
+    assert stream.banned
+    assert stream.step_back() == 3, "the phrase begins inside ' a'"
+    assert not stream.banned
+    assert stream.push(b" ask") == " ask"
+    assert stream.finish() == ""
+
+
+def test_what_stands_before_the_phrase_in_its_first_token_is_not_shown_yet() -> None:
+    stream = TextStream(ban=("no",))
+    assert stream.push(b"I say n") == ""
+    assert stream.push(b"o") == ""
+    assert stream.step_back() == 2
+    assert stream.push(b"yes") == "yes"
+
+
+def test_a_phrase_is_banned_whatever_its_case() -> None:
+    for phrase, text in (("Hello", "hELLO"), ("straße", "STRAßE"), ("İstanbul", "İSTANBUL"), ("ÉTÉ", "été")):
+        stream = TextStream(ban=(phrase,))
+        stream.push(text.encode())
+        assert stream.banned, phrase
+
+
+def test_a_phrase_within_one_token() -> None:
+    stream = TextStream(ban=("b",))
+    stream.push(b"abc")
+    assert stream.step_back() == 1
+    assert (stream.push(b"ac"), stream.finish()) == ("ac", "")
+
+
+def test_a_stop_string_that_ends_with_or_before_a_banned_phrase_wins() -> None:
+    stream = TextStream(stop=("END",), ban=("THE END", "ending"))
+    assert stream.push(b"THE END") == "THE "
+    assert stream.stopped
+    assert not stream.banned
+
+
+def test_a_phrase_that_the_answer_ends_within_is_shown() -> None:
+    stream = TextStream(ban=("as an AI",))
+    stream.push(b"x as an")
+    assert stream.finish() == "x as an"
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_no_banned_phrase_ever_comes_and_what_was_shown_stays(seed: int) -> None:
+    """Tokens of up to three characters, whole or cut, from a small alphabet; each ban undoes what it says."""
+    rng = random.Random(seed)
+    letters = "abAÉé😀"
+    bans = tuple("".join(rng.choices(letters, k=rng.randint(1, 4))) for _ in range(rng.randint(1, 3)))
+    stream, tokens, shown = TextStream(ban=bans), list[bytes](), ""
+    left = b""
+    for _ in range(60):
+        if not left:
+            left = "".join(rng.choices(letters, k=3)).encode()
+        cut = rng.randint(1, len(left))
+        tokens.append(left[:cut])
+        left = left[cut:]
+        shown += stream.push(tokens[-1])
+        if stream.banned:
+            undone = stream.step_back()
+            assert 1 <= undone <= len(tokens)
+            del tokens[len(tokens) - undone :]
+            left = b""  # another character begins, maybe inside the one that was cut
+        assert b"".join(tokens).decode("utf-8", "replace").startswith(shown.rstrip("\ufffd"))
+    text = shown + stream.finish()
+    assert text == b"".join(tokens).decode("utf-8", "replace")
+    folded = text.lower()
+    assert not any(ban.lower() in folded for ban in bans)

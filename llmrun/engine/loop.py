@@ -9,17 +9,25 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from llmrun.engine.backend.base import Aborted, Backend, Entry
 from llmrun.engine.metrics import Metrics
-from llmrun.engine.prefix import common_prefix, reusable
+from llmrun.engine.prefix import common_prefix, gap_after, reusable
 from llmrun.engine.sampler import SequenceSampler
 from llmrun.engine.scheduler import schedule
-from llmrun.engine.sequence import Sequence
+from llmrun.engine.sequence import Extras, Sequence
 from llmrun.engine.text import TextStream
-from llmrun.errors import BadLogitsError, ContextOverflowError, LlmrunError
-from llmrun.messages import Event, Failed, Finished, PrefillProgress, Started
+from llmrun.errors import BadGrammarError, BadLogitsError, ContextOverflowError, LlmrunError, UsageError
+from llmrun.messages import Event, Explained, Failed, Finished, PrefillProgress, Started
 from llmrun.params import Limits, SamplingParams
+
+if TYPE_CHECKING:
+    from llmrun.engine.kvstore import KVStore
+
+_WORTH_READING = 64  # tokens: fewer are prefilled faster than files are looked through
+_WORTH_MOVING = 32
+_PLAIN = Extras()
 
 
 class Engine:
@@ -28,12 +36,23 @@ class Engine:
     A slot keeps its KV cache when its request ends: the next prompt that begins alike reuses it.
     """
 
-    def __init__(self, backend: Backend, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, backend: Backend, clock: Callable[[], float] = time.perf_counter, states: KVStore | None = None
+    ) -> None:
+        """Begin without requests.
+
+        Args:
+            backend: what computes logits.
+            clock: seconds, monotonic.
+            states: KV states saved on disk, where a prompt's beginning may be found.
+        """
         self._backend = backend
         self._clock = clock
+        self._states = states
         self._active: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
         self._changed = False  # somebody came, was cancelled or left a slot free
+        self._finished: Sequence | None = None  # the answer that ended last
         self._cached: dict[int, list[int]] = {slot: [] for slot in range(backend.n_seq_max)}
 
     @property
@@ -41,12 +60,22 @@ class Engine:
         """Whether step() has something to do."""
         return bool(self._active or self._waiting)
 
-    def add(self, request: int, prompt: list[int], sampling: SamplingParams, limits: Limits) -> None:
+    def add(
+        self,
+        request: int,
+        prompt: list[int],
+        sampling: SamplingParams,
+        limits: Limits,
+        extras: Extras = _PLAIN,
+    ) -> None:
         """Take a request; step() answers it.
 
         Args:
             request: the caller's number for it; events name it.
             prompt: token ids, at least one.
+            sampling: how logits become a token.
+            limits: when the answer ends, and what it must not say.
+            extras: what else is wanted.
 
         Raises:
             ContextOverflowError: the prompt alone is longer than the context window.
@@ -59,7 +88,7 @@ class Engine:
             )
         seed = int.from_bytes(os.urandom(4), "little") if sampling.seed is None else sampling.seed
         self._changed = True
-        sampler = SequenceSampler(sampling, seed, self._backend)
+        sampler = SequenceSampler(sampling, seed, self._backend, extras.constraint, extras.remember)
         sampler.accept_prompt(prompt)
         self._waiting.append(
             Sequence(
@@ -71,9 +100,10 @@ class Engine:
                 n_cached=0,
                 seed=seed,
                 sampler=sampler,
-                text=TextStream(limits.stop),
+                text=TextStream(limits.stop, limits.ban),
                 limits=limits,
                 metrics=Metrics(self._clock()),
+                extras=extras,
             )
         )
 
@@ -95,7 +125,7 @@ class Engine:
             self._backend.decode(batch)
         except Aborted:
             for sequence in self._active:
-                self._cut(sequence)
+                self._keep(sequence, sequence.n_cached)
             return events
         except LlmrunError as error:
             return events + [self._fail(sequence, error) for sequence in list(self._active)]
@@ -119,15 +149,66 @@ class Engine:
         events: list[Event] = []
         free = set(self._cached) - {sequence.slot for sequence in self._active}
         while self._waiting and free:
+            self._finished = None  # its slot may be the one that is given away
             sequence = self._waiting.popleft()
             slot = max(free, key=lambda s: (common_prefix(self._cached[s], sequence.tokens), -len(self._cached[s])))
             free.remove(slot)
             sequence.slot = slot
-            keep = reusable(self._cached[slot], sequence.tokens)
+            if sequence.extras.moves:
+                self._close_gap(slot, sequence.tokens)
+            keep = self._restore(slot, sequence.tokens, reusable(self._cached[slot], sequence.tokens))
             sequence.n_reused = sequence.n_cached = self._truncate(slot, keep)
             self._active.append(sequence)
-            events.append(Started(sequence.request, sequence.n_prompt, sequence.n_reused, sequence.seed))
+            inside = sequence.extras.inside_thought
+            events.append(Started(sequence.request, sequence.n_prompt, sequence.n_reused, sequence.seed, inside))
         return events
+
+    def _close_gap(self, slot: int, tokens: list[int]) -> None:
+        """Where the oldest turns left the prompt, let what the cache holds behind them follow what is in front."""
+        cached = self._cached[slot]
+        shared = common_prefix(cached, tokens)
+        gap = gap_after(cached, tokens, shared, _WORTH_MOVING)
+        if gap and self._backend.drop(slot, shared, shared + gap):
+            del cached[shared : shared + gap]
+
+    def _restore(self, slot: int, tokens: list[int], keep: int) -> int:
+        """Read a saved state in where it spares much prefill; how many tokens can be kept now."""
+        if self._states is None or len(tokens) - keep < _WORTH_READING:
+            return keep
+        saved = self._states.find(tokens, longer_than=keep + _WORTH_READING)
+        if saved is None:
+            return keep
+        restored = self._backend.restore(slot, saved.state, len(saved.tokens))
+        self._cached[slot] = saved.tokens if restored else []
+        return reusable(self._cached[slot], tokens)
+
+    def save(self, request: int, *, prompt_only: bool) -> tuple[int, int]:
+        """Save the KV state of the answer that ended last, for prompts that begin like it.
+
+        Args:
+            request: the answer's.
+            prompt_only: leave the answer out, because other questions will follow the prompt's beginning.
+
+        Returns:
+            How many tokens were saved, in how many bytes; none without a store, or one that is too small.
+
+        Raises:
+            UsageError: another answer came after it.
+            OSError: it can't be written.
+        """
+        sequence = self._last_answer(request)
+        if prompt_only:
+            self._keep(sequence, sequence.n_prompt)
+        tokens = self._cached[sequence.slot]
+        if self._states is None or not tokens:
+            return 0, 0
+        n_bytes = self._states.save(tokens, bytes(self._backend.save(sequence.slot)))
+        return (len(tokens), n_bytes) if n_bytes else (0, 0)
+
+    def _last_answer(self, request: int) -> Sequence:
+        if self._finished is None or self._finished.request != request:
+            raise UsageError("nothing is remembered about that answer")
+        return self._finished
 
     def _next_batch(self) -> tuple[list[Entry], list[int], dict[int, int]]:
         """The batch, each sequence's share of it, and for which request which row of logits is wanted."""
@@ -152,32 +233,79 @@ class Engine:
             done = sequence.n_cached - sequence.n_reused
             return [PrefillProgress(sequence.request, done, sequence.metrics.prefill_seconds)]
         try:
-            token = sequence.sampler.sample(self._backend.logits(row))
-        except BadLogitsError as error:
+            return self._draw(sequence, self._backend.logits(row))
+        except (BadLogitsError, BadGrammarError) as error:
             return [self._fail(sequence, error)]
+
+    def _draw(self, sequence: Sequence, logits: int) -> list[Event]:
+        """Draw the answer's next token, and take those that a grammar forces after it, which need no logits."""
+        refused = sequence.refused.get(len(sequence.tokens), ())
+        events, goes_on = self._grow(sequence, sequence.sampler.sample(logits, refused))
+        for token in self._forced(sequence) if goes_on else ():
+            sequence.sampler.follow(token)
+            more, goes_on = self._grow(sequence, token)
+            events += more
+            if not goes_on:
+                break
+        return events
+
+    def _forced(self, sequence: Sequence) -> list[int]:
+        """The tokens that come next without being drawn: the grammar's, or those that end a thought."""
+        thinking = sequence.extras.thinking
+        if thinking is not None and thinking.used_up:
+            return self._backend.tokenize(thinking.closing, special=True)
+        return sequence.sampler.forced()
+
+    def _grow(self, sequence: Sequence, token: int) -> tuple[list[Event], bool]:
+        """The answer has one more token. What comes of it, and whether another one may follow it."""
         sequence.tokens.append(token)
         sequence.metrics.sampled(self._clock())
         if self._backend.is_end(token):
-            return self._finish(sequence, "stop")
-        events = sequence.delta(sequence.text.push(self._backend.token_bytes(token)))
-        reason = self._end_reason(sequence)
-        return [*events, *self._finish(sequence, reason)] if reason else [*events]
+            return self._finish(sequence, "stop"), False
+        data = self._backend.token_bytes(token)
+        events: list[Event] = [*sequence.delta(sequence.text.push(data))]
+        if sequence.text.banned:
+            # The last token that stays goes through the model once more, for the logits behind it.
+            self._keep(sequence, sequence.retract(sequence.text.step_back()) - 1)
+            return events, False
+        reason, detail = self._end_reason(sequence, data.decode("utf-8", "replace"))
+        return [*events, *self._finish(sequence, reason, detail)] if reason else events, not reason
 
-    def _end_reason(self, sequence: Sequence) -> str | None:
+    def _end_reason(self, sequence: Sequence, text: str) -> tuple[str, str]:
+        """Why the answer ends with its last token, whose text is given, and what there is to say; "" if it does not."""
         if sequence.text.stopped:
-            return "stop"
+            return "stop", ""
+        extras = sequence.extras
+        if extras.thinking is not None:
+            extras.thinking.push(text)
+        repeated = extras.guard.push(text) if extras.guard is not None else None
+        if repeated is not None:
+            return "repeats", repeated
         most = sequence.limits.max_tokens
-        if most is not None and sequence.n_completion >= most:
-            return "length"
-        return "length" if len(sequence.tokens) > self._backend.n_ctx else None
+        full = len(sequence.tokens) > self._backend.n_ctx
+        return ("length", "") if full or (most is not None and sequence.n_completion >= most) else ("", "")
 
-    def _finish(self, sequence: Sequence, reason: str) -> list[Event]:
+    def _finish(self, sequence: Sequence, reason: str, detail: str = "") -> list[Event]:
         self._leave(sequence)
         rest = sequence.delta(sequence.text.finish())
-        return [*rest, Finished(sequence.request, reason, sequence.stats(self._backend.n_ctx))]
+        return [*rest, Finished(sequence.request, reason, sequence.stats(self._backend.n_ctx), detail)]
+
+    def explain(self, request: int, last: int, candidates: int) -> Explained:
+        """How the last tokens of the answer that finished last were chosen.
+
+        Args:
+            request: the answer's.
+            last: how many tokens, at most what add() was told to remember.
+            candidates: how many of the likeliest to name for each.
+
+        Raises:
+            UsageError: another answer came after it.
+        """
+        return Explained(request, tuple(self._last_answer(request).sampler.explain(last, candidates)))
 
     def _leave(self, sequence: Sequence) -> None:
         self._active.remove(sequence)
+        self._finished = sequence
         self._changed = True
 
     def _fail(self, sequence: Sequence, error: LlmrunError) -> Failed:
@@ -185,9 +313,9 @@ class Engine:
         self._truncate(sequence.slot, 0)
         return Failed.of(error, sequence.request)
 
-    def _cut(self, sequence: Sequence) -> None:
-        """Take back what an aborted batch may have written."""
-        sequence.n_cached = self._truncate(sequence.slot, sequence.n_cached)
+    def _keep(self, sequence: Sequence, length: int) -> None:
+        """Cut a sequence's KV cache to its first tokens: what came after was taken back, or half written."""
+        sequence.n_cached = self._truncate(sequence.slot, length)
         sequence.n_reused = min(sequence.n_reused, sequence.n_cached)
 
     def _truncate(self, slot: int, length: int) -> int:

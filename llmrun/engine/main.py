@@ -21,11 +21,14 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from llmrun import _native
 from llmrun.engine.lean import import_submodule
-from llmrun.errors import BadTemplateError, LlmrunError
+from llmrun.errors import LlmrunError
+from llmrun.frames import encode, read_frame
 from llmrun.messages import (
     Cancel,
     Command,
+    Count,
     Event,
+    Explain,
     Failed,
     Frame,
     Generate,
@@ -33,16 +36,13 @@ from llmrun.messages import (
     Loaded,
     LoadProgress,
     Open,
-    Rendering,
+    SaveState,
     TextDelta,
-    encode,
-    read_frame,
 )
 
 if TYPE_CHECKING:
-    from llmrun.engine.backend.llama import LlamaBackend, LlamaModel
-    from llmrun.engine.loop import Engine
-    from llmrun.engine.template import ChatTemplate, ControlTexts
+    from llmrun.engine.backend.llama import LlamaModel
+    from llmrun.engine.loaded import LoadedModel
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
 _TEXT_INTERVAL = 0.05  # seconds between two TextDelta of an answer
@@ -134,22 +134,31 @@ class EngineProcess:
                 os._exit(0)
             if isinstance(frame, Cancel):
                 self._flag.set()  # before the main thread can take the command, which clears the flag
-            if isinstance(frame, Open | Load | Generate | Cancel):
+            if isinstance(frame, Command):
                 self._inbox.put(frame)
             if isinstance(frame, Open | Load):
                 _import_ahead()
 
     def _handle(self, command: Command) -> None:
-        request = command.request if isinstance(command, Generate) else None
+        request = command.request if isinstance(command, Generate | Count | Explain | SaveState) else None
         try:
             if isinstance(command, Open):
                 self._open(command)
             elif isinstance(command, Load):
                 self._load(command)
-            elif isinstance(command, Generate):
-                self._generate(command)
-            else:
+            elif isinstance(command, Cancel):
                 self._cancel(command)
+            elif self._model is None:
+                raise LlmrunError("a request came before a model")
+            elif isinstance(command, Generate):
+                self._model.generate(command, self._channel.send)
+            elif isinstance(command, Count):
+                self._channel.send(self._model.count(command))
+            elif isinstance(command, Explain):
+                explained = self._model.engine.explain(command.request, command.last, command.candidates)
+                self._channel.send(explained)
+            else:
+                self._channel.send(self._model.save(command))
         except LlmrunError as error:
             self._channel.send(Failed.of(error, request))
 
@@ -170,8 +179,10 @@ class EngineProcess:
         if weights is None:
             with self._reporting_progress():
                 weights = LlamaModel(load.path, load.gpu_layers, self._flag, verbose=load.verbose)
+        from llmrun.engine.loaded import LoadedModel
+
         backend = LlamaBackend(weights, load)
-        self._model = LoadedModel(weights, backend)
+        self._model = LoadedModel(weights, backend, load)
         gc.freeze()  # whatever is there now stays; launch.py begins without collection to start sooner
         gc.enable()
         self._channel.send(
@@ -183,15 +194,9 @@ class EngineProcess:
                 has_template=weights.chat_template is not None,
                 devices=weights.devices,
                 load_seconds=time.perf_counter() - began,
+                thinking_tags=self._model.thinking_tags or (),
             )
         )
-
-    def _generate(self, generate: Generate) -> None:
-        if self._model is None:
-            raise LlmrunError("a request came before a model")
-        self._channel.send(Rendering(generate.request))
-        prompt = self._model.prompt(generate)
-        self._model.engine.add(generate.request, prompt, generate.sampling, generate.limits)
 
     def _cancel(self, cancel: Cancel) -> None:
         # The flag may have stopped a batch in which other requests took part: they try again.
@@ -216,61 +221,11 @@ class EngineProcess:
             thread.join()
 
 
-class LoadedModel:
-    """A model with the loop over it, and how a request becomes its prompt's tokens."""
-
-    def __init__(self, weights: LlamaModel, backend: LlamaBackend) -> None:
-        from llmrun.engine.loop import Engine
-
-        self._weights = weights
-        self.engine: Engine = Engine(backend)
-        self._templates: dict[str, ChatTemplate] = {}
-        self._control: ControlTexts | None = None
-
-    def prompt(self, generate: Generate) -> list[int]:
-        """Token ids of what is asked: a rendered conversation, or a plain text.
-
-        Raises:
-            BadTemplateError: there is no chat template, or it fails.
-        """
-        weights = self._weights
-        if generate.prompt is not None:
-            tokens = weights.tokenize(generate.prompt, special=False)
-        else:
-            parts = self._template(generate).render(generate.messages, self._control_texts())
-            tokens = [token for part in parts for token in weights.tokenize(part.text, special=part.special)]
-        tokens = weights.with_bos(tokens)
-        if not tokens:
-            raise LlmrunError("the prompt is empty", hint="type something")
-        return tokens
-
-    def _template(self, generate: Generate) -> ChatTemplate:
-        from llmrun.engine.template import NAMED, ChatTemplate
-
-        source = generate.template or self._weights.chat_template
-        if source is None:
-            raise BadTemplateError(
-                "this model comes without a chat template",
-                hint="complete plain text with --raw, or give a template with --template chatml or --template FILE",
-            )
-        source = NAMED.get(source, source)
-        if source not in self._templates:
-            self._templates[source] = ChatTemplate(source, bos=self._weights.bos_text, eos=self._weights.eos_text)
-        return self._templates[source]
-
-    def _control_texts(self) -> ControlTexts:
-        from llmrun.engine.template import ControlTexts
-
-        if self._control is None:
-            self._control = ControlTexts(self._weights.control_texts)
-        return self._control
-
-
 def _import_ahead() -> None:
     """Import what the first request needs while llama.cpp loads the weights without Python's lock."""
     for name in ("ext", "sandbox"):
         import_submodule("jinja2", name)
-    for name in ("template", "loop"):
+    for name in ("template", "loaded"):
         importlib.import_module(f"llmrun.engine.{name}")
 
 

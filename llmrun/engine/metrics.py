@@ -34,6 +34,10 @@ class Metrics:
         """A token was sampled now."""
         self.token_times.append(now)
 
+    def retracted(self, tokens: int) -> None:
+        """The last tokens were taken back; what they cost counts for those that come in their place."""
+        del self.token_times[len(self.token_times) - tokens :]
+
     @property
     def ttft_seconds(self) -> float:
         """Time to first token; 0 when there is none."""

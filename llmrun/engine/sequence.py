@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from llmrun.engine.metrics import Metrics
 from llmrun.engine.sampler import SequenceSampler
 from llmrun.engine.text import TextStream
 from llmrun.messages import Stats, TextDelta
 from llmrun.params import Limits
+
+if TYPE_CHECKING:
+    from llmrun.engine.grammar import Constraint
+    from llmrun.engine.repeats import RepeatGuard
+    from llmrun.engine.thinking import ThinkingBudget
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a request may want besides an answer.
+
+    Attributes:
+        constraint: the grammar that the answer follows.
+        remember: how many of its last tokens Engine.explain() can be asked about.
+        inside_thought: the prompt ends where the model is to think.
+        thinking: how long it may think.
+        guard: ends an answer that repeats itself.
+        moves: tokens in the KV cache behind some that left the prompt are moved, not computed again.
+    """
+
+    constraint: Constraint | None = None
+    remember: int = 0
+    inside_thought: bool = False
+    thinking: ThinkingBudget | None = None
+    guard: RepeatGuard | None = None
+    moves: bool = False
 
 
 @dataclass(slots=True)
@@ -24,6 +51,8 @@ class Sequence:
         n_cached: how many of tokens are in the KV cache now.
         seed: of its sampler.
         n_shown: how many answer tokens the text given out so far accounts for.
+        n_retracted: how many answer tokens were taken back.
+        refused: index of tokens -> what must not stand there, given what stands before.
         cancelled: somebody asked it to stop.
     """
 
@@ -38,7 +67,10 @@ class Sequence:
     text: TextStream
     limits: Limits
     metrics: Metrics
+    extras: Extras
     n_shown: int = 0
+    n_retracted: int = 0
+    refused: dict[int, set[int]] = field(default_factory=dict)
     cancelled: bool = False
 
     @property
@@ -50,6 +82,18 @@ class Sequence:
     def n_completion(self) -> int:
         """Tokens sampled so far."""
         return len(self.tokens) - self.n_prompt
+
+    def retract(self, n_tokens: int) -> int:
+        """Take back the answer's last tokens and refuse the first of them there; how many tokens are left."""
+        left = len(self.tokens) - n_tokens
+        self.refused = {index: tokens for index, tokens in self.refused.items() if index <= left}
+        self.refused.setdefault(left, set()).add(self.tokens[left])
+        del self.tokens[left:]
+        self.sampler.rewind(n_tokens, self.tokens)
+        self.metrics.retracted(n_tokens)
+        self.n_retracted += n_tokens
+        self.n_shown = min(self.n_shown, self.n_completion)
+        return left
 
     def delta(self, text: str) -> list[TextDelta]:
         """The event for text that became safe to show, none if there is none."""
@@ -73,4 +117,5 @@ class Sequence:
             n_ctx=n_ctx,
             overhead_seconds=self.metrics.overhead_seconds,
             seed=self.seed,
+            retracted_tokens=self.n_retracted,
         )

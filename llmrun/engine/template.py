@@ -60,7 +60,7 @@ class ChatTemplate:
         with _explained(), _memory_limit():
             self._template = _environment().from_string(source)
 
-    def render(self, messages: Sequence[Message], control: ControlTexts) -> list[Part]:
+    def render(self, messages: Sequence[Message], control: ControlTexts, *, thinking: bool | None = None) -> list[Part]:
         """The prompt for the assistant's next turn.
 
         Ordinarily that is one part, tokenized as llama.cpp does it. Only where a message holds the text of a control
@@ -69,6 +69,7 @@ class ChatTemplate:
         Args:
             messages: the conversation.
             control: what the tokenizer would turn into control tokens.
+            thinking: whether the model is to think first; None leaves it to the template.
 
         Raises:
             BadTemplateError: the template fails, refuses the conversation, or asks for too much.
@@ -76,14 +77,14 @@ class ChatTemplate:
         mask = _Mask([message.content for message in messages], control)
         plain = [{"role": message.role, "content": mask.hide(message.content)} for message in messages]
         with _explained(), _memory_limit():
-            text = self._rendered(plain)
+            text = self._rendered(plain, {} if thinking is None else {"enable_thinking": thinking})
         return mask.parts(text)
 
-    def _rendered(self, messages: list[dict[str, str]]) -> str:
+    def _rendered(self, messages: list[dict[str, str]], wishes: dict[str, bool]) -> str:
         pieces: list[str] = []
         size = 0
         for piece in self._template.generate(
-            messages=messages, bos_token=self._bos, eos_token=self._eos, add_generation_prompt=True
+            messages=messages, bos_token=self._bos, eos_token=self._eos, add_generation_prompt=True, **wishes
         ):
             size += len(piece)
             if size > MAX_PROMPT_CHARACTERS:

@@ -1,4 +1,4 @@
-"""Token bytes -> text that can be shown: whole characters only, stop strings found and held back.
+"""Token bytes -> text that can be shown: whole characters only, stop strings and banned phrases found and held back.
 
 Owns the text side of an answer; must not know tokens or models.
 """
@@ -6,24 +6,43 @@ Owns the text side of an answer; must not know tokens or models.
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 
 
 class TextStream:
-    """Grows by token bytes and gives out text as soon as it is safe to show.
+    """Grows by the bytes of one token after the other and gives out text as soon as it is safe to show.
 
-    A multi-byte character is kept until its last byte is there; text that may become a stop string is kept
-    until it did or can't any more. Bytes that are no UTF-8 become U+FFFD.
+    A multi-byte character is kept until its last byte is there; text that may become a stop string or a banned
+    phrase is kept until it did or can't any more. Bytes that are no UTF-8 become U+FFFD.
+
+    Args:
+        stop: texts that end the answer.
+        ban: texts that must not come, whatever their case; after one, step_back() undoes its tokens.
     """
 
-    def __init__(self, stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, stop: Sequence[str] = (), ban: Sequence[str] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop = stop
+        self._ban = [_folded(phrase) for phrase in ban]
         self._held = ""
+        # The end of what was given out: after a step back, a phrase may begin in it.
+        self._shown = ""
+        self._longest_ban = max(map(len, self._ban), default=0)
+        # Of each token that still can be undone: where in _held its text begins, and the decoder before it.
+        self._undo: list[tuple[int, tuple[bytes, int]]] = []
+        self._ban_start: int | None = None
         self.stopped = False
         """Whether a stop string was completed; everything after it is dropped."""
 
+    @property
+    def banned(self) -> bool:
+        """Whether a banned phrase was completed, and step_back() has to be called."""
+        return self._ban_start is not None
+
     def push(self, data: bytes) -> str:
-        """The text that these bytes make safe to show, maybe none."""
+        """The text that a token with these bytes makes safe to show, maybe none."""
+        if self._ban:
+            self._undo.append((len(self._held), self._decoder.getstate()))
         return self._release(self._decoder.decode(data))
 
     def finish(self) -> str:
@@ -34,24 +53,68 @@ class TextStream:
         rest, self._held = self._held, ""
         return text + rest
 
+    def step_back(self) -> int:
+        """Undo the token in which the banned phrase begins and all after it; how many that are."""
+        assert self._ban_start is not None
+        undone, start, state = 0, len(self._held), self._decoder.getstate()
+        while not undone or start > self._ban_start:
+            start, state = self._undo.pop()
+            undone += 1
+        self._decoder.setstate(state)
+        self._held, self._ban_start = self._held[:start], None
+        return undone
+
     def _release(self, text: str) -> str:
-        if self.stopped or not self._stop:
-            return "" if self.stopped else text
+        if self.stopped:
+            return ""
+        if not self._stop and not self._ban:
+            return text
         text = self._held + text
-        # The stop string that is complete first wins, so that the answer does not depend on how tokens split it.
-        found = ((text.find(stop), len(stop)) for stop in self._stop)
-        ends = [(start + length, start) for start, length in found if start >= 0]
-        if ends:
+        before = len(self._shown)
+        # The one that is complete first wins, so that the answer does not depend on how tokens split it.
+        stop, ban = _first(text, self._stop), _first(_folded(self._shown + text), self._ban)
+        if stop and (ban is None or stop[0] <= ban[0] - before):
             self.stopped, self._held = True, ""
-            return text[: min(ends)[1]]
-        keep = max(_overlap(text, stop) for stop in self._stop)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+            return text[: stop[1]]
+        if ban:
+            self._held, self._ban_start = text, max(0, ban[1] - before)
+            return ""
+        return self._hold_back(text)
+
+    def _hold_back(self, text: str) -> str:
+        """Keep the end of text that may still become something else; give out the rest."""
+        keep = max(_overlap(text, self._stop), _overlap(_folded(self._shown + text), self._ban))
+        end = max(0, len(text) - keep)
+        if self._ban and keep:
+            # What is shown can't be undone, so it ends where a token ends.
+            end = max((start for start, _ in self._undo if start <= end), default=0)
+        self._held = text[end:]
+        self._undo = [(start - end, state) for start, state in self._undo if start >= end and keep]
+        if self._longest_ban > 1:
+            self._shown = (self._shown + text[:end])[1 - self._longest_ban :]
+        return text[:end]
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of text that is a proper beginning of stop."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+def _folded(text: str) -> str:
+    """Text without upper case, each character in its place."""
+    lower = text.lower()
+    if len(lower) == len(text):
+        return lower
+    return "".join(low if len(low := character.lower()) == 1 else character for character in text)
+
+
+def _first(text: str, phrases: Sequence[str]) -> tuple[int, int] | None:
+    """End and start of the phrase that is completed first; of two with one end the longer."""
+    found = ((text.find(phrase), len(phrase)) for phrase in phrases)
+    return min(((start + length, start) for start, length in found if start >= 0), default=None)
+
+
+def _overlap(text: str, phrases: Sequence[str]) -> int:
+    """Length of the longest end of text that is a proper beginning of a phrase."""
+    longest = 0
+    for phrase in phrases:
+        for length in range(min(len(text), len(phrase) - 1), longest, -1):
+            if text.endswith(phrase[:length]):
+                longest = length
+                break
+    return longest

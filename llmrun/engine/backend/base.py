@@ -67,3 +67,15 @@ class Backend(Protocol):
 
     def forget(self, sequence_id: int, start: int) -> bool:
         """Drop a sequence's positions from start on; False if the model's memory can't be cut there."""
+
+    def save(self, sequence_id: int) -> bytearray:
+        """A sequence's part of the KV cache, for restore() of the same model and build."""
+
+    def restore(self, sequence_id: int, state: bytes, n_tokens: int) -> bool:
+        """Put what save() gave for n_tokens tokens in place of a sequence; False, and an empty one, if it can't be."""
+
+    def drop(self, sequence_id: int, start: int, end: int) -> bool:
+        """Drop the positions start to end - 1 of a sequence and move those behind them there; False if it can't be.
+
+        Keys are turned to their new positions. What the tokens behind saw of the dropped ones stays in their values.
+        """

@@ -84,7 +84,10 @@ class LlamaModel:
         bos_text: text of the begin-of-sequence token, "" where there is none.
         eos_text: the same for the end-of-sequence token.
         suppressed: tokens the model's makers say must never be sampled.
+        shown: control tokens that have a text all the same, because people want to see them.
     """
+
+    shown: frozenset[int] = frozenset()
 
     def __init__(self, path: str, gpu_layers: int, flag: _native.CancelFlag, *, verbose: bool = False) -> None:
         """Load the weights.
@@ -181,7 +184,7 @@ class LlamaModel:
         room = 64
         while True:
             buffer = ctypes.create_string_buffer(room)
-            count = self.llama.llama_token_to_piece(self.vocab, token, buffer, room, 0, False)
+            count = self.llama.llama_token_to_piece(self.vocab, token, buffer, room, 0, token in self.shown)
             if count >= 0:
                 return buffer.raw[:count]
             room = -count
@@ -279,15 +282,44 @@ class LlamaBackend:
         room = min(self.n_ctx, max(2 * self._room, needed))
         bigger = self._make_context(room)
         for sequence in range(self.n_seq_max):
-            size = llama.llama_state_seq_get_size(self._context, sequence)
-            state = (ctypes.c_uint8 * size)()
-            copied = llama.llama_state_seq_get_data(self._context, state, size, sequence)
-            if llama.llama_state_seq_set_data(bigger, state, copied, sequence) != copied:
+            state = self.save(sequence)
+            if llama.llama_state_seq_set_data(bigger, _bytes_of(state), len(state), sequence) != len(state):
                 llama.llama_free(bigger)
                 raise DecodeError("llama.cpp could not move the KV cache into a larger context")
         llama.llama_free(self._context)
         self._context, self._room = bigger, room
         self._memory = llama.llama_get_memory(bigger)
+
+    def drop(self, sequence_id: int, start: int, end: int) -> bool:
+        """See base.Backend."""
+        llama = self._llama
+        if not llama.llama_memory_can_shift(self._memory):
+            return False
+        if not llama.llama_memory_seq_rm(self._memory, sequence_id, start, end):
+            return False
+        llama.llama_memory_seq_add(self._memory, sequence_id, end, -1, start - end)
+        return True
+
+    def save(self, sequence_id: int) -> bytearray:
+        """See base.Backend."""
+        llama = self._llama
+        state = bytearray(llama.llama_state_seq_get_size(self._context, sequence_id))
+        copied = llama.llama_state_seq_get_data(self._context, _bytes_of(state), len(state), sequence_id)
+        del state[copied:]
+        return state
+
+    def restore(self, sequence_id: int, state: bytes, n_tokens: int) -> bool:
+        """See base.Backend."""
+        if n_tokens > self.n_ctx:
+            return False
+        if n_tokens > self._room:
+            self._grow(n_tokens)
+        self.forget(sequence_id, 0)
+        pointer = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
+        if self._llama.llama_state_seq_set_data(self._context, pointer, len(state), sequence_id) == len(state):
+            return True
+        self.forget(sequence_id, 0)
+        return False
 
     def logits(self, index: int) -> int:
         """See base.Backend."""
@@ -296,6 +328,11 @@ class LlamaBackend:
     def forget(self, sequence_id: int, start: int) -> bool:
         """See base.Backend."""
         return bool(self._llama.llama_memory_seq_rm(self._memory, sequence_id, start, -1))
+
+
+def _bytes_of(data: bytearray) -> Any:
+    """A bytearray's memory for llama.cpp; nothing is copied."""
+    return (ctypes.c_uint8 * len(data)).from_buffer(data)
 
 
 class _ControlTexts:

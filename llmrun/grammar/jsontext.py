@@ -1,0 +1,172 @@
+"""JSON text -> plain values that remember where they were written.
+
+Owns the syntax, with its own messages; must not know schemas.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from llmrun.grammar.place import SCHEMA, broken, place
+
+MAX_DEPTH = 100
+_MAX_NUMBER_CHARACTERS = 40
+
+_BLANK = re.compile(r"[ \t\r\n]*")
+_STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
+_STRING_START = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*')
+_ESCAPE = re.compile(r'\\(?:u[0-9A-Fa-f]{4}|["\\/bfnrt]|(.))', re.DOTALL)
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_WORD = re.compile(r"[A-Za-z0-9_.+-]+")
+_WORDS = {"true": True, "false": False, "null": None}
+_MEANT = {"True": "true", "False": "false", "None": "null", "undefined": "null"}
+
+
+class Places:
+    """Offsets of values and keys. Values are told apart by their identity, so they must be kept alive."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[int, str | int], int] = {}
+        self._keys: dict[tuple[int, str], int] = {}
+
+    def note(self, container: Any, key: str | int, value: int, key_offset: int = 0) -> None:
+        """Remember where an item of a container is."""
+        self._values[id(container), key] = value
+        if isinstance(key, str):
+            self._keys[id(container), key] = key_offset
+
+    def of_value(self, container: Any, key: str | int) -> int:
+        """Offset of the value under a key, or at an index."""
+        return self._values[id(container), key]
+
+    def of_key(self, container: Any, key: str) -> int:
+        """Offset of the key itself."""
+        return self._keys[id(container), key]
+
+
+def read_json(text: str) -> tuple[Any, Places]:
+    """The value of a JSON text, and where everything in it is.
+
+    Raises:
+        BadGrammarError: it is no JSON, or nested too deep.
+    """
+    reader = _Reader(text)
+    value = reader.value(0)
+    reader.skip()
+    if reader.at < len(text):
+        reader.fail(f"after the end of the value there is {reader.found()}")
+    return value, reader.places
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.at = 0
+        self.places = Places()
+
+    def value(self, depth: int) -> Any:
+        self.skip()
+        character = self._text[self.at : self.at + 1]
+        if character in ("{", "[") and character:
+            if depth >= MAX_DEPTH:
+                self.fail(f"brackets are nested more than {MAX_DEPTH} deep")
+            return self._object(depth) if character == "{" else self._array(depth)
+        if character == '"':
+            return self._string()
+        return self._number_or_word()
+
+    def _object(self, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for _ in self._items("}"):
+            offset = self.at
+            if not self._text.startswith('"', offset):
+                self.fail(f"a key in double quotes should be here, not {self.found()}")
+            key = self._string()
+            if key in found:
+                self.fail(f"the key {key!r} is there twice", offset)
+            self.skip()
+            if not self._text.startswith(":", self.at):
+                self.fail(f"after the key {key!r} there should be ':', not {self.found()}")
+            self.at += 1
+            self.skip()
+            self.places.note(found, key, self.at, offset)
+            found[key] = self.value(depth + 1)
+        return found
+
+    def _array(self, depth: int) -> list[Any]:
+        found: list[Any] = []
+        for _ in self._items("]"):
+            self.places.note(found, len(found), self.at)
+            found.append(self.value(depth + 1))
+        return found
+
+    def _items(self, close: str) -> Iterator[None]:
+        """Stop at the beginning of each item between brackets, then behind the closing one."""
+        start = self.at
+        self.at += 1
+        self.skip()
+        if not self._text.startswith(close, self.at):
+            while True:
+                yield
+                self.skip()
+                if not self._text.startswith(",", self.at):
+                    break
+                self.at += 1
+                self.skip()
+                if self._text.startswith(close, self.at):
+                    self.fail(f"there is a comma before {close!r}")
+        if self.at >= len(self._text):
+            self.fail(f"this {self._text[start]} is never closed", start)
+        if not self._text.startswith(close, self.at):
+            opened = place(self._text, start)
+            self.fail(f"',' or {close!r} should be here, not {self.found()}; the {self._text[start]} is at {opened}")
+        self.at += 1
+
+    def _string(self) -> str:
+        start = self.at
+        match = _STRING.match(self._text, start)
+        if match is None:
+            end = _STRING_START.match(self._text, start)
+            if end and end.end() < len(self._text) and self._text[end.end()] not in "\r\n\\":
+                self.fail("a control character in a string has to be escaped", end.end())
+            self.fail('this " is never closed', start)
+        for escape in _ESCAPE.finditer(match[0]):
+            if escape[1]:
+                self.fail(f"there is no escape {escape[0]}", start + escape.start())
+        self.at = match.end()
+        string = str(json.loads(match[0]))
+        if any("\ud800" <= character <= "\udfff" for character in string):
+            self.fail("in this string is half a character, which no text can hold", start)
+        return string
+
+    def _number_or_word(self) -> Any:
+        match = _WORD.match(self._text, self.at)
+        if match is None:
+            self.fail(f"a value should be here, not {self.found()}")
+        word = match[0]
+        if word in _WORDS:
+            self.at = match.end()
+            return _WORDS[word]
+        if not _NUMBER.fullmatch(word):
+            self.fail(f"{word[:40]!r} is no JSON value", hint=f"write {_MEANT[word]}" if word in _MEANT else "")
+        number = json.loads(word) if len(word) <= _MAX_NUMBER_CHARACTERS else None
+        if number is None or abs(number) == float("inf"):
+            self.fail("this number is too long or too large")
+        self.at = match.end()
+        return number
+
+    def skip(self) -> None:
+        """Go past blanks."""
+        match = _BLANK.match(self._text, self.at)
+        self.at = match.end() if match else self.at
+
+    def found(self) -> str:
+        """What is here, in words."""
+        return repr(self._text[self.at]) if self.at < len(self._text) else "the end"
+
+    def fail(self, why: str, offset: int | None = None, hint: str = "") -> NoReturn:
+        """Raise the error for something wrong here, or at an offset."""
+        raise broken(SCHEMA, self._text, self.at if offset is None else offset, why, hint)

@@ -1,0 +1,346 @@
+"""JSON schemas: what is wrong with one, where, and the form of it that llguidance follows.
+
+Owns the checks and the narrowing; must not know how a schema is followed. What an answer has to be can be said in more
+ways than a machine can enforce while it writes: those are refused by name, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+from llmrun.grammar.disjoint import check_one_of
+from llmrun.grammar.jsontext import Places, read_json
+from llmrun.grammar.place import SCHEMA, broken, check_text, nearest
+from llmrun.grammar.reach import check_circles, check_ends
+from llmrun.grammar.values import IN_PLACE, TYPES, kind_of, types_allowed, types_of_value
+
+MAX_COUNT = 10_000
+_MAX_INTEGER = 2**63
+_MAX_BOUND = 10**15  # beyond it a float has no digits left behind its point
+_MAX_STEPS = 10_000
+
+FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
+_ANNOTATION_FORMATS = frozenset({
+    "binary", "byte", "char", "decimal", "double", "float", "idn-email", "idn-hostname", "int32", "int64", "iri",
+    "iri-reference", "json-pointer", "password", "regex", "relative-json-pointer", "uri-reference", "uri-template",
+})  # fmt: skip
+
+_REFUSED = {
+    "not": "say what the value may be, with enum, type or anyOf",
+    "if": "write the cases as anyOf",
+    "then": "write the cases as anyOf",
+    "else": "write the cases as anyOf",
+    "contains": "describe each item with prefixItems",
+    "minContains": "describe each item with prefixItems",
+    "maxContains": "describe each item with prefixItems",
+    "uniqueItems": "leave it out, and drop what comes twice afterwards",
+    "propertyNames": "use patternProperties",
+    "dependentRequired": "write the cases as anyOf",
+    "dependentSchemas": "write the cases as anyOf",
+    "dependencies": "write the cases as anyOf",
+    "unevaluatedItems": "use items",
+    "unevaluatedProperties": "use additionalProperties",
+    "$dynamicRef": "use $ref",
+    "$dynamicAnchor": "use $defs",
+    "$recursiveRef": "use $ref",
+    "$recursiveAnchor": "use $defs",
+    "x-guidance": "leave it out",
+}
+
+# Where schemas are inside a schema.
+_ONE = ("additionalProperties", "additionalItems")
+_MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+
+class Schema:
+    """A schema, and all that are written inside it.
+
+    Attributes:
+        text: as it was written.
+        root: as plain values.
+        parts: the root, and every schema that is inside it or that a $ref of it points to; true and false are none.
+    """
+
+    def __init__(self, text: str, root: dict[str, Any], places: Places) -> None:
+        """Find all parts.
+
+        Raises:
+            BadGrammarError: something is no schema where one has to be, or a $ref leads nowhere.
+        """
+        self.text = text
+        self.root = root
+        self.parts: list[dict[str, Any]] = []
+        self._places = places
+        self._where: dict[int, tuple[Any, str | int]] = {}
+        waiting = [root]
+        found = {id(root)}
+        while waiting:
+            part = waiting.pop()
+            self.parts.append(part)
+            for container, key in [*self._inside(part), *self._pointed_to(part)]:
+                child = container[key]
+                if isinstance(child, dict) and id(child) not in found:
+                    found.add(id(child))
+                    self._where[id(child)] = container, key
+                    waiting.append(child)
+
+    def target(self, part: dict[str, Any]) -> Any:
+        """What the $ref of a part points to; None if it has none."""
+        return next((container[key] for container, key in self._pointed_to(part)), None)
+
+    def fail(self, container: Any, key: str | int, why: str, hint: str = "") -> NoReturn:
+        """Raise the error for the value under a key."""
+        raise broken(SCHEMA, self.text, self._places.of_value(container, key), why, hint)
+
+    def fail_key(self, container: Any, key: str, why: str, hint: str = "") -> NoReturn:
+        """Raise the error for a key."""
+        raise broken(SCHEMA, self.text, self._places.of_key(container, key), why, hint)
+
+    def fail_part(self, part: dict[str, Any], why: str, hint: str = "") -> NoReturn:
+        """Raise the error for a whole part."""
+        if id(part) in self._where:
+            self.fail(*self._where[id(part)], why, hint)
+        raise broken(SCHEMA, self.text, len(self.text) - len(self.text.lstrip()), why, hint)
+
+    def _inside(self, part: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+        for container, key in places_inside(part):
+            if container is None:
+                kind = "an object" if key in _NAMED else "a list"
+                self.fail(part, key, f"{key} is {kind} of schemas, not {kind_of(part[key])}")
+            if not isinstance(container[key], dict | bool):
+                self.fail(container, key, f"a schema is an object, true or false, not {kind_of(container[key])}")
+            yield container, key
+
+    def _pointed_to(self, part: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+        """Where the schema is that a $ref points to, as a container and the key in it."""
+        if "$ref" not in part:
+            return
+        reference = part["$ref"]
+        if not isinstance(reference, str):
+            self.fail(part, "$ref", f"$ref is a string, not {kind_of(reference)}")
+        if reference and not reference.startswith("#"):
+            hint = "copy it into $defs, and point there with #/$defs/name"
+            self.fail(part, "$ref", f"{reference!r} is outside of this schema, and nothing is fetched", hint)
+        container: Any = {"": self.root}
+        key: Any = ""
+        for step in unquote(reference[1:]).split("/")[1:]:
+            container, key = container[key], step.replace("~1", "/").replace("~0", "~")
+            if isinstance(container, list) and key.isdecimal() and int(key) < len(container):
+                key = int(key)
+            elif not isinstance(container, dict) or key not in container:
+                self._points_to_nothing(part)
+        if reference[1:2] not in ("", "/"):
+            hint = "point to the schema itself, as in #/$defs/name"
+            self.fail(part, "$ref", f"{reference!r} is an anchor, and those are not followed", hint)
+        if not isinstance(container[key], dict | bool):
+            self.fail(part, "$ref", f"{reference!r} points to {kind_of(container[key])}, not to a schema")
+        yield container, key
+
+    def _points_to_nothing(self, part: dict[str, Any]) -> NoReturn:
+        groups = [(group, self.root.get(group)) for group in ("$defs", "definitions")]
+        names = [f"#/{group}/{name}" for group, names in groups if isinstance(names, dict) for name in names]
+        self.fail(part, "$ref", f"{part['$ref']!r} points to nothing", nearest(part["$ref"], names))
+
+
+def places_inside(part: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Where schemas are inside a schema, each as a container and the key in it; (None, key) where they should be."""
+    for key, value in part.items():
+        if key in _ONE or (key == "items" and not isinstance(value, list)):
+            yield part, key
+        elif key in _MANY or key == "items":
+            yield from ((value, index) for index in range(len(value))) if isinstance(value, list) else [(None, key)]
+        elif key in _NAMED:
+            yield from ((value, name) for name in value) if isinstance(value, dict) else [(None, key)]
+
+
+def parse(text: str) -> Schema:
+    """A schema that some answer can meet.
+
+    Raises:
+        BadGrammarError: it is broken, can't be met, or can't be enforced.
+    """
+    check_text(SCHEMA, text)
+    root, places = read_json(text)
+    if root is True:
+        root = {}
+    if not isinstance(root, dict):
+        start = len(text) - len(text.lstrip())
+        why = "false allows nothing at all" if root is False else f"a schema is an object, not {kind_of(root)}"
+        raise broken(SCHEMA, text, start, why, 'write: {"type": "object", ...}')
+    schema = Schema(text, root, places)
+    for part in schema.parts:
+        _check(schema, part)
+    check_circles(schema)
+    check_ends(schema)
+    check_one_of(schema)
+    return schema
+
+
+# ---- one schema by itself
+
+
+def _check(schema: Schema, part: dict[str, Any]) -> None:
+    if "$id" in part and part is not schema.root:
+        schema.fail_key(part, "$id", "a schema inside another can't have an $id of its own", "leave it out")
+    for key, hint in _REFUSED.items():
+        if key in part and not (key in ("uniqueItems", "$recursiveAnchor") and part[key] is False):
+            schema.fail_key(part, key, f"{key!r} can't be enforced while an answer is written", hint)
+    for key, check in _CHECKS.items():
+        if key in part:
+            check(schema, part, key)
+    for low, high in (("minItems", "maxItems"), ("minLength", "maxLength"), ("minProperties", "maxProperties")):
+        if part.get(low, 0) > part.get(high, MAX_COUNT):
+            schema.fail(part, low, f"{low} {part[low]} is more than {high} {part[high]}, so nothing fits")
+    _check_range(schema, part)
+    _check_properties(schema, part)
+
+
+def _check_type(schema: Schema, part: dict[str, Any], key: str) -> None:
+    types = part[key] if isinstance(part[key], list) else [part[key]]
+    container = part[key] if isinstance(part[key], list) else part
+    for index, name in enumerate(types):
+        if name not in TYPES:
+            hint = nearest(name, TYPES) if isinstance(name, str) else ""
+            shown = repr(name) if isinstance(name, str) else kind_of(name)
+            place = index if container is not part else key
+            schema.fail(container, place, f"there is no type {shown}", hint or f"the types are {', '.join(TYPES)}")
+    if not types:
+        schema.fail(part, key, "an empty list of types allows nothing")
+
+
+def _check_filled(schema: Schema, part: dict[str, Any], key: str) -> None:
+    if not isinstance(part[key], list):
+        schema.fail(part, key, f"{key} is a list, not {kind_of(part[key])}")
+    if not part[key]:
+        schema.fail(part, key, f"an empty {key} allows nothing")
+
+
+def _check_enum(schema: Schema, part: dict[str, Any], key: str) -> None:
+    _check_filled(schema, part, key)
+    types = types_allowed(part)
+    if not any(types_of_value(value) & types for value in part[key]):
+        schema.fail(part, key, f"no value of enum is of type {part['type']!r}")
+    for index, value in enumerate(part[key]):
+        _check_numbers(schema, part[key], index, value)
+
+
+def _check_const(schema: Schema, part: dict[str, Any], key: str) -> None:
+    types = types_allowed(part)
+    if not types_of_value(part[key]) & types:
+        schema.fail(part, key, f"const is {kind_of(part[key])}, and the type {part['type']!r}")
+    _check_numbers(schema, part, key, part[key])
+
+
+def _check_numbers(schema: Schema, container: Any, key: str | int, value: Any) -> None:
+    """A value that has to be written as it is can't have more digits than survive."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _MAX_INTEGER:
+        schema.fail(container, key, "this integer is too large", "write it as a string")
+    if isinstance(value, dict | list):
+        for inner in value if isinstance(value, dict) else range(len(value)):
+            _check_numbers(schema, value, inner, value[inner])
+
+
+def _check_count(schema: Schema, part: dict[str, Any], key: str) -> None:
+    value = part[key]
+    if isinstance(value, float) and value == int(value):
+        part[key] = value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        shown = value if isinstance(value, int | float) else kind_of(value)
+        schema.fail(part, key, f"{key} is a whole number from 0 on, not {shown}")
+    if value > MAX_COUNT:
+        if key.startswith("min"):
+            schema.fail(part, key, f"{key} {value:,} is more than a model will write", f"the most is {MAX_COUNT:,}")
+        schema.fail(part, key, f"{key} {value:,} is more than {MAX_COUNT:,}", f"leave {key} out for no limit")
+
+
+def _check_bound(schema: Schema, part: dict[str, Any], key: str) -> None:
+    value = part[key]
+    if isinstance(value, bool) and key.startswith("exclusive"):
+        return  # as it was up to draft 4
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        schema.fail(part, key, f"{key} is a number, not {kind_of(value)}")
+    if key != "multipleOf":
+        most = _MAX_INTEGER if types_allowed(part) == {"integer"} else _MAX_BOUND
+        if abs(value) > most:
+            schema.fail(part, key, f"{key} is beyond {most:,}", f"leave {key} out for no limit")
+    elif value <= 0 or _steps(value) > _MAX_STEPS:
+        schema.fail(part, key, f"multipleOf is over 0, and has at most {len(str(_MAX_STEPS)) - 1} digits")
+
+
+def _steps(value: float) -> int:
+    """The value without its decimal point, which is how many remainders there are to tell apart."""
+    from decimal import Decimal
+
+    digits = Decimal(str(value)).normalize().as_tuple()
+    exponent = digits.exponent if isinstance(digits.exponent, int) else 0
+    number = int("".join(map(str, digits.digits)))
+    return int(number * 10**exponent if exponent > 0 else max(number, 10**-exponent))
+
+
+def _check_range(schema: Schema, part: dict[str, Any]) -> None:
+    lows = [key for key in ("minimum", "exclusiveMinimum") if not isinstance(part.get(key, True), bool)]
+    highs = [key for key in ("maximum", "exclusiveMaximum") if not isinstance(part.get(key, True), bool)]
+    if types_allowed(part) - {"integer", "number"}:
+        return  # other values fit
+    for low in lows:
+        for high in highs:
+            open_end = part.get("exclusiveMinimum") is True or part.get("exclusiveMaximum") is True
+            open_end = open_end or low == "exclusiveMinimum" or high == "exclusiveMaximum"
+            if part[low] > part[high] or (open_end and part[low] == part[high]):
+                schema.fail(part, low, f"{low} {part[low]} and {high} {part[high]} leave no number")
+
+
+def _check_string(schema: Schema, part: dict[str, Any], key: str) -> None:
+    if not isinstance(part[key], str):
+        schema.fail(part, key, f"{key} is a string, not {kind_of(part[key])}")
+
+
+def _check_format(schema: Schema, part: dict[str, Any], key: str) -> None:
+    _check_string(schema, part, key)
+    name = part[key]
+    if name not in FORMATS and name not in _ANNOTATION_FORMATS:
+        known = [*FORMATS, *_ANNOTATION_FORMATS]
+        schema.fail(part, key, f"the format {name!r} is not known", nearest(name, known) or "use pattern in its place")
+
+
+def _check_required(schema: Schema, part: dict[str, Any], key: str) -> None:
+    if not isinstance(part[key], list):
+        schema.fail(part, key, f"required is a list of names, not {kind_of(part[key])}")
+    properties = part.get("properties", {})
+    for index, name in enumerate(part[key]):
+        if not isinstance(name, str):
+            schema.fail(part[key], index, f"required is a list of names, not of {kind_of(name)}")
+        if isinstance(properties, dict) and properties.get(name, True) is False:
+            schema.fail(part[key], index, f"{name!r} is required, but its schema is false")
+
+
+def _check_properties(schema: Schema, part: dict[str, Any]) -> None:
+    required, properties = part.get("required", []), part.get("properties", {})
+    if part.get("additionalProperties") is False and "patternProperties" not in part:
+        for index, name in enumerate(required):
+            if name not in properties:
+                why = f"{name!r} is required, but it is not among the properties"
+                schema.fail(required, index, why, nearest(name, properties))
+    if part.get("minProperties", 0) > max(1, len(required)):
+        why = "properties can't be counted while an answer is written, more than one or than are required"
+        schema.fail(part, "minProperties", why, "name them in required")
+    if len(required) > part.get("maxProperties", MAX_COUNT):
+        schema.fail(part, "maxProperties", f"{len(required)} properties are required")
+
+
+_CHECKS: Mapping[str, Callable[[Schema, dict[str, Any], str], None]] = {
+    "type": _check_type,
+    "enum": _check_enum,
+    "const": _check_const,
+    "format": _check_format,
+    "pattern": _check_string,
+    "required": _check_required,
+    **dict.fromkeys(IN_PLACE, _check_filled),
+    **dict.fromkeys(_COUNTS, _check_count),
+    **dict.fromkeys(_BOUNDS, _check_bound),
+}

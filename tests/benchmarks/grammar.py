@@ -1,0 +1,167 @@
+"""What it costs to hold an answer to a grammar: ours (llguidance's bit mask) and llama.cpp's own grammar sampler.
+
+    python tests/benchmarks/grammar.py MODEL.gguf [--tokens N]
+
+Both go along the same answer, with the model's real logits. Ours is timed with mask() and accept(). llama.cpp's is
+used as common/sampling.cpp does it: check the one token that was drawn without the grammar; only if it is refused,
+apply the grammar to the whole vocabulary; then accept. The last table gives broken grammars to llama.cpp, each in a
+process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from grammar_cases import BROKEN_GRAMMARS, GRAMMARS
+from sampler_llama import TOKEN_DATA
+
+from llmrun import _native
+from llmrun.engine.backend.base import Entry
+from llmrun.engine.backend.llama import LlamaBackend, LlamaModel, import_llama
+from llmrun.engine.grammar import compile_grammar
+from llmrun.engine.sampler import SequenceSampler
+from llmrun.grammar import Grammar, read_grammar, read_json_schema
+from llmrun.messages import Load
+from llmrun.params import SamplingParams
+
+PROMPT = "<|im_start|>user\nDescribe a person in JSON.<|im_end|>\n<|im_start|>assistant\n"
+SCHEMA = (
+    '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 40}, "age": {"type": "integer", '
+    '"minimum": 0, "maximum": 120}, "tags": {"type": "array", "items": {"enum": ["kind", "tall", "shy"]}, '
+    '"minItems": 5, "maxItems": 9}}, "required": ["name", "age", "tags"], "additionalProperties": false}'
+)
+SCHEMA_IN_GBNF = r"""root ::= "{\"name\": " string ", \"age\": " age ", \"tags\": [" tag (", " tag){4,8} "]}"
+string ::= "\"" ([^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4})){0,40} "\""
+age ::= [0-9] | [1-9] [0-9] | "1" [01] [0-9] | "120"
+tag ::= "\"kind\"" | "\"tall\"" | "\"shy\""
+"""
+CASES: dict[str, tuple[Grammar, str]] = {
+    "JSON": (read_grammar(GRAMMARS["json"][0]), GRAMMARS["json"][0]),
+    "JSON schema": (read_json_schema(SCHEMA), SCHEMA_IN_GBNF),
+    "list": (read_grammar(GRAMMARS["list"][0]), GRAMMARS["list"][0]),
+}
+BREAK = """
+import sys
+from llmrun import _native
+from llmrun.engine.backend.llama import LlamaModel
+model = LlamaModel(sys.argv[1], 0, _native.CancelFlag())
+sampler = model.llama.llama_sampler_init_grammar(model.vocab, sys.stdin.buffer.read(), b"root")
+print("refused" if not sampler else "taken")
+"""
+
+
+class LlamaGrammar:
+    """llama.cpp's grammar sampler, by check-then-resample."""
+
+    def __init__(self, model: LlamaModel, text: str) -> None:
+        self._llama = import_llama()
+        self._sampler = self._llama.llama_sampler_init_grammar(model.vocab, text.encode(), b"root")
+        assert self._sampler
+        self._row = np.zeros(model.n_vocab, TOKEN_DATA)
+        self._ids = np.arange(model.n_vocab, dtype=np.int32)
+
+    def step(self, logits: np.ndarray[Any, Any], drawn: int, chosen: int) -> bool:
+        """One token's work; whether the one that was drawn freely was refused."""
+        refused = bool(np.isneginf(self._apply(self._ids[drawn : drawn + 1], logits[drawn : drawn + 1])[0]))
+        if refused:
+            self._apply(self._ids, logits)
+        self._llama.llama_sampler_accept(self._sampler, chosen)
+        return refused
+
+    def _apply(self, ids: np.ndarray[Any, Any], logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        row = self._row[: len(ids)]
+        row["id"], row["logit"] = ids, logits
+        pointer = row.ctypes.data_as(self._llama.llama_token_data_p)
+        candidates = self._llama.llama_token_data_array(pointer, len(row), -1, False)
+        self._llama.llama_sampler_apply(self._sampler, ctypes.byref(candidates))
+        return row["logit"]
+
+
+def milliseconds(call: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter_ns()
+    result = call()
+    return (time.perf_counter_ns() - start) / 1e6, result
+
+
+def walk(backend: LlamaBackend, grammar: Grammar, text: str, tokens: int) -> None:
+    """Go along one answer with both, and print a line."""
+    prompt = backend.tokenize(PROMPT, special=True)
+    backend.forget(0, 0)
+    backend.decode([Entry(token, at, 0, at == len(prompt) - 1) for at, token in enumerate(prompt)])
+    compiled, constraint = milliseconds(lambda: compile_grammar(grammar, backend))
+    made, llama = milliseconds(lambda: LlamaGrammar(backend.model, text))
+    free = SequenceSampler(SamplingParams(temperature=0), 1, backend)
+    held = _native.Sampler(backend.n_vocab, temperature=0)
+    ours, theirs, refusals = [], [], 0
+    for at in range(len(prompt), len(prompt) + tokens):
+        address = backend.logits(len(prompt) - 1 if at == len(prompt) else 0)
+        logits = np.ctypeslib.as_array((ctypes.c_float * backend.n_vocab).from_address(address))
+        time_of_mask, mask = milliseconds(constraint.mask)
+        chosen = held.sample(address, mask)
+        time_of_llama, refused = milliseconds(lambda: llama.step(logits, free.sample(address), chosen))
+        refusals += refused
+        ours.append(time_of_mask + milliseconds(lambda: constraint.accept(chosen))[0])
+        theirs.append(time_of_llama)
+        if backend.is_end(chosen):
+            break
+        backend.decode([Entry(chosen, at, 0, True)])
+    shown = [
+        f"{function(times):8.3f}" for times in (ours, theirs) for function in (statistics.median, statistics.mean, max)
+    ]
+    print(
+        f"{grammar.kind:12} {len(ours):6} {compiled:8.1f} {' '.join(shown[:3])}   {made:8.1f} {' '.join(shown[3:])} {refusals:8}"
+    )
+
+
+def break_llama(path: str) -> None:
+    """Give broken grammars to llama.cpp and print what it does with each."""
+    for name, case in BROKEN_GRAMMARS.items():
+        if name.startswith("Lark"):
+            continue
+        command = [sys.executable, "-c", BREAK, path]
+        try:
+            done = subprocess.run(command, input=case.text.encode(), capture_output=True, timeout=60, check=False)
+            said = (
+                done.stdout.decode().strip()
+                if done.returncode == 0
+                else f"died of {signal.Signals(-done.returncode).name}"
+            )
+        except subprocess.TimeoutExpired:
+            said = "takes over a minute"
+        if said != "refused":
+            print(f"  {name}: {said}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="time grammars")
+    parser.add_argument("model")
+    parser.add_argument("--tokens", type=int, default=100)
+    wanted = parser.parse_args()
+    model = LlamaModel(wanted.model, 0, _native.CancelFlag())
+    backend = LlamaBackend(model, Load(wanted.model, 1024, 1024, threads=2))
+    seconds, _ = milliseconds(lambda: compile_grammar(read_grammar('root ::= "a"'), backend))
+    print(f"vocabulary of {backend.n_vocab:,} looked through once: {seconds:.0f} ms\n")
+    print(
+        "milliseconds        ours:  compile   median     mean      max   llama.cpp: make   median     mean      max  refused"
+    )
+    for name, (grammar, text) in CASES.items():
+        print(f"{name:12}", end=" ")
+        walk(backend, grammar, text, wanted.tokens)
+    print("\nbroken grammars that llama.cpp does not refuse:")
+    break_llama(wanted.model)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""JSON schemas and grammars with the real model: its answers end by themselves, and meet what was asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+from grammar_cases import GRAMMARS, SCHEMAS
+from grammar_twin import Twin
+
+import llmrun
+from llmrun.errors import BadGrammarError
+from llmrun.grammar import Grammar, gbnf, read_grammar, read_json_schema
+
+GREEDY = llmrun.SamplingParams(temperature=0)
+# What a schema leaves open, a small model would fill with the same again and again.
+VARIED = llmrun.SamplingParams(temperature=0, repeat_penalty=1.1)
+ENOUGH = llmrun.Limits(max_tokens=300)
+
+
+@pytest.fixture(scope="module")
+def model(pulled: None) -> Iterator[llmrun.Model]:
+    with llmrun.load("smollm2", pull=False, n_ctx=1024) as model:
+        yield model
+
+
+def answer(model: llmrun.Model, question: str, grammar: Grammar, limits: llmrun.Limits = ENOUGH) -> tuple[str, str]:
+    """The text, and why it ended."""
+    events = list(model.chat([llmrun.Message("user", question)], sampling=VARIED, limits=limits, grammar=grammar))
+    text = "".join(event.text for event in events if isinstance(event, llmrun.TextDelta))
+    assert isinstance(events[-1], llmrun.Finished)
+    return text, events[-1].reason
+
+
+def valid(schema: Any, text: str) -> bool:
+    """Whether a text is JSON that meets a schema, in the draft that the schema was written for."""
+    old = isinstance(schema.get("exclusiveMinimum"), bool)
+    validator: Any = jsonschema.Draft4Validator if old else jsonschema.Draft202012Validator
+    return bool(validator(schema, format_checker=validator.FORMAT_CHECKER).is_valid(json.loads(text)))
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_answer_meets_the_schema(model: llmrun.Model, name: str) -> None:
+    schema = SCHEMAS[name]
+    text, reason = answer(model, f"Give me {name} as JSON.", read_json_schema(json.dumps(schema)))
+    assert reason == "stop"
+    assert valid(schema, text), text
+
+
+@pytest.mark.parametrize("name", ["json", "chess"])
+def test_the_answer_follows_the_grammar(model: llmrun.Model, name: str) -> None:
+    grammar = read_grammar(GRAMMARS[name][0])
+    text, reason = answer(model, "Write something short.", grammar, llmrun.Limits(max_tokens=40))
+    assert reason == "length" or Twin(gbnf.parse(grammar.text), text).follows
+
+
+def test_a_bad_grammar_that_got_past_the_front_leaves_the_engine_alive(model: llmrun.Model) -> None:
+    with pytest.raises(BadGrammarError, match="line 1, column 10"):
+        answer(model, "Hi", Grammar("gbnf", "root ::= nothing"))
+    with pytest.raises(BadGrammarError, match="line 1, column 8"):
+        answer(model, "Hi", Grammar("lark", "start: nothing"))
+    assert answer(model, "Hi", read_json_schema('{"const": [1]}')) == ("[1]", "stop")
+
+
+def test_the_same_question_without_a_grammar_is_free_again(model: llmrun.Model) -> None:
+    asked = [llmrun.Message("user", "Why is the sky blue?")]
+    events = model.chat(asked, sampling=GREEDY, limits=llmrun.Limits(max_tokens=8))
+    text = "".join(event.text for event in events if isinstance(event, llmrun.TextDelta))
+    assert text.startswith("The sky is blue because of")
