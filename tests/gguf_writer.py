@@ -5,6 +5,7 @@ Knows the format a second time on purpose: a mistake in the reader must not be r
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -75,8 +76,10 @@ def _array(items: Sequence[Any]) -> bytes:
     return struct.pack(f"<IQ{len(items)}{_CODES[kind]}", kind, len(items), *items)
 
 
-def gguf(metadata: Mapping[str, Any], tensors: Sequence[TensorSpec] = (), *, version: int = 3) -> bytes:
-    """A whole file."""
+def gguf(
+    metadata: Mapping[str, Any], tensors: Sequence[TensorSpec] = (), *, version: int = 3, alignment: int = ALIGNMENT
+) -> bytes:
+    """A whole file. alignment is how its tensors lie, whatever the metadata say."""
     out = bytearray(b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata)))
     for key, item in metadata.items():
         out += string(key) + value(item)
@@ -84,8 +87,8 @@ def gguf(metadata: Mapping[str, Any], tensors: Sequence[TensorSpec] = (), *, ver
     for tensor in tensors:
         out += string(tensor.name) + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
         out += struct.pack("<IQ", tensor.type, offset if tensor.offset is None else tensor.offset)
-        offset += -(-tensor.n_bytes // ALIGNMENT) * ALIGNMENT
-    out += b"\0" * (-len(out) % ALIGNMENT)
+        offset += -(-tensor.n_bytes // alignment) * alignment
+    out += b"\0" * (-len(out) % alignment)
     return bytes(out) + b"\0" * offset
 
 
@@ -124,3 +127,57 @@ def write(path: Path, content: bytes) -> Path:
     """Writes and gives the path back."""
     path.write_bytes(content)
     return path
+
+
+RUNNABLE_VOCABULARY = ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581hi", "\u2581")
+_F32 = 4
+_WIDTH, _FEED_FORWARD = 32, 64
+
+
+def runnable_metadata(**changes: Any) -> dict[str, Any]:
+    """What the smallest llama says of itself that llama.cpp loads and runs; None removes a key."""
+    size = len(RUNNABLE_VOCABULARY)
+    found = {
+        "general.architecture": "llama",
+        "general.name": "Smallest",
+        "general.file_type": 0,
+        "llama.block_count": 1,
+        "llama.context_length": 64,
+        "llama.embedding_length": _WIDTH,
+        "llama.feed_forward_length": _FEED_FORWARD,
+        "llama.attention.head_count": 2,
+        "llama.attention.head_count_kv": 1,
+        "llama.rope.dimension_count": 16,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": list(RUNNABLE_VOCABULARY),
+        "tokenizer.ggml.scores": [-float(number) for number in range(size)],
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, 1, 1],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.chat_template": "{% for message in messages %}{{ message['content'] }}{% endfor %}",
+    }
+    return {key: item for key, item in {**found, **changes}.items() if item is not None}
+
+
+def runnable_tensors() -> list[TensorSpec]:
+    """Its tensors. Weights of zero make every token as likely as any other."""
+    shapes = {
+        "token_embd.weight": (_WIDTH, len(RUNNABLE_VOCABULARY)),
+        "output_norm.weight": (_WIDTH,),
+        "blk.0.attn_norm.weight": (_WIDTH,),
+        "blk.0.attn_q.weight": (_WIDTH, _WIDTH),
+        "blk.0.attn_k.weight": (_WIDTH, _WIDTH // 2),
+        "blk.0.attn_v.weight": (_WIDTH, _WIDTH // 2),
+        "blk.0.attn_output.weight": (_WIDTH, _WIDTH),
+        "blk.0.ffn_norm.weight": (_WIDTH,),
+        "blk.0.ffn_gate.weight": (_WIDTH, _FEED_FORWARD),
+        "blk.0.ffn_up.weight": (_WIDTH, _FEED_FORWARD),
+        "blk.0.ffn_down.weight": (_FEED_FORWARD, _WIDTH),
+    }
+    return [TensorSpec(name, shape, 0, math.prod(shape) * _F32) for name, shape in shapes.items()]
+
+
+def runnable_model(changes: Mapping[str, Any] | None = None, tensors: Sequence[TensorSpec] | None = None) -> bytes:
+    """The bytes of a model of some 80 kB that llama.cpp runs in milliseconds."""
+    return gguf(runnable_metadata(**(changes or {})), runnable_tensors() if tensors is None else tensors)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_writer import TENSORS, TensorSpec, tiny_model, write
+from gguf_writer import TENSORS, TensorSpec, gguf, metadata, tiny_model, write
 
-from llmrun.errors import BadModelError
-from llmrun.models.check import check, check_vocabulary
+from llmrun.errors import BadModelError, EngineCrashedError
+from llmrun.models.check import check, check_vocabulary, explain_crash
 from llmrun.models.gguf import Header, read_header
 
 
@@ -20,6 +20,13 @@ def header_of(folder: Path, changes: dict[str, Any], tensors: tuple[TensorSpec, 
 
 def experts(**counts: int) -> dict[str, int]:
     return {f"llama.expert_{name}": number for name, number in counts.items()}
+
+
+def other(architecture: str, **settings: Any) -> dict[str, Any]:
+    """The same model under another architecture; a double underscore in a name stands for a dot."""
+    own = {key.partition(".")[2]: value for key, value in metadata().items() if key.startswith("llama.")}
+    own |= {name.replace("__", "."): value for name, value in settings.items()}
+    return {"general.architecture": architecture, **{f"{architecture}.{key}": value for key, value in own.items()}}
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
@@ -82,6 +89,58 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         },
         "'tokenizer.ggml.bos_token_id' is 16",
     ),
+    "endless heads": ({"llama.attention.head_count": 2**31 + 4}, "'llama.attention.head_count' is 2147483652"),
+    "endless keys": ({"llama.attention.key_length": 2**31 + 16}, "'llama.attention.key_length' is 2147483664"),
+    "endless width": ({"llama.feed_forward_length": [64, 2**31 - 1]}, "'llama.feed_forward_length' is 2147483647"),
+    "endless window": ({"llama.attention.sliding_window": 2**31}, "'llama.attention.sliding_window' is 2147483648"),
+    "values shorter than keys": (
+        {"llama.attention.key_length": 16, "llama.attention.value_length": 8},
+        "'llama.attention.key_length' is 16 and 'llama.attention.value_length' is 8",
+    ),
+    "keys rotated in part": ({"llama.rope.dimension_count": 8}, "'llama.rope.dimension_count' is 8, but heads are 16"),
+    "more rotated than there is": (
+        other("phi2", rope__dimension_count=32),
+        "'phi2.rope.dimension_count' is 32, but heads are 16 long",
+    ),
+    "odd rope in the window": (
+        other("gemma3", rope__dimension_count_swa=15),
+        "'gemma3.rope.dimension_count_swa' is 15, not an even number",
+    ),
+    "nothing rotated": (other("gemma2", rope__dimension_count=0), "'gemma2.rope.dimension_count' is 0"),
+    "keys of no length": ({"llama.attention.key_length": 0}, "'llama.attention.key_length' is 0"),
+    "no attention": (other("phi3"), "tensor 'blk.0.attn_qkv.weight' is missing"),
+    "no sections": (
+        other("qwen2vl", rope__dimension_sections=[0, 0, 0, 0]),
+        "'qwen2vl.rope.dimension_sections' is [0, 0, 0, 0]",
+    ),
+    "no heads to divide by": (other("olmo2", attention__head_count=0), "'olmo2.attention.head_count' is 0"),
+    "a window for nobody": (
+        other("gemma3", attention__sliding_window=8, attention__sliding_window_pattern=[0, 0]),
+        "gives no layer a sliding window, but the window is 8",
+    ),
+    "every layer is the dense one": (
+        other("gemma2", attention__sliding_window_pattern=1),
+        "gives no layer a sliding window, but the window is 4096",
+    ),
+    "all keys are somebody else's": (
+        other("gemma4", attention__shared_kv_layers=1),
+        "'gemma4.attention.shared_kv_layers' is 1 of 2 layers",
+    ),
+    "every 0th layer": (
+        other("qwen3next", full_attention_interval=0),
+        "'qwen3next.full_attention_interval' is 0",
+    ),
+    "experts in every 0th layer": (
+        other("ernie4_5-moe", interleave_moe_layer_step=0),
+        "'ernie4_5-moe.interleave_moe_layer_step' is 0",
+    ),
+    "no history": (other("lfm2", shortconv__l_cache=1), "'lfm2.shortconv.l_cache' is 1"),
+    "no heads of state": (other("mamba2"), "'mamba2.ssm.time_step_rank' is missing"),
+    "state can't be shared": (
+        other("mamba2", ssm__time_step_rank=3, ssm__inner_size=128),
+        "'mamba2.ssm.inner_size' is 128, which 3 heads can't share",
+    ),
+    "state of another width": (other("jamba", ssm__inner_size=64), "'jamba.ssm.inner_size' is 64, not twice the width"),
     "bert without its own": ({"tokenizer.ggml.model": "bert"}, "'tokenizer.ggml.bos_token_id' is missing"),
 }
 
@@ -101,12 +160,25 @@ def test_broken_rule_is_named(tmp_path: Path, name: str) -> None:
         (TensorSpec("blk.0.attn_q.bias", (64,), 8, 68), "'blk.0.attn_q.bias' has the type Q8_0"),
         (TensorSpec("token_embd.weight", (64, 16), 28, 8192), "'token_embd.weight' has the type F64"),
         (TensorSpec("blk.0.ffn_up.weight", (64, 16), 26, 4096), "'blk.0.ffn_up.weight' has the type I32"),
+        (TensorSpec("blk.0.ffn_up.weight", (64, 16), 9, 32 * 36), "'blk.0.ffn_up.weight' has the type Q8_1"),
+        (TensorSpec("anything", (256,), 15, 292), "'anything' has the type Q8_K"),
+        (TensorSpec("rope_freqs.weight", (8,), 1, 16), "'rope_freqs.weight' has the type F16"),
     ],
 )
 def test_tensor_types_that_kill(tmp_path: Path, tensor: TensorSpec, words: str) -> None:
     with pytest.raises(BadModelError) as caught:
         check(header_of(tmp_path, {}, (tensor,)))
     assert words in caught.value.why
+
+
+def test_data_that_is_not_aligned(tmp_path: Path) -> None:
+    path = write(tmp_path / "tiny.gguf", gguf({**metadata(), "general.alignment": 1}, TENSORS, alignment=1))
+    with pytest.raises(BadModelError, match="not a multiple of 32"):
+        check(read_header(path))
+
+
+def test_tables_of_numbers_may_be_whole(tmp_path: Path) -> None:
+    check(header_of(tmp_path, {}, (TensorSpec("blk.0.ffn_gate_tid2eid", (4, 4), 26, 64), *TENSORS)))
 
 
 def test_no_tensors(tmp_path: Path) -> None:
@@ -121,6 +193,10 @@ FINE: dict[str, dict[str, Any]] = {
         "general.architecture": "hunyuan-vl", "hunyuan-vl.block_count": 1, "hunyuan-vl.context_length": 8,
         "hunyuan-vl.embedding_length": 8, "hunyuan-vl.expert_count": 1, "hunyuan-vl.expert_used_count": 0,
     },
+    "partly rotated": other("phi2", rope__dimension_count=8),
+    "keys longer than values": other("deepseek2", attention__key_length=24, attention__value_length=16),
+    "windows": other("gemma3", attention__sliding_window=8),
+    "a state's heads": other("mamba2", ssm__time_step_rank=4, ssm__inner_size=128),
     "recurrent layers": {"llama.attention.head_count_kv": [0, 2]},
     "stated heads": {"llama.embedding_length": 66, "llama.attention.key_length": 16},
     "beginning by default": {"tokenizer.ggml.add_bos_token": True},
@@ -150,6 +226,15 @@ def test_the_same_token_twice(tmp_path: Path) -> None:
     header = header_of(tmp_path, {"tokenizer.ggml.tokens": ["a", "b", "\x1b", "b"]})
     with pytest.raises(BadModelError, match=r"tokens 1 and 3 of tokenizer.ggml.tokens are both b'b'"):
         check_vocabulary(header)
+
+
+def test_a_crash_is_explained_by_the_file_or_not_at_all(tmp_path: Path) -> None:
+    crash = EngineCrashedError("the engine died")
+    twice = header_of(tmp_path, {"tokenizer.ggml.tokens": ["a", "a"]})
+    reason = explain_crash(twice, crash)
+    assert isinstance(reason, BadModelError)
+    assert "tokens 0 and 1" in reason.why
+    assert explain_crash(header_of(tmp_path, {}), crash) is crash
 
 
 def test_tokens_that_differ_in_broken_bytes_only(tmp_path: Path) -> None:

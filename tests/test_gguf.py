@@ -23,10 +23,11 @@ from gguf_writer import (
     tiny_model,
     write,
 )
+from gguf_writer import metadata as tiny_metadata
 
 from llmrun.errors import BadModelError, LlmrunError, ModelNotFoundError
 from llmrun.models import gguf as reader
-from llmrun.models.gguf import ArrayInfo, read_header
+from llmrun.models.gguf import ArrayInfo, NeedMoreBytes, parse_header, read_header, read_part
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_reads_the_figures(path: Path) -> None:
     assert header.n_experts == 0
     assert header.quant == "Q4_1"
     assert header.tokenizer_model == "gpt2"
-    assert header.split_count == 1
+    assert (header.split_count, header.split_number) == (1, None)
     assert header.chat_template is None
     assert header.license is None
 
@@ -154,9 +155,130 @@ def test_recommended_sampling(path: Path) -> None:
     assert header.recommended_sampling == {"temperature": pytest.approx(0.6), "top_k": 20, "top_p": 0.5}
 
 
-def test_split_file(path: Path) -> None:
-    header = read_header(write(path, tiny_model({"split.count": Typed(2, 4), "split.no": Typed(2, 0)})))
-    assert header.split_count == 4
+def test_a_header_may_come_in_pieces(path: Path) -> None:
+    whole = tiny_model({"tokenizer.ggml.tokens": [f"token {number}" for number in range(1000)]})
+    asked = [0]
+    while True:
+        try:
+            header = parse_header(whole[: asked[-1]], len(whole), path)
+            break
+        except NeedMoreBytes as more:
+            asked.append(more.until)
+    assert header == read_header(write(path, whole))
+    assert asked == sorted(set(asked))
+    assert asked[-1] <= len(whole)
+    assert len(asked) > 30
+
+
+def test_long_texts_are_skipped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "INLINE_TEXT_BYTES", 100)
+    header = read_header(
+        write(path, tiny_model({"tokenizer.huggingface.json": "x" * 101, "general.author": "y" * 100}))
+    )
+    assert header.metadata["tokenizer.huggingface.json"] == ArrayInfo("u8", 101)
+    assert header.author == "y" * 100
+    assert read_header(path, arrays=("tokenizer.huggingface.json",)).text("tokenizer.huggingface.json") == "x" * 101
+
+
+def test_many_short_arrays_are_skipped_in_the_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MAX_INLINE_ELEMENTS", 10)
+    header = read_header(write(path, gguf({"a": [1] * 6, "b": [1] * 6})))
+    assert header.metadata == {"a": (1,) * 6, "b": ArrayInfo("i32", 6)}
+
+
+LIMITS: dict[str, tuple[str, int, dict[str, object], str]] = {
+    "texts": ("MAX_TEXT_BYTES", 300, {"a": "x" * 200, "b": "x" * 200}, "'b' is 200 bytes long; all texts"),
+    "strings": ("MAX_STRINGS", 9, {"a": ["x"] * 5, "b": ["x"] * 5}, "'b' has 5 elements; all string arrays"),
+    "keys": ("MAX_KEYS", 1, {"a": 1, "b": 1}, "keys is 2"),
+    "header": ("MAX_HEADER_BYTES", 100, {"a": "x" * 200}, "the limit of 100 for headers ends"),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits(path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    limit, most, metadata, words = LIMITS[name]
+    monkeypatch.setattr(reader, limit, most)
+    with pytest.raises(BadModelError) as caught:
+        read_header(write(path, gguf(metadata)))
+    assert words in str(caught.value)
+
+
+# ---- models in several files
+
+COUNT = {"split.count": Typed(2, 3), "split.tensors.count": Typed(I32, len(TENSORS))}
+
+
+def parts(folder: Path, changes: dict[int, dict[str, object]] | None = None, ending: str = "gguf") -> list[Path]:
+    """A model of three files with a tensor each; `changes` by the file's number."""
+    paths = []
+    for number, tensor in enumerate(TENSORS):
+        keys = {"split.no": Typed(2, number), **COUNT, **(changes or {}).get(number, {})}
+        content = gguf({**(tiny_metadata() if number == 0 else {}), **keys}, [tensor])
+        paths.append(write(folder / f"big-{number + 1:05}-of-00003.{ending}", content))
+    return paths
+
+
+def test_a_split_model_is_one(tmp_path: Path) -> None:
+    files = parts(tmp_path)
+    header = read_header(files[0])
+    assert [(tensor.name, tensor.part) for tensor in header.tensors] == [
+        (tensor.name, number) for number, tensor in enumerate(TENSORS)
+    ]
+    assert header.path == files[0]
+    assert header.split_count == 3
+    assert header.file_size == sum(path.stat().st_size for path in files)
+    assert header.weight_bytes == sum(tensor.n_bytes for tensor in TENSORS)
+    assert header.architecture == "llama"
+
+
+def test_one_file_of_a_split_model(tmp_path: Path) -> None:
+    files = parts(tmp_path)
+    part = read_part(files[1])
+    assert (part.split_number, [tensor.name for tensor in part.tensors]) == (1, [TENSORS[1].name])
+    with pytest.raises(BadModelError, match="part 2 of a split model") as caught:
+        read_header(files[1])
+    assert "big-00001-of-00003.gguf" in caught.value.hint
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    first, _, third = parts(tmp_path)
+    third.unlink()
+    with pytest.raises(ModelNotFoundError, match="is missing"):
+        read_header(first)
+
+
+SPLIT: dict[str, tuple[dict[int, dict[str, object]], str]] = {
+    "exchanged": ({1: {"split.no": Typed(2, 2)}}, "'split.no' is 2; it should be 1"),
+    "unnumbered": ({2: {"split.no": Typed(2, 0)}}, "'split.no' is 0; it should be 2"),
+    "number of another type": ({1: {"split.no": 1}}, "'split.no' has the type u32; it has to be u16"),
+    "another count": ({0: {"split.count": Typed(2, 4)}}, "'split.count' is 4"),
+    "too few tensors": ({0: {"split.tensors.count": Typed(I32, 4)}}, "tensors.count' is 4, but its files have 3"),
+    "damaged": ({2: {"general.alignment": 3}}, "'general.alignment' is 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_files_that_do_not_belong_together(tmp_path: Path, name: str) -> None:
+    changes, words = SPLIT[name]
+    with pytest.raises(BadModelError) as caught:
+        read_header(parts(tmp_path, changes)[0])
+    assert words in f"{caught.value} {caught.value.why}"
+
+
+def test_a_tensor_in_two_files(tmp_path: Path) -> None:
+    first, second, _ = parts(tmp_path)
+    write(second, gguf({"split.no": Typed(2, 1), **COUNT}, [TENSORS[0]]))
+    with pytest.raises(BadModelError, match="is in two of its files"):
+        read_header(first)
+
+
+def test_names_that_do_not_tell_the_others(tmp_path: Path) -> None:
+    first, *_ = parts(tmp_path)
+    with pytest.raises(BadModelError, match="does not tell those of the others"):
+        read_header(first.rename(tmp_path / "renamed.gguf"))
+    parts(tmp_path, ending="GGUF")
+    with pytest.raises(BadModelError):
+        read_header(tmp_path / "big-00001-of-00003.GGUF")
 
 
 def test_hundred_thousand_strings_are_skipped_fast(path: Path) -> None:
@@ -226,7 +348,7 @@ DAMAGED = {
     "endless key": (_HEAD + struct.pack("<QQQ", 0, 1, 2**64 - 1) + b"\0" * 64, "key 0 is 184467440737095516"),
     "empty key": (_one_key(struct.pack("<II", 4, 1), ""), "empty"),
     "unknown type": (_one_key(struct.pack("<I", 77)), "'k' has an unknown type 77"),
-    "endless string": (_one_key(struct.pack("<IQ", 8, 2**62)), "'k' is 4611686018427387904 bytes long"),
+    "endless string": (_one_key(struct.pack("<IQ", 8, 2**62)), "'k' needs 4611686018427387912 bytes"),
     "endless array": (_one_key(struct.pack("<IIQ", ARRAY, 4, 2**63)), "'k' has 9223372036854775808 elements"),
     "many strings": (_one_key(struct.pack("<IIQ", ARRAY, 8, 2**40)), "'k' has 1099511627776 elements"),
     "string beyond the end": (_one_key(struct.pack("<IIQQ", ARRAY, 8, 1, 2**64 - 1)), "a string in 'k'"),
@@ -235,7 +357,7 @@ DAMAGED = {
     "key twice": (_HEAD + struct.pack("<QQ", 0, 2) + (string("k") + struct.pack("<II", 4, 1)) * 2, "'k', "),
     "alignment 0": (gguf({"general.alignment": 0}), "'general.alignment' is 0"),
     "alignment 48": (gguf({"general.alignment": 48}), "'general.alignment' is 48"),
-    "alignment text": (gguf({"general.alignment": "x"}), "'general.alignment' is 'x'"),
+    "alignment text": (gguf({"general.alignment": "x"}), "'general.alignment' has the type string"),
     "five dimensions": (gguf({}, [TensorSpec("w", (1,) * 5)]), "5 dimensions"),
     "negative dimension": (gguf({}, [TensorSpec("w", (2**63 + 5,))]), "impossible shape"),
     "odd row": (gguf({}, [TensorSpec("w", (33,), 2)]), "'w' of type Q4_0 has the impossible shape [33]"),
@@ -244,7 +366,8 @@ DAMAGED = {
     "tensor twice": (gguf({}, [TensorSpec("w", (8,), 0, 32)] * 2), "'w' is there twice"),
     "wrong offset": (gguf({}, [TensorSpec("w", (8,), 0, 32, offset=64)]), "'w' is at offset 64"),
     "tensor beyond the end": (gguf({}, [TensorSpec("w", (1 << 20, 1 << 20), 0, 0)]), "cut off"),
-    "overflowing shape": (gguf({}, [TensorSpec("w", (2**62, 2**62, 2**62, 2**62), 0, 0)]), "cut off"),
+    "overflowing shape": (gguf({}, [TensorSpec("w", (2**62, 2**62, 2**62, 2**62), 0, 0)]), "impossible shape"),
+    "overflow hidden by a zero": (gguf({}, [TensorSpec("w", (2**62, 2**62, 0), 0, 0)]), "impossible shape"),
     "cut off": (tiny_model()[:-1], "cut off"),
 }  # fmt: skip
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,19 @@ import pytest
 from stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
 
 from llmrun.config import Settings
-from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError
+from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError, OutOfMemoryError
 from llmrun.models import hub as module
-from llmrun.models.hub import RemoteFile, choose_file, file_url, parts_of, repository_files
+from llmrun.models.hub import (
+    Match,
+    RemoteFile,
+    choose,
+    choose_file,
+    file_url,
+    parts_of,
+    repository_files,
+    search,
+)
+from llmrun.models.registry import ModelSpec
 
 REPOSITORY = "maker/tiny-GGUF"
 
@@ -114,20 +127,120 @@ def test_offline_asks_nobody(hub: StandInHub) -> None:
     assert not hub.requests
 
 
-def files(*names: str) -> tuple[RemoteFile, ...]:
-    return tuple(RemoteFile(name, 1, "0" * 64) for name in names)
+GB = 10**9
+
+
+def files(*names: str, size: int = GB) -> tuple[RemoteFile, ...]:
+    return tuple(RemoteFile(name, size, "0" * 64) for name in names)
+
+
+def sized(**gigabytes: float) -> tuple[RemoteFile, ...]:
+    """A repository with these quants."""
+    return tuple(RemoteFile(f"m-{quant}.gguf", int(size * GB), "0" * 64) for quant, size in gigabytes.items())
+
+
+def names(parts: tuple[RemoteFile, ...]) -> list[str]:
+    return [file.name for file in parts]
 
 
 def test_choice() -> None:
     some = files("m-Q4_K_M.gguf", "m-Q8_0-00002-of-00002.gguf", "m-Q8_0-00001-of-00002.gguf", "mmproj.gguf")
-    assert [file.name for file in choose_file(some, None)] == ["m-Q4_K_M.gguf"]
-    parts = ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"]
-    assert [file.name for file in choose_file(some, "q8_0")] == parts
+    assert names(choose_file(some, None)) == ["m-Q4_K_M.gguf"]
+    assert names(choose_file(some, "q8_0")) == ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"]
 
 
-def test_no_such_quant_lists_those_there_are() -> None:
-    with pytest.raises(ModelNotFoundError, match="there are Q4_K_M, Q8_0"):
-        choose_file(files("m-Q8_0.gguf", "m-Q4_K_M.gguf"), "Q3_K_S")
+def test_the_choice_is_said_where_there_is_one() -> None:
+    notes: list[str] = []
+    choose_file(sized(Q4_K_M=4.7, Q8_0=8.1), None, on_note=notes.append)
+    assert notes == ["Q4_K_M of Q4_K_M (4.7 GB), Q8_0 (8.1 GB): the usual choice, good answers for its size"]
+    choose_file(sized(Q4_K_M=4.7), None, on_note=notes.append)
+    choose_file(sized(Q4_K_M=4.7, Q8_0=8.1), "Q8_0", on_note=notes.append)
+    assert len(notes) == 1
+
+
+def test_the_largest_that_fits() -> None:
+    some = sized(Q2_K=3.0, IQ3_XXS=3.3, Q3_K_M=3.8, Q4_K_M=4.7, Q8_0=8.1)
+    notes: list[str] = []
+    assert names(choose_file(some, None, 16 * GB, notes.append)) == ["m-Q4_K_M.gguf"]
+    assert names(choose_file(some, None, int(5.5 * GB), notes.append)) == ["m-Q3_K_M.gguf"]
+    assert notes[-1] == "Q3_K_M (3.8 GB): Q4_K_M with 4.7 GB and a KV cache does not fit into 5.5 GB of free memory"
+    assert names(choose_file(some, None, int(4.5 * GB), notes.append)) == ["m-IQ3_XXS.gguf"]
+    assert names(choose_file(some, "Q8_0", int(4.5 * GB))) == ["m-Q8_0.gguf"]  # who asks gets it
+
+
+def test_a_split_model_counts_with_all_parts() -> None:
+    some = (*sized(Q2_K=3.0), *files("m-Q4_K_M-00001-of-00002.gguf", "m-Q4_K_M-00002-of-00002.gguf", size=5 * GB))
+    assert names(choose_file(some, None, 8 * GB)) == ["m-Q2_K.gguf"]
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        choose_file(sized(Q2_K=30, Q4_K_M=47), None, 8 * GB, name="a/b")
+    assert "Q2_K, takes 30.0 GB" in caught.value.why
+    assert "a/b:Q2_K" in caught.value.hint
+
+
+def test_the_catalogues_proposal_is_taken_when_it_fits() -> None:
+    some = sized(Q4_1=5.0, Q4_K_M=4.7, Q2_K=3.0)
+    spec = ModelSpec("tiny", repository="a/b", quant="Q4_1", filename="m-Q4_1.gguf", alias="tiny", any_quant=True)
+    assert names(choose(spec, some)) == ["m-Q4_1.gguf"]
+    assert names(choose(spec, some, 16 * GB)) == ["m-Q4_1.gguf"]
+    assert names(choose(spec, some, int(4.5 * GB))) == ["m-Q2_K.gguf"]
+    assert names(choose(replace(spec, any_quant=False), some, int(4.5 * GB))) == ["m-Q4_1.gguf"]
+
+
+def test_no_such_quant_lists_those_there_are_and_the_near_ones() -> None:
+    spec = ModelSpec("typed", repository="a/b", quant="Q4")
+    with pytest.raises(ModelNotFoundError, match="there is no quant Q4 of a/b") as caught:
+        choose(spec, sized(Q8_0=8.1, Q4_K_M=4.7, Q4_K_S=0.45))
+    assert caught.value.why == "there are Q4_K_M (4.7 GB), Q4_K_S (450.0 MB), Q8_0 (8.1 GB)"
+    assert caught.value.hint == "did you mean a/b:Q4_K_M or a/b:Q4_K_S?"
+    with pytest.raises(ModelNotFoundError) as caught:
+        choose(replace(spec, quant="LATEST"), sized(Q8_0=8.1, Q4_K_M=4.7))
+    assert caught.value.hint == "did you mean a/b:Q4_K_M?"
+
+
+def found(**changes: Any) -> dict[str, Any]:
+    """What the hub says of a repository that a search found."""
+    return {
+        "id": "maker/tiny-GGUF", "downloads": 12345, "likes": 6, "gated": False,
+        "lastModified": "2026-10-01T10:11:12.000Z", **changes,
+    }  # fmt: skip
+
+
+def test_search(hub: StandInHub) -> None:
+    hub.pages["/api/models"] = ("application/json", json.dumps([found(), found(id="b/c", gated="auto")]).encode())
+    first, second = search(["tiny", "gguf"], settings(hub.url), 5)
+    assert first == Match("maker/tiny-GGUF", 12345, 6, "2026-10-01", gated=False)
+    assert (second.repository, second.gated) == ("b/c", True)
+    assert len(hub.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [{"id": "../../x"}, {"id": "a/b\x1b[2J"}, {"id": None}, {"id": "plain"}, {"id": "a/" + "b" * 300}],
+    ids=str,
+)
+def test_a_search_shows_only_what_can_be_typed(hub: StandInHub, lie: dict[str, Any]) -> None:
+    answer = [found(**lie), found(downloads="many", likes=None, lastModified="\x1b[31m"), 7]
+    hub.pages["/api/models"] = ("application/json", json.dumps(answer).encode())
+    assert search(["x"], settings(hub.url)) == [Match("maker/tiny-GGUF", 0, 0, "", gated=False)]
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b"7", b"\xff"])
+def test_a_search_answered_with_nonsense(hub: StandInHub, body: bytes) -> None:
+    hub.pages["/api/models"] = ("application/json", body)
+    with pytest.raises(NetworkError, match="nonsense"):
+        search(["x"], settings(hub.url))
+
+
+def test_a_search_without_a_hub_fails_at_once() -> None:
+    began = time.monotonic()
+    with pytest.raises(NetworkError, match="can't reach the hub"):
+        search(["x"], settings("http://127.0.0.1:9"))
+    assert time.monotonic() - began < 3
+    with pytest.raises(NetworkError, match="HF_HUB_OFFLINE"):
+        search(["x"], settings("http://127.0.0.1:9", offline=True))
 
 
 def test_no_model_file() -> None:

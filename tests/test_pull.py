@@ -15,11 +15,19 @@ from gguf_writer import tiny_model
 from stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
 
 from llmrun.config import Settings
-from llmrun.errors import BadModelError, IntegrityError, LoginRequiredError, ModelNotFoundError, NetworkError
-from llmrun.models import mirror
-from llmrun.models.pull import FALLBACK_NOTE, pull
+from llmrun.errors import (
+    BadModelError,
+    DiskFullError,
+    IntegrityError,
+    LoginRequiredError,
+    ModelNotFoundError,
+    NetworkError,
+)
+from llmrun.models import disk, mirror
+from llmrun.models.pull import FALLBACK_NOTE, UNVERIFIED_NOTE, pull
 from llmrun.models.registry import Mirror, ModelSpec
 from llmrun.models.store import Store
+from llmrun.models.transfer import Patience
 
 MODEL = tiny_model()
 REPOSITORY = "maker/tiny-GGUF"
@@ -107,13 +115,37 @@ def test_split_model(hub: StandInHub, settings: Settings) -> None:
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
+def test_missing_part_is_said_before_bytes_are_moved(hub: StandInHub, settings: Settings) -> None:
+    hub.files = {f"big-Q8_0-0000{number}-of-00003.gguf": MODEL for number in (1, 3)}
+    with pytest.raises(NetworkError, match=r"'big-Q8_0-00002-of-00003\.gguf' is missing"):
+        pull(replace(SPEC, quant="Q8_0"), settings)
+    with pytest.raises(NetworkError, match="is incomplete"):
+        pull(replace(SPEC, filename="big-Q8_0-00001-of-00003.gguf"), settings)
+    assert not hub.transfers()
+
+
+def test_room_for_all_parts_is_asked_for_before(
+    hub: StandInHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.files = {f"big-Q8_0-0000{number}-of-00002.gguf": MODEL + bytes([number]) for number in (1, 2)}
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: len(MODEL) + 10)
+    with pytest.raises(DiskFullError, match=f"{2 * len(MODEL) + 2:,} bytes are needed"):
+        pull(replace(SPEC, quant="Q8_0"), settings)
+    assert not hub.transfers()
+    # What an earlier run left needs no room again.
+    blobs = settings.hub_cache / "models--maker--tiny-GGUF/blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{sha256(MODEL + bytes([1]))}.part").write_bytes(MODEL)
+    pull(replace(SPEC, quant="Q8_0"), settings)
+
+
 def test_no_such_quant(hub: StandInHub, settings: Settings) -> None:
     with pytest.raises(ModelNotFoundError, match="there are Q4_K_M"):
         pull(replace(SPEC, quant="Q8_0"), settings)
 
 
 def test_gated(hub: StandInHub, settings: Settings) -> None:
-    hub.faults.statuses = [401]
+    hub.faults.resolve_statuses = [401]
     with pytest.raises(LoginRequiredError) as caught:
         pull(SPEC, settings)
     assert REPOSITORY in caught.value.hint
@@ -199,8 +231,31 @@ def test_link_to_a_web_page(hub: StandInHub, settings: Settings) -> None:
     hub.files["tiny-Q4_K_M.gguf"] = b"<!doctype html><html><body>log in first</body></html>"
     with pytest.raises(BadModelError, match="leads to no model"):
         pull(link(hub), settings)
+    hub.faults.content_type = "text/html; charset=utf-8"
+    with pytest.raises(NetworkError, match="a web page came"):
+        pull(link(hub), settings)
     assert not Store(settings).installed()
     assert not list(Store(settings).link_target(link(hub).url or "").parent.iterdir())
+
+
+def test_link_says_what_was_not_verified(hub: StandInHub, settings: Settings) -> None:
+    notes: list[str] = []
+    pull(link(hub), settings, on_note=notes.append)
+    assert notes == [UNVERIFIED_NOTE]
+
+
+def test_link_is_resumed(hub: StandInHub, settings: Settings) -> None:
+    hub.faults.etag = '"one"'
+    hub.faults.cut_after = [len(MODEL) // 2]
+    with pytest.raises(NetworkError):
+        pull(link(hub), settings, patience=Patience(retries=0))
+    assert not Store(settings).installed()
+    assert pull(link(hub), settings).read_bytes() == MODEL
+    assert hub.sent == len(MODEL)
+    assert {entry.name for entry in Store(settings).link_target(link(hub).url or "").parent.iterdir()} == {
+        "tiny-Q4_K_M.gguf",
+        "link.txt",
+    }
 
 
 def test_link_that_was_cut(hub: StandInHub, settings: Settings) -> None:

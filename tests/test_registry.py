@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
 from llmrun.models import registry
-from llmrun.models.registry import Catalogue, CatalogueEntry, Mirror, ModelSpec, load_catalogue, resolve
+from llmrun.models.registry import (
+    Catalogue,
+    CatalogueEntry,
+    Mirror,
+    ModelSpec,
+    load_catalogue,
+    near_quants,
+    resolve,
+)
 
 MIRROR = Mirror("wheel", "1", "wheel/Tiny.Q4_1.gguf", "0" * 64, 10, "abc")
 TINY = CatalogueEntry(
@@ -61,7 +70,44 @@ def test_alias_takes_the_default_quant_with_its_mirror_and_advice() -> None:
         license="MIT",
         mirror=MIRROR,
         sampling={"temperature": 0.5},
+        any_quant=True,
     )
+
+
+def test_a_quant_that_was_asked_for_is_the_one() -> None:
+    assert not resolve("tiny:Q4_1", CATALOGUE).any_quant
+    assert not resolve("Makers/Tiny-GGUF:q4_1", CATALOGUE).any_quant
+    assert resolve("Makers/Tiny-GGUF", CATALOGUE).any_quant
+
+
+@pytest.mark.parametrize(
+    ("wanted", "near"),
+    [
+        ("q4", ["Q4_K_M", "Q4_K_S"]),
+        ("q4km", ["Q4_K_M"]),
+        ("km", ["Q4_K_M"]),
+        ("latest", ["Q8_0"]),
+        ("Q8_1", ["Q8_0"]),
+        ("xyz", []),
+    ],
+)
+def test_near_quants(wanted: str, near: list[str]) -> None:
+    assert near_quants(wanted, ["Q8_0", "Q4_K_M", "Q4_K_S"]) == near
+
+
+def test_short_names() -> None:
+    assert CATALOGUE.short_name("Makers/Tiny-GGUF", "Tiny.Q4_1.gguf") == "tiny"
+    assert CATALOGUE.short_name("makers/tiny-gguf", "Tiny.q8_0.gguf") == "tiny:Q8_0"
+    assert CATALOGUE.short_name("Makers/Tiny-GGUF", "Other.gguf") is None
+    assert CATALOGUE.short_name("", "Tiny.Q4_1.gguf") is None
+
+
+def test_words_that_an_entry_matches() -> None:
+    assert LARGE.matches(["LARGE", "8b"])
+    assert LARGE.matches(["makers"])
+    assert not LARGE.matches(["large", "4b"])
+    assert not replace(LARGE, alias="large-18b").matches(["large-18b", "1large"])
+    assert not replace(LARGE, alias="large-18b").matches(["8b"])  # that is another size
 
 
 def test_alias_with_quant_uses_the_spelling_of_the_files_and_has_no_mirror() -> None:
@@ -70,6 +116,9 @@ def test_alias_with_quant_uses_the_spelling_of_the_files_and_has_no_mirror() -> 
 
 
 def test_unknown_quant_of_an_alias_names_the_known_ones_and_a_way_on() -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve("tiny:q4", CATALOGUE)
+    assert "did you mean tiny:Q4_1?" in caught.value.hint
     with pytest.raises(ModelNotFoundError) as caught:
         resolve("tiny:q2_k", CATALOGUE)
     assert "Q4_1, Q8_0" in caught.value.why
@@ -140,6 +189,28 @@ def test_file_that_exists_is_a_path(name: str, empty_directory: Path) -> None:
     assert spec.path.is_absolute()
     assert spec.path.samefile(path)
     assert spec.repository is None
+
+
+def test_folder_with_one_model(empty_directory: Path) -> None:
+    folder = empty_directory / "models/mine"
+    folder.mkdir(parents=True)
+    with pytest.raises(ModelNotFoundError, match="no model is in the folder"):
+        resolve("./models/mine", CATALOGUE)
+    for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "mmproj-m.gguf", "README.md"):
+        (folder / name).touch()
+    assert resolve("./models/mine", CATALOGUE).path == folder / "m-00001-of-00002.gguf"
+    assert resolve("models/mine/", CATALOGUE).repository == "models/mine"  # without a dot it is the hub's
+    (folder / "other.gguf").touch()
+    with pytest.raises(ModelNotFoundError, match="has 2 models") as caught:
+        resolve("./models/mine", CATALOGUE)
+    assert caught.value.hint == f"name one: {folder / 'm-00001-of-00002.gguf'}"
+
+
+def test_any_part_leads_to_the_first(empty_directory: Path) -> None:
+    (empty_directory / "m-00002-of-00002.gguf").touch()
+    assert resolve("m-00002-of-00002.gguf", CATALOGUE).path == empty_directory / "m-00002-of-00002.gguf"
+    (empty_directory / "m-00001-of-00002.gguf").touch()
+    assert resolve("m-00002-of-00002.gguf", CATALOGUE).path == empty_directory / "m-00001-of-00002.gguf"
 
 
 def test_home_directory(empty_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stand_in_hub import sha256
+from model_disk import NEW, OLD, REPOSITORY, lonely_home, put, put_lm_studio, put_ollama, settings
 
-from llmrun.config import Settings
-from llmrun.models.registry import ModelSpec
-from llmrun.models.store import Store
-
-REPOSITORY = "maker/tiny-GGUF"
-OLD, NEW = "a" * 40, "b" * 40
+from llmrun.models.registry import ModelSpec, load_catalogue
+from llmrun.models.store import Store, everything
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(Settings(tmp_path / "hub", "https://hub.invalid", offline=False, debug=False))
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return lonely_home(tmp_path / "home", monkeypatch)
 
 
-def put(store: Store, filename: str, commit: str = OLD, repository: str = REPOSITORY, content: bytes = b"GGUF") -> Path:
-    """A file as it is after a pull."""
-    name = sha256(f"{filename} {commit}".encode())
-    blob = store.blob(repository, name)
-    blob.parent.mkdir(parents=True, exist_ok=True)
-    blob.write_bytes(content)
-    path = store.install(repository, commit, filename, name)
-    order = 1_000_000_000 * (1 + (commit == NEW))
-    os.utime(path.parent, ns=(order, order))
-    return path
+@pytest.fixture
+def store(tmp_path: Path, home: Path) -> Store:
+    return Store(settings(tmp_path / "hub"))
 
 
 def spec(**fields: str | None) -> ModelSpec:
@@ -80,6 +70,67 @@ def test_newest_snapshot_that_has_it(store: Store) -> None:
     assert store.find(spec(quant="Q4_0")).path == newer  # type: ignore[union-attr]
     assert store.find(spec(quant="Q8_0")).path == old_only  # type: ignore[union-attr]
     assert [(model.quant, model.revision) for model in store.installed()] == [("Q4_0", NEW), ("Q8_0", OLD)]
+
+
+def test_where_nobody_asked_for_a_quant_any_will_do(store: Store) -> None:
+    path = put(store, "tiny-Q8_0.gguf")
+    wanted = spec(filename="tiny-Q4_1.gguf", quant="Q4_1")
+    assert store.find(wanted) is None
+    assert store.find(replace(wanted, any_quant=True)).path == path  # type: ignore[union-attr]
+    exact = put(store, "tiny-Q4_1.gguf", content=b"other")
+    assert store.find(replace(wanted, any_quant=True)).path == exact  # type: ignore[union-attr]
+
+
+def test_capitals_of_a_repository_do_not_matter(store: Store) -> None:
+    path = put(store, "tiny-Q8_0.gguf")
+    found = store.find(ModelSpec("typed", repository="MAKER/Tiny-gguf", quant="Q8_0"))
+    assert found is not None
+    assert (found.path, found.repository) == (path, REPOSITORY)
+
+
+def test_what_others_fetched_from_the_same_repository(store: Store, home: Path) -> None:
+    studio = put_lm_studio(home / ".lmstudio/models", REPOSITORY, "tiny-Q8_0.gguf")
+    ollama = put_ollama(home / ".ollama/models", f"{REPOSITORY}:Q4_0", b"GGUF 2", file_type="Q4_0", host="hf.co")
+    assert store.find(spec(filename="tiny-Q8_0.gguf")).path == studio  # type: ignore[union-attr]
+    assert store.find(spec(quant="q4_0")).path == ollama  # type: ignore[union-attr]
+    assert store.find(spec(filename="tiny-Q4_0.gguf")).path == ollama  # type: ignore[union-attr]
+    assert store.find(spec(quant="Q6_K")) is None
+    assert store.find(spec(quant="Q8_0", revision=OLD)) is None  # whose revision nobody knows
+    ours = put(store, "tiny-Q8_0.gguf", content=b"GGUF 3")
+    assert store.find(spec(quant="Q8_0")).path == ours  # type: ignore[union-attr]
+
+
+def test_everything_by_its_shortest_name(store: Store, home: Path) -> None:
+    entry = load_catalogue().entries["smollm2"]
+    put(store, entry.filename("Q4_1"), repository=entry.repository)
+    put(store, entry.filename("Q8_0"), repository=entry.repository, content=b"GGUF 2")
+    put(store, "tiny-Q4_0.gguf")
+    put_lm_studio(home / ".lmstudio/models", "pub/repo", "x-Q4_0.gguf")
+    put_ollama(home / ".ollama/models", "library/llama3.2:1b")
+    names = [model.name for model in everything(settings(store.root))]
+    assert names == [
+        "lmstudio/pub/repo:Q4_0",
+        "maker/tiny-GGUF:Q4_0",
+        "ollama/llama3.2:1b",
+        "smollm2",
+        "smollm2:Q8_0",
+    ]
+
+
+def test_two_files_of_the_same_quant_have_two_names(store: Store) -> None:
+    put(store, "b-large-Q4_0.gguf")
+    put(store, "a-Q4_0.gguf", content=b"other")
+    assert [model.name for model in store.installed()] == [f"{REPOSITORY}/b-large-Q4_0.gguf", f"{REPOSITORY}:Q4_0"]
+    assert store.find(spec(quant="Q4_0")).filename == "a-Q4_0.gguf"  # type: ignore[union-attr]
+
+
+def test_when_a_model_was_used(store: Store) -> None:
+    path = put(store, "tiny-Q4_0.gguf")
+    os.utime(path, (2_000, 1_000))
+    (model,) = store.installed()
+    assert (model.modified, model.used) == (1_000, 2_000)
+    os.utime(path, (500, 1_000))
+    assert store.installed()[0].used == 1_000
 
 
 def test_pinned_revision(store: Store) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
 import signal
 import sys
 from types import FrameType
@@ -11,7 +12,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from llmrun.cli import chat, doctor, models, run_command, topics
+from llmrun.cli.commands import register
+from llmrun.cli.completion import completes_model, mend_words, typed_command
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, DiskFullError, LlmrunError, TerminatedError
 from llmrun.ui.output import Output, quiet_broken_pipe
@@ -34,14 +36,6 @@ app = typer.Typer(
     help="Run large language models on this machine.",
     epilog='Start with: llmrun run smollm2 "Why is the sky blue?"',
 )
-app.command("run")(run_command.run)
-app.command("chat")(chat.chat)
-app.command("pull")(models.pull)
-app.command("list")(models.list_models)
-app.command("ls", hidden=True)(models.list_models)
-app.command("show")(models.show)
-app.command("doctor")(doctor.doctor)
-app.command("help")(topics.show_help)
 
 
 def _show_version(wanted: bool) -> None:
@@ -72,7 +66,10 @@ def run() -> NoReturn:
     gc.enable()
     signal.signal(signal.SIGINT, _cancel)
     signal.signal(signal.SIGTERM, _terminate)
+    mend_words(os.environ)
     try:
+        typed = typed_command(sys.argv[1:], os.environ)
+        register(app, typed, completes_model=completes_model(os.environ))
         app()
         status = 0
     except LlmrunError as error:

@@ -1,25 +1,29 @@
-"""`llmrun pull`, `list` and `show`: models on this disk and how they get here."""
+"""`llmrun pull`, `list` and `search`: which models there are, and how they get here."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
+from datetime import datetime, timezone
 from typing import Annotated, Any
 
 import typer
 
 from llmrun.cli.options import JsonOption, ModelArgument
 from llmrun.config import Settings, load_settings
-from llmrun.model import locate, not_on_disk
-from llmrun.models.gguf import read_header
-from llmrun.models.header import Header
-from llmrun.models.registry import load_catalogue
-from llmrun.models.store import Installed, Store
+from llmrun.errors import NetworkError, UsageError
+from llmrun.models.installed import Installed
+from llmrun.models.registry import CatalogueEntry, load_catalogue
+from llmrun.models.store import everything
 from llmrun.ui.output import Output
+
+_MOST_MATCHES = 1000
 
 
 def pull(model: ModelArgument) -> None:
     """Download a model, or finish a download that was interrupted."""
     from llmrun.cli.loading import fetch
+    from llmrun.model import locate
 
     output = Output()
     settings = load_settings()
@@ -30,95 +34,100 @@ def pull(model: ModelArgument) -> None:
 
 def list_models(
     every: Annotated[bool, typer.Option("--all", help="Also the models that llmrun knows by name.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only names, one a line.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the models on this disk."""
+    """List the models on this disk, also those of Ollama and LM Studio."""
+    from llmrun.ui.sanitize import clean
     from llmrun.ui.tables import InstalledRow, show_installed
 
     output = Output(json=json)
     settings = load_settings()
-    installed = Store(settings).installed()
     if every:
-        _list_catalogue(output, settings)
-    elif json:
-        output.result_json([_plain(model) for model in installed])
+        _show_catalogue(output, list(load_catalogue().entries.values()), settings, quiet=quiet)
+        return
+    installed = everything(settings)
+    if json:
+        output.result_json([as_plain(model) for model in installed])
+    elif quiet:
+        for model in installed:
+            output.text(clean(model.name))
     elif installed:
-        show_installed(output, [InstalledRow(_short_name(m), m.size, m.quant, m.repository) for m in installed])
+        now = time.time()
+        show_installed(output, [InstalledRow(m.name, m.size, m.quant, now - m.used, m.place) for m in installed])
     else:
         output.note("No models on this disk yet. `llmrun list --all` shows what there is to choose from.")
 
 
-def _list_catalogue(output: Output, settings: Settings) -> None:
+def search(
+    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="What the repository's name has in it.")],
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Most repositories to show.")] = 20,
+    json: JsonOption = False,
+) -> None:
+    """Search for models: the ones llmrun knows by name, then GGUF repositories of the hub."""
+    from llmrun.models import hub
+    from llmrun.ui.tables import MatchRow, show_matches
+
+    if not 1 <= limit <= _MOST_MATCHES:
+        raise UsageError(f"--limit {limit} makes no sense", why=f"it has to be between 1 and {_MOST_MATCHES}")
+    output = Output(json=json)
+    settings = load_settings()
+    words = " ".join(words).split()
+    known = [entry for entry in load_catalogue().entries.values() if entry.matches(words)]
+    if known and not json:
+        _show_catalogue(output, known, settings)
+    try:
+        matches = hub.search(words, settings, limit)
+    except NetworkError:
+        if json:
+            output.result_json({"catalogue": _plain_entries(known, settings), "hub": None})
+        elif known:
+            output.note("That is what llmrun itself knows; the hub can't be asked.")
+        raise
+    if json:
+        plain = [asdict(match) for match in matches]
+        output.result_json({"catalogue": _plain_entries(known, settings), "hub": plain})
+    elif matches:
+        if known:
+            output.text("")
+        show_matches(output, [MatchRow(m.repository, m.downloads, m.likes, m.updated, m.gated) for m in matches])
+    else:
+        output.note(f"The hub has no GGUF repository with {' '.join(words)!r} in its name.")
+
+
+def as_plain(model: Installed) -> dict[str, Any]:
+    """A model on this disk as JSON data. Times are ISO 8601, sizes bytes."""
+    times = {
+        name: datetime.fromtimestamp(getattr(model, name), timezone.utc).isoformat(timespec="seconds")
+        for name in ("modified", "used")
+    }
+    return {**asdict(model), "path": str(model.path), **times}
+
+
+def _show_catalogue(output: Output, entries: list[CatalogueEntry], settings: Settings, *, quiet: bool = False) -> None:
     from llmrun.ui.tables import CatalogueRow, show_catalogue
 
-    entries = load_catalogue().entries.values()
-    rows = [
-        CatalogueRow(
-            entry.alias,
-            entry.parameters,
-            entry.quant,
-            entry.size_mb * 1_000_000,
-            entry.license,
-            locate(entry.alias, settings).path is not None,
-        )
+    if quiet and not output.json:
+        for entry in entries:
+            output.text(entry.alias)
+        return
+    plain = _plain_entries(entries, settings)
+    if output.json:
+        output.result_json(plain)
+    else:
+        show_catalogue(output, [CatalogueRow(**facts) for facts in plain])
+
+
+def _plain_entries(entries: list[CatalogueEntry], settings: Settings) -> list[dict[str, Any]]:
+    here = {model.repository.lower() for model in everything(settings)}
+    return [
+        {
+            "alias": entry.alias,
+            "parameters": entry.parameters,
+            "quant": entry.quant,
+            "n_bytes": entry.size_mb * 1_000_000,
+            "licence": entry.license,
+            "installed": entry.repository.lower() in here,
+        }
         for entry in entries
     ]
-    if output.json:
-        output.result_json([asdict(row) for row in rows])
-    else:
-        show_catalogue(output, rows)
-
-
-def _short_name(model: Installed) -> str:
-    """The alias if the model has one, else the name that runs it."""
-    for entry in load_catalogue().entries.values():
-        if entry.repository == model.repository and entry.spec(entry.alias, entry.quant).filename == model.filename:
-            return entry.alias
-    return model.name
-
-
-def _plain(model: Installed) -> dict[str, Any]:
-    return {**asdict(model), "name": _short_name(model), "path": str(model.path)}
-
-
-def show(model: ModelArgument, json: JsonOption = False) -> None:
-    """Show what a model's file says about itself."""
-    from llmrun.ui.tables import show_facts
-
-    output = Output(json=json)
-    located = locate(model, load_settings())
-    if located.path is None:
-        raise not_on_disk(model)
-    facts = header_facts(read_header(located.path))
-    facts["license"] = facts["license"] or located.spec.license
-    if json:
-        output.result_json(facts)
-    else:
-        known = [(name.replace("_", " "), value) for name, value in facts.items() if value not in (None, "", 0, {})]
-        show_facts(output, known)
-
-
-def header_facts(header: Header) -> dict[str, Any]:
-    """The header as plain data. Sizes in bytes, context window in tokens."""
-    return {
-        "name": header.name,
-        "architecture": header.architecture,
-        "parameters": header.n_parameters,
-        "quant": header.quant,
-        "file_bytes": header.file_size,
-        "weight_bytes": header.weight_bytes,
-        "bytes_per_type": header.bytes_per_type,
-        "layers": header.n_layers,
-        "embedding_width": header.n_embd,
-        "heads": header.n_heads,
-        "kv_heads": header.n_kv_heads,
-        "experts": header.n_experts,
-        "context_window": header.n_ctx_train,
-        "kv_bytes_per_token": int(header.kv_bytes_per_token()),
-        "vocabulary": header.n_vocab,
-        "tokenizer": header.tokenizer_model,
-        "chat_template": header.chat_template is not None,
-        "recommended_sampling": header.recommended_sampling,
-        "license": header.license,
-        "path": str(header.path),
-    }

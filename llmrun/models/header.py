@@ -1,18 +1,19 @@
 """What the header of a model file says, and the figures that follow from it.
 
-Owns the names and meaning of metadata; must not know the file format (gguf.py reads it) nor which
-values llama.cpp can't bear (check.py).
+Owns the names and meaning of metadata; must not know the file format (gguf.py reads it), which values
+llama.cpp can't bear (check.py) nor what it keeps of each layer (kv_layers.py).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
+from llmrun.models.kv_layers import KvLayer, kv_layers, recurrent_bytes, window_of
 from llmrun.params import BOUNDS
 
 # general.file_type -> the quantization's usual name, from llama.h (llama_ftype).
@@ -33,6 +34,33 @@ _SAMPLING_NAMES = {
     "mirostat": "mirostat", "mirostat_tau": "mirostat_tau", "mirostat_eta": "mirostat_eta",
 }  # fmt: skip
 _WHOLE_NUMBERS = {"top_k", "repeat_last_n", "mirostat"}
+
+# Kind of chat template -> texts that all stand in it; the first that fits is meant.
+_TEMPLATE_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("phi4", ("<|im_start|>", "<|im_sep|>")),
+    ("smolvlm", ("<|im_start|>", "<end_of_utterance>")),
+    ("chatml", ("<|im_start|>",)),
+    ("mistral", ("[INST]", "[SYSTEM_PROMPT]")),
+    ("mistral", ("[INST]", "[AVAILABLE_TOOLS]")),
+    ("llama2", ("[INST]", "<<SYS>>")),
+    ("mistral", ("[INST]",)),
+    ("gpt-oss", ("<|start|>", "<|channel|>")),
+    ("gemma4", ("<|turn>",)),
+    ("gemma", ("<start_of_turn>",)),
+    ("llama3", ("<|start_header_id|>",)),
+    ("llama4", ("<|header_start|>",)),
+    ("kimi", ("<|im_middle|>",)),
+    ("glm4", ("[gMASK]",)),
+    ("granite", ("<|start_of_role|>",)),
+    ("deepseek", ("<｜User｜>", "<｜Assistant｜>")),
+    ("hunyuan", ("<｜hy_Assistant｜>",)),
+    ("command-r", ("<|START_OF_TURN_TOKEN|>",)),
+    ("exaone", ("[|assistant|]",)),
+    ("phi3", ("<|assistant|>", "<|end|>")),
+    ("zephyr", ("<|user|>", "<|assistant|>")),
+    ("vicuna", ("USER: ", "ASSISTANT: ")),
+    ("alpaca", ("### Instruction:",)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +83,8 @@ class Tensor:
         shape: ggml's order, the contiguous dimension first.
         type: ggml's name of the element type, e.g. "Q4_K".
         n_bytes: of its data, without padding.
-        offset: of its data, in bytes from the start of the file.
+        offset: of its data, in bytes from the start of its file.
+        part: which file of a split model it is in, 0 for the first.
     """
 
     name: str
@@ -63,6 +92,7 @@ class Tensor:
     type: str
     n_bytes: int
     offset: int
+    part: int = 0
 
     @property
     def n_elements(self) -> int:
@@ -71,18 +101,34 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class TypeShare:
+    """All tensors of one element type, e.g. "Q4_K"."""
+
+    type: str
+    n_tensors: int
+    n_bytes: int
+    n_elements: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Scales and minima count; 0.0 for tensors without elements."""
+        return 8 * self.n_bytes / self.n_elements if self.n_elements else 0.0
+
+
+@dataclass(frozen=True)
 class Header:
     """Everything before the weights. Counts that the file does not state are 0.
 
     Texts are the file's own and may hold control characters: whoever prints them makes them safe.
 
     Attributes:
-        path: the file that was read.
-        file_size: in bytes.
+        path: the file that was read; of a split model the first. A file on a server has only its name here.
+        file_size: in bytes; of all files of a split model together.
         version: of the GGUF format.
         metadata: key -> number, text, tuple (arrays of up to 512 numbers, and those asked for; their
             strings are bytes, since a token need not be whole UTF-8), or ArrayInfo for arrays skipped.
-        tensors: the tensor table, in the file's order.
+        tensors: the tensor table, in the file's order; of a split model that of all files.
+        token_texts: the texts of those tokens whose numbers stand in the metadata.
     """
 
     path: Path
@@ -90,6 +136,7 @@ class Header:
     version: int
     metadata: Mapping[str, Value]
     tensors: tuple[Tensor, ...]
+    token_texts: Mapping[int, bytes] = field(default_factory=dict)
 
     def text(self, key: str) -> str | None:
         """The string under this key, None when there is none."""
@@ -105,14 +152,22 @@ class Header:
         """The key of an architecture's own setting, e.g. "llama.block_count"."""
         return f"{self.architecture}.{name}"
 
-    def _count(self, name: str) -> int:
+    def model_count(self, name: str) -> int:
+        """An architecture's own setting that is a count, e.g. "block_count"; 0 when it is not stated."""
         return max(self.integer(self.model_key(name)) or 0, 0)
+
+    def model_number(self, name: str) -> float | None:
+        """An architecture's own setting that is a finite number, None when it is not stated."""
+        value = self.metadata.get(self.model_key(name))
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            return None
+        return float(value)
 
     def _per_layer(self, name: str) -> int | tuple[int, ...]:
         value = self.metadata.get(self.model_key(name))
         if isinstance(value, tuple):
             return tuple(item if isinstance(item, int) and item > 0 else 0 for item in value)
-        return self._count(name)
+        return self.model_count(name)
 
     @property
     def architecture(self) -> str:
@@ -127,12 +182,12 @@ class Header:
     @property
     def n_layers(self) -> int:
         """Transformer blocks."""
-        return self._count("block_count")
+        return self.model_count("block_count")
 
     @property
     def n_embd(self) -> int:
         """Width of the residual stream."""
-        return self._count("embedding_length")
+        return self.model_count("embedding_length")
 
     @property
     def n_heads(self) -> int | tuple[int, ...]:
@@ -146,20 +201,28 @@ class Header:
             return self._per_layer("attention.head_count_kv")
         return self.n_heads
 
+    def heads_of(self, layer: int) -> int:
+        """Query heads of one layer."""
+        return _of_layer(self.n_heads, layer)
+
+    def kv_heads_of(self, layer: int) -> int:
+        """Key and value heads of one layer."""
+        return _of_layer(self.n_kv_heads, layer)
+
     @property
     def n_ctx_train(self) -> int:
         """Context window in tokens that the model was trained on."""
-        return self._count("context_length")
+        return self.model_count("context_length")
 
     @property
     def key_length(self) -> int:
         """Elements of one key head."""
-        return self._count("attention.key_length") or self._default_head_length()
+        return self.model_count("attention.key_length") or self._default_head_length()
 
     @property
     def value_length(self) -> int:
         """Elements of one value head."""
-        return self._count("attention.value_length") or self._default_head_length()
+        return self.model_count("attention.value_length") or self._default_head_length()
 
     def _default_head_length(self) -> int:
         heads = self.n_heads
@@ -173,30 +236,65 @@ class Header:
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         if isinstance(tokens, ArrayInfo):
             return tokens.length
-        return len(tokens) if isinstance(tokens, tuple) else self._count("vocab_size")
+        return len(tokens) if isinstance(tokens, tuple) else self.model_count("vocab_size")
 
     @property
     def n_experts(self) -> int:
         """Experts of a mixture; 0 for a dense model."""
-        return self._count("expert_count")
+        return self.model_count("expert_count")
+
+    @property
+    def n_experts_used(self) -> int | tuple[int, ...]:
+        """Experts that compute one token: in every layer, or one number per layer."""
+        return self._per_layer("expert_used_count")
 
     @property
     def n_parameters(self) -> int:
-        """Weights in this file."""
+        """Weights of the model."""
         return sum(tensor.n_elements for tensor in self.tensors)
 
     @property
+    def n_active_parameters(self) -> int:
+        """Weights that one token is computed with: of a mixture's experts only as many as are used."""
+        if not self.n_experts:
+            return self.n_parameters
+        total = 0.0
+        for tensor in self.tensors:
+            share = 1.0
+            if "_exps." in tensor.name:
+                layer = tensor.name.removeprefix("blk.").partition(".")[0]
+                used = _of_layer(self.n_experts_used, int(layer) if layer.isascii() and layer.isdigit() else 0)
+                share = min(used / self.n_experts, 1.0)
+            total += tensor.n_elements * share
+        return int(total)
+
+    @property
     def weight_bytes(self) -> int:
-        """Bytes of all tensors in this file (of a split model: in this part)."""
+        """Bytes of all tensors."""
         return sum(tensor.n_bytes for tensor in self.tensors)
+
+    @property
+    def type_shares(self) -> tuple[TypeShare, ...]:
+        """The quant mix: element types with their tensors, the one with most bytes first."""
+        rows: dict[str, list[int]] = {}
+        for tensor in self.tensors:
+            row = rows.setdefault(tensor.type, [0, 0, 0])
+            row[0] += 1
+            row[1] += tensor.n_bytes
+            row[2] += tensor.n_elements
+        shares = [TypeShare(kind, *row) for kind, row in rows.items()]
+        return tuple(sorted(shares, key=lambda share: -share.n_bytes))
 
     @property
     def bytes_per_type(self) -> dict[str, int]:
         """Element type -> bytes of tensors that have it, the largest first."""
-        sizes: Counter[str] = Counter()
-        for tensor in self.tensors:
-            sizes[tensor.type] += tensor.n_bytes
-        return dict(sizes.most_common())
+        return {share.type: share.n_bytes for share in self.type_shares}
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Of the whole model; 0.0 without tensors."""
+        n_parameters = self.n_parameters
+        return 8 * self.weight_bytes / n_parameters if n_parameters else 0.0
 
     @property
     def quant(self) -> str:
@@ -211,9 +309,31 @@ class Header:
         return self.text("tokenizer.chat_template")
 
     @property
+    def template_kind(self) -> str:
+        """What the chat template looks like, e.g. "chatml"; "other" is none we know, empty when there is none."""
+        template = self.chat_template
+        if template is None:
+            return ""
+        fitting = (kind for kind, texts in _TEMPLATE_KINDS if all(text in template for text in texts))
+        return next(fitting, "other")
+
+    @property
     def license(self) -> str | None:
         """E.g. "apache-2.0", None when the file names none."""
         return self.text("general.license")
+
+    @property
+    def author(self) -> str | None:
+        """Who made the model, None when the file does not say."""
+        return self.text("general.author") or self.text("general.organization")
+
+    @property
+    def base_model(self) -> str | None:
+        """What it was made from, "owner/repo" where the file tells it; None when it tells nothing."""
+        for key in ("general.base_model.0.repo_url", "general.source.huggingface.repository"):
+            if found := self.text(key):
+                return found.removeprefix("https://huggingface.co/")
+        return self.text("general.base_model.0.name")
 
     @property
     def tokenizer_model(self) -> str:
@@ -221,9 +341,51 @@ class Header:
         return self.text("tokenizer.ggml.model") or ""
 
     @property
+    def tokenizer_pre(self) -> str:
+        """How text is cut before merges, e.g. "qwen2"; empty when the file does not say."""
+        return self.text("tokenizer.ggml.pre") or ""
+
+    def special_token(self, name: str) -> str | None:
+        """The text of a special token, e.g. "bos", "eos" or "eot"; None when the file names none."""
+        number = self.integer(f"tokenizer.ggml.{name}_token_id")
+        text = self.token_texts.get(-1 if number is None else number)
+        return None if text is None else text.decode("utf-8", "replace")
+
+    @property
     def split_count(self) -> int:
         """How many files the model is split into; 1 when it is whole."""
         return max(self.integer("split.count") or 1, 1)
+
+    @property
+    def split_number(self) -> int | None:
+        """Which of them was read, 0 for the first; None when the file does not say."""
+        return self.integer("split.no")
+
+    @property
+    def rope_base(self) -> float:
+        """Base frequency of rotary positions."""
+        return self.model_number("rope.freq_base") or 10_000.0
+
+    @property
+    def rope_scaling(self) -> str:
+        """How positions are stretched: "linear", "yarn" or "longrope"; empty when they are not."""
+        stated = self.text(self.model_key("rope.scaling.type")) or ("linear" if self.rope_factor != 1.0 else "")
+        return "" if stated == "none" else stated
+
+    @property
+    def rope_factor(self) -> float:
+        """By how much they are stretched; 1.0 when they are not."""
+        return self.model_number("rope.scaling.factor") or self.model_number("rope.scale_linear") or 1.0
+
+    @property
+    def rope_original_context(self) -> int:
+        """The context window in tokens before the stretching; 0 when the file does not say."""
+        return self.model_count("rope.scaling.original_context_length")
+
+    @property
+    def rope_dimensions(self) -> int:
+        """Elements of a head that are rotated."""
+        return self.model_count("rope.dimension_count") or self.key_length
 
     @property
     def rope_depends_on_window(self) -> bool:
@@ -243,11 +405,58 @@ class Header:
                 advice[ours] = int(value) if ours in _WHOLE_NUMBERS else float(value)
         return advice
 
-    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
-        """Bytes of KV cache that one token takes in all layers together; an upper bound.
+    @property
+    def sliding_window(self) -> int:
+        """Tokens that layers with a sliding window look back at; 0 when there are none."""
+        return window_of(self)
 
-        Models with sliding windows or recurrent layers need less. bytes_per_element is 2.0 for f16.
+    @cached_property
+    def kv_layers(self) -> tuple[KvLayer, ...]:
+        """The layers that keep keys and values; the others are recurrent or look at another one's."""
+        return kv_layers(self)
+
+    @property
+    def n_window_layers(self) -> int:
+        """Layers with a sliding window, of those that keep keys and values."""
+        return sum(layer.window > 0 for layer in self.kv_layers)
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether keys and values are kept in a compressed form (multi-head latent attention)."""
+        names = ("attention.key_length_mla", "attention.value_length_mla")
+        return all(self.model_count(name) for name in names)
+
+    @property
+    def recurrent_bytes(self) -> int:
+        """Bytes of state that recurrent layers keep for a sequence, however long it is; 0 without such layers."""
+        return recurrent_bytes(self)
+
+    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
+        """Bytes of KV cache that one token takes in all layers together, those with a sliding window too.
+
+        bytes_per_element is 2.0 for f16.
         """
-        heads = self.n_kv_heads
-        total = heads * self.n_layers if isinstance(heads, int) else sum(heads[: self.n_layers])
-        return total * (self.key_length + self.value_length) * bytes_per_element
+        return sum(layer.elements for layer in self.kv_layers) * bytes_per_element
+
+    def kv_bytes(self, n_tokens: int, bytes_per_element: float = 2.0, *, batch: int | None = None) -> float:
+        """Bytes of KV cache for a window of so many tokens, without the recurrent state.
+
+        Args:
+            n_tokens: context window.
+            bytes_per_element: 2.0 for f16.
+            batch: tokens computed at a time, when layers with a sliding window keep only those and their window;
+                None when they keep all (llama.cpp's swa_full, its default).
+        """
+        total = 0.0
+        for layer in self.kv_layers:
+            kept = n_tokens
+            if batch is not None and layer.window:
+                kept = min(n_tokens, -(-(layer.window + batch) // 256) * 256)  # llama.cpp rounds up to 256
+            total += layer.elements * kept * bytes_per_element
+        return total
+
+
+def _of_layer(counts: int | tuple[int, ...], layer: int) -> int:
+    if isinstance(counts, int):
+        return counts
+    return counts[layer] if layer < len(counts) else 0

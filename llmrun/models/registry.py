@@ -1,7 +1,8 @@
 """From what a person types to where a model is: alias, owner/repo:quant, link or path -> ModelSpec.
 
-Owns the spelling of names and the catalogue (models.toml); must not know the network, the disk's index or
-what is inside a model file. Nothing here is fetched or opened, except models.toml itself.
+Owns the spelling of names and the catalogue (models.toml); must not know the network, our cache or what is inside a
+model file. Nothing here is fetched or opened, except models.toml itself. A name that is a place on this disk (a path, a
+model of another program) has to lead somewhere; a name of the hub may not.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
+from llmrun.models import foreign, quants
 
 _HUB_HOSTS = frozenset({"hf.co", "huggingface.co", "www.huggingface.co"})
 _NAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -64,6 +66,8 @@ class ModelSpec:
         license: SPDX id or name.
         mirror: where else the very same file can be had.
         sampling: the makers' advice, names of SamplingParams.
+        any_quant: nobody asked for this quant, the catalogue only proposes it: one that is on this disk already, or
+            that fits this machine, will do.
     """
 
     name: str
@@ -77,6 +81,7 @@ class ModelSpec:
     license: str | None = None
     mirror: Mirror | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    any_quant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +108,21 @@ class CatalogueEntry:
         wanted = quant.upper()
         return next((known for known in self.quants if known.upper() == wanted), None)
 
-    def spec(self, name: str, quant: str) -> ModelSpec:
-        """Where one of this entry's quants is; `quant` must have a spelling()."""
-        filename = self.file.replace("{quant}", self.spelling(quant) or quant)
+    def filename(self, quant: str) -> str:
+        """The name of this quant's file; `quant` must have a spelling()."""
+        return self.file.replace("{quant}", self.spelling(quant) or quant)
+
+    def matches(self, words: Iterable[str]) -> bool:
+        """Whether every word is in what this entry is called, capitals or not; "4b" is not in "14B"."""
+        text = f"{self.alias} {self.title} {self.repository} {self.kind}".lower()
+        return all(
+            re.search((r"(?<!\d)" if word[:1].isdigit() else "") + re.escape(word.lower()), text) for word in words
+        )
+
+    def spec(self, name: str, quant: str = "") -> ModelSpec:
+        """Where one of this entry's quants is, by default the one it proposes; `quant` must have a spelling()."""
+        asked, quant = quant, quant or self.quant
+        filename = self.filename(quant)
         # The mirror holds one file: it is of no use for another quant.
         mirror = self.mirror if self.mirror and self.mirror.member.endswith("/" + filename) else None
         return ModelSpec(
@@ -117,6 +134,7 @@ class CatalogueEntry:
             license=self.license,
             mirror=mirror,
             sampling=self.sampling,
+            any_quant=not asked,
         )
 
 
@@ -136,6 +154,15 @@ class Catalogue:
         """The entry whose files are in this "owner/repo"; None when there is none."""
         wanted = repository.lower()
         return next((one for one in self.entries.values() if one.repository.lower() == wanted), None)
+
+    def short_name(self, repository: str, filename: str) -> str | None:
+        """What to type for a file of a repository: "alias", "alias:quant", or None when no alias leads to it."""
+        entry = self.of_repository(repository) if repository else None
+        for quant in entry.quants if entry else ():
+            if entry and entry.filename(quant) == filename:
+                default = quant.upper() == entry.quant.upper()
+                return entry.alias if default else f"{entry.alias}:{quant.upper()}"
+        return None
 
 
 def load_catalogue(path: Path | None = None) -> Catalogue:
@@ -185,11 +212,13 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
 
     Args:
         name: `alias`, `alias:quant`, `owner/repo`, `owner/repo:quant`, `owner/repo/file.gguf`, any of the
-            last three after `hf.co/`, `huggingface.co/` or `hf://`, an https link, or a path.
+            last three after `hf.co/`, `huggingface.co/` or `hf://`, an https link, `ollama/name:tag`,
+            `lmstudio/publisher/repo[:quant]`, or a path: of a file, of any part of a split model, or of a folder
+            with one model in it.
         catalogue: the aliases.
 
     Raises:
-        ModelNotFoundError: there is no such alias, quant of an alias, or file.
+        ModelNotFoundError: there is no such alias, quant of an alias, file, or model of another program.
         UsageError: it can't be a model's name at all, or is a plain http link.
     """
     if not name.strip() or len(name) > _LONGEST_NAME or _CONTROL.search(name):
@@ -203,6 +232,8 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
     if _is_file(name) or name.startswith(_PATH_STARTS):
         return _from_path(name)
     first, _, rest = name.partition("/")
+    if rest and first.lower() in foreign.PROGRAMS:
+        return ModelSpec(name, path=foreign.find(name).path)
     if first.lower() in _HUB_HOSTS:
         return _from_hub(name, rest, catalogue)
     if rest and (rest.count("/") or not _looks_like_file(rest)):
@@ -214,12 +245,35 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
 
 def _from_entry(name: str, entry: CatalogueEntry, quant: str) -> ModelSpec:
     if quant and not entry.spelling(quant):
+        known = [spelling.upper() for spelling in entry.quants]
+        near = near_quants(quant, known)
+        guess = f"did you mean {_either(f'{entry.alias}:{one}' for one in near)}? Or " if near else ""
         raise ModelNotFoundError(
             f"{entry.alias} has no quant {quant}",
-            why="the catalogue knows " + ", ".join(known.upper() for known in entry.quants),
-            hint=f"use one of these, or {entry.repository}:{quant} to ask the hub itself",
+            why="the catalogue knows " + ", ".join(known),
+            hint=f"{guess}{entry.repository}:{quant} asks the hub itself",
         )
-    return entry.spec(name, quant or entry.quant)
+    return entry.spec(name, quant)
+
+
+def near_quants(wanted: str, choices: Sequence[str]) -> list[str]:
+    """Which of the quants there are may be meant: "q4" is short for several, "latest" is none at all."""
+    from difflib import get_close_matches
+
+    plain = _letters(wanted)
+    if plain in {"latest", "default", "gguf"}:
+        return list(choices[:1])
+    short = [choice for choice in choices if _letters(choice).startswith(plain)]
+    inside = [choice for choice in choices if plain in _letters(choice)]
+    return (short or inside or get_close_matches(wanted.upper(), choices, n=3, cutoff=0.5))[:3]
+
+
+def _letters(text: str) -> str:
+    return "".join(char for char in text.lower() if char.isalnum())
+
+
+def _either(names: Iterable[str]) -> str:
+    return " or ".join(names)
 
 
 def _unknown(name: str, alias: str, catalogue: Catalogue) -> ModelNotFoundError:
@@ -229,7 +283,7 @@ def _unknown(name: str, alias: str, catalogue: Catalogue) -> ModelNotFoundError:
     # Whoever types `qwen3:8b` means the alias qwen3-8b.
     dashed = name.lower().replace(":", "-")
     close = [dashed] if dashed in catalogue.entries else close
-    guess = f"Did you mean {' or '.join(close)}? " if close else ""
+    guess = f"Did you mean {_either(close)}? " if close else ""
     return ModelNotFoundError(
         f"no model is called {name!r}",
         why="it is no alias, no owner/repo of the hub, no link and no file",
@@ -260,7 +314,26 @@ def _from_path(name: str) -> ModelSpec:
             why=f"{path} does not exist",
             hint=f"check the path, or {_ALL_MODELS} for models that can be fetched",
         )
-    return ModelSpec(name, path=path)
+    if path.is_dir():
+        return ModelSpec(name, path=_only_model(path))
+    first = path.with_name(quants.all_parts(path.name)[0])
+    return ModelSpec(name, path=first if quants.is_later_part(path.name) and first.exists() else path)
+
+
+def _only_model(folder: Path) -> Path:
+    """The one model in a folder."""
+    try:
+        names = sorted(path.name for path in folder.iterdir() if quants.is_model(path.name))
+    except OSError as error:
+        raise ModelNotFoundError(f"can't look into {folder}", why=error.strerror or str(error)) from error
+    models = [name for name in names if not quants.is_later_part(name)]
+    if len(models) == 1:
+        return folder / models[0]
+    if not models:
+        raise ModelNotFoundError(f"no model is in the folder {folder}", why="none of its files ends in .gguf")
+    raise ModelNotFoundError(
+        f"the folder {folder} has {len(models)} models", why=", ".join(models), hint=f"name one: {folder / models[0]}"
+    )
 
 
 def _from_link(name: str, catalogue: Catalogue) -> ModelSpec:
@@ -311,7 +384,7 @@ def _from_hub(name: str, path: str, catalogue: Catalogue) -> ModelSpec:
     if entry is None:
         entry_fields: dict[str, Any] = {}
     elif not rest and (not quant or entry.spelling(quant)):
-        return entry.spec(name, quant or entry.quant)
+        return entry.spec(name, quant)
     else:
         entry_fields = {"alias": entry.alias, "license": entry.license, "sampling": entry.sampling}
     return ModelSpec(

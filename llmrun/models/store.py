@@ -15,13 +15,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from llmrun.config import Settings
-from llmrun.models import quants
-from llmrun.models.registry import ModelSpec
+from llmrun.models import foreign, quants
+from llmrun.models.disk import disk_errors, sync_folder
+from llmrun.models.installed import LINK, Installed, measure
+from llmrun.models.registry import ModelSpec, load_catalogue
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PREFIX = "models--"
@@ -30,26 +32,31 @@ _LINK_FILE = "link.txt"
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
-    """A model on this disk.
+class SnapshotFile:
+    """A file as a snapshot shows it.
 
     Attributes:
-        name: what to type to run it, e.g. "owner/repo:Q4_K_M".
-        repository: "owner/repo", empty for a model from a plain link.
-        filename: in the repository; of a split model the first part's.
-        revision: the commit it was taken from, empty for a model from a plain link.
-        size: of all its parts, in bytes.
-        quant: e.g. "Q4_K_M", empty when the file's name tells none.
-        path: of the (first) file.
+        path: in the snapshot.
+        commit: the snapshot's.
+        name: relative to the snapshot, with forward slashes.
+        blob: where its bytes are: what the symlink says; where symlinks are impossible the blob that is the same file,
+            or the path itself.
     """
 
-    name: str
-    repository: str
-    filename: str
-    revision: str
-    size: int
-    quant: str
     path: Path
+    commit: str
+    name: str
+    blob: Path
+
+
+def everything(settings: Settings) -> list[Installed]:
+    """Every model on this disk by its shortest name, also those of other programs."""
+    catalogue = load_catalogue()
+    ours = [
+        replace(model, name=catalogue.short_name(model.repository, model.filename) or model.name)
+        for model in Store(settings).installed()
+    ]
+    return sorted([*ours, *foreign.models()], key=_by_name)
 
 
 class Store:
@@ -57,6 +64,7 @@ class Store:
 
     def __init__(self, settings: Settings) -> None:
         self.root = settings.hub_cache
+        self.links = self.root / _LINKS
 
     # ---- where things are
 
@@ -75,7 +83,7 @@ class Store:
 
         folder = hashlib.sha256(plain.encode()).hexdigest()[:16]
         name = unquote(urlsplit(plain).path).rpartition("/")[2]
-        return self.root / _LINKS / folder / (re.sub(r"[^\w.+-]", "_", name).lstrip(".") or "model.gguf")
+        return self.links / folder / (re.sub(r"[^\w.+-]", "_", name).lstrip(".") or "model.gguf")
 
     def link_lock(self, url: str) -> Path:
         """The lock to hold while link_target() is written."""
@@ -84,43 +92,84 @@ class Store:
     def _folder(self, repository: str) -> Path:
         return self.root / (_PREFIX + repository.replace("/", "--"))
 
+    def _folder_there(self, repository: str) -> Path:
+        """The repository's folder, also when it was written with other capitals: the hub does not mind them."""
+        folder = self._folder(repository)
+        if folder.is_dir():
+            return folder
+        wanted = folder.name.lower()
+        return next((path for path in _folders(self.root) if path.name.lower() == wanted), folder)
+
     # ---- what is there
 
     def find(self, spec: ModelSpec) -> Installed | None:
-        """The model a spec means, if it is on this disk; of several snapshots the newest that has it."""
+        """The model a spec means, if it is on this disk; of several snapshots the newest that has it.
+
+        What Ollama or LM Studio fetched from the same repository counts too, and where no quant was asked for, so does
+        any quant.
+        """
         if spec.url is not None:
             return self._of_link(self.link_target(spec.url))
         if spec.repository is None:
             return None
-        for snapshot in self._snapshots(self._folder(spec.repository), spec.revision):
+        snapshots = self._snapshots(self._folder_there(spec.repository), spec.revision)
+        found = self._find(snapshots, spec, spec.filename, spec.quant)
+        return found or (self._find(snapshots, spec, None, None) if spec.any_quant else None)
+
+    def _find(
+        self, snapshots: list[Path], spec: ModelSpec, filename: str | None, quant: str | None
+    ) -> Installed | None:
+        for snapshot in snapshots:
             names = [name for name, _ in _model_files(snapshot)]
-            chosen = spec.filename or quants.choose(names, spec.quant)
+            chosen = filename or quants.choose(names, quant)
             if chosen and chosen in names:
-                model = self._model(spec.repository, snapshot, chosen)
+                repository = _repository(snapshot.parents[1].name)
+                model = self._model(repository or "", snapshot, chosen, names)
                 if model:
                     return model
-        return None
+        if spec.repository is None or spec.revision != "main":
+            return None
+        return foreign.of_repository(spec.repository, filename, quant)
 
     def installed(self) -> list[Installed]:
-        """Every model of the cache by name, also those of other tools; of each the newest snapshot's."""
-        found: dict[tuple[str, str], Installed] = {}
-        for folder in _folders(self.root):
-            repository = _repository(folder.name)
-            if repository is None:
-                continue
-            for snapshot in self._snapshots(folder, "main"):
-                for filename, _ in _model_files(snapshot):
-                    if (repository, filename) not in found and not quants.is_later_part(filename):
-                        model = self._model(repository, snapshot, filename)
-                        if model:
-                            found[repository, filename] = model
-        links = [self._of_link(path) for path in self.root.glob(f"{_LINKS}/*/*.[gG][gG][uU][fF]")]
-        models = [*found.values(), *(model for model in links if model)]
-        return sorted(models, key=lambda model: (model.name.lower(), model.filename))
+        """Every model of the cache by name, also what other tools fetched; of each the newest snapshot's."""
+        models = [model for folder in self.repositories() for model in self._models(folder)]
+        links = (self._of_link(path) for path in self.links.glob("*/*.[gG][gG][uU][fF]"))
+        return sorted([*models, *(model for model in links if model)], key=_by_name)
+
+    def repositories(self) -> list[Path]:
+        """The folders of the repositories in the cache."""
+        return [folder for folder in _folders(self.root) if _repository(folder.name) is not None]
+
+    def snapshot_files(self, folder: Path) -> list[SnapshotFile]:
+        """Every file of a repository's snapshots, also those whose bytes are missing."""
+        paths = [
+            (snapshot.name, snapshot, Path(inside, name))
+            for snapshot in _snapshot_folders(folder)
+            for inside, _, names in os.walk(snapshot)
+            for name in names
+        ]
+        hard = _hard_links(folder / "blobs") if any(not path.is_symlink() for _, _, path in paths) else {}
+        return [
+            SnapshotFile(path, commit, path.relative_to(snapshot).as_posix(), hard.get(_inode(path)) or one_step(path))
+            for commit, snapshot, path in paths
+        ]
+
+    def _models(self, folder: Path) -> list[Installed]:
+        found: dict[str, Installed] = {}
+        repository = _repository(folder.name) or ""
+        for snapshot in self._snapshots(folder, "main"):
+            names = [name for name, _ in _model_files(snapshot)]
+            for filename in names:
+                if filename not in found and not quants.is_later_part(filename):
+                    model = self._model(repository, snapshot, filename, names)
+                    if model:
+                        found[filename] = model
+        return list(found.values())
 
     def _snapshots(self, folder: Path, revision: str) -> list[Path]:
         """The snapshots a revision may mean, the newest first. "main" is any: old is better than none."""
-        snapshots = [path for path in _folders(folder / "snapshots") if _COMMIT.fullmatch(path.name)]
+        snapshots = _snapshot_folders(folder)
         if revision != "main":
             commit = revision if _COMMIT.fullmatch(revision) else self._ref(folder, revision)
             snapshots = [path for path in snapshots if path.name == commit]
@@ -132,25 +181,36 @@ class Store:
         except (OSError, ValueError):
             return ""
 
-    def _model(self, repository: str, snapshot: Path, filename: str) -> Installed | None:
-        """None when a part is missing."""
-        parts = [snapshot / name for name in quants.all_parts(filename)]
-        try:
-            size = sum(part.stat().st_size for part in parts)
-        except OSError:
+    def _model(self, repository: str, snapshot: Path, filename: str, names: list[str]) -> Installed | None:
+        """None when a part is missing. `names` are the snapshot's model files."""
+        measured = measure(snapshot / name for name in quants.all_parts(filename))
+        if measured is None:
             return None
         quant = quants.quant_of(filename) or ""
-        # Without a quant only the file's own name leads back to it.
-        name = f"{repository}:{quant}" if quant else f"{repository}/{filename}"
-        return Installed(name, repository, filename, snapshot.name, size, quant, parts[0])
+        # Without a quant, or beside another file of the same one, only the file's own name leads back to it.
+        short = bool(quant) and quants.choose(names, quant) == filename
+        return Installed(
+            name=f"{repository}:{quant}" if short else f"{repository}/{filename}",
+            repository=repository,
+            filename=filename,
+            revision=snapshot.name,
+            size=measured.size,
+            quant=quant,
+            path=snapshot / filename,
+            modified=measured.modified,
+            used=measured.used,
+        )
 
     def _of_link(self, path: Path) -> Installed | None:
+        measured = measure([path])
         try:
-            size = path.stat().st_size
             url = path.with_name(_LINK_FILE).read_text(encoding="utf-8").strip()
         except (OSError, ValueError):
             return None
-        return Installed(url, "", path.name, "", size, quants.quant_of(path.name) or "", path)
+        if measured is None:
+            return None
+        quant = quants.quant_of(path.name) or ""
+        return Installed(url, "", path.name, "", measured.size, quant, path, LINK, measured.modified, measured.used)
 
     # ---- what comes in
 
@@ -164,8 +224,6 @@ class Store:
         Raises:
             ResourceError: the cache can't be written.
         """
-        from llmrun.models.download import disk_errors
-
         folder = self._folder(repository)
         path = folder / "snapshots" / commit / filename
         with disk_errors(path):
@@ -177,8 +235,6 @@ class Store:
 
     def install_link(self, url: str) -> None:
         """Note what link a file at link_target() came from, without what may be secret in it."""
-        from llmrun.models.download import disk_errors
-
         path = self.link_target(url).with_name(_LINK_FILE)
         with disk_errors(path):
             _write(path, _plain_link(url))
@@ -195,6 +251,38 @@ def _repository(folder_name: str) -> str | None:
     if not folder_name.startswith(_PREFIX):
         return None
     return folder_name.removeprefix(_PREFIX).replace("--", "/", 1)
+
+
+def _by_name(model: Installed) -> tuple[str, str]:
+    return model.name.lower(), model.filename
+
+
+def _snapshot_folders(folder: Path) -> list[Path]:
+    return [path for path in _folders(folder / "snapshots") if _COMMIT.fullmatch(path.name)]
+
+
+def one_step(path: Path) -> Path:
+    """What a symlink leads to, one step and without looking whether it is there; any other path itself."""
+    try:
+        return Path(os.path.normpath(path.parent / path.readlink()))
+    except OSError:
+        return path
+
+
+def _hard_links(blobs: Path) -> dict[tuple[int, int] | None, Path]:
+    """Files that have another name too, by what makes them the same."""
+    try:
+        return {_inode(path): path for path in blobs.iterdir() if path.lstat().st_nlink > 1}
+    except OSError:
+        return {}
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        fact = path.lstat()
+    except OSError:
+        return None
+    return fact.st_dev, fact.st_ino
 
 
 def _folders(path: Path) -> list[Path]:
@@ -234,8 +322,6 @@ def _link(blob: Path, path: Path) -> None:
 
             shutil.copyfile(blob, temporary)
     temporary.replace(path)
-    from llmrun.models.download import sync_folder
-
     sync_folder(path.parent)
 
 

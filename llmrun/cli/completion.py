@@ -1,0 +1,106 @@
+"""What the Tab key offers where a model is named.
+
+Every key press is a process of its own, so nothing here imports what is not needed, starts an engine or asks the
+network; and since a shell evaluates what we print, only names of harmless characters are offered.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+
+from llmrun.errors import LlmrunError
+
+COMPLETE = "_LLMRUN_COMPLETE"
+"""Set by the shell when it wants completions; its value says which shell it is."""
+
+_HEAD = "_LLMRUN_COMPLETE_HEAD"
+_HARMLESS = re.compile(r"[A-Za-z0-9_./:@+-]+")
+_PATH_STARTS = (".", "/", "~")
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Names of models that can be run, those on this disk first. None for a path: the shell completes it better."""
+    head = os.environ.get(_HEAD, "")
+    wanted = head + incomplete
+    if wanted.startswith(_PATH_STARTS):
+        return []
+    return _tails([*_on_disk(ours_only=False), *_in_catalogue(wanted)], wanted, head)
+
+
+def complete_installed(incomplete: str) -> list[str]:
+    """Names of models that can be removed and verified."""
+    head = os.environ.get(_HEAD, "")
+    return _tails(_on_disk(ours_only=True), head + incomplete, head)
+
+
+def typed_command(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """The command that is to be run or completed, "" while it is still being typed."""
+    words = typed_words(environment) if COMPLETE in environment else ["llmrun", *arguments, ""]
+    return words[1] if len(words) > 2 else ""
+
+
+def completes_model(environment: Mapping[str, str]) -> bool:
+    """Whether it is the word behind the command that is being completed, and no option."""
+    words = typed_words(environment) if COMPLETE in environment else []
+    return len(words) == 3 and not words[2].startswith("-")
+
+
+def typed_words(environment: Mapping[str, str]) -> list[str]:
+    """The command line up to the cursor; the last word is the one that is being completed."""
+    if "_TYPER_COMPLETE_ARGS" in environment:  # zsh, fish and PowerShell give the line
+        line = environment["_TYPER_COMPLETE_ARGS"]
+        return [*line.split(), *([""] if line[-1:].isspace() else [])]
+    index = environment.get("COMP_CWORD", "")
+    return environment.get("COMP_WORDS", "").split("\n")[: int(index) + 1] if index.isdigit() else []
+
+
+def mend_words(environment: MutableMapping[str, str]) -> None:
+    """Bash takes `owner/repo:Q4` for three words and wants only what follows the colon: make it one again.
+
+    What stands before the colon is kept aside, for complete_model() to put in front and take away again.
+    """
+    if environment.get(COMPLETE) != "complete_bash":
+        return
+    words = environment.get("COMP_WORDS", "").split("\n")
+    index = environment.get("COMP_CWORD", "")
+    if not index.isdigit() or not 0 < int(index) < len(words):
+        return
+    start = int(index)
+    head, word = ("", words[start]) if words[start] != ":" else (words[start - 1] + ":", "")
+    start -= words[start] == ":"
+    while start > 1 and words[start - 1] == ":":
+        head = f"{words[start - 2]}:{head}"
+        start -= 2
+    environment["COMP_WORDS"] = "\n".join([*words[:start], word])
+    environment["COMP_CWORD"] = str(start)
+    environment[_HEAD] = head
+
+
+def _on_disk(*, ours_only: bool) -> list[str]:
+    from llmrun.config import load_settings
+    from llmrun.models.store import everything
+
+    try:
+        return [model.name for model in everything(load_settings()) if not (ours_only and model.foreign)]
+    except (LlmrunError, OSError):
+        return []  # a key press is no place for an error
+
+
+def _in_catalogue(wanted: str) -> list[str]:
+    from llmrun.models.registry import load_catalogue
+
+    try:
+        entries = load_catalogue().entries
+    except LlmrunError:
+        return []
+    entry = entries.get(wanted.partition(":")[0])
+    quants = [f"{entry.alias}:{quant.upper()}" for quant in entry.quants] if entry and ":" in wanted else []
+    return [*entries, *quants]
+
+
+def _tails(names: Iterable[str], wanted: str, head: str) -> list[str]:
+    """What the shell puts after `head` for every name that begins as wanted."""
+    fitting = dict.fromkeys(name for name in names if name.startswith(wanted) and _HARMLESS.fullmatch(name))
+    return [name.removeprefix(head) for name in fitting]

@@ -1,0 +1,243 @@
+"""`llmrun rm`, `gc`, `import` and `verify`: the disk that models take. Nothing goes without a yes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llmrun.cli.completion import complete_installed
+from llmrun.cli.models import as_plain
+from llmrun.cli.options import JsonOption
+from llmrun.config import Settings, load_settings
+from llmrun.errors import CancelledError, IntegrityError, ModelNotFoundError, UsageError
+from llmrun.models.installed import Installed
+from llmrun.models.registry import load_catalogue, resolve
+from llmrun.models.store import Store, everything
+from llmrun.ui.figures import size
+from llmrun.ui.output import Output
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask. Needed where nobody can be asked.")]
+NamesArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="MODEL...", help="Names of `llmrun list`.", autocompletion=complete_installed),
+]
+
+
+def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = False) -> None:
+    """Remove models from this disk."""
+    from llmrun.models.in_use import removing
+    from llmrun.models.removal import plan_removal
+    from llmrun.models.removal import remove as do_remove
+
+    output = Output(json=json)
+    settings = load_settings()
+    store = Store(settings)
+    found = {model.path: model for model in (installed_model(name, settings) for name in models)}
+    removals = [plan_removal(store, model) for model in found.values()]
+    for removal in removals:
+        with removing(removal.blobs, removal.model.name):
+            pass  # better said before the question than after it
+        output.note(f"{removal.model.name}: {removal.model.path}, {size(removal.freed)} come free")
+        for other in removal.shared:
+            output.note(f"  not all of its bytes: {other} needs some")
+    _ask(output, f"Remove {_count(len(removals), 'model')}?", yes=yes, command=f"llmrun rm -y {' '.join(models)}")
+    for removal in removals:
+        do_remove(removal)
+    if json:
+        output.result_json(
+            [{"name": r.model.name, "path": str(r.model.path), "freed_bytes": r.freed} for r in removals]
+        )
+    else:
+        output.note(f"Removed; {size(sum(removal.freed for removal in removals))} came free.")
+
+
+def collect_garbage(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
+    young_too: Annotated[bool, typer.Option("--all", help="Also what is younger than a day.")] = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Remove what is of no use: parts of abandoned downloads, bytes without a name, old revisions, locks."""
+    from llmrun.models.collect import collect, discard
+    from llmrun.ui.tables import FileRow, show_files
+
+    output = Output(json=json)
+    store = Store(load_settings())
+    leftovers = collect(store, young_too=young_too)
+    going = [leftover for leftover in leftovers if not leftover.keep]
+    if json:
+        plain = [{"path": str(one.path), "n_bytes": one.n_bytes, "why": one.why, "keep": one.keep} for one in leftovers]
+    else:
+        rows = [
+            FileRow(_inside(one.path, store.root), one.n_bytes, "keep" if one.keep else "remove", _reasons(one))
+            for one in leftovers
+        ]
+        if rows:
+            show_files(output, rows, ("PATH", "SIZE", "", "WHY"))
+        total = size(sum(leftover.n_bytes for leftover in going))
+        output.note(f"{_count(len(going), 'file')} of no use in {store.root}, {total}.")
+    freed = 0
+    if going and not dry_run:
+        _ask(output, f"Remove {_count(len(going), 'file')}?", yes=yes, command="llmrun gc -y")
+        freed = discard(leftovers)
+        output.note(f"Removed; {size(freed)} came free.")
+    if json:
+        output.result_json({"files": plain, "freed_bytes": freed})
+
+
+def import_file(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A GGUF file; of a split model the first part.")],
+    name: Annotated[
+        str, typer.Option("--name", metavar="OWNER/NAME", help="What to call it. Default: local/FILE.")
+    ] = "",
+    move: Annotated[bool, typer.Option("--move", help="Take the file away from where it is.")] = False,
+    link: Annotated[bool, typer.Option("--link", help="Leave the bytes where they are; they must stay there.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Give a model file a name: put it into the cache, where every command finds it."""
+    from llmrun.models.importing import import_model
+    from llmrun.ui.progress import download_progress
+
+    if move and link:
+        raise UsageError("--move and --link exclude each other", hint="give one of them, or none to copy")
+    output = Output(json=json)
+    settings = load_settings()
+    spec = resolve(_as_path(str(file)), load_catalogue())
+    assert spec.path is not None, "a path stays one"
+    with download_progress(output, str(file)) as on_progress:
+        how: Any = "move" if move else "link" if link else "copy"
+        model = import_model(spec.path, Store(settings), name=name, how=how, on_progress=on_progress)
+    if json:
+        output.result_json(as_plain(model))
+    else:
+        output.note(f'{model.name} is at {model.path}; try: llmrun run {model.name} "Hello"')
+
+
+def verify(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="MODEL...", help="Default: every model.", autocompletion=complete_installed),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Read all bytes of models again and compare their checksums."""
+    from llmrun.models.hashing import Verified, verify
+    from llmrun.ui.progress import download_progress
+    from llmrun.ui.tables import FileRow, show_files
+
+    output = Output(json=json)
+    settings = load_settings()
+    named = [installed_model(name, settings) for name in models] if models else everything(settings)
+    total, done = sum(model.size for model in named), 0
+    results: list[Verified] = []
+    if named:
+        with download_progress(output, "verify") as on_progress:
+
+            def count(n_bytes: int) -> None:
+                nonlocal done
+                done += n_bytes
+                on_progress(done, total)
+
+            results = [verify(model, count) for model in named]
+    if json:
+        output.result_json([{**as_plain(r.model), "state": r.state, "text": r.text} for r in results])
+    elif results:
+        rows = [FileRow(result.model.name, result.model.size, result.state, result.text) for result in results]
+        show_files(output, rows, ("NAME", "SIZE", "STATE", "WHY"))
+    else:
+        output.note("No models on this disk yet.")
+    _refuse_damaged([result.model for result in results if result.state == "damaged"])
+
+
+def installed_model(name: str, settings: Settings) -> Installed:
+    """The model on this disk that a name means: a name of `llmrun list`, or anything that leads to the same file.
+
+    Raises:
+        ModelNotFoundError: it is not on this disk; names the near ones.
+        UsageError: it is a file that is not in the cache; or it can be several models.
+    """
+    models = everything(settings)
+    for model in models:
+        if model.name.lower() == name.lower():
+            return model
+    try:
+        spec = resolve(name, load_catalogue())
+    except ModelNotFoundError as error:
+        raise _not_here(name, models) from error
+    if spec.repository and (spec.any_quant or not (spec.quant or spec.filename)):
+        return _only_one(name, [m for m in models if m.repository.lower() == spec.repository.lower()], models)
+    found = Store(settings).find(spec)
+    if found:
+        return next((model for model in models if model.path == found.path), found)
+    if spec.path is None:
+        raise _not_here(name, models)
+    here = next((model for model in models if model.path.resolve() == spec.path.resolve()), None)
+    if here:
+        return here
+    raise UsageError(f"{name} is a file of your own", why="this command is about models that `llmrun list` shows")
+
+
+def _only_one(name: str, meant: list[Installed], models: list[Installed]) -> Installed:
+    """The one model that a repository's name can mean: nobody should lose another quant than they think of."""
+    if not meant:
+        raise _not_here(name, models)
+    if len(meant) > 1:
+        raise UsageError(
+            f"{name} can be several models", why=", ".join(model.name for model in meant), hint="name one of these"
+        )
+    return meant[0]
+
+
+def _not_here(name: str, models: list[Installed]) -> ModelNotFoundError:
+    from difflib import get_close_matches
+
+    names = [model.name for model in models]
+    lower = {one.lower(): one for one in names}
+    close = [one for one in names if name.lower() in one.lower()][:3]
+    close = close or [lower[one] for one in get_close_matches(name.lower(), lower, n=3, cutoff=0.5)]
+    guess = f"did you mean {' or '.join(close)}? " if close else ""
+    return ModelNotFoundError(f"{name} is not on this disk", hint=f"{guess}`llmrun list` shows what is")
+
+
+def _ask(output: Output, question: str, *, yes: bool, command: str) -> None:
+    if yes:
+        return
+    if not output.can_ask:
+        raise UsageError("nothing is removed without a yes", why="nobody can be asked here", hint=command)
+    if not output.confirm(question):
+        raise CancelledError("nothing was removed")
+
+
+def _refuse_damaged(damaged: list[Installed]) -> None:
+    if not damaged:
+        return
+    names = ", ".join(model.name for model in damaged)
+    ours = [model.name for model in damaged if not model.foreign]
+    raise IntegrityError(
+        f"{_count(len(damaged), 'model')} {'is' if len(damaged) == 1 else 'are'} damaged: {names}",
+        why="the bytes are not those that were installed",
+        hint=" && ".join(f"llmrun rm -y {name} && llmrun pull {name}" for name in ours)
+        or "let the program it belongs to fetch it again",
+    )
+
+
+def _as_path(text: str) -> str:
+    """A file's name that can't be mistaken for an alias or a repository."""
+    from llmrun.models.foreign import PROGRAMS
+
+    foreign = text.partition("/")[0].lower() in PROGRAMS and not Path(text).exists()
+    return text if foreign else str(Path(text).expanduser().absolute())
+
+
+def _reasons(leftover: Any) -> str:
+    return f"{leftover.why}; {leftover.keep}" if leftover.keep else leftover.why
+
+
+def _inside(path: Path, root: Path) -> str:
+    return str(path.relative_to(root)) if root in path.parents else str(path)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

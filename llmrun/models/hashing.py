@@ -1,0 +1,84 @@
+"""Are the bytes on this disk still those that were promised? Owns reading and hashing; must not ask the network."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from llmrun.models import quants
+from llmrun.models.installed import OLLAMA, Installed
+
+OnBytes = Callable[[int], None]
+"""Called with the number of bytes read since the last call."""
+
+State = Literal["ok", "damaged", "unknown"]
+
+_CHUNK_BYTES = 4 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What became of a model's bytes.
+
+    Attributes:
+        model: which one.
+        state: "unknown" when nobody noted what they should be.
+        text: what was found, for people.
+    """
+
+    model: Installed
+    state: State
+    text: str
+
+
+def sha256_of(path: Path, on_bytes: OnBytes = lambda n_bytes: None) -> str:
+    """Hash a file, lower-case hex.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while n_bytes := file.readinto(buffer):
+            digest.update(buffer[:n_bytes])
+            on_bytes(n_bytes)
+    return digest.hexdigest()
+
+
+def verify(model: Installed, on_bytes: OnBytes = lambda n_bytes: None) -> Verified:
+    """Read all of a model's bytes and compare their sha256 with the one they are stored under."""
+    for name in quants.all_parts(model.path.name):
+        path = model.path.with_name(name)
+        promised = promised_sha256(model, path)
+        if promised is None:
+            return Verified(model, "unknown", f"nobody noted a checksum of {name}")
+        try:
+            found = sha256_of(path, on_bytes)
+        except OSError as error:
+            return Verified(model, "damaged", f"{name} can't be read: {error.strerror or error}")
+        if found != promised:
+            return Verified(model, "damaged", f"the sha256 of {name} is {found}, it should be {promised}")
+    return Verified(model, "ok", "sha256 matches")
+
+
+def promised_sha256(model: Installed, path: Path) -> str | None:
+    """The hash that a file's bytes are stored under; None when its place has no such thing.
+
+    In the hub's cache a name leads to blobs/<sha256>. One step only: that may itself be a link into the hub's shared
+    store, where bytes go by another hash.
+    """
+    if model.place == OLLAMA:
+        name = path.name.removeprefix("sha256-")
+    else:
+        try:
+            name = Path(os.readlink(path)).name  # noqa: PTH115 - the text, not what it leads to
+        except OSError:
+            return None
+    return name if _SHA256.fullmatch(name) else None
