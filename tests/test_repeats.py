@@ -114,7 +114,7 @@ INNOCENT = {
     "closing": "".join(" " * (2 * depth) + "}\n" for depth in range(60, 0, -1)),
     "html": "<table>\n" + "  <tr><td></td><td></td><td></td><td></td></tr>\n" * 20 + "</table>",
     "nops": "section .text\n" + "    nop\n" * 100,
-    "base64": base64.b64encode(bytes(random.Random(1).randrange(256) for _ in range(5000))).decode(),
+    "base64": base64.b64encode(random.Random(1).randbytes(5000)).decode(),
     "base64 of zeros": base64.b64encode(bytes(900)).decode(),
     "hex dump": "".join(
         f"{n:08x}: 0000 0000 0000 0000 0000 0000 0000 0000  ................\n" for n in range(0, 960, 16)
@@ -122,13 +122,13 @@ INNOCENT = {
     "form": "Name: ____________ Date: ____________ Signature: ____________\n" * 15,
     "art": "".join("*" * (2 * n + 1) + "\n" for n in range(60)) + ("/\\" * 30 + "\n" + "\\/" * 30 + "\n") * 10,
     "song": (
-        "Row, row, row your boat,\nGently down the stream,\nMerrily, merrily, merrily, merrily,\nLife is but a dream.\n\n"
-        * 4
+        "Row, row, row your boat,\nGently down the stream,\n"
+        "Merrily, merrily, merrily, merrily,\nLife is but a dream.\n\n" * 4
     ),
     "coda": "Na na na nananana, nananana, hey Jude\n" * 18,
     "refrain": "".join(
         f"Verse {n}: {word} the river ran beyond the {word} hill.\nQuoth the raven: nevermore, nevermore.\n\n"
-        for n, word in enumerate("cold deep dark wide slow bright old grey long near far high".split())
+        for n, word in enumerate(("cold", "deep", "dark", "wide", "slow", "bright", "old", "grey", "long", "near"))
     ),
     "bottles": "".join(
         f"{n} bottles of beer on the wall, {n} bottles of beer. Take one down and pass it around, "
@@ -138,12 +138,14 @@ INNOCENT = {
     "said again": PARAGRAPH * 3,
     "told thrice": "I will not talk in class. " * 10,
     "code": "".join(
-        f"def test_{name}() -> None:\n    result = run({name!r})\n    assert result.returncode == 0\n    assert result.stdout == ''\n\n\n"
+        f"def test_{name}() -> None:\n    result = run({name!r})\n    assert result.returncode == 0\n"
+        "    assert result.stdout == ''\n\n\n"
         for name in ("add", "remove", "list", "show", "pull", "push", "copy", "move", "link", "load", "save", "stop")
     ),
     "json": "".join(f'    {{"id": {n}, "name": "user{n}", "active": true, "tags": []}},\n' for n in range(100)),
-    "cards": '<div class="card">\n  <h2>Title</h2>\n  <p>Some text goes here.</p>\n  <a href="#">Read more</a>\n</div>\n'
-    * 6,
+    "cards": (
+        '<div class="card">\n  <h2>Title</h2>\n  <p>Some text goes here.</p>\n  <a href="#">Read more</a>\n</div>\n' * 6
+    ),
     "counting": " ".join(str(n) for n in range(1, 2000)),
     "laugh": "ha" * 100 + "! " + "lol " * 50,
 }

@@ -12,7 +12,7 @@ _SEED = 16  # characters that have to come again before a block is looked for
 _LONGEST_BLOCK = 4096  # characters
 _PROSE_SPAN, _PROSE_TIMES, _LONG_PROSE, _LONG_PROSE_TIMES = 600, 6, 300, 4
 _OTHER_SPAN, _OTHER_TIMES = 1500, 8
-_PROSE_SHARE, _PROSE_WORDS = 0.8, 4
+_PROSE_SHARE, _PROSE_WORDS = 0.8, 5
 _WORD = re.compile(r"[^\W\d_]+")
 _BEGINNINGS = (re.compile(r"\n+"), re.compile(r"[.!?:;。！？]\s+|[。！？]"), re.compile(r"\s+"))
 

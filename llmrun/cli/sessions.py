@@ -1,0 +1,274 @@
+"""`llmrun sessions`: the saved chats. Nothing goes without a yes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmrun.cli.options import JsonOption
+from llmrun.config import load_settings
+from llmrun.errors import CancelledError, LlmrunError, UsageError
+from llmrun.ui.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.sessions.store import SessionFacts, Sessions
+
+_HARMLESS = re.compile(r"[A-Za-z0-9_.+-]+")  # a shell evaluates what it completes
+
+app = typer.Typer(help="The saved chats.")
+
+
+class ExportFormat(str, Enum):
+    """What `--format` takes; the values are those of sessions.export.Format."""
+
+    markdown = "markdown"
+    json = "json"
+    jsonl = "jsonl"
+    openai = "openai"
+
+
+def complete_session(incomplete: str) -> list[str]:
+    """Names of saved chats, for the Tab key."""
+    try:
+        with _sessions() as sessions:
+            names = [facts.name for facts in sessions.all()]
+    except LlmrunError:
+        return []  # a key press is no place for an error
+    return [name for name in names if name.startswith(incomplete) and _HARMLESS.fullmatch(name)]
+
+
+NameArgument = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="A name of `llmrun sessions list`, or an id.", autocompletion=complete_session),
+]
+LastArgument = Annotated[
+    str,
+    typer.Argument(metavar="[NAME]", help="Default: the chat used last.", autocompletion=complete_session),
+]
+NamesArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="NAME...", help="Names of `llmrun sessions list`.", autocompletion=complete_session),
+]
+BranchOption = Annotated[str, typer.Option("--branch", "-b", help="Which branch. Default: the current one.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask. Needed where nobody can be asked.")]
+
+
+@app.callback(invoke_without_command=True)
+def start(context: typer.Context) -> None:
+    """The saved chats. Without a command they are listed."""
+    if context.invoked_subcommand is None:
+        list_sessions()
+
+
+@app.command("list")
+def list_sessions(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only names, one a line.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """List the saved chats, the one used last first."""
+    from llmrun.ui.sanitize import clean
+
+    output = Output(json=json)
+    with _sessions(output) as sessions:
+        found = sessions.all()
+    if json:
+        output.result_json([_plain(facts) for facts in found])
+    elif quiet:
+        for facts in found:
+            output.text(clean(facts.name))
+    elif found:
+        _show_list(output, found)
+    else:
+        output.note("No saved chats yet. `llmrun chat` begins one.")
+
+
+@app.command("show")
+def show_session(name: LastArgument = "", branch: BranchOption = "", json: JsonOption = False) -> None:
+    """Print a saved chat; with --json everything that is known about it."""
+    from llmrun.sessions.export import export
+
+    output = Output(json=json)
+    with _sessions(output) as sessions:
+        tree = sessions.tree(name)
+    _print(output, export(tree, "json" if json else "markdown", branch))
+
+
+@app.command("export")
+def export_session(
+    name: LastArgument = "",
+    form: Annotated[
+        ExportFormat | None,
+        typer.Option("--format", "-f", help="Default: by the file's suffix, else markdown. Only json can be imported."),
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to. Default: stdout.")
+    ] = None,
+    branch: BranchOption = "",
+    yes: YesOption = False,
+) -> None:
+    """Write a saved chat as Markdown, JSON, JSONL, or a line for OpenAI's fine-tuning."""
+    from llmrun.sessions.export import export, format_for
+    from llmrun.sessions.files import write_whole
+
+    output = Output()
+    wanted = form.value if form else (format_for(to.name) if to else None) or "markdown"
+    with _sessions(output) as sessions:
+        tree = sessions.tree(name)
+    text = export(tree, wanted, branch)
+    if to is None:
+        _print(output, text)
+        return
+    if to.exists():
+        _ask(
+            output,
+            f"Replace {to}?",
+            yes=yes,
+            command=shlex.join(["llmrun", "sessions", "export", "-y", tree.name, "-o", str(to)]),
+        )
+    write_whole(to, text)
+    output.note(f"{tree.name} is in {to}, as {wanted}.")
+
+
+@app.command("import")
+def import_session(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Made by `llmrun sessions export --format json`.")],
+    name: Annotated[str, typer.Option("--name", help="What to call it. Default: as it was called.")] = "",
+    json: JsonOption = False,
+) -> None:
+    """Save a chat that was exported as JSON."""
+    from llmrun.sessions.export import read_json
+
+    output = Output(json=json)
+    try:
+        tree = read_json(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is no UTF-8 text"
+        raise UsageError(f"{str(file)!r} can't be read", why=why.lower()) from None
+    with _sessions(output) as sessions:
+        facts = sessions.find(str(sessions.add(tree, name).id))
+    if json:
+        output.result_json(_plain(facts))
+    else:
+        output.note(f"Saved as {facts.name}. `llmrun chat MODEL --session {shlex.quote(facts.name)}` goes on with it.")
+
+
+@app.command("rename")
+def rename_session(
+    name: NameArgument, new: Annotated[str, typer.Argument(metavar="NEW", help="What to call it.")]
+) -> None:
+    """Call a saved chat something else."""
+    output = Output()
+    with _sessions(output) as sessions:
+        sessions.rename(name, new)
+    output.note(f"{name} is called {new.strip()} now.")
+
+
+@app.command("rm")
+def remove_sessions(names: NamesArgument, yes: YesOption = False, json: JsonOption = False) -> None:
+    """Delete saved chats, all their branches with them."""
+    output = Output(json=json)
+    with _sessions(output) as sessions:
+        found = list({facts.id: facts for facts in map(sessions.find, names)}.values())
+        for facts in found:
+            output.note(f"{facts.name}: {_count(facts.turns, 'turn')}, {facts.first}")
+        question = f"Delete {_count(len(found), 'chat')}?"
+        _ask(output, question, yes=yes, command=f"llmrun sessions rm -y {shlex.join(names)}")
+        for facts in found:
+            sessions.delete(str(facts.id))
+    if json:
+        output.result_json([_plain(facts) for facts in found])
+    else:
+        output.note("Deleted.")
+
+
+@app.command("search")
+def search_sessions(
+    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="What was said: every word, or how it begins.")],
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Most messages to show.")] = 20,
+    json: JsonOption = False,
+) -> None:
+    """Search in everything that was said, best match first."""
+    from llmrun.sessions.export import iso_time
+    from llmrun.ui.tables import Column, ago, show_table
+
+    output = Output(json=json)
+    with _sessions(output) as sessions:
+        hits = sessions.search(" ".join(words), limit)
+    if json:
+        output.result_json([{**asdict(hit), "created": iso_time(hit.created)} for hit in hits])
+    elif hits:
+        now = time.time()
+        columns = (
+            Column("NAME", style="bold"),
+            Column("TURN", right=True),
+            Column("WHO"),
+            Column("SAID"),
+            Column("TEXT"),
+        )
+        who = {"user": "you", "assistant": "model"}
+        rows = [(h.session, str(h.turn), who[h.role], ago(now - h.created), h.excerpt) for h in hits]
+        show_table(output, columns, rows)
+    else:
+        output.note(f"Nobody said {' '.join(words)!r} in a saved chat.")
+
+
+@contextmanager
+def _sessions(output: Output | None = None) -> Iterator[Sessions]:
+    """The saved chats; what has to be told about opening them is told."""
+    from llmrun.sessions.store import Sessions, folder_in
+
+    with Sessions(folder_in(load_settings().state_dir)) as sessions:
+        if output and sessions.note:
+            output.note(sessions.note)
+        yield sessions
+
+
+def _show_list(output: Output, found: list[SessionFacts]) -> None:
+    from llmrun.ui.tables import Column, ago, show_table
+
+    columns = (
+        Column("NAME", style="bold"),
+        Column("TURNS", right=True),
+        Column("MODEL"),
+        Column("USED"),
+        Column("BEGINS WITH", style="dim"),
+    )
+    now = time.time()
+    rows = [(f.name, str(f.turns), f.model, ago(now - f.updated), " ".join(f.first.split())[:60]) for f in found]
+    show_table(output, columns, rows)
+
+
+def _plain(facts: SessionFacts) -> dict[str, Any]:
+    from llmrun.sessions.export import iso_time
+
+    return {**asdict(facts), "created": iso_time(facts.created), "updated": iso_time(facts.updated)}
+
+
+def _print(output: Output, text: str) -> None:
+    """A whole text on stdout: as it is for a program, without what could steer it for a terminal."""
+    from llmrun.ui.sanitize import clean
+
+    text = text.removesuffix("\n")
+    output.text(clean(text, newlines=True) if output.stdout_is_terminal else text)
+
+
+def _ask(output: Output, question: str, *, yes: bool, command: str) -> None:
+    if yes:
+        return
+    if not output.can_ask:
+        raise UsageError("nothing is done without a yes", why="nobody can be asked here", hint=command)
+    if not output.confirm(question):
+        raise CancelledError("nothing was done")
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
