@@ -31,6 +31,7 @@ from llmrun.overflow import (
 from llmrun.params import Limits, SamplingParams
 from llmrun.sessions.chat import SavedChat
 from llmrun.sessions.turns import Answer, Departure, ModelUsed, Question, WindowTurn
+from llmrun.thoughts import split
 
 _ANSWER_ROOM = 512  # tokens that are kept free for an answer of no stated length
 _SUMMARY_ROOM = 256
@@ -177,7 +178,7 @@ class Conversation:
                 pieces.append(event.text)
             elif isinstance(event, Finished):
                 self.last = event
-                reasoning, content = split_thought("".join(pieces), self.model.loaded.thinking_tags, inside=inside)
+                reasoning, content = split("".join(pieces), self.model.loaded.thinking_tags, inside=inside)
                 model = model_used(self.model)
                 answer = Answer(
                     content, reasoning, event.reason, model, sampling, manner.limits, event.stats, tuple(departures)
@@ -265,7 +266,7 @@ class Conversation:
             stops_repeats=True,
         )
         text = "".join(event.text for event in events if isinstance(event, TextDelta))
-        return split_thought(text, self.model.loaded.thinking_tags, inside=False)[1]
+        return split(text, self.model.loaded.thinking_tags, inside=False)[1]
 
     def _with_system(self, turns: Sequence[WindowTurn], question: Question) -> list[Message]:
         system = [Message("system", self.chat.system)] if self.chat.system else []
@@ -286,25 +287,6 @@ class Conversation:
         counted = self._counted([*messages] if messages[-1].role == "user" else [*messages, Message("user", "")])
         marks = max(0, counted.total - sum(counted.each)) // (len(counted.each) + 1)
         return [Sized(message.role, tokens + marks) for message, tokens in zip(messages, counted.each, strict=False)]
-
-
-def split_thought(text: str, tags: Sequence[str], *, inside: bool) -> tuple[str, str]:
-    """What a model thought before it answered, and the answer.
-
-    Args:
-        text: all that it said.
-        tags: opening and closing, as Loaded.thinking_tags; none if it does not think.
-        inside: the text begins inside the thought.
-    """
-    if not tags:
-        return "", text
-    opening, closing = tags
-    if not inside:
-        if not text.lstrip().startswith(opening):
-            return "", text
-        text = text.lstrip()[len(opening) :]
-    thought, _, answer = text.partition(closing)
-    return thought.strip(), answer.lstrip()
 
 
 def model_used(model: Model) -> ModelUsed:

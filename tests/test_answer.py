@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import random
+import re
 from collections.abc import Iterable
 
 import pyte
-import pyte.screens
 import pytest
+from screens import Clock, Terminal, rows_of
+from test_sanitize import SEQUENCES, UNFINISHED, is_allowed
 
 from llmrun.messages import (
     Event,
@@ -23,8 +25,9 @@ from llmrun.messages import (
     TextDelta,
 )
 from llmrun.ui.answer import AnswerView, PlainView, answer_view
-from llmrun.ui.cells import char_width
 from llmrun.ui.output import Output
+from llmrun.ui.page import Page
+from llmrun.ui.sanitize import clean
 
 STATS = Stats(
     prompt_tokens=31, reused_tokens=0, prefill_seconds=31 / 412, completion_tokens=128,
@@ -33,89 +36,8 @@ STATS = Stats(
 )  # fmt: skip
 SUMMARY = (
     "prefill 31 tokens 412 t/s · decode 128 tokens 131.2 t/s · TTFT 0.21 s · "
-    "inter-token p50 7.5 ms p95 8.1 ms · context 159/8,192 · seed 1234"
+    "inter-token p50 7.5 ms p95 8.1 ms · ctx 159/8,192 · seed 1234"
 )
-
-
-class Screen(pyte.HistoryScreen):
-    """pyte, mended where it differs from real terminals: wide characters wrap whole, a tab in a full row and
-    characters without width change nothing."""
-
-    def __init__(self, columns: int, rows: int) -> None:
-        super().__init__(columns, rows, history=100_000)
-        self.set_mode(pyte.modes.LNM)  # stands in for the terminal driver's ONLCR
-
-    def draw(self, data: str) -> None:
-        for char in data:
-            cells = char_width(char)
-            if cells == 0:
-                continue
-            if cells == 2 and self.cursor.x == self.columns - 1:
-                self.cursor.x = self.columns
-            super().draw(char)
-
-    def tab(self) -> None:
-        if self.cursor.x < self.columns:
-            super().tab()
-
-    def erase_in_display(self, how: int = 0, *args: object, **options: object) -> None:
-        if how == 0 and (self.cursor.x, self.cursor.y) == (
-            0,
-            0,
-        ):  # tmux keeps in its history what this erases
-            rows = self.rows_shown()
-            self.history.top.extend(self.buffer[index].copy() for index, row in enumerate(rows) if row)
-        super().erase_in_display(how, *args, **options)
-
-    def restore_cursor(self) -> None:
-        assert self.savepoints, "restore without save"
-        super().restore_cursor()
-
-    def scrollback(self) -> list[str]:
-        return [self._row(row) for row in self.history.top]
-
-    def rows_shown(self) -> list[str]:
-        return [self._row(self.buffer[index]) for index in range(self.lines)]
-
-    def everything(self) -> list[str]:
-        rows = [*self.scrollback(), *self.rows_shown()]
-        while rows and not rows[-1]:
-            rows.pop()
-        return rows
-
-    def _row(self, row: dict[int, pyte.screens.Char]) -> str:
-        return "".join(row[column].data for column in range(self.columns)).rstrip()
-
-
-class Terminal(io.StringIO):
-    """A stream that draws on a screen."""
-
-    def __init__(self, columns: int = 80, rows: int = 24) -> None:
-        super().__init__()
-        self.screen = Screen(columns, rows)
-        self._parser = pyte.Stream(self.screen)
-        self.n_writes = 0
-
-    def write(self, text: str) -> int:
-        self.n_writes += 1
-        self._parser.feed(text)
-        return super().write(text)
-
-    def isatty(self) -> bool:
-        return True
-
-    def size(self) -> tuple[int, int]:
-        return self.screen.columns, self.screen.lines
-
-
-class Clock:
-    """Time that passes when told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Case:
@@ -146,13 +68,6 @@ class Case:
     @property
     def rows(self) -> list[str]:
         return self.terminal.screen.everything()
-
-
-def rows_of(text: str, columns: int, rows: int) -> list[str]:
-    """What a terminal shows of the text alone."""
-    terminal = Terminal(columns, rows)
-    terminal.write(text)
-    return terminal.screen.everything()
 
 
 def test_waiting_and_live_line() -> None:
@@ -305,6 +220,81 @@ def test_escapes_of_the_model_do_not_reach_the_terminal() -> None:
     case.view.close()
     assert case.rows == ["abcd"]
     assert case.terminal.screen.title == ""
+
+
+MARKUP = [
+    "[bold red]",
+    "[link=file:///etc/passwd]x[/link]",
+    "[@click=quit]",
+    "[/]",
+    "{0}",
+    "%s",
+    "&#27;[2J",
+    "\\x1b[2J",
+]
+PAYLOADS = [*SEQUENCES, *UNFINISHED, *MARKUP]
+PLACES = {
+    "as it is": "a {} b",
+    "text": "a {} b",
+    "bold": "a **{}** b",
+    "code in a line": "a `{}` b",
+    "heading": "# {} b",
+    "item": "- {}\n  1. {}",
+    "quote": "> {} b",
+    "code": "```python\nif {}: # {}\n```",
+    "language": "```{}\nx\n```",
+    "table": "| {} | b |\n|---|---|\n| a | {} |\n\n",
+    "link": "[{}](http://b) b",
+    "address": "[a](http://{}) b",
+    "thoughts": "<think>{} a</think>b",
+    "repeated": "{0}{0}a{0}\n{0}",
+}
+OURS = re.compile(
+    r"\x1b(?:\[\?2026[hl]|\[J|\[A|\[\?7[hl]|[78D]|\[(?:0|[1-4]|9|3[1-6])(?:;(?:[1-4]|9|3[1-6]))*m)|\x1b\[B\r|\r\x1b\[K"
+)
+
+
+def written(text: str, pieces: Iterable[str], place: str) -> str:
+    """What a view writes to the terminal for a text in pieces."""
+    stream, clock = io.StringIO(), Clock()
+    page = Page(clock, markdown=place != "as it is", tags=("<think>", "</think>"), think="on")
+    with AnswerView(stream, clock=clock, size=lambda: (30, 10), page=page) as view:
+        view.show(Started(1, 31, 0, 1234))
+        for piece in pieces:
+            clock.now += 0.01
+            view.show(TextDelta(1, piece, 1))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_payload_reaches_the_terminal_wherever_it_stands_and_is_split(place: str) -> None:
+    assert len(set(PAYLOADS)) >= 250
+    for number, payload in enumerate(PAYLOADS):
+        text = PLACES[place].replace("{0}", payload).replace("{}", payload)
+        at = text.index(payload)
+        # At each character, and cut in two at one of the places in it; test_sanitize.py cuts at all of them.
+        cut = at + number % (len(payload) + 1)
+        for pieces in (list(text), [text[:cut], text[cut:]]):
+            out = written(text, pieces, place)
+            assert all(map(is_allowed, OURS.sub("", out))), (payload, out)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_payload_moves_anything_on_the_screen(place: str) -> None:
+    quiet = [payload for payload in SEQUENCES if clean(payload) == ""]
+    assert len(quiet) >= 250
+    expected = None
+    for payload in ["", *quiet[:: max(len(quiet) // 40, 1)]]:
+        terminal = Terminal(30, 10)
+        modes = set(terminal.screen.mode)
+        text = PLACES[place].replace("{0}", payload).replace("{}", payload)
+        terminal.write(written(text, list(text), place))
+        screen = terminal.screen
+        rows = [row for row in screen.everything() if not row.startswith("thought for")]  # tells the number of pieces
+        shown = (rows, screen.cursor.x, screen.cursor.y, screen.title, screen.cursor.hidden)
+        assert screen.mode == modes
+        expected = expected or shown
+        assert shown == expected, payload
 
 
 def test_closing_in_the_middle_erases_the_line_and_ends_the_row() -> None:
@@ -464,3 +454,40 @@ def test_real_terminal_gets_the_live_view() -> None:
     terminal = Terminal()
     output = Output(stdin=io.StringIO(), stdout=terminal, stderr=terminal, environment={"TERM": "xterm-256color"})
     assert isinstance(answer_view(output), AnswerView)
+
+
+class Encoded(Terminal):
+    """A terminal with an encoding."""
+
+    encoding = "ascii"
+
+
+@pytest.mark.parametrize(
+    ("environment", "terminal", "expected"),
+    [
+        ({"TERM": "xterm"}, Terminal(200), ["• item with bold", "─" * 40]),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, Terminal(200), ["• item with **bold**", "─" * 40]),
+        ({"TERM": "xterm"}, Encoded(200), ["- item with bold", "-" * 40]),
+        ({"TERM": "dumb"}, Terminal(200), ["- item with **bold**", "---"]),
+    ],
+)
+def test_markdown_is_what_the_terminal_can_show(
+    environment: dict[str, str], terminal: Terminal, expected: list[str]
+) -> None:
+    output = Output(stdin=io.StringIO(), stdout=terminal, stderr=terminal, environment=environment)
+    with answer_view(output, markdown=True) as view:
+        for event in events("- item with **bo", "ld**\n", "---\n"):
+            view.show(event)
+    assert terminal.screen.everything()[:2] == expected
+    assert terminal.screen.everything()[2].startswith("prefill 31 tokens 412 t/s ")
+    has_styles = "\x1b[1m" in terminal.getvalue()
+    assert has_styles == ("bold" in expected[0] and "**" not in expected[0])
+    if isinstance(terminal, Encoded):
+        assert terminal.getvalue().isascii()
+
+
+def test_reused_tokens_are_in_the_live_line() -> None:
+    case = Case(120)
+    case.show(Started(1, 31, 20, 1234))
+    case.text("Hello")
+    assert case.rows[-1].endswith("ctx 32/8,192 · reused 20")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import re
 import subprocess
@@ -14,12 +15,13 @@ from typing import Any
 import pytest
 import typer
 
-from llmrun.cli.options import _given, limits, template_text, with_sampling
+from llmrun.cli.options import template_text, wanted, with_options
 from llmrun.cli.run_command import conversation, read_prompt
+from llmrun.cli.sampling import FLAGS, sampling_flags, sampling_rows
 from llmrun.cli.topics import EXIT_CODES
 from llmrun.errors import BY_CODE, UsageError
 from llmrun.messages import Message
-from llmrun.params import SamplingParams
+from llmrun.params import BOUNDS, DEFAULTS, Limits, SamplingParams
 from llmrun.ui.output import Output
 
 README = Path(__file__).parents[1] / "README.md"
@@ -55,13 +57,18 @@ def test_version_names_both(tmp_path: Path) -> None:
         (("run", "smolm", "hi"), 3, "Did you mean smollm2"),
         (("run", "./missing.gguf", "hi"), 3, "missing.gguf"),
         (("run", "smollm2"), 2, "there is no prompt"),
-        (("run", "smollm2", "hi", "--temp", "nan"), 2, "between 0 and 100"),
-        (("run", "smollm2", "hi", "--top-k", "-1"), 2, "top_k = -1"),
+        (("run", "smollm2", "hi", "--temp", "nan"), 2, "--temp = nan makes no sense"),
+        (("run", "smollm2", "hi", "--top-k", "-1"), 2, "--top-k = -1 makes no sense"),
+        (("run", "smollm2", "hi", "--sampler-order", "top_k,topp"), 2, "--sampler-order: 'topp' is no step"),
+        (("run", "smollm2", "hi", "--ban", ""), 2, "these banned phrases make no sense"),
+        (("run", "smollm2", "hi", "--grammar", "missing.gbnf"), 2, "--grammar missing.gbnf can't be read"),
+        (("run", "smollm2", "hi", "--grammar", "/dev/null"), 7, "grammar"),
+        (("run", "smollm2", "hi", "--json-schema", "{"), 7, "line 1, column 2"),
+        (("run", "smollm2", "hi", "--json-schema", "{}", "--grammar", "g"), 2, "exclude each other"),
         (("run", "smollm2", "hi", "--max-tokens", "0"), 2, "max_tokens = 0"),
         (("run", "smollm2", "hi", "--template", "missing.jinja"), 2, "missing.jinja"),
         (("run", "smollm2", "hi", "--logit-bias", "x"), 2, "--logit-bias 'x'"),
         (("run", "smollm2", "hi"), 5, "HF_HUB_OFFLINE"),
-        (("show", "smollm2"), 3, "llmrun pull smollm2"),
         (("help", "nonsense"), 2, "no help on 'nonsense'"),
         (("nonsense",), 2, "No such command"),
         (("run", "http://example.org/x.gguf", "hi"), 2, "http"),
@@ -118,12 +125,36 @@ def test_help_names_every_command_and_the_readme_every_command(tmp_path: Path) -
 
 
 def test_every_sampling_parameter_has_a_flag() -> None:
-    @with_sampling
+    @with_options(flags=sampling_flags)
     def command(name: str, *, flags: dict[str, Any]) -> None: ...
 
     names = list(inspect.signature(command).parameters)
     assert names[0] == "name"
     assert set(names[1:]) == {field.name for field in fields(SamplingParams)}
+
+
+EDGES = [(name, outside) for name, (low, high) in BOUNDS.items() for outside in (low - 1, high + 1, math.nan, math.inf)]
+
+
+@pytest.mark.parametrize(("name", "value"), EDGES)
+def test_every_bound_is_refused_by_its_flag(name: str, value: float) -> None:
+    flag = FLAGS[name][0]
+    with pytest.raises(UsageError) as caught:
+        sampling_flags(**{name: value})
+    assert caught.value.what == f"{flag} = {value} makes no sense"
+    assert "between" in caught.value.why
+
+
+def test_a_sampler_order_is_read_as_ours_and_as_llama_cpp_writes_it() -> None:
+    expected = {"order": ("temperature", "top_k")}
+    assert sampling_flags(order="temperature,top_k") == sampling_flags(order="temperature; top_k") == expected
+
+
+def test_defaults_are_shown_as_the_flags_take_them() -> None:
+    rows = {flag: value for flag, value, _ in sampling_rows(DEFAULTS, dict.fromkeys(FLAGS, "default"))}
+    assert rows["--seed"] == "random"
+    assert rows["--temp"] == "0.8"
+    assert sampling_flags(order=rows["--sampler-order"]) == {"order": DEFAULTS.order}
 
 
 def test_only_what_was_typed_is_given() -> None:
@@ -133,10 +164,10 @@ def test_only_what_was_typed_is_given() -> None:
         seen.update(flags)
 
     app = typer.Typer()
-    app.command()(with_sampling(command))
+    app.command()(with_options(flags=sampling_flags)(command))
     app(["--top-k", "3", "--dry-breaker", "a", "--dry-breaker", "b", "--logit-bias", "5=-inf"], standalone_mode=False)
     assert seen == {"top_k": 3, "dry_breakers": ("a", "b"), "logit_bias": ((5, -float("inf")),)}
-    assert _given({"top_k": None, "dry_breakers": []}) == {}
+    assert sampling_flags(top_k=None, dry_breakers=[]) == {}
 
 
 def test_templates_and_limits(tmp_path: Path) -> None:
@@ -145,10 +176,10 @@ def test_templates_and_limits(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text("{{ messages }}")
     assert template_text(str(file)) == "{{ messages }}"
-    assert limits(None, None).stop == ()
-    assert limits(3, ["x"]).max_tokens == 3
+    assert wanted().limits.stop == ()
+    assert wanted(max_tokens=3, stop=["x"], ban=["y"]).limits == Limits(3, ("x",), ("y",))
     with pytest.raises(UsageError):
-        limits(3, [""])
+        wanted(stop=[""])
 
 
 def test_system_prompt_comes_first() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.conversation import Conversation, Manner, Overflow, split_thought
+from llmrun.conversation import Conversation, Manner, Overflow
 from llmrun.errors import ContextOverflowError, EngineCrashedError, UsageError
 from llmrun.messages import Counted, Event, Finished, Message, Started, Stats, TextDelta
 from llmrun.overflow import Policy
@@ -153,21 +153,6 @@ def test_thoughts_are_saved_but_not_sent_again(talk: Talk) -> None:
     assert talk.texts() == ["one", "Yes."]
     assert talk.chat.last_answer is not None
     assert talk.chat.last_answer.reasoning.strip() == "hm"
-
-
-@pytest.mark.parametrize(
-    ("text", "inside", "parts"),
-    [
-        ("Yes.", False, ("", "Yes.")),
-        ("<think>a</think>b", False, ("a", "b")),
-        ("a</think>\n\nb", True, ("a", "b")),
-        ("<think>never ends", False, ("never ends", "")),
-        ("I say <think> aloud", False, ("", "I say <think> aloud")),
-    ],
-)
-def test_thoughts_are_told_from_answers(text: str, inside: bool, parts: tuple[str, str]) -> None:
-    assert split_thought(text, ("<think>", "</think>"), inside=inside) == parts
-    assert split_thought(text, (), inside=inside) == ("", text)
 
 
 def test_set_in_the_chat_counts_before_the_flag(tmp_path: Path) -> None:

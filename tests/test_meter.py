@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llmrun.messages import Finished, Stats
-from llmrun.ui.meter import fit, summary
+from llmrun.ui.meter import fit, in_rows, summary
 
 STATS = Stats(
     prompt_tokens=31, reused_tokens=0, prefill_seconds=31 / 412, completion_tokens=128,
@@ -12,16 +14,22 @@ STATS = Stats(
 )  # fmt: skip
 SUMMARY = (
     "prefill 31 tokens 412 t/s · decode 128 tokens 131.2 t/s · TTFT 0.21 s · "
-    "inter-token p50 7.5 ms p95 8.1 ms · context 159/8,192 · seed 1234"
+    "inter-token p50 7.5 ms p95 8.1 ms · ctx 159/8,192 · seed 1234"
 )
 
 
 def test_summary_words() -> None:
     assert summary(Finished(1, "stop", STATS)) == SUMMARY
     reused = Stats(prompt_tokens=31, reused_tokens=20, prefill_seconds=0.1, completion_tokens=1, n_ctx=64)
-    assert "prefill 11 tokens 110 t/s (reused 20 of 31)" in summary(Finished(1, "stop", reused))
+    assert summary(Finished(1, "stop", reused)).startswith("prefill 11 tokens 110 t/s · decode 1 tokens · ")
+    assert " · ctx 0/64 · reused 20 of 31 · seed " in summary(Finished(1, "stop", reused))
     assert "decode 1 tokens ·" in summary(Finished(1, "stop", reused))
     assert summary(Finished(1, "length", STATS)).endswith("stopped: max tokens or context window reached")
+    assert "taken back" not in SUMMARY
+    assert " · 1,200 taken back · " in summary(Finished(1, "stop", replace(STATS, retracted_tokens=1200)))
+    repeats = Finished(1, "repeats", STATS, "again and \x1b[2Jagain\n" * 9)
+    assert summary(repeats).endswith("stopped: it repeats “again and again again and again again a…”")
+    assert summary(Finished(1, "repeats", STATS)).endswith("stopped: it repeats itself")
     assert summary(Finished(1, "cancelled", STATS)).endswith("stopped by Ctrl-C")
 
 
@@ -33,3 +41,10 @@ def test_fit_drops_from_the_right() -> None:
         "prefill", "",
     ]  # fmt: skip
     assert fit([], 10) == ""
+
+
+def test_a_long_summary_breaks_between_its_fields() -> None:
+    assert in_rows("one · two two · three", 100) == ["one · two two · three"]
+    assert in_rows("one · two two · three", 13) == ["one · two two ·", "three"]
+    assert in_rows("one · two two · three", 12) == ["one ·", "two two ·", "three"]
+    assert in_rows("one · two two · three", 1) == ["one ·", "two two ·", "three"]

@@ -5,11 +5,30 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
 
+from llmrun.attachments import Attached
 from llmrun.messages import Event, Finished
 from llmrun.model import Model
 from llmrun.ui.answer import answer_view
+from llmrun.ui.figures import size
 from llmrun.ui.output import Output
+
+
+@dataclass(frozen=True, slots=True)
+class ShownAs:
+    """How answers are shown.
+
+    Attributes:
+        stats: figures during the answer and after it; None is where stdout is a terminal.
+        markdown: as Markdown, where the terminal can.
+        think: what is shown of a model's thoughts, "on", "hide" or "fold".
+    """
+
+    stats: bool | None = None
+    markdown: bool = True
+    think: Literal["on", "hide", "fold"] = "fold"
 
 
 @contextmanager
@@ -22,13 +41,27 @@ def cancelling(model: Model) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def show(output: Output, events: Iterable[Event], model: Model, stats: bool | None) -> Finished:
+def show(output: Output, events: Iterable[Event], model: Model, shown_as: ShownAs) -> Finished:
     """Show an answer as it comes; gives its last event."""
     if output.json:
         return _to_the_end(events, output.event_json)
-    wanted = output.stdout_is_terminal if stats is None else stats
-    with answer_view(output, n_ctx=model.loaded.n_ctx, stats=wanted) as view:
+    with answer_view(
+        output,
+        n_ctx=model.loaded.n_ctx,
+        stats=output.stdout_is_terminal if shown_as.stats is None else shown_as.stats,
+        markdown=shown_as.markdown,
+        think=shown_as.think,
+        thinking_tags=model.loaded.thinking_tags,
+    ) as view:
         return _to_the_end(events, view.show)
+
+
+def show_attached(output: Output, attached: Attached) -> None:
+    """Say which files go along, before they are sent."""
+    for note in attached.notes:
+        output.note(note)
+    for file in attached.files:
+        output.note(f"{file.name}: {size(file.n_bytes)}, about {file.tokens:,} tokens")
 
 
 def _to_the_end(events: Iterable[Event], show_event: Callable[[Event], None]) -> Finished:

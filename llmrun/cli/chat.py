@@ -1,150 +1,180 @@
-"""`llmrun chat`: a conversation."""
+"""`llmrun chat`: a conversation on the terminal, or line by line from a pipe."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any
 
-from llmrun.cli.answering import cancelling, show
+import typer
+
+from llmrun.cli.answering import ShownAs
+from llmrun.cli.completion import complete_model
 from llmrun.cli.loading import open_model
-from llmrun.cli.options import (
-    CtxOption,
-    GpuLayersOption,
-    MaxTokensOption,
-    ModelArgument,
-    StatsOption,
-    StopOption,
-    SystemOption,
-    TemplateOption,
-    ThreadsOption,
-    VerboseOption,
-    YesOption,
-    limits,
-    template_text,
-    with_sampling,
-)
+from llmrun.cli.options import Loading, StatsOption, Wanted, loading, wanted, with_options
+from llmrun.cli.sampling import sampling_flags
+from llmrun.cli.slash import REMEMBERED, Chat, completions
 from llmrun.config import load_settings
-from llmrun.errors import LlmrunError
-from llmrun.messages import Event, Message, TextDelta
-from llmrun.model import Model
-from llmrun.params import Limits, SamplingParams
-from llmrun.plan import Wishes
+from llmrun.conversation import Conversation, Manner
+from llmrun.errors import UsageError
+from llmrun.overflow import POLICIES, Misfit, Policy
+from llmrun.sessions.chat import SavedChat
+from llmrun.sessions.store import Sessions, folder_in
 from llmrun.ui.chat import ChatInput
-from llmrun.ui.keyboard import quiet_keyboard
 from llmrun.ui.output import Output
 
-COMMANDS = {
-    "/?": "this help",
-    "/clear": "forget the conversation, keep the system prompt",
-    "/bye": "leave, as Ctrl-D does",
-}
-_OTHER_NAMES = {"/help": "/?", "/exit": "/bye", "/quit": "/bye"}
+
+class Overflow(str, Enum):
+    """What `--overflow` takes."""
+
+    ask = "ask"
+    stop = "stop"
+    roll = "roll"
+    middle = "middle"
+    summarize = "summarize"
 
 
-@with_sampling
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Which saved chat goes on, and what leaves the context window when it is full."""
+
+    last: bool
+    session: str | None
+    private: bool
+    overflow: Overflow | None
+    keep: int
+
+
+def saving(
+    last: Annotated[
+        bool, typer.Option("--continue", help="Go on with the chat used last.", rich_help_panel="Chat")
+    ] = False,
+    session: Annotated[
+        str | None,
+        typer.Option("--session", metavar="NAME", help="Go on with this chat, or begin it.", rich_help_panel="Chat"),
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Save nothing.", rich_help_panel="Chat")] = False,
+    overflow: Annotated[
+        Overflow | None,
+        typer.Option(
+            help="When the context window is full: stop, let the oldest turns or those in the middle go, or condense "
+            "the oldest. Default: ask on a terminal, else stop.",
+            rich_help_panel="Chat",
+        ),
+    ] = None,
+    keep: Annotated[
+        int, typer.Option(metavar="TURNS", min=0, help="How many first turns never leave it.", rich_help_panel="Chat")
+    ] = 0,
+) -> Saving:
+    """The options that only a chat has.
+
+    Raises:
+        UsageError: they exclude each other.
+    """
+    if last + (session is not None) + private > 1:
+        raise UsageError("--continue, --session and --private exclude each other", hint="give one of them")
+    return Saving(last, session, private, overflow, keep)
+
+
+@with_options(wanted=wanted, saving=saving, loading=loading, flags=sampling_flags)
 def chat(
-    model: ModelArgument,
-    system: SystemOption = None,
-    template: TemplateOption = None,
-    max_tokens: MaxTokensOption = None,
-    stop: StopOption = None,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="A name, owner/repo[:quant], URL or path. Default: the model of the chat that goes on.",
+            autocompletion=complete_model,
+        ),
+    ] = "",
     stats: StatsOption = None,
-    ctx: CtxOption = None,
-    threads: ThreadsOption = None,
-    gpu_layers: GpuLayersOption = None,
-    verbose: VerboseOption = False,
-    yes: YesOption = False,
     *,
+    wanted: Wanted,
+    saving: Saving,
+    loading: Loading,
     flags: Mapping[str, Any],
 ) -> None:
     """Talk to a model. Ctrl-C stops an answer and keeps it, Ctrl-D leaves."""
     output = Output()
-    jinja = template_text(template)
-    ends = limits(max_tokens, stop)
-    history = load_settings().state_dir / "chat_history"
-    wishes = Wishes(ctx, threads, gpu_layers)
+    settings = load_settings()
     with (
-        ChatInput(output, history, commands=tuple(COMMANDS)) as typed,
-        open_model(output, model, wishes, yes=yes, verbose=verbose, warm_up=typed.interactive) as loaded,
+        ChatInput(output, settings.state_dir / "chat_history") as typed,
+        _store(output, private=saving.private) as store,
     ):
-        sampling, _ = loaded.sampling(flags)
-        conversation = Conversation(output, loaded, system, sampling, ends, jinja, stats)
-        if typed.interactive:
-            output.note(
-                f"{loaded.spec.name}: context window {loaded.loaded.n_ctx:,} tokens. /? for help, Ctrl-D leaves."
+        saved = _saved_chat(store, saving, wanted.system or "")
+        name = model or _last_model(saved)
+        with open_model(output, name, loading, warm_up=typed.interactive, keeps_states=not saving.private) as loaded:
+            manner = Manner(
+                flags=flags,
+                limits=wanted.limits,
+                template=wanted.template,
+                grammar=wanted.grammar,
+                thinking=wanted.think.thinking,
+                thinking_tokens=wanted.think.tokens,
+                overflow=(saving.overflow or (Overflow.ask if output.can_ask else Overflow.stop)).value,
+                keep=saving.keep,
+                stops_repeats=wanted.stops_repeats,
+                remember=REMEMBERED if typed.interactive else 0,
             )
-        while (message := typed.read()) is not None:
-            if not typed.interactive or not message.startswith("/"):
-                conversation.answer(message)
-            elif not conversation.obey(message):
-                break
+            conversation = Conversation(
+                loaded, saved, manner, on_note=output.note, on_overflow=lambda misfit: _ask_policy(output, misfit)
+            )
+            shown_as = ShownAs(stats, markdown=not (wanted.plain or wanted.grammar), think=wanted.think.shown)
+            talk = Chat(output, typed, store, conversation, loading, shown_as, wanted.attached)
+            typed.commands = completions(talk)
+            talk.greet()
+            talk.run()
 
 
-class Conversation:
-    """The turns so far, and how the next one is answered."""
-
-    def __init__(
-        self,
-        output: Output,
-        model: Model,
-        system: str | None,
-        sampling: SamplingParams,
-        limits: Limits,
-        template: str | None,
-        stats: bool | None,
-    ) -> None:
-        self._output = output
-        self._model = model
-        self._system = [Message("system", system)] if system else []
-        self._turns: list[Message] = []
-        self._sampling = sampling
-        self._limits = limits
-        self._template = template
-        self._stats = stats
-
-    def answer(self, text: str) -> None:
-        """Answer a message and remember both; a message whose answer fails is forgotten, earlier turns never are."""
-        question = Message("user", text)
-        pieces: list[str] = []
-        try:
-            with quiet_keyboard(self._output), cancelling(self._model):
-                events = self._model.chat(
-                    [*self._system, *self._turns, question],
-                    sampling=self._sampling,
-                    limits=self._limits,
-                    template=self._template,
-                )
-                show(self._output, _collecting(events, pieces), self._model, self._stats)
-        except LlmrunError as error:
-            if not self._output.stdin_is_terminal:
-                raise
-            self._output.error(error)
-            return
-        self._turns += [question, Message("assistant", "".join(pieces))]
-        if not self._output.stdout_is_terminal:
-            self._output.text("")
-
-    def obey(self, command: str) -> bool:
-        """Do what a slash command says; False to leave."""
-        word = command.split()[0]
-        word = _OTHER_NAMES.get(word, word)
-        if word == "/bye":
-            return False
-        if word == "/clear":
-            self._turns.clear()
-            self._output.note("The conversation is forgotten.")
-        elif word == "/?":
-            for name, meaning in COMMANDS.items():
-                self._output.note(f"  {name:8} {meaning}")
-            self._output.note('  Alt-Enter makes a newline, """ begins and ends a longer text.')
-        else:
-            self._output.note(f"There is no command {word}; /? lists them.")
-        return True
+@contextmanager
+def _store(output: Output, *, private: bool) -> Iterator[Sessions]:
+    """Where the chat is saved: only in memory when it is private."""
+    with Sessions(None if private else folder_in(load_settings().state_dir)) as store:
+        if store.note:
+            output.note(store.note)
+        yield store
 
 
-def _collecting(events: Iterator[Event], pieces: list[str]) -> Iterator[Event]:
-    """The events, their text kept."""
-    for event in events:
-        if isinstance(event, TextDelta):
-            pieces.append(event.text)
-        yield event
+def _saved_chat(store: Sessions, saving: Saving, system: str) -> SavedChat:
+    """The chat that goes on, or a new one."""
+    if saving.session is not None:
+        known = {facts.name.lower() for facts in store.all()} | {str(facts.id) for facts in store.all()}
+        if saving.session.lower() not in known:
+            return store.new(saving.session, system=system)
+    elif not saving.last:
+        return store.new(system=system)
+    saved = store.open(saving.session or "")
+    if saved.open_elsewhere:
+        raise UsageError(
+            f"{saved.name} is open in another llmrun",
+            hint="leave it there first",
+        )
+    if system:
+        saved.set_system(system)
+    return saved
+
+
+def _last_model(saved: SavedChat) -> str:
+    """The name or path of the model that answered last in a chat.
+
+    Raises:
+        UsageError: nobody did.
+    """
+    answer = saved.last_answer
+    if answer is None:
+        raise UsageError("there is no model to talk to", hint="llmrun chat smollm2")
+    return answer.model.name or answer.model.path
+
+
+def _ask_policy(output: Output, misfit: Misfit) -> Policy:
+    """What to do about a conversation that is too long; a person has to say."""
+    output.note(f"The context window is full: {misfit.why}.")
+    answers = {
+        "r": "roll: the oldest turns go",
+        "m": "middle: turns in the middle go",
+        "s": "summarize: the model condenses the oldest",
+        "n": "nothing: the message is not sent",
+    }
+    chosen = output.choose("What goes?", answers)
+    return next((policy for policy in POLICIES if policy[0] == chosen), "stop")

@@ -3,45 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from llmrun.cli.options import JsonOption
 from llmrun.config import Settings, load_settings
 from llmrun.errors import LlmrunError
-from llmrun.messages import Loaded
 from llmrun.ui.output import Output
 
+if TYPE_CHECKING:
+    from llmrun.trial import Trial
 
-def doctor(json: JsonOption = False) -> None:
-    """Look at this machine and installation, and say what to mend."""
-    from llmrun.doctor import Finding, examine
+
+def doctor(
+    answer: Annotated[bool, typer.Option("--answer/--no-answer", help="Let a model on this disk answer.")] = True,
+    json: JsonOption = False,
+) -> None:
+    """Look at this machine and installation, and say what to mend.
+
+    Ends with exit code 0 when nothing is broken, else with that of the first problem.
+    """
+    from llmrun.doctor import examine
     from llmrun.models.store import Store
     from llmrun.ui.tables import show_findings
 
     output = Output(json=json)
     settings = load_settings()
-    try:
-        engine = _try_engine(settings)
-        trouble = []
-    except LlmrunError as error:
-        engine = None
-        trouble = [Finding("engine", "problem", str(error), error.hint)]
-    findings = examine(settings, installed=len(Store(settings).installed()), engine=engine) + trouble
+    trial = _try(settings) if answer else None
+    findings = examine(settings, installed=len(Store(settings).installed()), trial=trial)
     if json:
         output.result_json([asdict(finding) for finding in findings])
     else:
         show_findings(output, findings)
+    status = next((finding.exit_status for finding in findings if finding.exit_status), 0)
+    if status:
+        raise typer.Exit(status)
 
 
-def _try_engine(settings: Settings) -> Loaded | None:
-    """Load the default model, if it is on this disk."""
-    from llmrun import runner
-    from llmrun.model import locate, prepare
-    from llmrun.models.registry import load_catalogue
-    from llmrun.plan import Wishes
+def _try(settings: Settings) -> Trial | LlmrunError | None:
+    from llmrun.trial import try_model
 
-    located = locate(load_catalogue().default, settings)
-    if located.path is None:
-        return None
-    with prepare(located.spec, located.path, Wishes(n_ctx=512)) as model:
-        model.start(runner.Runner())
-        return model.loaded
+    try:
+        return try_model(settings)
+    except LlmrunError as error:
+        return error

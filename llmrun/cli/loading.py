@@ -7,19 +7,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llmrun import runner
+from llmrun.cli.options import Loading
 from llmrun.config import Settings, load_settings
+from llmrun.hardware import probe
 from llmrun.launch import launch
 from llmrun.messages import LoadProgress
 from llmrun.model import Model, locate, not_on_disk, prepare
+from llmrun.models.in_use import using
 from llmrun.models.registry import ModelSpec
-from llmrun.plan import Wishes
 from llmrun.ui.answer import answer_view
 from llmrun.ui.output import Output
 
 
 @contextmanager
 def open_model(
-    output: Output, name: str, wishes: Wishes, *, yes: bool, verbose: bool, warm_up: bool = False
+    output: Output, name: str, loading: Loading, *, warm_up: bool = False, keeps_states: bool = False
 ) -> Iterator[Model]:
     """The loaded model, its engine ended afterwards.
 
@@ -28,17 +30,25 @@ def open_model(
     """
     settings = load_settings()
     located = locate(name, settings)
-    path = located.path or fetch(output, located.spec, settings, yes=yes)
-    model = prepare(located.spec, path, wishes, warm_up=warm_up, verbose=verbose)
+    path = located.path or fetch(output, located.spec, settings, yes=loading.yes)
+    model = prepare(
+        located.spec,
+        path,
+        loading.wishes,
+        warm_up=warm_up,
+        verbose=loading.verbose,
+        keeps_states=keeps_states,
+    )
     for note in model.plan.notes:
         output.note(note)
-    engine = runner.Runner(launch(verbose=True)) if verbose else runner.prestarted()
-    try:
-        with answer_view(output) as view:
-            model.start(engine, lambda fraction: view.show(LoadProgress(fraction)))
-        yield model
-    finally:
-        model.close()
+    engine = runner.Runner(launch(verbose=True)) if loading.verbose else runner.prestarted()
+    with using(path):
+        try:
+            with answer_view(output) as view:
+                model.start(engine, lambda fraction: view.show(LoadProgress(fraction)))
+            yield model
+        finally:
+            model.close()
 
 
 def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> Path:
@@ -55,4 +65,4 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
     if not output.can_ask:
         output.note(f"{spec.name} is not on this disk; downloading it")
     with download_progress(output, spec.name) as on_progress:
-        return pull(spec, settings, on_progress, output.note)
+        return pull(spec, settings, on_progress, on_progress.note, room=probe().memory_available)

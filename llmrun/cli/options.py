@@ -1,27 +1,36 @@
 """Options that several commands share, named and explained once.
 
-`@with_sampling` and `@with_model` give a command their options: Typer sees one flat signature, the command gets
-what was typed as one mapping or dataclass. A sampling option that was not typed stays out of the mapping, so that
-the model's own recommendation can count.
+`@with_options(wanted=wanted, ...)` gives a command whole groups of them: Typer sees one flat signature, the command
+gets what was typed as one object a group.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from llmrun.cli.completion import complete_model
 from llmrun.errors import UsageError
-from llmrun.params import DEFAULTS, Limits, SamplingParams, resolve_sampling
+from llmrun.params import Limits
+from llmrun.plan import Wishes
+
+if TYPE_CHECKING:
+    from llmrun.attachments import Attached
+    from llmrun.grammar import Grammar
 
 ModelArgument = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="A name of `llmrun list --all`, owner/repo[:quant], URL or path."),
+    typer.Argument(
+        metavar="MODEL",
+        help="A name of `llmrun list --all`, owner/repo[:quant], URL or path.",
+        autocompletion=complete_model,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Download without asking.")]
@@ -71,6 +80,25 @@ StopOption = Annotated[
     list[str] | None,
     typer.Option("--stop", help="Text that ends the answer; may be repeated.", rich_help_panel="Answer"),
 ]
+BanOption = Annotated[
+    list[str] | None,
+    typer.Option("--ban", metavar="PHRASE", help="Text that never comes; may be repeated.", rich_help_panel="Answer"),
+]
+GrammarOption = Annotated[
+    str | None,
+    typer.Option(
+        "--grammar", metavar="FILE", help="The answer follows this GBNF or Lark grammar.", rich_help_panel="Answer"
+    ),
+]
+JsonSchemaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--json-schema",
+        metavar="FILE|JSON",
+        help="The answer is JSON that this JSON schema describes; {} is any.",
+        rich_help_panel="Answer",
+    ),
+]
 StatsOption = Annotated[
     bool | None,
     typer.Option(
@@ -80,89 +108,202 @@ StatsOption = Annotated[
     ),
 ]
 
-# SamplingParams field -> flag, help.
-_SAMPLING: dict[str, tuple[str, str]] = {
-    "temperature": ("--temp", "0 is greedy."),
-    "seed": ("--seed", "Of the random generator; the same seed gives the same answer."),
-    "top_k": ("--top-k", "Keep the k likeliest tokens; 0 is off."),
-    "top_p": ("--top-p", "Keep the likeliest tokens that reach this probability together; 1 is off."),
-    "min_p": ("--min-p", "Keep tokens at least this times as likely as the likeliest; 0 is off."),
-    "typical_p": ("--typical-p", "Locally typical sampling; 1 is off."),
-    "top_n_sigma": ("--top-n-sigma", "Keep logits within n standard deviations of the best; <= 0 is off."),
-    "xtc_probability": ("--xtc-probability", "Chance to remove the likeliest tokens; 0 is off."),
-    "xtc_threshold": ("--xtc-threshold", "Probability from which XTC counts a token."),
-    "repeat_penalty": ("--repeat-penalty", "Divides the logits of tokens seen lately; 1 is off."),
-    "repeat_last_n": ("--repeat-last-n", "How many last tokens the penalties look at; 0 is off."),
-    "frequency_penalty": ("--frequency-penalty", "Subtracted per occurrence; 0 is off."),
-    "presence_penalty": ("--presence-penalty", "Subtracted once for tokens seen lately; 0 is off."),
-    "dry_multiplier": ("--dry-multiplier", "Strength of the DRY penalty on repeated sequences; 0 is off."),
-    "dry_base": ("--dry-base", "How the DRY penalty grows with the length of the repeat."),
-    "dry_allowed_length": ("--dry-allowed-length", "Repeats up to this length are free."),
-    "dry_last_n": ("--dry-last-n", "How many last tokens DRY looks at; 0 is off."),
-    "dry_breakers": ("--dry-breaker", "Text that DRY follows no repeat across; may be repeated."),
-    "temperature_range": ("--dynatemp-range", "Dynamic temperature, +- this much by entropy; 0 is off."),
-    "temperature_exponent": ("--dynatemp-exp", "How entropy maps to dynamic temperature."),
-    "mirostat": ("--mirostat", "1 or 2 replaces the truncating samplers by mirostat; 0 is off."),
-    "mirostat_tau": ("--mirostat-tau", "Mirostat's target surprise, in bits."),
-    "mirostat_eta": ("--mirostat-eta", "Mirostat's learning rate."),
-    "logit_bias": ("--logit-bias", "TOKEN=BIAS, added to a token's logit, -inf bans it; may be repeated."),
-}
-_REPEATED = {"dry_breakers", "logit_bias"}
-_INTEGERS = {"seed", "top_k", "repeat_last_n", "dry_allowed_length", "dry_last_n", "mirostat"}
+
+def with_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command groups of options.
+
+    Args:
+        groups: parameter of the command -> the function whose options are added to it and whose result it gets.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [parameter for name, parameter in signature.parameters.items() if name not in groups]
+        added = {name: _parameters(group) for name, group in groups.items()}
+        parameters = [*own, *(parameter for group in added.values() for parameter in group)]
+
+        @functools.wraps(command)
+        def wrapper(**options: Any) -> None:
+            for name, group in groups.items():
+                options[name] = group(**{parameter.name: options.pop(parameter.name) for parameter in added[name]})
+            command(**options)
+
+        # What Typer reads.
+        vars(wrapper)["__signature__"] = signature.replace(parameters=parameters)
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return wrapper
+
+    return decorate
 
 
-def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command every sampling flag; it receives what was typed as `flags: Mapping[str, Any]`."""
-    signature = inspect.signature(command, eval_str=True)
-    names = [field.name for field in fields(SamplingParams)]
-    kept = [parameter for parameter in signature.parameters.values() if parameter.name != "flags"]
-    parameters = kept + [_sampling_parameter(name) for name in sorted(names, key=list(_SAMPLING).index)]
-
-    @functools.wraps(command)
-    def wrapper(**options: Any) -> None:
-        flags = _given({name: options.pop(name) for name in names})
-        resolve_sampling(("flag", flags))  # nonsense is refused before anything is loaded
-        command(**options, flags=flags)
-
-    # What Typer reads.
-    vars(wrapper)["__signature__"] = signature.replace(parameters=parameters)
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return wrapper
+def _parameters(group: Callable[..., Any]) -> list[inspect.Parameter]:
+    parameters = inspect.signature(group, eval_str=True).parameters.values()
+    return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
 
 
-def _sampling_parameter(name: str) -> inspect.Parameter:
-    flag, text = _SAMPLING[name]
-    default = getattr(DEFAULTS, name)
-    shown = "random" if name == "seed" else " ".join(repr(item) for item in default) if name in _REPEATED else default
-    kind: Any = list[str] if name in _REPEATED else int if name in _INTEGERS else float
-    names = [flag, "--temperature"] if name == "temperature" else [flag]
-    note = f" Default: {shown}." if shown not in ("", None) else ""
-    option = typer.Option(*names, help=f"{text}{note}", rich_help_panel="Sampling", show_default=False)
-    annotation: Any = Annotated[kind | None, option]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How a model is to be loaded: what was wished for, how much is shown, and whether to ask before a download."""
+
+    wishes: Wishes
+    verbose: bool
+    yes: bool
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What was typed, in the types of SamplingParams."""
-    given = {name: value for name, value in options.items() if value is not None and value != []}
-    if "dry_breakers" in given:
-        given["dry_breakers"] = tuple(given["dry_breakers"])
-    if "logit_bias" in given:
-        given["logit_bias"] = tuple(_bias(text) for text in given["logit_bias"])
-    return given
+def loading(
+    ctx: CtxOption = None,
+    threads: ThreadsOption = None,
+    gpu_layers: GpuLayersOption = None,
+    verbose: VerboseOption = False,
+    yes: YesOption = False,
+) -> Loading:
+    """The options of a command that loads a model."""
+    return Loading(Wishes(ctx, threads, gpu_layers), verbose, yes)
 
 
-def _bias(text: str) -> tuple[int, float]:
-    token, _, bias = text.partition("=")
+ThinkOption = Annotated[
+    str,
+    typer.Option(
+        "--think",
+        metavar="on|off|hide|fold|TOKENS",
+        help="Thoughts of a reasoning model: shown, not made, not shown, their beginning, or at most so many tokens.",
+        rich_help_panel="Answer",
+    ),
+]
+PlainOption = Annotated[
+    bool, typer.Option("--plain", help="The answer as it is, not as Markdown.", rich_help_panel="Answer")
+]
+LoopGuardOption = Annotated[
+    bool,
+    typer.Option("--loop-guard/--no-loop-guard", help="End an answer that repeats itself.", rich_help_panel="Answer"),
+]
+FilesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--file",
+        "-f",
+        metavar="FILE",
+        help="Text file, or a pattern like 'src/*.py', that goes before the prompt; may be repeated.",
+        rich_help_panel="Prompt",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Think:
+    """What becomes of a reasoning model's thoughts.
+
+    Attributes:
+        thinking: whether it makes any; None leaves it to its chat template.
+        tokens: how many at most.
+        shown: "on", "hide" or "fold".
+    """
+
+    thinking: bool | None = None
+    tokens: int | None = None
+    shown: Literal["on", "hide", "fold"] = "fold"
+
+
+def read_think(text: str, label: str = "--think") -> Think:
+    """What --think or /think says.
+
+    Raises:
+        UsageError: it says nothing sensible.
+    """
+    if text == "off":
+        return Think(thinking=False)
+    if text == "on":
+        return Think(thinking=True, shown="on")
+    if text in ("hide", "fold"):
+        return Think(shown="hide" if text == "hide" else "fold")
+    if text.isdecimal():
+        return Think(tokens=int(text))
+    raise UsageError(f"{label} {text} makes no sense", hint=f"{label} on, off, hide, fold, or a number of tokens")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an answer is to be like, besides its sampling.
+
+    Attributes:
+        system: the system prompt.
+        template: Jinja text, or "chatml", in place of the model's own.
+        attached: files that go before the prompt.
+        plain: the answer's text as it is.
+        stops_repeats: end an answer that repeats itself.
+    """
+
+    system: str | None
+    template: str | None
+    limits: Limits
+    grammar: Grammar | None
+    attached: Attached
+    think: Think
+    plain: bool
+    stops_repeats: bool
+
+
+def wanted(
+    system: SystemOption = None,
+    template: TemplateOption = None,
+    max_tokens: MaxTokensOption = None,
+    stop: StopOption = None,
+    ban: BanOption = None,
+    grammar: GrammarOption = None,
+    json_schema: JsonSchemaOption = None,
+    think: ThinkOption = "fold",
+    plain: PlainOption = False,
+    loop_guard: LoopGuardOption = True,
+    files: FilesOption = None,
+) -> Wanted:
+    """The options of a command that answers; what is wrong with them is said before anything is loaded.
+
+    Raises:
+        UsageError: a value makes no sense, or a file can't be read.
+        BadGrammarError: the grammar is broken; says at which line and column.
+    """
+    limits = Limits(max_tokens, tuple(stop or ()), tuple(ban or ()))
+    from llmrun.attachments import Attached, attach
+
+    return Wanted(
+        system,
+        template_text(template),
+        limits,
+        read_constraint(grammar, json_schema),
+        attach(files) if files else Attached(),
+        read_think(think),
+        plain,
+        loop_guard,
+    )
+
+
+def read_constraint(grammar: str | None, json_schema: str | None) -> Grammar | None:
+    """--grammar or --json-schema, checked as far as that goes without a model.
+
+    Raises:
+        UsageError: both are given, or the file can't be read.
+        BadGrammarError: it is broken; says at which line and column.
+    """
+    if grammar is None and json_schema is None:
+        return None
+    if grammar is not None and json_schema is not None:
+        raise UsageError("--grammar and --json-schema exclude each other", hint="give one of them")
+    from llmrun.grammar import read_grammar, read_json_schema
+
+    if grammar is not None:
+        return read_grammar(_file_text("--grammar", grammar, "a file with a GBNF or Lark grammar"))
+    assert json_schema is not None
+    if not json_schema.lstrip().startswith(("{", "[", "true", "false")):
+        json_schema = _file_text("--json-schema", json_schema, "a JSON schema, or a file with one")
+    return read_json_schema(json_schema)
+
+
+def _file_text(flag: str, path: str, wanted: str) -> str:
     try:
-        return int(token), float(bias)
-    except ValueError:
-        raise UsageError(f"--logit-bias {text!r} makes no sense", hint="--logit-bias 2=-inf") from None
-
-
-def limits(max_tokens: int | None, stop: list[str] | None) -> Limits:
-    """--max-tokens and --stop as Limits."""
-    return Limits(max_tokens, tuple(stop or ()))
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(f"{flag} {path} can't be read", why=why, hint=f"{flag} takes {wanted}") from None
 
 
 def template_text(template: str | None) -> str | None:
@@ -173,11 +314,4 @@ def template_text(template: str | None) -> str | None:
     """
     if template is None or template == "chatml":
         return template
-    try:
-        return Path(template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"--template {template} can't be read",
-            why=str(error),
-            hint="--template chatml, or a file with Jinja text",
-        ) from None
+    return _file_text("--template", template, "chatml, or a file with Jinja text")

@@ -8,70 +8,87 @@ from typing import Annotated, Any
 
 import typer
 
-from llmrun.cli.answering import cancelling, show
+from llmrun.cli.answering import ShownAs, cancelling, show, show_attached
 from llmrun.cli.loading import open_model
-from llmrun.cli.options import (
-    CtxOption,
-    GpuLayersOption,
-    MaxTokensOption,
-    ModelArgument,
-    StatsOption,
-    StopOption,
-    SystemOption,
-    TemplateOption,
-    ThreadsOption,
-    VerboseOption,
-    YesOption,
-    limits,
-    template_text,
-    with_sampling,
-)
+from llmrun.cli.options import Loading, ModelArgument, StatsOption, Wanted, loading, wanted, with_options
+from llmrun.cli.sampling import sampling_flags, sampling_rows
 from llmrun.errors import CancelledError, UsageError
-from llmrun.messages import Message
+from llmrun.messages import Finished, Message
 from llmrun.model import Model
-from llmrun.plan import Wishes
+from llmrun.params import SamplingParams
 from llmrun.ui.output import Output
+from llmrun.ui.sampling import show_sampling
+
+_WORTH_SAVING = 64  # tokens that had to be prefilled
 
 
-@with_sampling
+@with_options(wanted=wanted, loading=loading, flags=sampling_flags)
 def run(
     model: ModelArgument,
     prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What to ask; - is stdin.")] = None,
-    system: SystemOption = None,
-    template: TemplateOption = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the text; no chat template.", rich_help_panel="Prompt")
     ] = False,
-    max_tokens: MaxTokensOption = None,
-    stop: StopOption = None,
+    prompt_cache: Annotated[
+        bool,
+        typer.Option(
+            "--prompt-cache",
+            help="Keep the prompt's KV state on disk: the next prompt that begins alike starts from it.",
+            rich_help_panel="Prompt",
+        ),
+    ] = False,
     stats: StatsOption = None,
     json: Annotated[
         bool,
         typer.Option("--json", help="Print the engine's events, one JSON object a line.", rich_help_panel="Answer"),
     ] = False,
-    ctx: CtxOption = None,
-    threads: ThreadsOption = None,
-    gpu_layers: GpuLayersOption = None,
-    verbose: VerboseOption = False,
-    yes: YesOption = False,
+    explain_sampling: Annotated[
+        bool,
+        typer.Option(
+            "--explain-sampling",
+            help="Say on stderr where each sampling value comes from.",
+            rich_help_panel="Sampling",
+        ),
+    ] = False,
     *,
+    wanted: Wanted,
+    loading: Loading,
     flags: Mapping[str, Any],
 ) -> None:
     """Answer one prompt. What comes in on stdin stands before it."""
     output = Output(json=json)
-    text = read_prompt(output, prompt or [])
-    jinja = template_text(template)
-    ends = limits(max_tokens, stop)
-    with open_model(output, model, Wishes(ctx, threads, gpu_layers), yes=yes, verbose=verbose) as loaded:
-        sampling, _ = loaded.sampling(flags)
-        if raw or not (jinja or has_template(output, loaded)):
-            events = loaded.generate("\n\n".join(filter(None, (system, text))), sampling=sampling, limits=ends)
-        else:
-            events = loaded.chat(conversation(system, text), sampling=sampling, limits=ends, template=jinja)
-        with cancelling(loaded):
-            finished = show(output, events, loaded, stats)
+    text = wanted.attached.before(read_prompt(output, prompt or []))
+    show_attached(output, wanted.attached)
+    with open_model(output, model, loading, keeps_states=prompt_cache) as loaded:
+        sampling, origins = loaded.sampling(flags)
+        if explain_sampling:
+            show_sampling(output, sampling_rows(sampling, origins))
+        finished = _answer(output, loaded, text, wanted, sampling, raw=raw, stats=stats)
+        if prompt_cache and finished.stats.prompt_tokens - finished.stats.reused_tokens >= _WORTH_SAVING:
+            loaded.save_state(prompt_only=True)
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")
+
+
+def _answer(
+    output: Output, model: Model, text: str, wanted: Wanted, sampling: SamplingParams, *, raw: bool, stats: bool | None
+) -> Finished:
+    """Show the answer to a text, or its continuation where there is no chat template."""
+    request: dict[str, Any] = {"sampling": sampling, "limits": wanted.limits, "grammar": wanted.grammar}
+    if raw or not (wanted.template or has_template(output, model)):
+        events = model.generate("\n\n".join(filter(None, (wanted.system, text))), **request)
+    else:
+        events = model.chat(
+            conversation(wanted.system, text),
+            template=wanted.template,
+            thinking=wanted.think.thinking,
+            thinking_tokens=wanted.think.tokens,
+            stops_repeats=wanted.stops_repeats,
+            **request,
+        )
+    shown_as = ShownAs(stats, markdown=not (wanted.plain or raw or wanted.grammar), think=wanted.think.shown)
+    with cancelling(model):
+        return show(output, events, model, shown_as)
 
 
 def read_prompt(output: Output, words: list[str]) -> str:

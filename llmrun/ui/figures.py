@@ -9,10 +9,10 @@ def rate(tokens_per_second: float, *, whole: bool = False) -> str:
     return f"{tokens_per_second:,.{decimals}f} t/s"
 
 
-def seconds(value: float) -> str:
-    """A short time, e.g. "0.21 s"; from a minute on "1 min 15 s"."""
-    if value < 59.995:
-        return f"{value:.2f} s"
+def seconds(value: float, *, brief: bool = False) -> str:
+    """A short time, e.g. "0.21 s", or "0.2 s" when brief; from a minute on "1 min 15 s"."""
+    if value < (59.95 if brief else 59.995):
+        return f"{value:.{1 if brief else 2}f} s"
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

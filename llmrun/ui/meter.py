@@ -17,7 +17,9 @@ from llmrun.messages import (
     Started,
     TextDelta,
 )
+from llmrun.ui.cells import cut, width
 from llmrun.ui.figures import milliseconds, rate, seconds
+from llmrun.ui.sanitize import clean
 
 SEPARATOR = " · "
 
@@ -25,6 +27,7 @@ _STOPPED = {
     "length": "stopped: max tokens or context window reached",
     "cancelled": "stopped by Ctrl-C",
 }
+_REPEATED_CELLS = 40  # of a text that repeats itself
 
 
 class Meter:
@@ -102,17 +105,17 @@ class Meter:
             fields.append(f"TTFT {seconds(first_text_at - self._asked_at)}")
         if self._n_ctx:
             fields.append(f"ctx {prompt_tokens + self._tokens:,}/{self._n_ctx:,}")
+        if started is not None and started.reused_tokens:
+            fields.append(f"reused {started.reused_tokens:,}")
         return fields
 
 
 def summary(finished: Finished) -> str:
-    """One line about an answer that ended: speeds, context, seed, and why it ended if not by itself."""
+    """One line about an answer that ended: speeds, context window, seed, and why it ended if not by itself."""
     stats = finished.stats
     prefill = f"prefill {stats.prompt_tokens - stats.reused_tokens:,} tokens"
     if stats.prefill_rate:
         prefill += " " + rate(stats.prefill_rate, whole=True)
-    if stats.reused_tokens:
-        prefill += f" (reused {stats.reused_tokens:,} of {stats.prompt_tokens:,})"
     decode = f"decode {stats.completion_tokens:,} tokens"
     if stats.decode_rate:
         decode += " " + rate(stats.decode_rate)
@@ -122,10 +125,37 @@ def summary(finished: Finished) -> str:
     if stats.itl_p50_seconds > 0:
         p50, p95 = milliseconds(stats.itl_p50_seconds), milliseconds(stats.itl_p95_seconds)
         fields.append(f"inter-token p50 {p50} p95 {p95}")
-    fields += [f"context {stats.context_used:,}/{stats.n_ctx:,}", f"seed {stats.seed}"]
+    fields.append(f"ctx {stats.context_used:,}/{stats.n_ctx:,}")
+    if stats.reused_tokens:
+        fields.append(f"reused {stats.reused_tokens:,} of {stats.prompt_tokens:,}")
+    if stats.retracted_tokens:
+        fields.append(f"{stats.retracted_tokens:,} taken back")
+    fields.append(f"seed {stats.seed}")
     if finished.reason != "stop":
-        fields.append(_STOPPED.get(finished.reason, f"stopped: {finished.reason}"))
+        fields.append(_stopped(finished))
     return SEPARATOR.join(fields)
+
+
+def _stopped(finished: Finished) -> str:
+    """Why an answer did not end by itself."""
+    if finished.reason == "repeats":
+        text = clean(finished.detail).strip()
+        shown = text if cut(text, _REPEATED_CELLS) == text else cut(text, _REPEATED_CELLS - 1) + "…"
+        return f"stopped: it repeats “{shown}”" if shown else "stopped: it repeats itself"
+    return _STOPPED.get(finished.reason, f"stopped: {finished.reason}")
+
+
+def in_rows(line: str, cells: int) -> list[str]:
+    """A summary as rows of at most so many cells, broken between its fields."""
+    rows = [""]
+    for field in line.split(SEPARATOR):
+        longer = f"{rows[-1]}{SEPARATOR}{field}" if rows[-1] else field
+        if width(longer) > cells and rows[-1]:
+            rows[-1] += SEPARATOR.rstrip()
+            rows.append(field)
+        else:
+            rows[-1] = longer
+    return rows
 
 
 def fit(fields: list[str], cells: int) -> str:

@@ -6,6 +6,7 @@ table or a progress bar is asked for.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from llmrun.ui.sanitize import clean
 if TYPE_CHECKING:
     from rich.console import Console
 
+_MOST_CLIPBOARD_BYTES = 74_994  # what xterm takes
 _DIM, _RED, _RESET = "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
 
 
@@ -126,6 +128,35 @@ class Output:
                 return True
             if word in {"n", "no"}:
                 return False
+
+    def choose(self, question: str, answers: Mapping[str, str]) -> str:
+        """Ask for one of several letters on the terminal.
+
+        Args:
+            question: what to decide.
+            answers: letter -> what it means; the last one is taken where nobody answers.
+        """
+        for letter, meaning in answers.items():
+            self.note(f"  {letter}  {meaning}")
+        while self.can_ask:
+            self.stderr.write(f"{clean(question)} [{'/'.join(answers)}] ")
+            self.stderr.flush()
+            answer = self.stdin.readline()
+            if not answer:  # Ctrl-D
+                self.stderr.write("\n")
+                break
+            if answer.strip().lower()[:1] in answers:
+                return answer.strip().lower()[:1]
+        return list(answers)[-1]
+
+    def to_clipboard(self, text: str) -> bool:
+        """Put text into the clipboard of the person's own terminal, over ssh too (OSC 52); False if it is too long."""
+        data = base64.b64encode(text.encode())
+        if len(data) > _MOST_CLIPBOARD_BYTES or not self.cursor_moves:
+            return False
+        self.stdout.write(f"\x1b]52;c;{data.decode()}\x07")
+        self.stdout.flush()
+        return True
 
     def console(self, *, stderr: bool = False) -> Console:
         """A Rich console on stdout or stderr that follows the same rules."""

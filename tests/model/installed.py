@@ -285,8 +285,9 @@ class Terminal:
 
 
 SUMMARY = re.compile(
-    r"prefill (?P<prefilled>[\d,]+) tokens.*?(?:\(reused (?P<reused>[\d,]+) of (?P<prompt>[\d,]+)\))?"
-    r" · decode (?P<decoded>[\d,]+) tokens.* · context (?P<used>[\d,]+)/(?P<window>[\d,]+) · seed \d+(?P<stopped>.*)"
+    r"prefill (?P<prefilled>[\d,]+) tokens.* · decode (?P<decoded>[\d,]+) tokens.*"
+    r" · ctx (?P<used>[\d,]+)/(?P<window>[\d,]+)(?: · reused (?P<reused>[\d,]+) of (?P<prompt>[\d,]+))?"
+    r".* · seed \d+(?P<stopped>.*)"
 )
 
 

@@ -1,0 +1,104 @@
+"""`llmrun plan`: what a model would take and give on this machine, before any of it is downloaded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmrun.cli.options import JsonOption, ModelArgument
+from llmrun.config import Settings, load_settings
+from llmrun.errors import LlmrunError, NetworkError, UsageError
+from llmrun.ui.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.hardware import Hardware
+    from llmrun.models.registry import ModelSpec
+    from llmrun.outlook import Candidate
+    from llmrun.speed import Speed
+
+
+def plan(
+    model: ModelArgument,
+    ctx: Annotated[
+        str, typer.Option("--ctx", "-c", metavar="TOKENS,...", help="Context windows to look at, e.g. 4096,32k.")
+    ] = "",
+    kv: Annotated[str, typer.Option("--kv", metavar="f16|q8_0", help="Type of the KV cache.")] = "f16",
+    every: Annotated[bool, typer.Option("--all", help="Every quant of the repository, even if one is here.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Show what each quant of a model takes and gives on this machine; downloads nothing.
+
+    Speeds are predicted from what llama.cpp's kernels do here, which is measured once and remembered.
+    """
+    from llmrun.hardware import probe
+    from llmrun.memory import KV_BYTES
+    from llmrun.outlook import contexts_for, look_ahead, parse_contexts, with_gpus
+    from llmrun.ui.plan import show_outlooks
+
+    output = Output(json=json)
+    wished = parse_contexts(ctx)
+    if kv not in KV_BYTES:
+        raise UsageError(f"there is no KV type {kv!r}", why=f"there are {', '.join(KV_BYTES)}")
+    settings = load_settings()
+    candidates = _candidates(output, model, settings, every=every)
+    hardware = probe()
+    speed = _speed(output, hardware, candidates, settings)
+    hardware = with_gpus(hardware, speed)
+    contexts = contexts_for(candidates[0].header, wished)
+    rows = [look_ahead(candidate, hardware, speed, contexts, kv) for candidate in candidates]
+    if json:
+        output.result_json({"hardware": asdict(hardware), "kv_type": kv, "quants": [asdict(row) for row in rows]})
+    else:
+        show_outlooks(output, model, rows, hardware)
+
+
+def _candidates(output: Output, name: str, settings: Settings, *, every: bool) -> list[Candidate]:
+    """The file that is here, or everything that the hub has.
+
+    Raises:
+        NetworkError: the hub can't be reached; what the catalogue knows is said before.
+    """
+    from llmrun.model import locate
+    from llmrun.models.gguf import read_header
+    from llmrun.outlook import local_candidate, remote_candidates
+
+    located = locate(name, settings)
+    if located.path is not None and not (every and located.spec.repository):
+        return [local_candidate(located.path, read_header(located.path))]
+    try:
+        return remote_candidates(located.spec, settings)
+    except NetworkError:
+        _say_what_is_known(output, located.spec)
+        raise
+
+
+def _say_what_is_known(output: Output, spec: ModelSpec) -> None:
+    from llmrun.hardware import probe
+    from llmrun.models.registry import load_catalogue
+    from llmrun.plan import readable_size
+
+    entry = load_catalogue().entries.get(spec.alias or "")
+    if entry is None or not entry.size_mb:
+        return
+    free = probe().memory_available
+    output.note(
+        f"{entry.title}: {entry.parameters} parameters, {entry.quant} takes {readable_size(entry.size_mb * 1_000_000)} "
+        f"and its KV cache on top; {readable_size(free)} of memory are free"
+    )
+
+
+def _speed(output: Output, hardware: Hardware, candidates: list[Candidate], settings: Settings) -> Speed | None:
+    from llmrun.hardware_details import probe_details
+    from llmrun.outlook import types_of
+    from llmrun.speed import BUSY, speed_of
+
+    try:
+        speed = speed_of(hardware, types_of(candidates), settings.state_dir, cache=probe_details().last_cache)
+        if speed.others >= BUSY:
+            output.note(f"other programs use {speed.others:.1f} cores just now: without them it is faster than told")
+        return speed
+    except LlmrunError as error:
+        output.note(f"{error}; so nothing is said about speed")
+        return None

@@ -1,0 +1,131 @@
+"""The flags of the sampler, one for each field of SamplingParams, and how their values are read and shown."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from llmrun.errors import UsageError
+from llmrun.params import DEFAULTS, SamplingParams, check_parameter
+
+# SamplingParams field -> flag, help.
+FLAGS: dict[str, tuple[str, str]] = {
+    "temperature": ("--temp", "0 is greedy."),
+    "seed": ("--seed", "Of the random generator; the same seed gives the same answer."),
+    "top_k": ("--top-k", "Keep the k likeliest tokens; 0 is off."),
+    "top_p": ("--top-p", "Keep the likeliest tokens that reach this probability together; 1 is off."),
+    "min_p": ("--min-p", "Keep tokens at least this times as likely as the likeliest; 0 is off."),
+    "typical_p": ("--typical-p", "Locally typical sampling; 1 is off."),
+    "top_n_sigma": ("--top-n-sigma", "Keep logits within n standard deviations of the best; <= 0 is off."),
+    "xtc_probability": ("--xtc-probability", "Chance to remove the likeliest tokens; 0 is off."),
+    "xtc_threshold": ("--xtc-threshold", "Probability from which XTC counts a token."),
+    "repeat_penalty": ("--repeat-penalty", "Divides the logits of tokens seen lately; 1 is off."),
+    "repeat_last_n": ("--repeat-last-n", "How many last tokens the penalties look at; 0 is off."),
+    "frequency_penalty": ("--frequency-penalty", "Subtracted per occurrence; 0 is off."),
+    "presence_penalty": ("--presence-penalty", "Subtracted once for tokens seen lately; 0 is off."),
+    "dry_multiplier": ("--dry-multiplier", "Strength of the DRY penalty on repeated sequences; 0 is off."),
+    "dry_base": ("--dry-base", "How the DRY penalty grows with the length of the repeat."),
+    "dry_allowed_length": ("--dry-allowed-length", "Repeats up to this length are free."),
+    "dry_last_n": ("--dry-last-n", "How many last tokens DRY looks at; 0 is off."),
+    "dry_breakers": ("--dry-breaker", "Text that DRY follows no repeat across; may be repeated."),
+    "temperature_range": ("--dynatemp-range", "Dynamic temperature, +- this much by entropy; 0 is off."),
+    "temperature_exponent": ("--dynatemp-exp", "How entropy maps to dynamic temperature."),
+    "mirostat": ("--mirostat", "1 or 2 replaces the truncating samplers by mirostat; 0 is off."),
+    "mirostat_tau": ("--mirostat-tau", "Mirostat's target surprise, in bits."),
+    "mirostat_eta": ("--mirostat-eta", "Mirostat's learning rate."),
+    "logit_bias": ("--logit-bias", "TOKEN=BIAS, added to a token's logit, -inf bans it; may be repeated."),
+    "order": ("--sampler-order", "The chain's steps in another order, with commas between; one left out is off."),
+}
+_REPEATED = {"dry_breakers", "logit_bias"}
+_INTEGERS = {"seed", "top_k", "repeat_last_n", "dry_allowed_length", "dry_last_n", "mirostat"}
+
+
+def sampling_flags(**options: Any) -> dict[str, Any]:
+    """The options of a command that samples: what was typed, in the types of SamplingParams.
+
+    What was not typed stays out, so that the model's own recommendation can count.
+
+    Raises:
+        UsageError: a value is out of its bounds, or can't be read; names the flag.
+    """
+    given = {name: value for name, value in options.items() if value is not None and value != []}
+    if "dry_breakers" in given:
+        given["dry_breakers"] = tuple(given["dry_breakers"])
+    if "logit_bias" in given:
+        given["logit_bias"] = tuple(_bias(text) for text in given["logit_bias"])
+    if "order" in given:
+        given["order"] = tuple(step for part in re.split("[,;]", given["order"]) if (step := part.strip()))
+    return {name: check_parameter(name, value, FLAGS[name][0]) for name, value in given.items()}
+
+
+def _sampling_parameter(name: str) -> inspect.Parameter:
+    flag, text = FLAGS[name]
+    kind: Any = list[str] if name in _REPEATED else int if name in _INTEGERS else str if name == "order" else float
+    shown = shown_value(name, getattr(DEFAULTS, name))
+    names = [flag, "--temperature"] if name == "temperature" else [flag]
+    note = f" Default: {shown}." if shown not in ("", None) else ""
+    option = typer.Option(*names, help=f"{text}{note}", rich_help_panel="Sampling", show_default=False)
+    annotation: Any = Annotated[kind | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def read_value(name: str, text: str, before: str = "") -> tuple[str, Any]:
+    """A sampling parameter that was set within a chat: its field's name, and its value.
+
+    Args:
+        name: the field's, or its flag's with or without dashes.
+        text: the value.
+        before: what errors put before the name.
+
+    Raises:
+        UsageError: there is no such parameter, or its value makes no sense.
+    """
+    spelled = name.lstrip("-").replace("_", "-").lower()
+    known = {flag.lstrip("-"): field for field, (flag, _) in FLAGS.items()}
+    known |= {field.replace("_", "-"): field for field in FLAGS}
+    if spelled not in known:
+        raise UsageError(f"there is no sampling parameter called {name}", hint="/set lists them")
+    field = known[spelled]
+    value: Any = text
+    try:
+        if field in _REPEATED:
+            value = text.split()
+        elif field != "order":
+            value = int(text) if field in _INTEGERS else float(text)
+    except ValueError:
+        raise UsageError(f"{before}{spelled} {text} makes no sense", why="it has to be a number") from None
+    return field, sampling_flags(**{field: value})[field]
+
+
+def shown_value(name: str, value: Any) -> str:
+    """A sampling parameter's value as the flag takes it."""
+    if name == "seed":
+        return "random" if value is None else str(value)
+    if name == "order":
+        return ",".join(value)
+    if name == "logit_bias":
+        return " ".join(f"{token}={bias:g}" for token, bias in value)
+    if name == "dry_breakers":
+        return " ".join(map(repr, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def sampling_rows(params: SamplingParams, origins: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Every sampling parameter as (flag, value, where the value comes from)."""
+    return [(flag, shown_value(name, getattr(params, name)), origins[name]) for name, (flag, _) in FLAGS.items()]
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise UsageError(f"--logit-bias {text!r} makes no sense", hint="--logit-bias 2=-inf") from None
+
+
+# What with_options reads: one parameter for each flag.
+vars(sampling_flags)["__signature__"] = inspect.Signature([_sampling_parameter(name) for name in FLAGS])

@@ -1,0 +1,352 @@
+"""A chat at work: messages are answered, slash commands obeyed. The names are those that Ollama's users know.
+
+Owns what each command does and says; what a conversation is stands in llmrun.conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from llmrun.attachments import Attached, attach
+from llmrun.cli.answering import ShownAs, cancelling, show, show_attached
+from llmrun.cli.loading import open_model
+from llmrun.cli.options import Loading, read_think
+from llmrun.cli.sampling import FLAGS, read_value, sampling_rows, shown_value
+from llmrun.conversation import Conversation
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.messages import Event
+from llmrun.sessions.store import Sessions
+from llmrun.sessions.turns import Question
+from llmrun.ui.chat import ChatInput
+from llmrun.ui.keyboard import quiet_keyboard
+from llmrun.ui.output import Output
+
+REMEMBERED = 16  # tokens that /why can be asked about; each costs 4 bytes for every token of the vocabulary
+_CANDIDATES = 8
+
+HELP = {
+    "/help": "this help; also /?",
+    "/retry": "another answer to the last question",
+    "/edit": "ask the last question differently",
+    "/undo": "take the last question and its answer back",
+    "/branch [NAME]": "go on under a name of its own, or go to a branch; without a name, list them",
+    "/file PATTERN...": "text files that go along with the next message",
+    "/set [NAME VALUE]": "a sampling value, such as /set temp 0.5; /set system TEXT; without a name, all of them",
+    "/seed [NUMBER]": "the seed of the next answers; without a number, a fresh one each time",
+    "/think MODE": "on, off, hide, fold, or a number of tokens",
+    "/system [TEXT]": "another system prompt from now on; without a text, show it",
+    "/model [NAME]": "go on with another model; without a name, say which it is",
+    "/show": "the model, as `llmrun show` does",
+    "/context": "what fills the context window",
+    "/stats": "what the last answer cost",
+    "/why [COUNT]": "how the last tokens were chosen",
+    "/save NAME": "call this chat something",
+    "/load NAME": "go on with another saved chat",
+    "/sessions": "the saved chats",
+    "/export FILE": "write this chat as .md, .json or .jsonl",
+    "/copy": "the last answer into the clipboard",
+    "/multiline": "Enter makes newlines, Alt-Enter sends; once more: as before",
+    "/clear": "forget the conversation, keep the system prompt",
+    "/bye": "leave, as Ctrl-D does",
+}
+_OTHER_NAMES = {"/?": "/help", "/exit": "/bye", "/quit": "/bye", "/q": "/bye", "/history": "/sessions"}
+
+
+class Chat:
+    """One run of `llmrun chat`: reads, answers and obeys until the person leaves."""
+
+    def __init__(
+        self,
+        output: Output,
+        typed: ChatInput,
+        store: Sessions,
+        conversation: Conversation,
+        loading: Loading,
+        shown_as: ShownAs,
+        attached: Attached,
+    ) -> None:
+        self.store = store
+        self.conversation = conversation
+        self._output = output
+        self._typed = typed
+        self._loading = loading
+        self._shown_as = shown_as
+        self._attached = attached
+        self._commands: Mapping[str, Callable[[str], None]] = {
+            name.split()[0]: getattr(self, f"_{name.split()[0][1:]}") for name in HELP if name != "/bye"
+        }
+
+    def greet(self) -> None:
+        """Say who is there, and what was said last where a chat goes on."""
+        if not self._typed.interactive:
+            return
+        model, chat = self.conversation.model, self.conversation.chat
+        self._output.note(
+            f"{model.spec.name}: context window {model.loaded.n_ctx:,} tokens. /? for help, Ctrl-D leaves."
+        )
+        show_attached(self._output, self._attached)
+        if chat.entries:
+            turns = sum(isinstance(entry.part, Question) for entry in chat.entries)
+            last = chat.last_question
+            asked = f', last "{_short(last.part.shown)}"' if last and isinstance(last.part, Question) else ""
+            self._output.note(f"Going on with {chat.name}: {turns} {'turn' if turns == 1 else 'turns'}{asked}")
+
+    def run(self) -> None:
+        """Until the person leaves, or stdin ends."""
+        while (message := self._typed.read()) is not None:
+            if not self._typed.interactive or not message.startswith("/"):
+                self._say(message)
+            elif message.split()[0] in ("/bye", *(name for name, meaning in _OTHER_NAMES.items() if meaning == "/bye")):
+                break
+            else:
+                self._obey(message)
+        self.conversation.save_state()
+        self.conversation.chat.release()
+
+    def _obey(self, message: str) -> None:
+        word, _, rest = message.partition(" ")
+        command = self._commands.get(_OTHER_NAMES.get(word, word))
+        if command is None:
+            self._output.note(f"There is no command {word}; /? lists them.")
+            return
+        try:
+            command(rest.strip())
+        except LlmrunError as error:
+            self._output.error(error)
+
+    def _say(self, message: str) -> None:
+        """Answer a message; the files that were waiting go along."""
+        question = Question(self._attached.before(message), message if self._attached.block else "")
+        if self._answer(self.conversation.ask(question)):
+            self._attached = Attached()
+
+    def _answer(self, events: Iterator[Event]) -> bool:
+        """Show an answer as it comes. Where nobody can read the error and try again, it ends the command."""
+        conversation = self.conversation
+        try:
+            with quiet_keyboard(self._output), cancelling(conversation.model):
+                finished = show(self._output, events, conversation.model, self._shown_as)
+                for _ in events:
+                    pass  # the turn is saved behind its last event
+        except LlmrunError as error:
+            if not self._typed.interactive:
+                raise
+            self._output.error(error)
+            return False
+        if finished.reason == "repeats":
+            self._output.note(f'Stopped: the answer repeated "{_short(finished.detail)}" (--no-loop-guard lets it).')
+        if not self._output.stdout_is_terminal:
+            self._output.text("")
+        return True
+
+    # ---- commands, in the order of the help; each gets what stands behind its name ----
+
+    def _help(self, rest: str) -> None:
+        width = max(map(len, HELP))
+        for name, meaning in HELP.items():
+            self._output.note(f"  {name:{width}}  {meaning}")
+        self._output.note('  Alt-Enter makes a newline, """ begins and ends a longer text, Ctrl-G opens $EDITOR.')
+
+    def _retry(self, rest: str) -> None:
+        self._answer(self.conversation.retry())
+
+    def _edit(self, rest: str) -> None:
+        last = self.conversation.chat.last_question
+        if last is None or not isinstance(last.part, Question):
+            self._output.note("There is no question yet.")
+            return
+        if not rest:
+            self._typed.prefill(last.part.shown)
+            rest = self._typed.read() or ""
+        if rest:
+            self._answer(self.conversation.edit(Question(rest)))
+
+    def _undo(self, rest: str) -> None:
+        question = self.conversation.chat.undo()
+        self._output.note(f'Taken back: "{_short(question.shown)}"' if question else "There is nothing to take back.")
+
+    def _branch(self, rest: str) -> None:
+        chat = self.conversation.chat
+        if not rest:
+            for branch in chat.branches():
+                mark = "*" if branch.current else " "
+                self._output.note(
+                    f"{mark} {branch.name or f'#{branch.head}'}: {branch.turns} turns, {branch.last[:60]}"
+                )
+        elif any(rest in (branch.name, f"#{branch.head}") for branch in chat.branches()):
+            chat.switch(rest)
+            self._output.note(f"Going on with {chat.branch}.")
+        else:
+            chat.make_branch(rest)
+            self._output.note(f"From here on this is {rest}.")
+
+    def _file(self, rest: str) -> None:
+        patterns = rest.split()
+        self._attached = attach(patterns) if patterns else Attached()
+        show_attached(self._output, self._attached)
+        if not patterns:
+            self._output.note("No file goes along.")
+
+    def _set(self, rest: str) -> None:
+        words = rest.removeprefix("parameter ").split(maxsplit=1)
+        if not words:
+            from llmrun.ui.sampling import show_sampling
+
+            show_sampling(self._output, sampling_rows(*self.conversation.sampling()))
+        elif words[0] == "system":
+            self._system(words[1] if len(words) > 1 else "")
+        elif len(words) == 1:
+            raise UsageError(f"/set {words[0]} needs a value", hint="/set temp 0.5; /set lists them")
+        else:
+            name, value = read_value(words[0], words[1], "/set ")
+            self.conversation.manner.session[name] = value
+            self._output.note(f"{FLAGS[name][0]} is {shown_value(name, value)} from now on.")
+
+    def _seed(self, rest: str) -> None:
+        session = self.conversation.manner.session
+        session["seed"] = read_value("seed", rest, "/")[1] if rest else None
+        self._output.note(f"The seed is {rest}." if rest else "Every answer gets a fresh seed.")
+
+    def _think(self, rest: str) -> None:
+        think = read_think(rest, "/think")
+        manner = self.conversation.manner
+        manner.thinking, manner.thinking_tokens = think.thinking, think.tokens
+        self._shown_as = ShownAs(self._shown_as.stats, self._shown_as.markdown, think.shown)
+        if not self.conversation.model.loaded.thinking_tags:
+            self._output.note(f"{self.conversation.model.spec.name} is no model that thinks first.")
+
+    def _system(self, rest: str) -> None:
+        chat = self.conversation.chat
+        if rest:
+            chat.set_system(rest.strip('"'))
+        self._output.note(f"System prompt: {chat.system}" if chat.system else "There is no system prompt.")
+
+    def _model(self, rest: str) -> None:
+        conversation = self.conversation
+        if not rest:
+            self._output.note(f"{conversation.model.spec.name}: {conversation.model.path}")
+            return
+        before = conversation.model
+        # The command line's `with` ends the first model, the process's end whatever came after it.
+        conversation.model = open_model(self._output, rest, self._loading, warm_up=True, keeps_states=True).__enter__()
+        before.close()
+        conversation.last = None
+        self._output.note(f"Going on with {conversation.model.spec.name}.")
+
+    def _show(self, rest: str) -> None:
+        from llmrun.cli.show import header_facts
+        from llmrun.ui.model_facts import show_model
+
+        show_model(self._output, header_facts(self.conversation.model.header), stderr=True)
+
+    def _context(self, rest: str) -> None:
+        from llmrun.ui.context import show_context
+
+        messages = self.conversation.chat.messages()
+        if not messages:
+            self._output.note("Nothing fills the context window yet.")
+            return
+        show_context(self._output, messages, self.conversation.count(), self.conversation.model.loaded.n_ctx)
+
+    def _stats(self, rest: str) -> None:
+        last = self.conversation.last
+        if last is None:
+            self._output.note("There is no answer yet.")
+            return
+        from llmrun.ui.answer import write_summary
+
+        write_summary(self._output.stderr, last, dim=self._output.stderr_has_color)
+
+    def _why(self, rest: str) -> None:
+        count = rest or "1"
+        if not count.isdecimal() or not 1 <= int(count) <= REMEMBERED:
+            raise UsageError(f"/why {rest} makes no sense", hint=f"/why COUNT, 1 to {REMEMBERED} of the last tokens")
+        from llmrun.ui.sampling import show_choice
+
+        for choice in self.conversation.model.explain(int(count), _CANDIDATES).choices:
+            show_choice(self._output, choice)
+
+    def _save(self, rest: str) -> None:
+        if not rest:
+            raise UsageError("/save needs a name", hint="/save trip-to-rome; every turn is saved by itself anyway")
+        self.conversation.chat.rename(rest)
+        self._output.note(f"This chat is {rest} now: llmrun chat --session {rest}")
+
+    def _load(self, rest: str) -> None:
+        if not rest:
+            raise UsageError("/load needs a name", hint="/sessions lists them")
+        chat = self.store.open(rest)
+        if chat.open_elsewhere:
+            raise UsageError(f"{chat.name} is open in another llmrun", hint="leave it there first")
+        self.conversation.save_state()
+        self.conversation.chat.release()
+        self.conversation.chat = chat
+        self.greet()
+
+    def _sessions(self, rest: str) -> None:
+        for facts in self.store.all()[:20]:
+            self._output.note(f"  {facts.name}: {facts.turns} turns, {facts.first[:60]}")
+
+    def _export(self, rest: str) -> None:
+        from llmrun.sessions.export import export, format_for
+        from llmrun.sessions.files import write_whole
+
+        form = format_for(rest)
+        if form is None:
+            raise UsageError("/export needs a file name with .md, .json or .jsonl", hint="/export chat.md")
+        if self.conversation.chat.id is None:
+            raise UsageError("there is nothing to export yet", hint="ask something first")
+        path = Path(rest).expanduser()
+        write_whole(path, export(self.store.tree(str(self.conversation.chat.id)), form))
+        self._output.note(f"Written to {path}.")
+
+    def _copy(self, rest: str) -> None:
+        answer = self.conversation.chat.last_answer
+        if answer is None:
+            self._output.note("There is no answer yet.")
+        elif self._output.to_clipboard(answer.content):
+            self._output.note("The last answer is in the clipboard, if the terminal lets programs write it.")
+        else:
+            self._output.note("It is too long for the terminal's clipboard; /export writes a file.")
+
+    def _multiline(self, rest: str) -> None:
+        self._typed.multiline = not self._typed.multiline
+        self._output.note("Alt-Enter sends now." if self._typed.multiline else "Enter sends now.")
+
+    def _clear(self, rest: str) -> None:
+        self.conversation.chat.clear()
+        self._output.note("The conversation is forgotten. It stays saved: /branch shows where.")
+
+
+def completions(chat: Chat) -> dict[str, Callable[[Sequence[str]], list[str]] | None]:
+    """What the Tab key offers behind each command."""
+    from llmrun.cli.completion import complete_model
+
+    offers: dict[str, Callable[[Sequence[str]], list[str]] | None] = {
+        name.split()[0]: None for name in (*HELP, *_OTHER_NAMES)
+    }
+    offers["/model"] = lambda words: complete_model(words[-1])
+    offers["/load"] = lambda words: [facts.name for facts in chat.store.all()]
+    offers["/set"] = lambda words: [flag.lstrip("-") for flag, _ in FLAGS.values()]
+    offers["/think"] = lambda words: ["on", "off", "hide", "fold"]
+    offers["/branch"] = lambda words: [branch.name for branch in chat.conversation.chat.branches() if branch.name]
+    offers["/file"] = offers["/export"] = lambda words: _paths(words[-1])
+    return offers
+
+
+def _paths(beginning: str) -> list[str]:
+    """Files and folders whose path begins like this."""
+    folder, slash, name = beginning.rpartition("/")
+    root = Path(folder + slash or ".").expanduser()
+    try:
+        entries = sorted(root.iterdir())
+    except OSError:
+        return []
+    shown = [entry for entry in entries if entry.name.startswith(name) and (name or not entry.name.startswith("."))]
+    return [f"{folder}{slash}{entry.name}{'/' if entry.is_dir() else ''}" for entry in shown]
+
+
+def _short(text: str) -> str:
+    line = " ".join(text[:200].split())
+    return line if len(line) <= 60 else line[:59].rstrip() + "…"
