@@ -29,6 +29,25 @@ _NO_LIMIT_V1 = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
+class Gpu:
+    """A device that ggml can compute on beside the processor. Only the engine can see it.
+
+    Attributes:
+        name: ggml's, e.g. "CUDA0".
+        description: e.g. "NVIDIA GeForce RTX 3060".
+        memory_total: in bytes.
+        memory_free: of that.
+        shared: its memory is the machine's own, as of integrated graphics.
+    """
+
+    name: str
+    description: str
+    memory_total: int
+    memory_free: int
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Hardware:
     """The machine, as this process may use it. Sizes in bytes.
 
@@ -40,6 +59,7 @@ class Hardware:
         cpu_quota: processor time a container allows, in cores; None is no limit.
         memory_total: of the machine, or of the container when that is smaller.
         memory_available: what can be had without swapping.
+        gpus: empty unless somebody asked the engine.
     """
 
     cpu_name: str
@@ -49,6 +69,7 @@ class Hardware:
     cpu_quota: float | None
     memory_total: int
     memory_available: int
+    gpus: tuple[Gpu, ...] = ()
 
     @property
     def usable_cores(self) -> int:

@@ -295,7 +295,7 @@ def prepare(
     """
     header = read_header(path)
     check(header)
-    plan = make_plan(header, probe(), wishes or Wishes())
+    plan = make_plan(header, probe(), wishes or Wishes(), name=spec.name, repository=spec.repository or "")
     settings = load_settings()
     keeps_states = keeps_states and settings.states_bytes > 0
     load = Load(

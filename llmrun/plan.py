@@ -6,52 +6,46 @@ it is a pure function of facts and wishes. Sizes are in bytes, context lengths i
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Protocol
 
 from llmrun.errors import OutOfMemoryError, UsageError
-from llmrun.hardware import Hardware
+from llmrun.hardware import Gpu, Hardware
+from llmrun.memory import KV_BYTES, UBATCH, Memory, Sizes, context_start, largest_context, memory, reserved_bytes
 
 # Bounds of what may be wished for, inclusive.
 CONTEXT_BOUNDS = (256, 1 << 24)
 THREAD_BOUNDS = (1, 512)
 GPU_LAYER_BOUNDS = (-1, 1000)
+ALL_LAYERS = -1
 
-_UNKNOWN_CONTEXT = 4096  # for files that do not say what the model was trained on
-_SMALLEST_CONTEXT = 512  # below that a conversation is pointless
-_CONTEXT_STEP = 256  # llama.cpp rounds a context up to this
-_UBATCH = 512  # tokens that llama.cpp computes at a time; a larger batch would only make progress and cancel coarser
-_START_BYTES = 16 << 20  # of KV cache: zeroing that much takes some milliseconds
-_KV_ELEMENT_BYTES = 2.0  # f16
+UNKNOWN_CONTEXT = 4096
+"""For files that do not say what the model was trained on."""
+SMALLEST_CONTEXT = 512
+"""Below that a conversation is pointless."""
 _SMALLEST_MARGIN = 512 << 20
+_GPU_MARGIN = 256 << 20  # the driver's and the desktop's
+
+# Quantization -> bits a weight, as they come out for whole models; the smaller ones in order of quality.
+_SMALLER_QUANTS = {
+    "Q8_0": 8.5, "Q6_K": 6.6, "Q5_K_M": 5.7, "Q4_K_M": 4.9, "Q4_K_S": 4.6, "Q3_K_M": 3.9, "Q2_K": 3.2,
+}  # fmt: skip
 
 
-class HeaderFacts(Protocol):
+class HeaderFacts(Sizes, Protocol):
     """What a plan needs of a model file's header; counts that the file does not state are 0."""
-
-    @property
-    def weight_bytes(self) -> int:
-        """Of all tensors."""
 
     @property
     def n_ctx_train(self) -> int:
         """Context window in tokens that the model was trained on."""
 
     @property
-    def n_embd(self) -> int:
-        """Width of the residual stream."""
+    def n_layers(self) -> int:
+        """Transformer blocks."""
 
     @property
-    def n_vocab(self) -> int:
-        """Tokens in the vocabulary."""
-
-    @property
-    def rope_depends_on_window(self) -> bool:
-        """Whether positions are encoded differently when the context window is made larger (LongRoPE)."""
-
-    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
-        """KV cache that one token takes in all layers together."""
+    def n_parameters(self) -> int:
+        """Weights in this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +56,13 @@ class Wishes:
         n_ctx: context window in tokens.
         threads: that compute at the same time.
         gpu_layers: how many layers go to the GPU; -1 is all.
+        kv_type: of the KV cache, a key of memory.KV_BYTES.
     """
 
     n_ctx: int | None = None
     threads: int | None = None
     gpu_layers: int | None = None
+    kv_type: str = "f16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +75,9 @@ class Plan:
         n_batch: most tokens of one decode call.
         threads: for decode and for prefill.
         gpu_layers: how many layers go to the GPU; -1 is all.
-        weight_bytes: of the weights, which are mapped from the file and count fully.
-        kv_bytes: of the KV cache.
-        compute_bytes: of llama.cpp's scratch memory, an estimate.
-        total_bytes: the three together.
+        memory: what the model takes, wherever it lies.
+        ram_bytes: how much of memory.needed the machine's own memory has to hold.
+        vram_bytes: what the GPUs have to hold; 0 without any, or when nobody looked.
         notes: every choice that is not simply what the model was trained on, in plain words.
     """
 
@@ -91,15 +86,35 @@ class Plan:
     n_batch: int
     threads: int
     gpu_layers: int
-    weight_bytes: int
-    kv_bytes: int
-    compute_bytes: int
-    total_bytes: int
+    memory: Memory
+    ram_bytes: int
+    vram_bytes: int = 0
     notes: tuple[str, ...] = ()
 
+    @property
+    def summary(self) -> str:
+        """One line for --verbose: what was chosen, and what it takes."""
+        parts = self.memory
+        text = (
+            f"plan: context {self.n_ctx:,} tokens (memory for {self.n_ctx_start:,} at first), {self.threads} threads; "
+            f"{readable_size(self.ram_bytes)} of memory when it is full: weights {readable_size(parts.weights)}, "
+            f"KV cache {readable_size(parts.kv)}, scratch {readable_size(parts.compute + parts.growth)}, "
+            f"process {readable_size(parts.process)}"
+        )
+        if self.vram_bytes:
+            layers = "all layers" if self.gpu_layers == ALL_LAYERS else f"{self.gpu_layers} layers"
+            text += f"; and {readable_size(self.vram_bytes)} on the GPU with {layers}"
+        return text
 
-def make_plan(header: HeaderFacts, hardware: Hardware, wishes: Wishes) -> Plan:
+
+def make_plan(
+    header: HeaderFacts, hardware: Hardware, wishes: Wishes, *, name: str = "MODEL", repository: str = ""
+) -> Plan:
     """Choose everything that the user did not.
+
+    Args:
+        name: what the user called the model, for the commands in our hints.
+        repository: "owner/repo" it came from, "" when it has no other quants.
 
     Raises:
         UsageError: a wish is out of bounds.
@@ -108,28 +123,24 @@ def make_plan(header: HeaderFacts, hardware: Hardware, wishes: Wishes) -> Plan:
     _check("--ctx", wishes.n_ctx, CONTEXT_BOUNDS)
     _check("--threads", wishes.threads, THREAD_BOUNDS)
     _check("--gpu-layers", wishes.gpu_layers, GPU_LAYER_BOUNDS)
-    n_ctx, context_notes = _context(header, hardware, wishes.n_ctx)
+    if wishes.kv_type not in KV_BYTES:
+        raise UsageError(f"there is no KV type {wishes.kv_type!r}", why=f"there are {', '.join(KV_BYTES)}")
+    room = _Room(header, hardware, wishes, name, repository)
+    n_ctx, context_notes = room.context()
     threads, thread_notes = _threads(hardware, wishes.threads)
+    n_ctx_start = room.start(n_ctx)
+    split = room.split(n_ctx, n_ctx_start)
     return Plan(
         n_ctx=n_ctx,
-        n_ctx_start=_context_start(header, n_ctx),
-        n_batch=min(_UBATCH, n_ctx),
+        n_ctx_start=n_ctx_start,
+        n_batch=min(UBATCH, n_ctx),
         threads=threads,
-        gpu_layers=-1 if wishes.gpu_layers is None else wishes.gpu_layers,
-        weight_bytes=header.weight_bytes,
-        kv_bytes=_kv_bytes(header, n_ctx),
-        compute_bytes=_compute_bytes(header, n_ctx),
-        total_bytes=_total_bytes(header, n_ctx),
-        notes=(*context_notes, *thread_notes),
+        gpu_layers=split.gpu_layers,
+        memory=room.memory(n_ctx, n_ctx_start),
+        ram_bytes=split.ram,
+        vram_bytes=split.vram,
+        notes=(*context_notes, *_gpu_notes(header, hardware, wishes, split), *thread_notes),
     )
-
-
-def _context_start(header: HeaderFacts, n_ctx: int) -> int:
-    """The largest power of two whose KV cache is made in no time; all of it where RoPE depends on the window."""
-    if header.rope_depends_on_window:
-        return n_ctx
-    affordable = int(_START_BYTES / max(header.kv_bytes_per_token(_KV_ELEMENT_BYTES), 1.0))
-    return min(n_ctx, max(_SMALLEST_CONTEXT, 1 << max(affordable.bit_length() - 1, 0)))
 
 
 def readable_size(n_bytes: int) -> str:
@@ -139,114 +150,175 @@ def readable_size(n_bytes: int) -> str:
     return f"{n_bytes / (1 << 20):,.0f} MiB"
 
 
+def margin(free: int) -> int:
+    """What our own choice leaves of free memory to the rest of the system; a wish may use it up."""
+    return max(_SMALLEST_MARGIN, free // 10)
+
+
+def trained_context(header: HeaderFacts) -> int:
+    """What a model was trained on, bounded; a guess for files that do not say."""
+    return min(header.n_ctx_train or UNKNOWN_CONTEXT, CONTEXT_BOUNDS[1])
+
+
 def _check(option: str, value: int | None, bounds: tuple[int, int]) -> None:
     low, high = bounds
     if value is not None and not low <= value <= high:
         raise UsageError(f"{option} {value} makes no sense", why=f"it has to be between {low:,} and {high:,}")
 
 
-# ---- memory ----------------------------------------------------------------------------------------
+# ---- processor and GPUs ----------------------------------------------------------------------------
 
 
-def _kv_bytes(header: HeaderFacts, n_ctx: int) -> int:
-    tokens = -(-n_ctx // _CONTEXT_STEP) * _CONTEXT_STEP
-    return int(tokens * header.kv_bytes_per_token(_KV_ELEMENT_BYTES))
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Where a model lies. gpu_layers is -1 when all of it is on GPUs, or nobody knows of any."""
+
+    gpu_layers: int
+    ram: int
+    vram: int
 
 
-def _compute_bytes(header: HeaderFacts, n_ctx: int) -> int:
-    """llama.cpp's compute buffer with flash attention: the larger of what its two hungriest moments keep.
+def split_memory(header: HeaderFacts, needs: Memory, n_ctx: int, gpus: tuple[Gpu, ...], wish: int | None) -> Split:
+    """How many layers the GPUs can hold, and what that leaves to the processor.
 
-    A micro-batch's logits (f32) and two activations at the end; its attention mask (f16, as long as the
-    context) and a dozen activations in a layer. SmolLM2-135M: llama.cpp reports 98.25 MiB at 8,192 tokens and
-    141.51 at 131,072; this says 98.25 and 141.50.
+    Args:
+        needs: of the whole model with that context.
+        gpus: integrated ones have no memory of their own, so they hold nothing more.
+        wish: how many layers the user wants there; None takes as many as fit.
     """
-    activation = 4 * header.n_embd
-    return _UBATCH * max(4 * header.n_vocab + 2 * activation, 2 * n_ctx + 12 * activation)
+    own = [gpu for gpu in gpus if not gpu.shared]
+    layers = header.n_layers + 1  # llama.cpp counts the output as one
+    if not own:
+        return Split(ALL_LAYERS if wish is None else wish, needs.needed, 0)
+    of_layer = (needs.weights + needs.kv + needs.growth / 2) / layers  # the copy that growing takes is in RAM
+    scratch = len(own) * reserved_bytes(header, n_ctx)
+    free = sum(max(gpu.memory_free - _GPU_MARGIN, 0) for gpu in own)
+    fitting = max(0, min(layers, int((free - scratch) / max(of_layer, 1.0))))
+    chosen = fitting if wish is None else layers if wish == ALL_LAYERS else min(wish, layers)
+    there = int(chosen * of_layer)
+    vram = there + scratch if chosen else 0
+    return Split(ALL_LAYERS if chosen == layers else chosen, needs.needed - there, vram)
 
 
-def _total_bytes(header: HeaderFacts, n_ctx: int) -> int:
-    return header.weight_bytes + _kv_bytes(header, n_ctx) + _compute_bytes(header, n_ctx)
+def _gpu_notes(header: HeaderFacts, hardware: Hardware, wishes: Wishes, split: Split) -> list[str]:
+    if not split.vram or split.gpu_layers == ALL_LAYERS or wishes.gpu_layers is not None:
+        return []
+    free = readable_size(sum(gpu.memory_free for gpu in hardware.gpus if not gpu.shared))
+    return [f"{split.gpu_layers} of {header.n_layers + 1} layers on the GPU: what fits into its {free} of free memory"]
 
 
-def _largest_context(header: HeaderFacts, room: int, limit: int) -> int:
-    """The largest multiple of 256 up to `limit` that fits into `room`; 0 when none does."""
-    steps = range(_CONTEXT_STEP, limit + 1, _CONTEXT_STEP)
-    index = bisect_right(steps, room, key=lambda n_ctx: _total_bytes(header, n_ctx))
-    return steps[index - 1] if index else 0
+# ---- context ---------------------------------------------------------------------------------------
 
 
-# ---- choices ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """A model beside the memory there is: which context windows fit, and what to say of those that don't."""
 
+    header: HeaderFacts
+    hardware: Hardware
+    wishes: Wishes
+    name: str
+    repository: str
 
-def _context(header: HeaderFacts, hardware: Hardware, wish: int | None) -> tuple[int, list[str]]:
-    trained = min(header.n_ctx_train or _UNKNOWN_CONTEXT, CONTEXT_BOUNDS[1])
-    if wish is not None:
-        return _wished_context(header, hardware, wish, trained)
-    if not hardware.memory_total:  # nothing known about memory
-        chosen = trained
-    else:
-        free = hardware.memory_available
-        chosen = _fitting_context(header, free - _margin(free), trained)
-        if not chosen:
-            raise _model_too_large(header, hardware, trained)
-    if chosen < trained:
-        free_text = readable_size(hardware.memory_available)
-        return chosen, [
-            f"context {chosen:,} of {trained:,} tokens: what fits into {free_text} of free memory "
-            "with some to spare (--ctx asks for more)"
-        ]
-    if not header.n_ctx_train:
-        return chosen, [f"context {chosen:,} tokens: the file does not say what the model was trained on"]
-    return chosen, []
+    def memory(self, n_ctx: int, start: int) -> Memory:
+        return memory(self.header, n_ctx, kv_type=self.wishes.kv_type, start=start)
 
+    def split(self, n_ctx: int, start: int) -> Split:
+        needs = self.memory(n_ctx, start)
+        return split_memory(self.header, needs, n_ctx, self.hardware.gpus, self.wishes.gpu_layers)
 
-def _margin(free: int) -> int:
-    """What our own choice leaves to the rest of the system; a wish may use it up."""
-    return max(_SMALLEST_MARGIN, free // 10)
+    def ram(self, n_ctx: int) -> int:
+        """What has to be free at least: with a KV cache that is made at once."""
+        return self.split(n_ctx, n_ctx).ram
 
+    def start(self, n_ctx: int) -> int:
+        """For how many tokens to have memory at first; for all where there is no room to grow."""
+        start = context_start(self.header, n_ctx, self.wishes.kv_type)
+        free = self.hardware.memory_available
+        if self.hardware.memory_total and self.split(n_ctx, start).ram > free - margin(free):
+            return n_ctx
+        return start
 
-def _fitting_context(header: HeaderFacts, room: int, trained: int) -> int:
-    if _total_bytes(header, trained) <= room:
-        return trained
-    largest = _largest_context(header, room, trained)
-    return largest if largest >= _SMALLEST_CONTEXT else 0
+    def largest(self, room: int, limit: int) -> int:
+        return largest_context(lambda n_ctx: self.ram(n_ctx) <= room, limit)
 
+    def context(self) -> tuple[int, list[str]]:
+        """The context window and what to say about it."""
+        trained = trained_context(self.header)
+        if self.wishes.n_ctx is not None:
+            return self._wished(self.wishes.n_ctx, trained)
+        if not self.hardware.memory_total:  # nothing known about memory
+            chosen = trained
+        else:
+            free = self.hardware.memory_available
+            chosen = self._fitting(free - margin(free), trained)
+            if not chosen:
+                raise self._too_large(trained)
+        if chosen < trained:
+            free_text = readable_size(self.hardware.memory_available)
+            return chosen, [
+                f"context {chosen:,} of {trained:,} tokens: what fits into {free_text} of free memory "
+                "with some to spare (--ctx asks for more)"
+            ]
+        if not self.header.n_ctx_train:
+            return chosen, [f"context {chosen:,} tokens: the file does not say what the model was trained on"]
+        return chosen, []
 
-def _wished_context(header: HeaderFacts, hardware: Hardware, wish: int, trained: int) -> tuple[int, list[str]]:
-    free = hardware.memory_available
-    needed = _total_bytes(header, wish)
-    if hardware.memory_total and needed > free:
-        largest = _largest_context(header, free, wish)
-        if not largest:
-            raise _model_too_large(header, hardware, trained)
-        raise OutOfMemoryError(
-            f"a context of {wish:,} tokens does not fit into memory",
-            why=f"that takes {readable_size(needed)}, {readable_size(_kv_bytes(header, wish))} of it for the "
-            f"KV cache, and {readable_size(free)} are free",
-            hint=f"use --ctx {largest}, the largest that fits",
+    def _fitting(self, room: int, trained: int) -> int:
+        if self.ram(trained) <= room:
+            return trained
+        largest = self.largest(room, trained)
+        return largest if largest >= SMALLEST_CONTEXT else 0
+
+    def _wished(self, wish: int, trained: int) -> tuple[int, list[str]]:
+        free = self.hardware.memory_available
+        needed = self.ram(wish)
+        if self.hardware.memory_total and needed > free:
+            largest = self.largest(free, wish)
+            if not largest:
+                raise self._too_large(trained)
+            parts = self.memory(wish, wish)
+            raise OutOfMemoryError(
+                f"a context of {wish:,} tokens does not fit into memory",
+                why=f"that takes {readable_size(needed)}, {readable_size(parts.kv)} of it for the "
+                f"KV cache, and {readable_size(free)} are free",
+                hint=f"llmrun run {self.name} --ctx {largest}, the largest that fits",
+            )
+        notes = []
+        if wish > trained and self.header.n_ctx_train:
+            notes.append(
+                f"context {wish:,} tokens: the model was trained on {trained:,}, so answers get worse beyond that"
+            )
+        if self.hardware.memory_total and needed > free - margin(free):
+            notes.append(f"context {wish:,} tokens: leaves only {readable_size(free - needed)} of memory free")
+        return wish, notes
+
+    def _too_large(self, trained: int) -> OutOfMemoryError:
+        free = self.hardware.memory_available
+        smallest = min(SMALLEST_CONTEXT, trained)
+        needed = self.ram(smallest)
+        hint = self._smaller_quant(smallest) or "use a smaller model (`llmrun list --all`), or close other programs"
+        if needed <= free:
+            hint = f"llmrun run {self.name} --ctx {smallest} would take the last of it; better {hint}"
+        return OutOfMemoryError(
+            "the model does not fit into memory",
+            why=f"with the smallest context it takes {readable_size(needed)}, "
+            f"{readable_size(self.header.weight_bytes)} of it for the weights; {readable_size(free)} are free, and "
+            f"{readable_size(margin(free))} of that is left to the rest of the system",
+            hint=hint,
         )
-    notes = []
-    if wish > trained and header.n_ctx_train:
-        notes.append(f"context {wish:,} tokens: the model was trained on {trained:,}, so answers get worse beyond that")
-    if hardware.memory_total and needed > free - _margin(free):
-        notes.append(f"context {wish:,} tokens: leaves only {readable_size(free - needed)} of memory free")
-    return wish, notes
 
-
-def _model_too_large(header: HeaderFacts, hardware: Hardware, trained: int) -> OutOfMemoryError:
-    free = hardware.memory_available
-    smallest = min(_SMALLEST_CONTEXT, trained)
-    needed = _total_bytes(header, smallest)
-    hint = "use a smaller quant or a smaller model (`llmrun list --all`), or close other programs"
-    if needed <= free:
-        hint = f"--ctx {smallest} would take the last of it; better {hint}"
-    return OutOfMemoryError(
-        "the model does not fit into memory",
-        why=f"with the smallest context it takes {readable_size(needed)}, "
-        f"{readable_size(header.weight_bytes)} of it for the weights; {readable_size(free)} are free, and "
-        f"{readable_size(_margin(free))} of that is left to the rest of the system",
-        hint=hint,
-    )
+    def _smaller_quant(self, n_ctx: int) -> str:
+        """The command for the best quantization that would fit, "" when none is known to."""
+        free = self.hardware.memory_available - margin(self.hardware.memory_available)
+        rest = self.ram(n_ctx) - self.header.weight_bytes
+        for quant, bits in _SMALLER_QUANTS.items():
+            size = int(self.header.n_parameters * bits / 8)
+            if size < self.header.weight_bytes and size + rest <= free:
+                if not self.repository:
+                    return f"use a smaller quant: {quant} would take about {readable_size(size)}"
+                return f"llmrun run {self.repository}:{quant} (about {readable_size(size)}), if it is there"
+        return ""
 
 
 def _threads(hardware: Hardware, wish: int | None) -> tuple[int, list[str]]:

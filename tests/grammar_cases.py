@@ -38,7 +38,7 @@ SCHEMAS: dict[str, Any] = {
     "null": {"type": "null"},
     "an integer in a range": {"type": "integer", "minimum": 10, "maximum": 20},
     "a negative integer": {"type": "integer", "minimum": -50, "exclusiveMaximum": 0},
-    "a number in a range": {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.01},
+    "a number in a range": {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.25},
     "a multiple": {"type": "integer", "multipleOf": 5, "minimum": 5, "maximum": 95},
     "draft 4's exclusive bound": {"type": "integer", "minimum": 0, "maximum": 9, "exclusiveMinimum": True},
     "a short string": {"type": "string", "maxLength": 10},
@@ -156,7 +156,7 @@ SCHEMAS: dict[str, Any] = {
                 "items": _object(
                     {
                         "text": WORD,
-                        "amount": {"type": "number", "minimum": 0, "maximum": 1000, "multipleOf": 0.01},
+                        "amount": {"type": "number", "minimum": 0, "maximum": 1000, "multipleOf": 0.25},
                     }
                 ),
             },
@@ -459,6 +459,14 @@ BROKEN_FOR_LLGUIDANCE: dict[str, tuple[str, Broken]] = {
     "10,000 parentheses in a pattern": (
         "json_schema",
         Broken(f'{{"type": "string", "pattern": "{"(" * 10_000}"}}', "", ""),
+    ),
+    "more properties than can be counted": (
+        "json_schema",
+        Broken(
+            '{"type": "object", "properties": {"a": {}}, "maxProperties": 3, "additionalProperties": true}',
+            "line 1, column 45",
+            "only supported",
+        ),
     ),
     "all of what excludes itself": (
         "json_schema",

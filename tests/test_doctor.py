@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmrun import doctor
 from llmrun.config import Settings
 from llmrun.doctor import Finding, examine
-from llmrun.errors import LlmrunError
+from llmrun.errors import BadModelError, EngineCrashedError, LlmrunError
 from llmrun.hardware import Hardware
-from llmrun.messages import Loaded
+from llmrun.hardware_details import Details
+from llmrun.trial import Trial
 
 GIB = 1 << 30
 MACHINE = Hardware("Good CPU", ("avx", "avx2"), 4, 8, None, 16 * GIB, 8 * GIB)
+BUILD: dict[str, Any] = {"features": {"CPU": ["AVX", "AVX2", "LLAMAFILE"]}, "gpus": [], "offload": False}
+
+
+@pytest.fixture(autouse=True)
+def build(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What llama.cpp says it was built with."""
+    answer = dict(BUILD)
+    monkeypatch.setattr(doctor, "ask", lambda question, seconds: answer)
+    return answer
 
 
 @pytest.fixture
@@ -28,6 +43,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 def findings(settings: Settings, hardware: Hardware = MACHINE, **more: object) -> dict[str, Finding]:
+    more.setdefault("details", Details())
     found = examine(settings, hardware=hardware, **more)  # type: ignore[arg-type]
     assert len({finding.topic for finding in found}) == len(found)
     return {finding.topic: finding for finding in found}
@@ -35,12 +51,12 @@ def findings(settings: Settings, hardware: Hardware = MACHINE, **more: object) -
 
 def test_good_machine(settings: Settings) -> None:
     found = findings(settings)
-    for topic in ("Python", "processor", "threads", "memory", "hub cache", "state", "catalogue"):
+    for topic in ("Python", "build", "processor", "hub", "threads", "memory", "hub cache", "state", "catalogue"):
         assert found[topic].status == "ok", found[topic]
     assert found["threads"].text.startswith("4 used: 4 cores, 8 hardware threads")
     assert found["memory"].text == "8.0 GiB of 16.0 GiB free"
     assert "smollm2 by default" in found["catalogue"].text
-    assert not {"models", "engine"} & set(found)
+    assert not {"models", "answer", "GPU", "power", "heat", "NUMA"} & set(found)
 
 
 def test_nothing_is_made_on_the_disk(settings: Settings, tmp_path: Path) -> None:
@@ -145,9 +161,163 @@ def test_installed_models(settings: Settings, count: int, text: str) -> None:
     assert findings(settings, installed=count)["models"].text == text
 
 
-def test_engine(settings: Settings) -> None:
-    loaded = Loaded(512, 512, 10, "llama 135M Q4_1", True, ("CPU",), 0.25)
-    assert findings(settings, engine=loaded)["engine"].text == "llama 135M Q4_1 in 0.2 s on CPU"
+# ---- build and GPUs ---------------------------------------------------------------------------------
+
+
+def test_processor_can_more_than_the_build(settings: Settings) -> None:
+    finding = findings(settings, replace(MACHINE, cpu_flags=("avx", "avx2", "avx512f", "avx512_vnni")))["build"]
+    assert finding.status == "warning"
+    assert "AVX512, AVX512_VNNI, which this processor has, stays unused" in finding.text
+    assert finding.fix.startswith('CMAKE_ARGS="-DGGML_NATIVE=on" pip install')
+
+
+def test_build_is_for_another_processor(settings: Settings, build: dict[str, Any]) -> None:
+    build["features"] = {"CPU": ["AVX", "AVX2", "AVX512"]}
+    finding = findings(settings)["build"]
+    assert (finding.status, finding.exit_status) == ("problem", 1)
+    assert "no AVX512" in finding.text
+
+
+def test_unknown_processor_is_not_accused(settings: Settings) -> None:
+    assert findings(settings, replace(MACHINE, cpu_flags=()))["build"].status == "ok"
+
+
+def test_llama_cpp_that_can_not_be_asked(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(question: str, seconds: float) -> None:
+        raise EngineCrashedError("llama.cpp crashed", hint="do this")
+
+    monkeypatch.setattr(doctor, "ask", ask)
+    finding = findings(settings)["build"]
+    assert (finding.status, finding.exit_status, finding.fix) == ("problem", 8, "do this")
+
+
+def test_llama_cpp_that_answers_nonsense(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "ask", lambda question, seconds: {"features": 3})
+    assert findings(settings)["build"].status == "warning"
+
+
+def test_gpu_that_is_used(settings: Settings, build: dict[str, Any]) -> None:
+    card = {"name": "CUDA0", "description": "Card", "memory_total": 8 * GIB, "memory_free": 6 * GIB, "shared": False}
+    build["gpus"] = [card]
+    finding = findings(settings, details=Details(graphics=("NVIDIA",)))["GPU"]
+    assert (finding.status, finding.text) == ("ok", "Card (CUDA0), 6.0 GiB of 8.0 GiB free")
+
+
+@pytest.mark.parametrize(
+    ("maker", "offload", "status", "fix"),
+    [
+        ("NVIDIA", False, "warning", "-DGGML_CUDA=on"),
+        ("AMD", False, "warning", "-DGGML_HIP=on"),
+        ("NVIDIA", True, "warning", "driver"),
+        ("Intel", False, "ok", ""),
+    ],
+)
+def test_gpu_that_is_not_used(
+    settings: Settings, build: dict[str, Any], maker: str, offload: bool, status: str, fix: str
+) -> None:
+    build["offload"] = offload
+    finding = findings(settings, details=Details(graphics=(maker, maker)))["GPU"]
+    assert finding.status == status
+    assert fix in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("details", "topic"),
+    [
+        (Details(on_battery=True), "power"),
+        (Details(governor="powersave"), "power"),
+        (Details(throttled=3), "heat"),
+        (Details(numa_nodes=2), "NUMA"),
+    ],
+)
+def test_what_slows_the_processor_down(settings: Settings, details: Details, topic: str) -> None:
+    finding = findings(settings, details=details)[topic]
+    assert (finding.status, bool(finding.fix)) == ("warning", True)
+
+
+def test_a_laptop_on_mains_is_fine(settings: Settings) -> None:
+    fine = Details(on_battery=False, governor="powersave", throttled=0, numa_nodes=1)
+    assert not {"power", "heat", "NUMA"} & set(findings(settings, details=fine))
+
+
+# ---- hub -------------------------------------------------------------------------------------------
+
+
+class Answering(BaseHTTPRequestHandler):
+    """A hub with one answer."""
+
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("status", "found"), [(200, "ok"), (404, "warning"), (503, "warning")])
+def test_hub_that_answers(settings: Settings, monkeypatch: pytest.MonkeyPatch, status: int, found: str) -> None:
+    monkeypatch.setattr(Answering, "status", status)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = replace(settings, endpoint=f"http://127.0.0.1:{server.server_port}", offline=False)
+        finding = findings(here)["hub"]
+        server.shutdown()
+    assert finding.status == found
+
+
+def test_hub_that_is_not_there(settings: Settings) -> None:
+    with socket.socket() as nobody:  # bound, but nobody listens
+        nobody.bind(("127.0.0.1", 0))
+        here = replace(settings, endpoint=f"http://127.0.0.1:{nobody.getsockname()[1]}", offline=False)
+        finding = findings(here)["hub"]
+    assert finding.status == "warning"
+    assert "HF_ENDPOINT" in finding.fix
+
+
+def test_hub_that_never_answers(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_HUB_SECONDS", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        here = replace(settings, endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}", offline=False)
+        began = time.monotonic()
+        assert findings(here)["hub"].status == "warning"
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("endpoint", ["no link", "http://", "https://[::1", "ftp://x.test"])
+def test_hub_that_can_not_be(settings: Settings, endpoint: str) -> None:
+    assert findings(replace(settings, endpoint=endpoint, offline=False))["hub"].status == "warning"
+
+
+def test_offline_asks_nobody(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.socket.connect", lambda *arguments: pytest.fail("it connects"))
+    assert "HF_HUB_OFFLINE" in findings(settings)["hub"].text
+
+
+# ---- trial -----------------------------------------------------------------------------------------
+
+TRIAL = Trial("smollm2", "llama 135M Q4_1", ("CPU",), 0.25, 200, 131.25)
+
+
+def test_an_answer(settings: Settings) -> None:
+    finding = findings(settings, trial=TRIAL)["answer"]
+    assert finding.status == "ok"
+    assert finding.text == "smollm2 (llama 135M Q4_1) loaded in 0.2 s on CPU, 200 tokens at 131.2 t/s"
+
+
+@pytest.mark.parametrize(("predicted", "status"), [(0.0, "ok"), (150.0, "ok"), (300.0, "warning")])
+def test_an_answer_slower_than_it_should_be(settings: Settings, predicted: float, status: str) -> None:
+    finding = findings(settings, trial=replace(TRIAL, predicted_rate=predicted))["answer"]
+    assert (finding.status, bool(finding.fix)) == (status, status == "warning")
+
+
+def test_a_model_that_fails(settings: Settings) -> None:
+    finding = findings(settings, trial=BadModelError("it is damaged", why="a field", hint="fetch it again"))["answer"]
+    assert finding == Finding("answer", "problem", "it is damaged: a field", "fetch it again", 7)
 
 
 def test_llama_cpp_is_not_imported() -> None:

@@ -269,6 +269,15 @@ def test_a_token_that_is_not_allowed_is_refused(vocabulary: Vocabulary) -> None:
         constraint.mask()
 
 
+def test_a_model_without_end_tokens_can_follow_none() -> None:
+    class Endless(Vocabulary):
+        def is_end(self, token: int) -> bool:
+            return False
+
+    with pytest.raises(BadGrammarError, match="no token that ends an answer"):
+        compile_grammar(read_grammar('root ::= "a"'), Endless())
+
+
 def test_a_grammar_without_a_way_out_is_refused_when_it_shows(plain: FakeBackend) -> None:
     with pytest.raises(BadGrammarError, match="can't be followed any further"):
         compile_grammar(read_grammar("start: a\na: a\n"), plain).mask()

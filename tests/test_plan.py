@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from llmrun.errors import OutOfMemoryError, UsageError
-from llmrun.hardware import Hardware
-from llmrun.plan import Wishes, make_plan, readable_size
+from llmrun.hardware import Gpu, Hardware
+from llmrun.memory import memory
+from llmrun.plan import ALL_LAYERS, Wishes, make_plan, margin, readable_size
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -25,6 +26,9 @@ class Facts:
     n_embd: int = 576
     n_vocab: int = 49_152
     kv_bytes: float = 11_520.0  # per element of one byte
+    n_layers: int = 30
+    n_parameters: int = 134_515_008
+    recurrent_bytes: int = 0
     rope_depends_on_window: bool = False
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
@@ -32,35 +36,40 @@ class Facts:
 
 
 SMALL = Facts()
-LARGE = Facts(weight_bytes=5 * GIB, n_ctx_train=131_072, n_embd=4096, n_vocab=128_256, kv_bytes=65_536.0)
+LARGE = Facts(
+    weight_bytes=5 * GIB,
+    n_ctx_train=131_072,
+    n_embd=4096,
+    n_vocab=128_256,
+    kv_bytes=65_536.0,
+    n_layers=31,
+    n_parameters=8_030_000_000,
+)
 
 
-def machine(free: int = 16 * GIB, cores: int = 4, quota: float | None = None) -> Hardware:
-    return Hardware("CPU", (), cores, 2 * cores, quota, 32 * GIB, free)
+def machine(free: int = 16 * GIB, cores: int = 4, quota: float | None = None, gpus: tuple[Gpu, ...] = ()) -> Hardware:
+    return Hardware("CPU", (), cores, 2 * cores, quota, 32 * GIB, free, gpus)
+
+
+def gpu(free: int, *, shared: bool = False) -> Gpu:
+    return Gpu("CUDA0", "NVIDIA Imaginary", 24 * GIB, free, shared)
 
 
 def test_plenty_of_memory_needs_no_words() -> None:
     plan = make_plan(SMALL, machine(), Wishes())
     assert (plan.n_ctx, plan.n_batch, plan.threads, plan.gpu_layers) == (8192, 512, 4, -1)
     assert plan.notes == ()
-    assert plan.total_bytes == plan.weight_bytes + plan.kv_bytes + plan.compute_bytes
-
-
-def test_memory_is_what_llama_cpp_reports() -> None:
-    plan = make_plan(SMALL, machine(), Wishes())
-    assert plan.kv_bytes == 180 * MIB
-    assert plan.compute_bytes / MIB == 98.25
-    assert make_plan(SMALL, machine(), Wishes(n_ctx=131_072)).compute_bytes / MIB == pytest.approx(141.51, abs=0.1)
+    assert plan.memory == memory(SMALL, 8192)
+    assert (plan.ram_bytes, plan.vram_bytes) == (plan.memory.needed, 0)
 
 
 def test_context_is_cut_to_what_fits_and_said() -> None:
     plan = make_plan(LARGE, machine(free=12 * GIB), Wishes())
     assert plan.n_ctx < 131_072
     assert plan.n_ctx % 256 == 0
-    margin = 12 * GIB // 10
-    assert plan.total_bytes <= 12 * GIB - margin
-    bigger = make_plan(LARGE, machine(), Wishes(n_ctx=plan.n_ctx + 256))
-    assert bigger.total_bytes > 12 * GIB - margin
+    left = margin(12 * GIB)
+    assert plan.ram_bytes <= 12 * GIB - left
+    assert memory(LARGE, plan.n_ctx + 256, start=plan.n_ctx + 256).needed > 12 * GIB - left
     assert plan.notes == (
         f"context {plan.n_ctx:,} of 131,072 tokens: what fits into 12.0 GiB of free memory with some to "
         "spare (--ctx asks for more)",
@@ -80,7 +89,7 @@ def test_largest_context_agrees_with_trying_them_all() -> None:
         free = generator.randrange(GIB, 4 * GIB)
         room = free - max(512 * MIB, free // 10)
         steps = [facts.n_ctx_train, *range(256, facts.n_ctx_train, 256)]
-        fitting = [n for n in steps if make_plan(facts, machine(64 * GIB), Wishes(n_ctx=n)).total_bytes <= room]
+        fitting = [n for n in steps if memory(facts, n, start=n).needed <= room]
         best = max(fitting, default=0)
         if best < 512:
             with pytest.raises(OutOfMemoryError):
@@ -94,11 +103,23 @@ def test_model_that_does_not_fit_is_refused_with_numbers() -> None:
         make_plan(LARGE, machine(free=4 * GIB), Wishes())
     assert "5.0 GiB of it for the weights" in caught.value.why
     assert "4.0 GiB are free" in caught.value.why
-    assert "smaller quant" in caught.value.hint
+    assert caught.value.hint == "use a smaller quant: Q2_K would take about 3.0 GiB"
+
+
+def test_smaller_quant_is_named_with_its_command() -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        make_plan(LARGE, machine(free=5 * GIB), Wishes(), name="big", repository="owner/big-GGUF")
+    assert caught.value.hint == "llmrun run owner/big-GGUF:Q4_K_S (about 4.3 GiB), if it is there"
+
+
+def test_no_quant_is_small_enough() -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        make_plan(LARGE, machine(free=2 * GIB), Wishes())
+    assert caught.value.hint == "use a smaller model (`llmrun list --all`), or close other programs"
 
 
 def test_model_that_leaves_nothing_to_others_can_be_forced() -> None:
-    free = LARGE.weight_bytes + 600 * MIB
+    free = LARGE.weight_bytes + 750 * MIB
     with pytest.raises(OutOfMemoryError) as caught:
         make_plan(LARGE, machine(free), Wishes())
     assert "--ctx 512" in caught.value.hint
@@ -112,7 +133,7 @@ def test_wished_context_that_does_not_fit_names_the_largest_that_does() -> None:
         make_plan(LARGE, machine(free=8 * GIB), Wishes(n_ctx=100_000))
     assert "100,000" in caught.value.what
     assert "8.0 GiB are free" in caught.value.why
-    option = re.search(r"--ctx (\d+)", caught.value.hint)
+    option = re.fullmatch(r"llmrun run MODEL --ctx (\d+), the largest that fits", caught.value.hint)
     assert option
     largest = int(option[1])
     assert make_plan(LARGE, machine(free=8 * GIB), Wishes(n_ctx=largest)).n_ctx == largest
@@ -144,7 +165,7 @@ def test_unknown_training_context() -> None:
 
 def test_absurd_training_context_is_bounded() -> None:
     facts = replace(SMALL, n_ctx_train=2**31 - 1, kv_bytes=0.0)
-    assert make_plan(facts, machine(free=256 * GIB), Wishes()).n_ctx <= 1 << 24
+    assert make_plan(facts, machine(free=256 * GIB), Wishes()).n_ctx == 1 << 24
 
 
 def test_unknown_memory_refuses_nothing() -> None:
@@ -217,3 +238,80 @@ def test_kv_cache_begins_small_and_never_over_the_window() -> None:
 def test_long_rope_gets_its_whole_window_at_once() -> None:
     plan = make_plan(Facts(rope_depends_on_window=True), machine(), Wishes())
     assert plan.n_ctx_start == plan.n_ctx == 8192
+
+
+# ---- GPUs ------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_holds_everything_gets_it() -> None:
+    plan = make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), Wishes(n_ctx=8192))
+    assert plan.gpu_layers == ALL_LAYERS
+    assert plan.vram_bytes > LARGE.weight_bytes
+    assert plan.ram_bytes < GIB
+    assert plan.notes == ()
+
+
+def test_a_small_gpu_gets_the_layers_that_fit() -> None:
+    plan = make_plan(LARGE, machine(gpus=(gpu(3 * GIB),)), Wishes(n_ctx=8192))
+    assert 0 < plan.gpu_layers < 31
+    assert plan.vram_bytes <= 3 * GIB
+    one_more = (plan.memory.weights + plan.memory.kv) // 32
+    assert plan.vram_bytes + one_more > 3 * GIB - 256 * MIB
+    assert plan.notes == (f"{plan.gpu_layers} of 32 layers on the GPU: what fits into its 3.0 GiB of free memory",)
+
+
+def test_a_gpu_makes_room_in_memory() -> None:
+    with pytest.raises(OutOfMemoryError):
+        make_plan(LARGE, machine(free=4 * GIB), Wishes())
+    assert make_plan(LARGE, machine(free=4 * GIB, gpus=(gpu(8 * GIB),)), Wishes()).n_ctx >= 512
+
+
+def test_two_gpus_share_the_layers() -> None:
+    one = make_plan(LARGE, machine(gpus=(gpu(3 * GIB),)), Wishes(n_ctx=8192))
+    two = make_plan(LARGE, machine(gpus=(gpu(3 * GIB), gpu(3 * GIB))), Wishes(n_ctx=8192))
+    assert two.gpu_layers > one.gpu_layers
+
+
+@pytest.mark.parametrize("free", [0, 200 * MIB])
+def test_a_full_gpu_gets_nothing(free: int) -> None:
+    plan = make_plan(LARGE, machine(gpus=(gpu(free),)), Wishes(n_ctx=8192))
+    assert (plan.gpu_layers, plan.vram_bytes, plan.ram_bytes) == (0, 0, plan.memory.needed)
+
+
+def test_integrated_graphics_have_no_memory_of_their_own() -> None:
+    plan = make_plan(LARGE, machine(gpus=(gpu(12 * GIB, shared=True),)), Wishes(n_ctx=8192))
+    assert (plan.gpu_layers, plan.vram_bytes, plan.ram_bytes) == (ALL_LAYERS, 0, plan.memory.needed)
+
+
+@pytest.mark.parametrize(("wish", "layers"), [(0, 0), (5, 5), (32, ALL_LAYERS), (99, ALL_LAYERS), (-1, ALL_LAYERS)])
+def test_wished_layers_with_a_gpu(wish: int, layers: int) -> None:
+    plan = make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), Wishes(n_ctx=4096, gpu_layers=wish))
+    assert plan.gpu_layers == layers
+    assert bool(plan.vram_bytes) == bool(layers)
+
+
+def test_unknown_kv_type() -> None:
+    with pytest.raises(UsageError, match="q3_0"):
+        make_plan(SMALL, machine(), Wishes(kv_type="q3_0"))
+
+
+def test_smaller_kv_type_leaves_room_for_more_context() -> None:
+    small = make_plan(LARGE, machine(free=12 * GIB), Wishes(kv_type="q8_0"))
+    assert small.n_ctx > make_plan(LARGE, machine(free=12 * GIB), Wishes()).n_ctx
+
+
+def test_without_room_to_grow_the_cache_is_made_at_once() -> None:
+    roomy = make_plan(LARGE, machine(free=30 * GIB), Wishes(n_ctx=65_536))
+    assert roomy.n_ctx_start < roomy.n_ctx
+    tight = make_plan(LARGE, machine(free=16 * GIB), Wishes(n_ctx=65_536))
+    assert tight.n_ctx_start == tight.n_ctx
+    assert tight.memory.growth == 0
+    assert tight.ram_bytes < roomy.ram_bytes
+
+
+def test_summary() -> None:
+    text = make_plan(SMALL, machine(), Wishes()).summary
+    assert text.startswith("plan: context 8,192 tokens (memory for 512 at first), 4 threads; ")
+    assert "KV cache 180 MiB" in text
+    assert "GPU" not in text
+    assert "with all layers" in make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), Wishes(n_ctx=4096)).summary

@@ -39,6 +39,8 @@ def open_model(
         verbose=loading.verbose,
         keeps_states=keeps_states,
     )
+    if loading.verbose:
+        output.note(model.plan.summary)
     for note in model.plan.notes:
         output.note(note)
     engine = runner.Runner(launch(verbose=True)) if loading.verbose else runner.prestarted()

@@ -179,6 +179,8 @@ class _Tokens:
         self.n_vocab = vocabulary.n_vocab
         self.tokens = [vocabulary.token_bytes(token) for token in range(self.n_vocab)]
         self.ends = frozenset(token for token in range(self.n_vocab) if vocabulary.is_end(token))
+        if not self.ends:
+            raise BadGrammarError("this model can't follow a grammar", why="it has no token that ends an answer")
         self.special_token_ids = sorted(self.ends)
         self.eos_token_id = self.special_token_ids[0]
         self.canonical = all(self._encode(text) is not None for text in _SAMPLES)
@@ -258,7 +260,7 @@ def _broken(grammar: Grammar, message: str) -> BadGrammarError:
     """The error for what llguidance says about a grammar."""
     why = _first_line(message)
     if grammar.kind == "json_schema":
-        return BadGrammarError(f"the {SCHEMA} can't be followed{_place_of_pattern(grammar.text, message)}", why=why)
+        return BadGrammarError(f"the {SCHEMA} can't be followed{_place_in_schema(grammar.text, message)}", why=why)
     found = _PLACE.match(message)
     why = why.removeprefix(found[0].strip()).strip() if found else why
     if found and grammar.kind == "lark":
@@ -267,7 +269,7 @@ def _broken(grammar: Grammar, message: str) -> BadGrammarError:
 
 
 def _place_in_lark(text: str, found: re.Match[str], message: str) -> str:
-    """Where the mistake is: llguidance names the beginning of the rule's body, so what it quotes is looked for there."""
+    """Where the mistake is: llguidance names the beginning of the rule's body, and quotes what stands behind it."""
     line, column = int(found[1]), int(found[2])
     quoted = _QUOTED.search(message)
     body = sum(len(before) for before in text.splitlines(keepends=True)[: line - 1]) + column - 1
@@ -279,10 +281,13 @@ def _unquoted(written: str) -> str:
     return re.sub(r"\\(.)", r"\1", written)
 
 
-def _place_of_pattern(text: str, message: str) -> str:
-    """Where the regular expression is that a message shows; "" if it shows none."""
+def _place_in_schema(text: str, message: str) -> str:
+    """Where the regular expression is that a message shows, or the keyword that it names; "" if it shows none."""
     import json
 
+    keyword = re.search(r'"(?:min|max)Properties"', text) if "min/maxProperties" in message else None
+    if keyword:
+        return f" at {place(text, keyword.start())}"
     for match in re.finditer(r'"(?:pattern|patternProperties)"\s*:\s*(?:\{\s*)?("(?:[^"\\]|\\.)*")', text):
         if json.loads(match[1]) in message:
             return f" at {place(text, match.start(1))}"

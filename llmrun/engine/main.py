@@ -244,7 +244,7 @@ def _private_channel() -> Channel:
     return Channel(os.fdopen(0, "rb", closefd=False), os.fdopen(events, "wb"))
 
 
-def _set_environment() -> None:
+def set_environment() -> None:
     """What the libraries read when they are loaded."""
     os.environ["GGML_NO_BACKTRACE"] = "1"  # ggml would start a debugger on itself when it aborts
     # libgomp's threads wait for each other by spinning, for milliseconds by default: when another program wants a core,
@@ -264,7 +264,7 @@ def _no_core_dumps() -> None:
 def main() -> None:
     """Entry of the engine process; returns never."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _set_environment()
+    set_environment()
     _no_core_dumps()
     _native.exit_when_closed(0)
     EngineProcess(_private_channel()).run()

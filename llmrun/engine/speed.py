@@ -31,8 +31,9 @@ _LARGE = (64 << 20, 384 << 20)  # bytes of a matrix for decode, at least and at 
 _CACHES = 1.5  # a matrix for decode is as large as so many last-level caches, so that it comes from memory
 _SMALL = 2 << 20  # bytes of a matrix for prefill, which computes more than it reads
 _PROMPT = 128  # tokens of a prefill
-_POSITIONS = 4096  # that attention looks back at
-_HEADS = 8
+_POSITIONS = 1024  # that attention looks back at: few enough for a cache, since reading them is reckoned apart
+_HEADS = 16
+_KV_HEADS = 4
 _OPERATIONS = 300
 _FILL = 0x2C  # as every byte of a matrix: an ordinary number in all types, so that no denormal slows anything
 _SECONDS = 0.02  # after that a measurement is not repeated ...
@@ -182,7 +183,7 @@ def measure(ggml: Ggml, types: Sequence[str]) -> dict[str, Any]:
     Returns:
         read: bytes/s that all threads read from memory.
         operation: seconds of a small operation, mostly for the threads to meet.
-        attention: KV type -> head length -> seconds for one query head to look at one position.
+        attention: KV type -> head length -> seconds for one query head to look at one position that is in a cache.
         attention_prefill: the same in prefill, where many tokens look at the same positions.
         types: type -> decode, size of a matrix in bytes -> bytes/s of it times one token; prefill, multiply-adds/s of
             a matrix times many.
@@ -224,17 +225,16 @@ def _matrix(ggml: Ggml, kind: int, buffer: int, n_bytes: int, tokens: int) -> fl
 
 def _attention(ggml: Ggml, kind: int, tokens: int) -> dict[int, float]:
     found = {}
-    positions = _POSITIONS // min(tokens, 8)
     for length in HEAD_LENGTHS:
         with ggml.tensors() as context:
             query = ggml.tensor(context, TYPES["F32"], length, tokens, _HEADS)
             # As in llama.cpp's cache: all heads of a position, then the next position.
-            cells = (ggml.tensor(context, kind, length, _HEADS, positions) for _ in range(2))
+            cells = (ggml.tensor(context, kind, length, _KV_HEADS, _POSITIONS) for _ in range(2))
             keys, values = (ggml.permute(context, cell, 0, 2, 1, 3) for cell in cells)
-            mask = ggml.tensor(context, TYPES["F16"], positions, tokens)
+            mask = ggml.tensor(context, TYPES["F16"], _POSITIONS, tokens)
             result = ggml.flash_attn_ext(context, query, keys, values, mask, 1.0, 0.0, 0.0)
             with ggml.memory(context, ggml.plain):
-                found[length] = ggml.seconds(result) / (_HEADS * positions * tokens)
+                found[length] = ggml.seconds(result) / (_HEADS * _POSITIONS * tokens)
     return found
 
 
@@ -258,9 +258,9 @@ def _keep_memory() -> None:
 def start_llama() -> Any:
     """llama.cpp, loaded as the engine loads it."""
     from llmrun.engine.backend.llama import import_llama
-    from llmrun.engine.main import _set_environment
+    from llmrun.engine.main import set_environment
 
-    _set_environment()
+    set_environment()
     llama = import_llama()
     llama.llama_backend_init()
     return llama

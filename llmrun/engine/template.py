@@ -1,16 +1,21 @@
 """A conversation -> prompt parts, by the model's own chat template in sandboxed Jinja.
 
 Owns rendering and the rule that text of people and models never becomes control tokens; must not know tokens.
-A template is untrusted input: it runs in Jinja's ImmutableSandboxedEnvironment, memory and output are capped here,
-time is capped by the front, which can end this process.
+A template is untrusted input: it runs in Jinja's ImmutableSandboxedEnvironment; time, memory, numbers and output are
+capped here. What still takes too long, because it never comes back to Python, is ended by the front with this process.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import groupby
+from os.path import commonprefix
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from llmrun.engine.lean import import_submodule
@@ -20,6 +25,12 @@ from llmrun.messages import Message
 MAX_TEMPLATE_CHARACTERS = 1024 * 1024
 MAX_PROMPT_CHARACTERS = 16 * 1024 * 1024
 MAX_RENDER_BYTES = 256 * 1024 * 1024
+MAX_RENDER_SECONDS = 1.5
+"""Real templates take milliseconds. Less than the front's patience: it would end the engine."""
+MAX_BITS = 64 * 1024
+"""Of a whole number: arithmetic with longer ones can take hours and can't be interrupted."""
+
+_REFUSES = "the chat template refuses this conversation"
 
 NAMED = {
     # The most common one, for models that come without.
@@ -56,15 +67,16 @@ class ChatTemplate:
             raise BadTemplateError(f"the chat template has {len(source):,} characters, over a million")
         self._bos = bos
         self._eos = eos
-        # Under the limit already here: Jinja computes constant expressions when it compiles.
-        with _explained(), _memory_limit():
+        # Under the limits already here: Jinja computes constant expressions when it compiles.
+        with _explained(), _memory_limit(), _time_limit():
             self._template = _environment().from_string(source)
 
     def render(self, messages: Sequence[Message], control: ControlTexts, *, thinking: bool | None = None) -> list[Part]:
         """The prompt for the assistant's next turn.
 
         Ordinarily that is one part, tokenized as llama.cpp does it. Only where a message holds the text of a control
-        token is the prompt cut: around that message's text the parts are tokenized as plain text.
+        token is the prompt cut: around that message's text the parts are tokenized as plain text. A template that
+        refuses system prompts gets it at the beginning of the first question, as in llama.cpp.
 
         Args:
             messages: the conversation.
@@ -74,10 +86,22 @@ class ChatTemplate:
         Raises:
             BadTemplateError: the template fails, refuses the conversation, or asks for too much.
         """
+        wishes = {} if thinking is None else {"enable_thinking": thinking}
+        try:
+            return self._parts(messages, control, wishes)
+        except BadTemplateError as error:
+            merged = _system_in_question(messages)
+            if error.what != _REFUSES or merged is None:
+                raise
+            with suppress(BadTemplateError):
+                return self._parts(merged, control, wishes)
+            raise
+
+    def _parts(self, messages: Sequence[Message], control: ControlTexts, wishes: dict[str, bool]) -> list[Part]:
         mask = _Mask([message.content for message in messages], control)
         plain = [{"role": message.role, "content": mask.hide(message.content)} for message in messages]
-        with _explained(), _memory_limit():
-            text = self._rendered(plain, {} if thinking is None else {"enable_thinking": thinking})
+        with _explained(), _memory_limit(), _time_limit():
+            text = self._rendered(plain, wishes)
         return mask.parts(text)
 
     def _rendered(self, messages: list[dict[str, str]], wishes: dict[str, bool]) -> str:
@@ -97,17 +121,32 @@ class ControlTexts:
     """Texts that the tokenizer would turn into control tokens, prepared for searching."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        # The longest first, as llama.cpp's tokenizer looks for them.
-        self._texts = sorted(set(texts) - {""}, key=lambda text: (-len(text), text))
-        self.pattern = re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")
-        self._longest = max(map(len, self._texts), default=0)
-        self._beginnings = {text[:size] for text in self._texts for size in range(1, len(text))}
-        self._endings = {text[-size:] for text in self._texts for size in range(1, len(text))}
+        known = sorted(set(texts) - {""})
+        self.pattern = re.compile(_longest_of(known) if known else r"(?!)")
+        self._longest = max(map(len, known), default=0)
+        self._beginnings = {text[:size] for text in known for size in range(1, len(text))}
+        self._endings = {text[-size:] for text in known for size in range(1, len(text))}
 
     def may_join(self, content: str) -> bool:
         """Whether a control text could arise where this content meets the text around it."""
         sizes = range(1, self._longest)
         return any(content[-size:] in self._beginnings or content[:size] in self._endings for size in sizes)
+
+
+def _longest_of(texts: list[str], depth: int = 20) -> str:
+    """A pattern for the longest of some sorted texts that stands somewhere, which is how llama.cpp looks for them.
+
+    Texts that begin alike share that beginning in the pattern: a vocabulary may have thousands of them.
+    """
+    if depth == 0:
+        return "(?:" + "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) + ")"
+    branches = []
+    for _, group in groupby(filter(None, texts), key=lambda text: text[0]):
+        alike = [*group]
+        beginning = commonprefix([alike[0], alike[-1]])  # noqa: RUF071 - of texts, not paths
+        rests = [text[len(beginning) :] for text in alike]
+        branches.append(re.escape(beginning) + (_longest_of(rests, depth - 1) if rests != [""] else ""))
+    return f"(?:{'|'.join(branches)})" + ("?" if "" in texts else "")
 
 
 class _Mask:
@@ -132,7 +171,7 @@ class _Mask:
             self._characters = dict(zip(hidden, free, strict=False))
             if len(self._characters) < len(hidden):
                 raise UsageError("the conversation uses up all private characters of Unicode")
-        self._texts = {character: text for text, character in self._characters.items()}
+        self._texts = {ord(character): text for text, character in self._characters.items()}
 
     def hide(self, content: str) -> str:
         """The content as the template may see it."""
@@ -160,7 +199,7 @@ class _Mask:
 
     def _plain(self, text: str) -> list[Part]:
         """A stretch between control tokens: plain text if anything was hidden in it."""
-        shown = "".join(self._texts.get(character, character) for character in text)
+        shown = text.translate(self._texts)
         return [Part(shown, shown == text)] if text else []
 
 
@@ -175,19 +214,57 @@ def _merged(parts: list[Part]) -> list[Part]:
     return merged
 
 
+def _system_in_question(messages: Sequence[Message]) -> list[Message] | None:
+    """The conversation with its system prompt at the beginning of the first question; None if it has not both."""
+    if [message.role for message in messages[:2]] != ["system", "user"]:
+        return None
+    system, question = messages[:2]
+    return [Message("user", f"{system.content}\n{question.content}"), *messages[2:]]
+
+
 def _environment() -> Any:
     runtime, extensions = import_submodule("jinja2", "runtime"), import_submodule("jinja2", "ext")
-    sandbox = import_submodule("jinja2", "sandbox")
-    environment = sandbox.ImmutableSandboxedEnvironment(
+    environment = _sandbox(import_submodule("jinja2", "sandbox"))(
         trim_blocks=True, lstrip_blocks=True, extensions=[extensions.loopcontrols, _generation_tag(extensions)]
     )
     environment.filters["tojson"] = _to_json
+    environment.filters["round"] = _modest_round(environment.filters["round"])
     # Some templates ask for "tools is not none" and some loop over tools unasked; where there are none, both are right.
     environment.tests["none"] = lambda value: value is None or isinstance(value, runtime.Undefined)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
+    # Older names of the date and of a list of no tools, as llama.cpp gives them.
+    environment.globals["date_string"] = _strftime_now("%d %b %Y")
+    environment.globals["datetime"] = _strftime_now("%b %d %Y")
+    environment.globals["functions"] = ""
     del environment.globals["lipsum"]  # makes text without end
     return environment
+
+
+def _sandbox(sandbox: Any) -> Any:
+    """Jinja's sandbox, which in addition refuses arithmetic that would not end."""
+
+    class Sandbox(sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc]  # known only now
+        intercepted_binops = frozenset(["**", "*", "//", "%", "/"])
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            bits = [value.bit_length() for value in (left, right) if isinstance(value, int)]
+            if operator == "**" and len(bits) == 2:
+                bits.append(bits[0] * max(right, 0))
+            if any(size > MAX_BITS for size in bits):
+                raise BadTemplateError("the chat template computes with too large numbers")
+            return self.binop_table[operator](left, right)
+
+    return Sandbox
+
+
+def _modest_round(jinjas: Callable[..., Any]) -> Callable[..., Any]:
+    """Jinja's filter, which computes ten to the power of whatever it is asked for."""
+
+    def modest(value: Any, precision: int = 0, method: Any = "common") -> Any:
+        return jinjas(value, max(-300, min(precision, 300)), method)
+
+    return modest
 
 
 def _generation_tag(extensions: Any) -> Any:
@@ -217,7 +294,7 @@ def _to_json(
 
 
 def _raise_exception(message: object) -> NoReturn:
-    raise BadTemplateError("the chat template refuses this conversation", why=_line(message))
+    raise BadTemplateError(_REFUSES, why=_line(message))
 
 
 def _strftime_now(layout: str) -> str:
@@ -262,3 +339,31 @@ def _memory_limit() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Interrupt a template that takes too long, as soon as it is back in Python."""
+    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise _OverdueError
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    before = signal.setitimer(signal.ITIMER_REAL, MAX_RENDER_SECONDS)
+    try:
+        yield
+    except _OverdueError:
+        raise BadTemplateError(
+            f"the chat template takes longer than {MAX_RENDER_SECONDS:g} seconds",
+            hint="another one goes with --template",
+        ) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)
+        signal.signal(signal.SIGALRM, handler)
+
+
+class _OverdueError(BaseException):
+    """Time is up. No Exception: Jinja catches those in constant expressions and goes on."""

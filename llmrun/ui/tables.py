@@ -166,6 +166,7 @@ _CODES = {
     "green": "\x1b[32m",
     "yellow": "\x1b[33m",
     "bold red": "\x1b[1;31m",
+    "cyan": "\x1b[36m",
 }
 _STATE_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red", "damaged": "bold red", "unknown": "yellow"}
 

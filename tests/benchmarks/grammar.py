@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,19 +111,19 @@ def walk(backend: LlamaBackend, grammar: Grammar, text: str, tokens: int) -> Non
         logits = np.ctypeslib.as_array((ctypes.c_float * backend.n_vocab).from_address(address))
         time_of_mask, mask = milliseconds(constraint.mask)
         chosen = held.sample(address, mask)
-        time_of_llama, refused = milliseconds(lambda: llama.step(logits, free.sample(address), chosen))
+        time_of_llama, refused = milliseconds(partial(llama.step, logits, free.sample(address), chosen))
         refusals += refused
-        ours.append(time_of_mask + milliseconds(lambda: constraint.accept(chosen))[0])
+        ours.append(time_of_mask + milliseconds(partial(constraint.accept, chosen))[0])
         theirs.append(time_of_llama)
         if backend.is_end(chosen):
             break
         backend.decode([Entry(chosen, at, 0, True)])
-    shown = [
-        f"{function(times):8.3f}" for times in (ours, theirs) for function in (statistics.median, statistics.mean, max)
-    ]
-    print(
-        f"{grammar.kind:12} {len(ours):6} {compiled:8.1f} {' '.join(shown[:3])}   {made:8.1f} {' '.join(shown[3:])} {refusals:8}"
-    )
+    print(f"{len(ours):6} {figures(compiled, ours)}   {figures(made, theirs)} {refusals:8}")
+
+
+def figures(beginning: float, times: list[float]) -> str:
+    """A beginning and the tokens behind it, in milliseconds."""
+    return f"{beginning:8.1f} {statistics.median(times):8.3f} {statistics.mean(times):8.3f} {max(times):8.3f}"
 
 
 def break_llama(path: str) -> None:
@@ -133,11 +134,8 @@ def break_llama(path: str) -> None:
         command = [sys.executable, "-c", BREAK, path]
         try:
             done = subprocess.run(command, input=case.text.encode(), capture_output=True, timeout=60, check=False)
-            said = (
-                done.stdout.decode().strip()
-                if done.returncode == 0
-                else f"died of {signal.Signals(-done.returncode).name}"
-            )
+            death = signal.Signals(-done.returncode).name if done.returncode < 0 else f"status {done.returncode}"
+            said = f"dies of {death}" if done.returncode else done.stdout.decode().strip()
         except subprocess.TimeoutExpired:
             said = "takes over a minute"
         if said != "refused":
@@ -153,9 +151,9 @@ def main() -> None:
     backend = LlamaBackend(model, Load(wanted.model, 1024, 1024, threads=2))
     seconds, _ = milliseconds(lambda: compile_grammar(read_grammar('root ::= "a"'), backend))
     print(f"vocabulary of {backend.n_vocab:,} looked through once: {seconds:.0f} ms\n")
-    print(
-        "milliseconds        ours:  compile   median     mean      max   llama.cpp: make   median     mean      max  refused"
-    )
+    columns = f"{'begin':>8} {'median':>8} {'mean':>8} {'max':>8}"
+    print(f"{'milliseconds':12} tokens {'ours':-^35}   {'llama.cpp':-^35}")
+    print(f"{'':19} {columns}   {columns}  refused")
     for name, (grammar, text) in CASES.items():
         print(f"{name:12}", end=" ")
         walk(backend, grammar, text, wanted.tokens)

@@ -1,0 +1,185 @@
+"""What a model takes in memory: weights, KV cache, llama.cpp's scratch memory, and the process around them.
+
+Pure arithmetic over the facts of a header; must not know what the machine has (plan.py compares) nor read files.
+Sizes are in bytes, context windows in tokens. tests/benchmarks/plan.py compares these figures with real processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+UBATCH = 512
+"""Tokens that llama.cpp computes at a time; a larger batch would only make progress and cancel coarser."""
+
+KV_BYTES = {"f16": 2.0, "q8_0": 34 / 32}
+"""KV type -> bytes of an element."""
+
+_CONTEXT_STEP = 256  # llama.cpp rounds a context up to this
+_SMALLEST_START = 512  # tokens
+_START_BYTES = 16 << 20  # of KV cache: zeroing that much takes some milliseconds
+_PROCESS_BYTES = 28 << 20  # Python, llama.cpp's and our libraries
+_TOKEN_BYTES = 190  # of llama.cpp's tables for one token of the vocabulary
+_FEED_FORWARD = 3  # times the model's width is the widest thing in a block, as a rule
+_ACTIVATIONS = 4  # as wide as the model, alive at the same time in a layer ...
+_FEED_FORWARDS = 2  # ... beside its gate and its up projection
+_QUANTIZED_BYTES = 1.1  # of an activation as a matrix product wants it
+
+
+class Sizes(Protocol):
+    """What the arithmetic needs of a header; counts that the file does not state are 0."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all tensors."""
+
+    @property
+    def n_embd(self) -> int:
+        """Width of the residual stream."""
+
+    @property
+    def n_vocab(self) -> int:
+        """Tokens in the vocabulary."""
+
+    @property
+    def rope_depends_on_window(self) -> bool:
+        """Whether positions are encoded differently when the context window is made larger (LongRoPE)."""
+
+    @property
+    def recurrent_bytes(self) -> int:
+        """What recurrent layers keep of a conversation, however long it is."""
+
+    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
+        """KV cache that one token takes in all layers together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a model takes at its hungriest moment, with the whole context window used.
+
+    Attributes:
+        weights: of the tensors, each once.
+        kv: of the KV cache.
+        growth: of the smaller KV cache and its copy, while the conversation moves to the last, largest one.
+        compute: of llama.cpp's scratch memory that is really touched; it reserves more.
+        process: of everything else.
+        copies: of weights that llama.cpp brings into another order: the file's pages stay mapped beside them until
+            the system wants them back, so they make the process look larger, but need no memory.
+    """
+
+    weights: int
+    kv: int
+    growth: int
+    compute: int
+    process: int
+    copies: int = 0
+
+    @property
+    def needed(self) -> int:
+        """What has to be free, or the system begins to swap or to read the file again and again."""
+        return self.weights + self.kv + self.growth + self.compute + self.process
+
+    @property
+    def resident(self) -> int:
+        """The largest resident set size that the engine process will show."""
+        return self.needed + self.copies
+
+
+def memory(
+    sizes: Sizes,
+    n_ctx: int,
+    *,
+    kv_type: str = "f16",
+    start: int | None = None,
+    used: int | None = None,
+    copies: int = 0,
+) -> Memory:
+    """What a model takes.
+
+    Args:
+        n_ctx: context window.
+        kv_type: a key of KV_BYTES.
+        start: for how many tokens the KV cache is made at first; None is context_start(). n_ctx never lets it grow.
+        used: longest conversation; None is the whole context window.
+        copies: of weights in another order, see repacked_types().
+    """
+    stages = rooms(n_ctx, context_start(sizes, n_ctx, kv_type) if start is None else start)
+    longest = n_ctx if used is None else min(used, n_ctx)
+    last = next(room for room in stages if room >= longest)
+    previous = max((room for room in stages if room < last), default=0)
+    return Memory(
+        weights=sizes.weight_bytes,
+        kv=kv_bytes(sizes, last, kv_type),
+        growth=2 * kv_bytes(sizes, previous, kv_type),
+        compute=_compute_bytes(sizes, longest),
+        process=_PROCESS_BYTES + _TOKEN_BYTES * sizes.n_vocab,
+        copies=copies,
+    )
+
+
+def kv_bytes(sizes: Sizes, n_ctx: int, kv_type: str = "f16") -> int:
+    """Of a KV cache for so many tokens; 0 tokens are none at all."""
+    tokens = -(-n_ctx // _CONTEXT_STEP) * _CONTEXT_STEP
+    return int(tokens * sizes.kv_bytes_per_token(KV_BYTES[kv_type])) + (sizes.recurrent_bytes if n_ctx else 0)
+
+
+def context_start(sizes: Sizes, n_ctx: int, kv_type: str = "f16") -> int:
+    """For how many tokens to have memory at first: the largest power of two whose KV cache is made in no time.
+
+    Where RoPE depends on the window it is all of it.
+    """
+    if sizes.rope_depends_on_window:
+        return n_ctx
+    affordable = int(_START_BYTES / max(sizes.kv_bytes_per_token(KV_BYTES[kv_type]), 1.0))
+    return min(n_ctx, max(_SMALLEST_START, 1 << max(affordable.bit_length() - 1, 0)))
+
+
+def rooms(n_ctx: int, start: int) -> list[int]:
+    """The context sizes that a growing conversation goes through, in tokens; the last is n_ctx."""
+    found = [min(start, n_ctx)]
+    while found[-1] < n_ctx:
+        found.append(min(2 * found[-1], n_ctx))
+    return found
+
+
+def _compute_bytes(sizes: Sizes, tokens: int) -> int:
+    """What prefill touches: a micro-batch's activations in a layer, its attention mask, and the logits of one token."""
+    batch = min(UBATCH, max(tokens, 1))
+    inner = _FEED_FORWARD * sizes.n_embd
+    activations = 4 * (_FEED_FORWARDS * inner + _ACTIVATIONS * sizes.n_embd) + int(_QUANTIZED_BYTES * inner)
+    return int(batch * (activations + 2 * tokens) + 4 * sizes.n_vocab)
+
+
+def reserved_bytes(sizes: Sizes, n_ctx: int) -> int:
+    """llama.cpp's compute buffer as it is allocated, which counts on a GPU: memory there is not given piece by piece.
+
+    A micro-batch's logits (f32) and two activations at the end; its attention mask (f16, as long as the context) and
+    a dozen activations in a layer. SmolLM2-135M: llama.cpp reports 98.25 MiB at 8,192 tokens and 141.51 at 131,072;
+    this says 98.25 and 141.50.
+    """
+    activation = 4 * sizes.n_embd
+    return UBATCH * max(4 * sizes.n_vocab + 2 * activation, 2 * n_ctx + 12 * activation)
+
+
+def largest_context(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest multiple of 256 up to `limit` that fits; 0 when none does.
+
+    Args:
+        fits: of a context window; must not hold for a window when it fails for a smaller one.
+    """
+    low, high = 0, limit // _CONTEXT_STEP
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle * _CONTEXT_STEP) else (low, middle - 1)
+    return low * _CONTEXT_STEP
+
+
+def repacked_types(cpu_flags: Collection[str]) -> frozenset[str]:
+    """Types whose matrices llama.cpp brings into another order on this processor (ggml-cpu/repack.cpp)."""
+    if "avx2" in cpu_flags:
+        wide = {"Q2_K"} if "avx512f" in cpu_flags else set()
+        return frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} | wide)
+    if "asimddp" in cpu_flags:
+        return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
+    return frozenset()

@@ -1,0 +1,123 @@
+"""Makes model files of any shape and quantization with random weights, in seconds.
+
+Not a benchmark itself. A weight matrix repeats a few rows that ggml quantized: speed and memory depend on shapes and
+types alone. The vocabulary is SentencePiece's with a token for every number: prompts of any length can be made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+
+from llmrun.engine.backend.llama import import_llama
+
+_ROWS = 64  # different ones of a matrix
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A llama's dimensions. feed_forward, width and key heads times head length should be multiples of 256."""
+
+    width: int
+    layers: int
+    feed_forward: int
+    heads: int
+    kv_heads: int
+    head_length: int
+    vocabulary: int
+    tied: bool = False
+
+
+def write_model(path: Path, shape: Shape, type_of: Callable[[str], str], n_ctx: int = 32_768) -> Path:
+    """Write a model file.
+
+    Args:
+        type_of: gives the ggml type of a matrix by its name, e.g. "ffn_down.weight" or "output.weight".
+    """
+    writer = GGUFWriter(path, "llama")
+    writer.add_name(path.stem)
+    writer.add_block_count(shape.layers)
+    writer.add_context_length(n_ctx)
+    writer.add_embedding_length(shape.width)
+    writer.add_feed_forward_length(shape.feed_forward)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_length)
+    writer.add_value_length(shape.head_length)
+    writer.add_rope_dimension_count(shape.head_length)
+    writer.add_layer_norm_rms_eps(1e-5)
+    _add_vocabulary(writer, shape.vocabulary)
+    for name, columns, rows in _matrices(shape):
+        kind = type_of(name.split(".", 2)[-1] if name.startswith("blk.") else name)
+        data = np.tile(_rows(kind, columns), (rows // _ROWS, 1))
+        writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType[kind])
+    for name in _norms(shape):
+        writer.add_tensor(name, np.ones(shape.width, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_vocabulary(writer: GGUFWriter, size: int) -> None:
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = [f"\u2581{number}" for number in range(size - 259)]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", *bytes_, *words])
+    writer.add_token_scores([0.0] * 259 + [-1.0] * len(words))
+    writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * len(words)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def _matrices(shape: Shape) -> Iterator[tuple[str, int, int]]:
+    """Name, columns and rows."""
+    queries, keys = shape.heads * shape.head_length, shape.kv_heads * shape.head_length
+    yield "token_embd.weight", shape.width, shape.vocabulary
+    if not shape.tied:
+        yield "output.weight", shape.width, shape.vocabulary
+    for layer in range(shape.layers):
+        for name, columns, rows in (
+            ("attn_q", shape.width, queries),
+            ("attn_k", shape.width, keys),
+            ("attn_v", shape.width, keys),
+            ("attn_output", queries, shape.width),
+            ("ffn_gate", shape.width, shape.feed_forward),
+            ("ffn_up", shape.width, shape.feed_forward),
+            ("ffn_down", shape.feed_forward, shape.width),
+        ):
+            yield f"blk.{layer}.{name}.weight", columns, rows
+
+
+def _norms(shape: Shape) -> Iterator[str]:
+    yield "output_norm.weight"
+    for layer in range(shape.layers):
+        yield f"blk.{layer}.attn_norm.weight"
+        yield f"blk.{layer}.ffn_norm.weight"
+
+
+@cache
+def _rows(kind: str, columns: int) -> Any:
+    """Some random rows, quantized by ggml itself."""
+    values = np.random.default_rng(1).normal(0.0, 0.02, (_ROWS, columns)).astype(np.float32)
+    library = import_llama()._lib
+    number = int(GGMLQuantizationType[kind])
+    library.ggml_row_size.restype = ctypes.c_size_t
+    row = library.ggml_row_size(ctypes.c_int(number), ctypes.c_int64(columns))
+    out = np.zeros((_ROWS, row), np.uint8)
+    quantize = library.ggml_quantize_chunk
+    quantize.restype = ctypes.c_size_t
+    quantize.argtypes = (ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p)
+    weights = np.ones(columns, np.float32)  # importance, which some types can't do without
+    quantize(number, values.ctypes.data, out.ctypes.data, 0, _ROWS, columns, weights.ctypes.data)
+    if kind in ("F16", "F32"):
+        return out.view(np.float16 if kind == "F16" else np.float32)
+    return out

@@ -1,0 +1,144 @@
+"""Chats that are left and come back, in a terminal with the real model."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from installed import Installed, Terminal, summary
+
+GREEDY = ("chat", "smollm2", "--temp", "0", "--max-tokens", "12")
+
+
+def opened(llmrun: Installed, *options: str, env: dict[str, str] | None = None) -> Terminal:
+    terminal = llmrun.terminal(*GREEDY, *options, env=env)
+    terminal.wait(terminal.at_prompt)
+    return terminal
+
+
+def left(chat: Terminal) -> None:
+    chat.press("d")
+    assert chat.end() == 0
+    assert chat.modes() == chat.modes_before
+
+
+def answer_of(lines: list[str]) -> str:
+    """What was answered: all before the summary."""
+    end = next(index for index, line in enumerate(lines) if line.startswith("prefill "))
+    return "\n".join(lines[:end])
+
+
+def test_a_chat_goes_on_as_if_it_had_not_been_left(llmrun: Installed) -> None:
+    question = "Why is the sky blue" + ", so very blue" * 12
+    whole = opened(llmrun, "--private")
+    whole.ask(question)
+    expected = answer_of(whole.ask("And at night?"))
+    left(whole)
+
+    first = opened(llmrun)
+    used = summary(first.ask(question))["used"]
+    left(first)
+    second = llmrun.terminal("chat", "--continue", "--temp", "0", "--max-tokens", "12")
+    second.wait(second.at_prompt)
+    assert any("Going on with" in line and "1 turn" in line for line in second.lines)
+    again = second.ask("And at night?")
+    assert answer_of(again) == expected
+    assert summary(again)["reused"] >= used - 1, "the KV cache was read from the disk"
+    left(second)
+
+
+def test_a_named_chat_and_a_private_one(llmrun: Installed) -> None:
+    named = opened(llmrun, "--session", "rivers")
+    named.ask("Name a river")
+    left(named)
+    private = opened(llmrun, "--private")
+    private.ask("A secret")
+    left(private)
+    listed = json.loads(llmrun.run("sessions", "list", "--json").stdout)
+    assert [facts["name"] for facts in listed] == ["rivers"]
+    exported = llmrun.run("sessions", "export", "rivers", "--format", "openai").stdout.decode()
+    assert [message["role"] for message in json.loads(exported)["messages"]] == ["user", "assistant"]
+    assert b"secret" not in b"".join(
+        path.read_bytes() for path in Path(llmrun.environment()["LLMRUN_HOME"]).rglob("*sessions*") if path.is_file()
+    )
+
+
+def test_undo_retry_edit_and_branches(llmrun: Installed) -> None:
+    chat = opened(llmrun)
+    first = answer_of(chat.ask("Name a river"))
+    chat.ask("Name another")
+    assert any("Name another" in line for line in chat.ask("/undo"))
+    assert answer_of(chat.ask("/retry")) == first, "greedy: the same again"
+    chat.ask("/branch side")
+    chat.ask("/edit Name a mountain")
+    assert any("Name a mountain" in line for line in chat.ask("/branch"))
+    chat.ask("/branch main")
+    exported = Path(llmrun.environment()["LLMRUN_HOME"]) / "chat.json"
+    chat.ask(f"/export {exported}")
+    left(chat)
+    assert {"main", "side"} <= set(json.loads(exported.read_text())["branches"])
+
+
+def test_context_why_stats_and_values(llmrun: Installed) -> None:
+    chat = opened(llmrun)
+    chat.ask("Name a river")
+    assert any(line.startswith("free") for line in chat.ask("/context"))
+    why = chat.ask("/why 2")
+    assert sum("chosen" in line for line in why) == 2
+    assert any("ctx" in line for line in chat.ask("/stats"))
+    assert chat.ask("/set top-k 5") == ["--top-k is 5 from now on."]
+    assert any("--top-k" in line and "session" in line for line in chat.ask("/set"))
+    assert any("makes no sense" in line for line in chat.ask("/set top-k -1"))
+    assert any("there is no sampling parameter" in line for line in chat.ask("/set nonsense 1"))
+    assert any("architecture" in line and "llama" in line for line in chat.ask("/show"))
+    left(chat)
+
+
+def test_the_oldest_turn_leaves_and_a_line_says_so(llmrun: Installed) -> None:
+    chat = llmrun.terminal(*GREEDY, "--ctx", "256", "--overflow", "roll")
+    chat.wait(chat.at_prompt)
+    for number in range(4):
+        lines = chat.ask(f"Tell me about the number {number}, please" + ", and take your time" * 6)
+    assert any("left the context window" in line and "tokens" in line for line in lines), lines
+    left(chat)
+
+
+def test_a_message_that_does_not_fit_is_not_sent(llmrun: Installed) -> None:
+    chat = llmrun.terminal(*GREEDY, "--ctx", "256", "--overflow", "stop")
+    chat.wait(chat.at_prompt)
+    chat.type("word " * 300)
+    chat.wait(lambda: chat.at_prompt() and any("does not fit" in line for line in chat.lines))
+    assert summary(chat.ask("Hello"))["used"] < 100
+    left(chat)
+
+
+@pytest.mark.parametrize(
+    "env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0"}], ids=str
+)
+def test_poor_terminals(llmrun: Installed, env: dict[str, str]) -> None:
+    chat = llmrun.terminal(*GREEDY, env=env)
+    chat.wait(lambda: b">>>" in chat.raw)
+    chat.type("Name a river")
+    chat.wait(lambda: b"decode" in chat.raw and (chat.at_prompt() or chat.raw.endswith(b">>> ")))
+    chat.press("d")
+    assert chat.end() == 0
+    if "LANG" not in env:
+        assert not re.search(rb"\x1b\[(\d+;)*3[0-7]m", chat.raw), "no colour"
+
+
+def test_a_file_goes_along(llmrun: Installed, tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("The meeting is on Tuesday. " * 20)
+    chat = opened(llmrun, "-f", str(file))
+    assert any("notes.txt" in line and "tokens" in line for line in chat.lines)
+    assert summary(chat.ask("When is the meeting?"))["prefilled"] > 100
+    assert any("images are not supported" in line for line in _image(chat, tmp_path))
+    left(chat)
+
+
+def _image(chat: Terminal, folder: Path) -> list[str]:
+    image = folder / "i.png"
+    image.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(50))
+    return chat.ask(f"/file {image}")
