@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llmrun.attachments import Attached
-from llmrun.messages import Event, Finished
+from llmrun.messages import Event, Finished, TextDelta
 from llmrun.model import Model
 from llmrun.ui.answer import answer_view
 from llmrun.ui.figures import size
@@ -54,6 +54,14 @@ def show(output: Output, events: Iterable[Event], model: Model, shown_as: ShownA
         thinking_tags=model.loaded.thinking_tags,
     ) as view:
         return _to_the_end(events, view.show)
+
+
+def collecting(events: Iterable[Event], pieces: list[str]) -> Iterator[Event]:
+    """The events, their text kept."""
+    for event in events:
+        if isinstance(event, TextDelta):
+            pieces.append(event.text)
+        yield event
 
 
 def show_attached(output: Output, attached: Attached) -> None:

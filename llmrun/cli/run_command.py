@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from llmrun.cli.answering import ShownAs, cancelling, show, show_attached
+from llmrun.cli.answering import ShownAs, cancelling, collecting, show, show_attached
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import Loading, ModelArgument, StatsOption, Wanted, loading, wanted, with_options
 from llmrun.cli.sampling import sampling_flags, sampling_rows
@@ -16,40 +17,56 @@ from llmrun.errors import CancelledError, UsageError
 from llmrun.messages import Finished, Message
 from llmrun.model import Model
 from llmrun.params import SamplingParams
+from llmrun.request import Request
 from llmrun.ui.output import Output
 from llmrun.ui.sampling import show_sampling
 
 _WORTH_SAVING = 64  # tokens that had to be prefilled
 
 
+PromptArgument = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What to ask; - is stdin.")]
+RawOption = Annotated[
+    bool, typer.Option("--raw", help="Continue the text; no chat template.", rich_help_panel="Prompt")
+]
+PromptCacheOption = Annotated[
+    bool,
+    typer.Option(
+        "--prompt-cache",
+        help="Keep the prompt's KV state on disk: the next prompt that begins alike starts from it.",
+        rich_help_panel="Prompt",
+    ),
+]
+RecordOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--record",
+        metavar="FILE",
+        help="Keep all that made the answer, for llmrun replay.",
+        rich_help_panel="Answer",
+    ),
+]
+EventsOption = Annotated[
+    bool,
+    typer.Option("--json", help="Print the engine's events, one JSON object a line.", rich_help_panel="Answer"),
+]
+ExplainOption = Annotated[
+    bool,
+    typer.Option(
+        "--explain-sampling", help="Say on stderr where each sampling value comes from.", rich_help_panel="Sampling"
+    ),
+]
+
+
 @with_options(wanted=wanted, loading=loading, flags=sampling_flags)
 def run(
     model: ModelArgument,
-    prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What to ask; - is stdin.")] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the text; no chat template.", rich_help_panel="Prompt")
-    ] = False,
-    prompt_cache: Annotated[
-        bool,
-        typer.Option(
-            "--prompt-cache",
-            help="Keep the prompt's KV state on disk: the next prompt that begins alike starts from it.",
-            rich_help_panel="Prompt",
-        ),
-    ] = False,
+    prompt: PromptArgument = None,
+    raw: RawOption = False,
+    prompt_cache: PromptCacheOption = False,
+    record: RecordOption = None,
     stats: StatsOption = None,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the engine's events, one JSON object a line.", rich_help_panel="Answer"),
-    ] = False,
-    explain_sampling: Annotated[
-        bool,
-        typer.Option(
-            "--explain-sampling",
-            help="Say on stderr where each sampling value comes from.",
-            rich_help_panel="Sampling",
-        ),
-    ] = False,
+    json: EventsOption = False,
+    explain_sampling: ExplainOption = False,
     *,
     wanted: Wanted,
     loading: Loading,
@@ -63,32 +80,40 @@ def run(
         sampling, origins = loaded.sampling(flags)
         if explain_sampling:
             show_sampling(output, sampling_rows(sampling, origins))
-        finished = _answer(output, loaded, text, wanted, sampling, raw=raw, stats=stats)
+        request = _request(output, loaded, text, wanted, raw=raw)
+        shown_as = ShownAs(stats, markdown=not (wanted.plain or raw or wanted.grammar), think=wanted.think.shown)
+        pieces: list[str] = []
+        with cancelling(loaded):
+            events = request.ask(loaded, sampling, wanted.limits, stops_repeats=wanted.stops_repeats)
+            finished = show(output, collecting(events, pieces), loaded, shown_as)
         if prompt_cache and finished.stats.prompt_tokens - finished.stats.reused_tokens >= _WORTH_SAVING:
             loaded.save_state(prompt_only=True)
+        if record is not None:
+            _write_record(record, loaded, request, sampling, wanted, "".join(pieces), finished)
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")
 
 
-def _answer(
-    output: Output, model: Model, text: str, wanted: Wanted, sampling: SamplingParams, *, raw: bool, stats: bool | None
-) -> Finished:
-    """Show the answer to a text, or its continuation where there is no chat template."""
-    request: dict[str, Any] = {"sampling": sampling, "limits": wanted.limits, "grammar": wanted.grammar}
+def _request(output: Output, model: Model, text: str, wanted: Wanted, *, raw: bool) -> Request:
+    """A text as a conversation, or to be continued where there is no chat template."""
     if raw or not (wanted.template or has_template(output, model)):
-        events = model.generate("\n\n".join(filter(None, (wanted.system, text))), **request)
-    else:
-        events = model.chat(
-            conversation(wanted.system, text),
-            template=wanted.template,
-            thinking=wanted.think.thinking,
-            thinking_tokens=wanted.think.tokens,
-            stops_repeats=wanted.stops_repeats,
-            **request,
-        )
-    shown_as = ShownAs(stats, markdown=not (wanted.plain or raw or wanted.grammar), think=wanted.think.shown)
-    with cancelling(model):
-        return show(output, events, model, shown_as)
+        return Request(prompt="\n\n".join(filter(None, (wanted.system, text))), grammar=wanted.grammar)
+    return Request(
+        tuple(conversation(wanted.system, text)),
+        template=wanted.template,
+        grammar=wanted.grammar,
+        thinking=wanted.think.thinking,
+        thinking_tokens=wanted.think.tokens,
+    )
+
+
+def _write_record(
+    path: Path, model: Model, request: Request, sampling: SamplingParams, wanted: Wanted, text: str, finished: Finished
+) -> None:
+    from llmrun.replay import record_of, write
+
+    repeats = wanted.stops_repeats
+    write(path, record_of(model, request, sampling, wanted.limits, text, finished, stops_repeats=repeats))
 
 
 def read_prompt(output: Output, words: list[str]) -> str:

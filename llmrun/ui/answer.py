@@ -21,13 +21,13 @@ from types import TracebackType
 from typing import Protocol, TextIO
 
 from llmrun.messages import Event, Failed, Finished, Started, TextDelta
+from llmrun.thoughts import Kind, Part, Splitter
 from llmrun.ui.cells import advance, last_cluster, may_grow
 from llmrun.ui.meter import Meter, fit, in_rows, summary
 from llmrun.ui.output import Output
 from llmrun.ui.page import Page, Think, in_ascii
 from llmrun.ui.sanitize import Sanitizer
 from llmrun.ui.spans import DIM, bare, paint
-from llmrun.thoughts import Kind, Part, Splitter
 
 # Drawing steals time from decoding, so it comes in bursts.
 TEXT_SECONDS = 1 / 30

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
+from llmrun.thoughts import Kind, Part, Splitter
 from llmrun.ui.figures import seconds
 from llmrun.ui.spans import DIM, paint
-from llmrun.thoughts import Kind, Part, Splitter
 
 # "on" shows thoughts as they come, "fold" their beginning, "hide" only how long they took.
 Think = Literal["on", "fold", "hide"]
