@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import typer
 
+from llmrun.cli.commands import COMMANDS
 from llmrun.cli.options import template_text, wanted, with_options
 from llmrun.cli.run_command import conversation, read_prompt
 from llmrun.cli.sampling import FLAGS, sampling_flags, sampling_rows
@@ -119,7 +120,7 @@ def test_exit_codes_are_those_of_the_errors_and_of_the_readme(tmp_path: Path) ->
 def test_help_names_every_command_and_the_readme_every_command(tmp_path: Path) -> None:
     text = llmrun("--help", tmp_path=tmp_path).stdout
     readme = README.read_text(encoding="utf-8")
-    for command in ("run", "chat", "pull", "list", "show", "doctor", "help"):
+    for command in COMMANDS:
         assert re.search(rf"^│ {command} +\w", text, re.MULTILINE), command
         assert f"llmrun {command}" in readme or f"`{command}`" in readme, command
 

@@ -1,4 +1,4 @@
-"""A conversation over a fake model and a real store: what is sent, what leaves, what is saved, and what is said of it."""
+"""A conversation over a fake model and a real store: what is sent, what leaves, what is saved, what is said of it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,9 @@ from fake_backend import hashed, tokens_of
 from llmrun.engine.prefix import common_prefix, gap_after
 from llmrun.engine.sequence import Extras
 
-SYSTEM, FIRST, SECOND = "be kind. ", "a first turn that is dropped. ", "a second turn that stays where it is, more or less. "
+SYSTEM = "be kind. "
+FIRST = "a first turn that is dropped. "
+SECOND = "a second turn that stays where it is, more or less. "
 
 
 def test_what_stands_behind_dropped_turns_is_not_computed_again() -> None:

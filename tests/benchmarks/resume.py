@@ -68,13 +68,10 @@ def main() -> None:
                     if states:
                         equal = equal and said == whole
                         reused = end.stats.reused_tokens
-    ratio = statistics.median(anew) / statistics.median(again)
-    print(
-        f"state: {saved.tokens:,} tokens, {saved.n_bytes / 1e6:.1f} MB; reused {reused:,} of {end.stats.prompt_tokens:,}"
-    )
-    print(
-        f"TTFT: prefilled {statistics.median(anew):.3f} s, resumed {statistics.median(again):.3f} s: {ratio:.1f}x sooner"
-    )
+    prefilled, resumed = statistics.median(anew), statistics.median(again)
+    print(f"state: {saved.tokens:,} tokens, {saved.n_bytes / 1e6:.1f} MB")
+    print(f"reused: {reused:,} of {end.stats.prompt_tokens:,} tokens")
+    print(f"TTFT: prefilled {prefilled:.3f} s, resumed {resumed:.3f} s: {prefilled / resumed:.1f}x sooner")
     print(f"answers equal to the uninterrupted chat's: {equal}")
 
 
