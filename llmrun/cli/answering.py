@@ -6,14 +6,16 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from llmrun.attachments import Attached
 from llmrun.messages import Event, Finished, TextDelta
 from llmrun.model import Model
 from llmrun.ui.answer import answer_view
 from llmrun.ui.figures import size
 from llmrun.ui.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.attachments import Attached
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from llmrun.attachments import Attached
 from llmrun.cli.answering import ShownAs
 from llmrun.cli.completion import complete_model
 from llmrun.cli.loading import open_model
@@ -121,7 +122,7 @@ def chat(
                 loaded, saved, manner, on_note=output.note, on_overflow=lambda misfit: _ask_policy(output, misfit)
             )
             shown_as = ShownAs(stats, markdown=not (wanted.plain or wanted.grammar), think=wanted.think.shown)
-            talk = Chat(output, typed, store, conversation, loading, shown_as, wanted.attached)
+            talk = Chat(output, typed, store, conversation, loading, shown_as, wanted.attached or Attached())
             typed.commands = completions(talk)
             talk.greet()
             talk.run()

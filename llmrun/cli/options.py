@@ -237,7 +237,7 @@ class Wanted:
     template: str | None
     limits: Limits
     grammar: Grammar | None
-    attached: Attached
+    attached: Attached | None
     think: Think
     plain: bool
     stops_repeats: bool
@@ -263,18 +263,22 @@ def wanted(
         BadGrammarError: the grammar is broken; says at which line and column.
     """
     limits = Limits(max_tokens, tuple(stop or ()), tuple(ban or ()))
-    from llmrun.attachments import Attached, attach
-
     return Wanted(
         system,
         template_text(template),
         limits,
         read_constraint(grammar, json_schema),
-        attach(files) if files else Attached(),
+        _attached(files) if files else None,
         read_think(think),
         plain,
         loop_guard,
     )
+
+
+def _attached(files: list[str]) -> Attached:
+    from llmrun.attachments import attach
+
+    return attach(files)
 
 
 def read_constraint(grammar: str | None, json_schema: str | None) -> Grammar | None:

@@ -19,7 +19,6 @@ from llmrun.model import Model
 from llmrun.params import SamplingParams
 from llmrun.request import Request
 from llmrun.ui.output import Output
-from llmrun.ui.sampling import show_sampling
 
 _WORTH_SAVING = 64  # tokens that had to be prefilled
 
@@ -74,11 +73,15 @@ def run(
 ) -> None:
     """Answer one prompt. What comes in on stdin stands before it."""
     output = Output(json=json)
-    text = wanted.attached.before(read_prompt(output, prompt or []))
-    show_attached(output, wanted.attached)
+    text = read_prompt(output, prompt or [])
+    if wanted.attached is not None:
+        show_attached(output, wanted.attached)
+        text = wanted.attached.before(text)
     with open_model(output, model, loading, keeps_states=prompt_cache) as loaded:
         sampling, origins = loaded.sampling(flags)
         if explain_sampling:
+            from llmrun.ui.sampling import show_sampling
+
             show_sampling(output, sampling_rows(sampling, origins))
         request = _request(output, loaded, text, wanted, raw=raw)
         shown_as = ShownAs(stats, markdown=not (wanted.plain or raw or wanted.grammar), think=wanted.think.shown)
