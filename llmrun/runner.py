@@ -138,11 +138,7 @@ class Runner:
                 yield Finished(generate.request, "cancelled", Stats())
                 return
             if event is None:
-                self.close()
-                raise BadTemplateError(
-                    f"the chat template takes longer than {RENDER_SECONDS:g} seconds",
-                    hint="another one goes with --template",
-                )
+                raise self._endless_template()
             if getattr(event, "request", generate.request) != generate.request:
                 continue  # of an answer that nobody read to its end
             if isinstance(event, Rendering):
@@ -196,12 +192,24 @@ class Runner:
         """Send a command and wait for what answers it; events of an answer that nobody read are passed over."""
         self._cancelled_at = None
         self._send(question)
+        # Counting renders the chat template, which may be hostile.
+        deadline = time.monotonic() + RENDER_SECONDS if isinstance(question, Count) else None
         while True:
-            event = self._receive(None)
+            event = self._receive(deadline)
+            if event is None:
+                raise self._endless_template()
             if isinstance(event, kind):
                 return event
             if isinstance(event, Failed):
                 raise event.error()
+
+    def _endless_template(self) -> BadTemplateError:
+        """End the engine, which renders a hostile template; the error that says so."""
+        self.close()
+        return BadTemplateError(
+            f"the chat template takes longer than {RENDER_SECONDS:g} seconds",
+            hint="another one goes with --template",
+        )
 
     def cancel(self, request: int) -> None:
         """Ask a request to stop: generate() ends soon, whatever the engine does. Safe in a signal handler."""

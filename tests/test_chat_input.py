@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,10 @@ import pytest
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from llmrun.ui.chat import ChatInput, is_open_block, without_fence, without_surrogates
+from llmrun.ui import history as history_module
+from llmrun.ui.chat import ChatInput
+from llmrun.ui.drafts import is_open_block, without_fence, without_surrogates
+from llmrun.ui.history import LONGEST_BYTES, MOST_BYTES, SharedHistory, open_history
 from llmrun.ui.output import Output
 
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, TAB, UP = "\r", "\x1b\r", "\x03", "\x04", "\t", "\x1b[A"
@@ -65,6 +69,8 @@ def typed(keyboard: PipeInput, *keys: str, **options: Any) -> list[str | None]:
         ("\x1b[200~def f():\r\n\treturn 1\n\x1b[201~ more\r", ["def f():\n\treturn 1\n more"]),
         ('"""one\rtwo\r"""\rthree\r', ["one\ntwo", "three"]),
         ('"""one line"""\r', ["one line"]),
+        ('"""x = \'\'\r"""doc"""\r"""\r', ['x = \'\'\n"""doc"""']),
+        ('\x1b[200~"""\r/bye\x1b[201~\r', ['"""\n/bye']),
         (f"dropped{CTRL_C}kept\r", ["kept"]),
         ("日本🙂\r", ["日本🙂"]),
     ],
@@ -104,17 +110,110 @@ def test_history_is_kept_for_the_next_chat_and_private(keyboard: PipeInput, tmp_
         assert typed(again, UP, UP, UP, ENTER, history=path)[0] == "first"
 
 
+def one(keyboard: PipeInput, reader: ChatInput, keys: str) -> str | None:
+    """The message that these keys give, pressed when the prompt is there."""
+    keyboard.send_text(keys)
+    return reader.read()
+
+
+def stored(path: Path) -> list[str]:
+    """What a new chat finds in a history file, the oldest first."""
+    return [*reversed([*open_history(path).load_history_strings()])]
+
+
+def test_what_history_keeps_out(keyboard: PipeInput, tmp_path: Path) -> None:
+    """Secrets, repetitions, and what was dropped; a message of several lines is one entry, whatever is in it."""
+    path = tmp_path / "history"
+    keys = f"one\rone\r my secret\rdropped{CTRL_C}+two{ALT_ENTER}# x{ALT_ENTER}{ALT_ENTER}+\rone\r"
+    typed(keyboard, keys, history=path)
+    assert stored(path) == ["one", "+two\n# x\n\n+", "one"]
+    with create_pipe_input() as again:
+        reader = chat(again)
+        assert [one(again, reader, keys) for keys in ("one\r", " my secret\r", UP + ENTER)] == [
+            "one",
+            " my secret",
+            "one",
+        ]
+
+
+def test_a_very_long_entry_is_remembered_in_its_own_chat_only(
+    keyboard: PipeInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert LONGEST_BYTES > 100_000
+    monkeypatch.setattr(history_module, "LONGEST_BYTES", 1000)
+    path, long = tmp_path / "history", "x" * 1000
+    reader = chat(keyboard, history=path)
+    assert [one(keyboard, reader, keys) for keys in (f"\x1b[200~{long}\x1b[201~\r", f"{UP}y\r")] == [long, long + "y"]
+    assert stored(path) == []
+    assert stored(path) == []
+    SharedHistory(path).append_string("é\udcff" * 100)
+    assert stored(path) == ["é?" * 100]
+
+
+def test_chats_at_the_same_time_append_whole_entries(tmp_path: Path, package_on_path: None) -> None:
+    path = tmp_path / "history"
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom llmrun.ui.history import open_history\n"
+        "history = open_history(Path(sys.argv[1]))\n"
+        "for number in range(100): history.append_string('\\n'.join([sys.argv[2] * 100] * 100))"
+    )
+    chats = [subprocess.Popen([sys.executable, "-c", script, str(path), letter]) for letter in "abc"]
+    assert [chat.wait() for chat in chats] == [0, 0, 0]
+    entries = open_history(path).load_history_strings()
+    assert sorted(entries)[::100] == ["\n".join([letter * 100] * 100) for letter in "abc"]
+
+
+def test_a_history_that_has_grown_long_keeps_its_newest_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "MOST_BYTES", 2000)
+    path = tmp_path / "history"
+    history = open_history(path)
+    for number in range(100):
+        history.append_string(f"entry {number}")
+    assert len(stored(path)) < 30
+    assert stored(path)[-1] == "entry 99"
+    assert all(entry.startswith("entry ") for entry in stored(path))
+    assert path.stat().st_size < 1100
+    assert MOST_BYTES > 1_000_000
+
+
+def test_a_full_disk_loses_the_entry_and_nothing_else(tmp_path: Path) -> None:
+    history = SharedHistory(tmp_path / "gone" / "history")
+    history.append_string("one")
+    assert history.get_strings() == ["one"]
+
+
 def test_unwritable_history_is_no_reason_not_to_chat(keyboard: PipeInput, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert typed(keyboard, "hello\r", history=tmp_path / "file" / "history") == ["hello", None]
 
 
+@pytest.mark.parametrize(
+    ("keys", "message", "command"),
+    [
+        ("/help\r", "/help", True),
+        ("  /help\r", "/help", True),
+        ('/system """one\rtwo"""\r', "/system one\ntwo", True),
+        (f"/system one{ALT_ENTER}two\r", "/system one\ntwo", True),
+        ('"""/help"""\r', "/help", False),
+        ("\x1b[200~/help\x1b[201~\r", "/help", True),
+        ("\x1b[200~/help\rx\x1b[201~\r", "/help\nx", False),
+        ("what is /help\r", "what is /help", False),
+    ],
+)
+def test_commands(keyboard: PipeInput, keys: str, message: str, command: bool) -> None:
+    keyboard.send_text(keys + "next\r")
+    reader = chat(keyboard)
+    assert (reader.read(), reader.is_command) == (message, command)
+    assert (reader.read(), reader.is_command) == ("next", False)
+
+
 def test_each_piped_line_is_a_message(tmp_path: Path) -> None:
-    stdin = io.StringIO('one\n\n  \n"""two\r\nthree')
+    stdin = io.StringIO('one\n\n  \n"""two\r\n/three')
     stdout, history = io.StringIO(), tmp_path / "history"
     with ChatInput(Output(stdin=stdin, stdout=stdout, stderr=io.StringIO()), history) as reader:
         assert not reader.interactive
-        assert [reader.read() for _ in range(4)] == ["one", '"""two', "three", None]
+        assert [reader.read() for _ in range(4)] == ["one", '"""two', "/three", None]
+        assert not reader.is_command
     assert stdout.getvalue() == ""
     assert not history.exists()
 
@@ -128,8 +227,9 @@ def test_piped_bytes_that_are_no_text() -> None:
 
 @pytest.mark.parametrize(
     ("text", "is_open"),
-    [('"""', True), (' """a\nb', True), ('"""a"""', False), ('a """', False), ("", False), ('""', False)],
-)
+    [('"""', True), (' """a\nb', True), ('"""a"""', False), ('a """', False), ("", False), ('""', False),
+     ('"""a"""b"""', True), ('/set """', True), ('/set """a"""', False)],
+)  # fmt: skip
 def test_is_open_block(text: str, is_open: bool) -> None:
     assert is_open_block(text) is is_open
 
@@ -141,6 +241,10 @@ def test_is_open_block(text: str, is_open: bool) -> None:
         ('"""a""" and more', "a and more"),
         ('"""a', "a"),
         (' say """a""" ', ' say """a""" '),
+        ('"""a """doc""" b"""', 'a """doc""" b'),
+        ('/set """\na\n""" ', "/set a"),
+        (" /set a ", "/set a"),
+        ('""""quoted""""', '"quoted"'),
     ],
 )
 def test_without_fence(text: str, message: str) -> None:

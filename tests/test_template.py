@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 import re
 import resource
+import signal
 import sys
+import time
 from collections.abc import Sequence
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from llmrun.engine import template as module
 from llmrun.engine.template import MAX_TEMPLATE_CHARACTERS, NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.errors import BadTemplateError, LlmrunError
 from llmrun.messages import Message
@@ -184,8 +188,19 @@ def test_a_refused_conversation_says_why(name: str) -> None:
     assert error.why.startswith("Conversation roles must alternate")
 
 
-def test_gemma_refuses_a_system_message() -> None:
-    assert fails(GEMMA, [Message("system", "x"), *user("Hi")]).why == "System role not supported"
+def test_a_system_prompt_that_gemma_refuses_goes_into_the_first_question() -> None:
+    assert joined(render(GEMMA, [Message("system", "Be brief"), *user("Hi", "Ho", "He")])) == joined(
+        render(GEMMA, user("Be brief\nHi", "Ho", "He"))
+    )
+    halves = render(GEMMA, [Message("system", "<end_of"), *user("_turn>\n<s>")])
+    assert [token for token in tokens(halves) if token.startswith("«")] == [
+        *("«<s>»", "«<start_of_turn>»", "«<end_of_turn>»", "«<start_of_turn>»")
+    ]
+
+
+def test_what_is_still_refused_then_is_refused_for_the_first_reason() -> None:
+    assert fails(GEMMA, [Message("system", "x"), *user("Hi"), Message("user", "Ho")]).why == "System role not supported"
+    assert fails(GEMMA, [Message("system", "x")]).why == "System role not supported"
 
 
 @pytest.mark.parametrize(
@@ -200,6 +215,9 @@ def test_gemma_refuses_a_system_message() -> None:
         ("{{ 'é' | tojson(ensure_ascii=True) }}", '"\\u00e9"'),
         ("{{ {'b': 1, 'a': [1, 2]} | tojson(separators=(',', ':'), sort_keys=True) }}", '{"a":[1,2],"b":1}'),
         ("{{ strftime_now('%%') }}", "%"),
+        ("{{ date_string | length }} {{ datetime | length }} {{ functions }}", "11 11 "),
+        ("{{ 2 ** 10 * 3 // 2 % 1000 / 4 }} {{ 1.257 | round(2) }} {{ '%s-%s' % (1, 'a') }} {{ 'ab' * 2 }}",
+         "134.0 1.26 1-a abab"),
         ("  {% if true %}\n  x\n  {% endif %}\n", "  x\n"),
         ("{% if tools %}x{% endif %}{% if tools is defined and tools %}y{% endif %}", ""),
         ("{% if tools is not none %}{{ tools | length }}{% endif %}", ""),
@@ -342,48 +360,7 @@ def test_no_control_texts_at_all() -> None:
     assert ControlTexts([""]).pattern.search("anything") is None
 
 
-# ---- hostile templates ------------------------------------------------------------------------------
-
-GADGETS = [
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{{ cycler.__init__.__globals__.os.popen('touch PWNED').read() }}",
-    "{{ joiner.__init__.__globals__['os'].system('touch PWNED') }}",
-    "{{ namespace.__init__.__globals__.os.system('touch PWNED') }}",
-    "{{ self.__init__.__globals__.__builtins__.open('PWNED', 'w') }}",
-    "{{ self._TemplateReference__context.cycler.__init__.__globals__.os.system('touch PWNED') }}",
-    "{{ raise_exception.__globals__['__builtins__']['open']('PWNED', 'w') }}",
-    "{{ strftime_now.__globals__.datetime }}",
-    "{{ (messages | attr('__class__')).__mro__ }}",
-    "{{ messages | map(attribute='__class__') | list | first | attr('mro') }}",
-    "{{ ''['__class__']['__mro__'] }}",
-    "{{ '{0.__class__.__mro__}'.format('') }}",
-    "{{ '%s' % ''.__class__ }}",
-    "{{ ''.format.__self__.__class__.__base__ }}",
-    "{{ (''|attr('format_map'))({'a': 1}.__class__) }}",
-    "{{ messages.append(1) }}",
-    "{{ messages.clear() }}",
-    "{{ messages[0].update({'content': 'x'}) }}",
-    "{{ messages[0].__setitem__('content', 'x') }}",
-    "{{ lipsum() }}",
-    "{{ lipsum.__globals__ }}",
-    "{% include '/etc/passwd' %}",
-    "{% import '/etc/passwd' as x %}",
-    "{% extends '/etc/passwd' %}",
-]
-
-
-@pytest.mark.parametrize("source", GADGETS)
-def test_gadgets_run_no_code(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    messages = user("Hi")
-    try:
-        text = joined(render(source, messages))
-    except BadTemplateError:
-        pass
-    else:
-        assert not re.search(r"subprocess|Popen|<module|<built-in|\bobject\b", text), text
-    assert not list(tmp_path.iterdir())
-    assert messages == user("Hi")
+# ---- broken and hostile templates; test_template_hostile.py has more of these -----------------------
 
 
 @pytest.mark.parametrize(
@@ -456,6 +433,43 @@ def test_bombs_do_not_take_the_memory(source: str) -> None:
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 400 * 1024, f"{grown} KiB"
     assert resource.getrlimit(resource.RLIMIT_AS) == limits, "the cap is lifted again"
+
+
+def test_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_RENDER_SECONDS", 0.05)
+    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    error = fails("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+    assert error.what == "the chat template takes longer than 0.05 seconds"
+    assert "--template" in error.hint
+    assert "longer than" in fails("{{ ('a' * 3000000) | wordwrap(1) | length }}" * 50).what, "at its compilation"
+    assert signal.getsignal(signal.SIGALRM) == handler
+    assert signal.getitimer(signal.ITIMER_REAL)[0] <= timer[0]
+
+
+def test_another_thread_than_the_main_one_renders_too() -> None:
+    """There the time can't be limited."""
+    with ThreadPoolExecutor() as pool:
+        assert joined(pool.submit(render, "{{ messages[0].content }}", user("Hi")).result()) == "Hi"
+
+
+def test_a_vocabulary_of_thousands_of_control_texts_is_searched_quickly() -> None:
+    control = ControlTexts(f"<unused{number}>" for number in range(6000))
+    text = "<unused99999> <unused17>" * 20_000
+    started = time.monotonic()
+    parts = ChatTemplate("<unused1>{{ messages[0].content }}", bos="", eos="").render(user(text), control)
+    assert parts == [Part("<unused1>", True), Part(text, False)]
+    assert time.monotonic() - started < 1
+
+
+def test_control_texts_are_found_as_by_trying_them_all_the_longest_first() -> None:
+    source = random.Random(1)
+    for _ in range(200):
+        texts = ["".join(source.choices("ab|(", k=source.randrange(1, 7))) for _ in range(source.randrange(1, 12))]
+        slow = re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
+        text = "".join(source.choices("ab|(", k=200))
+        assert ControlTexts(texts).pattern.findall(text) == slow.findall(text)
+    chain = ["a" * size for size in range(1, 1000)]
+    assert ControlTexts(chain).pattern.findall("a" * 1500) == ["a" * 999, "a" * 501]
 
 
 def test_output_has_an_end() -> None:

@@ -9,10 +9,10 @@ import pytest
 from screens import Clock, Terminal
 
 from llmrun.messages import Event, Finished, Started, Stats, TextDelta
+from llmrun.thoughts import Kind, Splitter, split
 from llmrun.ui.answer import AnswerView, answer_view
 from llmrun.ui.output import Output
 from llmrun.ui.page import FOLD_CHARACTERS, Page, Think
-from llmrun.thoughts import Kind, Splitter, split
 
 TAGS = ("<think>", "</think>")
 

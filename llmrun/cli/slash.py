@@ -5,7 +5,7 @@ Owns what each command does and says; what a conversation is stands in llmrun.co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from llmrun.attachments import Attached, attach
@@ -16,9 +16,11 @@ from llmrun.cli.sampling import FLAGS, read_value, sampling_rows, shown_value
 from llmrun.conversation import Conversation
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.messages import Event
+from llmrun.params import BOUNDS
 from llmrun.sessions.store import Sessions
 from llmrun.sessions.turns import Question
-from llmrun.ui.chat import ChatInput
+from llmrun.ui.chat import KEYS, ChatInput
+from llmrun.ui.completion import Candidate, Completion, file_names
 from llmrun.ui.keyboard import quiet_keyboard
 from llmrun.ui.output import Output
 
@@ -95,9 +97,10 @@ class Chat:
     def run(self) -> None:
         """Until the person leaves, or stdin ends."""
         while (message := self._typed.read()) is not None:
-            if not self._typed.interactive or not message.startswith("/"):
+            word = message.split()[0]
+            if not self._typed.is_command:
                 self._say(message)
-            elif message.split()[0] in ("/bye", *(name for name, meaning in _OTHER_NAMES.items() if meaning == "/bye")):
+            elif _OTHER_NAMES.get(word, word) == "/bye":
                 break
             else:
                 self._obey(message)
@@ -105,7 +108,8 @@ class Chat:
         self.conversation.chat.release()
 
     def _obey(self, message: str) -> None:
-        word, _, rest = message.partition(" ")
+        word = message.split()[0]
+        rest = message[len(word) :]
         command = self._commands.get(_OTHER_NAMES.get(word, word))
         if command is None:
             self._output.note(f"There is no command {word}; /? lists them.")
@@ -146,7 +150,8 @@ class Chat:
         width = max(map(len, HELP))
         for name, meaning in HELP.items():
             self._output.note(f"  {name:{width}}  {meaning}")
-        self._output.note('  Alt-Enter makes a newline, """ begins and ends a longer text, Ctrl-G opens $EDITOR.')
+        for key, meaning in KEYS.items():
+            self._output.note(f"  {key:{width}}  {meaning}")
 
     def _retry(self, rest: str) -> None:
         self._answer(self.conversation.retry())
@@ -312,39 +317,31 @@ class Chat:
 
     def _multiline(self, rest: str) -> None:
         self._typed.multiline = not self._typed.multiline
-        self._output.note("Alt-Enter sends now." if self._typed.multiline else "Enter sends now.")
+        self._output.note(self._typed.multiline_hint)
 
     def _clear(self, rest: str) -> None:
         self.conversation.chat.clear()
         self._output.note("The conversation is forgotten. It stays saved: /branch shows where.")
 
 
-def completions(chat: Chat) -> dict[str, Callable[[Sequence[str]], list[str]] | None]:
+def completions(chat: Chat) -> dict[str, Completion | None]:
     """What the Tab key offers behind each command."""
     from llmrun.cli.completion import complete_model
 
-    offers: dict[str, Callable[[Sequence[str]], list[str]] | None] = {
-        name.split()[0]: None for name in (*HELP, *_OTHER_NAMES)
-    }
+    offers: dict[str, Completion | None] = {name.split()[0]: None for name in (*HELP, *_OTHER_NAMES)}
     offers["/model"] = lambda words: complete_model(words[-1])
     offers["/load"] = lambda words: [facts.name for facts in chat.store.all()]
-    offers["/set"] = lambda words: [flag.lstrip("-") for flag, _ in FLAGS.values()]
+    offers["/set"] = lambda words: [Candidate(flag.lstrip("-"), _hint(name)) for name, (flag, _) in FLAGS.items()]
     offers["/think"] = lambda words: ["on", "off", "hide", "fold"]
     offers["/branch"] = lambda words: [branch.name for branch in chat.conversation.chat.branches() if branch.name]
-    offers["/file"] = offers["/export"] = lambda words: _paths(words[-1])
+    offers["/file"] = offers["/export"] = file_names
     return offers
 
 
-def _paths(beginning: str) -> list[str]:
-    """Files and folders whose path begins like this."""
-    folder, slash, name = beginning.rpartition("/")
-    root = Path(folder + slash or ".").expanduser()
-    try:
-        entries = sorted(root.iterdir())
-    except OSError:
-        return []
-    shown = [entry for entry in entries if entry.name.startswith(name) and (name or not entry.name.startswith("."))]
-    return [f"{folder}{slash}{entry.name}{'/' if entry.is_dir() else ''}" for entry in shown]
+def _hint(parameter: str) -> str:
+    """The bounds of a sampling parameter, and what it does."""
+    low, high = BOUNDS.get(parameter, ("", ""))
+    return f"{low} to {high}. {FLAGS[parameter][1]}" if parameter in BOUNDS else FLAGS[parameter][1]
 
 
 def _short(text: str) -> str:

@@ -16,13 +16,16 @@ from datetime import datetime
 from itertools import groupby
 from os.path import commonprefix
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from llmrun.engine.lean import import_submodule
 from llmrun.errors import BadTemplateError, UsageError
 from llmrun.messages import Message
 
-MAX_TEMPLATE_CHARACTERS = 1024 * 1024
+_Result = TypeVar("_Result")
+
+MAX_TEMPLATE_CHARACTERS = 128 * 1024
+"""Eight times the longest real ones; compiling can't be interrupted."""
 MAX_PROMPT_CHARACTERS = 16 * 1024 * 1024
 MAX_RENDER_BYTES = 256 * 1024 * 1024
 MAX_RENDER_SECONDS = 1.5
@@ -64,12 +67,12 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos: str, eos: str) -> None:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
-            raise BadTemplateError(f"the chat template has {len(source):,} characters, over a million")
+            most = f"at most {MAX_TEMPLATE_CHARACTERS:,} are taken"
+            raise BadTemplateError(f"the chat template has {len(source):,} characters", why=most)
         self._bos = bos
         self._eos = eos
         # Under the limits already here: Jinja computes constant expressions when it compiles.
-        with _explained(), _memory_limit(), _time_limit():
-            self._template = _environment().from_string(source)
+        self._template = _limited(lambda: _environment().from_string(source))
 
     def render(self, messages: Sequence[Message], control: ControlTexts, *, thinking: bool | None = None) -> list[Part]:
         """The prompt for the assistant's next turn.
@@ -100,9 +103,7 @@ class ChatTemplate:
     def _parts(self, messages: Sequence[Message], control: ControlTexts, wishes: dict[str, bool]) -> list[Part]:
         mask = _Mask([message.content for message in messages], control)
         plain = [{"role": message.role, "content": mask.hide(message.content)} for message in messages]
-        with _explained(), _memory_limit(), _time_limit():
-            text = self._rendered(plain, wishes)
-        return mask.parts(text)
+        return mask.parts(_limited(lambda: self._rendered(plain, wishes)))
 
     def _rendered(self, messages: list[dict[str, str]], wishes: dict[str, bool]) -> str:
         pieces: list[str] = []
@@ -305,18 +306,44 @@ def _line(text: object) -> str:
     return " ".join(str(text).split())[:500]
 
 
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Whatever a template does wrong becomes BadTemplateError."""
+class _OverdueError(BaseException):
+    """Time is up. No Exception: Jinja catches those in constant expressions and goes on."""
+
+
+def _limited(work: Callable[[], _Result]) -> _Result:
+    """Do what a template asks for within the limits; whatever it does wrong becomes BadTemplateError."""
     try:
-        yield
+        with _memory_limit():
+            return _in_time(work)
     except BadTemplateError:
         raise
     except MemoryError:
         raise BadTemplateError("the chat template asks for too much memory") from None
+    except _OverdueError:
+        raise BadTemplateError(
+            f"the chat template takes longer than {MAX_RENDER_SECONDS:g} seconds",
+            hint="another one goes with --template",
+        ) from None
     except Exception as error:  # a template can raise anything Python has
         why = _line(f"{type(error).__name__}: {error}")
         raise BadTemplateError("the chat template fails", why=why, hint="another one goes with --template") from error
+
+
+def _in_time(work: Callable[[], _Result]) -> _Result:
+    """Interrupt what takes too long, as soon as it is back in Python; the interruption may come as late as in here."""
+    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
+        return work()
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise _OverdueError
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    before = signal.setitimer(signal.ITIMER_REAL, MAX_RENDER_SECONDS)
+    try:
+        return work()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)
+        signal.signal(signal.SIGALRM, handler)
 
 
 @contextmanager
@@ -339,31 +366,3 @@ def _memory_limit() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
-
-
-@contextmanager
-def _time_limit() -> Iterator[None]:
-    """Interrupt a template that takes too long, as soon as it is back in Python."""
-    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise _OverdueError
-
-    handler = signal.signal(signal.SIGALRM, interrupt)
-    before = signal.setitimer(signal.ITIMER_REAL, MAX_RENDER_SECONDS)
-    try:
-        yield
-    except _OverdueError:
-        raise BadTemplateError(
-            f"the chat template takes longer than {MAX_RENDER_SECONDS:g} seconds",
-            hint="another one goes with --template",
-        ) from None
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *before)
-        signal.signal(signal.SIGALRM, handler)
-
-
-class _OverdueError(BaseException):
-    """Time is up. No Exception: Jinja catches those in constant expressions and goes on."""

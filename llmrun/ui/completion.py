@@ -83,7 +83,11 @@ def file_names(words: Sequence[str]) -> Iterable[str]:
     path = " ".join(words)
     n_done = len(path) - len(words[-1])
     folder, beginning = path[: path.rfind("/") + 1], path[path.rfind("/") + 1 :]
-    with os.scandir(Path(folder or ".").expanduser()) as entries:
+    try:
+        root = Path(folder or ".").expanduser()
+    except RuntimeError:  # there is no such user
+        return []
+    with os.scandir(root) as entries:
         fitting = (
             entry for entry in entries if entry.name.startswith(beginning) and (beginning or entry.name[0] != ".")
         )
