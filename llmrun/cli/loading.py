@@ -21,9 +21,19 @@ from llmrun.ui.output import Output
 
 @contextmanager
 def open_model(
-    output: Output, name: str, loading: Loading, *, warm_up: bool = False, keeps_states: bool = False
+    output: Output,
+    name: str,
+    loading: Loading,
+    *,
+    warm_up: bool = False,
+    keeps_states: bool = False,
+    another: bool = False,
 ) -> Iterator[Model]:
     """The loaded model, its engine ended afterwards.
+
+    Args:
+        keeps_states: its KV states are saved and looked for.
+        another: the engine that was started ahead has a model already.
 
     Raises:
         LlmrunError: see llmrun.model.load().
@@ -43,7 +53,8 @@ def open_model(
         output.note(model.plan.summary)
     for note in model.plan.notes:
         output.note(note)
-    engine = runner.Runner(launch(verbose=True)) if loading.verbose else runner.prestarted()
+    own = another or loading.verbose
+    engine = runner.Runner(launch(verbose=loading.verbose)) if own else runner.prestarted()
     with using(path):
         try:
             with answer_view(output) as view:

@@ -6,6 +6,7 @@ Owns what each command does and says; what a conversation is stands in llmrun.co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from llmrun.attachments import Attached, attach
@@ -76,8 +77,10 @@ class Chat:
         self._shown_as = shown_as
         self._attached = attached
         self._commands: Mapping[str, Callable[[str], None]] = {
-            name.split()[0]: getattr(self, f"_{name.split()[0][1:]}") for name in HELP if name != "/bye"
+            "/image": self._image,
+            **{name.split()[0]: getattr(self, f"_{name.split()[0][1:]}") for name in HELP if name != "/bye"},
         }
+        self._models = ExitStack()  # those that came after the first
 
     def greet(self) -> None:
         """Say who is there, and what was said last where a chat goes on."""
@@ -106,6 +109,7 @@ class Chat:
                 self._obey(message)
         self.conversation.save_state()
         self.conversation.chat.release()
+        self._models.close()
 
     def _obey(self, message: str) -> None:
         word = message.split()[0]
@@ -193,6 +197,9 @@ class Chat:
         if not patterns:
             self._output.note("No file goes along.")
 
+    def _image(self, rest: str) -> None:
+        raise UsageError("images are not supported yet", hint="describe it in words; /file takes text files")
+
     def _set(self, rest: str) -> None:
         words = rest.removeprefix("parameter ").split(maxsplit=1)
         if not words:
@@ -233,8 +240,9 @@ class Chat:
             self._output.note(f"{conversation.model.spec.name}: {conversation.model.path}")
             return
         before = conversation.model
-        # The command line's `with` ends the first model, the process's end whatever came after it.
-        conversation.model = open_model(self._output, rest, self._loading, warm_up=True, keeps_states=True).__enter__()
+        saves = self.store.folder is not None
+        wanted = open_model(self._output, rest, self._loading, warm_up=True, keeps_states=saves, another=True)
+        conversation.model = self._models.enter_context(wanted)
         before.close()
         conversation.last = None
         self._output.note(f"Going on with {conversation.model.spec.name}.")

@@ -52,6 +52,7 @@ class Sessions:
         clock: seconds since 1970.
 
     Attributes:
+        folder: where the file is kept; None for memory.
         note: a line to be shown once, such as that a damaged file was moved aside; "" for nothing.
 
     Raises:
@@ -60,6 +61,7 @@ class Sessions:
     """
 
     def __init__(self, folder: Path | None, clock: Callable[[], float] = time.time) -> None:
+        self.folder = folder
         self._path = folder / FILE if folder else Path(":memory:")
         opened = open_file(folder) if folder else open_memory()
         self._connection, self._locks, self.note = opened.connection, opened.locks, opened.note

@@ -142,3 +142,18 @@ def _image(chat: Terminal, folder: Path) -> list[str]:
     image = folder / "i.png"
     image.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(50))
     return chat.ask(f"/file {image}")
+
+
+def test_another_model_goes_on_with_the_conversation(llmrun: Installed, tmp_path: Path) -> None:
+    file = json.loads(llmrun.run("show", "smollm2", "--json").stdout)["path"]
+    other = tmp_path / "other.gguf"
+    other.symlink_to(file)
+    chat = opened(llmrun)
+    used = summary(chat.ask("Name a river"))["used"]
+    first = chat.engine.pid
+    assert any("Going on with" in line for line in chat.ask(f"/model {other}"))
+    assert chat.engine.pid != first, "the first engine is gone"
+    assert summary(chat.ask("And a mountain"))["prefilled"] > used
+    assert any("error:" in line for line in chat.ask("/model nonsense-model"))
+    chat.ask("Still there")
+    left(chat)
