@@ -50,7 +50,7 @@ class LoadedModel:
         """
         constraint = self._constraint(generate)
         send(Rendering(generate.request))
-        text, tokens = self._prompt(generate)
+        text, tokens = self.prompt(generate)
         tags = thinking_tags(generate.template) or self.thinking_tags
         extras = self._extras(generate, constraint, tags, inside=tags is not None and opens(text, tags))
         self.engine.add(generate.request, tokens, generate.sampling, generate.limits, extras)
@@ -62,7 +62,7 @@ class LoadedModel:
             BadTemplateError: there is no chat template, or it fails.
         """
         each = tuple(len(self._weights.tokenize(message.content, special=False)) for message in count.messages)
-        return Counted(count.request, each, len(self._prompt(count)[1]))
+        return Counted(count.request, each, len(self.prompt(count)[1]))
 
     def save(self, save: SaveState) -> StateSaved:
         """Save an answer's KV state.
@@ -96,8 +96,12 @@ class LoadedModel:
             guard = RepeatGuard()
         return Extras(constraint, generate.remember, inside, thinking, guard, generate.moves)
 
-    def _prompt(self, request: Generate | Count) -> tuple[str, list[int]]:
-        """Text and token ids of what is asked: a rendered conversation, or a plain text."""
+    def prompt(self, request: Generate | Count) -> tuple[str, list[int]]:
+        """Text and token ids of what is asked: a rendered conversation, or a plain text.
+
+        Raises:
+            BadTemplateError: there is no chat template, or it fails.
+        """
         weights = self._weights
         if isinstance(request, Generate) and request.prompt is not None:
             text = request.prompt

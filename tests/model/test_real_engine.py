@@ -41,16 +41,16 @@ INSPECT = """\
 import json, sys
 from llmrun import _native
 from llmrun.engine.backend.llama import LlamaBackend, LlamaModel
-from llmrun.engine.main import LoadedModel
+from llmrun.engine.loaded import LoadedModel
 from llmrun.messages import Generate, Load, Message
 
 path, contents = sys.argv[1], json.loads(sys.argv[2])
 weights = LlamaModel(path, 0, _native.CancelFlag())
-loaded = LoadedModel(weights, LlamaBackend(weights, Load(path, n_ctx=512, n_ctx_start=512)))
+load = Load(path, n_ctx=512, n_ctx_start=512); loaded = LoadedModel(weights, LlamaBackend(weights, load), load)
 control = {weights.tokenize(text, special=True)[0] for text in weights.control_texts}
 result = []
 for content in contents:
-    tokens = loaded.prompt(Generate(1, (Message("user", content),)))
+    _, tokens = loaded.prompt(Generate(1, (Message("user", content),)))
     text = b"".join(weights.token_bytes(token) for token in tokens).decode()
     result.append({"control": [token for token in tokens if token in control], "text": text, "tokens": len(tokens)})
 print(json.dumps(result))
@@ -92,3 +92,22 @@ def test_any_text_is_answered(model_path: Path, content: str) -> None:
         assert [type(event).__name__ for event in engine.generate(request)][-1] == "Finished"
     finally:
         engine.close()
+
+
+SIGNALLED = """
+import signal, time
+from llmrun.engine.backend.llama import import_llama
+
+import_llama()
+signal.signal(signal.SIGALRM, lambda *_: print("handled"))
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+time.sleep(0.2)
+"""
+
+
+def test_signals_are_handled_after_the_libraries_are_loaded() -> None:
+    """The small signal stack that keeps AMX away is no place for a handler."""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", SIGNALLED], capture_output=True, timeout=60, cwd="/"
+    )
+    assert (done.returncode, done.stdout) == (0, b"handled\n"), done.stderr

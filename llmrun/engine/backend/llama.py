@@ -12,7 +12,8 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ VERSION = "0.3.36"
 _SIZES = {"llama_model_params": 80, "llama_context_params": 160, "llama_batch": 56}
 _N_UBATCH = 512
 _NO_TOKEN = -1
+_CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 _SMALL_STACK = ctypes.create_string_buffer(2048)  # Linux's MINSIGSTKSZ on x86; tiles need 8 KiB more
 
 
@@ -47,28 +49,50 @@ def import_llama() -> Any:
             why=f"llmrun is written for the memory layout of {VERSION}",
             hint=f"pip install llama-cpp-python=={VERSION}",
         )
-    _refuse_amx()
-    llama = import_submodule("llama_cpp", "llama_cpp")
+    with _small_signal_stack():
+        llama = import_submodule("llama_cpp", "llama_cpp")
+        _choose_kernels(llama._lib)
     for struct, size in _SIZES.items():
         if ctypes.sizeof(getattr(llama, struct)) != size:
             raise LlmrunError(f"{struct} of llama-cpp-python has an unexpected size on this platform")
     return llama
 
 
-def _refuse_amx() -> None:
-    """Keep ggml from using Intel's AMX tiles on Linux, where GCC miscompiles their set-up and the first prompt crashes.
+class _SignalStack(ctypes.Structure):
+    _fields_ = (("pointer", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+@contextmanager
+def _small_signal_stack() -> Iterator[None]:
+    """Inside, the kernel refuses Intel's AMX tiles on Linux, where GCC miscompiles their set-up: prompts would crash.
 
     See ggml-org/llama.cpp issue 20824 and pull request 26954. The kernel grants tiles only if every thread's signal
-    stack could hold them, so a small one on this thread makes ggml fall back to its AVX-512 kernels.
+    stack could hold them, so a small one on this thread makes ggml fall back to its AVX-512 kernels. Afterwards the
+    thread has its own again: a signal handler would not fit on the small one.
     """
     if not sys.platform.startswith("linux"):
+        yield
         return
+    sigaltstack = ctypes.CDLL(None).sigaltstack
+    small = _SignalStack(ctypes.addressof(_SMALL_STACK), 0, len(_SMALL_STACK))
+    before = _SignalStack()
+    sigaltstack(ctypes.byref(small), ctypes.byref(before))
+    try:
+        yield
+    finally:
+        sigaltstack(ctypes.byref(before), None)
 
-    class Stack(ctypes.Structure):
-        _fields_ = (("pointer", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
 
-    stack = Stack(ctypes.addressof(_SMALL_STACK), 0, len(_SMALL_STACK))
-    ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None)
+def _choose_kernels(library: Any) -> None:
+    """Let ggml decide now, and for good, which of the processor's special kernels it uses."""
+    pointer, names = ctypes.c_void_p, "ggml_backend_dev_by_type ggml_backend_dev_backend_reg"
+    for name in (*names.split(), "ggml_backend_reg_get_proc_address"):
+        getattr(library, name).restype = pointer
+    device = library.ggml_backend_dev_by_type(_CPU_DEVICE)
+    registry = library.ggml_backend_dev_backend_reg(pointer(device))
+    found = library.ggml_backend_reg_get_proc_address(pointer(registry), b"ggml_backend_dev_get_extra_bufts")
+    if found:
+        ctypes.CFUNCTYPE(pointer, pointer)(found)(device)
 
 
 class LlamaModel:
