@@ -184,9 +184,12 @@ class Model:
         limits: Limits | None = None,
         grammar: Grammar | None = None,
         remember: int = 0,
+        stops_repeats: bool = False,
     ) -> Iterator[Event]:
         """Continue a plain text, without a chat template. Arguments, events and errors as chat()."""
-        return self._generate(sampling, limits, prompt=prompt, grammar=grammar, remember=remember)
+        return self._generate(
+            sampling, limits, prompt=prompt, grammar=grammar, remember=remember, stops_repeats=stops_repeats
+        )
 
     def _living_engine(self) -> runner.Runner:
         """The engine; a new one where it died."""

@@ -35,7 +35,9 @@ class Request:
     ) -> Iterator[Event]:
         """Ask it; events and errors as Model.chat()."""
         if self.prompt is not None:
-            return model.generate(self.prompt, sampling=sampling, limits=limits, grammar=self.grammar)
+            return model.generate(
+                self.prompt, sampling=sampling, limits=limits, grammar=self.grammar, stops_repeats=stops_repeats
+            )
         return model.chat(
             self.messages,
             sampling=sampling,

@@ -46,7 +46,8 @@ from llmrun.messages import Generate, Load, Message
 
 path, contents = sys.argv[1], json.loads(sys.argv[2])
 weights = LlamaModel(path, 0, _native.CancelFlag())
-load = Load(path, n_ctx=512, n_ctx_start=512); loaded = LoadedModel(weights, LlamaBackend(weights, load), load)
+load = Load(path, n_ctx=512, n_ctx_start=512)
+loaded = LoadedModel(weights, LlamaBackend(weights, load), load)
 control = {weights.tokenize(text, special=True)[0] for text in weights.control_texts}
 result = []
 for content in contents:
