@@ -25,6 +25,7 @@ COMMANDS = {
     "gc": ("storage", "collect_garbage"),
     "import": ("storage", "import_file"),
     "verify": ("storage", "verify"),
+    "convert": ("convert", "convert"),
     "replay": ("replay", "replay"),
     "sessions": ("sessions", "app"),
     "doctor": ("doctor", "doctor"),

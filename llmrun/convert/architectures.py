@@ -1,0 +1,205 @@
+"""Which architectures can be converted, and what their tensors are called here and there.
+
+Owns the tables; must not know how values are read or written. The names are those of llama.cpp's own converter. Every
+tensor of a table has to be in the model, and every tensor of the model in a table: nothing is left out in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmrun.convert.config import Config
+from llmrun.convert.folder import Json
+from llmrun.errors import BadModelError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Models that are converted the same way.
+
+    Attributes:
+        name: of the architecture in llama.cpp.
+        outer: name in the checkpoint, without prefix and ".weight" -> name in the file.
+        layer: the same of every layer, without the layer's number.
+        defaults: what config.json need not state, from transformers' configuration classes.
+        activation: the only activation function that llama.cpp computes for it.
+        permutes: whether rows of queries and keys change places.
+        norm_shift: what is added to the weights of norms.
+        tied: whether the output matrix always is the embeddings.
+    """
+
+    name: str
+    outer: Mapping[str, str]
+    layer: Mapping[str, str]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    activation: str = "silu"
+    permutes: bool = False
+    norm_shift: float = 0.0
+    tied: bool = False
+    layers_prefix: str = "layers"
+
+
+_OUTER = {"embed_tokens": "token_embd", "norm": "output_norm"}
+_ATTENTION = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+}
+_GATED = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+_LLAMA = {**_ATTENTION, "post_attention_layernorm": "ffn_norm", **_GATED}
+_HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+_GEMMA = {
+    **_ATTENTION,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    **_GATED,
+}
+_PHI = {
+    "input_layernorm": "attn_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_BERT_OUTER = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.LayerNorm": "token_embd_norm",
+}
+_BERT = {
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
+}
+_LLAMA_DEFAULTS = {
+    "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "max_position_embeddings": 2048, "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}  # fmt: skip
+_GEMMA2_DEFAULTS = {
+    "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "max_position_embeddings": 8192, "head_dim": 256,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+    "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+_GEMMA3_DEFAULTS = {
+    "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0, "head_dim": 256,
+    "max_position_embeddings": 131_072, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256, "sliding_window": 4096, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+_BERT_DEFAULTS = {
+    "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "type_vocab_size": 2, "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+}  # fmt: skip
+
+_LLAMAS = Family("llama", _OUTER, _LLAMA, _LLAMA_DEFAULTS, permutes=True)
+_GEMMA3 = Family(
+    "gemma3", _OUTER, {**_GEMMA, **_HEAD_NORMS}, _GEMMA3_DEFAULTS, "gelu_pytorch_tanh", norm_shift=1.0, tied=True
+)
+_BERTS = Family("bert", _BERT_OUTER, _BERT, _BERT_DEFAULTS, "gelu", tied=True, layers_prefix="encoder.layer")
+
+# What config.json names as its architecture -> how it is converted.
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": _LLAMAS,
+    "MistralForCausalLM": _LLAMAS,
+    "SmolLM3ForCausalLM": Family(
+        "smollm3",
+        _OUTER,
+        _LLAMA,
+        {**_LLAMA_DEFAULTS, "rope_theta": 2_000_000.0, "max_position_embeddings": 32_768, "tie_word_embeddings": True},
+        permutes=True,
+    ),
+    "Qwen2ForCausalLM": Family("qwen2", _OUTER, _LLAMA, {**_LLAMA_DEFAULTS, "max_position_embeddings": 32_768}),
+    "Qwen3ForCausalLM": Family(
+        "qwen3",
+        _OUTER,
+        {**_LLAMA, **_HEAD_NORMS},
+        {**_LLAMA_DEFAULTS, "max_position_embeddings": 32_768, "head_dim": 128},
+    ),
+    "Gemma2ForCausalLM": Family(
+        "gemma2", _OUTER, _GEMMA, _GEMMA2_DEFAULTS, "gelu_pytorch_tanh", norm_shift=1.0, tied=True
+    ),
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Phi3ForCausalLM": Family(
+        "phi3",
+        _OUTER,
+        _PHI,
+        {**_LLAMA_DEFAULTS, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096,
+         "original_max_position_embeddings": 4096},
+    ),
+    "BertModel": _BERTS,
+    "BertForMaskedLM": _BERTS,
+}  # fmt: skip
+
+# Parts that llama.cpp has no use for: buffers, heads for training, and the eyes of models that see.
+_UNUSED_ENDS = (".rotary_emb.inv_freq", ".attention.masked_bias", ".position_ids")
+_UNUSED_STARTS = {
+    "bert": ("pooler.", "cls.predictions.", "cls.seq_relationship."),
+    "gemma3": ("vision_tower.", "multi_modal_projector.", "vision_model."),
+}
+
+
+def family_of(config: Json) -> tuple[str, Family]:
+    """The architecture that config.json names, and how it is converted.
+
+    Raises:
+        BadModelError: it names none.
+        UsageError: it is none that can be converted; named.
+    """
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise BadModelError("config.json names no architecture", why="'architectures' is missing or empty")
+    name = names[0]
+    family = FAMILIES.get(name)
+    if family is None:
+        raise UsageError(
+            f"models of the architecture {name[:80]} can't be converted",
+            why=f"only {', '.join(FAMILIES)} can",
+            hint="look for a GGUF of the model: llmrun search NAME",
+        )
+    return name, family
+
+
+def text_config(config: Json, family: Family) -> Config:
+    """The settings of the text part: models that see keep them apart."""
+    part = config.get("text_config")
+    merged = {**config, **part} if isinstance(part, dict) else config
+    return Config(merged, family.defaults)
+
+
+def bare_name(name: str, family: Family) -> str | None:
+    """A tensor's name without the prefixes that differ between classes; None when it has no use."""
+    bare = name.replace("language_model.", "", 1)
+    bare = bare.removeprefix("bert.") if family.name == "bert" else bare.removeprefix("model.")
+    # Checkpoints of the first years: https://github.com/huggingface/transformers/pull/1129
+    bare = _with_new_end(bare) if family.name == "bert" else bare
+    if bare.endswith(_UNUSED_ENDS) or bare.startswith(_UNUSED_STARTS.get(family.name, ())):
+        return None
+    return bare
+
+
+def _with_new_end(name: str) -> str:
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def wanted_tensors(family: Family, n_layers: int) -> dict[str, str]:
+    """Bare name without ".weight" -> name in the file, of every tensor that a model has; in the file's order."""
+    wanted = dict(family.outer)
+    for number in range(n_layers):
+        for theirs, ours in family.layer.items():
+            wanted[f"{family.layers_prefix}.{number}.{theirs}"] = f"blk.{number}.{ours}"
+    return wanted

@@ -1,0 +1,108 @@
+"""Element types: what is stored becomes float32, float32 becomes what is written. Pure numpy.
+
+The results equal those of llama.cpp's own converter bit for bit. bfloat16, which numpy does not have, is kept as
+uint16: the upper half of a float32. float8 is kept as uint8.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+    Floats = npt.NDArray[Any]  # of float32: numpy's own types lose that on the way
+
+# Type of a safetensors file -> numpy's code of its elements, little-endian as the file is.
+STORED_TYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "F8_E5M2": "u1", "BOOL": "u1",
+    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
+}  # fmt: skip
+FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
+
+# Type of a GGUF tensor -> (ggml's number, elements of a block, bytes of a block).
+WRITTEN_TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q8_0": (8, 32, 34), "BF16": (30, 1, 2)}
+
+
+def to_float32(values: Array, kind: str) -> Floats:
+    """What was stored, as float32; `kind` is one of FLOAT_TYPES."""
+    import numpy as np
+
+    if kind == "BF16":
+        bits: Array = values.astype(np.uint32) << np.uint32(16)
+        return bits.view(np.float32)
+    if kind.startswith("F8"):
+        return _float8_values(kind)[values]
+    return values.astype(np.float32, copy=False)
+
+
+def encode(values: Floats, kind: str) -> Array:
+    """Rows of float32 in one of WRITTEN_TYPES; of Q8_0 the bytes of its blocks."""
+    import numpy as np
+
+    if kind == "F32":
+        return values
+    if kind == "F16":
+        with np.errstate(over="ignore"):  # what becomes infinite is refused by who checks for it
+            return values.astype(np.float16)
+    return _bfloat16(values) if kind == "BF16" else _q8_0(values)
+
+
+def all_finite(values: Array, kind: str) -> bool:
+    """Whether no element is infinite or no number, in a type that came from to_float32() or encode()."""
+    import numpy as np
+
+    if kind == "BF16":
+        return not bool(np.any((values & np.uint16(0x7F80)) == np.uint16(0x7F80)))
+    if kind == "Q8_0":
+        scales = np.ascontiguousarray(values.reshape(-1, 34)[:, :2]).view(np.float16)
+        return bool(np.isfinite(scales).all())
+    return bool(np.isfinite(values).all())
+
+
+@cache
+def _float8_values(kind: str) -> Floats:
+    """The 256 values of a float8, by its byte. E4M3 is the variant without infinities (E4M3FN)."""
+    import numpy as np
+
+    codes = np.arange(256, dtype=np.uint16)
+    if kind == "F8_E5M2":  # the upper half of a float16
+        halves: Array = codes << np.uint16(8)
+        return halves.view(np.float16).astype(np.float32)
+    exponent, fraction = (codes >> 3) & 15, (codes & 7).astype(np.float32)
+    small = np.ldexp(fraction / 8, -6)
+    large = np.ldexp(1 + fraction / 8, exponent.astype(np.int32) - 7)
+    values = np.where(exponent == 0, small, large).astype(np.float32)
+    values[(codes & 127) == 127] = np.nan
+    values[codes >= 128] *= -1
+    return values
+
+
+def _bfloat16(values: Floats) -> Array:
+    """Round to the nearest, ties to even; what is no number stays none."""
+    import numpy as np
+
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    not_a_number = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    found: Array = np.where(not_a_number, (bits >> np.uint32(16)) | np.uint32(64), rounded)
+    return found.astype(np.uint16)
+
+
+def _q8_0(values: Floats) -> Array:
+    """Blocks of 32: a float16 scale and 32 signed bytes, rounded half away from zero as ggml does."""
+    import numpy as np
+
+    blocks = np.ascontiguousarray(values).reshape(-1, 32)
+    scales = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        scaled = blocks * np.where(scales == 0, np.float32(0), np.float32(1) / scales)
+        size = np.abs(scaled)
+        floor = np.floor(size)
+        rounded = np.sign(scaled) * (floor + np.floor(2 * (size - floor)))
+        packed = np.concatenate(
+            [scales.astype(np.float16).view(np.uint8), rounded.astype(np.int8).view(np.uint8)], axis=1
+        )
+    return packed.reshape(*values.shape[:-1], values.shape[-1] // 32 * 34)

@@ -1,0 +1,228 @@
+"""What config.json says of a model's shape, as the metadata that llama.cpp reads.
+
+Owns the keys of each architecture, and refuses what llama.cpp would compute differently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmrun.convert.architectures import Family
+from llmrun.convert.config import Config
+from llmrun.convert.folder import Folder
+from llmrun.convert.rope import local_base, rope_of
+from llmrun.errors import BadModelError, UsageError
+
+_POOLING = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
+_POOLING_NAMES = {"mean": 1, "cls": 2, "lasttoken": 3}
+_MAX_MODULES = 100
+
+
+@dataclass
+class Shape:
+    """A model's shape.
+
+    Attributes:
+        metadata: key, without the architecture's name -> value.
+        factors: tensors that are made from the settings, name -> values.
+        notes: what the user should know.
+    """
+
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    metadata: dict[str, Any] = field(default_factory=dict)
+    factors: dict[str, list[float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def shape_of(config: Config, family: Family, folder: Folder) -> Shape:
+    """The shape that config.json describes.
+
+    Raises:
+        BadModelError: a setting is missing or makes no sense.
+        UsageError: the model needs something that llama.cpp does not compute for this architecture; named.
+    """
+    _check_activation(config, family)
+    heads = config.count("num_attention_heads")
+    kv_heads = config.count("num_key_value_heads") if config.has("num_key_value_heads") else heads
+    shape = Shape(config.count("num_hidden_layers"), heads, kv_heads)
+    width = config.count("hidden_size")
+    if heads % kv_heads:
+        config.fail("num_key_value_heads", f"a divisor of the {heads} heads")
+    shape.metadata |= {
+        "block_count": shape.n_layers,
+        "context_length": config.count("max_position_embeddings"),
+        "embedding_length": width,
+        "feed_forward_length": config.count("intermediate_size"),
+        "attention.head_count": heads,
+    }
+    if family.name == "bert":
+        _bert(config, shape, folder)
+        return shape
+    head_length = config.count("head_dim") if config.has("head_dim") else width // heads
+    shape.metadata |= {
+        "attention.head_count_kv": kv_heads,
+        "attention.layer_norm_rms_epsilon": config.number("rms_norm_eps"),
+    }
+    if config.has("head_dim") or family.name == "llama":
+        shape.metadata |= {"attention.key_length": head_length, "attention.value_length": head_length}
+    if not config.has("head_dim") and width % heads:
+        config.fail("hidden_size", f"a multiple of the {heads} heads")
+    rotated = _rotated(config, family, shape, head_length)
+    rope = rope_of(config, family.name, rotated)
+    shape.metadata |= rope.metadata
+    shape.factors, shape.notes = rope.factors, rope.notes
+    _own_settings(config, family, shape, folder)
+    return shape
+
+
+def _check_activation(config: Config, family: Family) -> None:
+    names = ("hidden_activation", "hidden_act") if family.name.startswith("gemma") else ("hidden_act",)
+    stated = next((config.get(name) for name in names if config.get(name) is not None), family.activation)
+    if stated != family.activation:
+        raise UsageError(
+            f"the activation function {str(stated)[:40]!r} can't be converted",
+            why=f"llama.cpp computes {family.activation} in {family.name} models",
+        )
+
+
+def _rotated(config: Config, family: Family, shape: Shape, head_length: int) -> int:
+    """How many elements of a head are rotated; writes it where llama.cpp wants it stated."""
+    parameters = {**config.part("rope_scaling"), **config.part("rope_parameters")}
+    share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    share = 1.0 if share is None else Config({"partial_rotary_factor": share}).number("partial_rotary_factor")
+    if family.name == "phi3":
+        rotated = int(share * config.count("hidden_size")) // shape.n_heads
+        if not 0 < rotated <= head_length or rotated % 2:
+            config.fail("partial_rotary_factor", "a share of a head that is an even number of elements")
+        shape.metadata["rope.dimension_count"] = rotated
+        return rotated
+    if share != 1.0:
+        raise UsageError(
+            f"heads that are rotated in part ({share}) can't be converted", why=f"{family.name} models rotate all"
+        )
+    if family.permutes:
+        shape.metadata["rope.dimension_count"] = head_length
+    return head_length
+
+
+def _own_settings(config: Config, family: Family, shape: Shape, folder: Folder) -> None:
+    """What one architecture alone has."""
+    name = family.name
+    if name in ("llama", "smollm3"):
+        shape.metadata["vocab_size"] = config.count("vocab_size")
+    if name == "smollm3":
+        _check_no_rope_layers(config, shape)
+    if name == "llama" and config.get("sliding_window"):
+        _note_window(config, shape)
+    if name in ("qwen2", "qwen3"):
+        if config.get("use_sliding_window"):
+            _note_window(config, shape)
+        _pooling(shape, folder)
+    if name in ("gemma2", "gemma3"):
+        _gemma(config, family, shape)
+    if name == "phi3":
+        shape.metadata |= {
+            "rope.scaling.original_context_length": _phi3_context(config),
+            "attention.sliding_window": config.count("sliding_window") if config.get("sliding_window") else 0,
+        }
+
+
+def _phi3_context(config: Config) -> int:
+    """The context before it was stretched, which the new form of settings keeps with the rope."""
+    inner = {**config.part("rope_scaling"), **config.part("rope_parameters")}
+    name = "original_max_position_embeddings"
+    return Config({name: inner.get(name, config.get(name))}).count(name)
+
+
+def _note_window(config: Config, shape: Shape) -> None:
+    window = config.count("sliding_window")
+    if window < shape.metadata["context_length"]:
+        shape.notes.append(f"the sliding window of {window:,} tokens is left out: llama.cpp attends to all of them")
+
+
+def _check_no_rope_layers(config: Config, shape: Shape) -> None:
+    """Every fourth layer has no positions: llama.cpp can't be told otherwise."""
+    stated = config.get("no_rope_layers")
+    interval = config.get("no_rope_layer_interval")
+    usual = [int((number + 1) % 4 != 0) for number in range(shape.n_layers)]
+    if (stated is not None and stated != usual) or (stated is None and interval not in (None, 4)):
+        raise UsageError("no_rope_layers can't be converted", why="llama.cpp leaves positions out in every 4th layer")
+
+
+def _gemma(config: Config, family: Family, shape: Shape) -> None:
+    layers_of_27b, period = (46, 2) if family.name == "gemma2" else (62, 6)
+    head_length = config.count("head_dim")
+    divisor = config.number("query_pre_attn_scalar")
+    used = config.count("hidden_size") // shape.n_heads if shape.n_layers == layers_of_27b else head_length
+    if divisor != used:
+        raise UsageError(
+            f"query_pre_attn_scalar {divisor:g} can't be converted", why=f"llama.cpp uses {used} for this model"
+        )
+    if config.get("use_bidirectional_attention"):
+        raise UsageError("a gemma model with bidirectional attention can't be converted")
+    if family.name == "gemma2":
+        shape.metadata["attn_logit_softcapping"] = config.number("attn_logit_softcapping")
+        shape.metadata["final_logit_softcapping"] = config.number("final_logit_softcapping")
+    elif config.get("attn_logit_softcapping") is not None:
+        raise UsageError("attn_logit_softcapping of gemma3 models can't be converted")
+    elif config.get("final_logit_softcapping"):
+        shape.metadata["final_logit_softcapping"] = config.number("final_logit_softcapping")
+    if family.name == "gemma3" and config.get("sliding_window_pattern") == 1:
+        return
+    _check_layer_types(config, period, shape.n_layers)
+    shape.metadata["attention.sliding_window"] = config.count("sliding_window")
+    base = local_base(config) if family.name == "gemma3" else None
+    if base is not None:
+        shape.metadata["rope.freq_base_swa"] = base
+
+
+def _check_layer_types(config: Config, period: int, n_layers: int) -> None:
+    """Every period-th layer attends to everything: the order that llama.cpp assumes."""
+    usual = ["sliding_attention" if (number + 1) % period else "full_attention" for number in range(n_layers)]
+    stated = config.get("layer_types")
+    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
+    if (stated is not None and stated != usual) or (stated is None and pattern not in (None, period)):
+        raise UsageError(
+            "layer_types of this model can't be converted",
+            why=f"llama.cpp takes every {period}th layer of it for one without a sliding window",
+        )
+
+
+# ---- embeddings
+
+
+def _bert(config: Config, shape: Shape, folder: Folder) -> None:
+    if config.get("position_embedding_type") != "absolute" or config.get("is_decoder"):
+        raise UsageError("BERT models with relative positions, and decoders, can't be converted")
+    shape.metadata |= {"attention.layer_norm_epsilon": config.number("layer_norm_eps"), "attention.causal": False}
+    _pooling(shape, folder)
+
+
+def _pooling(shape: Shape, folder: Folder) -> None:
+    """How sentence-transformers makes one vector of those of all tokens."""
+    for path in _pooling_folders(folder):
+        settings = folder.json(f"{path}/config.json")
+        found = next((number for name, number in _POOLING.items() if settings.get(name) is True), None)
+        found = found or _POOLING_NAMES.get(str(settings.get("pooling_mode")))
+        if found is None:
+            raise UsageError("the model's pooling can't be converted", why="mean, first and last token can")
+        shape.metadata["pooling_type"] = found
+        return
+
+
+def _pooling_folders(folder: Folder) -> list[str]:
+    import json
+
+    if not folder.has("modules.json"):
+        return []
+    try:
+        modules = json.loads(folder.text("modules.json"))
+    except (ValueError, RecursionError) as error:
+        raise BadModelError("modules.json is damaged", why=str(error), hint="download it again") from None
+    rows = [row for row in modules[:_MAX_MODULES] if isinstance(row, dict)] if isinstance(modules, list) else []
+    paths = [row.get("path") for row in rows if str(row.get("type", "")).endswith("Pooling")]
+    # A path is one folder inside this one, nothing else.
+    return [path for path in paths if isinstance(path, str) and path.replace("_", "").isalnum()]

@@ -1,0 +1,131 @@
+"""One conversion, from folder to file: what is read in which order, and what is told about it.
+
+Owns the order; every step is another module's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from llmrun.convert.architectures import family_of, text_config
+from llmrun.convert.card import general_metadata
+from llmrun.convert.folder import Folder, Json
+from llmrun.convert.hyperparameters import shape_of
+from llmrun.convert.packed import weight_sources
+from llmrun.convert.safetensors import open_checkpoint
+from llmrun.convert.sources import Source
+from llmrun.convert.tensors import Written, count_rows, plan_tensors
+from llmrun.convert.vocabulary import read_vocabulary
+from llmrun.convert.write import OnProgress, write_model
+from llmrun.errors import ModelNotFoundError, UsageError
+
+TYPES = ("f16", "bf16", "f32", "q8_0")
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # general.file_type, from llama.h
+_QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A file that was written.
+
+    Attributes:
+        architecture: as config.json names it.
+        type: of its matrices, e.g. "BF16".
+        notes: what became of things that GGUF has no place for; foreign text.
+    """
+
+    path: Path
+    architecture: str
+    type: str
+    n_bytes: int
+    n_tensors: int
+    n_parameters: int
+    notes: tuple[str, ...]
+
+
+def convert_folder(
+    folder: Path,
+    target: Path,
+    *,
+    type: str = "",  # noqa: A002  # what the option is called
+    on_progress: OnProgress = lambda done, total: None,
+) -> Converted:
+    """Make a GGUF file from a Hugging Face folder.
+
+    Args:
+        folder: with config.json, safetensors files and a tokenizer.
+        target: the file; what is there already is replaced once the new one is complete and verified.
+        type: one of TYPES, of the matrices; empty for what they are stored as (float16 for float32).
+        on_progress: gets (bytes done, bytes in all).
+
+    Raises:
+        UsageError: the model or its weights are of a kind that can't be converted; names it.
+        BadModelError: a file of the folder is damaged or does not fit the others.
+        ModelNotFoundError: the folder, or a file of it, is not there.
+        DiskFullError: there is no room for the file.
+    """
+    if type and type not in TYPES:
+        raise UsageError(f"--type {type} can't be written", hint=f"one of {', '.join(TYPES)}")
+    source = Folder(folder)
+    config = _config(source)
+    name, family = family_of(config)
+    settings = text_config(config, family)
+    shape = shape_of(settings, family, source)
+    with open_checkpoint(source) as stored:
+        quantization = settings.part("quantization_config")
+        sources = weight_sources(stored, quantization)
+        kind = type.upper() or _default_type(sources, quantization)
+        tensors = plan_tensors(sources, family, settings, shape, kind)
+        vocabulary = read_vocabulary(source, config, family.name, count_rows(sources, family))
+        n_parameters = sum(prod(tensor.source.shape) for tensor in tensors)
+        metadata: dict[str, Any] = {"general.architecture": family.name, "general.type": "model"}
+        metadata |= general_metadata(source, config, n_parameters)
+        metadata |= {f"{family.name}.{key}": value for key, value in shape.metadata.items()}
+        metadata |= {"general.file_type": _FILE_TYPES[kind], "general.quantization_version": _QUANTIZATION_VERSION}
+        metadata |= vocabulary.metadata
+        size = write_model(target, metadata, tensors, on_progress)
+    notes = (*shape.notes, *vocabulary.notes, *_type_notes(tensors, kind))
+    return Converted(target, name, kind, size, len(tensors), n_parameters, notes)
+
+
+def stored_type(folder: Path) -> str:
+    """The type of TYPES that convert_folder() takes when none is named. Errors as there."""
+    source = Folder(folder)
+    config = _config(source)
+    settings = text_config(config, family_of(config)[1])
+    with open_checkpoint(source) as stored:
+        quantization = settings.part("quantization_config")
+        return _default_type(weight_sources(stored, quantization), quantization).lower()
+
+
+def _default_type(sources: Mapping[str, Source], quantization: Json) -> str:
+    """bfloat16 or float16, whichever loses nothing, or least.
+
+    The first matrix tells: "torch_dtype" of config.json is not always right. AWQ and GPTQ have float16 scales.
+    """
+    method = str(quantization.get("quant_method", "")).lower()
+    if method:
+        return "F16" if method in ("awq", "gptq") else "BF16"
+    kinds = (source.kind for source in sources.values() if len(source.shape) > 1)
+    return "BF16" if next(kinds, "") in ("BF16", "F8_E4M3", "F8_E5M2") else "F16"
+
+
+def _config(folder: Folder) -> Json:
+    if not folder.has("config.json"):
+        raise ModelNotFoundError(
+            f"{str(folder.path)!r} has no config.json",
+            why="that is what a model's folder of Hugging Face begins with",
+            hint="name the folder that holds it",
+        )
+    return folder.json("config.json")
+
+
+def _type_notes(tensors: list[Written], kind: str) -> list[str]:
+    other = [tensor.name for tensor in tensors if tensor.kind not in (kind, "F32")]
+    if not other:
+        return []
+    return [f"{len(other)} tensors are F16: their rows don't divide into blocks of 32"]

@@ -1,0 +1,148 @@
+"""Rotary positions: base, and how positions are stretched beyond what a model was trained on.
+
+Owns what the settings of transformers become in llama.cpp: metadata, and tensors of factors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmrun.convert.config import Config
+from llmrun.errors import BadModelError, UsageError
+
+# What transformers calls it -> what llama.cpp's yarn calls it.
+_YARN = {
+    "extrapolation_factor": "yarn_ext_factor",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+}
+
+
+@dataclass
+class Rope:
+    """What is written about positions.
+
+    Attributes:
+        metadata: key, without the architecture's name -> value.
+        factors: name of a tensor -> its values, one for two elements of a head.
+        notes: what the user should know.
+    """
+
+    metadata: dict[str, Any] = field(default_factory=dict)
+    factors: dict[str, list[float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def rope_of(config: Config, architecture: str, head_length: int) -> Rope:
+    """What config.json says about positions.
+
+    Args:
+        architecture: llama.cpp's name.
+        head_length: elements of a head that are rotated.
+
+    Raises:
+        UsageError: positions are stretched in a way that llama.cpp does not know for this architecture.
+        BadModelError: a setting is missing or makes no sense.
+    """
+    scaling = _scaling(config)
+    rope = Rope()
+    base = scaling.number("rope_theta")
+    if base <= 0:
+        scaling.fail("rope_theta", "more than 0")
+    if architecture != "gemma2" or base != 10_000.0:  # which llama.cpp assumes
+        rope.metadata["rope.freq_base"] = base
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "default").lower()
+    if kind in ("default", "none", "mrope"):
+        return rope
+    if architecture == "phi3":
+        _phi3(config, scaling, kind, head_length, rope)
+    elif kind == "linear":
+        rope.metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": _at_least_one(scaling, "factor")}
+    elif kind == "yarn" and architecture != "gemma2":
+        _yarn(scaling, rope)
+    elif kind == "llama3" and architecture == "llama":
+        rope.factors["rope_freqs.weight"] = _llama3(scaling, base, head_length)
+    elif kind == "dynamic":
+        rope.notes.append("positions beyond the trained context are not stretched (dynamic scaling is left out)")
+    else:
+        raise UsageError(f"rope scaling {kind[:40]!r} of {architecture} models can't be converted")
+    return rope
+
+
+def _scaling(config: Config) -> Config:
+    """The settings of full attention, in the old form (rope_theta, rope_scaling) or the new (rope_parameters)."""
+    found: Mapping[str, Any] = config.part("rope_parameters") or config.part("rope_scaling")
+    full = found.get("full_attention")
+    found = full if isinstance(full, dict) else found
+    above = ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor", "max_position_embeddings")
+    return Config(found, {name: config.get(name) for name in above if config.has(name)})
+
+
+def local_base(config: Config) -> float | None:
+    """The base of layers with a sliding window, where it is another one."""
+    sliding = config.part("rope_parameters").get("sliding_attention")
+    if isinstance(sliding, dict):
+        return Config(sliding).number("rope_theta")
+    return config.number("rope_local_base_freq") if config.has("rope_local_base_freq") else None
+
+
+def _at_least_one(scaling: Config, name: str) -> float:
+    factor = scaling.number(name)
+    if factor < 1:
+        scaling.fail(name, "1 or more")
+    return factor
+
+
+def _yarn(scaling: Config, rope: Rope) -> None:
+    rope.metadata |= {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": _at_least_one(scaling, "factor"),
+        "rope.scaling.original_context_length": scaling.count("original_max_position_embeddings"),
+    }
+    for theirs, ours in _YARN.items():
+        if scaling.has(theirs):
+            rope.metadata[f"rope.scaling.{ours}"] = scaling.number(theirs)
+    for theirs in ("attention_factor", "attn_factor"):
+        if scaling.has(theirs):
+            rope.metadata["rope.scaling.yarn_attn_factor"] = scaling.number(theirs)
+            return
+
+
+def _llama3(scaling: Config, base: float, head_length: int) -> list[float]:
+    """By what each frequency is divided: low ones by the factor, high ones by 1, those between in part.
+
+    From transformers' modeling_rope_utils.py; in float32 as there.
+    """
+    import numpy as np
+
+    factor = _at_least_one(scaling, "factor")
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    context = scaling.count("original_max_position_embeddings")
+    if not 0 < low < high:
+        scaling.fail("low_freq_factor", "more than 0 and less than high_freq_factor")
+    steps = np.arange(0, head_length, 2, dtype=np.float32) / np.float32(head_length)
+    lengths = 2 * math.pi / (1.0 / np.power(np.float32(base), steps))
+    smooth = (context / lengths - low) / (high - low)
+    between = 1 / ((1 - smooth) / factor + smooth)
+    found = np.where(lengths < context / high, 1.0, np.where(lengths > context / low, factor, between))
+    return [float(value) for value in found]
+
+
+def _phi3(config: Config, scaling: Config, kind: str, head_length: int, rope: Rope) -> None:
+    """LongRoPE: factors for short and for long contexts, and a factor of attention."""
+    if kind not in ("longrope", "su", "yarn"):
+        raise UsageError(f"rope scaling {kind[:40]!r} of phi3 models can't be converted")
+    original = scaling.count("original_max_position_embeddings")
+    scale = config.count("max_position_embeddings") / original
+    growth = math.log(scale) if scale > 1 else 0.0
+    factor = 0.1 * growth + 1 if kind == "yarn" else math.sqrt(1 + growth / math.log(original))
+    rope.metadata["rope.scaling.attn_factor"] = factor
+    for theirs in ("long_factor", "short_factor"):
+        values = scaling.get(theirs)
+        if not isinstance(values, list) or len(values) != head_length // 2:
+            raise BadModelError(f"{theirs} has to hold {head_length // 2} numbers", why="config.json says otherwise")
+        numbers = [Config({theirs: value}).number(theirs) for value in values]
+        rope.factors[f"rope_factors_{theirs.partition('_')[0]}.weight"] = numbers

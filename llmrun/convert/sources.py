@@ -1,0 +1,104 @@
+"""Where a tensor's values come from: rows of a file, perhaps turned round or shifted on the way.
+
+Nothing is read before somebody walks through the chunks, and then only some rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from llmrun.convert.encode import FLOAT_TYPES, to_float32
+from llmrun.convert.safetensors import Stored
+from llmrun.errors import BadModelError
+
+if TYPE_CHECKING:
+    from llmrun.convert.encode import Array, Floats
+
+CHUNK_ELEMENTS = 4 * 1024 * 1024
+
+Chunks = Callable[[int], "Iterator[Array]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor's values.
+
+    Attributes:
+        name: of the tensor in the checkpoint.
+        kind: the type of what the chunks hold, one of encode.FLOAT_TYPES.
+        shape: as PyTorch has it, the contiguous dimension last.
+        chunks: gives rows one group after another; their number is a multiple of its argument.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    chunks: Chunks
+
+
+def rows_at_once(shape: tuple[int, ...], multiple: int = 1) -> int:
+    """How many rows make a chunk: a multiple of `multiple`."""
+    return max(1, CHUNK_ELEMENTS // max(prod(shape[1:]) * multiple, 1)) * multiple
+
+
+def stored_source(tensor: Stored) -> Source:
+    """A tensor as it is in its file.
+
+    Raises:
+        BadModelError: its elements are no floating-point numbers.
+    """
+    if tensor.kind not in FLOAT_TYPES:
+        raise BadModelError(
+            f"tensor {tensor.name!r} holds {tensor.kind} numbers",
+            why="weights are floating-point numbers, unless config.json says how they are quantized",
+        )
+    shape = tensor.shape or (1,)
+    whole = replace(tensor, shape=shape)
+
+    def chunks(multiple: int) -> Iterator[Array]:
+        step = rows_at_once(shape, multiple)
+        for start in range(0, shape[0], step):
+            yield whole.rows(start, min(start + step, shape[0]))
+
+    return Source(tensor.name, tensor.kind, shape, chunks)
+
+
+def array_source(name: str, values: Floats) -> Source:
+    """Values that were computed."""
+    return Source(name, "F32", values.shape, lambda multiple: iter((values,)))
+
+
+def permuted(source: Source, n_heads: int) -> Source:
+    """Query or key rows in ggml's order of rotation: pairs side by side, not half a head apart.
+
+    Raises:
+        BadModelError: the rows don't divide into so many heads of even length.
+    """
+    n_rows = source.shape[0]
+    if n_heads < 1 or n_rows % (2 * n_heads):
+        raise BadModelError(
+            f"tensor {source.name!r} has {n_rows} rows", why=f"they don't divide into {n_heads} heads of even length"
+        )
+    head = n_rows // n_heads
+
+    def chunks(multiple: int) -> Iterator[Array]:
+        assert multiple == 1, "rows are turned round once"
+        for chunk in source.chunks(head):
+            halves = chunk.reshape(len(chunk) // head, 2, head // 2, *chunk.shape[1:])
+            yield halves.swapaxes(1, 2).reshape(chunk.shape)
+
+    return replace(source, chunks=chunks)
+
+
+def shifted(source: Source, by: float) -> Source:
+    """Every value plus a number, as float32."""
+    import numpy as np
+
+    def chunks(multiple: int) -> Iterator[Array]:
+        for chunk in source.chunks(multiple):
+            yield to_float32(chunk, source.kind) + np.float32(by)
+
+    return replace(source, kind="F32", chunks=chunks)

@@ -1,0 +1,183 @@
+"""Special tokens: which begin, end and fill, whether they are added by themselves, and the chat template.
+
+The rules are those of gguf-py's SpecialVocab, so that the metadata are what llama.cpp's own converter writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llmrun.convert.folder import Folder, Json, parse_object
+from llmrun.errors import BadModelError
+
+_KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+# GGUF's keys; "seperator" is its own spelling.
+_KEYS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}
+_ADDED_KEYS = ("bos", "eos", "sep")
+# Texts that llama.cpp takes for the end of an answer by themselves (llama-vocab.cpp, special_eog_ids).
+_KNOWN_ENDS = frozenset({
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>",
+    "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
+    "<｜end▁of▁sentence｜>",
+})  # fmt: skip
+
+
+def special_metadata(
+    folder: Folder, config: Json, texts: Mapping[int, str], usual: Mapping[str, str]
+) -> dict[str, Any]:
+    """Metadata of special tokens and the chat template.
+
+    Args:
+        config: config.json.
+        texts: id -> text of the vocabulary.
+        usual: kind -> text of the special tokens that the folder need not name.
+    """
+    tokenizer, settings = folder.json("tokenizer.json"), dict(folder.json("tokenizer_config.json"))
+    added = {row["content"]: row["id"] for row in added_tokens(tokenizer)}
+    for kind, text in usual.items():
+        settings.setdefault(f"{kind}_token", text)
+    added |= {text: number for number, text in texts.items() if text in usual.values()}
+    adds: dict[str, bool] = {}
+    kinds = list(_KINDS)
+    if tokenizer or usual:
+        _read_post_processor(tokenizer, settings, adds, kinds)
+    ids: dict[str, int] = {}
+    for kind in kinds:
+        if isinstance(settings.get(f"add_{kind}_token"), bool):
+            adds.setdefault(kind, settings[f"add_{kind}_token"])
+        ids |= _id_of(kind, added.get(_text(settings.get(f"{kind}_token"))), texts, ids)
+    for kind in kinds:
+        ids |= _id_of(kind, _stated_id(config, kind), texts, ids)
+    ids |= _further_ends(folder, config, texts, ids)
+    written = {kind: number for kind, number in ids.items() if kind != "cls"}  # llama.cpp takes bos for it
+    found: dict[str, Any] = {f"{_KEYS.get(kind, kind)}_token_id": number for kind, number in written.items()}
+    found |= {f"add_{kind}_token": adds[kind] for kind in _ADDED_KEYS if kind in adds}
+    metadata: dict[str, Any] = {f"tokenizer.ggml.{key}": value for key, value in found.items()}
+    template = _chat_template(folder, settings)
+    return metadata | ({"tokenizer.chat_template": template} if template else {})
+
+
+def added_tokens(tokenizer: Json) -> list[Json]:
+    """The added tokens of tokenizer.json, those that are as they should be."""
+    rows = tokenizer.get("added_tokens")
+    return [
+        row
+        for row in (rows if isinstance(rows, list) else [])
+        if isinstance(row, dict) and type(row.get("id")) is int and isinstance(row.get("content"), str)
+    ]
+
+
+def _text(entry: Any) -> str:
+    """A token as tokenizer_config.json names it: a text, or an object with one."""
+    if isinstance(entry, dict):
+        entry = entry.get("content")
+    return entry if isinstance(entry, str) else ""
+
+
+def _id_of(kind: str, number: Any, texts: Mapping[int, str], known: Mapping[str, int]) -> dict[str, int]:
+    return {kind: number} if kind not in known and type(number) is int and number in texts else {}
+
+
+def _stated_id(config: Json, kind: str) -> Any:
+    """What config.json says; of several ends the first."""
+    inner = config.get("text_config")
+    found = config.get(f"{kind}_token_id")
+    if found is None and isinstance(inner, dict):
+        found = inner.get(f"{kind}_token_id")
+    return found[0] if isinstance(found, list) and found else found
+
+
+def _further_ends(folder: Folder, config: Json, texts: Mapping[int, str], known: Mapping[str, int]) -> dict[str, int]:
+    """Ends of an answer beside the first, which llama.cpp would not recognize by their text."""
+    stated = [folder.json("generation_config.json").get("eos_token_id"), config.get("eos_token_id")]
+    numbers = [number for value in stated for number in (value if isinstance(value, list) else [value])]
+    ends: dict[str, int] = {}
+    for number in dict.fromkeys(number for number in numbers if type(number) is int):
+        text = texts.get(number)
+        if text is None or text in _KNOWN_ENDS or number in (known.get("eos"), *ends.values()):
+            continue
+        free = next((kind for kind in ("eot", "eom") if kind not in known and kind not in ends), None)
+        if free:
+            ends[free] = number
+    return ends
+
+
+# ---- the post-processor of tokenizer.json
+
+
+def _read_post_processor(tokenizer: Json, settings: Json, adds: dict[str, bool], kinds: list[str]) -> None:
+    # What BERT calls its first and last token.
+    for plain, bert in (("bos", "cls"), ("eos", "sep")):
+        if not settings.get(f"{plain}_token") and settings.get(f"{bert}_token"):
+            settings[f"{plain}_token"] = settings[f"{bert}_token"]
+    for processor in _processors(tokenizer.get("post_processor")):
+        if processor.get("type") == "ByteLevel":
+            adds.setdefault("bos", False)
+            adds.setdefault("eos", False)
+        elif processor.get("type") == "TemplateProcessing":
+            _read_template(processor, settings, adds, kinds)
+
+
+def _processors(post: Any) -> Iterator[Json]:
+    if isinstance(post, dict):
+        parts = post.get("processors", [post])
+        yield from (part for part in parts if isinstance(part, dict)) if isinstance(parts, list) else ()
+
+
+def _read_template(processor: Json, settings: Json, adds: dict[str, bool], kinds: list[str]) -> None:
+    """Whether a token stands at the beginning and at the end of every text."""
+    single, pair = _entries(processor.get("single")), _entries(processor.get("pair"))
+    first = last = ""
+    if len(single) > 1:
+        first, last = single[0][0], single[-1][0]
+    if first:
+        if first not in (_text(settings.get("bos_token")), _text(settings.get("cls_token"))):
+            for kind in ("bos", "cls"):
+                if not settings.get(f"{kind}_token"):
+                    settings[f"{kind}_token"] = first
+        adds["bos"] = first in (_text(settings.get("bos_token")), _text(settings.get("cls_token")))
+    if last:
+        end = _text(settings.get("eos_token"))
+        if last != end and "eot" not in kinds:
+            kinds.append("eot")
+            settings["eot_token"] = end
+            settings["eos_token"] = last
+        adds["eos"] = True
+    if pair:
+        inner = pair[1 if first and pair[0][0] == first else 0 : -1 if last and pair[-1][0] == last else None]
+        between = inner[1:-1]
+        if between and inner[0][1] == "A" and inner[-1][1] == "B":
+            separators = {_text(settings.get("sep_token")), _text(settings.get("eos_token"))}
+            adds["sep"] = (between[0][0] in separators and not last) or (
+                len(between) == 2 and between[1][0] in separators
+            )
+
+
+def _entries(template: Any) -> list[tuple[str, str]]:
+    """Special token, and sequence, of each entry of a template; one of them is empty."""
+    found = []
+    for row in template if isinstance(template, list) else []:
+        special = row.get("SpecialToken") if isinstance(row, dict) else None
+        sequence = row.get("Sequence") if isinstance(row, dict) else None
+        texts = [part.get("id") if isinstance(part, dict) else None for part in (special, sequence)]
+        found.append((texts[0] if isinstance(texts[0], str) else "", texts[1] if isinstance(texts[1], str) else ""))
+    return found
+
+
+# ---- the chat template
+
+
+def _chat_template(folder: Folder, settings: Json) -> str:
+    """tokenizer_config.json's, or that of a file of its own; of several the one called "default"."""
+    found = settings.get("chat_template")
+    if found is None and folder.has("chat_template.jinja"):
+        found = folder.text("chat_template.jinja")
+    elif found is None and folder.has("chat_template.json"):
+        found = parse_object(folder.text("chat_template.json").encode(), "chat_template.json").get("chat_template")
+    if isinstance(found, list):
+        named = {row.get("name"): row.get("template") for row in found if isinstance(row, dict)}
+        found = named.get("default") or next(iter(named.values()), None)
+    if found is not None and not isinstance(found, str):
+        raise BadModelError("the chat template is no text", why=f"tokenizer_config.json has {str(found)[:80]!r}")
+    return found or ""

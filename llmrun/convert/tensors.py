@@ -1,0 +1,191 @@
+"""Which tensors the file gets, each with its type, its size, and where its values come from.
+
+Owns the mapping from a checkpoint to a file; must not know how either is read or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from llmrun.convert.architectures import Family, bare_name, wanted_tensors
+from llmrun.convert.config import Config
+from llmrun.convert.encode import WRITTEN_TYPES, all_finite, encode, to_float32
+from llmrun.convert.hyperparameters import Shape
+from llmrun.convert.sources import Source, array_source, permuted, shifted
+from llmrun.errors import BadModelError, UsageError
+
+if TYPE_CHECKING:
+    from llmrun.convert.encode import Array
+
+MAX_NAME_BYTES = 63  # GGML_MAX_NAME, without its end mark
+_ALWAYS_F32 = ("position_embd.weight", "token_types.weight")
+_HEAD = "lm_head.weight"
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A tensor of the file.
+
+    Attributes:
+        kind: one of encode.WRITTEN_TYPES.
+    """
+
+    name: str
+    kind: str
+    source: Source
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """ggml's order, the contiguous dimension first."""
+        return tuple(reversed(self.source.shape))
+
+    @property
+    def n_bytes(self) -> int:
+        """Of its data, without padding."""
+        _, elements, block_bytes = WRITTEN_TYPES[self.kind]
+        return prod(self.source.shape) // elements * block_bytes
+
+    def data(self) -> Iterator[Array]:
+        """Its data, some rows at a time.
+
+        Raises:
+            BadModelError: a value is infinite or no number, or becomes so in the type it is written in.
+        """
+        for chunk in self.source.chunks(1):
+            if self.source.kind == self.kind:
+                encoded = chunk
+            else:
+                values = to_float32(chunk, self.source.kind)
+                self._require_finite(values, "F32", "")
+                encoded = encode(values, self.kind)
+            self._require_finite(encoded, self.kind, "use --type bf16" if self.kind == "F16" else "use --type f32")
+            yield encoded
+
+    def _require_finite(self, values: Array, kind: str, hint: str) -> None:
+        if all_finite(values, kind):
+            return
+        if hint and self.source.kind != self.kind:
+            raise BadModelError(f"tensor {self.source.name!r} has values too large for {kind}", hint=hint)
+        raise BadModelError(
+            f"tensor {self.source.name!r} has values that are infinite or no numbers",
+            why="the model is damaged, or its training went wrong",
+        )
+
+
+def plan_tensors(
+    sources: Mapping[str, Source], family: Family, config: Config, shape: Shape, kind: str
+) -> list[Written]:
+    """The tensors of the file, in its order.
+
+    Args:
+        sources: name in the checkpoint -> values.
+        kind: the type of matrices.
+
+    Raises:
+        BadModelError: a tensor is missing, or does not fit the shape that config.json describes.
+        UsageError: there are tensors that are not known; named.
+    """
+    bare = _bare_sources(sources, family)
+    tied = family.tied or bool(config.get("tie_word_embeddings"))
+    head = None if tied else bare.get(_HEAD)
+    planned = [_written(name, array_source(name, _floats(values)), kind) for name, values in shape.factors.items()]
+    taken = {_HEAD} if family.name != "bert" else set()
+    for theirs, ours in wanted_tensors(family, shape.n_layers).items():
+        planned.append(_planned(bare, theirs, "weight", ours, family, shape, kind))
+        taken.add(f"{theirs}.weight")
+        if f"{theirs}.bias" in bare:
+            planned.append(_planned(bare, theirs, "bias", ours, family, shape, kind))
+            taken.add(f"{theirs}.bias")
+    if head is not None:
+        planned.append(_written("output.weight", head, kind))
+    elif not tied:
+        shape.notes.append("there is no lm_head.weight: the embeddings are used for the output too")
+    _refuse_unknown([name for name in bare if name not in taken])
+    _check_embeddings(bare, family, config)
+    return planned
+
+
+def _bare_sources(sources: Mapping[str, Source], family: Family) -> dict[str, Source]:
+    bare: dict[str, Source] = {}
+    for name, source in sources.items():
+        short = bare_name(name, family)
+        if short is not None and short in bare:
+            raise BadModelError(f"the tensors {name!r} and {bare[short].name!r} are for the same place")
+        if short is not None:
+            bare[short] = source
+    return bare
+
+
+def embeddings_name(family: Family) -> str:
+    """The bare name of the embeddings."""
+    return next(iter(family.outer)) + ".weight"
+
+
+def count_rows(sources: Mapping[str, Source], family: Family) -> int:
+    """Rows of the embeddings: the number of tokens.
+
+    Raises:
+        BadModelError: there are none.
+    """
+    found = next((s for name, s in sources.items() if bare_name(name, family) == embeddings_name(family)), None)
+    if found is None or len(found.shape) != 2 or not found.shape[0]:
+        raise BadModelError("the model has no embeddings", why=f"there is no tensor {embeddings_name(family)!r}")
+    return found.shape[0]
+
+
+def _planned(
+    bare: Mapping[str, Source], theirs: str, end: str, ours: str, family: Family, shape: Shape, kind: str
+) -> Written:
+    source = bare.get(f"{theirs}.{end}")
+    if source is None:
+        raise BadModelError(
+            f"the model has no tensor {theirs + '.' + end!r}",
+            why=f"config.json describes a {family.name} model of {shape.n_layers} layers",
+            hint="download the missing files again",
+        )
+    if not all(source.shape) or len(source.shape) > 2:
+        raise BadModelError(f"tensor {source.name!r} has the shape {list(source.shape)}")
+    if family.permutes and theirs.endswith(("q_proj", "k_proj")):
+        source = permuted(source, shape.n_heads if theirs.endswith("q_proj") else shape.n_kv_heads)
+    if family.norm_shift and theirs.endswith("norm"):
+        source = shifted(source, family.norm_shift)
+    return _written(f"{ours}.{end}", source, kind)
+
+
+def _written(name: str, source: Source, kind: str) -> Written:
+    """Vectors and norms are always float32; a row that doesn't divide into blocks is float16."""
+    assert len(name) <= MAX_NAME_BYTES, "the tables hold short names"
+    if len(source.shape) < 2 or name.endswith("_norm.weight") or name in _ALWAYS_F32:
+        return Written(name, "F32", source)
+    if source.shape[-1] % WRITTEN_TYPES[kind][1]:
+        return Written(name, "F16", source)
+    return Written(name, kind, source)
+
+
+def _floats(values: list[float]) -> Array:
+    import numpy as np
+
+    return np.array(values, dtype=np.float32)
+
+
+def _refuse_unknown(names: list[str]) -> None:
+    if names:
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        raise UsageError(
+            "the model has tensors that are not known here",
+            why=f"{', '.join(sorted(names)[:_SHOWN])}{more}",
+            hint="it is a variant that this version can't convert; look for a GGUF of it",
+        )
+
+
+def _check_embeddings(bare: Mapping[str, Source], family: Family, config: Config) -> None:
+    embeddings = bare[embeddings_name(family)]
+    width = config.count("hidden_size")
+    if embeddings.shape[-1] != width:
+        raise BadModelError(
+            f"tensor {embeddings.name!r} has rows of {embeddings.shape[-1]} numbers", why=f"hidden_size is {width}"
+        )

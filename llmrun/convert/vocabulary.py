@@ -1,0 +1,310 @@
+"""A model's vocabulary as llama.cpp wants it: texts, types, and scores or merges.
+
+Owns which of the folder's files is read, and the three kinds that can be converted: byte-level BPE (tokenizer.json),
+SentencePiece BPE (tokenizer.model, or tokenizer.json) and WordPiece (BERT). The number of tokens is that of the
+embeddings' rows: what the tokenizer does not name is padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmrun.convert import pretokenizer
+from llmrun.convert.folder import Folder, Json
+from llmrun.convert.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, read_pieces
+from llmrun.convert.special import added_tokens, special_metadata
+from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
+
+MAX_MODEL_BYTES = 64 * 1024 * 1024
+_SPACE = "\u2581"  # SentencePiece's sign for a space
+_BERT_TOKENS = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
+_ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
+
+
+@dataclass
+class Vocabulary:
+    """Everything about tokens.
+
+    Attributes:
+        metadata: keys in the file's order.
+        notes: what the user should know.
+    """
+
+    metadata: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Tokens:
+    """Tokens by their ids, while they are collected."""
+
+    texts: list[bytes]
+    types: list[int]
+    scores: list[float]
+    ignored: int = 0
+
+    def put(self, number: int, text: str | bytes, kind: int, score: float) -> None:
+        """Set one; one that the embeddings have no row for is counted only."""
+        if number >= len(self.texts):
+            self.ignored += 1
+            return
+        self.texts[number] = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        self.types[number] = kind
+        self.scores[number] = score
+
+    @property
+    def by_id(self) -> dict[int, str]:
+        """Texts of those that are no padding."""
+        return {
+            number: text.decode("utf-8", "replace")
+            for number, text in enumerate(self.texts)
+            if self.types[number] != UNUSED
+        }
+
+
+def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> Vocabulary:
+    """The vocabulary of a folder.
+
+    Args:
+        config: config.json.
+        family: the architecture's name in llama.cpp.
+        n_rows: of the embeddings.
+
+    Raises:
+        ModelNotFoundError: there is no tokenizer.
+        UsageError: it works in a way that llama.cpp does not know; says which.
+        BadModelError: it is damaged, or has more tokens than the embeddings have rows.
+    """
+    tokens = _Tokens([b"[PAD%d]" % number for number in range(n_rows)], [UNUSED] * n_rows, [_PADDING_SCORE] * n_rows)
+    tokenizer = folder.json("tokenizer.json")
+    if family == "bert":
+        own = _wordpiece(folder, tokenizer, config, tokens)
+    elif folder.has("tokenizer.model"):
+        own = _sentencepiece(folder, tokens)
+    elif not tokenizer:
+        raise ModelNotFoundError(
+            f"{str(folder.path)!r} has no tokenizer",
+            why="neither tokenizer.json nor tokenizer.model is there",
+            hint="download it into the folder; tokenizers made of Python code can't be converted",
+        )
+    elif _has_byte_fallback(tokenizer):
+        own = _sentencepiece_as_json(tokenizer, folder, tokens)
+    else:
+        own = _byte_level(tokenizer, folder, tokens)
+    metadata = {"tokenizer.ggml.model": own.pop("model"), "tokenizer.ggml.pre": own.pop("pre")}
+    metadata["tokenizer.ggml.tokens"] = tokens.texts
+    if metadata["tokenizer.ggml.model"] == "llama":
+        metadata["tokenizer.ggml.scores"] = tokens.scores
+    metadata["tokenizer.ggml.token_type"] = tokens.types
+    metadata |= {f"tokenizer.ggml.{key}": value for key, value in own.items()}
+    metadata |= special_metadata(folder, config, tokens.by_id, _BERT_TOKENS if family == "bert" else {})
+    notes = [f"{tokens.ignored} added tokens are left out: the model has no rows for them"] if tokens.ignored else []
+    return Vocabulary(metadata, notes)
+
+
+def _added(folder: Folder, tokenizer: Json) -> dict[int, tuple[str, bool]]:
+    """Added tokens: id -> text, and whether it is special. tokenizer_config.json has the last word, as in transformers.
+
+    Raises:
+        BadModelError: a row is not as it should be.
+    """
+    found = {row["id"]: (row["content"], bool(row.get("special"))) for row in added_tokens(tokenizer)}
+    decoder = folder.json("tokenizer_config.json").get("added_tokens_decoder", {})
+    if not isinstance(decoder, dict):
+        raise BadModelError("tokenizer_config.json is damaged", why="added_tokens_decoder is no object")
+    for number, row in decoder.items():
+        if not number.isdecimal() or not isinstance(row, dict) or not isinstance(row.get("content"), str):
+            raise BadModelError("tokenizer_config.json is damaged", why=f"added token {number[:40]!r} has no text")
+        found[int(number)] = (row["content"], bool(row.get("special")))
+    if any(number < 0 for number in found):
+        raise BadModelError("tokenizer.json is damaged", why="an added token has a negative id")
+    return found
+
+
+def _put_added(tokens: _Tokens, added: Mapping[int, tuple[str, bool]]) -> None:
+    for number, (text, special) in sorted(added.items()):
+        if special or _looks_special(text):
+            tokens.put(number, text, CONTROL, _ADDED_SCORE)
+        else:
+            tokens.put(number, text.replace(_SPACE, " "), USER_DEFINED, _ADDED_SCORE)
+
+
+def _looks_special(text: str) -> bool:
+    """Some makers mark tokens as ordinary that no user should be able to write."""
+    if text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]"):
+        return True
+    return any(
+        text.startswith(start) and text.endswith(end) for start, end in (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
+    )
+
+
+# ---- tokenizer.json: byte-level BPE
+
+
+def _model_of(tokenizer: Json, kind: str) -> Json:
+    model = tokenizer.get("model")
+    found = model.get("type", kind) if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict) or found != kind:
+        raise UsageError(
+            f"a tokenizer of the kind {str(found)[:40]!r} can't be converted",
+            why=f"a model of this architecture needs {kind}",
+        )
+    return model
+
+
+def _vocabulary_of(model: Json, tokens: _Tokens, added: Mapping[int, object]) -> dict[str, int]:
+    """Text -> id of the model's own tokens."""
+    vocabulary: dict[str, int] = model["vocab"]
+    for text, number in vocabulary.items():
+        if type(number) is not int or number < 0:
+            raise BadModelError("tokenizer.json is damaged", why=f"token {text[:40]!r} has the id {str(number)[:40]!r}")
+        if number >= len(tokens.texts) and number not in added:
+            raise BadModelError(
+                "the tokenizer does not fit the model",
+                why=f"token {text[:40]!r} has the id {number:,}, the embeddings have {len(tokens.texts):,} rows",
+            )
+    return vocabulary
+
+
+def _byte_level(tokenizer: Json, folder: Folder, tokens: _Tokens) -> dict[str, Any]:
+    model = _model_of(tokenizer, "BPE")
+    normalizer = tokenizer.get("normalizer")
+    kind = normalizer.get("type") if isinstance(normalizer, dict) else None
+    if normalizer is not None and kind != "NFC":
+        raise UsageError(f"a tokenizer that changes text first ({str(kind)[:40]}) can't be converted")
+    pre = pretokenizer.name_of(tokenizer.get("pre_tokenizer"), ignores_merges=bool(model.get("ignore_merges")))
+    added = _added(folder, tokenizer)
+    for text, number in _vocabulary_of(model, tokens, added).items():
+        tokens.put(number, text, NORMAL, 0.0)
+    tokens.ignored = 0
+    _put_added(tokens, added)
+    return {"model": "gpt2", "pre": pre, "merges": _merges(model)}
+
+
+def _merges(model: Json) -> list[str]:
+    """Pairs with a space between, whichever of the two forms the file has; a space inside becomes Ġ."""
+    merges = model.get("merges")
+    rows = merges if isinstance(merges, list) else []
+    found = []
+    for row in rows:
+        pair = row.split(" ") if isinstance(row, str) else row
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
+            raise BadModelError("tokenizer.json is damaged", why=f"a merge is {str(row)[:80]!r}, not two texts")
+        found.append(" ".join(part.replace(" ", "\u0120") for part in pair))
+    if not found:
+        raise BadModelError("tokenizer.json has no merges")
+    return found
+
+
+# ---- SentencePiece
+
+
+def _sentencepiece(folder: Folder, tokens: _Tokens) -> dict[str, Any]:
+    found = read_pieces(folder.bytes("tokenizer.model", MAX_MODEL_BYTES))
+    if len(found.pieces) > len(tokens.texts):
+        raise BadModelError(
+            "the tokenizer does not fit the model",
+            why=f"it has {len(found.pieces):,} tokens, the embeddings have {len(tokens.texts):,} rows",
+        )
+    for number, piece in enumerate(found.pieces):
+        # llama.cpp's converter takes user-defined pieces for ordinary ones, unless they are added tokens too.
+        kind = NORMAL if piece.type == USER_DEFINED else piece.type
+        tokens.put(number, piece.text, kind, piece.score)
+    for text, number in folder.json("added_tokens.json").items():
+        if type(number) is not int or number < 0:
+            raise BadModelError("added_tokens.json is damaged", why=f"{text[:40]!r} has the id {str(number)[:40]!r}")
+        tokens.put(number, text, USER_DEFINED, _ADDED_SCORE)
+    _put_added(tokens, _added(folder, folder.json("tokenizer.json")))
+    return {"model": "llama", "pre": "default", **_space_prefix(folder, found.adds_space)}
+
+
+def _space_prefix(folder: Folder, adds_space: bool) -> dict[str, Any]:
+    """Whether a space is put before the text; llama.cpp does it unless it is told otherwise."""
+    stated = folder.json("tokenizer_config.json").get("add_prefix_space")
+    if isinstance(stated, bool):
+        return {"add_space_prefix": stated and adds_space}
+    return {} if adds_space else {"add_space_prefix": False}
+
+
+def _has_byte_fallback(tokenizer: Json) -> bool:
+    """Whether it is a SentencePiece vocabulary in the clothes of a tokenizer.json."""
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) and model.get("byte_fallback") else None
+    return isinstance(vocabulary, dict) and "<0x00>" in vocabulary
+
+
+def _sentencepiece_as_json(tokenizer: Json, folder: Folder, tokens: _Tokens) -> dict[str, Any]:
+    """The scores that SentencePiece had are gone, but merges are in their order."""
+    model = _model_of(tokenizer, "BPE")
+    adds_space = _prepends_space(tokenizer)
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(_merges(model)):
+        left, _, right = merge.partition(" ")
+        ranks.setdefault(left + right, rank)
+    added = _added(folder, tokenizer)
+    for text, number in _vocabulary_of(model, tokens, added).items():
+        kind = BYTE if len(text) == 6 and text.startswith("<0x") and text.endswith(">") else NORMAL
+        tokens.put(number, text, UNKNOWN if text == model.get("unk_token") else kind, -float(ranks.get(text, 0)))
+    tokens.ignored = 0
+    _put_added(tokens, {number: row for number, row in added.items() if row[0] != model.get("unk_token")})
+    return {"model": "llama", "pre": "default", **_space_prefix(folder, adds_space)}
+
+
+def _prepends_space(tokenizer: Json) -> bool:
+    """Whether a space is put before the text.
+
+    Raises:
+        UsageError: text is changed in another way too.
+    """
+    normalizer, cutter = tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer")
+    steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else []
+    steps = [*steps, cutter] if isinstance(steps, list) and cutter else steps
+    prepends = False
+    for step in steps if isinstance(steps, list) else []:
+        kind = step.get("type") if isinstance(step, dict) else None
+        if kind == "Prepend":
+            prepends = True
+        elif kind == "Metaspace":
+            prepends = step.get("prepend_scheme", "always") != "never" and step.get("add_prefix_space", True)
+        elif kind not in ("Replace", "Split"):
+            raise UsageError(f"a tokenizer that changes text first ({str(kind)[:40]}) can't be converted")
+    return prepends
+
+
+# ---- WordPiece
+
+
+def _wordpiece(folder: Folder, tokenizer: Json, config: Json, tokens: _Tokens) -> dict[str, Any]:
+    vocabulary: dict[str, int] = {}
+    if tokenizer:
+        vocabulary = _vocabulary_of(_model_of(tokenizer, "WordPiece"), tokens, {})
+    elif folder.has("vocab.txt"):
+        lines = folder.text("vocab.txt").split("\n")
+        vocabulary = {text.rstrip("\r"): number for number, text in enumerate(lines) if text}
+    if not vocabulary:
+        raise ModelNotFoundError(f"{str(folder.path)!r} has no tokenizer", why="tokenizer.json or vocab.txt is needed")
+    tokens.texts[:] = [_SPACE.encode() + text for text in tokens.texts]
+    added = _added(folder, tokenizer) or {
+        vocabulary[text]: (text, True) for text in _BERT_TOKENS.values() if text in vocabulary
+    }
+    for text, number in vocabulary.items():
+        tokens.put(number, text[2:] if text.startswith("##") else _SPACE + text, NORMAL, 0.0)
+    tokens.ignored = 0
+    for number, (text, special) in added.items():
+        tokens.put(number, text if special else _SPACE + text, CONTROL if special else USER_DEFINED, 0.0)
+    types = config.get("type_vocab_size", 2)
+    found = {"model": "bert", "pre": "default", "token_type_count": types if type(types) is int else 2}
+    return found | _normalizer(tokenizer)
+
+
+def _normalizer(tokenizer: Json) -> dict[str, Any]:
+    """Whether text is made lower case before, and accents are taken away."""
+    normalizer = tokenizer.get("normalizer")
+    if not isinstance(normalizer, dict):
+        return {}
+    if normalizer.get("type") != "BertNormalizer":
+        raise UsageError(f"a tokenizer that changes text first ({str(normalizer.get('type'))[:40]}) can't be converted")
+    keys = {"normalizer.lowercase": "lowercase", "normalizer.strip_accents": "strip_accents"}
+    return {key: normalizer[name] for key, name in keys.items() if isinstance(normalizer.get(name), bool)}
