@@ -25,6 +25,9 @@ from llmrun.messages import (
     Finished,
     Frame,
     Generate,
+    Job,
+    JobDone,
+    JobUpdate,
     Load,
     Loaded,
     LoadProgress,
@@ -53,8 +56,8 @@ class FrameError(Exception):
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        Open, Load, Generate, Count, Cancel, Explain, SaveState, LoadProgress, Loaded, Rendering,
-        Started, PrefillProgress, TextDelta, Finished, Counted, Explained, StateSaved, Failed,
+        Open, Load, Generate, Count, Cancel, Explain, SaveState, Job, LoadProgress, Loaded, Rendering,
+        Started, PrefillProgress, TextDelta, Finished, Counted, Explained, StateSaved, JobUpdate, JobDone, Failed,
     )
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, NamedTuple
 
 ENGINE = (sys.executable, "-c", "import gc; gc.disable(); from llmrun.engine.main import main; main()")
@@ -23,12 +23,15 @@ class Launched(NamedTuple):
     log: IO[bytes] | None
 
 
-def launch(command: Sequence[str] = ENGINE, *, verbose: bool = False) -> Launched:
+def launch(
+    command: Sequence[str] = ENGINE, *, verbose: bool = False, environment: Mapping[str, str] | None = None
+) -> Launched:
     """Start an engine.
 
     Args:
         command: what to start in its place, for tests.
         verbose: its log goes to our stderr instead of a nameless file.
+        environment: variables that it gets besides ours.
     """
     log = None if verbose else tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
     process = subprocess.Popen(
@@ -38,6 +41,7 @@ def launch(command: Sequence[str] = ENGINE, *, verbose: bool = False) -> Launche
         stderr=log,
         bufsize=0,
         cwd=os.path.abspath(os.sep),  # noqa: PTH100 - nothing in the user's folder may shadow a module
+        env={**os.environ, **environment} if environment else None,
     )
     return Launched(process, log)
 

@@ -53,12 +53,19 @@ class Load:
         n_ctx_start: for how many of them to have memory at first; it grows when a sequence does.
         n_batch: most tokens of one decode call.
         n_seq_max: most sequences at the same time.
-        threads: for decode and for prefill.
+        threads: for decode, and for prefill where threads_batch is 0.
         gpu_layers: how many layers go to the GPU; -1 is all.
         warm_up: run one empty decode before saying Loaded.
         verbose: llama.cpp's whole log goes to stderr, not only its warnings.
         states: folder of the KV states that were saved, "" for none.
         states_bytes: how many bytes that folder may hold.
+        threads_batch: for prefill; 0 is as many as for decode.
+        n_ubatch: most tokens that are computed at once in prefill.
+        flash_attention: "auto", "on" or "off".
+        kv_type_k: type of the keys in the KV cache, e.g. "f16".
+        kv_type_v: type of the values.
+        repack: weights may be brought into the order that this processor's kernels like best.
+        mmap: the file is mapped into memory, not read.
     """
 
     path: str
@@ -72,6 +79,13 @@ class Load:
     verbose: bool = False
     states: str = ""
     states_bytes: int = 0
+    threads_batch: int = 0
+    n_ubatch: int = 512
+    flash_attention: str = "auto"
+    kv_type_k: str = "f16"
+    kv_type_v: str = "f16"
+    repack: bool = True
+    mmap: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +162,19 @@ class SaveState:
 
     request: int
     prompt_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Do something other than answer, see llmrun.jobs; answered by JobUpdate*, then JobDone or Failed.
+
+    Attributes:
+        name: of the job.
+        arguments: its command, as JSON data.
+    """
+
+    name: str
+    arguments: dict[str, Any]
 
 
 # ---- engine -> front -------------------------------------------------------------------------------
@@ -356,6 +383,20 @@ class StateSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class JobUpdate:
+    """How far a job is, as JSON data of the job's own update."""
+
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone:
+    """What a job came to, as JSON data of its own result."""
+
+    result: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """A request (or, without one, the load) ended in an error that the engine could explain."""
 
@@ -375,7 +416,7 @@ class Failed:
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 
-Command = Open | Load | Generate | Count | Cancel | Explain | SaveState
+Command = Open | Load | Generate | Count | Cancel | Explain | SaveState | Job
 Event = (
     LoadProgress
     | Loaded
@@ -387,6 +428,8 @@ Event = (
     | Counted
     | Explained
     | StateSaved
+    | JobUpdate
+    | JobDone
     | Failed
 )
 Frame = Command | Event
@@ -402,4 +445,6 @@ def _plain(value: Any) -> Any:
         return as_dict(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
     return value

@@ -25,6 +25,7 @@ from llmrun.errors import (
     UsageError,
 )
 from llmrun.frames import PREFIX_BYTES, FrameError, decode, encode, frame_length
+from llmrun.jobs import JobKind, from_json
 from llmrun.launch import Launched, launch, take_prestarted
 from llmrun.messages import (
     Cancel,
@@ -38,6 +39,9 @@ from llmrun.messages import (
     Finished,
     Frame,
     Generate,
+    Job,
+    JobDone,
+    JobUpdate,
     Load,
     Loaded,
     LoadProgress,
@@ -48,9 +52,13 @@ from llmrun.messages import (
     StateSaved,
     Stats,
     TextDelta,
+    as_dict,
 )
 
 _Answer = TypeVar("_Answer", Explained, StateSaved, Counted)
+_Command = TypeVar("_Command")
+_Update = TypeVar("_Update")
+_Result = TypeVar("_Result")
 
 RENDER_SECONDS = 2.0
 """A chat template that takes longer is hostile: real ones take milliseconds."""
@@ -160,6 +168,35 @@ class Runner:
             if isinstance(event, Finished):
                 self._phase = "while waiting"
                 return
+
+    def do(
+        self,
+        kind: JobKind[_Command, _Update, _Result],
+        command: _Command,
+        on_update: Callable[[_Update], None] = lambda update: None,
+    ) -> _Result:
+        """Have the engine do a job, and wait for it. Whatever is raised here meanwhile, Ctrl-C too, ends the engine.
+
+        Raises:
+            LlmrunError: as the job says.
+            EngineCrashedError: the engine died.
+        """
+        self._cancelled_at = None
+        self._phase = f"in its job, {kind.name}"
+        try:
+            self._send(Job(kind.name, as_dict(command)))
+            while True:
+                event = self._receive(None)
+                if isinstance(event, JobUpdate):
+                    on_update(from_json(kind.update, event.data))
+                elif isinstance(event, Failed):
+                    raise self._with_log(event.error())
+                elif isinstance(event, JobDone):
+                    self._phase = "while waiting"
+                    return from_json(kind.result, event.result)
+        except BaseException:
+            self.close()
+            raise
 
     def explain(self, explain: Explain) -> Explained:
         """How the last tokens of an answer were chosen.

@@ -19,6 +19,9 @@ from llmrun.messages import (
     Finished,
     Frame,
     Generate,
+    Job,
+    JobDone,
+    JobUpdate,
     Load,
     Loaded,
     LoadProgress,
@@ -148,6 +151,18 @@ def truncated(request: int) -> None:
     os._exit(0)
 
 
+def do(job: Job) -> None:
+    """A job that says two updates and gives back what it was told."""
+    phase("job")
+    send(JobUpdate({"done": 1}), JobUpdate({"done": 2}))
+    if MODE == "failing":
+        send(Failed("not-enough-disk", "no space is left"))
+    elif MODE == "deaf":
+        time.sleep(60)
+    else:
+        send(JobDone({"said": job.arguments["say"], "name": job.name}))
+
+
 def main() -> None:
     if MODE == "late":
         time.sleep(0.3)
@@ -157,6 +172,8 @@ def main() -> None:
             load(command)
         elif isinstance(command, Generate):
             generate(command)
+        elif isinstance(command, Job):
+            do(command)
 
 
 if __name__ == "__main__":

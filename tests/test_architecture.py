@@ -30,6 +30,7 @@ ENGINE_KNOWS = (
     "errors",
     "frames",
     "grammar",
+    "jobs",
     "messages",
     "params",
     "_native",

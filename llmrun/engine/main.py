@@ -17,12 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from llmrun import _native
 from llmrun.engine.lean import import_submodule
 from llmrun.errors import LlmrunError
 from llmrun.frames import encode, read_frame
+from llmrun.jobs import JobKind, from_json
 from llmrun.messages import (
     Cancel,
     Command,
@@ -32,12 +33,16 @@ from llmrun.messages import (
     Failed,
     Frame,
     Generate,
+    Job,
+    JobDone,
+    JobUpdate,
     Load,
     Loaded,
     LoadProgress,
     Open,
     SaveState,
     TextDelta,
+    as_dict,
 )
 
 if TYPE_CHECKING:
@@ -148,6 +153,8 @@ class EngineProcess:
                 self._load(command)
             elif isinstance(command, Cancel):
                 self._cancel(command)
+            elif isinstance(command, Job):
+                self._channel.send(JobDone(self._do(command)))
             elif self._model is None:
                 raise LlmrunError("a request came before a model")
             elif isinstance(command, Generate):
@@ -173,12 +180,19 @@ class EngineProcess:
 
         began = time.perf_counter()
         weights, self._weights = self._weights, None
-        if weights is not None and (weights.path, weights.gpu_layers) != (load.path, load.gpu_layers):
+        if weights is not None and not weights.is_for(load):
             weights.close()
             weights = None
         if weights is None:
             with self._reporting_progress():
-                weights = LlamaModel(load.path, load.gpu_layers, self._flag, verbose=load.verbose)
+                weights = LlamaModel(
+                    load.path,
+                    load.gpu_layers,
+                    self._flag,
+                    verbose=load.verbose,
+                    repack=load.repack,
+                    mmap=load.mmap,
+                )
         from llmrun.engine.loaded import LoadedModel
 
         backend = LlamaBackend(weights, load)
@@ -197,6 +211,13 @@ class EngineProcess:
                 thinking_tags=self._model.thinking_tags or (),
             )
         )
+
+    def _do(self, job: Job) -> dict[str, Any]:
+        kind: JobKind[Any, Any, Any] = getattr(importlib.import_module(f"llmrun.jobs.{job.name}"), job.name.upper())
+        run = importlib.import_module(f"llmrun.engine.{job.name}").run
+        command = from_json(kind.command, job.arguments)
+        gc.enable()  # launch.py begins without collection to start sooner
+        return as_dict(run(command, lambda update: self._channel.send(JobUpdate(as_dict(update))), self._flag))
 
     def _cancel(self, cancel: Cancel) -> None:
         # The flag may have stopped a batch in which other requests took part: they try again.

@@ -26,7 +26,9 @@ from llmrun.messages import Load
 VERSION = "0.3.36"
 # sizeof of what crosses the border by value, on 64-bit machines; another layout would corrupt memory silently.
 _SIZES = {"llama_model_params": 80, "llama_context_params": 160, "llama_batch": 56}
-_N_UBATCH = 512
+_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
+KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+"""Types that llama.cpp's KV cache can have -> ggml's number."""
 _NO_TOKEN = -1
 _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 _SMALL_STACK = ctypes.create_string_buffer(2048)  # Linux's MINSIGSTKSZ on x86; tiles need 8 KiB more
@@ -101,6 +103,8 @@ class LlamaModel:
     Attributes:
         path: of the file.
         gpu_layers: how many layers are on the GPU, as asked.
+        repack: whether weights may be brought into another order, as asked.
+        mmap: whether the file may be mapped into memory, as asked.
         n_vocab: tokens in the vocabulary.
         n_ctx_train: context window the model was trained on.
         description: llama.cpp's, e.g. "llama 135M Q4_1".
@@ -113,12 +117,23 @@ class LlamaModel:
 
     shown: frozenset[int] = frozenset()
 
-    def __init__(self, path: str, gpu_layers: int, flag: _native.CancelFlag, *, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        path: str,
+        gpu_layers: int,
+        flag: _native.CancelFlag,
+        *,
+        verbose: bool = False,
+        repack: bool = True,
+        mmap: bool = True,
+    ) -> None:
         """Load the weights.
 
         Args:
             flag: setting it stops the load; its progress tells how far it is.
             verbose: llama.cpp's whole log goes to stderr, not only its warnings.
+            repack: weights may be brought into the order that this processor's kernels like best.
+            mmap: the file is mapped into memory, not read.
 
         Raises:
             BadModelError: llama.cpp refuses the file; its log says why.
@@ -126,11 +141,15 @@ class LlamaModel:
         """
         self.llama = llama = import_llama()
         self.path, self.gpu_layers, self.flag = path, gpu_layers, flag
+        self.repack, self.mmap = repack, mmap
         self._log = llama.llama_log_callback(_native.log_callback_address)
         llama.llama_log_set(self._log, ctypes.c_void_p(int(verbose)))
         llama.llama_backend_init()
         params = llama.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
+        params.use_extra_bufts = repack
+        if not mmap:
+            params.load_mode = llama.LLAMA_LOAD_MODE_NONE
         params.progress_callback = llama.llama_progress_callback(_native.progress_callback_address)
         params.progress_callback_user_data = flag.address
         self.pointer = llama.llama_model_load_from_file(os.fsencode(path), params)
@@ -158,6 +177,11 @@ class LlamaModel:
         count = ctypes.c_int32()
         tokens = llama.llama_vocab_get_suppress_tokens(vocab, ctypes.byref(count))
         self.suppressed = tuple(tokens[: count.value]) if tokens else ()
+
+    def is_for(self, load: Load) -> bool:
+        """Whether these weights were loaded as this asks for."""
+        asked = (load.path, load.gpu_layers, load.repack, load.mmap)
+        return (self.path, self.gpu_layers, self.repack, self.mmap) == asked
 
     def close(self) -> None:
         """Free the weights; the model can't be used any more."""
@@ -263,9 +287,12 @@ class LlamaBackend:
         params = llama.llama_context_default_params()
         params.n_ctx = n_ctx * load.n_seq_max
         params.n_batch = load.n_batch
-        params.n_ubatch = min(load.n_batch, _N_UBATCH)
+        params.n_ubatch = min(load.n_batch, load.n_ubatch)
         params.n_seq_max = load.n_seq_max
-        params.n_threads = params.n_threads_batch = load.threads
+        params.n_threads = load.threads
+        params.n_threads_batch = load.threads_batch or load.threads
+        params.flash_attn_type = _FLASH_ATTENTION[load.flash_attention]
+        params.type_k, params.type_v = KV_TYPES[load.kv_type_k], KV_TYPES[load.kv_type_v]
         params.abort_callback = llama.ggml_abort_callback(_native.abort_callback_address)
         params.abort_callback_data = self.model.flag.address
         context = llama.llama_init_from_model(self.model.pointer, params)
