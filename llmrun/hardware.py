@@ -17,7 +17,8 @@ from pathlib import Path
 # What ggml has kernels for, in the spelling of /proc/cpuinfo: x86 first, then Arm.
 INTERESTING_FLAGS = (
     "sse4_2", "avx", "avx2", "fma", "f16c", "bmi2", "avx_vnni",
-    "avx512f", "avx512bw", "avx512vbmi", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16",
+    "avx512f", "avx512bw", "avx512vbmi", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+    "amx_tile", "amx_int8", "amx_bf16",
     "neon", "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme",
 )  # fmt: skip
 

@@ -312,6 +312,9 @@ def prepare(
         verbose=verbose,
         states=str(settings.states_dir) if keeps_states else "",
         states_bytes=settings.states_bytes,
+        flash_attention=plan.flash_attention,
+        kv_type_k=plan.kv_type,
+        kv_type_v=plan.kv_type,
     )
     return Model(path, spec, header, plan, load)
 

@@ -126,6 +126,14 @@ class _Resized:
         return self.header.n_parameters
 
     @property
+    def key_length(self) -> int:
+        return self.header.key_length
+
+    @property
+    def most_heads(self) -> int:
+        return self.header.most_heads
+
+    @property
     def recurrent_bytes(self) -> int:
         return self.header.recurrent_bytes
 

@@ -6,7 +6,7 @@ it is a pure function of facts and wishes. Sizes are in bytes, context lengths i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from llmrun.errors import OutOfMemoryError, UsageError
@@ -23,8 +23,12 @@ UNKNOWN_CONTEXT = 4096
 """For files that do not say what the model was trained on."""
 SMALLEST_CONTEXT = 512
 """Below that a conversation is pointless."""
+FLASH_ATTENTION = ("auto", "on", "off")
 _SMALLEST_MARGIN = 512 << 20
 _GPU_MARGIN = 256 << 20  # the driver's and the desktop's
+_FP16_STEP = 128  # elements of a head that ggml's AVX512-FP16 kernels take at a time; of shorter ones, one at a time
+_MOST_SCORES = 1 << 30  # bytes
+_SCORES_SHARE = 16  # of free memory
 
 # Quantization -> bits a weight, as they come out for whole models; the smaller ones in order of quality.
 _SMALLER_QUANTS = {
@@ -47,6 +51,14 @@ class HeaderFacts(Sizes, Protocol):
     def n_parameters(self) -> int:
         """Weights in this file."""
 
+    @property
+    def key_length(self) -> int:
+        """Elements of an attention head's keys."""
+
+    @property
+    def most_heads(self) -> int:
+        """Query heads of the layer that has most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
@@ -57,12 +69,14 @@ class Wishes:
         threads: that compute at the same time.
         gpu_layers: how many layers go to the GPU; -1 is all.
         kv_type: of the KV cache, a key of memory.KV_BYTES.
+        flash_attention: one of FLASH_ATTENTION.
     """
 
     n_ctx: int | None = None
     threads: int | None = None
     gpu_layers: int | None = None
     kv_type: str = "f16"
+    flash_attention: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +89,8 @@ class Plan:
         n_batch: most tokens of one decode call.
         threads: for decode and for prefill.
         gpu_layers: how many layers go to the GPU; -1 is all.
+        kv_type: of the KV cache.
+        flash_attention: as in messages.Load.
         memory: what the model takes, wherever it lies.
         ram_bytes: how much of memory.needed the machine's own memory has to hold.
         vram_bytes: what the GPUs have to hold; 0 without any, or when nobody looked.
@@ -90,6 +106,8 @@ class Plan:
     ram_bytes: int
     vram_bytes: int = 0
     notes: tuple[str, ...] = ()
+    kv_type: str = "f16"
+    flash_attention: str = "auto"
 
     @property
     def summary(self) -> str:
@@ -104,6 +122,8 @@ class Plan:
         if self.vram_bytes:
             layers = "all layers" if self.gpu_layers == ALL_LAYERS else f"{self.gpu_layers} layers"
             text += f"; and {readable_size(self.vram_bytes)} on the GPU with {layers}"
+        if self.flash_attention == "unless_gpu":
+            text += "; no flash attention, which is slow here with heads this short (--flash-attention on)"
         return text
 
 
@@ -125,21 +145,32 @@ def make_plan(
     _check("--gpu-layers", wishes.gpu_layers, GPU_LAYER_BOUNDS)
     if wishes.kv_type not in KV_BYTES:
         raise UsageError(f"there is no KV type {wishes.kv_type!r}", why=f"there are {', '.join(KV_BYTES)}")
+    if wishes.flash_attention not in FLASH_ATTENTION:
+        raise UsageError(
+            f"--flash-attention {wishes.flash_attention} makes no sense", why=f"there are {', '.join(FLASH_ATTENTION)}"
+        )
+    if wishes.flash_attention == "off" and wishes.kv_type != "f16":
+        raise UsageError(f"--kv {wishes.kv_type} needs flash attention", hint="leave out --flash-attention off")
     room = _Room(header, hardware, wishes, name, repository)
     n_ctx, context_notes = room.context()
     threads, thread_notes = _threads(hardware, wishes.threads)
     n_ctx_start = room.start(n_ctx)
     split = room.split(n_ctx, n_ctx_start)
+    flash_attention = _flash_attention(header, hardware, wishes, n_ctx)
+    scores = _score_bytes(header, n_ctx) if flash_attention in ("off", "unless_gpu") else 0
+    parts = room.memory(n_ctx, n_ctx_start)
     return Plan(
         n_ctx=n_ctx,
         n_ctx_start=n_ctx_start,
         n_batch=min(UBATCH, n_ctx),
         threads=threads,
         gpu_layers=split.gpu_layers,
-        memory=room.memory(n_ctx, n_ctx_start),
-        ram_bytes=split.ram,
+        memory=replace(parts, compute=parts.compute + scores),
+        ram_bytes=split.ram + scores,
         vram_bytes=split.vram,
         notes=(*context_notes, *_gpu_notes(header, hardware, wishes, split), *thread_notes),
+        kv_type=wishes.kv_type,
+        flash_attention=flash_attention,
     )
 
 
@@ -205,6 +236,26 @@ def _gpu_notes(header: HeaderFacts, hardware: Hardware, wishes: Wishes, split: S
         return []
     free = readable_size(sum(gpu.memory_free for gpu in hardware.gpus if not gpu.shared))
     return [f"{split.gpu_layers} of {header.n_layers + 1} layers on the GPU: what fits into its {free} of free memory"]
+
+
+def _flash_attention(header: HeaderFacts, hardware: Hardware, wishes: Wishes, n_ctx: int) -> str:
+    """Flash attention is llama.cpp's to choose, except where its kernel is known to be slow.
+
+    Compiled for AVX512-FP16, ggml's dot product of f16 takes 128 elements at a time and what is left one by one
+    (GGML_F16_STEP in simd-mappings.h), so that heads of 64 are not vectorized at all: decode behind 2,048 tokens of
+    SmolLM2 is half as fast as without, behind 4,096 a third, while prefill is 1.2 times as fast. Without it, the
+    scores of a micro-batch are written to memory; that has to be affordable.
+    """
+    short = 0 < header.key_length < _FP16_STEP and "avx512_fp16" in hardware.cpu_flags
+    if wishes.flash_attention != "auto" or wishes.kv_type != "f16" or not short:
+        return wishes.flash_attention
+    affordable = min(_MOST_SCORES, hardware.memory_available // _SCORES_SHARE)
+    return "unless_gpu" if _score_bytes(header, n_ctx) <= affordable else "auto"
+
+
+def _score_bytes(header: HeaderFacts, n_ctx: int) -> int:
+    """What a micro-batch's attention scores (f32) take without flash attention, behind a full context window."""
+    return 4 * UBATCH * n_ctx * header.most_heads
 
 
 # ---- context ---------------------------------------------------------------------------------------

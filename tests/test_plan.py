@@ -30,6 +30,8 @@ class Facts:
     n_parameters: int = 134_515_008
     recurrent_bytes: int = 0
     rope_depends_on_window: bool = False
+    key_length: int = 64
+    most_heads: int = 9
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
         return self.kv_bytes * bytes_per_element
@@ -44,6 +46,8 @@ LARGE = Facts(
     kv_bytes=65_536.0,
     n_layers=31,
     n_parameters=8_030_000_000,
+    key_length=128,
+    most_heads=32,
 )
 
 
@@ -315,3 +319,37 @@ def test_summary() -> None:
     assert "KV cache 180 MiB" in text
     assert "GPU" not in text
     assert "with all layers" in make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), Wishes(n_ctx=4096)).summary
+
+
+@pytest.mark.parametrize(
+    ("wishes", "flags", "facts", "expected"),
+    [
+        (Wishes(), ("avx512_fp16",), SMALL, "unless_gpu"),
+        (Wishes(), (), SMALL, "auto"),
+        (Wishes(), ("avx512_fp16",), LARGE, "auto"),
+        (Wishes(flash_attention="on"), ("avx512_fp16",), SMALL, "on"),
+        (Wishes(kv_type="q8_0"), ("avx512_fp16",), SMALL, "auto"),
+        (Wishes(), ("avx512_fp16",), replace(SMALL, n_ctx_train=131_072), "auto"),  # 2.4 GB of scores
+        (Wishes(), ("avx512_fp16",), replace(SMALL, key_length=0), "auto"),
+    ],
+)
+def test_flash_attention_is_left_out_where_its_kernel_is_slow(
+    wishes: Wishes, flags: tuple[str, ...], facts: Facts, expected: str
+) -> None:
+    plan = make_plan(facts, replace(machine(), cpu_flags=flags), wishes)
+    assert plan.flash_attention == expected
+    assert ("no flash attention" in plan.summary) == (expected == "unless_gpu")
+
+
+def test_scores_that_are_written_count_as_memory() -> None:
+    with_flash, without = (make_plan(SMALL, machine(), Wishes(flash_attention=mode)) for mode in ("on", "off"))
+    assert without.ram_bytes - with_flash.ram_bytes == 4 * 512 * 8192 * 9
+    assert without.memory.needed == without.ram_bytes
+
+
+@pytest.mark.parametrize(
+    "wishes", [Wishes(kv_type="q3"), Wishes(flash_attention="maybe"), Wishes(kv_type="q8_0", flash_attention="off")]
+)
+def test_wishes_that_make_no_sense_are_refused(wishes: Wishes) -> None:
+    with pytest.raises(UsageError):
+        make_plan(SMALL, machine(), wishes)

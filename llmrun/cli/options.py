@@ -63,6 +63,18 @@ GpuLayersOption = Annotated[
     int | None,
     typer.Option("--gpu-layers", help="Layers on the GPU; -1 is all, the default.", rich_help_panel="Engine"),
 ]
+KvOption = Annotated[
+    str, typer.Option("--kv", metavar="f16|q8_0", help="Type of the KV cache.", rich_help_panel="Engine")
+]
+FlashAttentionOption = Annotated[
+    str,
+    typer.Option(
+        "--flash-attention",
+        metavar="auto|on|off",
+        help="Attention without writing its scores to memory. Default: where it is faster.",
+        rich_help_panel="Engine",
+    ),
+]
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", help="Show llama.cpp's log and the plan.", rich_help_panel="Engine")
 ]
@@ -154,11 +166,13 @@ def loading(
     ctx: CtxOption = None,
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
+    kv: KvOption = "f16",
+    flash_attention: FlashAttentionOption = "auto",
     verbose: VerboseOption = False,
     yes: YesOption = False,
 ) -> Loading:
     """The options of a command that loads a model."""
-    return Loading(Wishes(ctx, threads, gpu_layers), verbose, yes)
+    return Loading(Wishes(ctx, threads, gpu_layers, kv, flash_attention), verbose, yes)
 
 
 ThinkOption = Annotated[

@@ -151,6 +151,7 @@ def _states(load: Load, weights: LlamaModel) -> KVStore | None:
     from llmrun.engine.kvstore import KVStore, model_key
 
     with suppress(OSError):
-        key = f"{model_key(Path(weights.path))} llama-cpp-python {VERSION} f16"
+        cache = f"{load.kv_type_k} {load.kv_type_v} {load.flash_attention}"  # as it lies in memory
+        key = f"{model_key(Path(weights.path))} llama-cpp-python {VERSION} {cache}"
         return KVStore(Path(load.states), key, load.states_bytes)
     return None

@@ -201,6 +201,12 @@ class Header:
             return self._per_layer("attention.head_count_kv")
         return self.n_heads
 
+    @property
+    def most_heads(self) -> int:
+        """Query heads of the layer that has most."""
+        heads = self.n_heads
+        return heads if isinstance(heads, int) else max(heads, default=0)
+
     def heads_of(self, layer: int) -> int:
         """Query heads of one layer."""
         return _of_layer(self.n_heads, layer)
