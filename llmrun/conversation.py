@@ -215,14 +215,14 @@ class Conversation:
 
     def _choose(self, messages: Sequence[Message], window: Window) -> tuple[Drop, Policy]:
         """Which turns leave, and by which policy."""
-        counted = self._measured(messages)
-        overhead = max(0, self._counted(messages).total - sum(message.tokens for message in counted))
-        window = replace(window, overhead=overhead)
+        counted = self._counted(messages)
+        sizes = _sizes(messages, counted)
+        window = replace(window, overhead=max(0, counted.total - sum(message.tokens for message in sizes)))
         policy: Policy = "stop" if self.manner.overflow == "ask" else self.manner.overflow
-        found = fit(counted, window, policy)
+        found = fit(sizes, window, policy)
         if isinstance(found, Misfit) and self.manner.overflow == "ask":
             policy = self._on_overflow(found)
-            found = fit(counted, window, policy)
+            found = fit(sizes, window, policy)
         if isinstance(found, Misfit):
             raise ContextOverflowError(
                 "the conversation does not fit into the context window", why=found.why, hint=found.hint
@@ -242,7 +242,7 @@ class Conversation:
 
     def _summary(self, turns: Sequence[WindowTurn], sampling: SamplingParams) -> str:
         """What the model makes of turns that leave, a few at a time where all at once are too long."""
-        sizes = [sum(message.tokens for message in self._measured(turn.messages)) for turn in turns]
+        sizes = [self._tokens_of(turn) for turn in turns]
         room = self.model.loaded.n_ctx - 2 * _SUMMARY_ROOM
         batches = summary_batches(sizes, room, _SUMMARY_ROOM)
         if batches is None:
@@ -255,6 +255,11 @@ class Conversation:
             text = self._plain_answer(request, sampling).strip()
             summary = summary_turn(text)
         return text
+
+    def _tokens_of(self, turn: WindowTurn) -> int:
+        asked = turn.messages[-1].role == "user"  # some templates want a question in the end
+        counted = self._counted(turn.messages if asked else [*turn.messages, Message("user", "")])
+        return sum(message.tokens for message in _sizes(turn.messages, counted))
 
     def _plain_answer(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
         events = self.model.chat(
@@ -282,11 +287,11 @@ class Conversation:
     def _counted(self, messages: Sequence[Message]) -> Counted:
         return self.model.count(messages, template=self.manner.template, thinking=self.manner.thinking)
 
-    def _measured(self, messages: Sequence[Message]) -> list[Sized]:
-        """Each message with an equal share of what the template writes around all of them."""
-        counted = self._counted([*messages] if messages[-1].role == "user" else [*messages, Message("user", "")])
-        marks = max(0, counted.total - sum(counted.each)) // (len(counted.each) + 1)
-        return [Sized(message.role, tokens + marks) for message, tokens in zip(messages, counted.each, strict=False)]
+
+def _sizes(messages: Sequence[Message], counted: Counted) -> list[Sized]:
+    """Each message with an equal share of what the template writes around all of them."""
+    marks = max(0, counted.total - sum(counted.each)) // (len(counted.each) + 1)
+    return [Sized(message.role, tokens + marks) for message, tokens in zip(messages, counted.each, strict=False)]
 
 
 def model_used(model: Model) -> ModelUsed:

@@ -1,15 +1,18 @@
 """llama.cpp's own sampler chain through ctypes: what native/ has to equal.
 
-Owns how common/sampling.cpp puts a chain together, in any order; knows nothing of our sampler.
+Owns how common/sampling.cpp puts a chain together, in any order, and how ours is held against it.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from sampler_cases import native_sampler
 
+from llmrun import _native
 from llmrun.engine.backend.llama import import_llama
 from llmrun.params import SamplingParams
 
@@ -95,3 +98,26 @@ class LlamaChain:
 
     def close(self) -> None:
         self._llama.llama_sampler_free(self._chain)
+
+
+def same_as_llama(
+    params: SamplingParams, seed: int, logits: np.ndarray, exchanges: Callable[[_native.Sampler], bool]
+) -> None:
+    """Both draw the same tokens from these rows, one after another, and go on with llama.cpp's.
+
+    Args:
+        exchanges: whether equal logits may have changed places in ours, just now.
+    """
+    n_vocab = logits.shape[1]
+    llama, native = LlamaChain(n_vocab, params, seed), native_sampler(n_vocab, params, seed)
+    prompt = [(i * i) % n_vocab for i in range(100)]
+    native.accept_many(prompt)
+    for token in prompt:
+        llama.accept(token)
+    for index, row in enumerate(logits):
+        token, expected = native.sample(row.ctypes.data), llama.sample(row)
+        exchanged = exchanges(native) and row[token] == row[expected]
+        assert token == expected or exchanged, f"row {index} of {params.order}"
+        native.accept(expected)
+        llama.accept(expected)
+    llama.close()

@@ -17,7 +17,7 @@ from sampler_cases import (
     random_parameters,
     rows,
 )
-from sampler_llama import LlamaChain
+from sampler_llama import same_as_llama
 from sampler_twin import Mt19937, Twin
 
 from llmrun import _native
@@ -54,20 +54,7 @@ def test_native_is_the_twin(seed: int) -> None:
 
 
 def assert_same_as_llama(params: SamplingParams, seed: int, logits: np.ndarray) -> None:
-    n_vocab = logits.shape[1]
-    llama = LlamaChain(n_vocab, params, seed)
-    native = native_sampler(n_vocab, params, seed)
-    prompt = [(i * i) % n_vocab for i in range(100)]
-    native.accept_many(prompt)
-    for token in prompt:
-        llama.accept(token)
-    for index, row in enumerate(logits):
-        token, expected = native.sample(row.ctypes.data), llama.sample(row)
-        exchanged = may_exchange_equals(params) and row[token] == row[expected]
-        assert token == expected or exchanged, f"row {index}"
-        native.accept(expected)
-        llama.accept(expected)
-    llama.close()
+    same_as_llama(params, seed, logits, lambda native: may_exchange_equals(params))
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

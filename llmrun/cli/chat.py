@@ -140,7 +140,7 @@ def _store(output: Output, *, private: bool) -> Iterator[Sessions]:
 def _saved_chat(store: Sessions, saving: Saving, system: str) -> SavedChat:
     """The chat that goes on, or a new one."""
     if saving.session is not None:
-        known = {facts.name.lower() for facts in store.all()} | {str(facts.id) for facts in store.all()}
+        known = {name for facts in store.all() for name in (facts.name.lower(), str(facts.id))}
         if saving.session.lower() not in known:
             return store.new(saving.session, system=system)
     elif not saving.last:
