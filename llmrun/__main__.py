@@ -14,7 +14,7 @@ def main() -> None:
         from llmrun import launch
 
         launch.prestart()
-        if _names_model(arguments):
+        if _loads_named_model(arguments):
             from llmrun.model import open_ahead
 
             open_ahead(arguments[1])
@@ -26,12 +26,13 @@ def main() -> None:
 def _needs_engine(arguments: list[str]) -> bool:
     """Whether a command will surely want an engine; wrong guesses cost only time."""
     others = {"--help", "-h", "-v", "--verbose"}
-    return len(arguments) > 1 and arguments[0] in {"run", "chat"} and not others & set(arguments)
+    return len(arguments) > 1 and arguments[0] in {"run", "chat", "quantize"} and not others & set(arguments)
 
 
-def _names_model(arguments: list[str]) -> bool:
-    """Whether the model's name is where people mostly write it, and nothing changes how it is loaded."""
-    return not arguments[1].startswith("-") and not any(word.startswith("--gpu-layers") for word in arguments)
+def _loads_named_model(arguments: list[str]) -> bool:
+    """Whether a model answers whose name is where people mostly write it, and nothing changes how it is loaded."""
+    moved = any(word.startswith("--gpu-layers") for word in arguments)
+    return arguments[0] in {"run", "chat"} and not arguments[1].startswith("-") and not moved
 
 
 if __name__ == "__main__":

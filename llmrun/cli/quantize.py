@@ -1,0 +1,360 @@
+"""`llmrun quantize`: a model becomes a smaller one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmrun.cli.completion import complete_model
+from llmrun.cli.options import JsonOption, with_options
+from llmrun.errors import CancelledError, UsageError
+from llmrun.quantize.size import Goal, read_size
+from llmrun.ui.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.quantize.decide import Wish
+    from llmrun.quantize.source import Found
+
+_MIX, _IMPORTANCE, _SEVERAL = "A mix of types", "Importance matrix", "Several types"
+_USUAL_TYPES = "Q8_0,Q5_K_M,Q4_K_M,IQ4_NL,Q4_0"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """Wishes for single tensors, and for all of them. Fields as in quantize.job.Request."""
+
+    overrides: tuple[tuple[str, str], ...]
+    output_type: str
+    embedding_type: str
+    pure: bool
+    keeps_output: bool
+
+
+def tensors(
+    tensor_type: Annotated[
+        list[str] | None,
+        typer.Option(metavar="REGEX=TYPE", help="Tensors whose name matches get this type; may be repeated."),
+    ] = None,
+    output_type: Annotated[str, typer.Option(metavar="TYPE", help="Of the output matrix.")] = "",
+    embedding_type: Annotated[str, typer.Option(metavar="TYPE", help="Of the token embedding.")] = "",
+    pure: Annotated[bool, typer.Option("--pure", help="No mix: every matrix gets the same type.")] = False,
+    keep_output: Annotated[bool, typer.Option("--keep-output", help="The output matrix stays as it is.")] = False,
+) -> Tensors:
+    """Options of single tensors.
+
+    Raises:
+        UsageError: one makes no sense.
+    """
+    from llmrun.quantize.types import tensor_type as read
+
+    return Tensors(
+        tuple(_override(text) for text in tensor_type or ()),
+        read(output_type, "--output-type ") if output_type else "",
+        read(embedding_type, "--embedding-type ") if embedding_type else "",
+        pure,
+        keep_output,
+    )
+
+
+def _override(text: str) -> tuple[str, str]:
+    from llmrun.quantize.types import tensor_type as read
+
+    pattern, equals, kind = text.rpartition("=")
+    if not equals or not pattern:
+        raise UsageError(f"--tensor-type {text} makes no sense", hint="--tensor-type 'ffn_down=Q6_K'")
+    return pattern, read(kind, f"--tensor-type {pattern}=")
+
+
+def goal(
+    size: Annotated[
+        str, typer.Option(metavar="SIZE", help="File size to stay under, e.g. 4GB or 900MB.", rich_help_panel=_MIX)
+    ] = "",
+    bpw: Annotated[
+        float | None, typer.Option(metavar="BITS", help="Bits a weight on average, e.g. 4.5.", rich_help_panel=_MIX)
+    ] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="What this machine can hold.", rich_help_panel=_MIX)] = False,
+    ctx: Annotated[
+        int | None, typer.Option("--ctx", "-c", metavar="TOKENS", help="Context for --fit.", rich_help_panel=_MIX)
+    ] = None,
+) -> Goal:
+    """Options that say a size.
+
+    Raises:
+        UsageError: they contradict each other, or make no sense.
+    """
+    given = [flag for flag, value in (("--size", size), ("--bpw", bpw is not None), ("--fit", fit)) if value]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} exclude each other", hint="give one of them")
+    if ctx is not None and not fit:
+        raise UsageError("--ctx says nothing here", why="it is for --fit", hint=f"--fit --ctx {ctx}")
+    if bpw is not None and not 1.0 <= bpw <= 32.0:
+        raise UsageError(f"--bpw {bpw:g} makes no sense", why="it has to be between 1 and 32", hint="--bpw 4.5")
+    label = size.replace(" ", "") if size else f"{bpw:g}bpw" if bpw else "fit" if fit else ""
+    return Goal(read_size(size) if size else 0, bpw or 0.0, fit, ctx, label)
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """Where the importance matrix comes from: "", "auto" or a file; and the text to collect it on."""
+
+    source: str
+    text: Path | None
+
+
+def importance(
+    imatrix: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|FILE", help="Which weights matter: measured now, or a file.", rich_help_panel=_IMPORTANCE
+        ),
+    ] = "",
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text for --imatrix auto. Default: what the model itself writes.",
+            rich_help_panel=_IMPORTANCE,
+        ),
+    ] = None,
+) -> Importance:
+    """Options of the importance matrix.
+
+    Raises:
+        UsageError: a file is not there, or not needed.
+    """
+    if calibration is not None and imatrix not in ("", "auto"):
+        raise UsageError("--calibration says nothing here", why="--imatrix names a file that is finished")
+    for flag, path in (("--imatrix", imatrix not in ("", "auto") and Path(imatrix)), ("--calibration", calibration)):
+        if path and not path.is_file():
+            raise UsageError(f"{flag}: there is no file {str(path)!r}", hint=f"{flag} takes a file" + _or_auto(flag))
+    return Importance("auto" if calibration else imatrix, calibration)
+
+
+def _or_auto(flag: str) -> str:
+    return " or the word auto" if flag == "--imatrix" else " of text"
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Several types to make and measure side by side.
+
+    Attributes:
+        types: names of types.FILE_TYPES or types.BEST_4_BIT.
+        file: where the report goes besides the terminal.
+        text: what quality is measured on; None is what `llmrun evaluate` reads by default.
+    """
+
+    types: tuple[str, ...]
+    file: Path | None
+    text: Path | None
+
+
+def several(
+    types: Annotated[
+        str,
+        typer.Option(
+            metavar="TYPE,...",
+            help="Make each of these and measure its size, speed and quality; a folder as OUT keeps the files.",
+            rich_help_panel=_SEVERAL,
+        ),
+    ] = "",
+    report: Annotated[
+        bool, typer.Option("--report", help=f"The same, of {_USUAL_TYPES} by default.", rich_help_panel=_SEVERAL)
+    ] = False,
+    report_to: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The report as .html, .md or .json file.", rich_help_panel=_SEVERAL),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What quality is measured on. Default: Python's language reference.",
+            rich_help_panel=_SEVERAL,
+        ),
+    ] = None,
+) -> Several | None:
+    """Options of a report; None where none is wished.
+
+    Raises:
+        UsageError: a type is unknown, or the report's file can't be one.
+    """
+    from llmrun.quantize.types import file_type
+
+    if not (types or report or report_to):
+        if text is not None:
+            raise UsageError("--text says nothing here", why="it is for --report")
+        return None
+    if report_to is not None:
+        from llmrun.ui.report import checked_target
+
+        checked_target(report_to)
+    names = [name for name in (types or _USUAL_TYPES).split(",") if name.strip()]
+    return Several(tuple(map(file_type, names)), report_to, text)
+
+
+SourceArgument = Annotated[
+    str,
+    typer.Argument(metavar="SRC", help="GGUF file, model name, or Hugging Face folder.", autocompletion=complete_model),
+]
+OutArgument = Annotated[
+    Path | None, typer.Argument(metavar="[OUT.gguf]", help="Default: NAME-TYPE.gguf in the current folder.")
+]
+TypeOption = Annotated[
+    str,
+    typer.Option(
+        "--type", metavar="TYPE", help="int4 (the best 4-bit type here, the default), int8, Q4_K_M, Q6_K, ..."
+    ),
+]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=512, help="Default: all.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would come out.")]
+ReplaceOption = Annotated[bool, typer.Option("--yes", "-y", help="Replace OUT without asking.")]
+
+
+@with_options(tensors=tensors, goal=goal, importance=importance, several=several)
+def quantize(
+    source: SourceArgument,
+    tensors: Tensors,
+    goal: Goal,
+    importance: Importance,
+    several: Several | None,
+    out: OutArgument = None,
+    type_: TypeOption = "",
+    threads: ThreadsOption = None,
+    dry_run: DryRunOption = False,
+    yes: ReplaceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Make a smaller file of a model. The source stays as it is; the new file is verified before it gets its name."""
+    from llmrun.quantize.decide import AUTO, Wish, read_wish
+    from llmrun.quantize.source import find
+
+    output = Output(json=json)
+    wish = Wish(goal=goal, **asdict(tensors), imatrix=importance.source, calibration=importance.text, threads=threads)
+    wish = read_wish(type_, wish)
+    if dry_run and wish.imatrix == AUTO:
+        raise UsageError("--dry-run would wait for --imatrix auto", hint="name a file, or leave --imatrix out")
+    if several is None:
+        _quantize(output, source, out, wish, may_replace=yes or dry_run, dry_run=dry_run)
+    elif type_ or goal or dry_run:
+        raise UsageError("a report takes its types from --types", hint="--types Q8_0,Q4_K_M --report")
+    else:
+        _report(output, find(source), out, wish, several)
+
+
+def _quantize(output: Output, source: str, out: Path | None, wish: Wish, *, may_replace: bool, dry_run: bool) -> None:
+    """Make one file, or say what it would be."""
+    from llmrun import runner
+    from llmrun.quantize.decide import decide
+    from llmrun.quantize.job import preview
+    from llmrun.quantize.job import quantize as run
+    from llmrun.quantize.source import find, opened
+    from llmrun.ui.quantize import show_done, show_preview, stages
+
+    engine = runner.prestarted()
+    found = find(source)
+    target = _Target(output, found, out, may_replace=may_replace)
+    if wish.label:
+        target(wish.label)  # asks before anything takes long
+    with stages(output, found.name) as progress, opened(found, target.folder, progress, progress.say) as header:
+        request = decide(wish, header, target, progress.say, progress, engine)
+        outlook = preview(request, engine)
+        for note in outlook.notes:
+            progress.say(f"note: {note}")
+        if dry_run:
+            show_preview(output, outlook, request.type, str(request.target))
+            return
+        done = run(request, progress, engine=engine, outlook=outlook)
+    for note in done.notes[len(outlook.notes) :]:
+        output.note(f"note: {note}")
+    show_done(output, done)
+
+
+def _report(output: Output, found: Found, out: Path | None, wish: Wish, several: Several) -> None:
+    """Make and measure several types; the files stay where OUT is a folder."""
+    from llmrun.quantize.decide import importance_matrix, settled
+    from llmrun.quantize.source import opened
+    from llmrun.report import make_report
+    from llmrun.ui.quantize import stages
+    from llmrun.ui.report import report_progress, show, write
+
+    if out is not None and out.suffix.lower() == ".gguf":
+        raise UsageError(f"{str(out)!r} can't be the file of several types", hint="name a folder as OUT")
+    folder = out or Path()
+    with stages(output, found.name) as progress, opened(found, folder, progress, progress.say) as header:
+        types = [settled(kind, header, progress.say) for kind in several.types]
+        imatrix = importance_matrix(wish, header, folder / f"{found.name}.gguf", progress.say, progress)
+        progress.pause()
+        with report_progress(output) as on_update:
+            card = make_report(
+                header.path,
+                types,
+                name=found.name,
+                imatrix=imatrix,
+                threads=wish.threads,
+                keep=out,
+                on_update=on_update,
+            )
+    if several.file is not None:
+        write(card, several.file)
+    show(output, card)
+
+
+class _Target:
+    """The file to write: what was named, or a name made of the model's and a label; asks once whether it may.
+
+    Raises:
+        UsageError: what was named can't be a model's file.
+    """
+
+    def __init__(self, output: Output, found: Found, out: Path | None, *, may_replace: bool) -> None:
+        self._output = output
+        self._found = found
+        self._may_replace = may_replace
+        self._is_named = out is not None and not out.is_dir()
+        self._out = out or Path()
+        if self._is_named:
+            _check_name(self._out)
+        self._settled: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where it will be."""
+        return self._out.parent if self._is_named else self._out
+
+    def __call__(self, label: str) -> Path:
+        """The file.
+
+        Raises:
+            UsageError: it is one that is read, or is there and nobody can be asked.
+            CancelledError: it must not be replaced.
+        """
+        from llmrun.quantize.target import refuse_inputs
+
+        if self._settled is None:
+            target = self._out if self._is_named else self._out / f"{self._found.name}-{label}.gguf"
+            if not self._found.is_folder:
+                refuse_inputs(target, [self._found.path])
+            self._ask(target)
+            self._settled = target
+        return self._settled
+
+    def _ask(self, target: Path) -> None:
+        if self._may_replace or not target.exists():
+            return
+        if not self._output.can_ask:
+            raise UsageError(f"{str(target)!r} is there already", why="nobody can be asked here", hint="-y replaces it")
+        if not self._output.confirm(f"{target} is there already. Replace it?"):
+            raise CancelledError("nothing was written")
+
+
+def _check_name(target: Path) -> None:
+    if target.suffix.lower() != ".gguf":
+        raise UsageError(f"{str(target)!r} does not end in .gguf", hint=f"name it {target.name}.gguf")
+    if not target.parent.is_dir():
+        raise UsageError(f"there is no folder {str(target.parent)!r}", hint=f"mkdir -p {target.parent}")
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{str(target)!r} is no file", hint="name another OUT")

@@ -1,0 +1,1 @@
+"""`llmrun quantize`: from a model to a smaller file of it, with what is lost said in figures."""

@@ -1,0 +1,212 @@
+"""What weights can be stored as: the names people type, llama.cpp's numbers for them, and the best 4-bit type here.
+
+Pure: must not know files, processes, or this machine; whoever asks says what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from llmrun.errors import UsageError
+from llmrun.memory import repacked_types
+from llmrun.models.header import Tensor
+
+
+class TensorType(NamedTuple):
+    """How one tensor can be stored: ggml's number of the type, and the elements and bytes of its blocks."""
+
+    number: int
+    block: int
+    block_bytes: int
+
+
+# llama_ftype, in the order in which the help shows them: the largest first.
+FILE_TYPES: dict[str, int] = {
+    "F32": 0, "BF16": 32, "F16": 1, "Q8_0": 7, "Q6_K": 18, "Q5_K_M": 17, "Q5_K_S": 16, "Q5_1": 9, "Q5_0": 8,
+    "Q4_K_M": 15, "Q4_K_S": 14, "Q4_1": 3, "Q4_0": 2, "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4_MOE": 38, "Q3_K_L": 13,
+    "Q3_K_M": 12, "Q3_K_S": 11, "IQ3_M": 27, "IQ3_S": 26, "IQ3_XS": 22, "IQ3_XXS": 23, "Q2_K": 10, "Q2_K_S": 21,
+    "IQ2_M": 29, "IQ2_S": 28, "IQ2_XS": 20, "IQ2_XXS": 19, "Q2_0": 41, "TQ2_0": 37, "TQ1_0": 36, "IQ1_M": 31,
+    "IQ1_S": 24, "Q1_0": 40,
+}  # fmt: skip
+"""Name of a mix of types, as llama-quantize spells it -> its number in llama.h."""
+
+ALIASES = {
+    "INT8": "Q8_0", "Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "FP16": "F16", "FP32": "F32",
+    "MXFP4": "MXFP4_MOE",
+}  # fmt: skip
+BEST_4_BIT = "INT4"
+"""What stands for the best 4-bit type of this machine and model, see best_4_bit()."""
+
+UNQUANTIZED = frozenset({"F32", "BF16", "F16"})
+
+NEED_IMATRIX = frozenset({
+    "IQ3_XS", "IQ3_XXS", "Q2_K_S", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S",
+})  # fmt: skip
+"""Mixes that llama.cpp refuses to write without an importance matrix."""
+
+TENSOR_TYPES: dict[str, TensorType] = {
+    "F32": TensorType(0, 1, 4), "F16": TensorType(1, 1, 2), "BF16": TensorType(30, 1, 2),
+    "Q8_0": TensorType(8, 32, 34), "Q6_K": TensorType(14, 256, 210), "Q5_K": TensorType(13, 256, 176),
+    "Q5_1": TensorType(7, 32, 24), "Q5_0": TensorType(6, 32, 22), "Q4_K": TensorType(12, 256, 144),
+    "Q4_1": TensorType(3, 32, 20), "Q4_0": TensorType(2, 32, 18), "IQ4_NL": TensorType(20, 32, 18),
+    "IQ4_XS": TensorType(23, 256, 136), "MXFP4": TensorType(39, 32, 17), "NVFP4": TensorType(40, 64, 36),
+    "Q3_K": TensorType(11, 256, 110), "IQ3_S": TensorType(21, 256, 110), "IQ3_XXS": TensorType(18, 256, 98),
+    "Q2_K": TensorType(10, 256, 84), "IQ2_S": TensorType(22, 256, 82), "IQ2_XS": TensorType(17, 256, 74),
+    "IQ2_XXS": TensorType(16, 256, 66), "Q2_0": TensorType(42, 64, 18), "TQ2_0": TensorType(35, 256, 66),
+    "TQ1_0": TensorType(34, 256, 54), "IQ1_M": TensorType(29, 256, 56), "IQ1_S": TensorType(19, 256, 50),
+    "Q1_0": TensorType(41, 128, 18),
+}  # fmt: skip
+"""Name of a tensor's type, of those that ggml can quantize to -> what it is."""
+
+# Nanoseconds that ggml takes for an element on one core of 2024, without and with an importance matrix.
+_COST: dict[str, tuple[float, float]] = {
+    "F32": (0.5, 0.5), "F16": (1.4, 1.4), "BF16": (0.4, 0.4), "Q8_0": (3.5, 3.5), "Q6_K": (27, 27), "Q5_K": (50, 110),
+    "Q5_1": (2.1, 104), "Q5_0": (2.5, 23), "Q4_K": (59, 106), "Q4_1": (1.4, 104), "Q4_0": (1.5, 23),
+    "IQ4_NL": (195, 195), "IQ4_XS": (195, 195), "MXFP4": (4.7, 4.7), "NVFP4": (19, 19), "Q3_K": (10, 33),
+    "IQ3_S": (280, 280), "IQ3_XXS": (420, 420), "Q2_K": (53, 124), "IQ2_S": (190, 190), "IQ2_XS": (1050, 1050),
+    "IQ2_XXS": (400, 400), "Q2_0": (4, 4), "TQ2_0": (3.5, 3.5), "TQ1_0": (3.5, 3.5), "IQ1_M": (150, 150),
+    "IQ1_S": (130, 130), "Q1_0": (4, 4),
+}  # fmt: skip
+_COPY_COST, _READ_COST = 0.5, 1.0
+
+_K_BLOCK = 256
+_SMALL_SHARE = 0.1  # of the weights in rows that don't divide: no reason to leave K-quants
+
+
+def file_type(text: str) -> str:
+    """The name in FILE_TYPES, or BEST_4_BIT, that somebody means.
+
+    Raises:
+        UsageError: there is no such type; names the nearest.
+    """
+    name = text.strip().upper().replace("-", "_")
+    name = ALIASES.get(name, name)
+    if name in FILE_TYPES or name == BEST_4_BIT:
+        return name
+    if name == "NVFP4":
+        raise UsageError("llama.cpp can read NVFP4, but not write it", hint="MXFP4 or Q4_K_M")
+    raise _unknown("type", text, [*FILE_TYPES, *ALIASES, BEST_4_BIT], "llmrun quantize --help lists them")
+
+
+def tensor_type(text: str, label: str) -> str:
+    """The name in TENSOR_TYPES that somebody means.
+
+    Args:
+        label: what stands before it, e.g. "--output-type ".
+
+    Raises:
+        UsageError: a tensor can't be stored so; names the nearest.
+    """
+    name = text.strip().upper().replace("-", "_")
+    if name in TENSOR_TYPES:
+        return name
+    mix = ALIASES.get(name, name)
+    if mix in FILE_TYPES:
+        base = mix.rpartition("_")[0]
+        hint = f"{label}{base}" if base in TENSOR_TYPES else "name the type of one tensor, e.g. Q4_K"
+        raise UsageError(f"{label}{text}: that is a mix of types for a whole file", hint=hint)
+    raise _unknown(f"type for {label.strip()}", text, TENSOR_TYPES, f"one of {', '.join(TENSOR_TYPES)}")
+
+
+def _unknown(kind: str, text: str, known: Iterable[str], otherwise: str) -> UsageError:
+    from difflib import get_close_matches
+
+    names = list(known)
+    wanted = text.strip().upper()
+    near = [name for name in names if name.startswith(wanted)] if len(wanted) > 1 else []
+    near = (near or get_close_matches(wanted, names, n=3, cutoff=0.5))[:3]
+    hint = f"did you mean {' or '.join(near)}?" if near else otherwise
+    return UsageError(f"there is no {kind} {text!r}", hint=hint)
+
+
+def cost(elements: int, before: str, after: str, *, weighted: bool = False) -> float:
+    """How long a tensor takes, in some unit of time.
+
+    Args:
+        before, after: types of the tensor.
+        weighted: whether there is an importance matrix.
+    """
+    if before == after:
+        return _COPY_COST * elements
+    return (_READ_COST + _COST[after][weighted]) * elements
+
+
+def is_quantized(tensor_types: Iterable[str]) -> bool:
+    """Whether any of these types of tensors has lost something already."""
+    return any(name not in UNQUANTIZED for name in tensor_types if not name.startswith(("I8", "I16", "I32", "I64")))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A type, and why it is the one."""
+
+    type: str
+    why: str
+
+
+def best_4_bit(tensors: Iterable[Tensor], cpu_flags: Collection[str], *, gpu: bool = False) -> Choice:
+    """The best 4-bit type by kernel, size and quality.
+
+    K-quants answer best for their size, but their blocks of 256 want rows that divide by it: others become Q5_0 and
+    Q8_0, which are larger. Of the types with blocks of 32, IQ4_NL answers better than Q4_0 at the same size, and
+    llama.cpp brings both into an order that fast kernels like. Q4_1 has no such kernel for prompts.
+
+    Args:
+        tensors: of the model.
+        cpu_flags: as in Hardware.
+        gpu: whether a GPU will compute.
+    """
+    share, rows = _undivided(tensors)
+    fast = repacked_types(cpu_flags)
+    where = "on a GPU" if gpu else "on this processor"
+    if share <= _SMALL_SHARE:
+        if gpu or "Q4_K" in fast:
+            return Choice("Q4_K_M", f"it answers best among the 4-bit types and has fast kernels {where}")
+        return Choice(
+            "Q4_K_M", "it answers best among the 4-bit types; this processor has a fast kernel for none of them"
+        )
+    because = f"rows of {rows} weights don't divide into K-quants' blocks of {_K_BLOCK}, so Q4_K_M would grow"
+    if gpu or "IQ4_NL" in fast:
+        return Choice("IQ4_NL", f"{because}; it answers better than Q4_0 at the same size, with fast kernels {where}")
+    return Choice("Q4_0", f"{because}, and without fast kernels Q4_0 is the simplest to unpack")
+
+
+def slow_prompts(kind: str, cpu_flags: Collection[str]) -> str:
+    """A sentence about a type that reads prompts several times slower than others of its size here; "" for the others.
+
+    On x86 ggml has no matrix kernel for blocks of 32 with a minimum: SmolLM2 in Q4_1 reads 290 tokens/s, in Q4_0 800.
+    """
+    if kind not in ("Q4_1", "Q5_1") or "avx2" not in cpu_flags:
+        return ""
+    return f"{kind} reads prompts at about a third of the speed of Q4_0, IQ4_NL or Q4_K_M on this processor"
+
+
+def _undivided(tensors: Iterable[Tensor]) -> tuple[float, int]:
+    """The share of all weights that lie in rows K-quants can't hold, and the length most of these rows have."""
+    total, rows = 0, dict[int, int]()
+    for tensor in tensors:
+        if len(tensor.shape) < 2:
+            continue
+        total += tensor.n_elements
+        if tensor.shape[0] % _K_BLOCK:
+            rows[tensor.shape[0]] = rows.get(tensor.shape[0], 0) + tensor.n_elements
+    if not rows:
+        return 0.0, 0
+    return sum(rows.values()) / total, max(rows, key=lambda length: rows[length])
+
+
+def tensor_bytes(tensor: Tensor, kind: str) -> int:
+    """What a tensor takes when it is stored as a type, without padding."""
+    if kind == tensor.type:
+        return tensor.n_bytes
+    return tensor.n_elements // TENSOR_TYPES[kind].block * TENSOR_TYPES[kind].block_bytes
+
+
+def unfit(tensors: Mapping[str, Tensor], name: str, kind: str) -> int:
+    """The length of a tensor's rows when blocks of a type don't divide it; 0 when all is well, or it is not there."""
+    tensor = tensors.get(name)
+    if tensor is None or tensor.shape[0] % TENSOR_TYPES[kind].block == 0:
+        return 0
+    return tensor.shape[0]

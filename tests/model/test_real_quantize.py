@@ -1,0 +1,298 @@
+"""The real thing: files equal to llama-quantize's, and targets that survive whatever kills the command."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import hf_writer
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+from gguf_writer import TensorSpec, runnable_model, runnable_tensors, write
+from installed import Installed, engine_of, eventually, gone, only_error_line
+
+from llmrun.models.gguf import read_header
+from llmrun.quantize.types import NEED_IMATRIX
+
+WIDTH, FEED_FORWARD = 256, 512
+
+# SHA-256 of the tensors' data in llama-quantize's files, its beginning. Of SmolLM2: from its Q4_1 file by way of F16.
+# benchmarks/quantize.py compares all types, those that take long too.
+SMOLLM2 = {
+    "F16": "a6e4987deeb3b844", "Q4_0": "a59fb7f494938239", "Q8_0": "99a418c27e764b9c", "Q4_K_M": "628a9847ba6d5f5a",
+}  # fmt: skip
+RANDOM = {
+    "BF16": "ae34896519d49272", "F16": "8fea36c5a2ee1669", "Q8_0": "9f5f41d8dd9d3104", "Q6_K": "8540bae14600e61f",
+    "Q5_K_M": "ce42ebaf49ef7c90", "Q5_1": "323957584834dce2", "Q5_0": "5ce343f3859016f8",
+    "Q4_K_M": "03f557b8e5fd331a", "Q4_K_S": "53db345dd5102a3f", "Q4_1": "58f1892f8b19d6ce",
+    "Q4_0": "b3f66d24a4c09b82", "IQ4_NL": "a9a848c02278c4f8", "IQ4_XS": "075f9d7715643100",
+    "MXFP4_MOE": "9f5f41d8dd9d3104", "Q3_K_M": "fa48de5fb5daa204", "Q2_K": "d91881d9c4e08961",
+    "TQ1_0": "2de54a4ae4b6d0ea", "Q2_K_S": "1a6a6423af2dab5f", "IQ2_XXS": "8454464769c3684f",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in F32 of random weights whose rows divide into all blocks."""
+    return random_model(tmp_path_factory.mktemp("small") / "small-F32.gguf")
+
+
+@pytest.fixture(scope="module")
+def imatrix(small: Path) -> Path:
+    """An importance matrix for it of random numbers."""
+    random = np.random.RandomState(2)
+    path = small.with_name("small.imatrix.gguf")
+    writer = GGUFWriter(path, "imatrix")
+    writer.add_type("imatrix")
+    writer.add_array("imatrix.datasets", ["noise"])
+    writer.add_uint32("imatrix.chunk_count", 3)
+    writer.add_uint32("imatrix.chunk_size", 512)
+    for tensor in read_header(small).tensors:
+        if tensor.name.startswith("blk.") and len(tensor.shape) > 1:
+            sums = random.gamma(1.0, 100.0, (1, tensor.shape[0])).astype(np.float32)
+            writer.add_tensor(f"{tensor.name}.in_sum2", sums)
+            writer.add_tensor(f"{tensor.name}.counts", np.full((1, 1), 1536, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def random_model(path: Path) -> Path:
+    """Writes it; the numbers come from a generator that numpy has promised never to change."""
+    shapes = {
+        "token_embd.weight": (WIDTH, 261), "output_norm.weight": (WIDTH,), "blk.0.attn_norm.weight": (WIDTH,),
+        "blk.0.attn_q.weight": (WIDTH, WIDTH), "blk.0.attn_k.weight": (WIDTH, WIDTH // 2),
+        "blk.0.attn_v.weight": (WIDTH, WIDTH // 2), "blk.0.attn_output.weight": (WIDTH, WIDTH),
+        "blk.0.ffn_norm.weight": (WIDTH,), "blk.0.ffn_gate.weight": (WIDTH, FEED_FORWARD),
+        "blk.0.ffn_up.weight": (WIDTH, FEED_FORWARD), "blk.0.ffn_down.weight": (FEED_FORWARD, WIDTH),
+    }  # fmt: skip
+    changes = {
+        "llama.embedding_length": WIDTH, "llama.feed_forward_length": FEED_FORWARD,
+        "llama.attention.head_count": 4, "llama.attention.head_count_kv": 2, "llama.rope.dimension_count": 64,
+    }  # fmt: skip
+    specs = [TensorSpec(name, shape, 0, 4 * int(np.prod(shape))) for name, shape in shapes.items()]
+    content = bytearray(runnable_model(changes, specs))
+    random = np.random.RandomState(1)
+    for tensor in read_header(write(path, bytes(content))).tensors:
+        values = random.standard_normal(tensor.n_elements) * 0.05 if len(tensor.shape) > 1 else np.ones(tensor.shape)
+        content[tensor.offset : tensor.offset + tensor.n_bytes] = values.astype(np.float32).tobytes()
+    return write(path, bytes(content))
+
+
+def data_hash(path: Path) -> str:
+    """Of everything behind the header."""
+    start = min(tensor.offset for tensor in read_header(path).tensors)
+    return hashlib.sha256(memoryview(path.read_bytes())[start:]).hexdigest()[:16]
+
+
+@pytest.fixture(scope="module")
+def half(command: str, pulled: None, model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 in F16, made by the command itself."""
+    path = tmp_path_factory.mktemp("half") / "smollm2-F16.gguf"
+    done = subprocess.run(
+        [command, "quantize", "smollm2", str(path), "--type", "f16"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "as F16 it gets larger, not better" in done.stderr
+    return path
+
+
+@pytest.mark.parametrize("kind", SMOLLM2)
+def test_smollm2_as_llama_quantize_writes_it(llmrun: Installed, half: Path, tmp_path: Path, kind: str) -> None:
+    path = half if kind == "F16" else tmp_path / f"{kind}.gguf"
+    if kind != "F16":
+        quantized(llmrun, half, path, kind)
+    assert data_hash(path) == SMOLLM2[kind]
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+def test_random_weights_as_llama_quantize_writes_it(
+    llmrun: Installed, small: Path, imatrix: Path, tmp_path: Path, kind: str
+) -> None:
+    options = ["--imatrix", str(imatrix)] if kind in NEED_IMATRIX else []
+    done = quantized(llmrun, small, tmp_path / "out.gguf", kind, *options)
+    assert data_hash(tmp_path / "out.gguf") == RANDOM[kind]
+    assert done["n_bytes"] == (tmp_path / "out.gguf").stat().st_size
+
+
+def quantized(llmrun: Installed, source: Path, target: Path, kind: str, *options: str) -> dict[str, Any]:
+    """Quantize; gives the JSON."""
+    done = llmrun.run("quantize", str(source), str(target), "--type", kind, "--json", *options)
+    assert done.returncode == 0, done.stderr.decode()
+    return dict(json.loads(done.stdout))
+
+
+def test_what_comes_out_answers(llmrun: Installed, half: Path, tmp_path: Path) -> None:
+    path = tmp_path / "smollm2-Q4_K_M.gguf"
+    done = llmrun.run("quantize", str(half), str(path), "--type", "Q4_K_M")
+    assert done.returncode == 0
+    assert b"F16 270.9 MB -> Q4_K_M 105.5 MB, 6.17 bits a weight" in done.stderr
+    assert done.stdout == b""
+    assert b"180 of 272 tensors get another type" in done.stderr
+    answer = llmrun.run("run", str(path), "--temp", "0", "-n", "16", "What is the capital of France?")
+    assert b"France" in answer.stdout
+
+
+def test_the_best_4_bit_type_of_smollm2(llmrun: Installed, half: Path) -> None:
+    done = llmrun.run("quantize", str(half), "--dry-run", "--json")
+    assert json.loads(done.stdout)["type"] in ("IQ4_NL", "Q4_0")  # its rows of 576 don't divide into K-quants' blocks
+    assert b"576" in done.stderr
+
+
+def test_single_tensors(llmrun: Installed, small: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.gguf"
+    quantized(
+        llmrun, small, target, "Q4_0",
+        "--tensor-type", "ffn_(up|gate)=q8_0", "--tensor-type", "attn_v=Q6_K", "--embedding-type", "q5_k",
+    )  # fmt: skip
+    found = {tensor.name: tensor.type for tensor in read_header(target).tensors if len(tensor.shape) > 1}
+    assert found["blk.0.ffn_up.weight"] == found["blk.0.ffn_gate.weight"] == "Q8_0"
+    assert found["blk.0.attn_v.weight"] == "Q6_K"
+    assert found["token_embd.weight"] == "Q5_K"
+    assert found["blk.0.attn_q.weight"] == "Q4_0"
+
+
+def test_a_pattern_that_is_none(llmrun: Installed, small: Path, tmp_path: Path) -> None:
+    done = llmrun.run("quantize", str(small), str(tmp_path / "o.gguf"), "--type", "q4_0", "--tensor-type", "(=q8_0")
+    assert done.returncode == 2
+    assert "can't read a --tensor-type pattern" in only_error_line(done.stderr.decode())
+
+
+def test_a_folder_of_hugging_face(llmrun: Installed, tmp_path: Path) -> None:
+    folder = hf_writer.write(tmp_path / "tiny", hf_writer.files_of("LlamaForCausalLM"))
+    done = llmrun.run("quantize", str(folder), str(tmp_path), "--type", "int8")
+    assert done.returncode == 0, done.stderr.decode()
+    assert {tensor.type for tensor in read_header(tmp_path / "tiny-Q8_0.gguf").tensors} == {"Q8_0", "F32"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny", "tiny-Q8_0.gguf"]
+
+
+# ---- whatever happens, the target is old or complete, the source as it was --------------------------
+
+
+OLD = b"an old file"
+
+
+class Scene:
+    """A quantization that is going to be disturbed."""
+
+    def __init__(self, llmrun: Installed, source: Path, folder: Path) -> None:
+        self.llmrun, self.source, self.target = llmrun, source, folder / "out.gguf"
+        self.target.write_bytes(OLD)
+        self._before = (source.stat().st_mtime_ns, source.stat().st_size, data_hash(source))
+
+    def start(self, **more: Any) -> subprocess.Popen[bytes]:
+        """Begin."""
+        command = [self.llmrun.command, "quantize", "-y", str(self.source), str(self.target), "--type", "Q4_0"]
+        return subprocess.Popen(
+            command, env=self.llmrun.environment(), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, **more
+        )
+
+    def temporaries(self) -> list[Path]:
+        return list(self.target.parent.glob(".*.tmp"))
+
+    def written(self) -> int:
+        """Bytes so far."""
+        return max((path.stat().st_size for path in self.temporaries()), default=0)
+
+    def check(self) -> None:
+        """Old or complete, and the source as it was."""
+        if self.target.read_bytes() != OLD:
+            assert data_hash(self.target) == SMOLLM2["Q4_0"]
+        assert (self.source.stat().st_mtime_ns, self.source.stat().st_size, data_hash(self.source)) == self._before
+
+
+@pytest.fixture
+def scene(llmrun: Installed, half: Path, tmp_path: Path) -> Scene:
+    return Scene(llmrun, half, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        *((signal.SIGKILL, moment) for moment in (0, 1, 20_000_000, 60_000_000, 91_000_000, 91_726_912)),
+        *((signal.SIGINT, moment) for moment in (1, 30_000_000, 70_000_000, 91_726_912)),
+        (signal.SIGTERM, 30_000_000),
+    ],
+)
+def test_a_signal_when_so_many_bytes_are_written(scene: Scene, number: signal.Signals, moment: int) -> None:
+    process = scene.start()
+    engine = engine_of(process.pid)
+    eventually(lambda: scene.written() >= moment or process.poll() is not None, 30)
+    began = time.monotonic()
+    process.send_signal(number)
+    status = process.wait(10)
+    assert status in (0, -number if number == signal.SIGKILL else 128 + number)
+    assert eventually(lambda: gone(engine), 5)
+    assert time.monotonic() - began < 1.0  # 0.25 s where nothing else runs
+    scene.check()
+    if number != signal.SIGKILL:
+        assert not scene.temporaries()
+        return
+    # The next run tidies up.
+    assert scene.start().wait(60) == 0
+    assert data_hash(scene.target) == SMOLLM2["Q4_0"]
+    assert not scene.temporaries()
+
+
+def test_the_engine_dies(scene: Scene) -> None:
+    process = scene.start()
+    eventually(lambda: scene.written() > 10_000_000, 30)
+    os.kill(engine_of(process.pid).pid, signal.SIGKILL)
+    assert process.wait(10) == 8
+    assert scene.target.read_bytes() == OLD
+    assert not scene.temporaries()
+
+
+@pytest.mark.parametrize("limit", [4096, 1_000_000, 50_000_000, 91_726_911])
+def test_a_disk_that_takes_no_more(scene: Scene, limit: int) -> None:
+    process = scene.start(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 6, stderr
+    assert "is not allowed there" in only_error_line(stderr.decode())
+    assert b"ulimit -f" in stderr
+    assert scene.target.read_bytes() == OLD
+    assert not scene.temporaries()
+    scene.check()
+
+
+def test_source_and_target_are_one_file(llmrun: Installed, small: Path, tmp_path: Path) -> None:
+    before = small.read_bytes()
+    link, hard = tmp_path / "link.gguf", tmp_path / "hard.gguf"
+    link.symlink_to(small)
+    hard.hardlink_to(small)
+    for target in (small, link, hard):
+        done = llmrun.run("quantize", "-y", str(small), str(target), "--type", "Q4_0")
+        assert done.returncode == 2
+        assert "would be overwritten while it is read" in only_error_line(done.stderr.decode())
+    assert small.read_bytes() == before
+
+
+def test_a_source_that_llama_cpp_does_not_load(llmrun: Installed, tmp_path: Path) -> None:
+    tensors = [tensor for tensor in runnable_tensors() if tensor.name != "blk.0.ffn_up.weight"]
+    source = write(tmp_path / "bad.gguf", runnable_model({}, tensors))
+    done = llmrun.run("quantize", str(source), str(tmp_path / "out.gguf"), "--type", "q8_0")
+    assert done.returncode == 7
+    assert "can't load bad.gguf" in only_error_line(done.stderr.decode())
+    assert b"ffn_up" in done.stderr
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_weights_that_are_no_numbers(llmrun: Installed, small: Path, tmp_path: Path) -> None:
+    content = bytearray(small.read_bytes())
+    tensor = next(tensor for tensor in read_header(small).tensors if tensor.name == "blk.0.ffn_down.weight")
+    content[tensor.offset + 4000 : tensor.offset + 4004] = np.float32(np.nan).tobytes()
+    source = write(tmp_path / "nan.gguf", bytes(content))
+    done = llmrun.run("quantize", str(source), str(tmp_path / "out.gguf"), "--type", "q8_0")
+    assert done.returncode == 7
+    assert b"blk.0.ffn_down.weight" in done.stderr
+    assert not (tmp_path / "out.gguf").exists()
