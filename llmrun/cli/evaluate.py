@@ -1,0 +1,159 @@
+"""`llmrun evaluate`: how well a model predicts a text, and how far it is from a reference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmrun.cli.completion import complete_model
+from llmrun.cli.options import GpuLayersOption, JsonOption, ModelArgument, ThreadsOption, YesOption, with_options
+from llmrun.config import load_settings
+from llmrun.errors import UsageError
+from llmrun.ui.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.evaluate import Text
+    from llmrun.jobs.evaluate import Evaluated, EvaluateUpdate
+    from llmrun.ui.evaluate import About
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """What a model is measured on, see llmrun.evaluate.evaluate()."""
+
+    text: Text
+    n_ctx: int | None
+    chunks: int | None
+    long: bool
+
+
+def _sample(
+    text: Annotated[
+        Path | None,
+        typer.Option("--text", metavar="FILE", help="What to predict. Default: Python's language reference."),
+    ] = None,
+    ctx: Annotated[
+        int | None,
+        typer.Option("--ctx", "-c", metavar="TOKENS", help="Of a chunk. Default: 512, or up to 8192 with --long."),
+    ] = None,
+    chunks: Annotated[
+        str, typer.Option("--chunks", metavar="N|all", help="How many chunks at most. Default: 20,480 tokens.")
+    ] = "",
+    long: Annotated[
+        bool, typer.Option("--long", help="Figures by position too, and facts to be found in long texts.")
+    ] = False,
+) -> _Sample:
+    """What is wrong with them is said before a model is looked for.
+
+    Raises:
+        UsageError: an option makes no sense, or the text can't be read.
+    """
+    from llmrun.evaluate import ALL_CHUNKS, default_text, read_text
+
+    try:
+        count = ALL_CHUNKS if chunks == "all" else int(chunks) if chunks else None
+    except ValueError:
+        raise UsageError(f"--chunks {chunks} makes no sense", hint="--chunks all, or a number") from None
+    return _Sample(read_text(text) if text is not None else default_text(), ctx, count, long)
+
+
+@with_options(sample=_sample)
+def evaluate(
+    model: ModelArgument,
+    sample: _Sample,
+    reference: Annotated[
+        str,
+        typer.Option(
+            "--reference",
+            "-r",
+            metavar="MODEL",
+            help="Compare with this one: the same model in more bits.",
+            autocompletion=complete_model,
+        ),
+    ] = "",
+    threads: ThreadsOption = None,
+    gpu_layers: GpuLayersOption = None,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Measure a model: its perplexity on a text, and how far it is from a reference.
+
+    Figures are llama-perplexity's, and compare where text, --ctx and --chunks
+    are the same. So is the error, which takes positions for independent; the
+    interval does not. Ctrl-C shows what is known by then.
+    """
+    from llmrun.evaluate import evaluate as measure
+    from llmrun.models.in_use import using
+    from llmrun.ui.evaluate import About, reading
+
+    output, result = Output(json=json), _Result()
+    paths = [_file(output, name, yes=yes) for name in (model, reference) if name]
+    about = About(paths[0].name, paths[1].name if reference else "", sample.text.name, sample.text.sha256)
+    try:
+        with ExitStack() as held:
+            for path in paths:
+                held.enter_context(using(path))
+            show = held.enter_context(reading(output))
+            result.found = measure(
+                paths[0],
+                reference=paths[1] if reference else None,
+                text=sample.text,
+                n_ctx=sample.n_ctx,
+                chunks=sample.chunks,
+                long=sample.long,
+                threads=threads,
+                gpu_layers=-1 if gpu_layers is None else gpu_layers,
+                on_update=result.kept_before(show),
+            )
+            result.is_whole = True
+    finally:
+        result.show(output, about)
+
+
+class _Result:
+    """The figures that came last, all of them or not."""
+
+    def __init__(self) -> None:
+        self.found: Evaluated | None = None
+        self.is_whole = False
+        self._began = time.monotonic()
+
+    def kept_before(self, show: Callable[[EvaluateUpdate], None]) -> Callable[[EvaluateUpdate], None]:
+        """What keeps an update's figures and then shows it."""
+
+        def keep(update: EvaluateUpdate) -> None:
+            self.found = update.so_far or self.found
+            show(update)
+
+        return keep
+
+    def show(self, output: Output, about: About) -> None:
+        """Print what there is."""
+        from llmrun.evaluate import verdict
+        from llmrun.ui.evaluate import show_evaluated
+        from llmrun.ui.figures import seconds
+
+        if self.found is None:
+            return
+        words, elapsed = verdict(self.found), time.monotonic() - self._began
+        if output.json:
+            facts = {**asdict(about), "complete": self.is_whole, **asdict(self.found)}
+            output.result_json({**facts, "verdict": words, "seconds": elapsed})
+            return
+        show_evaluated(output, about, self.found, words)
+        output.note(f"took {seconds(elapsed)}" if self.is_whole else "stopped: these are the figures up to there")
+
+
+def _file(output: Output, name: str, *, yes: bool) -> Path:
+    from llmrun.cli.loading import fetch
+    from llmrun.model import locate
+
+    settings = load_settings()
+    located = locate(name, settings)
+    return located.path or fetch(output, located.spec, settings, yes=yes)
