@@ -33,17 +33,25 @@ def launch(
         verbose: its log goes to our stderr instead of a nameless file.
         environment: variables that it gets besides ours.
     """
-    log = None if verbose else tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+    log = None if verbose else _nameless_file()
     process = subprocess.Popen(
         list(command),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=log,
+        stderr=log if log or verbose else subprocess.DEVNULL,
         bufsize=0,
         cwd=os.path.abspath(os.sep),  # noqa: PTH100 - nothing in the user's folder may shadow a module
         env={**os.environ, **environment} if environment else None,
     )
     return Launched(process, log)
+
+
+def _nameless_file() -> IO[bytes] | None:
+    """A temporary file; None where nothing can be written, and then an engine's last words are lost."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:
+        return None
 
 
 _prestarted: Launched | None = None

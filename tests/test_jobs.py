@@ -123,3 +123,13 @@ def test_the_environment_reaches_the_engine() -> None:
     code = "import os, sys; sys.stdout.write(os.environ['OMP_WAIT_POLICY'])"
     launched = launch((sys.executable, "-c", code), environment={"OMP_WAIT_POLICY": "active"})
     assert launched.process.communicate()[0] == b"active"
+
+
+def test_an_engine_starts_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    launched = launch((sys.executable, "-c", "import sys; sys.stderr.write('lost'); print('there')"))
+    assert launched.log is None
+    assert launched.process.communicate()[0].strip() == b"there"

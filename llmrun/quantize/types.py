@@ -87,7 +87,7 @@ def file_type(text: str) -> str:
         return name
     if name == "NVFP4":
         raise UsageError("llama.cpp can read NVFP4, but not write it", hint="MXFP4 or Q4_K_M")
-    raise _unknown("type", text, [*FILE_TYPES, *ALIASES, BEST_4_BIT], "llmrun quantize --help lists them")
+    raise _unknown("type", text, [*FILE_TYPES, *ALIASES, BEST_4_BIT], f"one of {', '.join(FILE_TYPES)}")
 
 
 def tensor_type(text: str, label: str) -> str:
