@@ -272,15 +272,17 @@ def test_a_size_goes_to_the_mix(engine: Engine, monkeypatch: pytest.MonkeyPatch,
 def test_an_importance_matrix_is_collected_beside_the_target(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def collect(model: Path, target: Path, **more: Any) -> None:
+    def collect(model: Path, target: Path, **more: Any) -> SimpleNamespace:
         assert (more["text"], more["threads"]) == (None, 2)
         more["on_update"](SimpleNamespace(phase="reading", share=0.5))
         target.write_bytes(b"matrix")
+        return SimpleNamespace(notes=("the text is short",))
 
     monkeypatch.setattr("llmrun.quantize.calibration.collect", collect)
     done = run("tiny-F16.gguf", "--type", "q4_0", "--imatrix", "auto", "-t", "2")
     assert (tmp_path / "tiny-Q4_0.imatrix.gguf").read_bytes() == b"matrix"
     assert engine.commands[-1].imatrix == str(tmp_path / "tiny-Q4_0.imatrix.gguf")
+    assert "note: the text is short" in done.stderr
     assert "--imatrix tiny-Q4_0.imatrix.gguf uses it again" in done.stderr
     assert "tiny: importance matrix, reading" in done.stderr
 

@@ -228,7 +228,7 @@ def test_a_write_that_the_system_refuses_says_why(request_: Request, monkeypatch
     engine = Engine("Q4_0")
     engine.fails = fail
     assert_old_file_stays(request_, engine, ResourceError)
-    monkeypatch.setattr(job.disk, "probe", lambda path: Path("/dev/full").write_bytes(b"x"))
+    monkeypatch.setattr(job.new_file, "probe", lambda path: Path("/dev/full").write_bytes(b"x"))
     assert_old_file_stays(request_, engine, DiskFullError)
 
 

@@ -67,7 +67,8 @@ def test_types_as_people_type_them(typed: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "hint"), [("q4_9", "Q4_0"), ("q4km", "Q4_K_M"), ("q5", "Q5_K_M"), ("int5", "INT4"), ("xyz", "--help")]
+    ("typed", "hint"),
+    [("q4_9", "Q4_0"), ("q4km", "Q4_K_M"), ("q5", "Q5_K_M"), ("int5", "INT4"), ("xyz", "one of ")],
 )
 def test_an_unknown_type_names_the_nearest(typed: str, hint: str) -> None:
     with pytest.raises(UsageError) as error:

@@ -5,7 +5,6 @@ Owns the format's bytes, and that the file is there whole or not at all; must no
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,8 +15,8 @@ from llmrun.convert.card import Signed
 from llmrun.convert.encode import WRITTEN_TYPES
 from llmrun.errors import BadModelError
 from llmrun.models.check import check, check_vocabulary
-from llmrun.models.disk import disk_errors, require_space, sync_folder
 from llmrun.models.gguf import read_header
+from llmrun.models.new_file import arriving, remove_leftovers, require_room
 
 if TYPE_CHECKING:
     from llmrun.convert.tensors import Written
@@ -44,25 +43,17 @@ def write_model(target: Path, metadata: Mapping[str, Any], tensors: Sequence[Wri
     """
     header = header_bytes(metadata, tensors)
     total = len(header) + sum(_padded(tensor.n_bytes) for tensor in tensors)
-    arriving = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    done = 0
-    with disk_errors(target, lambda: total - done):
-        require_space(target.parent, total)
-        try:
-            with arriving.open("wb") as file:
-                file.write(header)
-                done = len(header)
-                for tensor in tensors:
-                    for n_bytes in _write_tensor(file, tensor):
-                        done += n_bytes
-                        on_progress(done, total)
-                file.flush()
-                os.fsync(file.fileno())
-            _verify(arriving, target, tensors, total)
-            arriving.replace(target)
-            sync_folder(target.parent)
-        finally:
-            arriving.unlink(missing_ok=True)
+    remove_leftovers(target.parent)
+    require_room(target, total)
+    with arriving(target, total) as path:
+        with path.open("wb") as file:
+            file.write(header)
+            done = len(header)
+            for tensor in tensors:
+                for n_bytes in _write_tensor(file, tensor):
+                    done += n_bytes
+                    on_progress(done, total)
+        _verify(path, target, tensors, total)
     return total
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from llmrun.errors import UsageError
 from llmrun.hardware import Hardware, probe
+from llmrun.models import new_file
 from llmrun.models.header import Header
 from llmrun.plan import readable_size
-from llmrun.quantize import target as disk
 from llmrun.quantize.job import OnProgress, Request, all_cores, needs_imatrix, preview
 from llmrun.quantize.size import Goal, goal_bytes
 from llmrun.quantize.types import BEST_4_BIT, FILE_TYPES, NEED_IMATRIX, UNQUANTIZED, best_4_bit, file_type, slow_prompts
@@ -159,23 +159,21 @@ def importance_matrix(
     """The importance matrix: the file that was named, or one that is collected and kept beside the target."""
     if not wish.imatrix:
         return None
-    if wish.imatrix != AUTO:
-        from llmrun.quantize.imatrix_file import read_imatrix, require_fit
-
-        named = Path(wish.imatrix)
-        require_fit(read_imatrix(named), header, named)
-        return named
-    from llmrun.quantize.calibration import collect
+    from llmrun.quantize.calibration import collect, prepared
 
     path = target.with_name(f"{target.name.removesuffix('.gguf')}.imatrix.gguf")
-    disk.refuse_inputs(path, [header.path])
-    collect(
+    if wish.imatrix != AUTO:
+        return prepared(Path(wish.imatrix), header.path, path)
+    new_file.refuse_inputs(path, [header.path])
+    collected = collect(
         header.path,
         path,
         text=wish.calibration,
         threads=wish.threads,
         on_update=lambda update: on_progress(f"importance matrix, {update.phase}", update.share),
     )
+    for note in collected.notes:
+        say(f"note: {note}")
     say(f"the importance matrix is in {path}: --imatrix {path} uses it again")
     return path
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from llmrun.errors import BadModelError, ResourceError, UsageError
 from llmrun.hardware import Hardware, probe
 from llmrun.jobs.quantize import QUANTIZE, Quantize, Quantized, QuantizeUpdate
+from llmrun.models import new_file
 from llmrun.models.gguf import read_header
 from llmrun.models.header import Header
-from llmrun.quantize import target as disk
 from llmrun.quantize.types import (
     FILE_TYPES,
     NEED_IMATRIX,
@@ -174,10 +174,10 @@ def quantize(
     try:
         outlook = outlook or preview(request, own)
         inputs = [request.source, *([request.imatrix] if request.imatrix else [])]
-        disk.refuse_inputs(request.target, inputs)
-        disk.remove_leftovers(request.target.parent)
-        disk.require_room(request.target, outlook.n_bytes)
-        with disk.arriving(request.target, outlook.n_bytes) as path:
+        new_file.refuse_inputs(request.target, inputs)
+        new_file.remove_leftovers(request.target.parent)
+        new_file.require_room(request.target, outlook.n_bytes)
+        with new_file.arriving(request.target, outlook.n_bytes) as path:
             written = _write(request, path, outlook, own, on_update)
             made = read_header(path)
             if written.types != outlook.types:
@@ -207,7 +207,7 @@ def _write(request: Request, path: Path, outlook: Preview, engine: Runner, on_up
             QUANTIZE, _command(request, str(path)), lambda update: on_update("quantizing", pace.of(update))
         )
     except ResourceError:
-        disk.probe(path)  # raises what the system said to llama.cpp, which only knows that it failed
+        new_file.probe(path)  # raises what the system said to llama.cpp, which only knows that it failed
         raise
 
 

@@ -15,7 +15,7 @@ from llmrun.errors import ModelNotFoundError, UsageError
 from llmrun.models.check import check
 from llmrun.models.gguf import read_header
 from llmrun.models.header import Header
-from llmrun.quantize.target import temporary
+from llmrun.models.new_file import temporary
 
 OnProgress = Callable[[str, float], None]
 """Gets (what is being done, how much of it: 0 to 1)."""

@@ -282,6 +282,11 @@ class LlamaBackend:
         if load.warm_up:
             self._warm_up()
 
+    def close(self) -> None:
+        """Free the context and its KV cache; the backend can't be used any more."""
+        self._llama.llama_batch_free(self._batch)
+        self._llama.llama_free(self._context)
+
     def _make_context(self, n_ctx: int) -> Any:
         llama, load = self._llama, self._load
         params = llama.llama_context_default_params()

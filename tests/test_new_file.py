@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from llmrun.errors import CancelledError, DiskFullError, LlmrunError, ResourceError, UsageError
-from llmrun.quantize import target as disk
+from llmrun.models import new_file
 
 OLD, NEW = b"old file", b"new file"
 
@@ -25,7 +25,7 @@ def target(tmp_path: Path) -> Path:
 
 
 def write(target: Path) -> None:
-    with disk.arriving(target) as path:
+    with new_file.arriving(target) as path:
         path.write_bytes(NEW)
 
 
@@ -36,7 +36,7 @@ def test_a_file_arrives(target: Path) -> None:
 
 
 def test_until_then_the_old_one_is_there(target: Path) -> None:
-    with disk.arriving(target) as path:
+    with new_file.arriving(target) as path:
         path.write_bytes(NEW)
         assert target.read_bytes() == OLD
         assert path.parent == target.parent
@@ -45,7 +45,7 @@ def test_until_then_the_old_one_is_there(target: Path) -> None:
 @pytest.mark.parametrize("error", [CancelledError("stop"), KeyboardInterrupt(), UsageError("no"), RuntimeError()])
 def test_whatever_happens_inside(target: Path, error: BaseException) -> None:
     def interrupted() -> None:
-        with disk.arriving(target) as path:
+        with new_file.arriving(target) as path:
             path.write_bytes(NEW)
             raise error
 
@@ -61,7 +61,7 @@ def test_every_step_can_fail(target: Path, monkeypatch: pytest.MonkeyPatch, step
     def fail(*arguments: Any, **others: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(*((Path, "replace") if step == "replace" else (disk.os, step)), fail)
+    monkeypatch.setattr(*((Path, "replace") if step == "replace" else (os, step)), fail)
     with pytest.raises(ResourceError) as error:
         write(target)
     monkeypatch.undo()
@@ -72,23 +72,23 @@ def test_every_step_can_fail(target: Path, monkeypatch: pytest.MonkeyPatch, step
 
 
 def test_a_disk_that_is_full_while_writing(target: Path) -> None:
-    with pytest.raises(DiskFullError) as error, disk.arriving(target):
+    with pytest.raises(DiskFullError) as error, new_file.arriving(target):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert "OUT" in error.value.hint
     assert target.read_bytes() == OLD
 
 
 def test_no_room(target: Path) -> None:
-    disk.require_room(target, 1)
+    new_file.require_room(target, 1)
     with pytest.raises(DiskFullError, match="too full"):
-        disk.require_room(target, 1 << 60)
+        new_file.require_room(target, 1 << 60)
 
 
 def test_asking_the_system_again_why_it_refused(target: Path) -> None:
-    disk.probe(target)
+    new_file.probe(target)
     assert target.stat().st_size > len(OLD)
     with pytest.raises(OSError, match="No space"):
-        disk.probe(Path("/dev/full"))
+        new_file.probe(Path("/dev/full"))
 
 
 # ---- files that are read ---------------------------------------------------------------------------
@@ -100,8 +100,8 @@ def test_no_input_is_overwritten(tmp_path: Path, target: Path) -> None:
     hard.hardlink_to(target)
     for name in (target, link, hard, tmp_path / "." / "model.gguf"):
         with pytest.raises(UsageError, match="while it is read"):
-            disk.refuse_inputs(name, [target])
-    disk.refuse_inputs(tmp_path / "other.gguf", [target])
+            new_file.refuse_inputs(name, [target])
+    new_file.refuse_inputs(tmp_path / "other.gguf", [target])
 
 
 def test_no_part_of_a_split_model_is_overwritten(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_no_part_of_a_split_model_is_overwritten(tmp_path: Path) -> None:
     first.write_bytes(OLD)
     second.write_bytes(OLD)
     with pytest.raises(UsageError):
-        disk.refuse_inputs(second, [first])
+        new_file.refuse_inputs(second, [first])
 
 
 # ---- leftovers -------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def dead_process() -> int:
 def test_leftovers_of_the_dead_are_removed(tmp_path: Path, name: str) -> None:
     left = tmp_path / name.format(dead_process())
     left.write_bytes(NEW)
-    disk.remove_leftovers(tmp_path)
+    new_file.remove_leftovers(tmp_path)
     assert not left.exists()
 
 
@@ -141,7 +141,7 @@ def test_nothing_else_is_removed(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).write_bytes(NEW)
     (tmp_path / f".folder.gguf.{dead}.tmp").mkdir()
-    disk.remove_leftovers(tmp_path)
+    new_file.remove_leftovers(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {*names, f".folder.gguf.{dead}.tmp"}
 
 
@@ -150,20 +150,20 @@ def test_a_file_that_somebody_in_another_container_writes_stays(tmp_path: Path) 
     path = tmp_path / f".model.gguf.{dead_process()}.tmp"
     with path.open("wb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        disk.remove_leftovers(tmp_path)
+        new_file.remove_leftovers(tmp_path)
         assert path.exists()
-    disk.remove_leftovers(tmp_path)
+    new_file.remove_leftovers(tmp_path)
     assert not path.exists()
 
 
 def test_the_file_being_written_is_held(target: Path) -> None:
     fcntl = pytest.importorskip("fcntl")
-    with disk.arriving(target) as path, path.open("rb") as other, pytest.raises(OSError, match="unavailable"):
+    with new_file.arriving(target) as path, path.open("rb") as other, pytest.raises(OSError, match="unavailable"):
         fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def test_a_folder_that_can_not_be_read_is_no_matter(tmp_path: Path) -> None:
-    disk.remove_leftovers(tmp_path / "not there")
+    new_file.remove_leftovers(tmp_path / "not there")
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ try:
 except ImportError:  # Windows, where nobody can remove a file that is open
     fcntl = None  # type: ignore[assignment]
 
-# Also what `llmrun convert` leaves, and the two in a row where one makes a temporary file for the other.
+# Two in a row where one makes a temporary file for the other.
 _LEFTOVER = re.compile(r"\.+.+\.gguf(?:\.(\d+)\.tmp)+")
 
 

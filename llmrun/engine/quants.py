@@ -1,0 +1,121 @@
+"""ggml's quantization, one piece of a matrix at a time: rows to blocks and back, and the error between them.
+
+Owns the border to ggml's functions; must not know models, or what errors mean for them. Rows are float32 arrays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+Array = Any  # of numpy; its own types say little more
+
+F32, F16 = 0, 1  # ggml_type
+_PIECE_ELEMENTS = 1 << 20  # that one thread works on at a time
+
+
+class _Traits(ctypes.Structure):
+    """The beginning of struct ggml_type_traits."""
+
+    _fields_ = (
+        ("type_name", ctypes.c_char_p),
+        ("blck_size", ctypes.c_int64),
+        ("blck_size_interleave", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.c_void_p),
+    )
+
+
+class Quants:
+    """ggml's types.
+
+    Args:
+        llama: llama-cpp-python's module.
+        threads: that work at the same time.
+
+    Attributes:
+        numbers: ggml's name of a type, upper case -> its number.
+        run: map(), on all threads.
+    """
+
+    def __init__(self, llama: Any, threads: int) -> None:
+        library = llama._lib
+        self._chunk = library.ggml_quantize_chunk
+        self._chunk.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p]
+        self._chunk.restype = ctypes.c_size_t
+        self._get_traits = library.ggml_get_type_traits
+        self._get_traits.argtypes, self._get_traits.restype = [ctypes.c_int], ctypes.POINTER(_Traits)
+        self._pool = ThreadPoolExecutor(threads)
+        self.run = self._pool.map
+        names = {number: self._traits(number).type_name for number in range(llama.GGML_TYPE_COUNT)}
+        self.numbers = {name.decode().upper(): number for number, name in names.items() if name}
+
+    @cache  # noqa: B019 - lives as long as the job
+    def _traits(self, kind: int) -> _Traits:
+        return self._get_traits(kind).contents  # type: ignore[no-any-return]
+
+    def row_bytes(self, kind: int, columns: int) -> int:
+        """Of a row of so many elements."""
+        traits = self._traits(kind)
+        return int(columns // traits.blck_size * traits.type_size)
+
+    def unpack(self, kind: int, data: Array, columns: int) -> Array:
+        """Rows from what is stored.
+
+        Args:
+            data: contiguous bytes of whole rows, uint8.
+
+        Returns:
+            float32 [rows, columns].
+        """
+        rows = len(data) // self.row_bytes(kind, columns)
+        if kind == F32:
+            return data.view(np.float32).reshape(rows, columns)
+        out = np.empty((rows, columns), np.float32)
+        to_float = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(self._traits(kind).to_float)
+        to_float(data.ctypes.data, out.ctypes.data, out.size)
+        return out
+
+    def pack(self, kind: int, rows: Array, importance: Array | None = None) -> Array:
+        """Quantize rows.
+
+        Args:
+            rows: contiguous float32 [rows, columns].
+            importance: float32 [columns], or None.
+
+        Returns:
+            bytes, uint8.
+        """
+        count, columns = rows.shape
+        out = np.empty(count * self.row_bytes(kind, columns), np.uint8)
+        weights = None if importance is None else importance.ctypes.data
+        self._chunk(kind, rows.ctypes.data, out.ctypes.data, 0, count, columns, weights)
+        return out
+
+    def rounded(self, kind: int, rows: Array, importance: Array | None = None) -> Array:
+        """What remains of rows after they were quantized."""
+        return self.unpack(kind, self.pack(kind, rows, importance), rows.shape[1])
+
+    def repack(self, before: int, data: Array, columns: int, through: int | None, after: int) -> Array:
+        """A whole tensor in another type, on all threads.
+
+        Args:
+            data: as it is stored, uint8.
+            through: type whose loss it suffers on the way, None for none.
+
+        Returns:
+            bytes, uint8.
+        """
+        row = self.row_bytes(before, columns)
+        step = max(1, _PIECE_ELEMENTS // columns) * row
+
+        def piece(start: int) -> Array:
+            rows = self.unpack(before, data[start : start + step], columns)
+            return self.pack(after, rows if through is None else self.rounded(through, rows))
+
+        return np.concatenate(list(self.run(piece, range(0, len(data), step))))
