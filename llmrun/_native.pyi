@@ -220,3 +220,27 @@ def exit_when_closed(fd: int) -> None:
     Raises:
         OSError: fd is not open.
     """
+
+def read_rate(n_bytes: int, threads: int, seconds: float) -> float:
+    """Bytes/s that so many threads read from a buffer of that size, the best of the passes within so many seconds.
+
+    A buffer that fits into a cache is read from there. Two passes are made at least; the GIL is released.
+
+    Raises:
+        ValueError: there is nothing to read, or nobody to read it.
+        MemoryError: there is no memory for the buffer.
+    """
+
+def multiply_add_rate(kind: str, threads: int, seconds: float) -> float:
+    """Multiply-adds/s of so many threads, the best of the rounds within so many seconds; the GIL is released.
+
+    Args:
+        kind: "int8", of 8-bit integers, as quantized weights are computed with; "half", of 16-bit floats, or of 32-bit
+            ones where the processor is faster with those; "single", of 32-bit floats.
+
+    Returns:
+        0.0 where the processor has no instruction for it that we know.
+
+    Raises:
+        ValueError: there is no such kind, or no thread.
+    """

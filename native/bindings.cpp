@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "control.hpp"
+#include "limits.hpp"
 #include "sampler.hpp"
 
 namespace nb = nanobind;
@@ -238,10 +239,23 @@ void define_control(nb::module_& module) {
         "fd"_a);
 }
 
+void define_limits(nb::module_& module) {
+    module.def("read_rate", llmrun::read_rate, "n_bytes"_a, "threads"_a, "seconds"_a,
+               nb::call_guard<nb::gil_scoped_release>());
+    module.def(
+        "multiply_add_rate",
+        [](const std::string& kind, unsigned threads, double seconds) {
+            const nb::gil_scoped_release released;
+            return llmrun::multiply_add_rate(kind, threads, seconds);
+        },
+        "kind"_a, "threads"_a, "seconds"_a);
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
     define_bad_logits(module);
     define_sampler(module);
     define_control(module);
+    define_limits(module);
 }

@@ -1,0 +1,356 @@
+"""Two sides set against each other, row by row: what belongs together, how it differs, and whether that is sure.
+
+Pure but for resolve(), which reads files and the history. Owns which rows may be compared; statistics.py owns the
+verdicts, ui/ their look. Rows that differ in more than their speed are never compared without saying in what.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from statistics import median, stdev
+from typing import Any
+
+from llmrun.bench import noise, statistics
+from llmrun.bench.files import read_file
+from llmrun.bench.history import History
+from llmrun.bench.results import Machine, Result, Row
+from llmrun.bench.statistics import Verdict
+from llmrun.errors import UsageError
+
+MOST_RUNS = 20
+"""Of a machine, version or model the newest of so many results count."""
+ENOUGH_RUNS = 4
+"""From so many runs on each side on, each run counts as one sample."""
+
+# Setting -> what a person calls it. What changes how fast a test runs, and can be set.
+_SETTINGS = {
+    "n_threads": "threads",
+    "n_threads_batch": "batch threads",
+    "n_batch": "batch",
+    "n_ubatch": "ubatch",
+    "type_k": "KV keys",
+    "type_v": "KV values",
+    "flash_attn": "flash attention",
+    "repack": "repack",
+    "n_gpu_layers": "GPU layers",
+    "backends": "backends",
+    "environment": "environment",
+}
+_MACHINE = {
+    "cpu": "processor",
+    "cpu_flags": "its instructions",
+    "cores": "cores",
+    "threads": "usable threads",
+    "cpu_quota": "container's quota",
+    "memory_total": "memory",
+    "memory_speed": "kind of memory",
+    "gpus": "GPUs",
+    "os": "system",
+    "kernel": "kernel",
+    "governor": "governor",
+    "llmrun": "llmrun",
+    "llama": "llama-cpp-python",
+    "build_commit": "ggml",
+    "python": "Python",
+}
+_FILES = (".json", ".jsonl")
+_DIRTY = "-dirty"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What is compared: one result, or several of one machine, version or model.
+
+    Attributes:
+        label: what to call it.
+        results: the newest first.
+    """
+
+    label: str
+    results: tuple[Result, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something that is not the same on both sides.
+
+    Attributes:
+        what: e.g. "threads".
+        a, b: of each side, in words.
+    """
+
+    what: str
+    a: str
+    b: str
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.a} / {self.b}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two rows that belong together.
+
+    Attributes:
+        a, b: the newest rows of each side.
+        verdict: of B against A.
+        runs: how many runs of each side count; 1 and 1 unless both sides have several.
+        differences: in model, settings or program; empty when only the speed may differ.
+        notes: what to know about the verdict, in words.
+    """
+
+    a: Row
+    b: Row
+    verdict: Verdict
+    runs: tuple[int, int]
+    differences: tuple[Difference, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """B against A.
+
+    Attributes:
+        a, b: what to call them.
+        pairs: in A's order.
+        machines: what differs between the machines and the programs on them.
+        only_a, only_b: rows that have no partner.
+    """
+
+    a: str
+    b: str
+    pairs: tuple[Pair, ...]
+    machines: tuple[Difference, ...]
+    only_a: tuple[Row, ...]
+    only_b: tuple[Row, ...]
+
+    @property
+    def summary(self) -> str:
+        """One line: how many rows differ, and how many chance would make differ."""
+        different = sum(pair.verdict.is_different for pair in self.pairs)
+        noisy = sum(pair.verdict.kind == "noisy" for pair in self.pairs)
+        text = f"{different} of {len(self.pairs)} rows differ" if different else "no difference seen"
+        if noisy == len(self.pairs):
+            text = "too noisy to tell"
+        elif noisy:
+            text += f", {noisy} {'is' if noisy == 1 else 'are'} too noisy to tell"
+        by_chance = (1 - statistics.CONFIDENCE) * len(self.pairs)
+        if 0 < different <= by_chance + 1 and len(self.pairs) >= 10:
+            text += f"; chance alone makes {max(round(by_chance), 1)} of {len(self.pairs)} look different"
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        """For other programs: ratios and verdicts; the samples are in the results."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "rows": [_pair_json(pair) for pair in self.pairs],
+            "machines": [{"what": each.what, "a": each.a, "b": each.b} for each in self.machines],
+            "only_a": [_name(row) for row in self.only_a],
+            "only_b": [_name(row) for row in self.only_b],
+        }
+
+
+def resolve(which: str, history: History) -> Side:
+    """A side by what a person typed: a file, a result's number, "last", a machine, a version, a model.
+
+    Raises:
+        UsageError: there is none.
+        LlmrunError: it can't be read.
+    """
+    path = Path(which).expanduser()
+    if path.is_file() or path.suffix.lower() in _FILES:
+        return Side(path.name, (read_file(path),))
+    entries = history.select(which)
+    if len(entries) == 1:
+        label = f"result {entries[0].number} ({entries[0].machine})"
+        return Side(label if which.isdecimal() or which == "last" else which, (history.result(entries[0]),))
+    return Side(which, tuple(history.result(entry) for entry in entries[:MOST_RUNS]))
+
+
+def compare_results(a: Side, b: Side) -> Comparison:
+    """Set B against A.
+
+    Raises:
+        UsageError: no row of one has a partner in the other.
+    """
+    rows_a, rows_b = _by_key(a), _by_key(b)
+    pairs = []
+    for key, partner in _partners(rows_a, rows_b):
+        pairs.append(_pair(rows_a.pop(key), rows_b.pop(partner)))
+    if not pairs:
+        raise UsageError(
+            f"{a.label} and {b.label} have no rows that belong together",
+            why=f"one has {_some(rows_a.values())}; the other {_some(rows_b.values())}",
+            hint="run the same tests on both: llmrun bench MODEL -p 512 -n 128",
+        )
+    return Comparison(
+        a.label,
+        b.label,
+        tuple(pairs),
+        machine_differences(pairs[0].a.machine or a.results[0].machine, pairs[0].b.machine or b.results[0].machine),
+        tuple(runs[0] for runs in rows_a.values()),
+        tuple(runs[0] for runs in rows_b.values()),
+    )
+
+
+def machine_differences(a: Machine, b: Machine) -> tuple[Difference, ...]:
+    """In what two machines differ, of what is known of both."""
+    found = []
+    for name, words in _MACHINE.items():
+        left, right = getattr(a, name), getattr(b, name)
+        if name == "threads" and not (a.cores and b.cores):
+            continue  # of a row of llama-bench's: those it used
+        if name == "build_commit" and same_build(left, right):
+            continue
+        if name == "cpu_quota":  # where None is "no limit"
+            left, right = left or "none", right or "none"
+        if left == right or not left or not right:
+            continue
+        if name == "memory_total":
+            left, right = f"{left / 2**30:.0f} GiB", f"{right / 2**30:.0f} GiB"
+        elif name == "cpu_flags":
+            left, right = sorted(set(left) - set(right)), sorted(set(right) - set(left))
+        found.append(Difference(words, _words(left), _words(right)))
+    return tuple(each for each in found if each.a != each.b)
+
+
+def same_build(a: str, b: str) -> bool:
+    """Whether two commits of ggml are the same; one from an archive, whose files git does not know, says "-dirty"."""
+    return a.removesuffix(_DIRTY) == b.removesuffix(_DIRTY)
+
+
+# ---- what belongs together -------------------------------------------------------------------------
+
+_Key = tuple[Any, ...]
+# Parts of a key, from all of it to less.
+_ALL, _BUT_PROGRAM, _MODEL_AND_TEST, _TEST = slice(None), slice(-1), slice(2), slice(1, 2)
+
+
+def _by_key(side: Side) -> dict[_Key, list[Row]]:
+    """Model, test, settings and program -> rows of all runs, the newest first."""
+    found: dict[_Key, list[Row]] = {}
+    for result in side.results:
+        for row in result.rows:
+            if row.samples_ts:
+                key = (_model(row), row.test, *_settings(row).items(), row.program)
+                found.setdefault(key, []).append(row)
+    return found
+
+
+def _model(row: Row) -> _Key:
+    """Paths and names are different everywhere; kind and size are not, and speed depends on nothing else."""
+    return (row.model_type, row.model_size, row.model_n_params)
+
+
+def _settings(row: Row) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in _SETTINGS}
+    values["n_threads_batch"] = row.n_threads_batch or row.n_threads
+    values["environment"] = ", ".join(f"{name}={value}" for name, value in sorted(row.environment.items()))
+    if row.backends == "CPU":
+        values["n_gpu_layers"] = 0  # whatever was asked for
+    return values
+
+
+def _partners(a: dict[_Key, list[Row]], b: dict[_Key, list[Row]]) -> Iterator[tuple[_Key, _Key]]:
+    """The same, then what is the same but for the program, then for the settings, then, of one model each, the test."""
+    left, right = list(a), list(b)
+
+    def take(key: _Key, partner: _Key) -> tuple[_Key, _Key]:
+        left.remove(key)
+        right.remove(partner)
+        return key, partner
+
+    one_model = len({key[0] for key in a}) == 1 == len({key[0] for key in b})
+    levels = (_ALL, _BUT_PROGRAM, _MODEL_AND_TEST, *((_TEST,) if one_model else ()))
+    for level in levels:
+        for key in list(left):
+            like = [other for other in right if other[level] == key[level]]
+            # Which of several it should be compared with, nobody can tell.
+            if len(like) == 1 and sum(other[level] == key[level] for other in left) == 1:
+                yield take(key, like[0])
+
+
+def _pair(a: list[Row], b: list[Row]) -> Pair:
+    newest_a, newest_b = a[0], b[0]
+    differences = tuple(_row_differences(newest_a, newest_b))
+    if min(len(a), len(b)) >= ENOUGH_RUNS:
+        medians_a, medians_b = ([median(row.samples_ts) for row in rows] for rows in (a, b))
+        verdict = statistics.compare(medians_a, medians_b, between=0)
+        return Pair(newest_a, newest_b, verdict, (len(a), len(b)), differences, ("each run counts as one sample",))
+    disturbed = [side for side, row in (("A", newest_a), ("B", newest_b)) if noise.is_disturbed(row.marks)]
+    between = max(statistics.BETWEEN, _between(a), _between(b), statistics.DISTURBED if disturbed else 0.0)
+    verdict = statistics.compare(newest_a.samples_ts, newest_b.samples_ts, between=between)
+    if disturbed and verdict.kind == "noisy":
+        verdict = replace(
+            verdict, why=f"{' and '.join(disturbed)} {'was' if len(disturbed) == 1 else 'were'} disturbed"
+        )
+    notes = [f"{side}: {mark}" for side, row in (("A", newest_a), ("B", newest_b)) for mark in row.marks]
+    if verdict.kind == "noisy" and not disturbed:
+        notes.append(verdict.why)
+    return Pair(newest_a, newest_b, verdict, (1, 1), differences, tuple(notes))
+
+
+def _between(runs: Sequence[Row]) -> float:
+    """What this machine's runs of one test differ by, where there are enough of them."""
+    if len(runs) < ENOUGH_RUNS:
+        return 0.0
+    return stdev(math.log(median(row.samples_ts)) for row in runs)
+
+
+def _row_differences(a: Row, b: Row) -> Iterator[Difference]:
+    if _model(a) != _model(b):
+        yield Difference("model", _model_words(a), _model_words(b))
+    if a.program != b.program:
+        yield Difference("program", a.program, b.program)
+    settings_a, settings_b = _settings(a), _settings(b)
+    for name, words in _SETTINGS.items():
+        left, right = settings_a[name], settings_b[name]
+        # Batch threads follow the threads where nobody sets them.
+        follows = name == "n_threads_batch" and not a.n_threads_batch and not b.n_threads_batch
+        if left != right and not follows:
+            yield Difference(words, _words(left), _words(right))
+
+
+def _model_words(row: Row) -> str:
+    return f"{row.model_type or row.model} ({row.model_size / 1e6:,.0f} MB)"
+
+
+# ---- words -----------------------------------------------------------------------------------------
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(str, value)) or "none of its own"
+    return f"{value:g}" if isinstance(value, float) else str(value) or "none"
+
+
+def _name(row: Row) -> str:
+    return f"{row.model or row.model_type} {row.test}"
+
+
+def _some(rows: Any) -> str:
+    names = [f"{runs[0].test} of {_model_words(runs[0])} with {runs[0].n_threads} threads" for runs in rows]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _pair_json(pair: Pair) -> dict[str, Any]:
+    verdict = {each.name: getattr(pair.verdict, each.name) for each in fields(pair.verdict)}
+    if math.isinf(verdict["high"]):
+        verdict["high"] = None
+    return {
+        "model": pair.a.model or pair.a.model_type,
+        "test": pair.a.test,
+        "a_ts": pair.a.avg_ts,
+        "b_ts": pair.b.avg_ts,
+        **verdict,
+        "runs": list(pair.runs),
+        "differences": [{"what": each.what, "a": each.a, "b": each.b} for each in pair.differences],
+        "notes": list(pair.notes),
+    }

@@ -1,0 +1,284 @@
+"""Results as text for other programs and people: Markdown, CSV, JSON, JSON lines, SQL.
+
+Owns layout and escaping; must not know where the text goes. What llama-bench writes has its names, order and meaning;
+ours comes after it. Names in a model file are its maker's, and can be hostile: none may end a cell or a statement.
+Paths are cut to the file's name, because a result is made to be handed on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llmrun.bench import statistics
+from llmrun.bench.results import Result, Row
+from llmrun.errors import UsageError
+
+# Columns of our own, in CSV and SQL: their type, and where they come from.
+_OURS: dict[str, tuple[str, Callable[[Row], Any]]] = {
+    "model": ("TEXT", lambda row: row.model),
+    "test": ("TEXT", lambda row: row.test),
+    "program": ("TEXT", lambda row: row.program),
+    "version": ("TEXT", lambda row: row.version),
+    "n_threads_batch": ("INTEGER", lambda row: row.n_threads_batch),
+    "repetitions": ("INTEGER", lambda row: row.repetitions),
+    "low_ts": ("REAL", lambda row: _end(row, "low")),
+    "high_ts": ("REAL", lambda row: _end(row, "high")),
+    "share_of_limit": ("REAL", lambda row: row.share_of_limit),
+    "binds": ("TEXT", lambda row: row.limit.binds if row.limit else None),
+    "load_ns": ("INTEGER", lambda row: row.load_ns),
+    "peak_bytes": ("INTEGER", lambda row: row.peak_bytes),
+    "joules_per_token": ("REAL", lambda row: row.joules_per_token),
+    "ttft_ns": ("INTEGER", lambda row: _mean(row.chat.ttft_ns) if row.chat else None),
+    "token_p50_ns": ("INTEGER", lambda row: row.chat.token_p50_ns if row.chat else None),
+    "token_p95_ns": ("INTEGER", lambda row: row.chat.token_p95_ns if row.chat else None),
+    "token_p99_ns": ("INTEGER", lambda row: row.chat.token_p99_ns if row.chat else None),
+    "sampling_share": ("REAL", lambda row: row.chat.sampling_share if row.chat else None),
+    "samples_ns": ("TEXT", lambda row: json.dumps(row.samples_ns)),
+    "marks": ("TEXT", lambda row: "; ".join(row.marks)),
+    "machine": ("TEXT", lambda row: row.machine.name if row.machine else None),
+}
+# llama-bench's columns that are only in its JSON.
+_ARRAYS = ("samples_ns", "samples_ts")
+_LAST_OF_LLAMA_BENCH = "stddev_ts"
+
+# Settings -> llama-bench's headings in Markdown.
+_VARYING = {
+    "n_threads": "threads", "n_threads_batch": "tb", "n_batch": "n_batch", "n_ubatch": "n_ubatch", "type_k": "type_k",
+    "type_v": "type_v", "n_gpu_layers": "ngl", "flash_attn": "fa", "load_mode": "lm", "repack": "rpk",
+}  # fmt: skip
+_DEFAULTS = Row()
+_TO_THE_LEFT = {"model", "backend", "type_k", "type_v", "lm", "program", "note"}
+
+
+def write(result: Result, kind: str) -> str:
+    """A result as text, with a newline at its end.
+
+    Args:
+        kind: "md", "csv", "json", "jsonl" or "sql".
+
+    Raises:
+        UsageError: there is no such format.
+    """
+    if kind not in WRITERS:
+        raise UsageError(f"there is no format {kind!r}", why=f"there are {', '.join(WRITERS)}")
+    return WRITERS[kind](tuple(map(without_paths, result.rows)))
+
+
+def without_paths(row: Row) -> Row:
+    """The same, but folders, which tell who the user is, are cut off."""
+    is_path = row.model.startswith(("/", "~", ".")) or "\\" in row.model
+    return replace(row, model_filename=_file(row.model_filename), model=_file(row.model) if is_path else row.model)
+
+
+def _file(path: str) -> str:
+    return re.split(r"[/\\]", path)[-1]
+
+
+# ---- JSON ------------------------------------------------------------------------------------------
+
+
+def _json(rows: Sequence[Row]) -> str:
+    return json.dumps([row.to_json() for row in rows], indent=2, allow_nan=False) + "\n"
+
+
+def _jsonl(rows: Sequence[Row]) -> str:
+    return "".join(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in rows)
+
+
+# ---- CSV -------------------------------------------------------------------------------------------
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    import csv
+    import io
+
+    text = io.StringIO()
+    names = _llama_bench_names()
+    text.write(",".join([*names, *_OURS]) + "\n")  # llama-bench does not quote these
+    writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    for row in rows:
+        data = row.to_json()
+        writer.writerow([_cell(value) for value in (*(data[name] for name in names), *_ours(row))])
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Spreadsheets run a text that begins like a formula; an apostrophe tells them that it is text."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, str):
+        value = _one_line(value)
+        return f"'{value}" if value.startswith(("=", "+", "-", "@")) else value
+    return "" if value is None else value
+
+
+# ---- SQL -------------------------------------------------------------------------------------------
+
+
+def _sql(rows: Sequence[Row]) -> str:
+    """llama-bench's table as it is, and one of ours that points at its rows: both programs can fill one database."""
+    names = _llama_bench_names()
+    example = _DEFAULTS.to_json()
+    lines = [
+        _create("llama_bench", [f"{name} {_sql_type(example[name])}" for name in names]),
+        _create(
+            "llmrun_bench",
+            ["llama_bench_rowid INTEGER", *(f"{name} {kind}" for name, (kind, _) in _OURS.items())],
+        ),
+        "BEGIN;",
+    ]
+    for row in rows:
+        data = row.to_json()
+        lines.append(_insert("llama_bench", names, [_literal(data[name]) for name in names]))
+        ours = ["last_insert_rowid()", *map(_literal, _ours(row))]
+        lines.append(_insert("llmrun_bench", ["llama_bench_rowid", *_OURS], ours))
+    return "\n".join([*lines, "COMMIT;"]) + "\n"
+
+
+def _create(table: str, columns: Iterable[str]) -> str:
+    body = ",\n".join(f"  {column}" for column in columns)
+    return f"CREATE TABLE IF NOT EXISTS {table} (\n{body}\n);\n"
+
+
+def _insert(table: str, names: Iterable[str], values: Iterable[str]) -> str:
+    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(values)});"  # noqa: S608 - text for sqlite3
+
+
+def _sql_type(value: Any) -> str:
+    if isinstance(value, int):
+        return "INTEGER"
+    return "REAL" if isinstance(value, float) else "TEXT"
+
+
+def _literal(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, (int, float)):
+        return repr(value)
+    # One line each: sqlite3's shell would take a line that begins with a dot for a command.
+    return "'" + _one_line(str(value)).replace("'", "''") + "'"
+
+
+def _llama_bench_names() -> list[str]:
+    names = [name for name in _DEFAULTS.to_json() if name not in _ARRAYS]
+    return names[: names.index(_LAST_OF_LLAMA_BENCH) + 1]
+
+
+def _ours(row: Row) -> list[Any]:
+    return [value(row) for _, value in _OURS.values()]
+
+
+def _mean(samples: Sequence[int]) -> int | None:
+    return sum(samples) // len(samples) if samples else None
+
+
+def _end(row: Row, end: str) -> float | None:
+    found = statistics.interval(row.samples_ts)
+    return getattr(found, end) if found else None
+
+
+def _one_line(text: str) -> str:
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+
+
+# ---- Markdown --------------------------------------------------------------------------------------
+
+
+def _markdown(rows: Sequence[Row]) -> str:
+    """llama-bench's table, with the mean's 95 % interval, the share of the limit, and what makes a row doubtful."""
+    columns: dict[str, Callable[[Row], str]] = {
+        "model": _model_namer(rows),
+        "size": lambda row: _size(row.model_size),
+        "params": lambda row: _parameters(row.model_n_params),
+        "backend": lambda row: row.backends,
+    }
+    for name in _shown_settings(rows):
+        columns[_VARYING[name]] = lambda row, name=name: _setting(getattr(row, name))  # type: ignore[misc]
+    if len({row.program for row in rows}) > 1:
+        columns["program"] = lambda row: row.program
+    columns["test"] = lambda row: row.test
+    columns["t/s"] = lambda row: f"{row.avg_ts:.2f} ± {row.stddev_ts:.2f}"
+    columns["95%"] = _interval
+    if any(row.share_of_limit for row in rows):
+        columns["of limit"] = lambda row: f"{row.share_of_limit:.0%}" if row.share_of_limit else ""
+    if any(row.marks or row.is_partial for row in rows):
+        columns["note"] = _note
+    return "\n".join(_table(columns, rows)) + f"\n\nbuild: {_builds(rows)}\n"
+
+
+def _table(columns: dict[str, Callable[[Row], str]], rows: Sequence[Row]) -> list[str]:
+    cells = [[escape(value(row)) for value in columns.values()] for row in rows]
+    headings = list(columns)
+    widths = [max(len(line[i]) for line in [headings, *cells]) for i in range(len(headings))]
+    left = [heading in _TO_THE_LEFT for heading in headings]
+
+    def line(parts: Sequence[str]) -> str:
+        padded = (p.ljust(w) if to_left else p.rjust(w) for p, w, to_left in zip(parts, widths, left, strict=True))
+        return f"| {' | '.join(padded)} |"
+
+    rules = ["-" * width if to_left else "-" * (width - 1) + ":" for width, to_left in zip(widths, left, strict=True)]
+    return [line(headings), line(rules), *map(line, cells)]
+
+
+def escape(text: str) -> str:
+    """Text that means itself in a cell of a Markdown table."""
+    # A _ within a word is one, as in Q4_K.
+    return re.sub(r"([\\`*{}\[\]<>|~&!#]|\b_|_\b|(?<=_)_)", r"\\\1", _one_line(text))
+
+
+def _model_namer(rows: Sequence[Row]) -> Callable[[Row], str]:
+    """llama-bench's kind of model, and what tells two of one kind apart."""
+    kinds = {row.model: row.model_type for row in rows}
+    alike = {kind for kind in kinds.values() if list(kinds.values()).count(kind) > 1}
+    return lambda row: f"{row.model_type} {row.model}" if row.model_type in alike else row.model_type or row.model
+
+
+def _shown_settings(rows: Sequence[Row]) -> list[str]:
+    """The threads always, as llama-bench does on a processor; the others where they differ or aren't the default."""
+    shown = ["n_threads"]
+    for name in list(_VARYING)[1:]:
+        values = {getattr(row, name) for row in rows}
+        if values - {getattr(_DEFAULTS, name)} and not (name == "load_mode" and values <= {"auto", "mmap"}):
+            shown.append(name)
+    return shown
+
+
+def _setting(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:.2f} MiB" if n_bytes < 2**30 else f"{n_bytes / 2**30:.2f} GiB"
+
+
+def _parameters(count: int) -> str:
+    return f"{count / 1e6:.2f} M" if count < 1e9 else f"{count / 1e9:.2f} B"
+
+
+def _interval(row: Row) -> str:
+    found = statistics.interval(row.samples_ts)
+    return f"{found.low:.2f} - {found.high:.2f}" if found else ""
+
+
+def _note(row: Row) -> str:
+    stopped = [f"stopped after {len(row.samples_ns)} of {row.repetitions}"] if row.is_partial else []
+    return "; ".join([*row.marks, *stopped])
+
+
+def _builds(rows: Sequence[Row]) -> str:
+    return ", ".join(dict.fromkeys(f"{row.build_commit or 'unknown'}, by {row.program} {row.version}" for row in rows))
+
+
+WRITERS: dict[str, Callable[[Sequence[Row]], str]] = {
+    "md": _markdown,
+    "csv": _csv,
+    "json": _json,
+    "jsonl": _jsonl,
+    "sql": _sql,
+}

@@ -1,0 +1,308 @@
+"""The results of earlier benches on this disk: keep, list, find, remove.
+
+Owns one SQLite file; must not know what is in a row beyond what a list shows. Results are kept whole, as the JSON that
+`-o json` writes, with raw samples and machine. Nothing leaves this disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from llmrun.bench.results import Result
+from llmrun.config import Settings
+from llmrun.errors import DiskFullError, LlmrunError, UsageError
+
+if TYPE_CHECKING:
+    import sqlite3
+
+FILE = "bench.db"
+LAST = "last"
+
+# Entry n brings a file of version n to version n + 1; what is here never changes, new entries are added.
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE results(
+            id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, machine TEXT NOT NULL COLLATE NOCASE,
+            models TEXT NOT NULL, version TEXT NOT NULL, tests TEXT NOT NULL, origin TEXT NOT NULL,
+            data TEXT NOT NULL)""",
+        "CREATE INDEX results_by_machine ON results(machine)",
+    ),
+)
+_COLUMNS = "id, time, machine, models, version, tests, origin"
+_BUSY_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A kept result, as a list shows it.
+
+    Attributes:
+        number: that no other result ever gets.
+        time: when it was measured, seconds since 1970.
+        machine: its name.
+        models: that were measured.
+        version: of the program that measured, e.g. "0.1.0".
+        tests: e.g. "pp512, tg128".
+        origin: of a result from elsewhere, the file's name; "" for those measured here.
+    """
+
+    number: int
+    time: float
+    machine: str
+    models: tuple[str, ...]
+    version: str
+    tests: str
+    origin: str = ""
+
+
+class History:
+    """An open history; use it as a context manager or call close().
+
+    Args:
+        settings: say where it is kept.
+        clock: seconds since 1970.
+
+    Raises:
+        UsageError: the file is of a newer llmrun.
+        LlmrunError: it can't be read or written.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        self._path = settings.state_dir / FILE
+        self._clock = clock
+        with _explained(self._path):
+            self._connection = _open(self._path)
+
+    def add(self, result: Result, origin: str = "") -> Entry:
+        """Keep a result.
+
+        Args:
+            result: is kept whole.
+            origin: of one that somebody handed over, the file's name.
+        """
+        models = list(dict.fromkeys(row.model or row.model_type for row in result.rows))
+        versions = dict.fromkeys(row.version for row in result.rows)
+        tests = dict.fromkeys(row.test for row in result.rows)
+        values = (
+            self._measured(result),
+            result.machine.name,
+            json.dumps(models),
+            ", ".join(versions),
+            ", ".join(tests),
+            origin,
+            json.dumps(result.to_json()),
+        )
+        with _explained(self._path):
+            cursor = self._connection.execute(
+                "INSERT INTO results(time, machine, models, version, tests, origin, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                values,
+            )
+        return self.find(str(cursor.lastrowid))
+
+    def all(self, *, machine: str = "", model: str = "", version: str = "") -> list[Entry]:
+        """What is kept, the newest first.
+
+        Args:
+            machine: only of this one.
+            model: only with this one, or with one whose name begins so.
+            version: only of this one.
+        """
+        with _explained(self._path):
+            rows = self._connection.execute(f"SELECT {_COLUMNS} FROM results ORDER BY time DESC, id DESC").fetchall()  # noqa: S608 - a constant
+        entries = [_entry(row) for row in rows]
+        return [
+            entry
+            for entry in entries
+            if machine.lower() in {"", entry.machine.lower()}
+            and version in {"", *entry.version.split(", ")}
+            and (not model or any(_is_model(each, model) for each in entry.models))
+        ]
+
+    def find(self, which: str) -> Entry:
+        """One result, by its number, or "last": the newest that was measured here.
+
+        Raises:
+            UsageError: there is none.
+        """
+        entries = self.all()
+        if which == LAST and entries:
+            return next((entry for entry in entries if not entry.origin), entries[0])
+        found = next((entry for entry in entries if str(entry.number) == which), None)
+        if found is None:
+            raise _no_such(which, entries)
+        return found
+
+    def select(self, which: str) -> list[Entry]:
+        """Results by number, "last", or the newest first of a machine, a version, or a model.
+
+        Raises:
+            UsageError: there is none.
+        """
+        entries = self.all()
+        if which == LAST or which.isdecimal():
+            return [self.find(which)]
+        for found in (self.all(machine=which), self.all(version=which), self.all(model=which)):
+            if which and found:
+                return found
+        raise _no_such(which, entries)
+
+    def result(self, entry: Entry) -> Result:
+        """All of it.
+
+        Raises:
+            LlmrunError: it was removed meanwhile, or is damaged.
+        """
+        with _explained(self._path):
+            row = self._connection.execute("SELECT data FROM results WHERE id = ?", (entry.number,)).fetchone()
+        if row is None:
+            raise _no_such(str(entry.number), self.all())
+        try:
+            return Result.from_json(json.loads(row[0]))
+        except ValueError as error:
+            raise LlmrunError(f"result {entry.number} of the history is damaged", why=str(error)) from None
+
+    def remove(self, which: str) -> Entry:
+        """Forget one result.
+
+        Raises:
+            UsageError: there is none.
+        """
+        entry = self.find(which)
+        with _explained(self._path):
+            self._connection.execute("DELETE FROM results WHERE id = ?", (entry.number,))
+        return entry
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _measured(self, result: Result) -> float:
+        """When its first row says that it was measured; now where none does."""
+        from datetime import datetime
+
+        for row in result.rows:
+            with suppress(ValueError):
+                # Python 3.10 does not know the Z.
+                return datetime.fromisoformat(row.test_time.replace("Z", "+00:00")).timestamp()
+        return self._clock()
+
+
+def _entry(row: Sequence[object]) -> Entry:
+    number, measured, machine, models, version, tests, origin = row
+    return Entry(
+        int(str(number)),
+        float(str(measured)),
+        str(machine),
+        tuple(json.loads(str(models))),
+        str(version),
+        str(tests),
+        str(origin),
+    )
+
+
+def _is_model(name: str, wanted: str) -> bool:
+    """Whether a name is what was meant: itself, how it begins, or the name of its file."""
+    name, wanted = name.lower(), wanted.lower()
+    return name.startswith(wanted) or name.rpartition("/")[2].startswith(wanted)
+
+
+def _no_such(which: str, entries: Sequence[Entry]) -> UsageError:
+    if not entries:
+        return UsageError("there is no earlier bench result", hint="llmrun bench MODEL makes one")
+    from difflib import get_close_matches
+
+    names = {name for entry in entries for name in (entry.machine, *entry.version.split(", "), *entry.models) if name}
+    close = get_close_matches(which, names, n=3, cutoff=0.5)
+    guess = f"did you mean {' or '.join(close)}? " if close else ""
+    numbers = f"numbers are {min(e.number for e in entries)} to {max(e.number for e in entries)}"
+    return UsageError(
+        f"there is no file and no earlier bench result {which!r}",
+        why=f"{numbers}; {LAST!r}, a machine, a version or a model will do as well",
+        hint=f"{guess}llmrun bench history shows all",
+    )
+
+
+# ---- the file --------------------------------------------------------------------------------------
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    import sqlite3
+
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with suppress(FileExistsError):  # for its owner alone, and so is what SQLite puts beside it
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
+    try:
+        version = _version(connection)
+        if version > len(MIGRATIONS):
+            raise UsageError(
+                f"the bench history in {str(path)!r} is of a newer llmrun",
+                why=f"its version is {version}, this llmrun knows {len(MIGRATIONS)}",
+                hint="pip install --upgrade llmrun, or set LLMRUN_HOME to another folder",
+            )
+        if version < len(MIGRATIONS):
+            _migrate(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Another process may have done it while we waited.
+        for statements in MIGRATIONS[_version(connection) :]:
+            for statement in statements:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Errors of SQLite and of the disk inside become ours.
+
+    Raises:
+        LlmrunError: says which file, why, and what to do.
+    """
+    import sqlite3
+
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        what, text = f"the bench history in {str(path)!r} can't be read or written", str(error)
+        if "disk is full" in text:
+            raise DiskFullError("the result can't be kept", why="the disk is full") from error
+        if "locked" in text:
+            raise UsageError("the bench history is busy", why="another llmrun is writing", hint="try again") from error
+        if isinstance(error, sqlite3.DatabaseError) and ("malformed" in text or "not a database" in text):
+            what, hint = f"the bench history in {str(path)!r} is damaged", f"mv {path} {path}.damaged"
+        else:
+            hint = "check the rights to that folder, or set LLMRUN_HOME to another one"
+        raise LlmrunError(what, why=getattr(error, "strerror", None) or text, hint=hint) from error

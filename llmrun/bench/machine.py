@@ -1,0 +1,155 @@
+"""What is written beside every result about the machine it is from.
+
+Owns gathering and naming; hardware.py and hardware_details.py look. Anonymous: no host name, no user, no paths, and of
+the kernel only its number, so that a result can be handed to anybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from llmrun.bench.results import Machine
+from llmrun.hardware import Hardware, probe
+from llmrun.hardware_details import probe_details
+
+_TABLE = "sys/firmware/dmi/tables/DMI"
+_TABLE_BYTES = 1 << 20
+_CONTAINERS = (".dockerenv", "run/.containerenv")
+# What of a processor's name tells nothing.
+_PADDING = re.compile(
+    r"\((?:r|tm)\)|\b(?:intel|amd|processor|cpu|technologies|generation|\d+th gen)\b|(?: w/| with | @ ).*",
+    re.IGNORECASE,
+)
+
+# SMBIOS 3.7, 7.18: memory device.
+_MEMORY_DEVICE, _SPEED, _KIND, _CONFIGURED = 17, 0x15, 0x12, 0x20
+_KINDS = {0x18: "DDR3", 0x1A: "DDR4", 0x1E: "LPDDR4", 0x22: "DDR5", 0x23: "LPDDR5"}
+
+
+def describe(
+    hardware: Hardware | None = None,
+    *,
+    name: str = "",
+    gpus: tuple[str, ...] = (),
+    build_commit: str = "",
+    root: Path = Path("/"),
+) -> Machine:
+    """This machine. Takes a few milliseconds; asks no engine.
+
+    Args:
+        hardware: when it has been probed already.
+        name: that a person wants to read; made of processor and fingerprint by default.
+        gpus: as ggml describes them.
+        build_commit: of ggml, as the engine tells it.
+        root: where proc, sys and etc are; tests put a tree of samples there.
+    """
+    import llmrun
+
+    hardware = hardware or probe(root)
+    details = probe_details(root)
+    machine = Machine(
+        name=name,
+        cpu=hardware.cpu_name,
+        cpu_flags=hardware.cpu_flags,
+        cores=hardware.physical_cores,
+        threads=hardware.usable_cores,
+        cpu_quota=hardware.cpu_quota,
+        memory_total=hardware.memory_total,
+        memory_speed=memory_speed(_bytes(root / _TABLE)) or details.memory_kind,
+        gpus=gpus or tuple(gpu.description for gpu in hardware.gpus),
+        os=_system(root),
+        kernel=_kernel(root),
+        governor=details.governor,
+        python=".".join(map(str, sys.version_info[:3])),
+        llmrun=llmrun.__version__,
+        llama=_version("llama-cpp-python"),
+        build_commit=build_commit,
+    )
+    return machine if name else _labelled(machine)
+
+
+def fingerprint(machine: Machine) -> str:
+    """Six hex digits of what doesn't change with a reboot or an update; two machines of one kind share them."""
+    # As of whole GiB: how much the firmware keeps for itself changes.
+    facts = [machine.cpu, machine.cpu_flags, machine.cores, machine.threads, machine.memory_total >> 30, machine.gpus]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:6]
+
+
+def _labelled(machine: Machine) -> Machine:
+    from dataclasses import replace
+
+    return replace(machine, name=label(machine))
+
+
+def label(machine: Machine) -> str:
+    """A name that is no person's, e.g. "ryzen-7-7840u-3fa2c1"."""
+    words = re.findall(r"[a-z0-9]+", _PADDING.sub(" ", machine.cpu).lower())
+    return "-".join([*(words[:4] or ["machine"]), fingerprint(machine)])
+
+
+def memory_speed(table: bytes) -> str:
+    """E.g. "DDR5-4800", of the firmware's table, which mostly only root may read; "" where it does not say."""
+    for body in _structures(table, _MEMORY_DEVICE):
+        kind = _KINDS.get(body[_KIND] if len(body) > _KIND else 0, "")
+        rates = [int.from_bytes(body[at : at + 2], "little") for at in (_CONFIGURED, _SPEED) if len(body) >= at + 2]
+        rate = next((rate for rate in rates if 0 < rate < 0xFFFF), 0)
+        if kind and rate:  # an empty slot has neither
+            return f"{kind}-{rate}"
+    return ""
+
+
+def _structures(table: bytes, kind: int) -> Iterator[bytes]:
+    """The formatted parts of SMBIOS structures: type, length, handle, fields; then strings, ended by two zeros."""
+    at = 0
+    while at + 4 <= len(table) and table[at + 1] >= 4:
+        length = table[at + 1]
+        if table[at] == kind:
+            yield table[at : at + length]
+        end = table.find(b"\0\0", at + length)
+        if end < 0:
+            return
+        at = end + 2
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_TABLE_BYTES)
+    except OSError:
+        return b""
+
+
+def _system(root: Path) -> str:
+    import platform
+
+    if sys.platform == "darwin":
+        return f"macOS {platform.mac_ver()[0]}"
+    if not sys.platform.startswith("linux"):
+        return f"{platform.system()} {platform.release()}"
+    fields = dict(re.findall(r'^(\w+)="?(.*?)"?$', _bytes(root / "etc/os-release").decode("utf-8", "replace"), re.M))
+    name = fields.get("PRETTY_NAME") or fields.get("NAME") or "Linux"
+    inside = any((root / mark).exists() for mark in _CONTAINERS)
+    return f"{name}, in a container" if inside else name
+
+
+def _kernel(root: Path) -> str:
+    import platform
+
+    # Behind the number there may be anything, a host's name among it.
+    number = re.match(r"[\d.]*\d", platform.release())
+    text = f"{platform.system()} {number[0] if number else ''}".strip()
+    flags = re.search(rb"^flags\s*:(.*)$", _bytes(root / "proc/cpuinfo")[:8192], re.M)
+    return f"{text}, virtual machine" if flags and b" hypervisor" in flags[1] else text
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

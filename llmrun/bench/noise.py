@@ -1,0 +1,263 @@
+"""What disturbed a measurement, in words: other load, heat, clocks, quotas, swapping, and what the samples show.
+
+Owns looking before and after, and the limits from which something is worth a mark; must not know what is measured.
+What a system does not tell is left out. Looking costs about a millisecond, and none of it during a repetition.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from llmrun.bench import statistics
+from llmrun.hardware import cgroup_directories, parse_statistic
+
+NOISY = "too noisy"
+"""What the mark of a row begins with whose interval is wide."""
+
+_OTHERS, _OTHERS_SHARE = 0.3, 0.05  # cores, and share of all cores: whichever is more
+_STEAL = 0.01  # share of the processor time
+_SHORT = 10 << 20  # bytes that had to be read again
+_CLOCK = 0.10  # share
+_HOT = 95  # °C
+_DRIFT = 0.03  # share
+_TEXT_BYTES = 1 << 16
+_PAGE = 4096
+
+# What disturbances begin with: is_disturbed() finds them again in a file from anywhere.
+_OTHER_LOAD, _HOST, _QUOTA, _SWAPPED, _REREAD, _HEAT, _TURNED = (
+    "other programs used",
+    "the host took away",
+    "the container's quota stopped it",
+    "memory was swapped",
+    "memory was short",
+    "heat slowed the processor",
+    "the clock went from",
+)
+_BEGINNINGS = (_OTHER_LOAD, _HOST, _QUOTA, _SWAPPED, _REREAD, _HEAT, _TURNED)
+
+
+def is_disturbed(marks: Sequence[str]) -> bool:
+    """Whether one of a row's marks says that the machine did something else meanwhile."""
+    return any(mark.startswith(_BEGINNINGS) for mark in marks)
+
+
+def sample_marks(samples: Sequence[float]) -> tuple[str, ...]:
+    """What the samples themselves show: scatter, a trend, single ones far off.
+
+    Args:
+        samples: rates, in their order.
+    """
+    marks = []
+    interval = statistics.interval(samples)
+    if interval and interval.is_noisy:
+        marks.append(f"{NOISY}: ± {interval.half_width:.0%}")
+    drift = statistics.drift(samples)
+    if abs(drift) >= _DRIFT:
+        marks.append(f"{abs(drift):.0%} {'faster' if drift > 0 else 'slower'} at the end than at the beginning")
+    odd = statistics.outliers(samples)
+    # With more than that it is scatter, which is said already.
+    if odd and len(odd) <= len(samples) / 4:
+        which = ", ".join(str(index + 1) for index in odd)
+        marks.append(f"repetition{'s' if len(odd) > 1 else ''} {which} far from the others")
+    return tuple(marks)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Counters that only grow; 0 where the system has none.
+
+    Attributes:
+        wall: seconds.
+        busy: seconds of processor time of everybody.
+        own: of that, of this process and its descendants.
+        steal: seconds that a host gave to others.
+        throttled: how often a quota stopped us.
+        throttled_seconds: for how long.
+        swapped: bytes, in and out.
+        reread: bytes of files that were in memory before.
+        heat: how often heat slowed a core down.
+    """
+
+    wall: float = 0.0
+    busy: float = 0.0
+    own: float = 0.0
+    steal: float = 0.0
+    throttled: int = 0
+    throttled_seconds: float = 0.0
+    swapped: int = 0
+    reread: int = 0
+    heat: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A moment in the middle of the work.
+
+    Attributes:
+        clock: of the fastest core, in Hz; 0 when unknown.
+        degrees: of the hottest sensor of the processor, °C; 0 when unknown.
+    """
+
+    clock: float = 0.0
+    degrees: float = 0.0
+
+
+class Watch:
+    """Looks before and after what is inside it. Start it when the model is loaded, so that loading does not count.
+
+    Args:
+        root: where proc and sys are; tests put a tree of samples there.
+
+    Attributes:
+        marks: what disturbed, in words; complete when the block has ended.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._before = Reading()
+        self._looks: list[Look] = []
+        self.marks: tuple[str, ...] = ()
+
+    def __enter__(self) -> Watch:
+        self._before = read(self._root)
+        return self
+
+    def look(self) -> None:
+        """Note clock and temperature; call it right after a repetition, while they are those of the work."""
+        self._looks.append(look(self._root))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.marks = disturbances(self._before, read(self._root), self._looks, os.cpu_count() or 1)
+
+
+def disturbances(before: Reading, after: Reading, looks: Sequence[Look], cpus: int) -> tuple[str, ...]:
+    """What happened between two readings, in words."""
+    wall = max(after.wall - before.wall, 1e-3)
+    marks = []
+    stolen = after.steal - before.steal  # which counts as busy
+    others = (after.busy - before.busy - stolen - (after.own - before.own)) / wall
+    if others >= max(_OTHERS, _OTHERS_SHARE * cpus):
+        marks.append(f"{_OTHER_LOAD} {others:.1f} of {cpus} cores")
+    steal = stolen / wall / cpus
+    if steal >= _STEAL:
+        marks.append(f"{_HOST} {steal:.0%} of the processor")
+    stops = after.throttled - before.throttled
+    if stops > 0:
+        seconds = after.throttled_seconds - before.throttled_seconds
+        marks.append(f"{_QUOTA} {stops} times, for {seconds:.1f} s of {wall:.1f} s")
+    swapped, reread = after.swapped - before.swapped, after.reread - before.reread
+    if swapped >= _SHORT:
+        marks.append(f"{_SWAPPED}: {swapped / 1e6:,.0f} MB")
+    if reread >= _SHORT:
+        marks.append(f"{_REREAD}: {reread / 1e6:,.0f} MB were read from the disk again")
+    return (*marks, *_clock_marks(after.heat - before.heat, looks))
+
+
+def _clock_marks(heat: int, looks: Sequence[Look]) -> list[str]:
+    marks = []
+    hottest = max((each.degrees for each in looks), default=0.0)
+    if heat > 0 or hottest >= _HOT:
+        how = f" {heat} times" if heat > 0 else " down, probably"
+        marks.append(f"{_HEAT}{how}{f': {hottest:.0f} °C' if hottest else ''}")
+    clocks = [each.clock for each in looks if each.clock]
+    if clocks and min(clocks) < (1 - _CLOCK) * max(clocks):
+        first, last = (min(clocks), max(clocks)) if clocks[0] < clocks[-1] else (max(clocks), min(clocks))
+        marks.append(f"{_TURNED} {first / 1e9:.1f} to {last / 1e9:.1f} GHz")
+    return marks
+
+
+# ---- looking ---------------------------------------------------------------------------------------
+
+
+def read(root: Path = Path("/")) -> Reading:
+    """The counters as of now."""
+    from llmrun.speed import Clock
+
+    now = Clock.now()
+    groups = cgroup_directories(_text(root / "proc/self/cgroup"), root / "sys/fs/cgroup")
+    stopped = [_text(group / "cpu.stat") for kind in ("", "cpu") for group in groups.get(kind, [])]
+    memory = _text(root / "proc/vmstat")
+    return Reading(
+        wall=now.wall,
+        busy=now.everybody,
+        own=_own_seconds(),
+        steal=_steal_seconds(_text(root / "proc/stat", 512)),
+        throttled=max((parse_statistic(text, "nr_throttled") for text in stopped), default=0),
+        throttled_seconds=max(map(_throttled_seconds, stopped), default=0.0),
+        swapped=_PAGE * (parse_statistic(memory, "pswpin") + parse_statistic(memory, "pswpout")),
+        reread=_PAGE * parse_statistic(memory, "workingset_refault_file"),
+        heat=_heat(root),
+    )
+
+
+def look(root: Path = Path("/")) -> Look:
+    """Clock and temperature as of now."""
+    cpus = root / "sys/devices/system/cpu"
+    clocks = [1e3 * _number(path) for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
+    if not clocks:
+        lines = _text(root / "proc/cpuinfo").splitlines()
+        clocks = [1e6 * _float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+    zones = (root / "sys/class/thermal").glob("thermal_zone*")
+    # "x86_pkg_temp", "cpu-thermal", "cpu0-thermal", "k10temp"; the others are of batteries and radios.
+    hot = [_number(zone / "temp") / 1e3 for zone in zones if _is_processor(_text(zone / "type"))]
+    return Look(max(clocks, default=0.0), max(hot, default=0.0))
+
+
+def _is_processor(kind: str) -> bool:
+    return any(word in kind.lower() for word in ("cpu", "pkg", "k10temp", "soc"))
+
+
+def _own_seconds() -> float:
+    """Processor time of this process, its children that have ended, and those that live."""
+    import psutil  # type: ignore[import-untyped,unused-ignore]
+
+    times = os.times()
+    total = sum(times[:4])
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            used = child.cpu_times()
+            total += used.user + used.system
+    return total
+
+
+def _steal_seconds(text: str) -> float:
+    """Of the first line of /proc/stat: "cpu" user nice system idle iowait irq softirq steal ..."""
+    fields = text.partition("\n")[0].split()
+    ticks = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+    return int(fields[8]) / ticks if len(fields) > 8 and fields[0] == "cpu" and fields[8].isdecimal() else 0.0
+
+
+def _throttled_seconds(text: str) -> float:
+    """Version 2 counts microseconds, version 1 nanoseconds."""
+    return parse_statistic(text, "throttled_usec") / 1e6 + parse_statistic(text, "throttled_time") / 1e9
+
+
+def _heat(root: Path) -> int:
+    counters = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/*_throttle_count")
+    return int(sum(_number(path) for path in counters))
+
+
+def _number(path: Path) -> float:
+    return _float(_text(path, 64))
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def _text(path: Path, limit: int = _TEXT_BYTES) -> str:
+    try:
+        with path.open("rb", buffering=0) as file:
+            return (file.read(limit) or b"").decode("utf-8", "replace")
+    except OSError:
+        return ""

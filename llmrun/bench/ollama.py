@@ -1,0 +1,294 @@
+"""Ollama as a rival: its server on this machine, over its own HTTP API.
+
+Owns the model that is imported for the measuring and removed afterwards, and turning what Ollama counts into a row;
+must not know how rows are compared. Only a server on this machine is spoken to. Ollama takes text, not tokens, and
+counts by itself: rates are computed from its own counts and times.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import os
+import random
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from llmrun.bench.parameters import Case
+from llmrun.bench.results import Row
+from llmrun.bench.run import Model
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.models.hashing import sha256_of
+
+_PORT = 11434
+_QUICK, _PATIENT = 5.0, 1800.0  # seconds
+_MOST_BYTES = 16 << 20
+_PREFIX = "llmrun-bench-"
+_TRIES = 3
+_CLOSE = 0.02  # a prompt this near to the wanted length is good enough
+# Common, and in most vocabularies one token each with the space before it.
+_WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "that",
+    "for",
+    "it",
+    "as",
+    "was",
+    "with",
+    "be",
+    "by",
+    "on",
+    "not",
+    "he",
+    "his",
+    "but",
+    "at",
+    "are",
+    "this",
+    "have",
+    "from",
+    "or",
+    "had",
+    "an",
+    "they",
+]
+
+
+class Ollama:
+    """A running server.
+
+    Args:
+        host: that it listens on.
+        port: of that host.
+    """
+
+    name = "ollama"
+
+    def __init__(self, host: str, port: int) -> None:
+        self.where = f"{host}:{port}"
+        self._host, self._port = host, port
+        self._version = str(self._ask("GET", "/api/version", seconds=_QUICK).get("version", ""))
+        self._imported: dict[Path, str] = {}
+        self._words: dict[tuple[Path, int], int] = {}
+        self._random = random.Random(1)  # noqa: S311 - other words every time, the same in every run
+
+    @classmethod
+    def find(cls, environment: Mapping[str, str] = os.environ) -> Ollama:
+        """The server that OLLAMA_HOST names, or Ollama's default.
+
+        Raises:
+            UsageError: it is on another machine, or not there.
+        """
+        host, port = address(environment.get("OLLAMA_HOST", ""))
+        try:
+            return cls(host, port)
+        except LlmrunError as error:
+            if shutil.which("ollama", path=environment.get("PATH")):
+                hint = "start it in another terminal: ollama serve"
+            else:
+                hint = "there is no ollama on the PATH either; --vs llama-bench compares with llama.cpp's own"
+            raise UsageError(f"no Ollama answers at {host}:{port}", why=error.why, hint=hint) from None
+
+    def measure(self, model: Model, case: Case) -> Row:
+        """One repetition; see Rival."""
+        name = self._imported.get(model.path) or self._import(model.path)
+        test, settings = case.test, case.settings
+        answer = self._generate(name, model, case)
+        prefill = _seconds_a_token(answer, "prompt_eval") if test.n_prompt else 0.0
+        decode = _seconds_a_token(answer, "eval") if test.n_gen else 0.0
+        return Row(
+            model_filename=str(model.path),
+            model_type=model.header.name,
+            model_size=model.header.weight_bytes,
+            model_n_params=model.header.n_parameters,
+            n_batch=settings.n_batch,
+            n_ubatch=settings.n_ubatch,
+            n_threads=settings.threads,
+            n_gpu_layers=settings.gpu_layers,
+            n_prompt=test.n_prompt,
+            n_gen=test.n_gen,
+            n_depth=test.n_depth,
+            test_time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            samples_ns=(round(1e9 * (prefill * test.n_prompt + decode * test.n_gen)),),
+            test=test.name,
+            model=model.name,
+            program=self.name,
+            version=self._version,
+            repetitions=1,
+        )
+
+    def notes(self, model: Model, case: Case) -> tuple[str, ...]:
+        """What Ollama does its own way."""
+        test, settings = case.test, case.settings
+        found = ["Ollama gets words, not token ids, and its own clock counts"]
+        if test.n_gen and not test.chat:
+            found.append("Ollama samples and makes text, which this test of ours does not")
+        if test.n_depth and test.n_prompt:
+            found.append("at depth, Ollama computes the whole prompt: its rate is over all of it")
+        unsettable = {
+            "ubatch": settings.n_ubatch != 512,
+            "flash attention": settings.flash_attention != "auto",
+            "KV types": (settings.kv_type_k, settings.kv_type_v) != ("f16", "f16"),
+            "repack": not settings.repack,
+        }
+        wanted = [what for what, is_set in unsettable.items() if is_set]
+        if wanted:
+            found.append(f"Ollama chooses {', '.join(wanted)} by itself")
+        return tuple(found)
+
+    def close(self) -> None:
+        """Remove what was imported."""
+        for name in self._imported.values():
+            with suppress(LlmrunError):
+                self._ask("DELETE", "/api/delete", {"model": name})
+        self._imported.clear()
+
+    def _import(self, path: Path) -> str:
+        """Bring the file into Ollama's store, which copies it, under a name of our own."""
+        digest = f"sha256:{sha256_of(path)}"
+        name = f"{_PREFIX}{uuid.uuid4().hex[:12]}"
+        self._imported[path] = name  # removed even if the import fails half-way
+        try:
+            if not self._has(digest):
+                self._upload(path, digest)
+            self._ask("POST", "/api/create", {"model": name, "files": {"model.gguf": digest}, "stream": False})
+        except LlmrunError as error:
+            raise LlmrunError(f"Ollama can't import {path.name}", why=error.why or error.what) from None
+        return name
+
+    def _generate(self, name: str, model: Model, case: Case) -> dict[str, Any]:
+        """An answer; the prompt's length is found by asking, as Ollama does not count tokens beforehand."""
+        test, settings = case.test, case.settings
+        wanted = test.n_depth + test.n_prompt
+        key = (model.path, wanted)
+        options = {
+            "num_predict": test.n_gen or 1,
+            "num_ctx": wanted + test.n_gen + 64,
+            "num_batch": settings.n_batch,
+            "num_thread": settings.threads,
+            "seed": 1,
+            **({"num_gpu": settings.gpu_layers} if settings.gpu_layers >= 0 else {}),
+        }
+        is_first = key not in self._words
+        for _ in range(_TRIES):
+            words = self._words.setdefault(key, max(wanted, 1))
+            body = {"model": name, "prompt": self._prompt(words), "raw": True, "stream": False, "options": options}
+            answer = self._ask("POST", "/api/generate", body)
+            got = int(answer.get("prompt_eval_count", 0))
+            near = not wanted or not got or abs(got - wanted) <= max(_CLOSE * wanted, 2)
+            if near and not is_first:
+                return answer
+            is_first = False  # the first one loaded the model and warmed up
+            if not near:
+                self._words[key] = max(1, round(words * wanted / got))
+        return answer
+
+    def _prompt(self, words: int) -> str:
+        """Other words each time: a prompt that Ollama knows already would cost it nothing."""
+        return " ".join(self._random.choice(_WORDS) for _ in range(words))
+
+    # ---- HTTP --------------------------------------------------------------------------------------
+
+    def _has(self, digest: str) -> bool:
+        with closing(self._connection(_QUICK)) as connection, _told(self.where):
+            connection.request("HEAD", f"/api/blobs/{digest}")
+            return connection.getresponse().status == http.client.OK
+
+    def _upload(self, path: Path, digest: str) -> None:
+        with closing(self._connection(_PATIENT)) as connection, _told(self.where), path.open("rb") as file:
+            headers = {"Content-Length": str(path.stat().st_size)}
+            connection.request("POST", f"/api/blobs/{digest}", body=file, headers=headers)
+            _checked(connection.getresponse())
+
+    def _ask(self, method: str, path: str, body: Any = None, seconds: float = _PATIENT) -> dict[str, Any]:
+        with closing(self._connection(seconds)) as connection, _told(self.where):
+            headers = {"Content-Type": "application/json"} if body is not None else {}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            text = _checked(connection.getresponse())
+            answer = json.loads(text or "{}")
+        return answer if isinstance(answer, dict) else {}
+
+    def _connection(self, seconds: float) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self._host, self._port, timeout=seconds)
+
+
+@contextmanager
+def _told(where: str) -> Iterator[None]:
+    """What goes wrong on the way to a server, as our error.
+
+    Raises:
+        LlmrunError: with the reason.
+    """
+    try:
+        yield
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise LlmrunError(f"Ollama at {where} does not answer", why=why) from error
+
+
+def _checked(response: http.client.HTTPResponse) -> bytes:
+    """The body of an answer that is good.
+
+    Raises:
+        LlmrunError: in Ollama's words.
+    """
+    text = response.read(_MOST_BYTES)
+    if response.status < http.client.BAD_REQUEST:
+        return text
+    try:
+        told = str(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        told = f"status {response.status}"
+    raise LlmrunError("Ollama refused", why=told)
+
+
+def _seconds_a_token(answer: Mapping[str, Any], phase: str) -> float:
+    """Of "prompt_eval" or "eval".
+
+    Raises:
+        LlmrunError: Ollama did not say.
+    """
+    try:
+        count, ns = int(answer[f"{phase}_count"]), int(answer[f"{phase}_duration"])
+    except (KeyError, TypeError, ValueError):
+        count, ns = 0, 0
+    if count <= 0 or ns <= 0:
+        raise LlmrunError("Ollama's answer can't be used", why=f"it does not say how long {phase}uation took")
+    return ns / 1e9 / count
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port of OLLAMA_HOST: "", "127.0.0.1", ":11434", "http://localhost:1234".
+
+    Raises:
+        UsageError: it is another machine's, or makes no sense.
+    """
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = parts.hostname or "127.0.0.1", parts.port or _PORT
+    except ValueError:
+        raise UsageError(f"OLLAMA_HOST={text} makes no sense", hint="e.g. OLLAMA_HOST=127.0.0.1:11434") from None
+    if host in {"0.0.0.0", "::"}:  # noqa: S104 - what a server listens on; a client finds it here
+        host = "127.0.0.1"
+    with suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return host, port
+    if host == "localhost":
+        return host, port
+    raise UsageError(
+        f"OLLAMA_HOST={text} is another machine",
+        why="both programs have to run on the same one, and nothing is sent anywhere",
+        hint="unset OLLAMA_HOST, and start it here: ollama serve",
+    )

@@ -1,0 +1,379 @@
+"""What a bench found out: rows with raw samples, and the machine they are from, as data that can be written and read.
+
+Owns the names and the JSON of results; must not know how they are measured, printed or kept. A row has llama-bench's
+field names and ours, and carries its machine: rows of several files can be put into one list, and a list that
+llama-bench itself wrote can be read.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from llmrun.errors import LlmrunError
+from llmrun.jobs import from_json
+from llmrun.jobs.bench import BenchTest
+from llmrun.messages import as_dict
+
+SCHEMA = 1
+"""Version of the rows' fields; a reader refuses newer ones."""
+
+# Settings of llama-bench's that we never change: its own readers want to find them.
+_CONSTANT: dict[str, Any] = {
+    "cpu_mask": "0x0",
+    "cpu_strict": False,
+    "poll": 50,
+    "n_cpu_moe": 0,
+    "main_gpu": 0,
+    "no_kv_offload": False,
+    "devices": "auto",
+    "tensor_split": "0.00",
+    "tensor_buft_overrides": "none",
+    "lazy_mode": "auto",
+    "embeddings": False,
+    "no_op_offload": 0,
+    "no_host": False,
+    "fit_target": 0,
+    "fit_min_ctx": 0,
+}
+
+# In llama-bench's order, with what is computed from the samples.
+_LLAMA_BENCH = (
+    "build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename", "model_type", "model_size",
+    "model_n_params", "n_batch", "n_ubatch", "n_threads", "cpu_mask", "cpu_strict", "poll", "type_k", "type_v",
+    "n_gpu_layers", "n_cpu_moe", "split_mode", "main_gpu", "no_kv_offload", "flash_attn", "devices", "tensor_split",
+    "tensor_buft_overrides", "load_mode", "lazy_mode", "embeddings", "no_op_offload", "no_host", "repack",
+    "fit_target", "fit_min_ctx", "n_prompt", "n_gen", "n_depth", "test_time", "avg_ns", "stddev_ns", "avg_ts",
+    "stddev_ts", "samples_ns", "samples_ts",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where something was measured. Sizes in bytes; "", 0 and None where the system does not tell.
+
+    Attributes:
+        name: a label that a person gave it, or the computer's own name.
+        cpu: as the vendor calls it.
+        cpu_flags: that matter to ggml, e.g. "avx512_vnni".
+        cores: physical ones that may be used.
+        threads: that can compute at the same time, of cores and a container's quota.
+        cpu_quota: processor time that a container allows, in cores; None is no limit.
+        memory_total: of the machine, or of the container when that is smaller.
+        memory_speed: e.g. "DDR5-4800".
+        gpus: as ggml describes them.
+        os: e.g. "Debian GNU/Linux 12".
+        kernel: e.g. "Linux 6.1.0".
+        governor: of the processor's frequency, e.g. "performance".
+        python: its version.
+        llmrun: our version.
+        llama: of llama-cpp-python.
+        build_commit: of ggml.
+    """
+
+    name: str = ""
+    cpu: str = ""
+    cpu_flags: tuple[str, ...] = ()
+    cores: int = 0
+    threads: int = 0
+    cpu_quota: float | None = None
+    memory_total: int = 0
+    memory_speed: str = ""
+    gpus: tuple[str, ...] = ()
+    os: str = ""
+    kernel: str = ""
+    governor: str = ""
+    python: str = ""
+    llmrun: str = ""
+    llama: str = ""
+    build_commit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What the machine could do at most in a test.
+
+    Attributes:
+        tokens_per_second: the lower one of the two ceilings below.
+        binds: "memory" or "compute", whichever ceiling that is.
+        memory_ceiling: tokens/s if only reading weights and KV cache took time.
+        compute_ceiling: tokens/s if only multiplying took time.
+        read_rate: bytes/s read from memory with the test's threads, as measured.
+        compute_rate: multiply-adds/s with the test's threads, as measured.
+        bytes_per_token: of weights and KV cache that one token of the answer reads, on average over the test.
+        kv_bytes_per_token: of these, the KV cache's.
+        multiply_adds: that one token takes, on average over the test.
+    """
+
+    tokens_per_second: float
+    binds: str
+    memory_ceiling: float
+    compute_ceiling: float
+    read_rate: float
+    compute_rate: float
+    bytes_per_token: float
+    kv_bytes_per_token: float
+    multiply_adds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Of answers with our own sampling and text: one entry for each repetition, or for all their tokens.
+
+    Attributes:
+        ttft_ns: from the request to its first text.
+        token_p50_ns: between two tokens, the median.
+        token_p95_ns: between two tokens; one in twenty takes longer.
+        token_p99_ns: between two tokens; one in a hundred takes longer.
+        sampling_share: of the time behind the first token that choosing tokens took, 0 to 1.
+        text_share: the same of turning tokens into text and handing it on.
+        decode_ts: tokens/s behind the first token, of each repetition.
+    """
+
+    ttft_ns: tuple[int, ...]
+    token_p50_ns: int
+    token_p95_ns: int
+    token_p99_ns: int
+    sampling_share: float
+    text_share: float
+    decode_ts: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One test of one model with one set of settings. Names are llama-bench's up to samples_ns; then ours.
+
+    Attributes:
+        build_commit: of ggml.
+        build_number: of llama.cpp; 0 where that is unknown.
+        cpu_info: as ggml describes the processor.
+        gpu_info: as ggml describes the GPUs.
+        backends: of ggml's, e.g. "CPU" or "CUDA".
+        model_filename: path of the GGUF file.
+        model_type: e.g. "llama 135M Q4_1".
+        model_size: bytes of the tensors.
+        model_n_params: weights.
+        n_batch: most tokens of one decode call.
+        n_ubatch: most tokens that are computed at once.
+        n_threads: that compute.
+        type_k: of the KV cache's keys, e.g. "f16".
+        type_v: of its values.
+        n_gpu_layers: on the GPU; -1 is all.
+        split_mode: how layers are spread over GPUs.
+        flash_attn: -1 auto, 0 off, 1 on.
+        load_mode: "auto", which maps the file into memory, or "none".
+        repack: whether weights may be brought into another order.
+        n_prompt: tokens of the prompt.
+        n_gen: tokens that follow one by one.
+        n_depth: tokens that are there before.
+        test_time: when, e.g. "2026-11-21T10:00:00Z".
+        samples_ns: how long each repetition took.
+        test: e.g. "pp512", "tg128 @ d4096", "chat512+128".
+        model: what the person called it.
+        program: that measured: "llmrun", or another one's name.
+        version: of that program.
+        n_threads_batch: that compute in prefill; 0 is as many as in decode.
+        environment: of the engine, where it was changed.
+        repetitions: that were asked for; fewer samples mean that the bench was stopped.
+        load_ns: to load the model.
+        peak_bytes: largest resident set of the engine process.
+        joules: of each repetition; empty where no counter can be read.
+        limit: what the machine could do at most.
+        chat: of a chat test.
+        marks: what makes this row doubtful, in words: "too noisy", ...
+        machine: where it was measured.
+    """
+
+    build_commit: str = ""
+    build_number: int = 0
+    cpu_info: str = ""
+    gpu_info: str = ""
+    backends: str = "CPU"
+    model_filename: str = ""
+    model_type: str = ""
+    model_size: int = 0
+    model_n_params: int = 0
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_threads: int = 1
+    type_k: str = "f16"
+    type_v: str = "f16"
+    n_gpu_layers: int = -1
+    split_mode: str = "layer"
+    flash_attn: int = -1
+    load_mode: str = "auto"
+    repack: bool = True
+    n_prompt: int = 0
+    n_gen: int = 0
+    n_depth: int = 0
+    test_time: str = ""
+    samples_ns: tuple[int, ...] = ()
+    test: str = ""
+    model: str = ""
+    program: str = "llmrun"
+    version: str = ""
+    n_threads_batch: int = 0
+    environment: dict[str, str] = field(default_factory=dict)
+    repetitions: int = 0
+    load_ns: int | None = None
+    peak_bytes: int | None = None
+    joules: tuple[float, ...] = ()
+    limit: Limit | None = None
+    chat: Chat | None = None
+    marks: tuple[str, ...] = ()
+    machine: Machine | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        """That one sample covers."""
+        return self.n_prompt + self.n_gen
+
+    @property
+    def samples_ts(self) -> tuple[float, ...]:
+        """Tokens/s of each repetition."""
+        return tuple(1e9 * self.n_tokens / ns for ns in self.samples_ns if ns)
+
+    @property
+    def avg_ns(self) -> int:
+        """Mean of the samples, cut to whole nanoseconds as llama-bench does."""
+        return sum(self.samples_ns) // len(self.samples_ns) if self.samples_ns else 0
+
+    @property
+    def stddev_ns(self) -> int:
+        """Sample standard deviation; 0 of one sample."""
+        return int(statistics.stdev(self.samples_ns)) if len(self.samples_ns) > 1 else 0
+
+    @property
+    def avg_ts(self) -> float:
+        """Mean of the samples' tokens/s."""
+        return statistics.fmean(self.samples_ts) if self.samples_ts else 0.0
+
+    @property
+    def stddev_ts(self) -> float:
+        """Sample standard deviation of the samples' tokens/s; 0 of one sample."""
+        return statistics.stdev(self.samples_ts) if len(self.samples_ts) > 1 else 0.0
+
+    @property
+    def share_of_limit(self) -> float | None:
+        """Tokens/s divided by what the machine could do; None where that is unknown."""
+        if self.limit is None or not self.limit.tokens_per_second:
+            return None
+        return self.avg_ts / self.limit.tokens_per_second
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Mean over the repetitions; None where no counter can be read."""
+        if not self.joules or not self.n_tokens:
+            return None
+        return statistics.fmean(self.joules) / self.n_tokens
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the bench was stopped before all repetitions were done."""
+        return len(self.samples_ns) < self.repetitions
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able: llama-bench's fields in its order, then ours."""
+        ours = as_dict(self)
+        computed = {name: getattr(self, name) for name in ("avg_ns", "stddev_ns", "avg_ts", "stddev_ts")}
+        known = {**_CONSTANT, **ours, **computed, "samples_ts": list(self.samples_ts)}
+        row = {name: known[name] for name in _LLAMA_BENCH}
+        row["schema"] = SCHEMA
+        row.update((name, value) for name, value in ours.items() if name not in row)
+        row["share_of_limit"] = self.share_of_limit
+        row["joules_per_token"] = self.joules_per_token
+        return row
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Row:
+        """A row that to_json() made, or llama-bench; fields that neither of us knows are passed over.
+
+        Raises:
+            LlmrunError: it is something else, or of a newer llmrun.
+        """
+        try:
+            if int(data.get("schema", SCHEMA)) > SCHEMA:
+                raise LlmrunError(
+                    "this bench result is of a newer llmrun",
+                    why=f"its schema is {data['schema']}, this version reads up to {SCHEMA}",
+                    hint="pip install --upgrade llmrun",
+                )
+            foreign = "schema" not in data
+            row = from_json(cls, {name: value for name, value in data.items() if name in _FIELDS})
+            _check(row)
+            return _named(row) if foreign else row
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise LlmrunError("this is no bench result", why=str(error)) from None
+
+
+_FIELDS = {each.name for each in fields(Row)}
+
+
+def _check(row: Row) -> None:
+    """A file may come from anywhere.
+
+    Raises:
+        ValueError: a value is of another kind than it has to be.
+    """
+    for each in fields(Row):
+        value = getattr(row, each.name)
+        if isinstance(each.default, str | int) and not isinstance(value, type(each.default)):
+            raise ValueError(f"{each.name} is {value!r}")
+    if not row.samples_ns or not all(isinstance(ns, int) and ns > 0 for ns in row.samples_ns) or row.n_tokens <= 0:
+        raise ValueError("a row has no samples")
+    if not all(isinstance(mark, str) for mark in row.marks) or not all(isinstance(j, float) for j in row.joules):
+        raise ValueError("a row's marks or joules are something else")
+
+
+def _named(row: Row) -> Row:
+    """A row of llama-bench's, with what it leaves out and can be told from the rest."""
+    return replace(
+        row,
+        test=BenchTest(row.n_prompt, row.n_gen, row.n_depth).name,
+        model=row.model_type,
+        program="llama-bench",
+        version=f"{row.build_number} ({row.build_commit})",
+        repetitions=len(row.samples_ns),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run of the bench.
+
+    Attributes:
+        rows: in the order in which they were asked for.
+        machine: that measured.
+        is_partial: whether it was stopped before its end.
+    """
+
+    rows: tuple[Row, ...]
+    machine: Machine = Machine()
+    is_partial: bool = False
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The rows, each with its machine."""
+        return [row.to_json() for row in self.rows]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Mapping[str, Any]]) -> Result:
+        """What to_json(), or llama-bench with `-o json`, made.
+
+        Raises:
+            LlmrunError: it is something else.
+        """
+        if isinstance(data, Mapping):
+            data = [data]
+        if not isinstance(data, Sequence) or not all(isinstance(row, Mapping) for row in data) or not data:
+            raise LlmrunError("this is no bench result", why="it is no list of rows")
+        rows = tuple(Row.from_json(row) for row in data)
+        machine = next((row.machine for row in rows if row.machine), None)
+        return cls(rows, machine or _machine_of(rows[0]), any(row.is_partial for row in rows))
+
+
+def _machine_of(row: Row) -> Machine:
+    """What a row that carries no machine tells of it."""
+    gpus = tuple(gpu for gpu in row.gpu_info.split(", ") if gpu)
+    return Machine(cpu=row.cpu_info, threads=row.n_threads, gpus=gpus, build_commit=row.build_commit)

@@ -1,0 +1,391 @@
+"""Runs the bench: cases in an order that spares loading or lets drift hit all models alike, and the rows they give.
+
+Owns engines, order and rows; must not know terminals. What was measured when somebody stops it, or a test fails, is
+not lost: it comes back beside the error.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
+
+from llmrun.bench import limits
+from llmrun.bench.machine import describe
+from llmrun.bench.noise import Watch, sample_marks
+from llmrun.bench.parameters import Case
+from llmrun.bench.refusals import kv_element_bytes
+from llmrun.bench.results import Chat, Limit, Machine, Result, Row
+from llmrun.errors import LlmrunError
+from llmrun.hardware import Hardware
+from llmrun.jobs import JobKind
+from llmrun.jobs.bench import BENCH, Answer, Bench, Benched, BenchModel, BenchUpdate, Repetition
+from llmrun.jobs.limits import LIMITS, MeasuredLimits, MeasureLimits
+from llmrun.launch import launch
+from llmrun.messages import Load
+from llmrun.models.header import Header
+from llmrun.runner import Runner
+
+_Command = TypeVar("_Command")
+_Update = TypeVar("_Update")
+_Result = TypeVar("_Result")
+
+_FLASH_ATTENTION = {"auto": -1, "unless_gpu": 0, "off": 0, "on": 1}
+_SAME_MARK = 14  # letters in which two marks of one kind agree
+
+
+class Worker(Protocol):
+    """An engine process: runner.Runner, or what stands in for it in a test."""
+
+    def do(
+        self, kind: JobKind[_Command, _Update, _Result], command: _Command, on_update: Callable[[_Update], None] = ...
+    ) -> _Result: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How a model is loaded, and with which variables its engine is started."""
+
+    load: Load
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that is measured.
+
+    Attributes:
+        name: what the person called it.
+        path: of its file.
+        header: what that says.
+        usual: how `llmrun chat` would load it, for chat tests; None loads it for those as for all others.
+    """
+
+    name: str
+    path: Path
+    header: Header
+    usual: Loading | None = None
+
+    def loading(self, case: Case, environment: Mapping[str, str]) -> Loading:
+        """For a test. environment is that of the other tests."""
+        if case.test.chat and self.usual is not None:
+            return self.usual
+        return Loading(case.settings.load(str(self.path)), environment)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be run.
+
+    Attributes:
+        models: at least one.
+        cases: of each of them.
+        repetitions: of each case.
+        warm_up: run each case once before, outside the clock.
+        interleave: the repetitions of models (and of other weights in memory) take turns, with all of them loaded.
+        delay: seconds to cool down before each test.
+        environment: of the engines.
+        with_limits: measure what the machine could do at most.
+        name: of this machine, where a person gave it one.
+    """
+
+    models: tuple[Model, ...]
+    cases: tuple[Case, ...]
+    repetitions: int = 5
+    warm_up: bool = True
+    interleave: bool = False
+    delay: float = 0.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    with_limits: bool = True
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What happens now.
+
+    Attributes:
+        model: its name.
+        test: its name.
+        done: repetitions of all tests that are done.
+        total: repetitions of all tests.
+        phase: of BenchUpdate; "measuring the machine", "cooling down" and "next" are ours.
+        repetition: of this test, the one that runs, from 1 on.
+        repetitions: of this test.
+    """
+
+    model: str
+    test: str
+    done: int
+    total: int
+    phase: str
+    repetition: int
+    repetitions: int
+
+
+class Outcome(NamedTuple):
+    """What was measured, and what ended it before its time."""
+
+    result: Result
+    error: LlmrunError | None
+
+
+class Step(NamedTuple):
+    """Repetitions in a row of one row of the result, by one engine. Numbers count from 0."""
+
+    row: int
+    engine: int
+    repetitions: int
+    is_first: bool
+
+
+def engines_of(loadings: Sequence[Loading]) -> list[int]:
+    """Which engine measures each row, by how it is loaded: rows share one whose weights can stay as they are."""
+    keys = [
+        (load.path, load.gpu_layers, load.repack, load.mmap, tuple(sorted(environment.items())))
+        for load, environment in ((each.load, each.environment) for each in loadings)
+    ]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return [numbers[key] for key in keys]
+
+
+def steps(engines: Sequence[int], repetitions: int, *, interleave: bool) -> Iterator[Step]:
+    """The order of the work. Interleaved, the n-th rows of all engines take turns, one repetition each."""
+    rows: dict[int, list[int]] = {}
+    for row, engine in enumerate(engines):
+        rows.setdefault(engine, []).append(row)
+    if not interleave:
+        yield from (Step(row, engine, repetitions, True) for engine, own in rows.items() for row in own)
+        return
+    for index in range(max(map(len, rows.values()))):
+        for repetition in range(repetitions):
+            for engine, own in rows.items():
+                if index < len(own):
+                    yield Step(own[index], engine, 1, repetition == 0)
+
+
+def run(
+    request: Request,
+    hardware: Hardware,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_row: Callable[[Row], None] = lambda row: None,
+    start: Callable[[Mapping[str, str]], Worker] = lambda environment: Runner(launch(environment=environment)),
+) -> Outcome:
+    """Measure everything.
+
+    Args:
+        on_row: gets each row as soon as it is complete.
+        start: an engine with these variables.
+    """
+    bench = _Run(request, hardware, on_progress, on_row, start)
+    error = None
+    try:
+        bench.run()
+    except LlmrunError as stopped:  # Ctrl-C too
+        error = stopped
+    finally:
+        bench.close()
+    rows = tuple(row for number in range(len(bench.rows)) if (row := bench.row(number)).samples_ns)
+    partial = error is not None or len(rows) < len(bench.rows)
+    return Outcome(Result(rows, bench.machine, partial), error)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A row while it is measured."""
+
+    model: Model
+    case: Case
+    loading: Loading
+    done: list[Repetition] = field(default_factory=list)
+    benched: Benched | None = None
+    peak_bytes: int | None = None
+    limit: Limit | None = None
+    began: float = 0.0
+    marks: dict[str, str] = field(default_factory=dict)
+
+
+class _Run:
+    def __init__(
+        self,
+        request: Request,
+        hardware: Hardware,
+        on_progress: Callable[[Progress], None],
+        on_row: Callable[[Row], None],
+        start: Callable[[Mapping[str, str]], Worker],
+    ) -> None:
+        self._request, self._hardware, self._start = request, hardware, start
+        self._on_progress, self._on_row = on_progress, on_row
+        self._workers: dict[int, Worker] = {}
+        self._surveyor: Worker | None = None
+        self._limits = limits.Machine(self._measure_machine)
+        self._needs = {model.path: limits.Needs.of(model.header) for model in request.models}
+        self.rows = [
+            _Open(model, case, model.loading(case, request.environment))
+            for model in request.models
+            for case in request.cases
+        ]
+        self.machine = describe(hardware, name=request.name)
+
+    def run(self) -> None:
+        request = self._request
+        engines = engines_of([row.loading for row in self.rows])
+        for step in steps(engines, request.repetitions, interleave=request.interleave):
+            row = self.rows[step.row]
+            if not request.interleave and step.engine not in self._workers:
+                self._end_workers()
+            if step.is_first:
+                self._begin(row)
+            self._measure(row, step)
+            if len(row.done) == request.repetitions:
+                self._on_row(self.row(step.row))
+
+    def close(self) -> None:
+        self._end_workers()
+        if self._surveyor is not None:
+            self._surveyor.close()
+
+    def _end_workers(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+
+    def _begin(self, row: _Open) -> None:
+        row.began = time.time()
+        if self._request.with_limits and not self._on_gpu(row.case):
+            self._tell(row, "measuring the machine")
+            parts = self._needs[row.model.path].phases(row.case.test, row.case.settings, kv_element_bytes(row.case))
+            n_bytes = max(part.working_set for part in parts)
+            row.limit = limits.limit_of(parts, self._limits.at(n_bytes, row.loading.load.threads))
+        if self._request.delay:
+            self._tell(row, "cooling down")
+            time.sleep(self._request.delay)
+
+    def _on_gpu(self, case: Case) -> bool:
+        return case.settings.gpu_layers != 0 and bool(self._hardware.gpus)
+
+    def _measure_machine(self, command: MeasureLimits) -> MeasuredLimits:
+        if self._surveyor is None:
+            self._surveyor = self._start({})
+        return self._surveyor.do(LIMITS, command)
+
+    def _measure(self, row: _Open, step: Step) -> None:
+        request = self._request
+        worker = self._workers.get(step.engine)
+        if worker is None:
+            worker = self._workers[step.engine] = self._start(row.loading.environment)
+        seed = 1 + len(row.done)
+        command = Bench(row.loading.load, row.case.test, step.repetitions, request.warm_up and step.is_first, seed)
+        with ExitStack() as stack:
+            watches: list[Watch] = []
+
+            def hear(update: BenchUpdate) -> None:
+                if update.phase != "loading" and not watches:
+                    watches.append(stack.enter_context(Watch()))
+                if update.repetition is not None:
+                    row.done.append(update.repetition)
+                    watches[0].look()
+                if update.phase != "answering":
+                    self._tell(row, update.phase)
+
+            row.benched = worker.do(BENCH, command, hear)
+        row.marks.update((mark[:_SAME_MARK], mark) for watch in watches for mark in watch.marks)
+        if not self.machine.build_commit:
+            facts = row.benched.model
+            gpus = tuple(gpu for gpu in facts.gpus.split(", ") if gpu)
+            self.machine = replace(self.machine, gpus=gpus, build_commit=facts.build_commit)
+        row.peak_bytes = max(row.peak_bytes or 0, row.benched.peak_bytes or 0) or None
+
+    def _tell(self, row: _Open, phase: str) -> None:
+        done, repetitions = len(row.done), self._request.repetitions
+        self._on_progress(
+            Progress(
+                model=row.model.name,
+                test=row.case.test.name,
+                done=sum(len(each.done) for each in self.rows),
+                total=len(self.rows) * repetitions,
+                phase=phase,
+                repetition=min(done + 1, repetitions),
+                repetitions=repetitions,
+            )
+        )
+
+    def row(self, number: int) -> Row:
+        """As far as it has been measured."""
+        row = self.rows[number]
+        facts = row.benched.model if row.benched else self._facts_of(row.model)
+        return _row(row, facts, self.machine, self._request.repetitions)
+
+    def _facts_of(self, model: Model) -> BenchModel | None:
+        """What another row of the same model knows."""
+        return next((each.benched.model for each in self.rows if each.model is model and each.benched), None)
+
+
+def _row(row: _Open, facts: BenchModel | None, machine: Machine, repetitions: int) -> Row:
+    load, test, header = row.loading.load, row.case.test, row.model.header
+    samples = tuple(repetition.ns for repetition in row.done)
+    joules = tuple(repetition.joules for repetition in row.done if repetition.joules is not None)
+    answers = [repetition.answer for repetition in row.done if repetition.answer is not None]
+    rates = [1e9 * test.n_tokens / ns for ns in samples]
+    return Row(
+        build_commit=facts.build_commit if facts else "",
+        cpu_info=facts.cpu if facts else machine.cpu,
+        gpu_info=facts.gpus if facts else "",
+        backends=facts.backends if facts else "CPU",
+        model_filename=str(row.model.path),
+        model_type=facts.description if facts else header.name,
+        model_size=facts.size if facts else header.weight_bytes,
+        model_n_params=facts.n_params if facts else header.n_parameters,
+        n_batch=load.n_batch,
+        n_ubatch=min(load.n_ubatch, load.n_batch),
+        n_threads=load.threads,
+        n_threads_batch=load.threads_batch,
+        type_k=load.kv_type_k,
+        type_v=load.kv_type_v,
+        n_gpu_layers=load.gpu_layers,
+        flash_attn=_FLASH_ATTENTION[load.flash_attention],
+        load_mode="auto" if load.mmap else "none",
+        repack=load.repack,
+        n_prompt=test.n_prompt,
+        n_gen=test.n_gen,
+        n_depth=test.n_depth,
+        test_time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(row.began)),
+        samples_ns=samples,
+        test=test.name,
+        model=row.model.name,
+        version=machine.llmrun,
+        environment=dict(row.loading.environment),
+        repetitions=repetitions,
+        load_ns=row.benched.load_ns if row.benched else None,
+        peak_bytes=row.peak_bytes,
+        joules=joules if len(joules) == len(samples) else (),
+        limit=None if facts and facts.gpus and load.gpu_layers else row.limit,
+        chat=_chat(answers, row.done) if answers else None,
+        marks=(*row.marks.values(), *sample_marks(rates)),
+        machine=machine,
+    )
+
+
+def _chat(answers: Sequence[Answer], done: Sequence[Repetition]) -> Chat:
+    gaps = sorted(gap for answer in answers for gap in answer.token_ns)
+    decoding = sum(gaps)
+    return Chat(
+        ttft_ns=tuple(answer.ttft_ns for answer in answers),
+        token_p50_ns=quantile(gaps, 0.50),
+        token_p95_ns=quantile(gaps, 0.95),
+        token_p99_ns=quantile(gaps, 0.99),
+        sampling_share=sum(answer.sampling_ns for answer in answers) / max(decoding, 1),
+        text_share=sum(answer.text_ns for answer in answers) / max(decoding, 1),
+        decode_ts=tuple(1e9 * len(answer.token_ns) / max(sum(answer.token_ns), 1) for answer in answers),
+    )
+
+
+def quantile(ordered: Sequence[int], share: float) -> int:
+    """What that share of them does not exceed (nearest rank); 0 of none."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0

@@ -1,0 +1,406 @@
+"""`llmrun bench`: how fast models run here, and whether two results really differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmrun.cli.completion import complete_model
+from llmrun.cli.options import JsonOption, YesOption, with_options
+from llmrun.config import load_settings
+from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
+from llmrun.ui.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.bench.parameters import Wanted
+    from llmrun.bench.results import Result
+    from llmrun.bench.run import Loading, Model, Outcome, Request
+    from llmrun.hardware import Hardware
+    from llmrun.models.registry import ModelSpec
+
+_TESTS, _LOADING, _RESULTS = "What is measured", "How the model is loaded", "Results"
+_FORMATS = ("table", "md", "csv", "json", "jsonl", "sql", "html")
+_HISTORY = "history"
+
+Lists = list[str] | None
+
+
+def _tests(short: str, long: str, metavar: str, text: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(short, long, metavar=metavar, help=text, rich_help_panel=_TESTS)
+    return option
+
+
+def _loading(short: str, long: str, metavar: str, text: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(short, long, metavar=metavar, help=text, rich_help_panel=_LOADING)
+    return option
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """Lists as they were typed; None where an option did not come."""
+
+    prompts: Lists
+    answers: Lists
+    pairs: Lists
+    chats: Lists
+    depths: Lists
+    batches: Lists
+    ubatches: Lists
+    threads: Lists
+    flash_attention: Lists
+    types_k: Lists
+    types_v: Lists
+    repack: Lists
+    gpu_layers: Lists
+
+    @property
+    def says_how_to_load(self) -> bool:
+        """Whether a list of the loading came."""
+        lists = (self.batches, self.ubatches, self.threads, self.flash_attention, self.types_k, self.types_v)
+        return any(each is not None for each in (*lists, self.repack, self.gpu_layers))
+
+
+def typed(
+    prompts: Annotated[Lists, _tests("-p", "--n-prompt", "TOKENS", "Prompts. Default: 512.")] = None,
+    answers: Annotated[Lists, _tests("-n", "--n-gen", "TOKENS", "Answers, token by token. Default: 128.")] = None,
+    pairs: Annotated[Lists, _tests("-pg", "--prompt-gen", "P,N", "A prompt and an answer in one test.")] = None,
+    chats: Annotated[
+        Lists,
+        _tests("--chat", "--chats", "P,N", "The same with sampling and text. Default: 128,64 without -p, -n, -pg."),
+    ] = None,
+    depths: Annotated[Lists, _tests("-d", "--n-depth", "TOKENS", "In the context before. Default: 0.")] = None,
+    threads: Annotated[Lists, _loading("-t", "--threads", "NUMBER", "Default: one per physical core.")] = None,
+    batches: Annotated[Lists, _loading("-b", "--batch-size", "TOKENS", "Default: 2048.")] = None,
+    ubatches: Annotated[Lists, _loading("-ub", "--ubatch-size", "TOKENS", "Default: 512.")] = None,
+    flash_attention: Annotated[Lists, _loading("-fa", "--flash-attention", "auto|on|off", "Default: auto.")] = None,
+    types_k: Annotated[
+        Lists, _loading("-ctk", "--cache-type-k", "TYPE", "Of keys in the KV cache. Default: f16.")
+    ] = None,
+    types_v: Annotated[Lists, _loading("-ctv", "--cache-type-v", "TYPE", "Values in it. Default: f16.")] = None,
+    repack: Annotated[
+        Lists, _loading("-rpk", "--repack", "1|0", "Weights in the order this processor likes best. Default: 1.")
+    ] = None,
+    gpu_layers: Annotated[Lists, _loading("-ngl", "--gpu-layers", "NUMBER", "Default: -1, all.")] = None,
+) -> Typed:
+    """The options that take lists. Each may be repeated, and takes "128,512", "128-1024+128" and "128-1024*2"."""
+    return Typed(
+        prompts, answers, pairs, chats, depths, batches, ubatches, threads,
+        flash_attention, types_k, types_v, repack, gpu_layers,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How it is measured. interleave is None where nobody said anything. Fields as in bench.run.Request."""
+
+    repetitions: int
+    warm_up: bool
+    interleave: bool | None
+    delay: float
+    with_limits: bool
+
+
+def manner(
+    repetitions: Annotated[int, typer.Option("-r", "--repetitions", metavar="NUMBER", help="Of each test.")] = 5,
+    warm_up: Annotated[bool, typer.Option("--warmup/--no-warmup", help="Run each test once before.")] = True,
+    interleave: Annotated[
+        bool | None,
+        typer.Option(
+            "--interleave/--no-interleave",
+            help="Models take turns, so that drift hits all alike. Default: if they fit into memory together.",
+        ),
+    ] = None,
+    delay: Annotated[
+        float, typer.Option("--delay", metavar="SECONDS", min=0, max=3600, help="Cool down before each test.")
+    ] = 0,
+    limits: Annotated[bool, typer.Option("--limits/--no-limits", help="Measure what the machine could do.")] = True,
+) -> Manner:
+    """Options of the way to measure."""
+    return Manner(repetitions, warm_up, interleave, delay, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Aftermath:
+    """What becomes of the result.
+
+    Attributes:
+        kind: one of _FORMATS.
+        file: where it is written to; None is stdout.
+        save: into the history.
+        machine: what to call this one.
+        compare: two results to be compared, in place of measuring.
+        versus: another program that is measured too.
+    """
+
+    kind: str
+    file: Path | None
+    save: bool
+    machine: str
+    compare: tuple[str, str] | None
+    versus: str
+
+
+def aftermath(
+    form: Annotated[
+        str,
+        typer.Option(
+            "-o", "--output", metavar="FORMAT|FILE", help=", ".join(_FORMATS) + ", or a file.", rich_help_panel=_RESULTS
+        ),
+    ] = "table",
+    save: Annotated[
+        bool, typer.Option("--save/--no-save", help="Keep it in the history.", rich_help_panel=_RESULTS)
+    ] = True,
+    machine: Annotated[
+        str, typer.Option("--machine", metavar="NAME", help="What to call this one.", rich_help_panel=_RESULTS)
+    ] = "",
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--compare",
+            metavar="A B",
+            help="Set B against A: files, numbers of the history, machines, versions or models.",
+            rich_help_panel=_RESULTS,
+        ),
+    ] = None,
+    versus: Annotated[
+        str,
+        typer.Option(
+            "--vs",
+            metavar="PROGRAM",
+            help="Measure it too, in turns: llama-bench, ollama.",
+            rich_help_panel=_RESULTS,
+        ),
+    ] = "",
+    json: JsonOption = False,
+) -> Aftermath:
+    """Options of the result.
+
+    Raises:
+        UsageError: there is no such format.
+    """
+    kind, file = _target("json" if json else form)
+    return Aftermath(kind, file, save, machine, compare, versus)
+
+
+def _target(form: str) -> tuple[str, Path | None]:
+    """A format, and the file where that is what was asked for."""
+    if form in _FORMATS:
+        return form, None
+    suffix = Path(form).suffix.removeprefix(".").lower()
+    if suffix not in _FORMATS[1:]:
+        raise UsageError(
+            f"-o {form} makes no sense", why=f"there are {', '.join(_FORMATS)}, and files that end so", hint="-o md"
+        )
+    file = Path(form)
+    if file.is_dir() or not file.parent.is_dir():
+        raise UsageError(f"-o {form} can't be written", why="there is no such folder, or it is one itself")
+    return suffix, file
+
+
+@with_options(lists=typed, how=manner, after=aftermath)
+def bench(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL...",
+            help="Names, owner/repo[:quant] or paths. The word history shows what was measured before.",
+            autocompletion=complete_model,
+        ),
+    ] = None,
+    *,
+    lists: Typed,
+    how: Manner,
+    after: Aftermath,
+    yes: YesOption = False,
+) -> None:
+    """Measure how fast models run here, how sure that is, and how far from what the machine could do.
+
+    Tests have llama-bench's names and are done its way: pp512 reads a prompt, tg128 makes an answer of random tokens.
+    chat128+64 is what `llmrun run` does: with sampling, text and streaming.
+    """
+    output = Output(json=after.kind in {"json", "jsonl"})
+    if after.compare is not None or (models and models[0] == _HISTORY):
+        from llmrun.cli import bench_history
+
+        if after.compare is not None:
+            bench_history.compare(output, after.compare, after.kind)
+        else:
+            bench_history.show(output, (models or [])[1:], after.kind, after.file)
+        return
+    if not models:
+        raise UsageError("bench needs a model", hint="llmrun bench smollm2")
+    with _opened(output, models, as_usual=not lists.says_how_to_load, yes=yes) as found:
+        request, hardware = _request(output, found, lists, how, after)
+        result, error = _measure(output, request, hardware, after)
+    if result.rows and after.save:
+        _save(output, result)
+    if result.rows and after.kind != "table":
+        deliver(output, result, after.kind, after.file)
+    if error is not None:
+        raise error
+
+
+@contextmanager
+def _opened(output: Output, names: Sequence[str], *, as_usual: bool, yes: bool) -> Iterator[tuple[Model, ...]]:
+    """The models' files, downloaded where they are missing; nobody removes them meanwhile.
+
+    Args:
+        as_usual: chat tests load them as `llmrun chat` does.
+    """
+    from llmrun.bench.run import Model
+    from llmrun.cli.loading import fetch
+    from llmrun.model import locate
+    from llmrun.models.check import check
+    from llmrun.models.gguf import read_header
+    from llmrun.models.in_use import using
+
+    settings = load_settings()
+    located = [locate(name, settings) for name in dict.fromkeys(names)]
+    with ExitStack() as stack:
+        models = []
+        for name, each in zip(dict.fromkeys(names), located, strict=True):
+            path = each.path or fetch(output, each.spec, settings, yes=yes)
+            header = read_header(path)
+            check(header)
+            stack.enter_context(using(path))
+            label = Path(name).stem if each.spec.path else name
+            models.append(Model(label, path.absolute(), header, _usual(each.spec, path) if as_usual else None))
+        yield tuple(models)
+
+
+def _usual(spec: ModelSpec, path: Path) -> Loading | None:
+    """How `llmrun chat` loads a model, with what `llmrun tune` found; None where it does not fit that way."""
+    from dataclasses import replace
+
+    from llmrun.bench.run import Loading
+    from llmrun.model import A_CHAT, prepare
+
+    try:
+        model = prepare(spec, path, expected=A_CHAT)
+    except OutOfMemoryError:
+        return None
+    load = replace(model.load, n_ctx=0, n_ctx_start=0)  # each test has its own
+    return Loading(load, model.tuned.environment if model.tuned else {})
+
+
+def _request(
+    output: Output, models: tuple[Model, ...], lists: Typed, how: Manner, after: Aftermath
+) -> tuple[Request, Hardware]:
+    """What is to be run; whatever is impossible is refused here."""
+    from llmrun.bench.refusals import Subject, fit_together, refuse
+    from llmrun.bench.run import Request, engines_of
+    from llmrun.hardware import probe
+    from llmrun.outlook import with_gpus
+    from llmrun.speed import remembered
+
+    hardware = probe()
+    hardware = with_gpus(hardware, remembered(hardware, load_settings().state_dir))
+    cases = wanted(lists, hardware.usable_cores, with_chat=not after.versus).cases()
+    subjects = [Subject(model.name, model.header) for model in models]
+    for note in refuse(cases, subjects, hardware, how.repetitions):
+        output.note(note)
+    several = len(set(engines_of([model.loading(case, {}) for model in models for case in cases]))) > 1
+    together = several and fit_together(cases, [model.header for model in models], hardware)
+    if how.interleave and several and not together:
+        output.note("the models don't fit into memory together, so they are measured one after the other")
+    return Request(
+        models=models,
+        cases=cases,
+        repetitions=how.repetitions,
+        warm_up=how.warm_up,
+        interleave=together and how.interleave is not False,
+        delay=how.delay,
+        with_limits=how.with_limits,
+        name=after.machine,
+    ), hardware
+
+
+def wanted(lists: Typed, threads: int, *, with_chat: bool = True) -> Wanted:
+    """Lists as numbers and words.
+
+    Args:
+        threads: the default.
+        with_chat: whether a chat is measured when nobody says what is to be.
+
+    Raises:
+        UsageError: one makes no sense.
+    """
+    from llmrun.bench import parameters as known
+
+    def numbers(texts: Lists, option: str, default: tuple[int, ...], least: int = 1) -> tuple[int, ...]:
+        return default if texts is None else known.numbers(texts, option, least=least)
+
+    kv_types = {kind: kind for kind in known.KV_TYPES}
+    silent = with_chat and lists.prompts is None and lists.answers is None and lists.pairs is None
+    chats = [",".join(map(str, known.DEFAULT_CHAT))] if silent and lists.chats is None else lists.chats or []
+    return known.Wanted(
+        threads=numbers(lists.threads, "-t", (threads,)),
+        prompts=numbers(lists.prompts, "-p", (known.DEFAULT_PROMPT,), 0),
+        answers=numbers(lists.answers, "-n", (known.DEFAULT_ANSWER,), 0),
+        pairs=known.pairs(lists.pairs or (), "-pg"),
+        chats=known.pairs(chats, "--chat"),
+        depths=numbers(lists.depths, "-d", (0,), 0),
+        batches=numbers(lists.batches, "-b", (2048,)),
+        ubatches=numbers(lists.ubatches, "-ub", (512,)),
+        flash_attention=known.words(lists.flash_attention or ["auto"], "-fa", known.FLASH_ATTENTION),
+        types_k=known.words(lists.types_k or ["f16"], "-ctk", kv_types),
+        types_v=known.words(lists.types_v or ["f16"], "-ctv", kv_types),
+        repack=known.words(lists.repack or ["1"], "--repack", known.SWITCH),
+        gpu_layers=numbers(lists.gpu_layers, "-ngl", (-1,), -1),
+    )
+
+
+def _measure(output: Output, request: Request, hardware: Hardware, after: Aftermath) -> Outcome:
+    """Run it, and show it meanwhile. Ctrl-C is an error too: what was measured comes with it."""
+    from llmrun.bench.run import run
+    from llmrun.ui.bench import BenchView
+
+    if after.versus:
+        from llmrun.cli import bench_versus
+
+        return bench_versus.measure(output, request, hardware, after.versus, shows_table=after.kind == "table")
+    names = [model.name for model in request.models]
+    view = BenchView(output, names, request.cases, shows_rows=after.kind == "table")
+    outcome = run(request, hardware, view.progress, view.row)
+    view.end(outcome.result)
+    return outcome
+
+
+def deliver(output: Output, result: Result, kind: str, file: Path | None) -> None:
+    """A result in a format, on stdout or in a file.
+
+    Raises:
+        UsageError: the file can't be written.
+        DiskFullError: the disk is full.
+    """
+    from llmrun.bench.formats import write
+
+    if kind == "html":
+        from llmrun.ui.bench_html import bench_page
+
+        text = bench_page(result)
+    else:
+        text = write(result, kind)
+    if file is None:
+        output.text(text.removesuffix("\n"))
+        return
+    from llmrun.sessions.files import write_whole
+
+    write_whole(file, text)
+    output.note(f"The result is in {file}.")
+
+
+def _save(output: Output, result: Result) -> None:
+    from llmrun.bench.history import History
+
+    try:
+        with History(load_settings()) as history:
+            entry = history.add(result)
+        output.note(f"Kept as number {entry.number}: llmrun bench --compare {entry.number} ...")
+    except LlmrunError as error:  # the result itself is more important
+        output.note(f"it is not in the history: {error}")

@@ -1,0 +1,52 @@
+"""`llmrun bench --vs PROGRAM`: another program measured beside us, in turns."""
+
+from __future__ import annotations
+
+from llmrun.bench.rivals import Versus, find, our_side, result_of, versus
+from llmrun.bench.run import Outcome, Progress, Request
+from llmrun.errors import LlmrunError
+from llmrun.hardware import Hardware
+from llmrun.runner import Runner
+from llmrun.ui.bench import BenchView
+from llmrun.ui.bench_history import show_versus
+from llmrun.ui.output import Output
+
+
+def measure(output: Output, request: Request, hardware: Hardware, program: str, *, shows_table: bool) -> Outcome:
+    """Every case of every model on both sides. What was measured before Ctrl-C or a failure comes back with it.
+
+    Raises:
+        UsageError: there is no such program.
+    """
+    rival = find(program)
+    view = BenchView(output, [model.name for model in request.models], request.cases, shows_rows=False)
+    found: list[Versus] = []
+    error: LlmrunError | None = None
+    try:
+        with our_side(Runner, hardware) as ours:
+            pairs = [(model, case) for model in request.models for case in request.cases]
+            for number, (model, case) in enumerate(pairs):
+
+                def tell(done: int, total: int, at: int = number) -> None:
+                    model, case = pairs[at]
+                    share = at * total + done, len(pairs) * total
+                    turn = min(done // 2 + 1, total // 2)
+                    view.progress(Progress(model.name, case.test.name, *share, rival.name, turn, total // 2))
+
+                one = versus(
+                    rival,
+                    lambda model=model, case=case: ours(model, case),  # type: ignore[misc]
+                    model,
+                    case,
+                    repetitions=request.repetitions,
+                    on_update=tell,
+                )
+                found.append(one)
+    except LlmrunError as stopped:
+        error = stopped
+    finally:
+        rival.close()
+    view.clear()
+    if found and shows_table:
+        show_versus(output, found, rival.name)
+    return Outcome(result_of(found), error)

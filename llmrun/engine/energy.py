@@ -1,0 +1,97 @@
+"""How much energy processors and GPUs have used: counters of the system, where this process may read them.
+
+Owns Intel's and AMD's RAPL (/sys/class/powercap, which most systems let only root read) and NVIDIA's NVML. Must not
+know what the energy was used for: the counters are the whole machine's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_POWERCAP = Path("/sys/class/powercap")
+_COUNTED = ("package-", "dram")  # the zones inside a package, but its memory, are part of it
+
+Counters = Mapping[str, float]
+"""Counter -> joules since some time in the past."""
+
+
+class Energy:
+    """The counters that can be read.
+
+    Args:
+        with_gpus: NVIDIA's GPUs are counted.
+        folder: where the system keeps RAPL's counters, for tests.
+    """
+
+    def __init__(self, with_gpus: bool, folder: Path = _POWERCAP) -> None:
+        self._zones = {path: most for path in _zones(folder) if (most := _number(path / "max_energy_range_uj"))}
+        self._gpus = _Nvml() if with_gpus else None
+
+    def read(self) -> Counters:
+        """What they say now; those that can't be read are left out."""
+        found: dict[str, float] = {}
+        for zone in self._zones:
+            if (counted := _number(zone / "energy_uj")) is not None:
+                found[str(zone)] = counted / 1e6
+        for index, joules in enumerate(self._gpus.joules() if self._gpus else ()):
+            found[f"gpu{index}"] = joules
+        return found
+
+    def since(self, before: Counters) -> float | None:
+        """Joules since then; None where no counter can be read."""
+        now = self.read()
+        used = [self._difference(name, before[name], now[name]) for name in before if name in now]
+        return sum(used) if used else None
+
+    def _difference(self, name: str, before: float, now: float) -> float:
+        """A counter of RAPL's begins again at 0 after its largest value."""
+        turn = self._zones.get(Path(name), 0) / 1e6
+        return now - before if now >= before else now - before + turn
+
+
+def _zones(folder: Path) -> list[Path]:
+    """Of processors and their memory."""
+    found = []
+    for name in sorted(folder.glob("*-rapl:*/name")):
+        with suppress(OSError):
+            if name.read_text(encoding="ascii", errors="replace").startswith(_COUNTED):
+                found.append(name.parent)
+    return found
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+class _Nvml:
+    """NVIDIA's GPUs, as far as they count their energy (since Volta)."""
+
+    def __init__(self) -> None:
+        self._library: Any = None
+        self._devices: list[ctypes.c_void_p] = []
+        with suppress(OSError, AttributeError):
+            library = ctypes.CDLL("libnvidia-ml.so.1")
+            count = ctypes.c_uint()
+            if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+                return
+            for index in range(count.value):
+                device = ctypes.c_void_p()
+                if not library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
+                    self._devices.append(device)
+            self._library = library
+
+    def joules(self) -> list[float]:
+        """Of each GPU that tells, since its driver was loaded."""
+        found = []
+        for device in self._devices:
+            counted = ctypes.c_ulonglong()
+            if not self._library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(counted)):
+                found.append(counted.value / 1e3)
+        return found
