@@ -12,6 +12,8 @@ from pathlib import Path
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_STATES_BYTES = 4_000_000_000
+TUNE_FILE = "tune.json"
+"""In Settings.state_dir: what `llmrun tune` found."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,7 @@ def examine(
         *_models(installed),
         hub.finding(),
         *_trial(trial),
+        *_tuning(machine, settings),
     ]
 
 
@@ -342,3 +343,10 @@ def _trial(trial: Trial | LlmrunError | None) -> Iterator[Finding]:
         yield Finding("answer", "warning", text, "look for other programs that use the processor (top)")
     else:
         yield Finding("answer", "ok", text)
+
+
+def _tuning(hardware: Hardware, settings: Settings) -> Iterator[Finding]:
+    from llmrun.tune.tuned import summaries
+
+    for summary in summaries(hardware, settings.state_dir):
+        yield Finding("tuned", "ok", summary)

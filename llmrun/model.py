@@ -9,16 +9,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrun import runner
-from llmrun.config import Settings, load_settings
+from llmrun.config import TUNE_FILE, Settings, load_settings
 from llmrun.errors import EngineCrashedError, LlmrunError, ModelNotFoundError, UsageError
 from llmrun.grammar import Grammar
-from llmrun.hardware import probe
+from llmrun.hardware import Hardware, probe
 from llmrun.launch import launch
 from llmrun.messages import (
     Count,
@@ -39,7 +39,10 @@ from llmrun.models.header import Header
 from llmrun.models.registry import ModelSpec, load_catalogue, resolve
 from llmrun.models.store import Store
 from llmrun.params import Limits, SamplingParams, resolve_sampling
-from llmrun.plan import Plan, Wishes, make_plan
+from llmrun.plan import Plan, Wishes, make_plan, scores_fit
+
+if TYPE_CHECKING:
+    from llmrun.tune.settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,25 @@ class Located:
 
     spec: ModelSpec
     path: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a model is loaded for, as a guess: `llmrun tune` may have found other settings for other lengths.
+
+    Attributes:
+        prompt_tokens: that will be prefilled, all turns of a conversation together.
+        answer_tokens: that will be decoded.
+        own_engine: an engine may be started for it, which takes a tenth of a second longer.
+    """
+
+    prompt_tokens: int
+    answer_tokens: int
+    own_engine: bool = False
+
+
+A_CHAT = Expected(prompt_tokens=2000, answer_tokens=2000, own_engine=True)
+"""A conversation: its questions and files, and its answers."""
 
 
 def locate(name: str, settings: Settings) -> Located:
@@ -75,7 +97,10 @@ def open_ahead(name: str) -> None:
     A guess: if it is wrong, or there is no such model, what comes later finds out and says so.
     """
     with suppress(LlmrunError):
-        path = locate(name, load_settings()).path
+        settings = load_settings()
+        if (settings.state_dir / TUNE_FILE).exists():
+            return  # the weights may be wanted in another order
+        path = locate(name, settings).path
         if path is not None and path.is_file():
             runner.prestarted().open_ahead(str(path.absolute()))
 
@@ -88,16 +113,27 @@ class Model:
         spec: what the name meant.
         header: what the file says about itself.
         plan: context window, threads and layers, and why.
+        load: the plan as the engine gets it.
         loaded: what the engine says about it.
+        tuned: settings of `llmrun tune` that it is loaded with; None where there are none.
     """
 
-    def __init__(self, path: Path, spec: ModelSpec, header: Header, plan: Plan, load: Load) -> None:
+    def __init__(
+        self,
+        path: Path,
+        spec: ModelSpec,
+        header: Header,
+        plan: Plan,
+        load: Load,
+        tuned: EngineSettings | None = None,
+    ) -> None:
         self.path = path
         self.spec = spec
         self.header = header
         self.plan = plan
         self.loaded: Loaded
-        self._load = load
+        self.tuned = tuned
+        self.load = load
         self._runner: runner.Runner | None = None
         self._numbers = itertools.count(1)
         self._request = 0
@@ -126,7 +162,7 @@ class Model:
         """
         self._runner = engine
         with self._explaining():
-            self.loaded = engine.load(self._load, on_progress)
+            self.loaded = engine.load(self.load, on_progress)
 
     def chat(
         self,
@@ -191,10 +227,20 @@ class Model:
             sampling, limits, prompt=prompt, grammar=grammar, remember=remember, stops_repeats=stops_repeats
         )
 
+    @property
+    def needs_own_engine(self) -> bool:
+        """Whether an engine that was started before anybody knew what for will not do."""
+        return self.load.verbose or bool(self.tuned and self.tuned.environment)
+
+    def new_engine(self) -> runner.Runner:
+        """An engine as this model wants it."""
+        environment = self.tuned.environment if self.tuned else None
+        return runner.Runner(launch(verbose=self.load.verbose, environment=environment))
+
     def _living_engine(self) -> runner.Runner:
         """The engine; a new one where it died."""
         if self._runner is None or not self._runner.alive:
-            self.start(runner.Runner(launch(verbose=self._load.verbose)))
+            self.start(self.new_engine())
         assert self._runner is not None
         return self._runner
 
@@ -286,11 +332,13 @@ def prepare(
     warm_up: bool = False,
     verbose: bool = False,
     keeps_states: bool = False,
+    expected: Expected | None = None,
 ) -> Model:
     """Read a model's header and make the plan; start() loads it.
 
     Args:
         keeps_states: KV states that were saved are looked for, and save_state() saves more.
+        expected: what it is loaded for; settings of `llmrun tune` are only used where that is known.
 
     Raises:
         BadModelError: the file is damaged, or no model that llama.cpp can run.
@@ -298,8 +346,8 @@ def prepare(
     """
     header = read_header(path)
     check(header)
-    plan = make_plan(header, probe(), wishes or Wishes(), name=spec.name, repository=spec.repository or "")
-    settings = load_settings()
+    hardware, wishes, settings = probe(), wishes or Wishes(), load_settings()
+    plan = make_plan(header, hardware, wishes, name=spec.name, repository=spec.repository or "")
     keeps_states = keeps_states and settings.states_bytes > 0
     load = Load(
         path=str(path.absolute()),
@@ -316,7 +364,36 @@ def prepare(
         kv_type_k=plan.kv_type,
         kv_type_v=plan.kv_type,
     )
-    return Model(path, spec, header, plan, load)
+    tuned = _tuned(header, hardware, settings, expected) if expected else None
+    if tuned is not None:
+        plain, load = load, _as_tuned(load, tuned, wishes, without_flash=scores_fit(header, hardware, plan.n_ctx))
+        changes = tuned.of(load).changes(tuned.of(plain))
+        plan = replace(plan, threads=load.threads, flash_attention=load.flash_attention, tuned=changes)
+    return Model(path, spec, header, plan, load, tuned)
+
+
+def _tuned(header: Header, hardware: Hardware, settings: Settings, expected: Expected) -> EngineSettings | None:
+    """What `llmrun tune` found to be the fastest for this, None where it was never asked."""
+    if not (settings.state_dir / TUNE_FILE).exists():
+        return None  # spares every start the imports
+    from llmrun.tune.tuned import choose, remembered
+
+    found = remembered(header, hardware, settings.state_dir)
+    if found is None:
+        return None
+    own = expected.own_engine
+    return choose(found, expected.prompt_tokens, expected.answer_tokens, own_environment=own)
+
+
+def _as_tuned(load: Load, tuned: EngineSettings, wishes: Wishes, *, without_flash: bool) -> Load:
+    """A Load with tuned settings, as far as the user did not say otherwise and there is memory for them."""
+    found = tuned.applied(load)
+    if wishes.threads is not None:
+        found = replace(found, threads=load.threads, threads_batch=load.threads_batch)
+    keeps_flash = wishes.flash_attention != "auto" or (found.flash_attention == "off" and not without_flash)
+    if keeps_flash or wishes.kv_type != "f16":
+        found = replace(found, flash_attention=load.flash_attention, kv_type_k=load.kv_type_k, kv_type_v=load.kv_type_v)
+    return found
 
 
 def load(

@@ -95,6 +95,7 @@ class Plan:
         ram_bytes: how much of memory.needed the machine's own memory has to hold.
         vram_bytes: what the GPUs have to hold; 0 without any, or when nobody looked.
         notes: every choice that is not simply what the model was trained on, in plain words.
+        tuned: what is different because `llmrun tune` found it faster, in words.
     """
 
     n_ctx: int
@@ -108,6 +109,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     kv_type: str = "f16"
     flash_attention: str = "auto"
+    tuned: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -122,7 +124,9 @@ class Plan:
         if self.vram_bytes:
             layers = "all layers" if self.gpu_layers == ALL_LAYERS else f"{self.gpu_layers} layers"
             text += f"; and {readable_size(self.vram_bytes)} on the GPU with {layers}"
-        if self.flash_attention == "unless_gpu":
+        if self.tuned:
+            text += f"; tuned: {', '.join(self.tuned)}"
+        elif self.flash_attention == "unless_gpu":
             text += "; no flash attention, which is slow here with heads this short (--flash-attention on)"
         return text
 
@@ -249,8 +253,12 @@ def _flash_attention(header: HeaderFacts, hardware: Hardware, wishes: Wishes, n_
     short = 0 < header.key_length < _FP16_STEP and "avx512_fp16" in hardware.cpu_flags
     if wishes.flash_attention != "auto" or wishes.kv_type != "f16" or not short:
         return wishes.flash_attention
-    affordable = min(_MOST_SCORES, hardware.memory_available // _SCORES_SHARE)
-    return "unless_gpu" if _score_bytes(header, n_ctx) <= affordable else "auto"
+    return "unless_gpu" if scores_fit(header, hardware, n_ctx) else "auto"
+
+
+def scores_fit(header: HeaderFacts, hardware: Hardware, n_ctx: int) -> bool:
+    """Whether there is memory to spare for attention without flash attention."""
+    return _score_bytes(header, n_ctx) <= min(_MOST_SCORES, hardware.memory_available // _SCORES_SHARE)
 
 
 def _score_bytes(header: HeaderFacts, n_ctx: int) -> int:

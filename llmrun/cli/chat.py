@@ -20,6 +20,7 @@ from llmrun.cli.slash import REMEMBERED, Chat, completions
 from llmrun.config import load_settings
 from llmrun.conversation import Conversation, Manner
 from llmrun.errors import UsageError
+from llmrun.model import A_CHAT
 from llmrun.overflow import POLICIES, Misfit, Policy
 from llmrun.sessions.chat import SavedChat
 from llmrun.sessions.store import Sessions, folder_in
@@ -105,7 +106,14 @@ def chat(
     ):
         saved = _saved_chat(store, saving, wanted.system or "")
         name = model or _last_model(saved)
-        with open_model(output, name, loading, warm_up=typed.interactive, keeps_states=not saving.private) as loaded:
+        with open_model(
+            output,
+            name,
+            loading,
+            warm_up=typed.interactive,
+            keeps_states=not saving.private,
+            expected=A_CHAT,
+        ) as loaded:
             manner = Manner(
                 flags=flags,
                 limits=wanted.limits,

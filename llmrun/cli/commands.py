@@ -25,7 +25,11 @@ COMMANDS = {
     "gc": ("storage", "collect_garbage"),
     "import": ("storage", "import_file"),
     "verify": ("storage", "verify"),
+    "quantize": ("quantize", "quantize"),
     "convert": ("convert", "convert"),
+    "evaluate": ("evaluate", "evaluate"),
+    "bench": ("bench", "bench"),
+    "tune": ("tune", "tune"),
     "replay": ("replay", "replay"),
     "sessions": ("sessions", "app"),
     "doctor": ("doctor", "doctor"),
@@ -35,7 +39,7 @@ ALIASES = {"ls": "list", "remove": "rm"}
 """Names that people are used to from elsewhere; the help does not show them."""
 
 
-_MODEL_FIRST = frozenset({"run", "chat", "pull", "show", "plan"})
+_MODEL_FIRST = frozenset({"run", "chat", "pull", "show", "plan", "quantize", "evaluate", "bench", "tune"})
 
 
 def register(app: typer.Typer, typed: str = "", *, completes_model: bool = False) -> None:

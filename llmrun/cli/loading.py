@@ -10,9 +10,8 @@ from llmrun import runner
 from llmrun.cli.options import Loading
 from llmrun.config import Settings, load_settings
 from llmrun.hardware import probe
-from llmrun.launch import launch
 from llmrun.messages import LoadProgress
-from llmrun.model import Model, locate, not_on_disk, prepare
+from llmrun.model import Expected, Model, locate, not_on_disk, prepare
 from llmrun.models.in_use import using
 from llmrun.models.registry import ModelSpec
 from llmrun.ui.answer import answer_view
@@ -28,12 +27,14 @@ def open_model(
     warm_up: bool = False,
     keeps_states: bool = False,
     another: bool = False,
+    expected: Expected | None = None,
 ) -> Iterator[Model]:
     """The loaded model, its engine ended afterwards.
 
     Args:
         keeps_states: its KV states are saved and looked for.
         another: the engine that was started ahead has a model already.
+        expected: what it is loaded for, see llmrun.model.prepare().
 
     Raises:
         LlmrunError: see llmrun.model.load().
@@ -48,13 +49,13 @@ def open_model(
         warm_up=warm_up,
         verbose=loading.verbose,
         keeps_states=keeps_states,
+        expected=expected,
     )
     if loading.verbose:
         output.note(model.plan.summary)
     for note in model.plan.notes:
         output.note(note)
-    own = another or loading.verbose
-    engine = runner.Runner(launch(verbose=loading.verbose)) if own else runner.prestarted()
+    engine = model.new_engine() if another or model.needs_own_engine else runner.prestarted()
     with using(path):
         try:
             with answer_view(output) as view:

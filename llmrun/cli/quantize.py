@@ -332,7 +332,7 @@ class _Target:
             UsageError: it is one that is read, or is there and nobody can be asked.
             CancelledError: it must not be replaced.
         """
-        from llmrun.quantize.target import refuse_inputs
+        from llmrun.models.new_file import refuse_inputs
 
         if self._settled is None:
             target = self._out if self._is_named else self._out / f"{self._found.name}-{label}.gguf"

@@ -15,12 +15,14 @@ from llmrun.cli.options import Loading, ModelArgument, StatsOption, Wanted, load
 from llmrun.cli.sampling import sampling_flags, sampling_rows
 from llmrun.errors import CancelledError, UsageError
 from llmrun.messages import Finished, Message
-from llmrun.model import Model
+from llmrun.model import Expected, Model
 from llmrun.params import SamplingParams
 from llmrun.request import Request
 from llmrun.ui.output import Output
 
 _WORTH_SAVING = 64  # tokens that had to be prefilled
+_BYTES_A_TOKEN = 4  # of a prompt, as a guess
+_ANSWER_TOKENS = 300  # of an answer of no stated length, as a guess
 
 
 PromptArgument = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What to ask; - is stdin.")]
@@ -77,7 +79,8 @@ def run(
     if wanted.attached is not None:
         show_attached(output, wanted.attached)
         text = wanted.attached.before(text)
-    with open_model(output, model, loading, keeps_states=prompt_cache) as loaded:
+    expected = Expected(len(text.encode()) // _BYTES_A_TOKEN, wanted.limits.max_tokens or _ANSWER_TOKENS)
+    with open_model(output, model, loading, keeps_states=prompt_cache, expected=expected) as loaded:
         sampling, origins = loaded.sampling(flags)
         if explain_sampling:
             from llmrun.ui.sampling import show_sampling

@@ -17,6 +17,7 @@ from llmrun.cli.sampling import FLAGS, read_value, sampling_rows, shown_value
 from llmrun.conversation import Conversation
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.messages import Event
+from llmrun.model import A_CHAT
 from llmrun.params import BOUNDS
 from llmrun.sessions.store import Sessions
 from llmrun.sessions.turns import Question
@@ -241,7 +242,9 @@ class Chat:
             return
         before = conversation.model
         saves = self.store.folder is not None
-        wanted = open_model(self._output, rest, self._loading, warm_up=True, keeps_states=saves, another=True)
+        wanted = open_model(
+            self._output, rest, self._loading, warm_up=True, keeps_states=saves, another=True, expected=A_CHAT
+        )
         conversation.model = self._models.enter_context(wanted)
         before.close()
         conversation.last = None

@@ -30,7 +30,7 @@ def loaded(name: str, states: Path | None) -> Model:
     if located.path is None:
         sys.exit(f"{name} is not on this disk: llmrun pull {name}")
     model = prepare(located.spec, located.path, warm_up=True)
-    model._load = replace(model._load, states=str(states or ""), states_bytes=1 << 40)
+    model.load = replace(model.load, states=str(states or ""), states_bytes=1 << 40)
     model.start(Runner())
     return model
 

@@ -1,0 +1,88 @@
+"""`llmrun tune`: find the engine's fastest settings for a model on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmrun.cli.options import JsonOption, ModelArgument, YesOption
+from llmrun.config import load_settings
+from llmrun.errors import CancelledError, ResourceError
+from llmrun.ui.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.hardware import Hardware
+    from llmrun.models.header import Header
+
+
+def tune(
+    model: ModelArgument,
+    seconds: Annotated[float, typer.Option("--seconds", help="How long it may take.")] = 60.0,
+    depth: Annotated[
+        int | None,
+        typer.Option("--depth", metavar="TOKENS", help="Context behind which decode is measured. Default: by time."),
+    ] = None,
+    kv: Annotated[bool, typer.Option("--kv", help="Try a q8_0 KV cache too, which changes answers.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Go back to the defaults.")] = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Try the engine's settings and remember the fastest, for models of this shape on this machine.
+
+    A setting is kept only if it is significantly faster than the default, measured in turns.
+    """
+    from llmrun.hardware import probe
+    from llmrun.models.check import check
+    from llmrun.models.gguf import read_header
+
+    output = Output(json=json)
+    settings = load_settings()
+    path, name = _path(output, model, yes=yes)
+    header, hardware = read_header(path), probe()
+    check(header)
+    if forget:
+        _forget(output, name, header, hardware, settings.state_dir)
+        return
+    from llmrun.plan import Wishes, make_plan
+    from llmrun.tune.run import keep
+    from llmrun.tune.run import tune as find_fastest
+    from llmrun.ui.tune import TuneView, as_json, show_outcome
+
+    plan = make_plan(header, hardware, Wishes(), name=name)
+    try:
+        with TuneView(output, seconds) as view:
+            outcome = find_fastest(header, hardware, plan, seconds=seconds, depth=depth, kv=kv, on_step=view.show)
+    except CancelledError:
+        output.note("stopped: nothing was changed")
+        raise
+    kept = keep(outcome, header, hardware, settings.state_dir, name)
+    if json:
+        output.result_json(as_json(name, outcome))
+    else:
+        show_outcome(output, name, outcome, kept)
+
+
+def _path(output: Output, name: str, *, yes: bool) -> tuple[Path, str]:
+    """The model's file, fetched where it is missing, and its name."""
+    from llmrun.cli.loading import fetch
+    from llmrun.model import locate
+
+    settings = load_settings()
+    located = locate(name, settings)
+    path = located.path or fetch(output, located.spec, settings, yes=yes)
+    return path, located.spec.name
+
+
+def _forget(output: Output, name: str, header: Header, hardware: Hardware, folder: Path) -> None:
+    from llmrun.tune.tuned import forget
+
+    try:
+        known = forget(header, hardware, folder)
+    except OSError as error:
+        raise ResourceError("it can't be forgotten", why=error.strerror or str(error)) from None
+    if output.json:
+        output.result_json({"model": name, "forgotten": known})
+    else:
+        output.note(f"{name} runs with the defaults again" if known else f"{name} was not tuned on this machine")

@@ -1,0 +1,84 @@
+"""The installed `llmrun tune` on the real model: keeps to its time, remembers and forgets; Ctrl-C changes nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from installed import Installed
+
+from llmrun.hardware import probe
+from llmrun.models.gguf import read_header
+from llmrun.tune import EngineSettings, Profile, Tuned, remember
+
+
+@pytest.fixture
+def tuned_file(llmrun: Installed, tmp_path: Path) -> Path:
+    """Where the fixture's command remembers what it finds."""
+    return tmp_path / "llmrun-home" / "tune.json"
+
+
+def test_tune_ends_in_its_time_and_is_remembered_and_forgotten(llmrun: Installed, tuned_file: Path) -> None:
+    began = time.monotonic()
+    done = llmrun.run("tune", "smollm2", "--seconds", "15", "--json")
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 25  # 15, and a busy machine's last measurement
+    found = json.loads(done.stdout)
+    assert found["default"]["decode_rate"] > found["default"]["settings"]["threads"] > 0
+    assert found["prefill_gain"] >= 1
+    assert found["decode_gain"] >= 1
+    assert {tried["goal"] for tried in found["tried"]} == {"prefill", "decode"}
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert tuned_file.exists()
+    assert llmrun.run("run", "smollm2", "hi", "-n", "4").returncode == 0
+    forgotten = llmrun.run("tune", "smollm2", "--forget")
+    assert b"defaults again" in forgotten.stderr
+    assert not tuned_file.exists()
+
+
+def test_the_gain_is_printed(llmrun: Installed) -> None:
+    done = llmrun.run("tune", "smollm2", "--seconds", "15")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().splitlines()
+    assert lines[0].startswith("SETTINGS")
+    assert lines[1].startswith("default")
+    assert lines[-1].startswith("smollm2: ")
+    assert "of the defaults" in lines[-1] or "the defaults are best here" in lines[-1]
+
+
+def test_ctrl_c_changes_nothing(llmrun: Installed, tuned_file: Path) -> None:
+    terminal = llmrun.terminal("tune", "smollm2")
+    terminal.wait(lambda: any("of 60 s" in line for line in terminal.lines))
+    terminal.press("c")
+    assert terminal.end() == 130
+    assert any("nothing was changed" in line for line in terminal.lines)
+    assert not tuned_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(("--seconds", "1"), b"--seconds 1 makes no sense"), (("--depth", "100000"), b"--depth 100000 makes no sense")],
+)
+def test_what_makes_no_sense_is_refused_at_once(llmrun: Installed, arguments: tuple[str, ...], expected: bytes) -> None:
+    done = llmrun.run("tune", "smollm2", *arguments)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert expected in done.stderr
+
+
+def test_what_was_found_is_used(llmrun: Installed, tuned_file: Path, model_path: Path) -> None:
+    header, hardware = read_header(model_path), probe()
+    default = EngineSettings(hardware.usable_cores, hardware.usable_cores)
+    slow, fast = Profile(default, 1.0, 100.0, 10.0), Profile(replace(default, repack=False), 0.1, 200.0, 20.0)
+    remember(Tuned(slow, (fast,), 0, time.time()), header, hardware, tuned_file.parent, "smollm2")
+    done = llmrun.run("run", "smollm2", "hi", "-n", "4", "-v")
+    assert done.returncode == 0, done.stderr
+    plan = next(line for line in done.stderr.splitlines() if line.startswith(b"plan: "))
+    assert b"; tuned: " in plan
+    assert b"repack off" in plan
+    assert b"repack off" not in llmrun.run("run", "smollm2", "hi", "-n", "4").stderr
+    doctor = llmrun.run("doctor").stdout
+    assert b"smollm2, tuned on" in doctor
+    assert b"repack off" in doctor
