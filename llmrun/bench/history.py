@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from llmrun.bench.results import Result
 from llmrun.config import Settings
 from llmrun.errors import DiskFullError, LlmrunError, UsageError
+from llmrun.migration import migrate
+from llmrun.migration import version as version_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -249,7 +251,7 @@ def _open(path: Path) -> sqlite3.Connection:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
     try:
-        version = _version(connection)
+        version = version_of(connection)
         if version > len(MIGRATIONS):
             raise UsageError(
                 f"the bench history in {str(path)!r} is of a newer llmrun",
@@ -257,31 +259,11 @@ def _open(path: Path) -> sqlite3.Connection:
                 hint="pip install --upgrade llmrun, or set LLMRUN_HOME to another folder",
             )
         if version < len(MIGRATIONS):
-            _migrate(connection)
+            migrate(connection, MIGRATIONS)
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def _migrate(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        # Another process may have done it while we waited.
-        for statements in MIGRATIONS[_version(connection) :]:
-            for statement in statements:
-                connection.execute(statement)
-        connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 @contextmanager

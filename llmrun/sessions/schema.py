@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.errors import DiskFullError, LlmrunError, UsageError
+from llmrun.migration import migrate
+from llmrun.migration import version as version_of
 from llmrun.sessions.locks import Locks, NoLocks
 
 if TYPE_CHECKING:
@@ -141,7 +143,7 @@ def _ready(path: Path) -> sqlite3.Connection | None:
     import sqlite3
 
     try:
-        return _open(path, migrate=False)
+        return _open(path, may_change=False)
     except sqlite3.Error as error:
         if is_damage(error):
             return None
@@ -163,12 +165,12 @@ def _set_up(path: Path) -> tuple[sqlite3.Connection, str]:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    connection = _open(path, migrate=True)
+    connection = _open(path, may_change=True)
     assert connection is not None, "it was migrated"
     return connection
 
 
-def _open(path: Path, *, migrate: bool) -> sqlite3.Connection | None:
+def _open(path: Path, *, may_change: bool) -> sqlite3.Connection | None:
     """A connection; None if the file is of an older version and is to stay so.
 
     Raises:
@@ -182,7 +184,7 @@ def _open(path: Path, *, migrate: bool) -> sqlite3.Connection | None:
         # What is deleted is overwritten; macOS's disks need to be told twice to write.
         for pragma in ("synchronous=FULL", "fullfsync=1", "foreign_keys=ON", "secure_delete=ON"):
             connection.execute(f"PRAGMA {pragma}")
-        version = _version(connection)
+        version = version_of(connection)
         if version > len(MIGRATIONS):
             raise UsageError(
                 f"the saved chats in {str(path)!r} are of a newer llmrun",
@@ -190,10 +192,10 @@ def _open(path: Path, *, migrate: bool) -> sqlite3.Connection | None:
                 hint="pip install --upgrade llmrun, or set LLMRUN_HOME to another folder",
             )
         if version < len(MIGRATIONS):
-            if not migrate:
+            if not may_change:
                 connection.close()
                 return None
-            _migrate(connection)
+            migrate(connection, MIGRATIONS)
         # Reads the newest parts of the file, which shows most damage.
         connection.execute("SELECT max(id) FROM messages").fetchone()
         connection.execute("SELECT name FROM sessions ORDER BY id DESC LIMIT 1").fetchone()
@@ -201,25 +203,6 @@ def _open(path: Path, *, migrate: bool) -> sqlite3.Connection | None:
         connection.close()
         raise
     return connection
-
-
-def _migrate(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        for statements in MIGRATIONS[_version(connection) :]:
-            for statement in statements:
-                connection.execute(statement)
-        connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def is_damage(error: BaseException) -> bool:
