@@ -61,7 +61,7 @@ class Load:
         states_bytes: how many bytes that folder may hold.
         threads_batch: for prefill; 0 is as many as for decode.
         n_ubatch: most tokens that are computed at once in prefill.
-        flash_attention: "auto", "on", "off", or "unless_gpu": off where no GPU computes.
+        flash_attention: "auto", "on" or "off".
         kv_type_k: type of the keys in the KV cache, e.g. "f16".
         kv_type_v: type of the values.
         repack: weights may be brought into the order that this processor's kernels like best.

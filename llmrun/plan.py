@@ -96,6 +96,7 @@ class Plan:
         vram_bytes: what the GPUs have to hold; 0 without any, or when nobody looked.
         notes: every choice that is not simply what the model was trained on, in plain words.
         tuned: what is different because `llmrun tune` found it faster, in words.
+        slow_flash_attention: ggml's kernel for it is known to be slow here; answers differ a little without.
     """
 
     n_ctx: int
@@ -110,6 +111,7 @@ class Plan:
     kv_type: str = "f16"
     flash_attention: str = "auto"
     tuned: tuple[str, ...] = ()
+    slow_flash_attention: bool = False
 
     @property
     def summary(self) -> str:
@@ -126,8 +128,8 @@ class Plan:
             text += f"; and {readable_size(self.vram_bytes)} on the GPU with {layers}"
         if self.tuned:
             text += f"; tuned: {', '.join(self.tuned)}"
-        elif self.flash_attention == "unless_gpu":
-            text += "; no flash attention, which is slow here with heads this short (--flash-attention on)"
+        if self.slow_flash_attention:
+            text += "; flash attention is slow here with heads this short: see --flash-attention off, llmrun tune"
         return text
 
 
@@ -160,8 +162,7 @@ def make_plan(
     threads, thread_notes = _threads(hardware, wishes.threads)
     n_ctx_start = room.start(n_ctx)
     split = room.split(n_ctx, n_ctx_start)
-    flash_attention = _flash_attention(header, hardware, wishes, n_ctx)
-    scores = _score_bytes(header, n_ctx) if flash_attention in ("off", "unless_gpu") else 0
+    scores = _score_bytes(header, n_ctx) if wishes.flash_attention == "off" else 0
     parts = room.memory(n_ctx, n_ctx_start)
     return Plan(
         n_ctx=n_ctx,
@@ -174,7 +175,8 @@ def make_plan(
         vram_bytes=split.vram,
         notes=(*context_notes, *_gpu_notes(header, hardware, wishes, split), *thread_notes),
         kv_type=wishes.kv_type,
-        flash_attention=flash_attention,
+        flash_attention=wishes.flash_attention,
+        slow_flash_attention=wishes.flash_attention != "off" and _is_flash_attention_slow(header, hardware),
     )
 
 
@@ -242,18 +244,15 @@ def _gpu_notes(header: HeaderFacts, hardware: Hardware, wishes: Wishes, split: S
     return [f"{split.gpu_layers} of {header.n_layers + 1} layers on the GPU: what fits into its {free} of free memory"]
 
 
-def _flash_attention(header: HeaderFacts, hardware: Hardware, wishes: Wishes, n_ctx: int) -> str:
-    """Flash attention is llama.cpp's to choose, except where its kernel is known to be slow.
+def _is_flash_attention_slow(header: HeaderFacts, hardware: Hardware) -> bool:
+    """Whether ggml's flash attention computes one element at a time for this model.
 
     Compiled for AVX512-FP16, ggml's dot product of f16 takes 128 elements at a time and what is left one by one
     (GGML_F16_STEP in simd-mappings.h), so that heads of 64 are not vectorized at all: decode behind 2,048 tokens of
-    SmolLM2 is half as fast as without, behind 4,096 a third, while prefill is 1.2 times as fast. Without it, the
-    scores of a micro-batch are written to memory; that has to be affordable.
+    SmolLM2 is half as fast as without, behind 4,096 a third, while prefill is 1.2 times as fast. It stays on all the
+    same: without, the roundings are others, and so are some greedy answers.
     """
-    short = 0 < header.key_length < _FP16_STEP and "avx512_fp16" in hardware.cpu_flags
-    if wishes.flash_attention != "auto" or wishes.kv_type != "f16" or not short:
-        return wishes.flash_attention
-    return "unless_gpu" if scores_fit(header, hardware, n_ctx) else "auto"
+    return not hardware.gpus and 0 < header.key_length < _FP16_STEP and "avx512_fp16" in hardware.cpu_flags
 
 
 def scores_fit(header: HeaderFacts, hardware: Hardware, n_ctx: int) -> bool:

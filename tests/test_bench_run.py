@@ -120,7 +120,7 @@ def test_weights_that_differ_have_engines_of_their_own() -> None:
 
 
 def test_a_chat_is_loaded_as_usual_and_the_row_says_how(models: tuple[Model, ...]) -> None:
-    load = Load(str(models[0].path), 0, 0, threads=2, threads_batch=1, flash_attention="unless_gpu", mmap=False)
+    load = Load(str(models[0].path), 0, 0, threads=2, threads_batch=1, flash_attention="off", mmap=False)
     usual = replace(models[0], usual=Loading(load, {"A": "1"}))
     engines = Engines()
     request = Request((usual,), wanted(prompts=(), chats=((8, 4),)), repetitions=1, with_limits=False)

@@ -11,7 +11,7 @@ import pytest
 from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.hardware import Gpu, Hardware
 from llmrun.memory import memory
-from llmrun.plan import ALL_LAYERS, Wishes, make_plan, margin, readable_size
+from llmrun.plan import ALL_LAYERS, Wishes, make_plan, margin, readable_size, scores_fit
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -322,23 +322,24 @@ def test_summary() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "flags", "facts", "expected"),
+    ("wishes", "flags", "facts", "slow"),
     [
-        (Wishes(), ("avx512_fp16",), SMALL, "unless_gpu"),
-        (Wishes(), (), SMALL, "auto"),
-        (Wishes(), ("avx512_fp16",), LARGE, "auto"),
-        (Wishes(flash_attention="on"), ("avx512_fp16",), SMALL, "on"),
-        (Wishes(kv_type="q8_0"), ("avx512_fp16",), SMALL, "auto"),
-        (Wishes(), ("avx512_fp16",), replace(SMALL, n_ctx_train=131_072), "auto"),  # 2.4 GB of scores
-        (Wishes(), ("avx512_fp16",), replace(SMALL, key_length=0), "auto"),
+        (Wishes(), ("avx512_fp16",), SMALL, True),
+        (Wishes(), (), SMALL, False),
+        (Wishes(), ("avx512_fp16",), LARGE, False),
+        (Wishes(flash_attention="off"), ("avx512_fp16",), SMALL, False),
+        (Wishes(), ("avx512_fp16",), replace(SMALL, key_length=0), False),
     ],
 )
-def test_flash_attention_is_left_out_where_its_kernel_is_slow(
-    wishes: Wishes, flags: tuple[str, ...], facts: Facts, expected: str
-) -> None:
+def test_slow_flash_attention_is_told(wishes: Wishes, flags: tuple[str, ...], facts: Facts, slow: bool) -> None:
     plan = make_plan(facts, replace(machine(), cpu_flags=flags), wishes)
-    assert plan.flash_attention == expected
-    assert ("no flash attention" in plan.summary) == (expected == "unless_gpu")
+    assert plan.flash_attention == wishes.flash_attention
+    assert ("flash attention is slow here" in plan.summary) == slow
+
+
+@pytest.mark.parametrize(("free", "n_ctx", "fits"), [(16, 8192, True), (2, 8192, False), (64, 131_072, False)])
+def test_scores_may_take_little_memory(free: int, n_ctx: int, fits: bool) -> None:
+    assert scores_fit(SMALL, machine(free=free * GIB), n_ctx) is fits
 
 
 def test_scores_that_are_written_count_as_memory() -> None:

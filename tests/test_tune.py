@@ -154,14 +154,14 @@ def test_words() -> None:
     day = time.strftime("%Y-%m-%d", time.localtime(TUNED.at))
     assert TUNED.summary == (f"tuned on {day}: prefill ×1.67, decode ×1.10 with repack off or 3 threads, huge pages on")
     assert replace(TUNED, others=()).summary.endswith("the defaults are best")
-    changed = replace(DEFAULT, threads=1, flash_attention="unless_gpu", spins=0, mmap=False)
+    changed = replace(DEFAULT, threads=1, flash_attention="off", spins=0, mmap=False)
     assert changed.changes(DEFAULT) == ("1 thread", "flash attention off", "mmap off", "idle threads sleep at once")
 
 
 def test_settings_get_into_a_load_and_back() -> None:
-    load = Load("/m.gguf", n_ctx=4096, n_ctx_start=512, threads=4, flash_attention="unless_gpu")
+    load = Load("/m.gguf", n_ctx=4096, n_ctx_start=512, threads=4, flash_attention="off")
     settings = EngineSettings.of(load)
-    assert settings == EngineSettings(4, 4, flash_attention="unless_gpu")
+    assert settings == EngineSettings(4, 4, flash_attention="off")
     assert EngineSettings.of(settings.applied(load)) == settings
     other = EngineSettings(3, 2, 128, "on", "q8_0", repack=False, mmap=False)
     assert EngineSettings.of(other.applied(load)) == other
@@ -194,7 +194,7 @@ def test_what_is_tried(header: Header) -> None:
     assert axis.rivals(DEFAULT) == {
         replace(DEFAULT, kv_type="q8_0", flash_attention="on"): "KV cache q8_0, flash attention on"
     }
-    off = replace(DEFAULT, flash_attention="unless_gpu")
+    off = replace(DEFAULT, flash_attention="off")
     (axis,) = (axis for axis in axes_for(header, MACHINE, off) if axis.name == "flash attention")
     assert [rival.flash_attention for rival in axis.rivals(off)] == ["on"]
 

@@ -34,7 +34,7 @@ _Command = TypeVar("_Command")
 _Update = TypeVar("_Update")
 _Result = TypeVar("_Result")
 
-_FLASH_ATTENTION = {"auto": -1, "unless_gpu": 0, "off": 0, "on": 1}
+_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 _SAME_MARK = 14  # letters in which two marks of one kind agree
 
 

@@ -63,7 +63,7 @@ def axes_for(header: Header, hardware: Hardware, default: EngineSettings, *, kv:
         kv: the KV cache may be quantized, which changes answers.
     """
     both = (PREFILL, DECODE)
-    flips = "on" if default.flash_attention in ("off", "unless_gpu") else "off"
+    flips = "on" if default.flash_attention == "off" else "off"
     counts = thread_counts(hardware)
     found = [
         Axis("threads", _values("threads", counts), (DECODE,), wants_quiet=True),

@@ -98,7 +98,5 @@ def words(name: str, value: object) -> str:
         return f"ubatch {value}"
     if name == "spins":
         return f"idle threads spin {value:,} times" if value else "idle threads sleep at once"
-    if name == "flash_attention" and value == "unless_gpu":
-        value = "off"
     shown = ("on" if value else "off") if isinstance(value, bool) else str(value)
     return f"{_WORDS.get(name, name)} {shown}"

@@ -30,7 +30,7 @@ _SCHEMA = 1
 _MOST_BYTES = 1 << 20
 _MOST_ENTRIES = 40
 _MOST_THREADS = 512
-_FLASH_ATTENTION = ("auto", "on", "off", "unless_gpu")
+_FLASH_ATTENTION = ("auto", "on", "off")
 _LIBRARIES = ("libggml-cpu*.so", "libllama.so", "libggml-cpu*.dylib", "libllama.dylib", "ggml-cpu*.dll", "llama.dll")
 
 

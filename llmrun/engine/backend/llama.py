@@ -296,7 +296,7 @@ class LlamaBackend:
         params.n_seq_max = load.n_seq_max
         params.n_threads = load.threads
         params.n_threads_batch = load.threads_batch or load.threads
-        params.flash_attn_type = _FLASH_ATTENTION[self._flash_attention()]
+        params.flash_attn_type = _FLASH_ATTENTION[load.flash_attention]
         params.type_k, params.type_v = KV_TYPES[load.kv_type_k], KV_TYPES[load.kv_type_v]
         params.abort_callback = llama.ggml_abort_callback(_native.abort_callback_address)
         params.abort_callback_data = self.model.flag.address
@@ -307,11 +307,6 @@ class LlamaBackend:
                 hint="ask for a smaller one with --ctx",
             )
         return context
-
-    def _flash_attention(self) -> str:
-        if self._load.flash_attention != "unless_gpu":
-            return self._load.flash_attention
-        return "auto" if self._load.gpu_layers and self._llama.llama_supports_gpu_offload() else "off"
 
     def _warm_up(self) -> None:
         """One decode of one token, so that pages and threads are there when the first prompt comes."""
