@@ -34,5 +34,7 @@ def test_init_is_not_run(tmp_path: Path) -> None:
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "assert import_submodule('heavy', 'part').VALUE == 7\n"
         "assert import_submodule('heavy', 'other').VALUE == 7\n"
+        "import importlib.util\n"
+        "assert importlib.util.find_spec('heavy').submodule_search_locations\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=30)

@@ -31,5 +31,6 @@ def import_submodule(package: str, name: str) -> ModuleType:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
         stand_in = ModuleType(package)
         stand_in.__path__ = [str(folder)]
+        stand_in.__spec__ = importlib.util.find_spec(package)  # or who looks for the package fails
         sys.modules[package] = stand_in
     return importlib.import_module(f"{package}.{name}")
