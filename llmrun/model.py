@@ -349,20 +349,12 @@ def prepare(
     hardware, wishes, settings = probe(), wishes or Wishes(), load_settings()
     plan = make_plan(header, hardware, wishes, name=spec.name, repository=spec.repository or "")
     keeps_states = keeps_states and settings.states_bytes > 0
-    load = Load(
-        path=str(path.absolute()),
-        n_ctx=plan.n_ctx,
-        n_ctx_start=plan.n_ctx_start,
-        n_batch=plan.n_batch,
-        threads=plan.threads,
-        gpu_layers=plan.gpu_layers,
+    load = replace(
+        plan.load(path),
         warm_up=warm_up,
         verbose=verbose,
         states=str(settings.states_dir) if keeps_states else "",
         states_bytes=settings.states_bytes,
-        flash_attention=plan.flash_attention,
-        kv_type_k=plan.kv_type,
-        kv_type_v=plan.kv_type,
     )
     tuned = _tuned(header, hardware, settings, expected) if expected else None
     if tuned is not None:

@@ -7,11 +7,13 @@ it is a pure function of facts and wishes. Sizes are in bytes, context lengths i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.hardware import Gpu, Hardware
 from llmrun.memory import KV_BYTES, UBATCH, Memory, Sizes, context_start, largest_context, memory, reserved_bytes
+from llmrun.messages import Load
 
 # Bounds of what may be wished for, inclusive.
 CONTEXT_BOUNDS = (256, 1 << 24)
@@ -112,6 +114,20 @@ class Plan:
     flash_attention: str = "auto"
     tuned: tuple[str, ...] = ()
     slow_flash_attention: bool = False
+
+    def load(self, path: Path) -> Load:
+        """What an engine is told to load a file so."""
+        return Load(
+            path=str(path.absolute()),
+            n_ctx=self.n_ctx,
+            n_ctx_start=self.n_ctx_start,
+            n_batch=self.n_batch,
+            threads=self.threads,
+            gpu_layers=self.gpu_layers,
+            flash_attention=self.flash_attention,
+            kv_type_k=self.kv_type,
+            kv_type_v=self.kv_type,
+        )
 
     @property
     def summary(self) -> str:

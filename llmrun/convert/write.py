@@ -15,7 +15,7 @@ from llmrun.convert.card import Signed
 from llmrun.convert.encode import WRITTEN_TYPES
 from llmrun.errors import BadModelError
 from llmrun.models.check import check, check_vocabulary
-from llmrun.models.gguf import read_header
+from llmrun.models.gguf import padded, read_header
 from llmrun.models.new_file import arriving, remove_leftovers, require_room
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[int, int], None]
 
-ALIGNMENT = 32
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _VERSION = 3
 
@@ -42,7 +41,7 @@ def write_model(target: Path, metadata: Mapping[str, Any], tensors: Sequence[Wri
         BadModelError: the model breaks one of llama.cpp's rules, or a tensor is damaged.
     """
     header = header_bytes(metadata, tensors)
-    total = len(header) + sum(_padded(tensor.n_bytes) for tensor in tensors)
+    total = len(header) + sum(padded(tensor.n_bytes) for tensor in tensors)
     remove_leftovers(target.parent)
     require_room(target, total)
     with arriving(target, total) as path:
@@ -68,7 +67,7 @@ def _write_tensor(file: BinaryIO, tensor: Written) -> Iterable[int]:
         written += block.nbytes
         yield block.nbytes
     assert written == tensor.n_bytes, f"{tensor.name} has {written} bytes, not {tensor.n_bytes}"
-    padding = _padded(written) - written
+    padding = padded(written) - written
     file.write(b"\0" * padding)
     yield padding
 
@@ -104,12 +103,8 @@ def header_bytes(metadata: Mapping[str, Any], tensors: Sequence[Written]) -> byt
         shape = tensor.shape
         out += _string(tensor.name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
         out += struct.pack("<IQ", WRITTEN_TYPES[tensor.kind][0], offset)
-        offset += _padded(tensor.n_bytes)
-    return bytes(out) + b"\0" * (_padded(len(out)) - len(out))
-
-
-def _padded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+        offset += padded(tensor.n_bytes)
+    return bytes(out) + b"\0" * (padded(len(out)) - len(out))
 
 
 def _string(text: str | bytes) -> bytes:

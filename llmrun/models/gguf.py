@@ -80,6 +80,11 @@ class NeedMoreBytes(Exception):  # noqa: N818  # no error: the header is longer 
         self.until = until
 
 
+def padded(n_bytes: int) -> int:
+    """What a tensor takes in a file of the default alignment, which is what llama.cpp and we write."""
+    return -(-n_bytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+
+
 def read_header(path: Path, *, arrays: Collection[str] = ()) -> Header:
     """Read everything before the weights; of a split model the tensors of all its files, which stand beside the first.
 

@@ -18,7 +18,7 @@ from llmrun.convert.tensors import Written
 from llmrun.convert.write import header_bytes
 from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
 from llmrun.models import new_file
-from llmrun.models.gguf import read_part
+from llmrun.models.gguf import DEFAULT_ALIGNMENT, padded, read_part
 from llmrun.models.header import Header, Tensor
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _TYPE = "general.type"
 _DATASETS, _N_CHUNKS, _CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
-_ALIGNMENT = 32
 _MOST_NAME_BYTES = 63 - len(_SUMS)  # GGML_MAX_NAME
 _SHOWN = 3
 
@@ -86,13 +85,13 @@ def write_imatrix(target: Path, imatrix: Imatrix) -> None:
         _CHUNK_SIZE: imatrix.chunk_size,
     }
     header = header_bytes(metadata, tensors)
-    new_file.require_room(target, len(header) + sum(tensor.n_bytes + _ALIGNMENT for tensor in tensors))
+    new_file.require_room(target, len(header) + sum(tensor.n_bytes + DEFAULT_ALIGNMENT for tensor in tensors))
     with new_file.arriving(target) as path, path.open("wb") as file:
         file.write(header)
         for tensor in tensors:
             for chunk in tensor.data():
                 file.write(chunk.astype("<f4").tobytes())
-            file.write(b"\0" * (-tensor.n_bytes % _ALIGNMENT))
+            file.write(b"\0" * (padded(tensor.n_bytes) - tensor.n_bytes))
 
 
 def read_imatrix(path: Path) -> Imatrix:

@@ -15,7 +15,7 @@ from llmrun.errors import BadModelError, ResourceError, UsageError
 from llmrun.hardware import Hardware, probe
 from llmrun.jobs.quantize import QUANTIZE, Quantize, Quantized, QuantizeUpdate
 from llmrun.models import new_file
-from llmrun.models.gguf import read_header
+from llmrun.models.gguf import padded, read_header
 from llmrun.models.header import Header
 from llmrun.quantize.types import (
     FILE_TYPES,
@@ -32,7 +32,6 @@ from llmrun.runner import Runner
 OnProgress = Callable[[str, float], None]
 """Gets (what is being done, how much of it: 0 to 1)."""
 
-_ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT, which llama.cpp writes with
 _OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
 
 
@@ -142,7 +141,7 @@ def preview(request: Request, engine: Runner | None = None) -> Preview:
     sizes = {tensor.name: tensor_bytes(tensor, planned.types[tensor.name]) for tensor in header.tensors}
     # What stands before the tensors grows by a key or two at most.
     head = header.file_size - header.weight_bytes
-    found = Preview(header, planned.types, head + sum(map(_padded, sizes.values())), ())
+    found = Preview(header, planned.types, head + sum(map(padded, sizes.values())), ())
     _refuse_growth(request, header, found, sum(sizes.values()))
     notes = (*_requantizing(request, header), *_without_experts(request, header), *_fallbacks(header, planned))
     return Preview(header, planned.types, found.n_bytes, tuple(notes))
@@ -241,7 +240,7 @@ class _Share:
         at, work = outlook.source.file_size - outlook.source.weight_bytes, 0.0
         self._bytes, self._work = [at], [work]  # as they are when so many tensors are done
         for name, kind in outlook.types.items():
-            at += _padded(tensor_bytes(tensors[name], kind))
+            at += padded(tensor_bytes(tensors[name], kind))
             work += cost(tensors[name].n_elements, tensors[name].type, kind, weighted=weighted)
             self._bytes.append(at)
             self._work.append(work)
@@ -255,13 +254,6 @@ class _Share:
             within = (update.n_bytes - first) / max(last - first, 1)
             work += min(max(within, 0.0), 1.0) * (self._work[done + 1] - work)
         return work / max(self._work[-1], 1.0)
-
-
-# ---- sizes -----------------------------------------------------------------------------------------
-
-
-def _padded(n_bytes: int) -> int:
-    return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 # ---- what makes no sense, and what should be known -------------------------------------------------

@@ -19,7 +19,7 @@ from llmrun.evaluate import default_text
 from llmrun.hardware import probe
 from llmrun.jobs.mix import MIX, Measure, Measured, MeasureUpdate
 from llmrun.jobs.quantize import QUANTIZE, Quantize
-from llmrun.models.gguf import read_header
+from llmrun.models.gguf import padded, read_header
 from llmrun.models.header import Header, Tensor
 from llmrun.models.quants import all_parts
 from llmrun.plan import readable_size
@@ -36,7 +36,6 @@ SMALL_CANDIDATES = ("IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS")
 # Mixes whose name says what most weights are; of others llama.cpp's name is the type's own.
 _BASES = {"Q6_K": "Q6_K", "Q5_K": "Q5_K_S", "Q4_K": "Q4_K_S", "Q3_K": "Q3_K_S", "MXFP4": "Q4_0"}
 _USUAL_BASE = "Q8_0"
-_ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT, which llama.cpp writes with
 _NEW_KEYS = 1024  # bytes at most that llama.cpp adds to the metadata
 _TEXT = 16_384  # characters that the model reads at most, some 4,000 tokens
 _SECONDS = 60.0
@@ -174,7 +173,7 @@ class _Room:
         self._tensors = {tensor.name: tensor for tensor in header.tensors}
         self._candidates = candidates
         self._fixed = header.file_size - header.weight_bytes + _NEW_KEYS
-        self._fixed += sum(_padded(tensor.n_bytes) for tensor in header.tensors if tensor.name not in candidates)
+        self._fixed += sum(padded(tensor.n_bytes) for tensor in header.tensors if tensor.name not in candidates)
         self._room = target_bytes - self._fixed
         least = self._fixed + sum(min(self._sizes(name)) for name in candidates)
         if least > target_bytes:
@@ -185,7 +184,7 @@ class _Room:
             )
 
     def _sizes(self, name: str) -> list[int]:
-        return [_padded(tensor_bytes(self._tensors[name], kind)) for kind in self._candidates[name]]
+        return [padded(tensor_bytes(self._tensors[name], kind)) for kind in self._candidates[name]]
 
     def mix(self, measured: Measured) -> Mix:
         """The best mix, by what the types cost."""
@@ -213,10 +212,6 @@ class _Room:
         kind = weights.most_common(1)[0][0] if weights else _USUAL_BASE
         base = _BASES.get(kind, kind)
         return base if base in FILE_TYPES and base not in UNQUANTIZED else _USUAL_BASE
-
-
-def _padded(n_bytes: int) -> int:
-    return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _exact(n_bytes: int) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from llmrun.bench.noise import Watch
 from llmrun.errors import ResourceError, UsageError
 from llmrun.hardware import Hardware
-from llmrun.messages import Load
 from llmrun.models.header import Header
 from llmrun.plan import Plan, margin
 from llmrun.tune.axes import axes_for
@@ -60,7 +59,7 @@ def tune(
         raise UsageError(f"--seconds {seconds:g} makes no sense", why=f"it has to be between {low:g} and {high:g}")
     if depth is not None and not 0 <= depth <= plan.n_ctx // 2:
         raise UsageError(f"--depth {depth} makes no sense", why=f"it has to be between 0 and {plan.n_ctx // 2:,} here")
-    load = load_of(header, plan)
+    load = plan.load(header.path)
     default = EngineSettings.of(load)
     axes = axes_for(header, hardware, default, kv=kv)
     room = hardware.memory_available - margin(hardware.memory_available)
@@ -86,18 +85,3 @@ def keep(outcome: Outcome, header: Header, hardware: Hardware, folder: Path, nam
     except OSError as error:
         raise ResourceError("what was found can't be remembered", why=error.strerror or str(error)) from None
     return tuned
-
-
-def load_of(header: Header, plan: Plan) -> Load:
-    """How a plan loads a model, for measuring."""
-    return Load(
-        path=str(header.path.absolute()),
-        n_ctx=plan.n_ctx,
-        n_ctx_start=plan.n_ctx_start,
-        n_batch=plan.n_batch,
-        threads=plan.threads,
-        gpu_layers=plan.gpu_layers,
-        flash_attention=plan.flash_attention,
-        kv_type_k=plan.kv_type,
-        kv_type_v=plan.kv_type,
-    )

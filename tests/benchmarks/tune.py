@@ -29,7 +29,6 @@ from llmrun.models.gguf import read_header
 from llmrun.plan import Wishes, make_plan
 from llmrun.tune.axes import DECODE, PREFILL, Axis, axes_for
 from llmrun.tune.measure import RealMachine
-from llmrun.tune.run import load_of
 from llmrun.tune.search import Found, search
 from llmrun.tune.settings import EngineSettings
 from llmrun.ui.tune import line_of, times
@@ -106,7 +105,7 @@ def final(
 def run(path: Path, options: argparse.Namespace) -> bool:
     """Measure and print; whether all bounds hold."""
     header, hardware = read_header(path), probe()
-    load = load_of(header, make_plan(header, hardware, Wishes()))
+    load = make_plan(header, hardware, Wishes()).load(header.path)
     default = EngineSettings.of(load)
     axes = [axis for axis in axes_for(header, hardware, default) if axis.name not in options.without.split(",")]
     with RealMachine(load, hardware.memory_available // 2, header.weight_bytes) as machine:
