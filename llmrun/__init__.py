@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from llmrun.grammar import Grammar as Grammar
     from llmrun.grammar import read_grammar as read_grammar
     from llmrun.grammar import read_json_schema as read_json_schema
-    from llmrun.messages import Event as Event
-    from llmrun.messages import Finished as Finished
-    from llmrun.messages import Message as Message
-    from llmrun.messages import Started as Started
-    from llmrun.messages import Stats as Stats
-    from llmrun.messages import TextDelta as TextDelta
     from llmrun.model import Model as Model
     from llmrun.model import load as load
-    from llmrun.params import Limits as Limits
-    from llmrun.params import SamplingParams as SamplingParams
+    from llmrun.protocol.messages import Event as Event
+    from llmrun.protocol.messages import Finished as Finished
+    from llmrun.protocol.messages import Message as Message
+    from llmrun.protocol.messages import Started as Started
+    from llmrun.protocol.messages import Stats as Stats
+    from llmrun.protocol.messages import TextDelta as TextDelta
+    from llmrun.protocol.params import Limits as Limits
+    from llmrun.protocol.params import SamplingParams as SamplingParams
 
     __version__: str
 
 _HOMES = {
-    "Event": "messages",
-    "Finished": "messages",
+    "Event": "protocol.messages",
+    "Finished": "protocol.messages",
     "Grammar": "grammar",
-    "Limits": "params",
-    "Message": "messages",
+    "Limits": "protocol.params",
+    "Message": "protocol.messages",
     "Model": "model",
-    "SamplingParams": "params",
-    "Started": "messages",
-    "Stats": "messages",
-    "TextDelta": "messages",
+    "SamplingParams": "protocol.params",
+    "Started": "protocol.messages",
+    "Stats": "protocol.messages",
+    "TextDelta": "protocol.messages",
     "load": "model",
     "read_grammar": "grammar",
     "read_json_schema": "grammar",

@@ -14,13 +14,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from llmrun import runner
 from llmrun.config import TUNE_FILE, Settings, load_settings
 from llmrun.errors import EngineCrashedError, LlmrunError, ModelNotFoundError, UsageError
+from llmrun.gguf.header import Header
+from llmrun.gguf.reader import read_header
+from llmrun.gguf.rules import check, explain_crash
 from llmrun.grammar import Grammar
-from llmrun.hardware import Hardware, probe
-from llmrun.launch import launch
-from llmrun.messages import (
+from llmrun.models.registry import ModelSpec, load_catalogue, resolve
+from llmrun.models.store.store import Store
+from llmrun.planning.hardware import Hardware, probe
+from llmrun.planning.plan import Plan, Wishes, make_plan, scores_fit
+from llmrun.protocol.messages import (
     Count,
     Counted,
     Event,
@@ -33,16 +37,12 @@ from llmrun.messages import (
     SaveState,
     StateSaved,
 )
-from llmrun.models.check import check, explain_crash
-from llmrun.models.gguf import read_header
-from llmrun.models.header import Header
-from llmrun.models.registry import ModelSpec, load_catalogue, resolve
-from llmrun.models.store import Store
-from llmrun.params import Limits, SamplingParams, resolve_sampling
-from llmrun.plan import Plan, Wishes, make_plan, scores_fit
+from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
+from llmrun.runner import runner
+from llmrun.runner.launch import launch
 
 if TYPE_CHECKING:
-    from llmrun.tune.settings import EngineSettings
+    from llmrun.planning.settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +368,7 @@ def _tuned(header: Header, hardware: Hardware, settings: Settings, expected: Exp
     """What `llmrun tune` found to be the fastest for this, None where it was never asked."""
     if not (settings.state_dir / TUNE_FILE).exists():
         return None  # spares every start the imports
-    from llmrun.tune.tuned import choose, remembered
+    from llmrun.planning.tuned import choose, remembered
 
     found = remembered(header, hardware, settings.state_dir)
     if found is None:

@@ -17,8 +17,8 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 
 # Foreign package -> the only places that may import it: files, or folders with a slash at the end.
 HOMES = {
-    "llama_cpp": ("engine/backend/llama.py",),
-    "jinja2": ("engine/template.py", "engine/main.py"),
+    "llama_cpp": ("engine/llama/",),
+    "jinja2": ("engine/prompt/template.py", "engine/main.py"),
     "rich": ("ui/",),
     "prompt_toolkit": ("ui/",),
     "typer": ("cli/",),
@@ -28,15 +28,10 @@ HOMES = {
 # What the engine may know of llmrun: itself, and these.
 ENGINE_KNOWS = (
     "errors",
-    "frames",
+    "protocol",
     "grammar",
-    "jobs",
-    "messages",
-    "params",
+    "gguf",
     "_native",
-    "models.gguf",
-    "models.header",
-    "models.check",
     "engine",
 )
 
@@ -100,7 +95,7 @@ def test_llama_cpp_is_named_by_those_who_have_to() -> None:
         for file in FILES
         if any(node.value == "llama_cpp" for node in ast.walk(parsed(file)) if isinstance(node, ast.Constant))
     }
-    assert naming == {"engine/backend/llama.py", "doctor.py", "tune/tuned.py"}
+    assert naming == {"engine/llama/llama.py", "doctor/doctor.py", "planning/tuned.py"}
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -171,8 +166,8 @@ def test_the_python_api_loads_nothing_heavy() -> None:
 
 def test_starting_the_engine_needs_none_of_our_modules() -> None:
     """The sooner it starts, the better; see launch.py."""
-    modules = loaded("-c", "import llmrun.launch")
-    assert {name for name in modules if within(name, "llmrun")} == {"llmrun", "llmrun.launch"}
+    modules = loaded("-c", "import llmrun.runner.launch")
+    assert {name for name in modules if within(name, "llmrun")} == {"llmrun", "llmrun.runner", "llmrun.runner.launch"}
 
 
 def test_public_names_exist() -> None:

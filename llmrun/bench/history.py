@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from llmrun.bench.results import Result
 from llmrun.config import Settings
 from llmrun.errors import DiskFullError, LlmrunError, UsageError
-from llmrun.migration import migrate
-from llmrun.migration import version as version_of
+from llmrun.storage import migrate
+from llmrun.storage import version as version_of
 
 if TYPE_CHECKING:
     import sqlite3

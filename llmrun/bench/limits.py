@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from llmrun.bench.parameters import Settings
 from llmrun.bench.results import Limit
-from llmrun.jobs.bench import BenchTest
-from llmrun.jobs.limits import MeasuredLimits, MeasureLimits
-from llmrun.models.header import Header
-from llmrun.predict import Work, work_of
+from llmrun.gguf.header import Header
+from llmrun.planning.predict import Work, work_of
+from llmrun.protocol.jobs.bench import BenchTest
+from llmrun.protocol.jobs.limits import MeasuredLimits, MeasureLimits
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 30  # of what is read again and again; more is in no cache either way
 _HALF = frozenset({"F16", "BF16"})

@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 
 from llmrun.bench.results import Machine
-from llmrun.hardware import Hardware, probe
-from llmrun.hardware_details import probe_details
+from llmrun.planning.hardware import Hardware, probe
+from llmrun.planning.hardware_details import probe_details
 
 _TABLE = "sys/firmware/dmi/tables/DMI"
 _TABLE_BYTES = 1 << 20

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from llmrun.bench import statistics
-from llmrun.hardware import cgroup_directories, parse_statistic
+from llmrun.planning.hardware import cgroup_directories, parse_statistic
 
 NOISY = "too noisy"
 """What the mark of a row begins with whose interval is wide."""
@@ -178,7 +178,7 @@ def _clock_marks(heat: int, looks: Sequence[Look]) -> list[str]:
 
 def read(root: Path = Path("/")) -> Reading:
     """The counters as of now."""
-    from llmrun.speed import Clock
+    from llmrun.planning.speed import Clock
 
     now = Clock.now()
     groups = cgroup_directories(_text(root / "proc/self/cgroup"), root / "sys/fs/cgroup")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from llmrun.errors import UsageError
-from llmrun.jobs.bench import BenchTest
-from llmrun.messages import Load
+from llmrun.protocol.jobs.bench import BenchTest
+from llmrun.protocol.messages import Load
 
 Value = TypeVar("Value")
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from llmrun.bench.parameters import Case
 from llmrun.errors import OutOfMemoryError, UsageError
-from llmrun.hardware import Hardware
-from llmrun.jobs.bench import BenchTest
-from llmrun.memory import UBATCH, memory
-from llmrun.models.header import Header
-from llmrun.plan import CONTEXT_BOUNDS, THREAD_BOUNDS, readable_size
+from llmrun.gguf.header import Header
+from llmrun.planning.hardware import Hardware
+from llmrun.planning.memory import UBATCH, memory
+from llmrun.planning.plan import CONTEXT_BOUNDS, THREAD_BOUNDS, readable_size
+from llmrun.protocol.jobs.bench import BenchTest
 
 MOST_REPETITIONS = 1000
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from llmrun.errors import LlmrunError
-from llmrun.jobs import from_json
-from llmrun.jobs.bench import BenchTest
-from llmrun.messages import as_dict
+from llmrun.protocol.jobs import from_json
+from llmrun.protocol.jobs.bench import BenchTest
+from llmrun.protocol.messages import as_dict
 
 SCHEMA = 1
 """Version of the rows' fields; a reader refuses newer ones."""

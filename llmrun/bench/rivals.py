@@ -25,7 +25,7 @@ from llmrun.bench.results import Result, Row
 from llmrun.bench.run import Model, Request, Worker, run
 from llmrun.bench.statistics import Verdict
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.hardware import Hardware
+from llmrun.planning.hardware import Hardware
 
 NAMES = ("llama-bench", "ollama")
 

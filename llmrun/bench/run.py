@@ -21,14 +21,14 @@ from llmrun.bench.parameters import Case
 from llmrun.bench.refusals import kv_element_bytes
 from llmrun.bench.results import Chat, Limit, Machine, Result, Row
 from llmrun.errors import LlmrunError
-from llmrun.hardware import Hardware
-from llmrun.jobs import JobKind
-from llmrun.jobs.bench import BENCH, Answer, Bench, Benched, BenchModel, BenchUpdate, Repetition
-from llmrun.jobs.limits import LIMITS, MeasuredLimits, MeasureLimits
-from llmrun.launch import launch
-from llmrun.messages import Load
-from llmrun.models.header import Header
-from llmrun.runner import Runner
+from llmrun.gguf.header import Header
+from llmrun.planning.hardware import Hardware
+from llmrun.protocol.jobs import JobKind
+from llmrun.protocol.jobs.bench import BENCH, Answer, Bench, Benched, BenchModel, BenchUpdate, Repetition
+from llmrun.protocol.jobs.limits import LIMITS, MeasuredLimits, MeasureLimits
+from llmrun.protocol.messages import Load
+from llmrun.runner.launch import launch
+from llmrun.runner.runner import Runner
 
 _Command = TypeVar("_Command")
 _Update = TypeVar("_Update")

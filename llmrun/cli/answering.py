@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from llmrun.messages import Event, Finished, TextDelta
 from llmrun.model import Model
-from llmrun.ui.answer import answer_view
-from llmrun.ui.figures import size
-from llmrun.ui.output import Output
+from llmrun.protocol.messages import Event, Finished, TextDelta
+from llmrun.ui.answer.view import answer_view
+from llmrun.ui.terminal.format import size
+from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.attachments import Attached
+    from llmrun.chat.attachments import Attached
 
 
 @dataclass(frozen=True, slots=True)

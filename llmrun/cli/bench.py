@@ -14,14 +14,14 @@ from llmrun.cli.completion import complete_model
 from llmrun.cli.options import JsonOption, YesOption, with_options
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
-from llmrun.ui.output import Output
+from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.bench.parameters import Wanted
     from llmrun.bench.results import Result
     from llmrun.bench.run import Loading, Model, Outcome, Request
-    from llmrun.hardware import Hardware
     from llmrun.models.registry import ModelSpec
+    from llmrun.planning.hardware import Hardware
 
 _TESTS, _LOADING, _RESULTS = "What is measured", "How the model is loaded", "Results"
 _FORMATS = ("table", "md", "csv", "json", "jsonl", "sql", "html")
@@ -254,10 +254,10 @@ def _opened(output: Output, names: Sequence[str], *, as_usual: bool, yes: bool) 
     """
     from llmrun.bench.run import Model
     from llmrun.cli.loading import fetch
+    from llmrun.gguf.reader import read_header
+    from llmrun.gguf.rules import check
     from llmrun.model import locate
-    from llmrun.models.check import check
-    from llmrun.models.gguf import read_header
-    from llmrun.models.in_use import using
+    from llmrun.models.store.in_use import using
 
     settings = load_settings()
     located = [locate(name, settings) for name in dict.fromkeys(names)]
@@ -294,9 +294,9 @@ def _request(
     """What is to be run; whatever is impossible is refused here."""
     from llmrun.bench.refusals import Subject, fit_together, refuse
     from llmrun.bench.run import Request, engines_of
-    from llmrun.hardware import probe
-    from llmrun.outlook import with_gpus
-    from llmrun.speed import remembered
+    from llmrun.planning.estimate import with_gpus
+    from llmrun.planning.hardware import probe
+    from llmrun.planning.speed import remembered
 
     hardware = probe()
     hardware = with_gpus(hardware, remembered(hardware, load_settings().state_dir))
@@ -358,7 +358,7 @@ def wanted(lists: Typed, threads: int, *, with_chat: bool = True) -> Wanted:
 def _measure(output: Output, request: Request, hardware: Hardware, after: Aftermath) -> Outcome:
     """Run it, and show it meanwhile. Ctrl-C is an error too: what was measured comes with it."""
     from llmrun.bench.run import run
-    from llmrun.ui.bench import BenchView
+    from llmrun.ui.views.bench import BenchView
 
     if after.versus:
         from llmrun.cli import bench_versus
@@ -381,7 +381,7 @@ def deliver(output: Output, result: Result, kind: str, file: Path | None) -> Non
     from llmrun.bench.formats import write
 
     if kind == "html":
-        from llmrun.ui.bench_html import bench_page
+        from llmrun.ui.views.bench_html import bench_page
 
         text = bench_page(result)
     else:
@@ -389,7 +389,7 @@ def deliver(output: Output, result: Result, kind: str, file: Path | None) -> Non
     if file is None:
         output.text(text.removesuffix("\n"))
         return
-    from llmrun.sessions.files import write_whole
+    from llmrun.chat.store.files import write_whole
 
     write_whole(file, text)
     output.note(f"The result is in {file}.")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmrun.config import load_settings
 from llmrun.errors import UsageError
-from llmrun.ui.output import Output
+from llmrun.ui.terminal.output import Output
 
 
 def compare(output: Output, sides: tuple[str, str], kind: str) -> None:
@@ -19,7 +19,7 @@ def compare(output: Output, sides: tuple[str, str], kind: str) -> None:
     """
     from llmrun.bench.compare import compare_results, resolve
     from llmrun.bench.history import History
-    from llmrun.ui.bench_history import show_comparison
+    from llmrun.ui.views.bench_history import show_comparison
 
     if kind not in {"table", "json"}:
         raise UsageError(f"a comparison can't be had as {kind}", hint="-o table or -o json")
@@ -41,7 +41,7 @@ def show(output: Output, which: Sequence[str], kind: str, file: Path | None) -> 
         UsageError: there is no such result.
     """
     from llmrun.bench.history import History
-    from llmrun.ui.bench_history import show_entries, show_result
+    from llmrun.ui.views.bench_history import show_entries, show_result
 
     if len(which) > 1:
         raise UsageError("history takes one result at most", hint="llmrun bench history 3 -o html > page.html")

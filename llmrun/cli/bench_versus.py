@@ -5,11 +5,11 @@ from __future__ import annotations
 from llmrun.bench.rivals import Versus, find, our_side, result_of, versus
 from llmrun.bench.run import Outcome, Progress, Request
 from llmrun.errors import LlmrunError
-from llmrun.hardware import Hardware
-from llmrun.runner import Runner
-from llmrun.ui.bench import BenchView
-from llmrun.ui.bench_history import show_versus
-from llmrun.ui.output import Output
+from llmrun.planning.hardware import Hardware
+from llmrun.runner.runner import Runner
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.bench import BenchView
+from llmrun.ui.views.bench_history import show_versus
 
 
 def measure(output: Output, request: Request, hardware: Hardware, program: str, *, shows_table: bool) -> Outcome:

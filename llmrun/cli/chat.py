@@ -10,7 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from llmrun.attachments import Attached
+from llmrun.chat.attachments import Attached
+from llmrun.chat.conversation import Conversation, Manner
+from llmrun.chat.store.chat import SavedChat
+from llmrun.chat.store.store import Sessions, folder_in
+from llmrun.chat.truncation import POLICIES, Misfit, Policy
 from llmrun.cli.answering import ShownAs
 from llmrun.cli.completion import complete_model
 from llmrun.cli.loading import open_model
@@ -18,14 +22,10 @@ from llmrun.cli.options import Loading, StatsOption, Wanted, loading, wanted, wi
 from llmrun.cli.sampling import sampling_flags
 from llmrun.cli.slash import REMEMBERED, Chat, completions
 from llmrun.config import load_settings
-from llmrun.conversation import Conversation, Manner
 from llmrun.errors import UsageError
 from llmrun.model import A_CHAT
-from llmrun.overflow import POLICIES, Misfit, Policy
-from llmrun.sessions.chat import SavedChat
-from llmrun.sessions.store import Sessions, folder_in
-from llmrun.ui.chat import ChatInput
-from llmrun.ui.output import Output
+from llmrun.ui.prompt.input import ChatInput
+from llmrun.ui.terminal.output import Output
 
 
 class Overflow(str, Enum):

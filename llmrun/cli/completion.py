@@ -80,7 +80,7 @@ def mend_words(environment: MutableMapping[str, str]) -> None:
 
 def _on_disk(*, ours_only: bool) -> list[str]:
     from llmrun.config import load_settings
-    from llmrun.models.store import everything
+    from llmrun.models.store.store import everything
 
     try:
         return [model.name for model in everything(load_settings()) if not (ours_only and model.foreign)]

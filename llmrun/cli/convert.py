@@ -9,7 +9,7 @@ import typer
 
 from llmrun.cli.options import JsonOption
 from llmrun.errors import CancelledError, UsageError
-from llmrun.ui.output import Output
+from llmrun.ui.terminal.output import Output
 
 
 def convert(
@@ -25,8 +25,8 @@ def convert(
 ) -> None:
     """Make a GGUF file from a model's folder in Hugging Face's format; needs neither torch nor transformers."""
     from llmrun.convert.job import convert_folder
-    from llmrun.ui.figures import size
-    from llmrun.ui.progress import download_progress
+    from llmrun.ui.terminal.format import size
+    from llmrun.ui.terminal.progress import download_progress
 
     output = Output(json=json)
     kind = type_.lower()

@@ -10,10 +10,10 @@ import typer
 from llmrun.cli.options import JsonOption
 from llmrun.config import Settings, load_settings
 from llmrun.errors import LlmrunError
-from llmrun.ui.output import Output
+from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.trial import Trial
+    from llmrun.doctor.trial import Trial
 
 
 def doctor(
@@ -24,9 +24,9 @@ def doctor(
 
     Ends with exit code 0 when nothing is broken, else with that of the first problem.
     """
-    from llmrun.doctor import examine
-    from llmrun.models.store import Store
-    from llmrun.ui.tables import show_findings
+    from llmrun.doctor.doctor import examine
+    from llmrun.models.store.store import Store
+    from llmrun.ui.terminal.tables import show_findings
 
     output = Output(json=json)
     settings = load_settings()
@@ -42,7 +42,7 @@ def doctor(
 
 
 def _try(settings: Settings) -> Trial | LlmrunError | None:
-    from llmrun.trial import try_model
+    from llmrun.doctor.trial import try_model
 
     try:
         return try_model(settings)

@@ -15,17 +15,17 @@ from llmrun.cli.completion import complete_model
 from llmrun.cli.options import GpuLayersOption, JsonOption, ModelArgument, ThreadsOption, YesOption, with_options
 from llmrun.config import load_settings
 from llmrun.errors import UsageError
-from llmrun.ui.output import Output
+from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.evaluate import Text
-    from llmrun.jobs.evaluate import Evaluated, EvaluateUpdate
-    from llmrun.ui.evaluate import About
+    from llmrun.protocol.jobs.evaluate import Evaluated, EvaluateUpdate
+    from llmrun.quantize.evaluate import Text
+    from llmrun.ui.views.evaluate import About
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """What a model is measured on, see llmrun.evaluate.evaluate()."""
+    """What a model is measured on, see llmrun.quantize.evaluate.evaluate()."""
 
     text: Text
     n_ctx: int | None
@@ -54,7 +54,7 @@ def _sample(
     Raises:
         UsageError: an option makes no sense, or the text can't be read.
     """
-    from llmrun.evaluate import ALL_CHUNKS, default_text, read_text
+    from llmrun.quantize.evaluate import ALL_CHUNKS, default_text, read_text
 
     try:
         count = ALL_CHUNKS if chunks == "all" else int(chunks) if chunks else None
@@ -88,9 +88,9 @@ def evaluate(
     are the same. So is the error, which takes positions for independent; the
     interval does not. Ctrl-C shows what is known by then.
     """
-    from llmrun.evaluate import evaluate as measure
-    from llmrun.models.in_use import using
-    from llmrun.ui.evaluate import About, reading
+    from llmrun.models.store.in_use import using
+    from llmrun.quantize.evaluate import evaluate as measure
+    from llmrun.ui.views.evaluate import About, reading
 
     output, result = Output(json=json), _Result()
     paths = [_file(output, name, yes=yes) for name in (model, reference) if name]
@@ -135,9 +135,9 @@ class _Result:
 
     def show(self, output: Output, about: About) -> None:
         """Print what there is."""
-        from llmrun.evaluate import verdict
-        from llmrun.ui.evaluate import show_evaluated
-        from llmrun.ui.figures import seconds
+        from llmrun.quantize.evaluate import verdict
+        from llmrun.ui.terminal.format import seconds
+        from llmrun.ui.views.evaluate import show_evaluated
 
         if self.found is None:
             return

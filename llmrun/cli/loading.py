@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmrun import runner
 from llmrun.cli.options import Loading
 from llmrun.config import Settings, load_settings
-from llmrun.hardware import probe
-from llmrun.messages import LoadProgress
 from llmrun.model import Expected, Model, locate, not_on_disk, prepare
-from llmrun.models.in_use import using
 from llmrun.models.registry import ModelSpec
-from llmrun.ui.answer import answer_view
-from llmrun.ui.output import Output
+from llmrun.models.store.in_use import using
+from llmrun.planning.hardware import probe
+from llmrun.protocol.messages import LoadProgress
+from llmrun.runner import runner
+from llmrun.ui.answer.view import answer_view
+from llmrun.ui.terminal.output import Output
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
         ModelNotFoundError: the answer was no.
     """
     from llmrun.models.pull import pull
-    from llmrun.ui.progress import download_progress
+    from llmrun.ui.terminal.progress import download_progress
 
     if output.can_ask and not yes and not output.confirm(f"{spec.name} is not on this disk. Download it?"):
         raise not_on_disk(spec.name)

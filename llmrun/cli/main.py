@@ -16,7 +16,7 @@ from llmrun.cli.commands import register
 from llmrun.cli.completion import completes_model, mend_words, typed_command
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, DiskFullError, LlmrunError, TerminatedError
-from llmrun.ui.output import Output, quiet_broken_pipe
+from llmrun.ui.terminal.output import Output, quiet_broken_pipe
 
 START_PAGE = """\
 llmrun runs large language models on this machine.

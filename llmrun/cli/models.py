@@ -12,10 +12,10 @@ import typer
 from llmrun.cli.options import JsonOption, ModelArgument
 from llmrun.config import Settings, load_settings
 from llmrun.errors import NetworkError, UsageError
-from llmrun.models.installed import Installed
 from llmrun.models.registry import CatalogueEntry, load_catalogue
-from llmrun.models.store import everything
-from llmrun.ui.output import Output
+from llmrun.models.store.installed import Installed
+from llmrun.models.store.store import everything
+from llmrun.ui.terminal.output import Output
 
 _MOST_MATCHES = 1000
 
@@ -38,8 +38,8 @@ def list_models(
     json: JsonOption = False,
 ) -> None:
     """List the models on this disk, also those of Ollama and LM Studio."""
-    from llmrun.ui.sanitize import clean
-    from llmrun.ui.tables import InstalledRow, show_installed
+    from llmrun.ui.terminal.sanitize import clean
+    from llmrun.ui.terminal.tables import InstalledRow, show_installed
 
     output = Output(json=json)
     settings = load_settings()
@@ -66,7 +66,7 @@ def search(
 ) -> None:
     """Search for models: the ones llmrun knows by name, then GGUF repositories of the hub."""
     from llmrun.models import hub
-    from llmrun.ui.tables import MatchRow, show_matches
+    from llmrun.ui.terminal.tables import MatchRow, show_matches
 
     if not 1 <= limit <= _MOST_MATCHES:
         raise UsageError(f"--limit {limit} makes no sense", why=f"it has to be between 1 and {_MOST_MATCHES}")
@@ -105,7 +105,7 @@ def as_plain(model: Installed) -> dict[str, Any]:
 
 
 def _show_catalogue(output: Output, entries: list[CatalogueEntry], settings: Settings, *, quiet: bool = False) -> None:
-    from llmrun.ui.tables import CatalogueRow, show_catalogue
+    from llmrun.ui.terminal.tables import CatalogueRow, show_catalogue
 
     if quiet and not output.json:
         for entry in entries:

@@ -17,11 +17,11 @@ import typer
 
 from llmrun.cli.completion import complete_model
 from llmrun.errors import UsageError
-from llmrun.params import Limits
-from llmrun.plan import Wishes
+from llmrun.planning.plan import Wishes
+from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
-    from llmrun.attachments import Attached
+    from llmrun.chat.attachments import Attached
     from llmrun.grammar import Grammar
 
 ModelArgument = Annotated[
@@ -290,7 +290,7 @@ def wanted(
 
 
 def _attached(files: list[str]) -> Attached:
-    from llmrun.attachments import attach
+    from llmrun.chat.attachments import attach
 
     return attach(files)
 

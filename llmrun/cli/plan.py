@@ -10,13 +10,13 @@ import typer
 from llmrun.cli.options import JsonOption, ModelArgument
 from llmrun.config import Settings, load_settings
 from llmrun.errors import LlmrunError, NetworkError, UsageError
-from llmrun.ui.output import Output
+from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.hardware import Hardware
     from llmrun.models.registry import ModelSpec
-    from llmrun.outlook import Candidate
-    from llmrun.speed import Speed
+    from llmrun.planning.estimate import Candidate
+    from llmrun.planning.hardware import Hardware
+    from llmrun.planning.speed import Speed
 
 
 def plan(
@@ -32,10 +32,10 @@ def plan(
 
     Speeds are predicted from what llama.cpp's kernels do here, which is measured once and remembered.
     """
-    from llmrun.hardware import probe
-    from llmrun.memory import KV_BYTES
-    from llmrun.outlook import contexts_for, look_ahead, parse_contexts, with_gpus
-    from llmrun.ui.plan import show_outlooks
+    from llmrun.planning.estimate import contexts_for, look_ahead, parse_contexts, with_gpus
+    from llmrun.planning.hardware import probe
+    from llmrun.planning.memory import KV_BYTES
+    from llmrun.ui.views.plan import show_outlooks
 
     output = Output(json=json)
     wished = parse_contexts(ctx)
@@ -60,9 +60,9 @@ def _candidates(output: Output, name: str, settings: Settings, *, every: bool) -
     Raises:
         NetworkError: the hub can't be reached; what the catalogue knows is said before.
     """
+    from llmrun.gguf.reader import read_header
     from llmrun.model import locate
-    from llmrun.models.gguf import read_header
-    from llmrun.outlook import local_candidate, remote_candidates
+    from llmrun.planning.estimate import local_candidate, remote_candidates
 
     located = locate(name, settings)
     if located.path is not None and not (every and located.spec.repository):
@@ -75,9 +75,9 @@ def _candidates(output: Output, name: str, settings: Settings, *, every: bool) -
 
 
 def _say_what_is_known(output: Output, spec: ModelSpec) -> None:
-    from llmrun.hardware import probe
     from llmrun.models.registry import load_catalogue
-    from llmrun.plan import readable_size
+    from llmrun.planning.hardware import probe
+    from llmrun.planning.plan import readable_size
 
     entry = load_catalogue().entries.get(spec.alias or "")
     if entry is None or not entry.size_mb:
@@ -90,9 +90,9 @@ def _say_what_is_known(output: Output, spec: ModelSpec) -> None:
 
 
 def _speed(output: Output, hardware: Hardware, candidates: list[Candidate], settings: Settings) -> Speed | None:
-    from llmrun.hardware_details import probe_details
-    from llmrun.outlook import types_of
-    from llmrun.speed import BUSY, speed_of
+    from llmrun.planning.estimate import types_of
+    from llmrun.planning.hardware_details import probe_details
+    from llmrun.planning.speed import BUSY, speed_of
 
     try:
         speed = speed_of(hardware, types_of(candidates), settings.state_dir, cache=probe_details().last_cache)

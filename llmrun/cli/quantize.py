@@ -12,7 +12,7 @@ from llmrun.cli.completion import complete_model
 from llmrun.cli.options import JsonOption, with_options
 from llmrun.errors import CancelledError, UsageError
 from llmrun.quantize.size import Goal, read_size
-from llmrun.ui.output import Output
+from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.quantize.decide import Wish
@@ -189,7 +189,7 @@ def several(
             raise UsageError("--text says nothing here", why="it is for --report")
         return None
     if report_to is not None:
-        from llmrun.ui.report import checked_target
+        from llmrun.ui.views.report import checked_target
 
         checked_target(report_to)
     names = [name for name in (types or _USUAL_TYPES).split(",") if name.strip()]
@@ -247,12 +247,12 @@ def quantize(
 
 def _quantize(output: Output, source: str, out: Path | None, wish: Wish, *, may_replace: bool, dry_run: bool) -> None:
     """Make one file, or say what it would be."""
-    from llmrun import runner
     from llmrun.quantize.decide import decide
     from llmrun.quantize.job import preview
     from llmrun.quantize.job import quantize as run
     from llmrun.quantize.source import find, opened
-    from llmrun.ui.quantize import show_done, show_preview, stages
+    from llmrun.runner import runner
+    from llmrun.ui.views.quantize import show_done, show_preview, stages
 
     engine = runner.prestarted()
     found = find(source)
@@ -276,10 +276,10 @@ def _quantize(output: Output, source: str, out: Path | None, wish: Wish, *, may_
 def _report(output: Output, found: Found, out: Path | None, wish: Wish, several: Several) -> None:
     """Make and measure several types; the files stay where OUT is a folder."""
     from llmrun.quantize.decide import importance_matrix, settled
+    from llmrun.quantize.report import make_report
     from llmrun.quantize.source import opened
-    from llmrun.report import make_report
-    from llmrun.ui.quantize import stages
-    from llmrun.ui.report import report_progress, show, write
+    from llmrun.ui.views.quantize import stages
+    from llmrun.ui.views.report import report_progress, show, write
 
     if out is not None and out.suffix.lower() == ".gguf":
         raise UsageError(f"{str(out)!r} can't be the file of several types", hint="name a folder as OUT")
@@ -332,7 +332,7 @@ class _Target:
             UsageError: it is one that is read, or is there and nobody can be asked.
             CancelledError: it must not be replaced.
         """
-        from llmrun.models.new_file import refuse_inputs
+        from llmrun.models.store.new_file import refuse_inputs
 
         if self._settled is None:
             target = self._out if self._is_named else self._out / f"{self._found.name}-{label}.gguf"

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
+from llmrun.chat.replay import Record, differences, place_of, read
 from llmrun.cli.answering import ShownAs, cancelling, collecting, show
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import Loading
 from llmrun.errors import CancelledError, IntegrityError, UsageError
-from llmrun.plan import Wishes
-from llmrun.replay import Record, differences, place_of, read
-from llmrun.ui.output import Output
+from llmrun.planning.plan import Wishes
+from llmrun.ui.terminal.output import Output
 
 
 def replay(

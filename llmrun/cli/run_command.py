@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
+from llmrun.chat.request import Request
 from llmrun.cli.answering import ShownAs, cancelling, collecting, show, show_attached
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import Loading, ModelArgument, StatsOption, Wanted, loading, wanted, with_options
 from llmrun.cli.sampling import sampling_flags, sampling_rows
 from llmrun.errors import CancelledError, UsageError
-from llmrun.messages import Finished, Message
 from llmrun.model import Expected, Model
-from llmrun.params import SamplingParams
-from llmrun.request import Request
-from llmrun.ui.output import Output
+from llmrun.protocol.messages import Finished, Message
+from llmrun.protocol.params import SamplingParams
+from llmrun.ui.terminal.output import Output
 
 _WORTH_SAVING = 64  # tokens that had to be prefilled
 _BYTES_A_TOKEN = 4  # of a prompt, as a guess
@@ -83,7 +83,7 @@ def run(
     with open_model(output, model, loading, keeps_states=prompt_cache, expected=expected) as loaded:
         sampling, origins = loaded.sampling(flags)
         if explain_sampling:
-            from llmrun.ui.sampling import show_sampling
+            from llmrun.ui.views.sampling import show_sampling
 
             show_sampling(output, sampling_rows(sampling, origins))
         request = _request(output, loaded, text, wanted, raw=raw)
@@ -116,7 +116,7 @@ def _request(output: Output, model: Model, text: str, wanted: Wanted, *, raw: bo
 def _write_record(
     path: Path, model: Model, request: Request, sampling: SamplingParams, wanted: Wanted, text: str, finished: Finished
 ) -> None:
-    from llmrun.replay import record_of, write
+    from llmrun.chat.replay import record_of, write
 
     repeats = wanted.stops_repeats
     write(path, record_of(model, request, sampling, wanted.limits, text, finished, stops_repeats=repeats))

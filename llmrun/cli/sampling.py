@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from llmrun.errors import UsageError
-from llmrun.params import DEFAULTS, SamplingParams, check_parameter
+from llmrun.protocol.params import DEFAULTS, SamplingParams, check_parameter
 
 # SamplingParams field -> flag, help.
 FLAGS: dict[str, tuple[str, str]] = {

@@ -17,10 +17,10 @@ import typer
 from llmrun.cli.options import JsonOption
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, UsageError
-from llmrun.ui.output import Output
+from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.sessions.store import SessionFacts, Sessions
+    from llmrun.chat.store.store import SessionFacts, Sessions
 
 _HARMLESS = re.compile(r"[A-Za-z0-9_.+-]+")  # a shell evaluates what it completes
 
@@ -75,7 +75,7 @@ def list_sessions(
     json: JsonOption = False,
 ) -> None:
     """List the saved chats, the one used last first."""
-    from llmrun.ui.sanitize import clean
+    from llmrun.ui.terminal.sanitize import clean
 
     output = Output(json=json)
     with _sessions(output) as sessions:
@@ -94,7 +94,7 @@ def list_sessions(
 @app.command("show")
 def show_session(name: LastArgument = "", branch: BranchOption = "", json: JsonOption = False) -> None:
     """Print a saved chat; with --json everything that is known about it."""
-    from llmrun.sessions.export import export
+    from llmrun.chat.store.export import export
 
     output = Output(json=json)
     with _sessions(output) as sessions:
@@ -116,8 +116,8 @@ def export_session(
     yes: YesOption = False,
 ) -> None:
     """Write a saved chat as Markdown, JSON, JSONL, or a line for OpenAI's fine-tuning."""
-    from llmrun.sessions.export import export, format_for
-    from llmrun.sessions.files import write_whole
+    from llmrun.chat.store.export import export, format_for
+    from llmrun.chat.store.files import write_whole
 
     output = Output()
     wanted = form.value if form else (format_for(to.name) if to else None) or "markdown"
@@ -145,7 +145,7 @@ def import_session(
     json: JsonOption = False,
 ) -> None:
     """Save a chat that was exported as JSON."""
-    from llmrun.sessions.export import read_json
+    from llmrun.chat.store.export import read_json
 
     output = Output(json=json)
     try:
@@ -197,8 +197,8 @@ def search_sessions(
     json: JsonOption = False,
 ) -> None:
     """Search in everything that was said, best match first."""
-    from llmrun.sessions.export import iso_time
-    from llmrun.ui.tables import Column, ago, show_table
+    from llmrun.chat.store.export import iso_time
+    from llmrun.ui.terminal.tables import Column, ago, show_table
 
     output = Output(json=json)
     with _sessions(output) as sessions:
@@ -224,7 +224,7 @@ def search_sessions(
 @contextmanager
 def _sessions(output: Output | None = None) -> Iterator[Sessions]:
     """The saved chats; what has to be told about opening them is told."""
-    from llmrun.sessions.store import Sessions, folder_in
+    from llmrun.chat.store.store import Sessions, folder_in
 
     with Sessions(folder_in(load_settings().state_dir)) as sessions:
         if output and sessions.note:
@@ -233,7 +233,7 @@ def _sessions(output: Output | None = None) -> Iterator[Sessions]:
 
 
 def _show_list(output: Output, found: list[SessionFacts]) -> None:
-    from llmrun.ui.tables import Column, ago, show_table
+    from llmrun.ui.terminal.tables import Column, ago, show_table
 
     columns = (
         Column("NAME", style="bold"),
@@ -248,14 +248,14 @@ def _show_list(output: Output, found: list[SessionFacts]) -> None:
 
 
 def _plain(facts: SessionFacts) -> dict[str, Any]:
-    from llmrun.sessions.export import iso_time
+    from llmrun.chat.store.export import iso_time
 
     return {**asdict(facts), "created": iso_time(facts.created), "updated": iso_time(facts.updated)}
 
 
 def _print(output: Output, text: str) -> None:
     """A whole text on stdout: as it is for a program, without what could steer it for a terminal."""
-    from llmrun.ui.sanitize import clean
+    from llmrun.ui.terminal.sanitize import clean
 
     text = text.removesuffix("\n")
     output.text(clean(text, newlines=True) if output.stdout_is_terminal else text)

@@ -7,11 +7,11 @@ from typing import Any
 from llmrun.cli.options import JsonOption, ModelArgument
 from llmrun.config import Settings, load_settings
 from llmrun.errors import NetworkError
+from llmrun.gguf.header import Header
+from llmrun.gguf.reader import read_header
 from llmrun.model import locate
-from llmrun.models.gguf import read_header
-from llmrun.models.header import Header
 from llmrun.models.registry import CatalogueEntry, ModelSpec, load_catalogue
-from llmrun.ui.output import Output
+from llmrun.ui.terminal.output import Output
 
 
 def show(model: ModelArgument, json: JsonOption = False) -> None:
@@ -93,12 +93,12 @@ def _text_facts(header: Header) -> dict[str, Any]:
 def _remote_facts(output: Output, spec: ModelSpec, settings: Settings) -> dict[str, Any]:
     """The facts of a model that is not on this disk."""
     from llmrun.models import hub
-    from llmrun.models.remote import read_remote_header
+    from llmrun.models.download.remote import read_remote_header
 
     if spec.url is not None:
         return {**header_facts(read_remote_header(spec.url)), "path": None, "url": spec.url}
     assert spec.repository is not None, "neither path nor link"
-    from llmrun.hardware import probe
+    from llmrun.planning.hardware import probe
 
     found = hub.repository_files(spec.repository, spec.revision, settings)
     parts = hub.choose(spec, found.files, probe().memory_available, output.note)
@@ -141,7 +141,7 @@ def _catalogue_facts(entry: CatalogueEntry) -> dict[str, Any]:
 
 
 def _print(output: Output, facts: dict[str, Any]) -> None:
-    from llmrun.ui.model_facts import show_model
+    from llmrun.ui.views.model_facts import show_model
 
     if output.json:
         output.result_json(facts)

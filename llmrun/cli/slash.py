@@ -1,6 +1,6 @@
 """A chat at work: messages are answered, slash commands obeyed. The names are those that Ollama's users know.
 
-Owns what each command does and says; what a conversation is stands in llmrun.conversation.
+Owns what each command does and says; what a conversation is stands in llmrun.chat.conversation.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from llmrun.attachments import Attached, attach
+from llmrun.chat.attachments import Attached, attach
+from llmrun.chat.conversation import Conversation
+from llmrun.chat.store.store import Sessions
+from llmrun.chat.store.turns import Question
 from llmrun.cli.answering import ShownAs, cancelling, show, show_attached
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import Loading, read_think
 from llmrun.cli.sampling import FLAGS, read_value, sampling_rows, shown_value
-from llmrun.conversation import Conversation
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.messages import Event
 from llmrun.model import A_CHAT
-from llmrun.params import BOUNDS
-from llmrun.sessions.store import Sessions
-from llmrun.sessions.turns import Question
-from llmrun.ui.chat import KEYS, ChatInput
-from llmrun.ui.completion import Candidate, Completion, file_names
-from llmrun.ui.keyboard import quiet_keyboard
-from llmrun.ui.output import Output
+from llmrun.protocol.messages import Event
+from llmrun.protocol.params import BOUNDS
+from llmrun.ui.answer.keyboard import quiet_keyboard
+from llmrun.ui.prompt.completion import Candidate, Completion, file_names
+from llmrun.ui.prompt.input import KEYS, ChatInput
+from llmrun.ui.terminal.output import Output
 
 REMEMBERED = 16  # tokens that /why can be asked about; each costs 4 bytes for every token of the vocabulary
 _CANDIDATES = 8
@@ -204,7 +204,7 @@ class Chat:
     def _set(self, rest: str) -> None:
         words = rest.removeprefix("parameter ").split(maxsplit=1)
         if not words:
-            from llmrun.ui.sampling import show_sampling
+            from llmrun.ui.views.sampling import show_sampling
 
             show_sampling(self._output, sampling_rows(*self.conversation.sampling()))
         elif words[0] == "system":
@@ -252,12 +252,12 @@ class Chat:
 
     def _show(self, rest: str) -> None:
         from llmrun.cli.show import header_facts
-        from llmrun.ui.model_facts import show_model
+        from llmrun.ui.views.model_facts import show_model
 
         show_model(self._output, header_facts(self.conversation.model.header), stderr=True)
 
     def _context(self, rest: str) -> None:
-        from llmrun.ui.context import show_context
+        from llmrun.ui.views.context import show_context
 
         messages = self.conversation.chat.messages()
         if not messages:
@@ -270,7 +270,7 @@ class Chat:
         if last is None:
             self._output.note("There is no answer yet.")
             return
-        from llmrun.ui.answer import write_summary
+        from llmrun.ui.answer.view import write_summary
 
         write_summary(self._output.stderr, last, dim=self._output.stderr_has_color)
 
@@ -278,7 +278,7 @@ class Chat:
         count = rest or "1"
         if not count.isdecimal() or not 1 <= int(count) <= REMEMBERED:
             raise UsageError(f"/why {rest} makes no sense", hint=f"/why COUNT, 1 to {REMEMBERED} of the last tokens")
-        from llmrun.ui.sampling import show_choice
+        from llmrun.ui.views.sampling import show_choice
 
         for choice in self.conversation.model.explain(int(count), _CANDIDATES).choices:
             show_choice(self._output, choice)
@@ -305,8 +305,8 @@ class Chat:
             self._output.note(f"  {facts.name}: {facts.turns} turns, {facts.first[:60]}")
 
     def _export(self, rest: str) -> None:
-        from llmrun.sessions.export import export, format_for
-        from llmrun.sessions.files import write_whole
+        from llmrun.chat.store.export import export, format_for
+        from llmrun.chat.store.files import write_whole
 
         form = format_for(rest)
         if form is None:

@@ -12,11 +12,11 @@ from llmrun.cli.models import as_plain
 from llmrun.cli.options import JsonOption
 from llmrun.config import Settings, load_settings
 from llmrun.errors import CancelledError, IntegrityError, ModelNotFoundError, UsageError
-from llmrun.models.installed import Installed
 from llmrun.models.registry import load_catalogue, resolve
-from llmrun.models.store import Store, everything
-from llmrun.ui.figures import size
-from llmrun.ui.output import Output
+from llmrun.models.store.installed import Installed
+from llmrun.models.store.store import Store, everything
+from llmrun.ui.terminal.format import size
+from llmrun.ui.terminal.output import Output
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask. Needed where nobody can be asked.")]
 NamesArgument = Annotated[
@@ -27,9 +27,9 @@ NamesArgument = Annotated[
 
 def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = False) -> None:
     """Remove models from this disk."""
-    from llmrun.models.in_use import removing
-    from llmrun.models.removal import plan_removal
-    from llmrun.models.removal import remove as do_remove
+    from llmrun.models.store.in_use import removing
+    from llmrun.models.store.removal import plan_removal
+    from llmrun.models.store.removal import remove as do_remove
 
     output = Output(json=json)
     settings = load_settings()
@@ -60,8 +60,8 @@ def collect_garbage(
     json: JsonOption = False,
 ) -> None:
     """Remove what is of no use: parts of abandoned downloads, bytes without a name, old revisions, locks."""
-    from llmrun.models.collect import collect, discard
-    from llmrun.ui.tables import FileRow, show_files
+    from llmrun.models.store.collect import collect, discard
+    from llmrun.ui.terminal.tables import FileRow, show_files
 
     output = Output(json=json)
     store = Store(load_settings())
@@ -97,8 +97,8 @@ def import_file(
     json: JsonOption = False,
 ) -> None:
     """Give a model file a name: put it into the cache, where every command finds it."""
-    from llmrun.models.importing import import_model
-    from llmrun.ui.progress import download_progress
+    from llmrun.models.store.importing import import_model
+    from llmrun.ui.terminal.progress import download_progress
 
     if move and link:
         raise UsageError("--move and --link exclude each other", hint="give one of them, or none to copy")
@@ -124,8 +124,8 @@ def verify(
 ) -> None:
     """Read all bytes of models again and compare their checksums."""
     from llmrun.models.hashing import Verified, verify
-    from llmrun.ui.progress import download_progress
-    from llmrun.ui.tables import FileRow, show_files
+    from llmrun.ui.terminal.progress import download_progress
+    from llmrun.ui.terminal.tables import FileRow, show_files
 
     output = Output(json=json)
     settings = load_settings()
@@ -225,7 +225,7 @@ def _refuse_damaged(damaged: list[Installed]) -> None:
 
 def _as_path(text: str) -> str:
     """A file's name that can't be mistaken for an alias or a repository."""
-    from llmrun.models.foreign import PROGRAMS
+    from llmrun.models.store.foreign import PROGRAMS
 
     foreign = text.partition("/")[0].lower() in PROGRAMS and not Path(text).exists()
     return text if foreign else str(Path(text).expanduser().absolute())

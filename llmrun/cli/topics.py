@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from llmrun.errors import UsageError
-from llmrun.ui.output import Output
+from llmrun.ui.terminal.output import Output
 
 EXIT_CODES = {
     0: "ok",

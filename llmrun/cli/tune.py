@@ -10,11 +10,11 @@ import typer
 from llmrun.cli.options import JsonOption, ModelArgument, YesOption
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, ResourceError
-from llmrun.ui.output import Output
+from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.hardware import Hardware
-    from llmrun.models.header import Header
+    from llmrun.gguf.header import Header
+    from llmrun.planning.hardware import Hardware
 
 
 def tune(
@@ -33,9 +33,9 @@ def tune(
 
     A setting is kept only if it is significantly faster than the default, measured in turns.
     """
-    from llmrun.hardware import probe
-    from llmrun.models.check import check
-    from llmrun.models.gguf import read_header
+    from llmrun.gguf.reader import read_header
+    from llmrun.gguf.rules import check
+    from llmrun.planning.hardware import probe
 
     output = Output(json=json)
     settings = load_settings()
@@ -45,10 +45,10 @@ def tune(
     if forget:
         _forget(output, name, header, hardware, settings.state_dir)
         return
-    from llmrun.plan import Wishes, make_plan
-    from llmrun.tune.run import keep
-    from llmrun.tune.run import tune as find_fastest
-    from llmrun.ui.tune import TuneView, as_json, show_outcome
+    from llmrun.bench.tune.run import keep
+    from llmrun.bench.tune.run import tune as find_fastest
+    from llmrun.planning.plan import Wishes, make_plan
+    from llmrun.ui.views.tune import TuneView, as_json, show_outcome
 
     plan = make_plan(header, hardware, Wishes(), name=name)
     try:
@@ -76,7 +76,7 @@ def _path(output: Output, name: str, *, yes: bool) -> tuple[Path, str]:
 
 
 def _forget(output: Output, name: str, header: Header, hardware: Hardware, folder: Path) -> None:
-    from llmrun.tune.tuned import forget
+    from llmrun.planning.tuned import forget
 
     try:
         known = forget(header, hardware, folder)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from llmrun.convert.card import Signed
 from llmrun.convert.encode import WRITTEN_TYPES
 from llmrun.errors import BadModelError
-from llmrun.models.check import check, check_vocabulary
-from llmrun.models.gguf import padded, read_header
-from llmrun.models.new_file import arriving, remove_leftovers, require_room
+from llmrun.gguf.reader import padded, read_header
+from llmrun.gguf.rules import check, check_vocabulary
+from llmrun.models.store.new_file import arriving, remove_leftovers, require_room
 
 if TYPE_CHECKING:
     from llmrun.convert.tensors import Written

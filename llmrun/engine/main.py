@@ -20,11 +20,11 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from llmrun import _native
-from llmrun.engine.lean import import_submodule
+from llmrun.engine.llama.submodules import import_submodule
 from llmrun.errors import LlmrunError
-from llmrun.frames import encode, read_frame
-from llmrun.jobs import JobKind, from_json
-from llmrun.messages import (
+from llmrun.protocol.frames import encode, read_frame
+from llmrun.protocol.jobs import JobKind, from_json
+from llmrun.protocol.messages import (
     Cancel,
     Command,
     Count,
@@ -46,10 +46,11 @@ from llmrun.messages import (
 )
 
 if TYPE_CHECKING:
-    from llmrun.engine.backend.llama import LlamaModel
-    from llmrun.engine.loaded import LoadedModel
+    from llmrun.engine.llama.llama import LlamaModel
+    from llmrun.engine.service import LoadedModel
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
+_HOMES = {"limits": "machine.roofline"}  # where a job is done whose name is not its module's
 _TEXT_INTERVAL = 0.05  # seconds between two TextDelta of an answer
 
 
@@ -170,13 +171,13 @@ class EngineProcess:
             self._channel.send(Failed.of(error, request))
 
     def _open(self, guess: Open) -> None:
-        from llmrun.engine.backend.llama import LlamaModel
+        from llmrun.engine.llama.llama import LlamaModel
 
         with suppress(LlmrunError), self._reporting_progress():  # Load will say what is wrong
             self._weights = LlamaModel(guess.path, guess.gpu_layers, self._flag)
 
     def _load(self, load: Load) -> None:
-        from llmrun.engine.backend.llama import LlamaBackend, LlamaModel
+        from llmrun.engine.llama.llama import LlamaBackend, LlamaModel
 
         began = time.perf_counter()
         weights, self._weights = self._weights, None
@@ -193,7 +194,7 @@ class EngineProcess:
                     repack=load.repack,
                     mmap=load.mmap,
                 )
-        from llmrun.engine.loaded import LoadedModel
+        from llmrun.engine.service import LoadedModel
 
         backend = LlamaBackend(weights, load)
         self._model = LoadedModel(weights, backend, load)
@@ -213,8 +214,10 @@ class EngineProcess:
         )
 
     def _do(self, job: Job) -> dict[str, Any]:
-        kind: JobKind[Any, Any, Any] = getattr(importlib.import_module(f"llmrun.jobs.{job.name}"), job.name.upper())
-        run = importlib.import_module(f"llmrun.engine.{job.name}").run
+        kind: JobKind[Any, Any, Any] = getattr(
+            importlib.import_module(f"llmrun.protocol.jobs.{job.name}"), job.name.upper()
+        )
+        run = importlib.import_module(f"llmrun.engine.jobs.{_HOMES.get(job.name, f'{job.name}.{job.name}')}").run
         command = from_json(kind.command, job.arguments)
         gc.enable()  # launch.py begins without collection to start sooner
         return as_dict(run(command, lambda update: self._channel.send(JobUpdate(as_dict(update))), self._flag))
@@ -246,14 +249,14 @@ def _import_ahead() -> None:
     """Import what the first request needs while llama.cpp loads the weights without Python's lock."""
     for name in ("ext", "sandbox"):
         import_submodule("jinja2", name)
-    for name in ("template", "loaded"):
+    for name in ("prompt.template", "service"):
         importlib.import_module(f"llmrun.engine.{name}")
 
 
 def _import_llama_ahead() -> None:
     """Load llama.cpp's libraries while the front still makes its plan; if they are missing, Load will say so."""
     with suppress(LlmrunError):
-        from llmrun.engine.backend.llama import import_llama
+        from llmrun.engine.llama.llama import import_llama
 
         import_llama()
 

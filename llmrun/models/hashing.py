@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from llmrun.models import quants
-from llmrun.models.installed import OLLAMA, Installed
+from llmrun.gguf import filenames
+from llmrun.models.store.installed import OLLAMA, Installed
 
 OnBytes = Callable[[int], None]
 """Called with the number of bytes read since the last call."""
@@ -54,7 +54,7 @@ def sha256_of(path: Path, on_bytes: OnBytes = lambda n_bytes: None) -> str:
 
 def verify(model: Installed, on_bytes: OnBytes = lambda n_bytes: None) -> Verified:
     """Read all of a model's bytes and compare their sha256 with the one they are stored under."""
-    for name in quants.all_parts(model.path.name):
+    for name in filenames.all_parts(model.path.name):
         path = model.path.with_name(name)
         promised = promised_sha256(model, path)
         if promised is None:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError, OutOfMemoryError
-from llmrun.models import quants
+from llmrun.gguf import filenames
 from llmrun.models.registry import ModelSpec, near_quants
 
 if TYPE_CHECKING:
@@ -154,14 +154,14 @@ def choose_file(
         OutOfMemoryError: no quant was asked for, and none fits.
     """
     by_name = {file.name: file for file in files}
-    chosen = quants.choose(by_name, quant)
+    chosen = filenames.choose(by_name, quant)
     if chosen is None:
         raise _no_such_quant(files, quant, name)
     parts = parts_of(files, chosen)
     if quant is None and room and not _fits(parts, room):
         return _that_fits(by_quant(files), parts, room, on_note, name)
-    if quant is None and quants.quant_of(chosen) and len(quants.available(by_name)) > 1:
-        on_note(f"{quants.quant_of(chosen)} of {_listed(files)}: the usual choice, good answers for its size")
+    if quant is None and filenames.quant_of(chosen) and len(filenames.available(by_name)) > 1:
+        on_note(f"{filenames.quant_of(chosen)} of {_listed(files)}: the usual choice, good answers for its size")
     return parts
 
 
@@ -181,7 +181,7 @@ def _no_such_quant(files: Sequence[RemoteFile], quant: str | None, name: str) ->
 def by_quant(files: Sequence[RemoteFile]) -> dict[str, Parts]:
     """Quant -> its files, of those that are complete; the preferred first."""
     by_name = {file.name: file for file in files}
-    found = {quant: quants.all_parts(first) for quant, first in quants.available(by_name).items()}
+    found = {quant: filenames.all_parts(first) for quant, first in filenames.available(by_name).items()}
     return {
         quant: tuple(by_name[name] for name in names)
         for quant, names in found.items()
@@ -191,7 +191,7 @@ def by_quant(files: Sequence[RemoteFile]) -> dict[str, Parts]:
 
 def _that_fits(choices: Mapping[str, Parts], wanted: Parts, room: int, on_note: OnNote, name: str) -> Parts:
     """The largest of the quants that fit; below the usual choice, larger is better."""
-    first = quants.quant_of(wanted[0].name) or wanted[0].name
+    first = filenames.quant_of(wanted[0].name) or wanted[0].name
     fitting = {quant: parts for quant, parts in choices.items() if _fits(parts, room)}
     start = f"{name}:" if name else ""
     if not fitting:
@@ -238,10 +238,10 @@ def parts_of(files: Sequence[RemoteFile], filename: str) -> Parts:
         ModelNotFoundError: it or a part is missing; the message lists the files there are.
     """
     by_name = {file.name: file for file in files}
-    names = quants.all_parts(filename)
+    names = filenames.all_parts(filename)
     missing = [name for name in names if name not in by_name]
     if missing:
-        choices = ", ".join(quants.available(by_name).values()) or "no model files"
+        choices = ", ".join(filenames.available(by_name).values()) or "no model files"
         raise ModelNotFoundError(f"the repository has no file {missing[0]!r}", why=f"there are {choices}")
     return tuple(by_name[name] for name in names)
 

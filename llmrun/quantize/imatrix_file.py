@@ -17,9 +17,9 @@ from llmrun.convert.sources import array_source
 from llmrun.convert.tensors import Written
 from llmrun.convert.write import header_bytes
 from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
-from llmrun.models import new_file
-from llmrun.models.gguf import DEFAULT_ALIGNMENT, padded, read_part
-from llmrun.models.header import Header, Tensor
+from llmrun.gguf.header import Header, Tensor
+from llmrun.gguf.reader import DEFAULT_ALIGNMENT, padded, read_part
+from llmrun.models.store import new_file
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.errors import BadModelError, ResourceError, UsageError
-from llmrun.hardware import Hardware, probe
-from llmrun.jobs.quantize import QUANTIZE, Quantize, Quantized, QuantizeUpdate
-from llmrun.models import new_file
-from llmrun.models.gguf import padded, read_header
-from llmrun.models.header import Header
+from llmrun.gguf.header import Header
+from llmrun.gguf.reader import padded, read_header
+from llmrun.models.store import new_file
+from llmrun.planning.hardware import Hardware, probe
+from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize, Quantized, QuantizeUpdate
 from llmrun.quantize.types import (
     FILE_TYPES,
     NEED_IMATRIX,
@@ -27,7 +27,7 @@ from llmrun.quantize.types import (
     tensor_bytes,
     unfit,
 )
-from llmrun.runner import Runner
+from llmrun.runner.runner import Runner
 
 OnProgress = Callable[[str, float], None]
 """Gets (what is being done, how much of it: 0 to 1)."""

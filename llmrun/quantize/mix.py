@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.errors import UsageError
-from llmrun.evaluate import default_text
-from llmrun.hardware import probe
-from llmrun.jobs.mix import MIX, Measure, Measured, MeasureUpdate
-from llmrun.jobs.quantize import QUANTIZE, Quantize
-from llmrun.models.gguf import padded, read_header
-from llmrun.models.header import Header, Tensor
-from llmrun.models.quants import all_parts
-from llmrun.plan import readable_size
+from llmrun.gguf.filenames import all_parts
+from llmrun.gguf.header import Header, Tensor
+from llmrun.gguf.reader import padded, read_header
+from llmrun.planning.hardware import probe
+from llmrun.planning.plan import readable_size
+from llmrun.protocol.jobs.mix import MIX, Measure, Measured, MeasureUpdate
+from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize
+from llmrun.quantize.evaluate import default_text
 from llmrun.quantize.job import all_cores
 from llmrun.quantize.knapsack import Option, choose_options
 from llmrun.quantize.types import FILE_TYPES, TENSOR_TYPES, UNQUANTIZED, tensor_bytes
-from llmrun.runner import Runner
+from llmrun.runner.runner import Runner
 
 CANDIDATES = ("Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K")
 """Types that a tensor can get, the largest first."""

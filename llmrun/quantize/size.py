@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 
 from llmrun.errors import OutOfMemoryError, UsageError
-from llmrun.hardware import Hardware
-from llmrun.memory import memory
-from llmrun.models.header import Header
-from llmrun.plan import margin, readable_size, trained_context
+from llmrun.gguf.header import Header
+from llmrun.planning.hardware import Hardware
+from llmrun.planning.memory import memory
+from llmrun.planning.plan import margin, readable_size, trained_context
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from llmrun.config import load_settings
 from llmrun.errors import ModelNotFoundError, UsageError
-from llmrun.models.check import check
-from llmrun.models.gguf import read_header
-from llmrun.models.header import Header
-from llmrun.models.new_file import temporary
+from llmrun.gguf.header import Header
+from llmrun.gguf.reader import read_header
+from llmrun.gguf.rules import check
+from llmrun.models.store.new_file import temporary
 
 OnProgress = Callable[[str, float], None]
 """Gets (what is being done, how much of it: 0 to 1)."""
@@ -62,7 +62,7 @@ def find(text: str) -> Found:
 
 def _stem(path: Path, alias: str | None) -> str:
     """A file's name without what tells its type and part, or the catalogue's name where files have none."""
-    from llmrun.models.quants import is_later_part, quant_of
+    from llmrun.gguf.filenames import is_later_part, quant_of
 
     if is_later_part(path.name):
         raise UsageError(f"{path.name!r} is not the first part of its model", hint="name the one with -00001-of-")

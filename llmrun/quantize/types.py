@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from llmrun.errors import UsageError
-from llmrun.memory import repacked_types
-from llmrun.models.header import Tensor
+from llmrun.gguf.header import Tensor
+from llmrun.planning.memory import repacked_types
 
 
 class TensorType(NamedTuple):

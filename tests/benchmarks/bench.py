@@ -25,12 +25,12 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from gguf_writer import runnable_model, write
+from support.gguf_writer import runnable_model, write
 
-from llmrun.jobs.bench import BENCH, Bench, BenchTest
-from llmrun.launch import launch
-from llmrun.messages import Load
-from llmrun.runner import Runner
+from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
+from llmrun.protocol.messages import Load
+from llmrun.runner.launch import launch
+from llmrun.runner.runner import Runner
 
 BOUND = 0.02
 SPINS = {"GOMP_SPINCOUNT": "2000"}  # as engine.main.set_environment() has it

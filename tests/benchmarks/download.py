@@ -19,11 +19,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
+from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
 
 from llmrun.errors import NetworkError
-from llmrun.models import download as module
-from llmrun.models.transfer import PATIENT, Patience, Source
+from llmrun.models.download import download as module
+from llmrun.models.download.transfer import PATIENT, Patience, Source
 
 CONNECTIONS = (1, 2, 4, 8)
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import peers
 
-from llmrun.evaluate import evaluate, read_text
-from llmrun.jobs.evaluate import Evaluated
+from llmrun.protocol.jobs.evaluate import Evaluated
+from llmrun.quantize.evaluate import evaluate, read_text
 
 PERPLEXITY_BOUND, KLD_BOUND, TIME_BOUND = 0.001, 0.02, 1.0
 # Our name -> llama-perplexity's line; percentages are divided by 100.

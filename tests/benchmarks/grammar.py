@@ -25,17 +25,17 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from grammar_cases import BROKEN_GRAMMARS, GRAMMARS
-from sampler_llama import TOKEN_DATA
+from support.grammar_cases import BROKEN_GRAMMARS, GRAMMARS
+from support.sampler_llama import TOKEN_DATA
 
 from llmrun import _native
-from llmrun.engine.backend.base import Entry
-from llmrun.engine.backend.llama import LlamaBackend, LlamaModel, import_llama
-from llmrun.engine.grammar import compile_grammar
-from llmrun.engine.sampler import SequenceSampler
+from llmrun.engine.constraint.matcher import compile_grammar
+from llmrun.engine.core.sampler import SequenceSampler
+from llmrun.engine.llama.base import Entry
+from llmrun.engine.llama.llama import LlamaBackend, LlamaModel, import_llama
 from llmrun.grammar import Grammar, read_grammar, read_json_schema
-from llmrun.messages import Load
-from llmrun.params import SamplingParams
+from llmrun.protocol.messages import Load
+from llmrun.protocol.params import SamplingParams
 
 PROMPT = "<|im_start|>user\nDescribe a person in JSON.<|im_end|>\n<|im_start|>assistant\n"
 SCHEMA = (
@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Grammar, str]] = {
 BREAK = """
 import sys
 from llmrun import _native
-from llmrun.engine.backend.llama import LlamaModel
+from llmrun.engine.llama.llama import LlamaModel
 model = LlamaModel(sys.argv[1], 0, _native.CancelFlag())
 sampler = model.llama.llama_sampler_init_grammar(model.vocab, sys.stdin.buffer.read(), b"root")
 print("refused" if not sampler else "taken")

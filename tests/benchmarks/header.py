@@ -21,9 +21,9 @@ import peers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gguf_writer import TENSORS, gguf, metadata
+from support.gguf_writer import TENSORS, gguf, metadata
 
-from llmrun.models.gguf import read_header
+from llmrun.gguf.reader import read_header
 
 MOST_MILLISECONDS = 200
 N_MERGES, N_TOKENS = 280_000, 262_144

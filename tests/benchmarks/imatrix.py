@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType, dequantize
 
-from llmrun.evaluate import evaluate, read_text
-from llmrun.models.gguf import read_header
+from llmrun.gguf.reader import read_header
 from llmrun.quantize.calibration import collect
+from llmrun.quantize.evaluate import evaluate, read_text
 from llmrun.quantize.job import Request, quantize
 
 _BLOCK = 256

@@ -59,9 +59,9 @@ class Shown(NamedTuple):
 def show(model: str, tokens: int, threads: int | None, markdown: bool) -> None:
     """In a process of its own: show the text on stdout, then tell the figures on file descriptor 3."""
     import llmrun
-    from llmrun.messages import Finished, TextDelta
-    from llmrun.ui.answer import answer_view
-    from llmrun.ui.output import Output
+    from llmrun.protocol.messages import Finished, TextDelta
+    from llmrun.ui.answer.view import answer_view
+    from llmrun.ui.terminal.output import Output
 
     output = Output()
     began = ended = 0.0

@@ -13,8 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from llmrun.evaluate import Text, evaluate
 from llmrun.quantize import mix
+from llmrun.quantize.evaluate import Text, evaluate
 from llmrun.quantize.job import Request, quantize
 
 _PRESETS = ["Q4_0", "IQ4_NL", "Q4_K_M", "Q5_K_M", "Q6_K"]

@@ -20,10 +20,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gguf_writer import tiny_model
-from model_disk import put, put_lm_studio, put_ollama, settings
+from support.gguf_writer import tiny_model
+from support.model_disk import put, put_lm_studio, put_ollama, settings
 
-from llmrun.models.store import Store
+from llmrun.models.store.store import Store
 
 ENTRY = "import sys; sys.argv[0] = 'llmrun'; from llmrun.__main__ import main; main()"
 BASH = {"_LLMRUN_COMPLETE": "complete_bash", "COMP_CWORD": "2"}

@@ -23,18 +23,18 @@ from typing import TypeVar
 import peers
 from random_model import Shape, write_model
 
-from llmrun import runner
-from llmrun.hardware import probe
-from llmrun.hardware_details import probe_details
-from llmrun.memory import memory, repacked_types
-from llmrun.messages import Finished, Stats
+from llmrun.gguf.reader import read_header
 from llmrun.model import prepare
-from llmrun.models.gguf import read_header
 from llmrun.models.registry import ModelSpec
-from llmrun.params import Limits, SamplingParams
-from llmrun.plan import Wishes
-from llmrun.predict import predict, tensor_types, work_of
-from llmrun.speed import BUSY, Clock, Rates, Speed, measure
+from llmrun.planning.hardware import probe
+from llmrun.planning.hardware_details import probe_details
+from llmrun.planning.memory import memory, repacked_types
+from llmrun.planning.plan import Wishes
+from llmrun.planning.predict import predict, tensor_types, work_of
+from llmrun.planning.speed import BUSY, Clock, Rates, Speed, measure
+from llmrun.protocol.messages import Finished, Stats
+from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.runner import runner
 
 T = TypeVar("T")
 MEMORY_BOUND, SPEED_BOUND = 0.10, 0.25

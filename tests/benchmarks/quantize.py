@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter
 
-from llmrun.models.gguf import read_header
+from llmrun.gguf.reader import read_header
 from llmrun.quantize.types import FILE_TYPES, NEED_IMATRIX
 
 _POLL_SECONDS = 0.005

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmrun.config import load_settings
-from llmrun.messages import Finished, Message, TextDelta
 from llmrun.model import Model, locate, prepare
-from llmrun.params import Limits, SamplingParams
-from llmrun.runner import Runner
+from llmrun.protocol.messages import Finished, Message, TextDelta
+from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.runner.runner import Runner
 
 GREEDY = SamplingParams(temperature=0)
 LAST = "And which line was the last one?"

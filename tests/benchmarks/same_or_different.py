@@ -134,8 +134,8 @@ def simulated(runs: int) -> None:
 
 def engine() -> object:
     """A new one."""
-    from llmrun.launch import launch
-    from llmrun.runner import Runner
+    from llmrun.runner.launch import launch
+    from llmrun.runner.runner import Runner
 
     return Runner(launch())
 
@@ -143,7 +143,7 @@ def engine() -> object:
 def measured(runner: object, path: Path, test: object, repetitions: int, *, warm_up: bool = False) -> Iterator[float]:
     """Tokens/s of each repetition."""
     from llmrun.bench.parameters import Settings
-    from llmrun.jobs.bench import BENCH, Bench
+    from llmrun.protocol.jobs.bench import BENCH, Bench
 
     command = Bench(Settings(threads=1).load(str(path)), test, repetitions, warm_up)
     for repetition in runner.do(BENCH, command).repetitions:
@@ -152,7 +152,7 @@ def measured(runner: object, path: Path, test: object, repetitions: int, *, warm
 
 def real(path: Path, sets: int) -> None:
     """The same model against itself."""
-    from llmrun.jobs.bench import BenchTest
+    from llmrun.protocol.jobs.bench import BenchTest
 
     tests = (BenchTest(n_prompt=16), BenchTest(n_gen=8))
     began = time.monotonic()

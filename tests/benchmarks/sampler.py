@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from sampler_cases import native_sampler
-from sampler_llama import LlamaChain
+from support.sampler_cases import native_sampler
+from support.sampler_llama import LlamaChain
 
 from llmrun import _native
-from llmrun.params import SamplingParams
+from llmrun.protocol.params import SamplingParams
 
 VOCABULARIES = (49_152, 128_256, 151_936, 262_144)
 CHAINS = {

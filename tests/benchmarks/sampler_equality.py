@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from sampler_cases import (
+from support.sampler_cases import (
     PARAMETERS,
     hard_rows,
     may_exchange_equals,
@@ -35,13 +35,13 @@ from sampler_cases import (
     rows,
     shuffled_order,
 )
-from sampler_llama import LlamaChain
+from support.sampler_llama import LlamaChain
 
 from llmrun import _native
-from llmrun.engine.backend.base import Entry
-from llmrun.engine.backend.llama import LlamaBackend, LlamaModel
-from llmrun.messages import Load
-from llmrun.params import SamplingParams
+from llmrun.engine.llama.base import Entry
+from llmrun.engine.llama.llama import LlamaBackend, LlamaModel
+from llmrun.protocol.messages import Load
+from llmrun.protocol.params import SamplingParams
 
 # Of all rows; the small vocabulary is that of SmolLM2.
 SHARES = {49_152: 0.80, 128_256: 0.10, 151_936: 0.06, 262_144: 0.04}

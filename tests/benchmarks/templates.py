@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 import peers
 
-from llmrun.engine.template import ChatTemplate, ControlTexts, Part
+from llmrun.engine.prompt.template import ChatTemplate, ControlTexts, Part
 from llmrun.errors import BadTemplateError
-from llmrun.messages import Message
+from llmrun.protocol.messages import Message
 
 BOS, EOS = "<|im_start|>", "<|im_end|>"  # SmolLM2's, which llama-server would put in
 CONTROL = re.compile(r"<[|｜][^<>|｜{}'\" ]+[|｜]>|\[/?[A-Z_]+\]|</?s>|<(?:start|end)_of_turn>|<(?:bos|eos)>")

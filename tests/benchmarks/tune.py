@@ -23,15 +23,15 @@ import peers
 from random_model import Shape, write_model
 
 from llmrun.bench.statistics import Verdict, compare
-from llmrun.hardware import probe
-from llmrun.jobs.bench import BenchTest
-from llmrun.models.gguf import read_header
-from llmrun.plan import Wishes, make_plan
-from llmrun.tune.axes import DECODE, PREFILL, Axis, axes_for
-from llmrun.tune.measure import RealMachine
-from llmrun.tune.search import Found, search
-from llmrun.tune.settings import EngineSettings
-from llmrun.ui.tune import line_of, times
+from llmrun.bench.tune.axes import DECODE, PREFILL, Axis, axes_for
+from llmrun.bench.tune.measure import RealMachine
+from llmrun.bench.tune.search import Found, search
+from llmrun.gguf.reader import read_header
+from llmrun.planning.hardware import probe
+from llmrun.planning.plan import Wishes, make_plan
+from llmrun.planning.settings import EngineSettings
+from llmrun.protocol.jobs.bench import BenchTest
+from llmrun.ui.views.tune import line_of, times
 
 LLAMA_1B = Shape(2048, 16, 8192, 32, 8, 64, 128_256, tied=True)
 SHARE, SECONDS = 0.97, 60.0

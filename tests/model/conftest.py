@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from installed import Installed
+from support.installed import Installed
 
 FOLDER = Path(__file__).parent
 PULL_SECONDS = 600

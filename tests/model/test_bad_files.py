@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_writer import TensorSpec, gguf, runnable_metadata, runnable_model, runnable_tensors, write
-from installed import Installed, only_error_line
+from support.gguf_writer import TensorSpec, gguf, runnable_metadata, runnable_model, runnable_tensors, write
+from support.installed import Installed, only_error_line
 
 from llmrun.errors import EngineCrashedError, LlmrunError
-from llmrun.launch import Launched, launch
+from llmrun.gguf.reader import read_header
+from llmrun.gguf.rules import check, explain_crash
 from llmrun.model import prepare
-from llmrun.models.check import check, explain_crash
-from llmrun.models.gguf import read_header
 from llmrun.models.registry import ModelSpec
-from llmrun.params import Limits
-from llmrun.plan import Wishes
-from llmrun.runner import Runner
+from llmrun.planning.plan import Wishes
+from llmrun.protocol.params import Limits
+from llmrun.runner.launch import Launched, launch
+from llmrun.runner.runner import Runner
 
 Refused = Callable[[Path], tuple[int, str]]
 

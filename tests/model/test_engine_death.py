@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from installed import LONG_PROMPT, Installed, Running, engine_of, eventually, gone, only_error_line
+from support.installed import LONG_PROMPT, Installed, Running, engine_of, eventually, gone, only_error_line
 
 Phase = Callable[[Installed], Running]
 CAUSES = [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV]

@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from installed import Installed, Terminal, eventually, gone, summary
+from support.installed import Installed, Terminal, eventually, gone, summary
 
 import llmrun as library
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from installed import Installed, only_error_line
+from support.installed import Installed, only_error_line
 
 HEAVY = {"llama_cpp", "numpy", "huggingface_hub", "prompt_toolkit"}
 

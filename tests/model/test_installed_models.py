@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from installed import Installed, Running
-from model_disk import put_lm_studio, put_ollama, tree
+from support.installed import Installed, Running
+from support.model_disk import put_lm_studio, put_ollama, tree
 
 ANSWER = ("hi", "--temp", "0", "--max-tokens", "4")
 

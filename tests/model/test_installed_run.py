@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from installed import Installed
+from support.installed import Installed
 
 QUESTION = "Why is the sky blue?"
 # Kernels round differently from one CPU to the next, and a greedy answer forks where two tokens are almost equally

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from installed import Installed
+from support.installed import Installed
 
 # Python imports sitecustomize in every process, before anything else; the engine inherits PYTHONPATH.
 WATCH = """

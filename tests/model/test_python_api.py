@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from installed import eventually, gone
+from support.installed import eventually, gone
 
 import llmrun
 from llmrun.errors import EngineCrashedError, ModelNotFoundError, UsageError

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from installed import Installed, eventually, gone
+from support.installed import Installed, eventually, gone
 
 SHORT = ("-p", "48", "-n", "12", "--chat", "32,12", "-r", "2")
 

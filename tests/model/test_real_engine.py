@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.messages import Generate, Load, Message, Started, TextDelta
-from llmrun.params import Limits, SamplingParams
-from llmrun.runner import Runner
+from llmrun.protocol.messages import Generate, Load, Message, Started, TextDelta
+from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.runner.runner import Runner
 
 GREEDY = SamplingParams(temperature=0.0, logit_bias=((0, float("-inf")), (2, float("-inf"))))
 
@@ -40,9 +40,9 @@ def test_a_growing_kv_cache_changes_no_word(model_path: Path) -> None:
 INSPECT = """\
 import json, sys
 from llmrun import _native
-from llmrun.engine.backend.llama import LlamaBackend, LlamaModel
-from llmrun.engine.loaded import LoadedModel
-from llmrun.messages import Generate, Load, Message
+from llmrun.engine.llama.llama import LlamaBackend, LlamaModel
+from llmrun.engine.service import LoadedModel
+from llmrun.protocol.messages import Generate, Load, Message
 
 path, contents = sys.argv[1], json.loads(sys.argv[2])
 weights = LlamaModel(path, 0, _native.CancelFlag())
@@ -97,7 +97,7 @@ def test_any_text_is_answered(model_path: Path, content: str) -> None:
 
 SIGNALLED = """
 import signal, time
-from llmrun.engine.backend.llama import import_llama
+from llmrun.engine.llama.llama import import_llama
 
 import_llama()
 signal.signal(signal.SIGALRM, lambda *_: print("handled"))

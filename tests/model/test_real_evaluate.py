@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from installed import Installed
+from support.installed import Installed
 
 CHUNKS, N_CTX = 8, 128
 # llama-perplexity's. Other processors' kernels round differently; a position or a token that is off does more than 1 %.

@@ -8,8 +8,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from grammar_cases import GRAMMARS, SCHEMAS
-from grammar_twin import Twin
+from support.grammar_cases import GRAMMARS, SCHEMAS
+from support.grammar_twin import Twin
 
 import llmrun
 from llmrun.errors import BadGrammarError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.jobs.importance import ImportanceUpdate
+from llmrun.protocol.jobs.importance import ImportanceUpdate
 from llmrun.quantize.calibration import collect
 from llmrun.quantize.imatrix_file import read_imatrix
 from llmrun.quantize.prompts import OPENINGS, QUESTIONS

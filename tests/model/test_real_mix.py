@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, dequantize, quantize
-from gguf_writer import TensorSpec, runnable_model, write
+from support.gguf_writer import TensorSpec, runnable_model, write
 
 from llmrun._native import CancelFlag
-from llmrun.engine.backend.llama import LlamaModel
-from llmrun.engine.quants import F16, F32, Quants
-from llmrun.engine.sensitivity import Reader
+from llmrun.engine.jobs.mix.quants import F16, F32, Quants
+from llmrun.engine.jobs.mix.sensitivity import Reader
+from llmrun.engine.llama.llama import LlamaModel
 from llmrun.errors import UsageError
-from llmrun.jobs.mix import MIX, Measure, Measured
-from llmrun.models.gguf import read_header
+from llmrun.gguf.reader import read_header
+from llmrun.protocol.jobs.mix import MIX, Measure, Measured
 from llmrun.quantize import mix
 from llmrun.quantize.job import Request
 from llmrun.quantize.job import quantize as write_quantized
 from llmrun.quantize.types import TENSOR_TYPES
-from llmrun.runner import Runner
+from llmrun.runner.runner import Runner
 
 WIDTH, FEED_FORWARD = 256, 512
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 20

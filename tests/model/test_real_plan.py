@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-from installed import Installed
+from support.installed import Installed
 
 import llmrun as package
-from llmrun.hardware import probe
-from llmrun.memory import memory, repacked_types
-from llmrun.messages import Finished
-from llmrun.predict import work_of
+from llmrun.planning.hardware import probe
+from llmrun.planning.memory import memory, repacked_types
+from llmrun.planning.predict import work_of
+from llmrun.protocol.messages import Finished
 
 NOWHERE = {"HF_ENDPOINT": "http://127.0.0.1:9"}
 

@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import hf_writer
 import numpy as np
 import pytest
 from gguf import GGUFWriter
-from gguf_writer import TensorSpec, runnable_model, runnable_tensors, write
-from installed import Installed, engine_of, eventually, gone, only_error_line
+from support import hf_writer
+from support.gguf_writer import TensorSpec, runnable_model, runnable_tensors, write
+from support.installed import Installed, engine_of, eventually, gone, only_error_line
 
-from llmrun.models.gguf import read_header
+from llmrun.gguf.reader import read_header
 from llmrun.quantize.types import NEED_IMATRIX
 
 WIDTH, FEED_FORWARD = 256, 512

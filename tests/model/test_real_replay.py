@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from installed import Installed, only_error_line
+from support.installed import Installed, only_error_line
 
 
 def test_the_same_bytes_again(llmrun: Installed, tmp_path: Path) -> None:

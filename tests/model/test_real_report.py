@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.report import make_report
-from llmrun.report.here import Here
-from llmrun.ui.report import json_text, write
+from llmrun.quantize.report import make_report
+from llmrun.quantize.report.here import Here
+from llmrun.ui.views.report import json_text, write
 
 pytestmark = pytest.mark.model
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from installed import Installed
+from support.installed import Installed
 
-from llmrun.hardware import probe
-from llmrun.models.gguf import read_header
-from llmrun.tune import EngineSettings, Profile, Tuned, remember
+from llmrun.bench.tune import EngineSettings, Profile, Tuned, remember
+from llmrun.gguf.reader import read_header
+from llmrun.planning.hardware import probe
 
 
 @pytest.fixture

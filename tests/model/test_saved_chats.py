@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from installed import Installed, Terminal, summary
+from support.installed import Installed, Terminal, summary
 
 GREEDY = ("chat", "smollm2", "--temp", "0", "--max-tokens", "12")
 

@@ -1,0 +1,87 @@
+"""Tune one model: what to try, on what engines, and keeping what was found.
+
+Owns the way from a file to an entry of tune.json; must not know terminals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmrun.bench.noise import Watch
+from llmrun.bench.tune.axes import axes_for
+from llmrun.bench.tune.measure import RealMachine
+from llmrun.bench.tune.search import Found, Step, search
+from llmrun.errors import ResourceError, UsageError
+from llmrun.gguf.header import Header
+from llmrun.planning.hardware import Hardware
+from llmrun.planning.plan import Plan, margin
+from llmrun.planning.settings import EngineSettings
+from llmrun.planning.tuned import Tuned, remember, remembered
+
+SECONDS_BOUNDS = (10.0, 3600.0)
+_PROCESS_BYTES = 400 << 20  # of an engine besides its weights: KV cache, scratch memory, Python
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was found, and what disturbed meanwhile, in words."""
+
+    found: Found
+    marks: tuple[str, ...]
+
+
+def tune(
+    header: Header,
+    hardware: Hardware,
+    plan: Plan,
+    *,
+    seconds: float,
+    depth: int | None = None,
+    kv: bool = False,
+    on_step: Callable[[Step], None] = lambda step: None,
+) -> Outcome:
+    """Search for faster settings than the plan's. Nothing is remembered yet.
+
+    Args:
+        plan: of the defaults.
+        seconds: that it may take.
+        depth: tokens in the context while decode is measured; None is what the time allows.
+        kv: try a quantized KV cache too, which changes answers.
+
+    Raises:
+        UsageError: seconds or depth make no sense, or the time is too short for this model.
+        LlmrunError: the model can't be loaded.
+    """
+    low, high = SECONDS_BOUNDS
+    if not low <= seconds <= high:
+        raise UsageError(f"--seconds {seconds:g} makes no sense", why=f"it has to be between {low:g} and {high:g}")
+    if depth is not None and not 0 <= depth <= plan.n_ctx // 2:
+        raise UsageError(f"--depth {depth} makes no sense", why=f"it has to be between 0 and {plan.n_ctx // 2:,} here")
+    load = plan.load(header.path)
+    default = EngineSettings.of(load)
+    axes = axes_for(header, hardware, default, kv=kv)
+    room = hardware.memory_available - margin(hardware.memory_available)
+    with RealMachine(load, room, header.weight_bytes + _PROCESS_BYTES) as machine, Watch() as watch:
+        found = search(machine, default, axes, seconds=seconds, depth=depth, on_step=on_step)
+    return Outcome(found, watch.marks)
+
+
+def keep(outcome: Outcome, header: Header, hardware: Hardware, folder: Path, name: str = "") -> Tuned:
+    """Remember what was found, unless it is nothing, found in noise, and more was known; gives what is remembered now.
+
+    Args:
+        name: of the model, for people.
+
+    Raises:
+        ResourceError: the folder can't be written.
+    """
+    tuned, known = outcome.found.tuned, remembered(header, hardware, folder)
+    if outcome.marks and not tuned.others and known is not None and known.others:
+        return known
+    try:
+        remember(tuned, header, hardware, folder, name)
+    except OSError as error:
+        raise ResourceError("what was found can't be remembered", why=error.strerror or str(error)) from None
+    return tuned

@@ -1,0 +1,302 @@
+"""A conversation with a model: what is sent, what leaves the context window, and what is saved of each turn.
+
+Owns the order of a turn: make room, ask, save. Must not know terminals. A turn whose answer fails leaves no trace;
+one that Ctrl-C stopped is kept as far as it came.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from llmrun.chat.reasoning import split
+from llmrun.chat.store.chat import SavedChat
+from llmrun.chat.store.turns import Answer, Departure, ModelUsed, Question, WindowTurn
+from llmrun.chat.truncation import (
+    Drop,
+    Misfit,
+    Policy,
+    Sized,
+    Window,
+    departure_line,
+    fit,
+    summary_batches,
+    summary_request,
+    summary_turn,
+)
+from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
+from llmrun.grammar import Grammar
+from llmrun.model import Model
+from llmrun.protocol.messages import Counted, Event, Finished, Message, Started, TextDelta
+from llmrun.protocol.params import Limits, SamplingParams
+
+_ANSWER_ROOM = 512  # tokens that are kept free for an answer of no stated length
+_SUMMARY_ROOM = 256
+_WORDS_PER_TOKEN = 0.6
+_BYTES_OF_A_TEMPLATE = 32  # more than any template writes around a message
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+Overflow = Literal["ask", "stop", "roll", "middle", "summarize"]
+
+
+@dataclass(slots=True)
+class Manner:
+    """How answers are asked for; a chat may change it between turns.
+
+    Attributes:
+        flags: sampling parameters that were typed on the command line.
+        session: those that were set in the chat; they count before the flags.
+        limits: when an answer ends.
+        template: Jinja text in place of the model's own chat template.
+        grammar: what every answer has to follow.
+        thinking: whether a model that can think does; None leaves it to its template.
+        thinking_tokens: how many tokens it may think at most.
+        overflow: what happens when the conversation is longer than the context window.
+        keep: how many of the first turns never leave it.
+        stops_repeats: an answer that repeats itself is ended.
+        remember: how many tokens /why can be asked about.
+    """
+
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    session: dict[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    template: str | None = None
+    grammar: Grammar | None = None
+    thinking: bool | None = None
+    thinking_tokens: int | None = None
+    overflow: Overflow = "stop"
+    keep: int = 0
+    stops_repeats: bool = True
+    remember: int = 0
+
+
+class Conversation:
+    """The turns of one saved chat with one model.
+
+    Attributes:
+        model: that answers next; another one may be put in its place between turns.
+        chat: where the turns are saved.
+        manner: how answers are asked for.
+        last: the end of the last answer, with its figures; None before the first.
+
+    Args:
+        on_note: called with each line that a person has to know, such as which turns left the context window.
+        on_overflow: asked what to do when the conversation is too long and manner.overflow is "ask".
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        chat: SavedChat,
+        manner: Manner,
+        *,
+        on_note: Callable[[str], None],
+        on_overflow: Callable[[Misfit], Policy],
+    ) -> None:
+        self.model, self.chat, self.manner = model, chat, manner
+        self.last: Finished | None = None
+        self._on_note = on_note
+        self._on_overflow = on_overflow
+
+    def ask(self, question: Question) -> Iterator[Event]:
+        """Answer a question and save both; the events of Model.chat().
+
+        Raises:
+            ContextOverflowError: it does not fit, and by the policy nothing may leave.
+            LlmrunError: the answer failed, or could not be saved; the conversation is as before then.
+        """
+        return self._answer(self.chat.window(), question, lambda answer: self.chat.append(question, answer))
+
+    def retry(self) -> Iterator[Event]:
+        """Answer the last question once more, whatever the seed; both answers stay saved.
+
+        Raises:
+            UsageError: there is no question yet; else as ask().
+        """
+        last = self._last_question()
+        return self._answer(self.chat.window()[:-1], last, self.chat.retry, any_seed=True)
+
+    def edit(self, question: Question) -> Iterator[Event]:
+        """Ask something else in place of the last question; both stay saved. Raises as retry()."""
+        self._last_question()
+        return self._answer(self.chat.window()[:-1], question, lambda answer: self.chat.edit(question, answer))
+
+    def sampling(self) -> tuple[SamplingParams, dict[str, str]]:
+        """The sampling parameters of the next answer, and where each comes from."""
+        return self.model.sampling(self.manner.flags, self.manner.session)
+
+    def count(self) -> Counted:
+        """How many tokens the conversation has."""
+        return self._counted(self.chat.messages())
+
+    def save_state(self) -> None:
+        """Save the KV cache, so that coming back costs no prefill. Nothing is said when it can't be."""
+        try:
+            if self.last is not None:
+                self.model.save_state()
+        except LlmrunError:
+            pass  # it is only a cache
+
+    def _last_question(self) -> Question:
+        entry = self.chat.last_question
+        if entry is None or not isinstance(entry.part, Question):
+            raise UsageError("there is no question yet", hint="ask something first")
+        return entry.part
+
+    def _answer(
+        self,
+        turns: Sequence[WindowTurn],
+        question: Question,
+        save: Callable[[Answer], object],
+        *,
+        any_seed: bool = False,
+    ) -> Iterator[Event]:
+        sampling, _ = self.sampling()
+        if any_seed:
+            sampling = replace(sampling, seed=None)
+        messages, departures = self._make_room(list(turns), question, sampling)
+        inside, pieces = False, list[str]()
+        manner = self.manner
+        for event in self.model.chat(
+            messages,
+            sampling=sampling,
+            limits=manner.limits,
+            template=manner.template,
+            grammar=manner.grammar,
+            remember=manner.remember,
+            thinking=manner.thinking,
+            thinking_tokens=manner.thinking_tokens,
+            stops_repeats=manner.stops_repeats,
+            moves=True,
+        ):
+            if isinstance(event, Started):
+                inside = event.thinking
+            elif isinstance(event, TextDelta):
+                pieces.append(event.text)
+            elif isinstance(event, Finished):
+                self.last = event
+                reasoning, content = split("".join(pieces), self.model.loaded.thinking_tags, inside=inside)
+                model = model_used(self.model)
+                answer = Answer(
+                    content, reasoning, event.reason, model, sampling, manner.limits, event.stats, tuple(departures)
+                )
+                # Before the caller sees the end: what was shown as finished is on the disk.
+                if pieces or event.reason != "cancelled":
+                    save(answer)
+            yield event
+
+    def _make_room(
+        self, turns: list[WindowTurn], question: Question, sampling: SamplingParams
+    ) -> tuple[list[Message], list[Departure]]:
+        """The messages to send, and what had to leave before them."""
+        messages = self._with_system(turns, question)
+        window = self._window()
+        if sum(len(m.content.encode()) + _BYTES_OF_A_TEMPLATE for m in messages) <= window.room:
+            return messages, []  # a token is a byte at least
+        total = self._counted(messages).total
+        departures: list[Departure] = []
+        for _ in range(len(turns) + 1):
+            if total <= window.tokens - window.reserve:
+                break
+            drop, policy = self._choose(messages, window)
+            questions, numbers = [turn.messages[0].content for turn in turns], [turn.number for turn in turns]
+            turns, departure = self._drop(turns, drop, policy, sampling)
+            messages = self._with_system(turns, question)
+            before, total = total, self._counted(messages).total
+            drop = replace(drop, tokens=before - total)
+            departures.append(replace(departure, tokens=drop.tokens))
+            self._on_note(departure_line(drop, policy, questions, numbers))
+            if departure.summary:
+                self._on_note(departure.summary)
+        return messages, departures
+
+    def _choose(self, messages: Sequence[Message], window: Window) -> tuple[Drop, Policy]:
+        """Which turns leave, and by which policy."""
+        counted = self._counted(messages)
+        sizes = _sizes(messages, counted)
+        window = replace(window, overhead=max(0, counted.total - sum(message.tokens for message in sizes)))
+        policy: Policy = "stop" if self.manner.overflow == "ask" else self.manner.overflow
+        found = fit(sizes, window, policy)
+        if isinstance(found, Misfit) and self.manner.overflow == "ask":
+            policy = self._on_overflow(found)
+            found = fit(sizes, window, policy)
+        if isinstance(found, Misfit):
+            raise ContextOverflowError(
+                "the conversation does not fit into the context window", why=found.why, hint=found.hint
+            )
+        return found.drop, policy
+
+    def _drop(
+        self, turns: list[WindowTurn], drop: Drop, policy: Policy, sampling: SamplingParams
+    ) -> tuple[list[WindowTurn], Departure]:
+        """The turns that stay, a summary in place of the others if that is the policy."""
+        gone = [turns[index] for index in drop.turns]
+        stay = [turn for index, turn in enumerate(turns) if index not in drop.turns]
+        summary = self._summary(gone, sampling) if policy == "summarize" else ""
+        if summary:
+            stay.insert(drop.turns[0], WindowTurn(0, 0, summary_turn(summary)))
+        return stay, Departure(policy, tuple(turn.question for turn in gone), drop.tokens, summary)
+
+    def _summary(self, turns: Sequence[WindowTurn], sampling: SamplingParams) -> str:
+        """What the model makes of turns that leave, a few at a time where all at once are too long."""
+        sizes = [self._tokens_of(turn) for turn in turns]
+        room = self.model.loaded.n_ctx - 2 * _SUMMARY_ROOM
+        batches = summary_batches(sizes, room, _SUMMARY_ROOM)
+        if batches is None:
+            raise ContextOverflowError("a turn is too long to be condensed", hint="--overflow roll drops it")
+        summary: tuple[Message, ...] = ()
+        text = ""
+        for batch in batches:
+            messages = [*summary, *(message for index in batch for message in turns[index].messages)]
+            request = summary_request(messages, int(_SUMMARY_ROOM * _WORDS_PER_TOKEN))
+            text = self._plain_answer(request, sampling).strip()
+            summary = summary_turn(text)
+        return text
+
+    def _tokens_of(self, turn: WindowTurn) -> int:
+        asked = turn.messages[-1].role == "user"  # some templates want a question in the end
+        counted = self._counted(turn.messages if asked else [*turn.messages, Message("user", "")])
+        return sum(message.tokens for message in _sizes(turn.messages, counted))
+
+    def _plain_answer(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
+        events = self.model.chat(
+            messages,
+            sampling=sampling,
+            limits=Limits(_SUMMARY_ROOM),
+            template=self.manner.template,
+            thinking=False,
+            stops_repeats=True,
+        )
+        text = "".join(event.text for event in events if isinstance(event, TextDelta))
+        return split(text, self.model.loaded.thinking_tags, inside=False)[1]
+
+    def _with_system(self, turns: Sequence[WindowTurn], question: Question) -> list[Message]:
+        system = [Message("system", self.chat.system)] if self.chat.system else []
+        said = [message for turn in turns for message in turn.messages]
+        return [*system, *said, Message("user", question.content)]
+
+    def _window(self) -> Window:
+        n_ctx = self.model.loaded.n_ctx
+        reserve = min(self.manner.limits.max_tokens or _ANSWER_ROOM, n_ctx // 4)
+        summary = min(_SUMMARY_ROOM + 32, n_ctx // 4)
+        return Window(n_ctx, reserve=reserve, keep=self.manner.keep, summary=summary)
+
+    def _counted(self, messages: Sequence[Message]) -> Counted:
+        return self.model.count(messages, template=self.manner.template, thinking=self.manner.thinking)
+
+
+def _sizes(messages: Sequence[Message], counted: Counted) -> list[Sized]:
+    """Each message with an equal share of what the template writes around all of them."""
+    marks = max(0, counted.total - sum(counted.each)) // (len(counted.each) + 1)
+    return [Sized(message.role, tokens + marks) for message, tokens in zip(messages, counted.each, strict=False)]
+
+
+def model_used(model: Model) -> ModelUsed:
+    """What a saved turn says of the model. In the hub's cache a file's real name is its sha256."""
+    real = model.path.resolve()
+    status = real.stat()
+    sha256 = real.name if _SHA256.fullmatch(real.name) else ""
+    return ModelUsed(model.spec.name, sha256, str(Path(model.path).absolute()), status.st_size, status.st_mtime)

@@ -1,0 +1,126 @@
+"""A recorded answer: everything that made it, so that the same machine and build give the same bytes again.
+
+Owns the record's file and what two records differ in; must not know terminals.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from llmrun.chat.conversation import model_used
+from llmrun.chat.request import Request
+from llmrun.chat.store.files import write_whole
+from llmrun.chat.store.turns import Answer, answer_of, plain_facts
+from llmrun.errors import UsageError
+from llmrun.grammar import Grammar
+from llmrun.model import Model
+from llmrun.planning.hardware import probe
+from llmrun.protocol.messages import Finished, Message
+from llmrun.protocol.params import Limits, SamplingParams
+
+_KIND, _VERSION = "llmrun-record", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A request, its answer, and the place where it was made.
+
+    Attributes:
+        place: name -> value of what an answer's bytes depend on besides the request.
+        answer: its text, with the parameters and the seed that were used.
+        stops_repeats: the answer would have been ended if it had repeated itself.
+    """
+
+    request: Request
+    place: Mapping[str, str]
+    answer: Answer
+    stops_repeats: bool = False
+
+
+def record_of(
+    model: Model,
+    request: Request,
+    sampling: SamplingParams,
+    limits: Limits,
+    text: str,
+    finished: Finished,
+    *,
+    stops_repeats: bool,
+) -> Record:
+    """The record of an answer that was just given."""
+    answer = Answer(text, "", finished.reason, model_used(model), sampling, limits, finished.stats)
+    return Record(request, place_of(model), answer, stops_repeats)
+
+
+def place_of(model: Model) -> dict[str, str]:
+    """What the bytes of an answer depend on, besides the request and the sampling."""
+    used, machine = model_used(model), probe()
+    return {
+        "model": used.sha256 or f"{model.path.name}, {used.size} bytes",
+        "llmrun": version("llmrun"),
+        "llama-cpp-python": version("llama-cpp-python"),
+        "processor": machine.cpu_name,
+        "system": f"{platform.system()} {platform.machine()}",
+        "devices": ", ".join(model.loaded.devices),
+        "threads": str(model.plan.threads),
+        "context": str(model.loaded.n_ctx),
+        "batch": str(model.plan.n_batch),
+    }
+
+
+def differences(record: Record, here: Mapping[str, str]) -> list[str]:
+    """One line for each thing that is not as it was when the record was made."""
+    return [
+        f"{name}: recorded {record.place.get(name, 'nothing')}, here {value}"
+        for name, value in here.items()
+        if record.place.get(name) != value
+    ]
+
+
+def write(path: Path, record: Record) -> None:
+    """Write a record to a file.
+
+    Raises:
+        DiskFullError: the disk is full.
+        UsageError: it can't be written there.
+    """
+    document = {
+        "kind": _KIND,
+        "version": _VERSION,
+        "place": dict(record.place),
+        "request": asdict(record.request),
+        "stops_repeats": record.stops_repeats,
+        "answer": {"content": record.answer.content, **plain_facts(record.answer)},
+    }
+    write_whole(path, json.dumps(document, ensure_ascii=False, indent=1) + "\n")
+
+
+def read(path: Path) -> Record:
+    """Read a record.
+
+    Raises:
+        UsageError: the file can't be read, or is no record.
+    """
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        if (document["kind"], document["version"]) != (_KIND, _VERSION):
+            raise ValueError("it is of another kind or version")
+        asked = dict(document["request"])
+        asked["messages"] = tuple(Message(**message) for message in asked["messages"])
+        asked["grammar"] = Grammar(**asked["grammar"]) if asked["grammar"] else None
+        facts = document["answer"]
+        answer = answer_of(str(facts["content"]), "", facts)
+        place = {str(name): str(value) for name, value in document["place"].items()}
+        return Record(Request(**asked), place, answer, bool(document["stops_repeats"]))
+    except OSError as error:
+        raise UsageError(f"{str(path)!r} can't be read", why=error.strerror or str(error)) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(
+            f"{str(path)!r} is no record of an answer", why=str(error), hint="llmrun run --record"
+        ) from None

@@ -1,0 +1,286 @@
+"""One open saved chat: how it grows, forks, goes back, and what of it is the conversation now.
+
+Owns the order of those steps: each is one transaction, and what it returns is on the disk. Nothing is ever deleted
+here: what was undone, retried or edited stays as an alternative that switch() finds again. Must not know terminals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmrun.chat.store import rows
+from llmrun.chat.store.locks import Locks
+from llmrun.chat.store.schema import explained, writing
+from llmrun.chat.store.turns import Answer, Entry, Question, WindowTurn, in_window
+from llmrun.errors import UsageError
+from llmrun.protocol.messages import Message
+
+if TYPE_CHECKING:
+    import sqlite3
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One way in which a chat goes on.
+
+    Attributes:
+        name: "" for an end that was left by undo, retry or edit and has no name yet.
+        head: id of the entry it ends with; None before the first turn.
+        turns: how many it has.
+        current: whether it is the one that goes on.
+        last: what its last question begins with.
+    """
+
+    name: str
+    head: int | None
+    turns: int
+    current: bool
+    last: str
+
+
+class SavedChat:
+    """A conversation that is saved turn by turn. Made by sessions.store.Sessions; release() it when it is left.
+
+    Attributes:
+        id: None until its first turn is saved.
+        name: "" until then, unless one was wished for.
+        system: prompt; "" for none.
+        branch: the current one's name.
+        open_elsewhere: another process has this chat open; what would change it is refused.
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        path: Path,
+        locks: Locks,
+        clock: Callable[[], float],
+        *,
+        session: int | None = None,
+        name: str = "",
+        system: str = "",
+    ) -> None:
+        self._connection, self._path, self._locks, self._clock = connection, path, locks, clock
+        self.id = session
+        self.name, self.system, self.branch = name, system, rows.MAIN
+        self.open_elsewhere = False
+        self._entries: list[Entry] = []
+        if session is not None:
+            # Before it is read: whoever had it has written all then.
+            self.open_elsewhere = not locks.claim(session)
+            self.reload()
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The conversation of the current branch, from its first question on."""
+        return tuple(self._entries)
+
+    @property
+    def last_question(self) -> Entry | None:
+        """The question of the last turn."""
+        return next((entry for entry in reversed(self._entries) if isinstance(entry.part, Question)), None)
+
+    @property
+    def last_answer(self) -> Answer | None:
+        """The answer of the last turn."""
+        part = self._entries[-1].part if self._entries else None
+        return part if isinstance(part, Answer) else None
+
+    def window(self) -> list[WindowTurn]:
+        """The turns that the model still sees, without the system prompt."""
+        return in_window(self._entries)
+
+    def messages(self) -> list[Message]:
+        """What is sent to the model, before the next question."""
+        system = [Message("system", self.system)] if self.system else []
+        return [*system, *(message for turn in self.window() for message in turn.messages)]
+
+    def append(self, question: Question, answer: Answer) -> Entry:
+        """Save a finished turn after the last one; gives the answer's entry. The first one gives the chat its name.
+
+        Raises:
+            DiskFullError: the disk is full; nothing has changed.
+            UsageError: another process has the chat open.
+            LlmrunError: it can't be written; nothing has changed.
+        """
+        return self._save(len(self._entries), question, answer)
+
+    def retry(self, answer: Answer) -> Entry:
+        """Save another answer to the last question, beside the one there is. Raises as append()."""
+        return self._save(self._place(self.last_question) + 1, None, answer)
+
+    def edit(self, question: Question, answer: Answer, *, place: Entry | None = None) -> Entry:
+        """Save another question, with its answer, beside one there is. Raises as append().
+
+        Args:
+            question: the new one.
+            answer: to it.
+            place: a question of `entries`, the last one by default.
+        """
+        return self._save(self._place(place or self.last_question), question, answer)
+
+    def undo(self) -> Question | None:
+        """Go back to before the last turn; gives its question, None if there is no turn."""
+        last = self.last_question
+        if last is None:
+            return None
+        self._move(last.parent, self._entries[: self._place(last)])
+        assert isinstance(last.part, Question)
+        return last.part
+
+    def clear(self) -> None:
+        """Go back to before the first turn."""
+        self._move(None, [])
+
+    def set_system(self, system: str) -> None:
+        """Another system prompt from now on."""
+        if self.id is not None:
+            with self._writing():
+                self._connection.execute("UPDATE sessions SET system = ? WHERE id = ?", (system, self.id))
+        self.system = system
+
+    def rename(self, name: str) -> None:
+        """Call the chat something else.
+
+        Raises:
+            UsageError: the name can't be one, or is taken.
+        """
+        name = rows.checked_name(name)
+        with self._writing():
+            query = "SELECT 1 FROM sessions WHERE name = ? AND id IS NOT ?"
+            if self._connection.execute(query, (name, self.id)).fetchone():
+                raise UsageError(f"there is already a saved chat called {name}", hint="llmrun sessions list")
+            self._connection.execute("UPDATE sessions SET name = ? WHERE id = ?", (name, self.id))
+        self.name = name
+
+    def make_branch(self, name: str) -> None:
+        """Go on under a new branch from here; the one there was stays where it is.
+
+        Raises:
+            UsageError: the name can't be one or is taken, or nothing was said yet.
+        """
+        name = rows.checked_name(name)
+        if self.id is None:
+            raise UsageError("there is nothing to branch off yet", hint="ask something first")
+        if any(branch.name == name for branch in self.branches()):
+            raise UsageError(f"there is already a branch called {name}", hint=f"/branch {name} goes there")
+        self._go_to(name, self._entries[-1].id if self._entries else None)
+
+    def switch(self, which: str) -> None:
+        """Go on with another branch, or with an end that has no name yet ("#" and its id), which gets one.
+
+        Raises:
+            UsageError: there is no such branch.
+        """
+        for branch in self.branches():
+            if branch.name and branch.name == which:
+                self._go_to(branch.name, branch.head)
+                return
+            if not branch.name and which == f"#{branch.head}":
+                self._go_to(self._next_name(), branch.head)
+                return
+        names = ", ".join(branch.name or f"#{branch.head}" for branch in self.branches())
+        raise UsageError(f"there is no branch called {which}", why=f"there are {names}" if names else "there are none")
+
+    def branches(self) -> list[Branch]:
+        """Every way in which the chat goes on: branches by name, then ends without a name, oldest first."""
+        if self.id is None:
+            return []
+        last = (
+            "coalesce((SELECT substr(CASE q.typed WHEN '' THEN q.content ELSE q.typed END, 1, 200) FROM messages q "
+            "WHERE q.id = CASE m.role WHEN 'user' THEN m.id ELSE m.parent END), '')"
+        )
+        with explained(self._path):
+            named = self._connection.execute(
+                f"SELECT b.name, b.head, coalesce(m.turn, 0), {last} FROM branches b "  # noqa: S608 - no input
+                "LEFT JOIN messages m ON m.id = b.head WHERE b.session = ? ORDER BY b.name",
+                (self.id,),
+            ).fetchall()
+            loose = self._connection.execute(
+                f"SELECT '', m.id, m.turn, {last} FROM messages m WHERE m.session = ? "  # noqa: S608 - no input
+                "AND NOT EXISTS (SELECT 1 FROM messages c WHERE c.parent = m.id) "
+                "AND NOT EXISTS (SELECT 1 FROM branches b WHERE b.head = m.id) ORDER BY m.id",
+                (self.id,),
+            ).fetchall()
+        return [Branch(name, head, turns, name == self.branch, text) for name, head, turns, text in (*named, *loose)]
+
+    def reload(self) -> None:
+        """Read the chat again, as another process may have changed it."""
+        with explained(self._path):
+            found = self._connection.execute(
+                "SELECT s.name, s.system, s.branch, b.head FROM sessions s "
+                "LEFT JOIN branches b ON b.session = s.id AND b.name = s.branch WHERE s.id = ?",
+                (self.id,),
+            ).fetchone()
+            if found is None:
+                raise UsageError("this saved chat is gone", why="it was removed meanwhile")
+            self.name, self.system, self.branch, head = found
+            self._entries = rows.path(self._connection, head)
+
+    def release(self) -> None:
+        """Say that the chat is not open here any more."""
+        if self.id is not None and not self.open_elsewhere:
+            self._locks.release(self.id)
+
+    def _place(self, question: Entry | None) -> int:
+        """Where in the conversation a question is."""
+        if question is None or question not in self._entries:
+            raise UsageError("there is no such turn", hint="ask something first")
+        return self._entries.index(question)
+
+    def _save(self, place: int, question: Question | None, answer: Answer) -> Entry:
+        """Save a turn behind the first `place` entries, and make it the end of the current branch."""
+        kept = self._entries[:place]
+        parent = kept[-1].id if kept else None
+        now = self._clock()
+        added: list[Entry] = []
+        with self._writing():
+            session, name = self._session(question, now)
+            for part in (question, answer) if question else (answer,):
+                added.append(rows.add_entry(self._connection, session, parent, part, now))
+                parent = added[-1].id
+            rows.set_head(self._connection, session, self.branch, parent)
+            self._connection.execute("UPDATE sessions SET updated = ? WHERE id = ?", (now, session))
+        if self.id is None:
+            self._locks.claim(session)
+        self.id, self.name, self._entries = session, name, [*kept, *added]
+        return added[-1]
+
+    def _session(self, question: Question | None, now: float) -> tuple[int, str]:
+        """The chat's id and name, its row made with the first turn."""
+        if self.id is not None:
+            return self.id, self.name
+        wanted = self.name or rows.name_from(question.shown if question else "")
+        name = rows.free_name(self._connection, wanted)  # somebody may have taken it meanwhile
+        return rows.add_session(self._connection, name, self.system, self.branch, now), name
+
+    def _move(self, head: int | None, entries: list[Entry]) -> None:
+        if self.id is not None:
+            with self._writing():
+                rows.set_head(self._connection, self.id, self.branch, head)
+        self._entries = entries
+
+    def _go_to(self, branch: str, head: int | None) -> None:
+        assert self.id is not None
+        with self._writing():
+            rows.set_head(self._connection, self.id, branch, head)
+            self._connection.execute("UPDATE sessions SET branch = ? WHERE id = ?", (branch, self.id))
+        self.reload()
+
+    def _next_name(self) -> str:
+        names = {branch.name for branch in self.branches()}
+        number = 2
+        while f"{rows.MAIN}-{number}" in names:
+            number += 1
+        return f"{rows.MAIN}-{number}"
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        if self.open_elsewhere:
+            raise UsageError(f"{self.name} is open in another llmrun", hint="leave that chat first, or open a copy")
+        with writing(self._connection, self._path):
+            yield

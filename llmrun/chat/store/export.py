@@ -1,0 +1,204 @@
+"""Saved chats as text that other programs and people read: Markdown, JSON, JSONL, OpenAI's fine-tuning lines.
+
+Owns these formats, and the way back from the JSON one; must not know the database or where the text goes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from datetime import datetime, timezone
+from typing import Any, Literal, get_args
+
+from llmrun.chat.store.rows import checked_name
+from llmrun.chat.store.turns import Answer, Entry, Question, Tree, answer_of, plain_facts
+from llmrun.errors import LlmrunError, UsageError
+
+Format = Literal["markdown", "json", "jsonl", "openai"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+_BY_SUFFIX: dict[str, Format] = {".md": "markdown", ".markdown": "markdown", ".json": "json", ".jsonl": "jsonl"}
+
+_KIND, _VERSION = "llmrun-chat", 1
+_TICKS = re.compile(r"^ {0,3}(`{3,}|~{3,})", re.MULTILINE)
+
+
+def format_for(name: str) -> Format | None:
+    """The format that a file's name asks for by its suffix."""
+    return next((form for suffix, form in _BY_SUFFIX.items() if name.lower().endswith(suffix)), None)
+
+
+def export(tree: Tree, form: Format, branch: str = "") -> str:
+    """A chat in a format, ending in a newline.
+
+    Args:
+        tree: the chat.
+        form: "json" has every branch and can be read back; "markdown" is for people; "jsonl" has one message a
+            line with all that made it, each an OpenAI message with more in it; "openai" is one line, its messages.
+        branch: for all but "json": which conversation, the current one by default.
+
+    Raises:
+        UsageError: there is no such branch.
+    """
+    if form == "json":
+        return json.dumps(_document(tree), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    if branch and branch not in tree.branches:
+        raise UsageError(f"{tree.name} has no branch called {branch}", why=f"it has {', '.join(sorted(tree.branches))}")
+    path = tree.path(branch)
+    if form == "markdown":
+        return _markdown(tree, path)
+    if form == "jsonl":
+        return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(tree, path))
+    messages = [{"role": line["role"], "content": line["content"]} for line in _lines(tree, path)]
+    return json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
+
+
+def read_json(text: str) -> Tree:
+    """The chat in a JSON export.
+
+    Raises:
+        UsageError: it is none, or of a newer llmrun, or damaged.
+    """
+    try:
+        document = json.loads(text)
+        if not isinstance(document, dict) or document.get("format") != _KIND:
+            raise UsageError("this is no exported chat", hint="llmrun sessions export NAME --format json makes one")
+        if document["version"] > _VERSION:
+            raise UsageError("this chat was exported by a newer llmrun", hint="pip install --upgrade llmrun")
+        return _tree(document)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+        raise UsageError("this exported chat can't be read", why=f"{type(error).__name__}: {error}") from None
+    except LlmrunError as error:
+        if isinstance(error, UsageError) and error.hint:
+            raise
+        raise UsageError("this exported chat can't be read", why=str(error)) from None
+
+
+def iso_time(seconds: float) -> str:
+    """Seconds since 1970 as ISO 8601, in UTC."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
+
+
+# ---- JSON ------------------------------------------------------------------------------------------
+
+
+def _document(tree: Tree) -> dict[str, Any]:
+    return {
+        "format": _KIND,
+        "version": _VERSION,
+        "name": tree.name,
+        "system": tree.system,
+        "created": tree.created,
+        "updated": tree.updated,
+        "branch": tree.branch,
+        "branches": dict(tree.branches),
+        "messages": [_message(entry) for entry in tree.entries],
+    }
+
+
+def _message(entry: Entry) -> dict[str, Any]:
+    plain: dict[str, Any] = {"id": entry.id, "parent": entry.parent, "created": entry.created, "role": entry.role}
+    plain["content"] = entry.part.content
+    if isinstance(entry.part, Question):
+        return {**plain, **({"typed": entry.part.typed} if entry.part.typed else {})}
+    return {
+        **plain,
+        **({"reasoning": entry.part.reasoning} if entry.part.reasoning else {}),
+        **plain_facts(entry.part),
+    }
+
+
+def _tree(document: dict[str, Any]) -> Tree:
+    entries: dict[int, Entry] = {}
+    for item in document["messages"]:
+        entry = Entry(_whole(item["id"]), item["parent"], _time(item["created"]), _part(item))
+        above = entries[entry.parent] if entry.parent is not None else None
+        if entry.id in entries or (above.role if above else "assistant") == entry.role:
+            raise ValueError(f"message {entry.id} comes twice, or at a place where it can't be")
+        entries[entry.id] = entry
+    branches = {checked_name(name): head for name, head in document["branches"].items()}
+    if document["branch"] not in branches or any(
+        head is not None and head not in entries for head in branches.values()
+    ):
+        raise ValueError("a branch leads nowhere")
+    return Tree(
+        checked_name(document["name"]),
+        _string(document["system"]),
+        _time(document["created"]),
+        _time(document["updated"]),
+        _string(document["branch"]),
+        branches,
+        tuple(entries.values()),
+    )
+
+
+def _part(item: dict[str, Any]) -> Question | Answer:
+    content = _string(item["content"])
+    if item["role"] == "user":
+        return Question(content, _string(item.get("typed", "")))
+    if item["role"] != "assistant":
+        raise ValueError(f"there is no role {item['role']!r}")
+    return answer_of(content, _string(item.get("reasoning", "")), item)
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise TypeError(f"{value!r} is no id")
+    return value
+
+
+def _time(value: Any) -> float:
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise TypeError(f"{value!r} is no time")
+    iso_time(value)  # or it can't be shown
+    return float(value)
+
+
+# ---- lines and Markdown ----------------------------------------------------------------------------
+
+
+def _lines(tree: Tree, path: tuple[Entry, ...]) -> list[dict[str, Any]]:
+    system: list[dict[str, Any]] = [{"role": "system", "content": tree.system}] if tree.system else []
+    for entry in path:
+        plain = _message(entry)
+        system.append({"role": plain.pop("role"), "content": plain.pop("content"), **plain})
+    return system
+
+
+def _markdown(tree: Tree, path: tuple[Entry, ...]) -> str:
+    parts = [f"# {tree.name}", f"*{iso_time(tree.created)}*"]
+    if tree.system:
+        parts += ["## System prompt", _closed(tree.system)]
+    for entry in path:
+        if isinstance(entry.part, Question):
+            parts += ["## You", _closed(entry.part.content)]
+            continue
+        if entry.part.reasoning:
+            quoted = "\n".join(f"> {line}".rstrip() for line in entry.part.reasoning.strip().splitlines())
+            parts += ["## Thoughts", quoted]
+        model = entry.part.model.name
+        parts += [f"## {model or 'Answer'}", _closed(entry.part.content)]
+        parts += [f"*{_ending(entry.part)}*"] if entry.part.finish != "stop" else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _ending(answer: Answer) -> str:
+    words = {"length": "cut off: no more tokens were allowed", "cancelled": "stopped"}
+    return words.get(answer.finish, answer.finish)
+
+
+def _closed(text: str) -> str:
+    """Text whose code block is closed, so that what follows is not code; an answer may have been cut in one."""
+    fence = ""
+    for mark in _TICKS.findall(text):
+        if not fence:
+            fence = mark
+        elif mark[0] == fence[0] and len(mark) >= len(fence):
+            fence = ""
+    return f"{text.strip()}\n{fence}" if fence else text.strip()

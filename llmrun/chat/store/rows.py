@@ -1,0 +1,190 @@
+"""Rows of the saved chats' tables <-> the values of turns.py.
+
+Owns the SQL that reads and writes single turns and whole trees; must not know transactions, locks or files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any
+
+from llmrun.chat.store.turns import Answer, Entry, ModelUsed, Question, Tree, answer_of, plain_facts
+from llmrun.errors import UsageError
+
+if TYPE_CHECKING:
+    import sqlite3
+
+MAIN = "main"
+"""The branch that every chat begins with."""
+
+_LONGEST_NAME = 80
+_SLUG_LENGTH = 40
+_NOT_IN_SLUG = re.compile(r"[\W_]+")
+_ENTRY = (
+    "SELECT m.id, m.parent, m.created, m.role, m.content, m.typed, a.reasoning, a.model, a.facts "
+    "FROM messages m LEFT JOIN answers a ON a.message = m.id "
+)
+_PATH = (
+    "WITH RECURSIVE path(id, parent) AS (SELECT id, parent FROM messages WHERE id = ? "
+    "UNION ALL SELECT m.id, m.parent FROM messages m JOIN path p ON m.id = p.parent) "
+)
+
+
+def checked_name(name: str) -> str:
+    """A name for a chat or a branch, without spaces around it.
+
+    Raises:
+        UsageError: it is empty, too long, a number, begins with "-", or holds what can't be printed.
+    """
+    name = name.strip()
+    # A number is an id, and "#7" is how ends without a name are called.
+    if not name or len(name) > _LONGEST_NAME or not name.isprintable() or name.isdecimal() or name[0] in "-#":
+        raise UsageError(
+            f"{name!r} can't be a name",
+            why=f"a name has 1 to {_LONGEST_NAME} printable characters, is no number, and begins with neither - nor #",
+        )
+    return name
+
+
+def name_from(text: str) -> str:
+    """A name made of a first question: its first words, in lower case, with hyphens between them."""
+    words = _NOT_IN_SLUG.sub(" ", text[:400].lower()).split()
+    name = ""
+    for word in words:
+        if name and len(name) + 1 + len(word) > _SLUG_LENGTH:
+            break
+        name = f"{name}-{word}" if name else word[:_SLUG_LENGTH]
+    return name if name.isprintable() and name and not name.isdecimal() else f"chat-{name}".rstrip("-")
+
+
+def free_name(connection: sqlite3.Connection, wanted: str) -> str:
+    """The name, or with a number behind it if another chat has it."""
+    name, number = wanted, 1
+    while connection.execute("SELECT 1 FROM sessions WHERE name = ?", (name,)).fetchone():
+        number += 1
+        name = f"{wanted[: _LONGEST_NAME - 8]}-{number}"
+    return name
+
+
+def add_session(connection: sqlite3.Connection, name: str, system: str, branch: str, now: float) -> int:
+    """A new chat without turns; gives its id."""
+    row = connection.execute(
+        "INSERT INTO sessions(name, system, branch, created, updated) VALUES(?, ?, ?, ?, ?)",
+        (_text(name), _text(system), _text(branch), now, now),
+    )
+    assert row.lastrowid is not None
+    set_head(connection, row.lastrowid, branch, None)
+    return row.lastrowid
+
+
+def add_entry(
+    connection: sqlite3.Connection, session: int, parent: int | None, part: Question | Answer, now: float
+) -> Entry:
+    """A new question or answer below a parent."""
+    question = isinstance(part, Question)
+    turn = connection.execute("SELECT turn FROM messages WHERE id = ?", (parent,)).fetchone()
+    row = connection.execute(
+        "INSERT INTO messages(session, parent, turn, role, content, typed, created) VALUES(?, ?, ?, ?, ?, ?, ?)",
+        (
+            session,
+            parent,
+            (turn[0] if turn else 0) + (1 if question else 0),
+            "user" if question else "assistant",
+            _text(part.content),
+            _text(part.typed) if isinstance(part, Question) else "",
+            now,
+        ),
+    )
+    assert row.lastrowid is not None
+    if isinstance(part, Answer):
+        facts = plain_facts(part)
+        del facts["model"]
+        connection.execute(
+            "INSERT INTO answers(message, reasoning, model, facts) VALUES(?, ?, ?, ?)",
+            (row.lastrowid, _text(part.reasoning), _model(connection, part.model), json.dumps(facts)),
+        )
+    return Entry(row.lastrowid, parent, now, part)
+
+
+def set_head(connection: sqlite3.Connection, session: int, branch: str, head: int | None) -> None:
+    """A branch ends here from now on; it is made if there is none of that name."""
+    connection.execute(
+        "INSERT INTO branches(session, name, head) VALUES(?, ?, ?) "
+        "ON CONFLICT(session, name) DO UPDATE SET head = excluded.head",
+        (session, _text(branch), head),
+    )
+
+
+def path(connection: sqlite3.Connection, head: int | None) -> list[Entry]:
+    """The conversation that ends with an entry, from its first question on."""
+    if head is None:
+        return []
+    # A child always has the higher id.
+    return _entries(connection, _PATH + _ENTRY + "WHERE m.id IN (SELECT id FROM path) ORDER BY m.id", head)  # noqa: S608 - no input
+
+
+def tree(connection: sqlite3.Connection, session: int) -> Tree:
+    """A whole chat."""
+    name, system, created, updated, branch = connection.execute(
+        "SELECT name, system, created, updated, branch FROM sessions WHERE id = ?", (session,)
+    ).fetchone()
+    branches = connection.execute("SELECT name, head FROM branches WHERE session = ?", (session,)).fetchall()
+    entries = _entries(connection, f"{_ENTRY}WHERE m.session = ? ORDER BY m.id", session)
+    return Tree(name, system, created, updated, branch, dict(branches), tuple(entries))
+
+
+def add_tree(connection: sqlite3.Connection, tree: Tree, name: str) -> int:
+    """A chat with everything in it, under new ids; gives the chat's."""
+    session = add_session(connection, free_name(connection, name), tree.system, tree.branch, tree.created)
+    ids: dict[int, int] = {}
+    for entry in tree.entries:
+        part = entry.part
+        if isinstance(part, Answer):
+            part = _with_departures(part, ids)
+        parent = None if entry.parent is None else ids[entry.parent]
+        ids[entry.id] = add_entry(connection, session, parent, part, entry.created).id
+    for branch, head in tree.branches.items():
+        set_head(connection, session, branch, None if head is None else ids[head])
+    connection.execute("UPDATE sessions SET updated = ? WHERE id = ?", (tree.updated, session))
+    return session
+
+
+def _with_departures(answer: Answer, ids: dict[int, int]) -> Answer:
+    """The answer, what left before it named by new ids."""
+    from dataclasses import replace
+
+    departures = (replace(one, turns=tuple(ids.get(turn, turn) for turn in one.turns)) for one in answer.departures)
+    return replace(answer, departures=tuple(departures))
+
+
+def _entries(connection: sqlite3.Connection, query: str, key: int) -> list[Entry]:
+    models = _models(connection)
+    return [_entry(row, models) for row in connection.execute(query, (key,))]
+
+
+def _entry(row: Any, models: dict[int, ModelUsed]) -> Entry:
+    number, parent, created, role, content, typed, reasoning, model, facts = row
+    if role == "user":
+        return Entry(number, parent, created, Question(content, typed))
+    answer = answer_of(content, reasoning or "", json.loads(facts or "{}"), models.get(model))
+    return Entry(number, parent, created, answer)
+
+
+def _models(connection: sqlite3.Connection) -> dict[int, ModelUsed]:
+    rows = connection.execute("SELECT id, name, sha256, path, size, modified FROM models")
+    return {row[0]: ModelUsed(*row[1:]) for row in rows}
+
+
+def _model(connection: sqlite3.Connection, model: ModelUsed) -> int:
+    """The id of a model's row, which is made if there is none."""
+    values = tuple(_text(value) if isinstance(value, str) else value for value in astuple(model))
+    connection.execute("INSERT OR IGNORE INTO models(name, sha256, path, size, modified) VALUES(?, ?, ?, ?, ?)", values)
+    where = "name = ? AND sha256 = ? AND path = ? AND size = ? AND modified = ?"
+    return int(connection.execute(f"SELECT id FROM models WHERE {where}", values).fetchone()[0])  # noqa: S608 - no input
+
+
+def _text(text: str) -> str:
+    """Text that SQLite can store: a lone surrogate, which a terminal in no UTF-8 locale may give, is no character."""
+    return text.encode("utf-8", "replace").decode() if not text.isascii() else text

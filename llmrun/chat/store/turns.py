@@ -1,0 +1,258 @@
+"""What a saved chat is made of: questions, answers with everything that made them, and the tree they form.
+
+Owns these values, their plain JSON form, and which of them a model still sees; must not know databases or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from llmrun.chat.truncation import summary_turn
+from llmrun.protocol.messages import Message, Stats
+from llmrun.protocol.params import Limits, SamplingParams
+
+_NO_STATS = Stats()
+
+SUMMARY = 0
+"""In place of a question's id: the summary of what left before."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUsed:
+    """Which model answered.
+
+    Attributes:
+        name: as `llmrun list` shows it.
+        sha256: of its file; "" where nobody knows it, then the three below tell it from another.
+        path: of its file.
+        size: in bytes.
+        modified: seconds since 1970.
+    """
+
+    name: str
+    sha256: str = ""
+    path: str = ""
+    size: int = 0
+    modified: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """What left the context window before an answer. The saved chat keeps it; the model does not see it any more.
+
+    Attributes:
+        policy: by which it was chosen, see llmrun.chat.truncation.
+        turns: ids of the questions whose turns left; SUMMARY for the summary that stood there.
+        tokens: of these turns.
+        summary: what stands in their place from then on; "" for nothing.
+    """
+
+    policy: str
+    turns: tuple[int, ...]
+    tokens: int
+    summary: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A message of the person's.
+
+    Attributes:
+        content: as the model gets it.
+        typed: as it was typed, where content holds more than that, such as files.
+    """
+
+    content: str
+    typed: str = ""
+
+    @property
+    def shown(self) -> str:
+        """What a person wants to see of it."""
+        return self.typed or self.content
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A finished answer and all that made it.
+
+    Attributes:
+        content: without the reasoning.
+        reasoning: what the model thought before, if it is of that kind.
+        finish: why it ended, see messages.Finished.
+        model: that answered.
+        sampling: every value as it was asked for.
+        limits: when it had to end.
+        stats: what it cost; the seed that was used is there.
+        departures: what left the context window before it.
+    """
+
+    content: str
+    reasoning: str = ""
+    finish: str = "stop"
+    model: ModelUsed = ModelUsed("")
+    sampling: SamplingParams = SamplingParams()
+    limits: Limits = Limits()
+    stats: Stats = _NO_STATS
+    departures: tuple[Departure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A question or an answer at its place in the tree.
+
+    Attributes:
+        id: unique among all saved chats, never used again.
+        parent: id of the one before; None for a first question. Several with one parent are alternatives.
+        created: seconds since 1970.
+        part: what was said.
+    """
+
+    id: int
+    parent: int | None
+    created: float
+    part: Question | Answer
+
+    @property
+    def role(self) -> str:
+        """As in messages.Message."""
+        return "user" if isinstance(self.part, Question) else "assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A whole saved chat, with every branch.
+
+    Attributes:
+        name: of the chat.
+        system: prompt; "" for none.
+        created, updated: seconds since 1970.
+        branch: the current one's name.
+        branches: name -> id of the entry it ends with; None before the first turn.
+        entries: parents before their children.
+    """
+
+    name: str
+    system: str
+    created: float
+    updated: float
+    branch: str
+    branches: Mapping[str, int | None]
+    entries: tuple[Entry, ...]
+
+    def path(self, branch: str = "") -> tuple[Entry, ...]:
+        """The conversation of a branch, the current one by default, from its first question on."""
+        return path_to(self.branches[branch or self.branch], {entry.id: entry for entry in self.entries})
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTurn:
+    """A turn that the model still sees.
+
+    Attributes:
+        question: id of its question; SUMMARY for a summary.
+        number: of the turn in the whole conversation, from 1 on; 0 for a summary.
+        messages: as they are sent.
+    """
+
+    question: int
+    number: int
+    messages: tuple[Message, ...]
+
+
+def path_to(end: int | None, entries: Mapping[int, Entry]) -> tuple[Entry, ...]:
+    """The entries from the first question to one of them."""
+    path: list[Entry] = []
+    while end is not None:
+        path.append(entries[end])
+        end = entries[end].parent
+    return tuple(reversed(path))
+
+
+def in_window(path: Sequence[Entry]) -> list[WindowTurn]:
+    """The turns of a conversation that the model still sees: all but those that left, a summary in their place."""
+    gone: set[int] = set()
+    summary = ""
+    for entry in path:
+        for departure in entry.part.departures if isinstance(entry.part, Answer) else ():
+            gone.update(departure.turns)
+            if departure.summary or SUMMARY in departure.turns:
+                summary = departure.summary
+    turns: list[WindowTurn] = []
+    number, leaving = 0, False
+    for entry in path:
+        if isinstance(entry.part, Question):
+            number += 1
+            leaving = entry.id in gone
+            if leaving and summary:
+                turns.append(WindowTurn(SUMMARY, 0, summary_turn(summary)))
+                summary = ""
+        message = Message(entry.role, entry.part.content)
+        if not leaving and isinstance(entry.part, Question):
+            turns.append(WindowTurn(entry.id, number, (message,)))
+        elif not leaving and turns:
+            last = turns[-1]
+            turns[-1] = WindowTurn(last.question, last.number, (*last.messages, message))
+    return turns
+
+
+# ---- plain JSON data -------------------------------------------------------------------------------
+
+
+def plain_facts(answer: Answer) -> dict[str, Any]:
+    """What made an answer, as plain JSON data; its content and reasoning are left out."""
+    plain = {name: value for name, value in asdict(answer).items() if name not in {"content", "reasoning"}}
+    # JSON knows no infinity.
+    biases = answer.sampling.logit_bias
+    plain["sampling"]["logit_bias"] = [[token, "-inf" if bias == -float("inf") else bias] for token, bias in biases]
+    return plain
+
+
+def answer_of(content: str, reasoning: str, facts: Mapping[str, Any], model: ModelUsed | None = None) -> Answer:
+    """The answer again. Facts that this version does not know are left out, missing ones are the defaults.
+
+    Args:
+        content, reasoning: of the answer.
+        facts: as plain_facts() gives them.
+        model: in place of the one in facts.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError, UsageError: they are none of ours.
+    """
+    sampling = dict(facts.get("sampling", {}))
+    sampling["logit_bias"] = tuple((int(token), float(bias)) for token, bias in sampling.get("logit_bias", ()))
+    return Answer(
+        content,
+        reasoning,
+        str(facts.get("finish", "stop")),
+        model or _filled(ModelUsed, {"name": "", **facts.get("model", {})}),
+        _filled(SamplingParams, sampling),
+        _filled(Limits, facts.get("limits", {})),
+        _filled(Stats, facts.get("stats", {})),
+        tuple(_filled(Departure, departure) for departure in facts.get("departures", ())),
+    )
+
+
+def _filled(kind: type[Any], values: Mapping[str, Any]) -> Any:
+    given: dict[str, Any] = {}
+    for field in fields(kind):
+        if field.name in values:
+            value = values[field.name]
+            given[field.name] = _like(field.default, tuple(value) if isinstance(value, list) else value)
+    return kind(**given)
+
+
+def _like(default: Any, value: Any) -> Any:
+    """A value that came from a file, in the type of a field's default.
+
+    Raises:
+        TypeError: it has another one.
+    """
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    optional = default is None and (value is None or isinstance(value, int))
+    required = isinstance(default, (bool, int, float, str, tuple))
+    if not optional and required and not isinstance(value, type(default)):
+        raise TypeError(f"{value!r} is of another type than {default!r}")
+    return value

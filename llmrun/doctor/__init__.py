@@ -1,0 +1,1 @@
+"""What is wrong with this installation, and a trial answer that shows it."""

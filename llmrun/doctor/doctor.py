@@ -1,0 +1,352 @@
+"""What `llmrun doctor` finds out: is everything here that a model needs, and what will be used of it.
+
+Owns the examination and its words; must not print, nor touch llama.cpp, which is asked in a process of its own.
+Everything is looked at afresh, nothing is changed; the trial of a model is in trial.py.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any, Literal
+
+from llmrun.config import Settings
+from llmrun.doctor.trial import Trial
+from llmrun.errors import LlmrunError
+from llmrun.models.registry import load_catalogue
+from llmrun.planning.hardware import Hardware, probe
+from llmrun.planning.hardware_details import Details, probe_details
+from llmrun.planning.inquiry import ask
+from llmrun.planning.plan import readable_size
+
+Status = Literal["ok", "warning", "problem"]
+
+_LITTLE_MEMORY = 1 << 30  # below that hardly more than the default model fits
+_LITTLE_DISK = 2 << 30
+_HUB_SECONDS = 4.0
+_BUILD_SECONDS = 10.0
+_SLOW = 0.6  # of the predicted speed: below that something else is using the machine, or slows it down
+_LIBRARY_NAMES = ("libllama.so", "libllama.dylib", "llama.dll")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        topic: what, in a word or two.
+        status: "ok", "warning" (works, but worse than it could) or "problem" (something will fail).
+        text: what was found.
+        fix: what to do about it; "" when there is nothing to do.
+        exit_status: of a problem that is an error of ours, else 1; 0 when it is none.
+    """
+
+    topic: str
+    status: Status
+    text: str
+    fix: str = ""
+    exit_status: int = 0
+
+    def __post_init__(self) -> None:
+        if self.status == "problem" and not self.exit_status:
+            object.__setattr__(self, "exit_status", 1)
+
+    @classmethod
+    def of(cls, topic: str, error: LlmrunError) -> Finding:
+        """The problem that an error is."""
+        return cls(topic, "problem", str(error), error.hint, error.exit_status)
+
+
+def examine(
+    settings: Settings,
+    *,
+    hardware: Hardware | None = None,
+    details: Details | None = None,
+    installed: int | None = None,
+    trial: Trial | LlmrunError | None = None,
+) -> list[Finding]:
+    """Look at everything, in the order in which a person wants to read it; never takes longer than some seconds.
+
+    Args:
+        settings: which directories to look at, and which hub.
+        hardware, details: the machine; None looks.
+        installed: how many models are on this disk, if that was counted.
+        trial: how a model answered, or why it didn't; None if none was tried.
+    """
+    machine = hardware or probe()
+    more = details or probe_details()
+    hub = _HubCheck(settings)
+    return [
+        *_versions(),
+        _llama_library(),
+        _native_sampler(),
+        *_build(machine, more),
+        _processor(machine),
+        _threads(machine),
+        *_clock(more),
+        _memory(machine),
+        _directory("hub cache", settings.hub_cache),
+        _directory("state", settings.state_dir),
+        *_models(installed),
+        hub.finding(),
+        *_trial(trial),
+        *_tuning(machine, settings),
+    ]
+
+
+# ---- software --------------------------------------------------------------------------------------
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("Python", "ok", f"{platform.python_version()} ({platform.platform(terse=True)})")
+    yield _version("llmrun", "warning", "pip install -e .")  # a checkout runs without being installed
+    yield _version("llama-cpp-python", "problem", "pip install llama-cpp-python")
+
+
+def _version(package: str, missing: Status, fix: str) -> Finding:
+    try:
+        return Finding(package, "ok", metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return Finding(package, missing, "not installed", fix)
+
+
+def _llama_library() -> Finding:
+    topic = "llama.cpp library"
+    spec = util.find_spec("llama_cpp")  # finds the package without running it
+    for folder in spec.submodule_search_locations or () if spec else ():
+        for name in _LIBRARY_NAMES:
+            library = Path(folder, "lib", name)
+            if library.is_file():
+                return Finding(topic, "ok", str(library))
+    fix = "pip install --force-reinstall llama-cpp-python"
+    return Finding(topic, "problem", "not found, so no model can be loaded", fix)
+
+
+def _native_sampler() -> Finding:
+    topic = "native sampler"
+    try:
+        from llmrun import _native
+    except ImportError as error:
+        return Finding(topic, "problem", f"can't be loaded: {error}", "install llmrun again")
+    return Finding(topic, "ok", str(_native.__file__))
+
+
+# What ggml calls a feature of the processor -> how it is asked for when ggml is built.
+_FEATURES = {
+    "avx": "AVX", "avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "avx_vnni": "AVX_VNNI", "avx512f": "AVX512",
+    "avx512vbmi": "AVX512_VBMI", "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16", "amx_int8": "AMX_INT8",
+    "asimddp": "DOTPROD", "i8mm": "MATMUL_INT8", "sve": "SVE", "sme": "SME",
+}  # fmt: skip
+_REBUILD = "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python=="
+_GPU_FLAGS = {"NVIDIA": "-DGGML_CUDA=on", "AMD": "-DGGML_HIP=on"}
+
+
+def _build(machine: Hardware, details: Details) -> Iterator[Finding]:
+    """What llama.cpp was built with, against what the machine has."""
+    try:
+        build = ask("build", seconds=_BUILD_SECONDS)
+        features = set(build["features"].get("CPU", []))
+    except LlmrunError as error:
+        yield Finding.of("build", error)
+        return
+    except (KeyError, TypeError, AttributeError):
+        yield Finding("build", "warning", "llama.cpp does not say what it was built with")
+        return
+    yield _processor_build(machine, features)
+    yield from _gpus(build, details)
+
+
+def _processor_build(machine: Hardware, features: set[str]) -> Finding:
+    has = {_FEATURES[flag] for flag in machine.cpu_flags if flag in _FEATURES}
+    known = features & set(_FEATURES.values())
+    text = f"for {', '.join(sorted(known)) or 'any processor'}"
+    rebuild = f'CMAKE_ARGS="-DGGML_NATIVE=on" {_REBUILD}{_installed_version("llama-cpp-python")}'
+    if has and known - has:
+        missing = ", ".join(sorted(known - has))
+        return Finding("build", "problem", f"{text}, but this processor has no {missing}: it will crash", rebuild)
+    if has - features:
+        unused = ", ".join(sorted(has - features))
+        return Finding("build", "warning", f"{text}; {unused}, which this processor has, stays unused", rebuild)
+    return Finding("build", "ok", text)
+
+
+def _gpus(build: Mapping[str, Any], details: Details) -> Iterator[Finding]:
+    for gpu in build["gpus"]:
+        total, free = readable_size(gpu["memory_total"]), readable_size(gpu["memory_free"])
+        yield Finding("GPU", "ok", f"{gpu['description']} ({gpu['name']}), {free} of {total} free")
+    if build["gpus"]:
+        return
+    version = _installed_version("llama-cpp-python")
+    for maker in sorted(set(details.graphics)):
+        flag = _GPU_FLAGS.get(maker)
+        if build["offload"]:
+            text = f"{maker}'s card is not used: llama.cpp can use GPUs, but sees none"
+            yield Finding("GPU", "warning", text, "install or load the card's driver; in a container, pass the card in")
+        elif flag:
+            text = f"{maker}'s card is not used: llama.cpp was built without support for it"
+            yield Finding("GPU", "warning", text, f'CMAKE_ARGS="{flag}" {_REBUILD}{version}')
+        else:
+            yield Finding("GPU", "ok", f"{maker}'s graphics are not used; they share the processor's memory")
+
+
+def _installed_version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+# ---- machine ---------------------------------------------------------------------------------------
+
+
+def _processor(machine: Hardware) -> Finding:
+    text = f"{machine.cpu_name} ({', '.join(machine.cpu_flags) or 'features unknown'})"
+    if "avx" in machine.cpu_flags and "avx2" not in machine.cpu_flags:
+        return Finding("processor", "warning", f"{text}: without AVX2 answers come slowly")
+    return Finding("processor", "ok", text)
+
+
+def _threads(machine: Hardware) -> Finding:
+    text = (
+        f"{machine.usable_cores} used: {machine.physical_cores} cores, "
+        f"{machine.logical_cores} hardware threads for this process"
+    )
+    if machine.cpu_quota is None or machine.cpu_quota >= machine.physical_cores:
+        return Finding("threads", "ok", text)
+    text += f", of which the container may use {machine.cpu_quota:g} at a time"
+    return Finding("threads", "warning", text, "give the container more processor time")
+
+
+def _clock(details: Details) -> Iterator[Finding]:
+    """What may keep the processor from its full speed."""
+    if details.on_battery:
+        yield Finding("power", "warning", "on battery, where processors are slower", "plug the charger in")
+    if details.governor == "powersave" and details.on_battery is None:
+        # On a laptop's hybrid drivers it is the ordinary governor; on a server it means the lowest clock.
+        fix = "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
+        yield Finding("power", "warning", "the clock's governor is powersave", fix)
+    if details.throttled:
+        text = f"the processor was slowed down by heat {details.throttled:,} times since the start"
+        yield Finding("heat", "warning", text, "clean the fans, or give it air")
+    if details.numa_nodes > 1:
+        text = f"{details.numa_nodes} nodes: a model is faster within one"
+        yield Finding("NUMA", "warning", text, "numactl --cpunodebind=0 --membind=0 llmrun ...")
+
+
+def _memory(machine: Hardware) -> Finding:
+    if not machine.memory_total:
+        return Finding("memory", "warning", "unknown, so a model that is too large is not refused")
+    total, free = readable_size(machine.memory_total), readable_size(machine.memory_available)
+    if machine.memory_available < _LITTLE_MEMORY:
+        return Finding("memory", "warning", f"only {free} of {total} free", "close other programs")
+    return Finding("memory", "ok", f"{free} of {total} free")
+
+
+# ---- disk ------------------------------------------------------------------------------------------
+
+
+def _directory(topic: str, path: Path) -> Finding:
+    existing = next((place for place in (path, *path.parents) if _exists(place)), path)
+    if not existing.is_dir():
+        return Finding(topic, "problem", f"{existing} is no directory", f"move {existing} away")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return Finding(topic, "problem", f"{existing} can't be written to", f"change the owner of {existing}")
+    free = shutil.disk_usage(existing).free
+    text = f"{path} ({'' if existing == path else 'not there yet, '}{readable_size(free)} free)"
+    if free < _LITTLE_DISK:
+        return Finding(topic, "warning", text, "remove models that are not needed; `llmrun list` shows them")
+    return Finding(topic, "ok", text)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except PermissionError:  # then the first parent that can be seen tells why
+        return False
+
+
+def _models(installed: int | None) -> Iterator[Finding]:
+    try:
+        catalogue = load_catalogue()
+    except LlmrunError as error:
+        yield Finding("catalogue", "problem", str(error), error.hint)
+    else:
+        count = len(catalogue.entries)
+        yield Finding("catalogue", "ok", f"{count} models by short name, {catalogue.default} by default")
+    if installed == 0:
+        yield Finding("models", "ok", "none on this disk yet", "`llmrun run` fetches one")
+    elif installed is not None:
+        yield Finding("models", "ok", f"{installed} on this disk")
+
+
+# ---- network ---------------------------------------------------------------------------------------
+
+
+class _HubCheck:
+    """Asks the hub for something small, beside everything else that is looked at."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._answer: list[Finding] = []
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        if not settings.offline:
+            self._thread.start()
+
+    def finding(self) -> Finding:
+        """What came of it; waits a few seconds at most."""
+        if self._settings.offline:
+            return Finding("hub", "ok", "not used: HF_HUB_OFFLINE is set")
+        self._thread.join(_HUB_SECONDS)
+        text = f"{self._settings.endpoint} does not answer within {_HUB_SECONDS:.0f} seconds"
+        return self._answer[0] if self._answer else self._unreachable(text)
+
+    def _ask(self) -> None:
+        import httpx2
+
+        endpoint = self._settings.endpoint
+        try:
+            status = httpx2.get(f"{endpoint}/api/models?limit=1", timeout=_HUB_SECONDS).status_code
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError) as error:
+            self._answer.append(self._unreachable(f"can't reach {endpoint}: {error or type(error).__name__}"))
+            return
+        if status >= 400:
+            self._answer.append(self._unreachable(f"{endpoint} answers {status}"))
+        else:
+            self._answer.append(Finding("hub", "ok", f"{endpoint} answers"))
+
+    def _unreachable(self, text: str) -> Finding:
+        fix = "check the network, HTTPS_PROXY and HF_ENDPOINT; models on this disk work without"
+        return Finding("hub", "warning", text, fix)
+
+
+# ---- trial -----------------------------------------------------------------------------------------
+
+
+def _trial(trial: Trial | LlmrunError | None) -> Iterator[Finding]:
+    if trial is None:
+        return
+    if isinstance(trial, LlmrunError):
+        yield Finding.of("answer", trial)
+        return
+    devices = ", ".join(trial.devices) or "no device named"
+    text = f"{trial.name} ({trial.description}) loaded in {trial.load_seconds:.1f} s on {devices}"
+    if trial.decode_rate:
+        text += f", {trial.tokens} tokens at {trial.decode_rate:,.1f} t/s"
+    if trial.predicted_rate and trial.decode_rate < _SLOW * trial.predicted_rate:
+        text += f"; {trial.predicted_rate:,.1f} t/s are to be expected"
+        yield Finding("answer", "warning", text, "look for other programs that use the processor (top)")
+    else:
+        yield Finding("answer", "ok", text)
+
+
+def _tuning(hardware: Hardware, settings: Settings) -> Iterator[Finding]:
+    from llmrun.planning.tuned import summaries
+
+    for summary in summaries(hardware, settings.state_dir):
+        yield Finding("tuned", "ok", summary)

@@ -1,0 +1,116 @@
+"""A short real answer, to see that a model loads and how fast it answers.
+
+Owns which model, for how long, and that it ends; must not know what is made of it (doctor.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from llmrun.config import Settings
+from llmrun.model import Model, locate, prepare
+from llmrun.models.registry import ModelSpec, load_catalogue
+from llmrun.models.store.store import Store
+from llmrun.planning.hardware import probe
+from llmrun.planning.memory import repacked_types
+from llmrun.planning.plan import Wishes
+from llmrun.planning.predict import predict, work_of
+from llmrun.planning.speed import remembered
+from llmrun.protocol.messages import Finished, Message, Stats, TextDelta
+from llmrun.protocol.params import SamplingParams
+from llmrun.runner import runner
+
+ANSWER_SECONDS = 5.0
+"""For the answer; loading comes on top."""
+_LOAD_SECONDS = 30.0
+_CONTEXT = 512
+_PROMPT = "Write the numbers from 1 to 1000 in words, one a line."
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How a model answered.
+
+    Attributes:
+        name: of the model, as it is typed.
+        description: llama.cpp's.
+        devices: that ggml can compute on.
+        load_seconds: for weights and context.
+        tokens: that were generated.
+        decode_rate: tokens/s.
+        predicted_rate: what this machine's measured speed promises, tokens/s; 0 when it was never measured.
+    """
+
+    name: str
+    description: str
+    devices: tuple[str, ...]
+    load_seconds: float
+    tokens: int
+    decode_rate: float
+    predicted_rate: float = 0.0
+
+
+def try_model(settings: Settings) -> Trial | None:
+    """Let the default model answer, else the smallest there is; None when there is no model on this disk.
+
+    Raises:
+        LlmrunError: it can't be loaded, or the engine died or hung.
+    """
+    spec = _choose(settings)
+    if spec is None or spec.path is None:
+        return None
+    with prepare(spec, spec.path, Wishes(n_ctx=_CONTEXT)) as model:
+        watchdog = threading.Timer(_LOAD_SECONDS + 2 * ANSWER_SECONDS, model.close)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            model.start(runner.Runner())
+            stats = _answer(model)
+        finally:
+            watchdog.cancel()
+        return Trial(
+            spec.name,
+            model.loaded.description,
+            tuple(model.loaded.devices),
+            model.loaded.load_seconds,
+            stats.completion_tokens,
+            stats.decode_rate,
+            _predicted(model, stats, settings),
+        )
+
+
+def _choose(settings: Settings) -> ModelSpec | None:
+    located = locate(load_catalogue().default, settings)
+    if located.path is not None:
+        return ModelSpec(located.spec.name, path=located.path)
+    smallest = min(Store(settings).installed(), key=lambda model: model.size, default=None)
+    return ModelSpec(smallest.name, path=smallest.path) if smallest else None
+
+
+def _answer(model: Model) -> Stats:
+    """Greedy, until the context is full or the time is over."""
+    began = time.monotonic()
+    stats = Stats()
+    greedy = SamplingParams(temperature=0)
+    if model.loaded.has_template:
+        events = model.chat([Message("user", _PROMPT)], sampling=greedy)
+    else:
+        events = model.generate(_PROMPT, sampling=greedy)
+    for event in events:
+        if isinstance(event, TextDelta) and time.monotonic() - began > ANSWER_SECONDS:
+            model.cancel()
+        if isinstance(event, Finished):
+            stats = event.stats
+    return stats
+
+
+def _predicted(model: Model, stats: Stats, settings: Settings) -> float:
+    hardware = probe()
+    speed = remembered(hardware, settings.state_dir)
+    if speed is None:
+        return 0.0
+    work = work_of(model.header)
+    copies = work.copies(repacked_types(hardware.cpu_flags))
+    return predict(work, speed, depth=stats.context_used // 2, copies=copies).decode_rate

@@ -1,0 +1,224 @@
+"""GBNF rules -> a Lark grammar that llguidance follows, with exactly the same answers.
+
+Owns the choice of lexemes; must not know tokens. llguidance cuts an answer into lexemes, which are fast regular
+expressions, and parses those. Its lexer is greedy: given "a" and "ab" as lexemes it reads "ab" as one, even if the
+rules only went on after "a". GBNF knows no lexemes, so they are chosen here such that greed never matters: first as
+large as they can be, then those are split that could eat up what belongs to their neighbours. In the end that is
+single characters, which are always right, and slow. A grammar without recursion is one lexeme.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import cast
+
+from llmrun.engine.constraint.conflicts import Lexeme, Part, children, greedy_lexemes, parsed_references
+from llmrun.grammar.gbnf import (
+    ROOT,
+    Characters,
+    Choice,
+    Literal,
+    Node,
+    Reference,
+    Repeat,
+    Rule,
+    Series,
+    closure,
+    references,
+)  # fmt: skip
+
+_MAX_PARENTHESES = 8
+
+
+def to_lark(rules: Mapping[str, Rule]) -> str:
+    """The same grammar in Lark.
+
+    Args:
+        rules: as gbnf.parse gives them.
+
+    Raises:
+        BadGrammarError: it is too large.
+    """
+    flat = closure(rules, lambda node, known: all(reference.name in known for reference in references(node)))
+    outline = _Outline(rules, flat)
+    if ROOT not in flat:
+        while greedy := greedy_lexemes(outline.bodies, outline.lexemes, rules):
+            outline.split(greedy)
+    return _Writer(rules, outline).text()
+
+
+class _Outline:
+    """Which parts of which rules are lexemes.
+
+    Attributes:
+        bodies: rules that the parser needs -> their bodies, with lexemes in place of what the lexer reads.
+        lexemes: all of them.
+    """
+
+    def __init__(self, rules: Mapping[str, Rule], flat: set[str]) -> None:
+        self._rules = rules
+        self._flat = flat
+        self._split: set[Node] = set()  # never lexemes as a whole
+        self._apart: set[Series] = set()  # their parts are never joined
+        self._make()
+
+    def split(self, lexemes: Iterable[Lexeme]) -> None:
+        """Let these become smaller ones."""
+        for lexeme in lexemes:
+            node = lexeme.node
+            if lexeme.origin:
+                self._apart.add(lexeme.origin)
+            else:
+                self._split.add(node)
+            if isinstance(node, Series):
+                self._apart.add(node)
+            elif isinstance(node, Reference):
+                self._split.add(self._rules[node.name].body)
+        self._make()
+
+    def _make(self) -> None:
+        self.bodies: dict[str, Part] = {}
+        self.lexemes: list[Lexeme] = []
+        waiting = [ROOT]
+        while waiting:
+            name = waiting.pop()
+            if name not in self.bodies:
+                self.bodies[name] = body = self._part(self._rules[name].body)
+                waiting += [reference.name for reference in parsed_references(body)]
+
+    def _part(self, node: Node) -> Part:
+        if self._is_whole(node):
+            return self._lexeme(node)
+        if isinstance(node, Literal):
+            return Series(_tree(self._lexeme(Literal(character)) for character in node.text))
+        if isinstance(node, Series):
+            return Series(_tree(self._series(node)))
+        if isinstance(node, Choice):
+            return Choice(_tree(self._part(option) for option in node.options))
+        if isinstance(node, Repeat):
+            return Repeat(_tree([self._part(node.part)])[0], node.least, node.most)
+        return node
+
+    def _series(self, node: Series) -> Iterator[Part]:
+        """Its parts, neighbours joined to one lexeme where they may."""
+        run: list[Node] = []
+        for part in node.parts:
+            if node not in self._apart and self._is_whole(part):
+                run.append(part)
+                continue
+            yield from self._joined(run, node)
+            run = []
+            yield self._part(part)
+        yield from self._joined(run, node)
+
+    def _joined(self, run: list[Node], origin: Series) -> Iterator[Part]:
+        if len(run) == 1:
+            yield self._lexeme(run[0])
+        elif run:
+            yield self._lexeme(Series(tuple(run)), origin)
+
+    def _lexeme(self, node: Node, origin: Series | None = None) -> Lexeme:
+        self.lexemes.append(Lexeme(node, origin))
+        return self.lexemes[-1]
+
+    def _is_whole(self, node: Node) -> bool:
+        return node not in self._split and all(reference.name in self._flat for reference in references(node))
+
+
+def _tree(parts: Iterable[Part]) -> tuple[Node, ...]:
+    """Parts inside a node; only this file and greed.py see nodes with lexemes in them."""
+    return cast("tuple[Node, ...]", tuple(parts))
+
+
+class _Writer:
+    """Writes the outline down in Lark: rules are r0, r1 .., terminals T0, T1 .."""
+
+    def __init__(self, rules: Mapping[str, Rule], outline: _Outline) -> None:
+        self._rules = rules
+        self._outline = outline
+        self._lines: list[str] = []
+        self._rule_names: dict[str, str] = {}
+        self._terminal_names: dict[str, str] = {}
+        self._texts: dict[str, str] = {}  # of a terminal -> its name
+        self._waiting: list[str] = []  # rules whose terminal is named, but not written yet
+        self._parser_rules = 0
+
+    def text(self) -> str:
+        """The whole grammar."""
+        for name in self._outline.bodies:
+            self._rule_names[name] = f"r{len(self._rule_names)}"
+        self._parser_rules = len(self._rule_names)
+        for name, body in self._outline.bodies.items():
+            self._lines.append(f"{self._rule_names[name]}: {self._expression(body, self._in_parser)}")
+        while self._waiting:
+            name = self._waiting.pop()
+            body = self._rules[name].body
+            self._lines.append(f"{self._terminal_names[name]}: {self._expression(body, self._in_lexer)}")
+        return "\n".join(["start: r0", *self._lines, ""])
+
+    def _expression(self, part: Part, leaf: Callable[[Part], str]) -> str:
+        return self._nested(part, leaf)[0]
+
+    def _nested(self, part: Part, leaf: Callable[[Part], str]) -> tuple[str, int]:
+        """A part's text, in parentheses if it needs them, and how deep those are nested."""
+        below = children(part)
+        if not below:
+            return leaf(part), 0
+        written = [self._nested(child, leaf) for child in below]
+        texts = [text for text, _ in written]
+        depth = max(depth for _, depth in written) + 1
+        if isinstance(part, Repeat):
+            text = _repetition(texts[0], part)
+        else:
+            text = f"({(' | ' if isinstance(part, Choice) else ' ').join(texts)})"
+        if depth < _MAX_PARENTHESES:
+            return text, depth
+        return self._named(text, leaf), 0
+
+    def _named(self, text: str, leaf: Callable[[Part], str]) -> str:
+        """A name for what is nested too deep for Lark's parser."""
+        if leaf == self._in_lexer:
+            return self._terminal(text)
+        self._parser_rules += 1
+        name = f"r{self._parser_rules}"
+        self._lines.append(f"{name}: {text}")
+        return name
+
+    def _terminal(self, text: str) -> str:
+        if text not in self._texts:
+            self._texts[text] = f"T{len(self._texts) + len(self._terminal_names)}"
+            self._lines.append(f"{self._texts[text]}: {text}")
+        return self._texts[text]
+
+    def _in_parser(self, part: Part) -> str:
+        if isinstance(part, Reference):
+            return self._rule_names[part.name]
+        if isinstance(part, Lexeme):
+            return self._terminal(self._expression(part.node, self._in_lexer))
+        return '""'
+
+    def _in_lexer(self, part: Part) -> str:
+        if isinstance(part, Reference):
+            if part.name not in self._terminal_names:
+                self._terminal_names[part.name] = f"T{len(self._texts) + len(self._terminal_names)}"
+                self._waiting.append(part.name)
+            return self._terminal_names[part.name]
+        if isinstance(part, Literal):
+            return json.dumps(part.text)
+        if isinstance(part, Characters):
+            return f"/[{''.join(map(_range, part.ranges))}]/"
+        return '""'
+
+
+def _repetition(text: str, part: Repeat) -> str:
+    if part.most == 0:
+        return '""'
+    simple = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((part.least, part.most))
+    most = "" if part.most is None else part.most
+    return f"({text}){simple or f'{{{part.least},{most}}}'}"
+
+
+def _range(pair: tuple[int, int]) -> str:
+    first, last = (f"\\x{{{code:X}}}" for code in pair)
+    return first if first == last else f"{first}-{last}"

@@ -1,0 +1,301 @@
+"""Holds the tokens of one answer to a grammar: llguidance's matcher behind our own grammars and errors.
+
+Owns llguidance, which nothing else imports; must not know sampling or the loop. What its matcher says at each token is
+a bit mask over the vocabulary. A person's grammar is untrusted: sizes are limited before llguidance sees it, its own
+limits bound time and memory, and whatever it raises becomes BadGrammarError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+from llmrun.engine.llama.submodules import import_submodule
+from llmrun.errors import BadGrammarError, OutOfMemoryError
+from llmrun.grammar import Grammar, gbnf, lark, schema
+from llmrun.grammar.narrow import narrowed
+from llmrun.grammar.place import GRAMMAR, SCHEMA, place
+
+_WORD_BITS = 32
+# llguidance compiles by recursion, a few hundred bytes deep for each name that leads to another.
+_STACK_BYTES = 256 * 1024 * 1024
+_LIMITS = {
+    "initial_lexer_fuel": 1_000_000,  # about 20 ms
+    "step_lexer_fuel": 1_000_000,  # about 70 ms for one token
+    "step_max_items": 1_000_000,  # about 50 ms for one token
+    "max_lexer_states": 100_000,  # about 200 MB
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,
+}
+# As Python's json.dumps writes it. Free blanks would be a way for a small model to go on without saying anything.
+_JSON_LAYOUT = {
+    "item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "coerce_one_of": False,
+    "lenient": False, "json_allow_general_unicode_escapes": False,
+}  # fmt: skip
+
+_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): *")
+_QUOTED = re.compile(r'(?:unknown name:|invalid regex) "((?:[^"\\]|\\.)+)"')
+
+_Result = TypeVar("_Result")
+
+
+class Vocabulary(Protocol):
+    """What a grammar needs to know of a model; every Backend is one.
+
+    Attributes:
+        n_vocab: tokens, and bits of a mask.
+    """
+
+    n_vocab: int
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]: ...
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+    def is_end(self, token: int) -> bool: ...
+
+
+class Constraint:
+    """Where one answer is in its grammar; compile_grammar() makes it."""
+
+    def __init__(self, matcher: Any, tokens: _Tokens, vocabulary: Vocabulary) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary  # the matcher asks it, but does not keep it
+        self._tokens = tokens
+        self._mask = (ctypes.c_uint32 * -(-tokens.n_vocab // _WORD_BITS))()
+        self._known = False  # whether the mask is the one of this place
+        self._ended = False
+
+    def mask(self) -> int:
+        """Address of the bit mask of the tokens that may come next, bit t % 32 of 32-bit word t // 32 for token t.
+
+        End tokens are among them where the grammar may end, and no control token ever is. Valid until the next call.
+
+        Raises:
+            BadGrammarError: it takes too much to find out.
+        """
+        if not self._known:
+            with _explained(self._matcher):
+                self._matcher.unsafe_compute_mask_ptr(ctypes.addressof(self._mask), ctypes.sizeof(self._mask))
+            if bytes(self._mask) == bytes(ctypes.sizeof(self._mask)):
+                raise BadGrammarError("the grammar can't be followed any further", why="no token of the model fits")
+            self._known = True
+        return ctypes.addressof(self._mask)
+
+    def accept(self, token: int) -> None:
+        """Go on with a token that the mask allowed.
+
+        Raises:
+            BadGrammarError: the grammar does not allow it.
+        """
+        self._known = False
+        if token in self._tokens.ends:
+            self._ended = True
+            return
+        with _explained(self._matcher):
+            self._matcher.consume_token(token)
+
+    def forced(self) -> list[int]:
+        """The tokens of the text that the grammar leaves no choice about; mostly none. They are not accepted yet.
+
+        Raises:
+            BadGrammarError: it takes too much to find out.
+        """
+        if self._ended or not self._tokens.canonical:
+            return []
+        with _explained(self._matcher):
+            return list(self._matcher.compute_ff_tokens())
+
+    def rewind(self, n_tokens: int) -> None:
+        """Take back the last tokens that were accepted.
+
+        Raises:
+            BadGrammarError: there were not so many.
+        """
+        self._known = False
+        n_tokens -= self._ended
+        self._ended = False
+        with _explained(self._matcher):
+            self._matcher.rollback(n_tokens)
+
+
+def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> Constraint:
+    """A constraint at the beginning of an answer.
+
+    The first call for a vocabulary looks through all of it, which takes tenths of a second.
+
+    Raises:
+        BadGrammarError: the grammar is broken, or asks for too much.
+    """
+    native = import_submodule("llguidance", "_lib")
+    source = _source(grammar, native)
+    tokens = _tokens(vocabulary)
+    limits = native.LLParserLimits(**_LIMITS)
+    matcher = _with_room(lambda: native.LLMatcher(tokens.native, source, log_level=0, limits=limits))
+    if matcher.is_error():
+        raise _broken(grammar, matcher.get_error())
+    return Constraint(matcher, tokens, vocabulary)
+
+
+def _source(grammar: Grammar, native: Any) -> str:
+    """The grammar as llguidance reads it; nothing is taken on trust from the front."""
+    if grammar.kind == "json_schema":
+        text = narrowed(schema.parse(grammar.text))
+        try:
+            return str(native.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_LAYOUT))
+        except ValueError as error:
+            raise _broken(grammar, str(error)) from None
+    if grammar.kind == "gbnf":
+        from llmrun.engine.constraint.lexemes import to_lark
+
+        text = to_lark(gbnf.parse(grammar.text))
+    else:
+        lark.check(grammar.text)
+        text = grammar.text
+    return str(native.LLMatcher.grammar_from_lark(text))
+
+
+class _Tokens:
+    """A vocabulary as llguidance wants it: what its LLTokenizer asks for by these names.
+
+    Attributes:
+        n_vocab: tokens.
+        ends: those that end an answer.
+        native: the LLTokenizer.
+        canonical: whether the model's own tokenizer gives back any text unchanged; only then tokens are forced.
+    """
+
+    bos_token_id = None
+    is_tokenizer_wrapper = True
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = weakref.ref(vocabulary)
+        self.n_vocab = vocabulary.n_vocab
+        self.tokens = [vocabulary.token_bytes(token) for token in range(self.n_vocab)]
+        self.ends = frozenset(token for token in range(self.n_vocab) if vocabulary.is_end(token))
+        if not self.ends:
+            raise BadGrammarError("this model can't follow a grammar", why="it has no token that ends an answer")
+        self.special_token_ids = sorted(self.ends)
+        self.eos_token_id = self.special_token_ids[0]
+        self.canonical = all(self._encode(text) is not None for text in _SAMPLES)
+        native = import_submodule("llguidance", "_lib")
+        self.native = native.LLTokenizer(self, n_vocab=self.n_vocab, eos_token=self.special_token_ids)
+
+    def __call__(self, text: str) -> list[int]:
+        """Token ids of a text; llguidance asks for them to force tokens as the model would have cut the text itself."""
+        tokens = self._encode(text)
+        return self.native.greedy_tokenize(text) if tokens is None else tokens
+
+    def _encode(self, text: str) -> list[int] | None:
+        """Token ids that are certainly this text; None where the model's tokenizer gives others.
+
+        Some put a space before everything, so it is tried again behind a line break.
+        """
+        vocabulary = self._vocabulary()
+        assert vocabulary is not None, "a constraint outlived its model"
+        data = text.encode()
+        tokens = vocabulary.tokenize(text, special=False)
+        if self._bytes(tokens) == data:
+            return tokens
+        before = vocabulary.tokenize("\n", special=False)
+        tokens = vocabulary.tokenize("\n" + text, special=False)
+        behind = tokens[len(before) :]
+        return behind if tokens[: len(before)] == before and self._bytes(behind) == data else None
+
+    def _bytes(self, tokens: list[int]) -> bytes:
+        return b"".join(self.tokens[token] for token in tokens)
+
+
+_SAMPLES = ('{"name": "', "the quick brown fox", " 12.5", "größer\n\n", "]}, {")
+_known: WeakKeyDictionary[Vocabulary, _Tokens] = WeakKeyDictionary()
+
+
+def _tokens(vocabulary: Vocabulary) -> _Tokens:
+    tokens = _known.get(vocabulary)
+    if tokens is None:
+        _known[vocabulary] = tokens = _Tokens(vocabulary)
+    return tokens
+
+
+def _with_room(call: Callable[[], _Result]) -> _Result:
+    """What a call gives, made where the stack can grow; its pages are only taken when they are used."""
+    results: list[_Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # a panic in Rust is no Exception
+            errors.append(error)
+
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        thread = threading.Thread(target=run)
+        thread.start()
+    except RuntimeError:
+        raise OutOfMemoryError("there is no memory to read the grammar") from None
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    if errors:
+        raise BadGrammarError(f"the {GRAMMAR} can't be followed", why=_first_line(str(errors[0]))) from errors[0]
+    return results[0]
+
+
+@contextmanager
+def _explained(matcher: Any) -> Iterator[None]:
+    """Whatever goes wrong in a matcher becomes BadGrammarError."""
+    yield
+    if matcher.is_error():
+        raise BadGrammarError("the grammar can't be followed any further", why=_first_line(matcher.get_error()))
+
+
+def _broken(grammar: Grammar, message: str) -> BadGrammarError:
+    """The error for what llguidance says about a grammar."""
+    why = _first_line(message)
+    if grammar.kind == "json_schema":
+        return BadGrammarError(f"the {SCHEMA} can't be followed{_place_in_schema(grammar.text, message)}", why=why)
+    found = _PLACE.match(message)
+    why = why.removeprefix(found[0].strip()).strip() if found else why
+    if found and grammar.kind == "lark":
+        return BadGrammarError(f"the {GRAMMAR} is broken at {_place_in_lark(grammar.text, found, message)}", why=why)
+    return BadGrammarError(f"the {GRAMMAR} can't be followed", why=why)
+
+
+def _place_in_lark(text: str, found: re.Match[str], message: str) -> str:
+    """Where the mistake is: llguidance names the beginning of the rule's body, and quotes what stands behind it."""
+    line, column = int(found[1]), int(found[2])
+    quoted = _QUOTED.search(message)
+    body = sum(len(before) for before in text.splitlines(keepends=True)[: line - 1]) + column - 1
+    offset = text.find(_unquoted(quoted[1]), body) if quoted else -1
+    return place(text, offset) if offset >= 0 else f"line {line}, column {column}"
+
+
+def _unquoted(written: str) -> str:
+    return re.sub(r"\\(.)", r"\1", written)
+
+
+def _place_in_schema(text: str, message: str) -> str:
+    """Where the regular expression is that a message shows, or the keyword that it names; "" if it shows none."""
+    import json
+
+    keyword = re.search(r'"(?:min|max)Properties"', text) if "min/maxProperties" in message else None
+    if keyword:
+        return f" at {place(text, keyword.start())}"
+    for match in re.finditer(r'"(?:pattern|patternProperties)"\s*:\s*(?:\{\s*)?("(?:[^"\\]|\\.)*")', text):
+        if json.loads(match[1]) in message:
+            return f" at {place(text, match.start(1))}"
+    return ""
+
+
+def _first_line(message: str) -> str:
+    """The message without the source lines that llguidance shows under it."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith("error:")]
+    return (causes or lines or ["llguidance does not say why"])[0].removeprefix("error:").strip()[:300]

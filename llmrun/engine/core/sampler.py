@@ -1,0 +1,250 @@
+"""One native sampler per sequence, made from what a person asked and what the model demands.
+
+Owns the translation of SamplingParams and a vocabulary into `_native.Sampler`, and of its errors into ours;
+must not know the generation loop. The arithmetic is in native/.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
+
+from llmrun import _native
+from llmrun.errors import BadLogitsError, UsageError
+from llmrun.protocol.messages import ChainStep, Choice
+from llmrun.protocol.params import SamplingParams
+
+if TYPE_CHECKING:
+    from llmrun.engine.constraint.matcher import Constraint
+
+# llama_sampler_init_dry's bounds on one breaker.
+_MOST_BREAKER_BYTES = 40
+_MOST_TAIL_TOKENS = 20
+
+
+class Vocabulary(Protocol):
+    """What a sampler needs to know of a model; every Backend is one.
+
+    Attributes:
+        n_vocab: floats of one row of logits.
+        suppressed: tokens the model's makers say must never be sampled.
+    """
+
+    n_vocab: int
+    suppressed: tuple[int, ...]
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]: ...
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+    def is_end(self, token: int) -> bool: ...
+
+
+class SequenceSampler:
+    """Chooses the tokens of one sequence and remembers them for the penalties."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int,
+        vocabulary: Vocabulary,
+        constraint: Constraint | None = None,
+        remember: int = 0,
+    ) -> None:
+        """Start a sequence.
+
+        Args:
+            params: how to sample; their own seed is not looked at.
+            seed: of the random generators, 0 to 2**32 - 1.
+            vocabulary: the model's.
+            constraint: the grammar that every token has to follow.
+            remember: how many last tokens explain() can be asked about.
+
+        Raises:
+            UsageError: the parameters make no sense for this vocabulary.
+        """
+        values = asdict(params)
+        for name in ("seed", "dry_breakers", "logit_bias"):
+            del values[name]
+        breakers = dry_breaker_tokens(params.dry_breakers, vocabulary) if params.dry_multiplier else []
+        try:
+            self._native = _native.Sampler(
+                vocabulary.n_vocab,
+                seed=seed,
+                logit_bias=_biases(params, vocabulary),
+                dry_breakers=breakers,
+                remember=remember,
+                **values,
+            )
+        except ValueError as error:
+            raise UsageError("these sampling parameters make no sense", why=str(error)) from None
+        self._vocabulary = vocabulary
+        self._constraint = constraint
+        self._bans = any(bias == -math.inf for _, bias in params.logit_bias)
+        # Of each of the last tokens, whether it was drawn, not forced; the native sampler remembers the draws.
+        self._drawn: deque[bool] = deque(maxlen=remember)
+        self._last: deque[int] = deque(maxlen=remember)
+
+    def accept_prompt(self, tokens: Sequence[int]) -> None:
+        """Let the penalties see the prompt, as llama.cpp's server does."""
+        self._native.accept_many(tokens)
+
+    def sample(self, address: int, refused: Collection[int] = ()) -> int:
+        """Choose the next token and make it part of the sequence.
+
+        Args:
+            address: of the n_vocab float logits; they are only read.
+            refused: tokens that it must not be.
+
+        Raises:
+            BadLogitsError: the logits are not numbers that can be sampled from.
+            BadGrammarError: the grammar became too much while it was followed.
+        """
+        allowed = self._constraint.mask() if self._constraint else 0
+        try:
+            token = self._native.sample(address, allowed, tuple(refused))
+        except _native.BadLogits as error:
+            raise self._bad_logits(error, bool(refused)) from None
+        self._accept(token, drawn=True)
+        return token
+
+    def forced(self) -> list[int]:
+        """The tokens that have to come next because the grammar leaves no choice; mostly none."""
+        return self._constraint.forced() if self._constraint else []
+
+    def follow(self, token: int) -> None:
+        """Make a forced token part of the sequence."""
+        self._accept(token, drawn=False)
+
+    def rewind(self, n_tokens: int, left: Sequence[int]) -> None:
+        """Take the last tokens back.
+
+        Args:
+            n_tokens: how many.
+            left: all tokens of the sequence that stay, prompt included.
+        """
+        if self._constraint:
+            self._constraint.rewind(n_tokens)
+        dropped = [self._drawn.pop() for _ in range(min(n_tokens, len(self._drawn)))]
+        for _ in dropped:
+            self._last.pop()
+        self._native.rewind(sum(dropped), left)
+
+    def _accept(self, token: int, *, drawn: bool) -> None:
+        self._native.accept(token)
+        if self._constraint:
+            self._constraint.accept(token)
+        self._drawn.append(drawn)
+        self._last.append(token)
+
+    def explain(self, last: int, candidates: int) -> list[Choice]:
+        """How the last tokens were chosen, oldest first.
+
+        Args:
+            last: how many tokens, at most what the constructor was told to remember.
+            candidates: how many of the likeliest to name for each.
+        """
+        choices: list[Choice] = []
+        draws = 0
+        for token, drawn in islice(zip(reversed(self._last), reversed(self._drawn), strict=True), last):
+            if drawn:
+                choices.append(self._choice(draws, candidates))
+                draws += 1
+            else:
+                choices.append(Choice(self._text(token), forced=True))
+        return choices[::-1]
+
+    def _choice(self, draws_ago: int, count: int) -> Choice:
+        chosen, steps = self._native.explain(draws_ago, count)
+        tokens = [token for token, _ in steps[0][2]]
+        return Choice(
+            self._text(chosen),
+            forced=False,
+            candidates=tuple(map(self._text, tokens)),
+            chosen=tokens.index(chosen),
+            steps=tuple(ChainStep(name, left, tuple(share for _, share in shares)) for name, left, shares in steps),
+        )
+
+    def _text(self, token: int) -> str:
+        """A token for people: its text, or what it does."""
+        text = self._vocabulary.token_bytes(token).decode("utf-8", "replace")
+        return text or ("<end>" if self._vocabulary.is_end(token) else f"<token {token}>")
+
+    def _bad_logits(self, error: _native.BadLogits, refused: bool) -> BadLogitsError:
+        damaged = "the model file is probably damaged: download it again"
+        if error.logit != -math.inf:
+            value = "NaN" if math.isnan(error.logit) else "infinity"
+            return BadLogitsError(
+                f"the model produced {value} at token {error.token}",
+                why="its logits are not numbers that can be sampled from",
+                hint=damaged,
+            )
+        if refused:
+            return BadLogitsError(
+                "no token can be sampled",
+                why="every one that can come here begins a banned phrase",
+                hint="ban fewer phrases",
+            )
+        return BadLogitsError(
+            "no token can be sampled",
+            why="every logit is -infinity",
+            hint="ban fewer tokens with logit_bias" if self._bans else damaged,
+        )
+
+
+def _biases(params: SamplingParams, vocabulary: Vocabulary) -> list[tuple[int, float]]:
+    for token, _ in params.logit_bias:
+        if token >= vocabulary.n_vocab:
+            raise UsageError(
+                f"logit_bias names token {token}",
+                why=f"the model's tokens are 0 to {vocabulary.n_vocab - 1}",
+            )
+    # The file's list is not trusted to fit its own vocabulary.
+    bans = [(token, -math.inf) for token in vocabulary.suppressed if 0 <= token < vocabulary.n_vocab]
+    return [*params.logit_bias, *bans]
+
+
+# Looking through a whole vocabulary takes tenths of a second; the next request mostly has the same breakers.
+_known: WeakKeyDictionary[Vocabulary, dict[str, list[list[int]]]] = WeakKeyDictionary()
+
+
+def dry_breaker_tokens(breakers: Sequence[str], vocabulary: Vocabulary) -> list[list[int]]:
+    """Token sequences in which one of the breaker texts occurs, as llama_sampler_init_dry finds them.
+
+    That is each token whose text contains the breaker; and each token whose text ends with the breaker's
+    beginning, followed by the tokens of the rest. Unlike there, control tokens have no text, and a rest
+    that begins inside a UTF-8 character is left out.
+    """
+    known = _known.setdefault(vocabulary, {})
+    missing = [breaker for breaker in dict.fromkeys(breakers) if breaker and breaker not in known]
+    if missing:
+        words = [vocabulary.token_bytes(token) for token in range(vocabulary.n_vocab)]
+        by_last_byte = defaultdict[int, list[int]](list)
+        for token, word in enumerate(words):
+            if word:
+                by_last_byte[word[-1]].append(token)
+        for breaker in missing:
+            known[breaker] = _breaker_tokens(breaker, words, by_last_byte, vocabulary)
+    return [tokens for breaker in breakers if breaker for tokens in known[breaker]]
+
+
+def _breaker_tokens(
+    breaker: str, words: Sequence[bytes], by_last_byte: Mapping[int, list[int]], vocabulary: Vocabulary
+) -> list[list[int]]:
+    data = breaker.encode("utf-8", "replace")[:_MOST_BREAKER_BYTES]
+    found = [[token] for token, word in enumerate(words) if data in word]
+    for length in range(1, len(data)):
+        beginning, rest = data[:length], data[length:]
+        near = [(token, words[token]) for token in by_last_byte.get(beginning[-1], [])]
+        heads = [token for token, word in near if word.endswith(beginning) and data not in word]
+        try:
+            tail = vocabulary.tokenize(rest.decode(), special=False)[:_MOST_TAIL_TOKENS] if heads else []
+        except UnicodeDecodeError:
+            continue
+        found += [[token, *tail] for token in heads]
+    return found

@@ -1,0 +1,121 @@
+"""One request's state while it is answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from llmrun.engine.core.metrics import Metrics
+from llmrun.engine.core.sampler import SequenceSampler
+from llmrun.engine.core.text import TextStream
+from llmrun.protocol.messages import Stats, TextDelta
+from llmrun.protocol.params import Limits
+
+if TYPE_CHECKING:
+    from llmrun.engine.constraint.matcher import Constraint
+    from llmrun.engine.core.repeats import RepeatGuard
+    from llmrun.engine.prompt.thinking import ThinkingBudget
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a request may want besides an answer.
+
+    Attributes:
+        constraint: the grammar that the answer follows.
+        remember: how many of its last tokens Engine.explain() can be asked about.
+        inside_thought: the prompt ends where the model is to think.
+        thinking: how long it may think.
+        guard: ends an answer that repeats itself.
+        moves: tokens in the KV cache behind some that left the prompt are moved, not computed again.
+    """
+
+    constraint: Constraint | None = None
+    remember: int = 0
+    inside_thought: bool = False
+    thinking: ThinkingBudget | None = None
+    guard: RepeatGuard | None = None
+    moves: bool = False
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A prompt and the answer that grows behind it.
+
+    Attributes:
+        request: the front's number for it.
+        slot: llama.cpp's sequence id, whose KV cache it fills.
+        tokens: prompt and answer.
+        n_prompt: how many of them are the prompt.
+        n_reused: how many of the prompt were in the KV cache already.
+        n_cached: how many of tokens are in the KV cache now.
+        seed: of its sampler.
+        n_shown: how many answer tokens the text given out so far accounts for.
+        n_retracted: how many answer tokens were taken back.
+        refused: index of tokens -> what must not stand there, given what stands before.
+        cancelled: somebody asked it to stop.
+    """
+
+    request: int
+    slot: int
+    tokens: list[int]
+    n_prompt: int
+    n_reused: int
+    n_cached: int
+    seed: int
+    sampler: SequenceSampler
+    text: TextStream
+    limits: Limits
+    metrics: Metrics
+    extras: Extras
+    n_shown: int = 0
+    n_retracted: int = 0
+    refused: dict[int, set[int]] = field(default_factory=dict)
+    cancelled: bool = False
+
+    @property
+    def n_waiting(self) -> int:
+        """Tokens that are not in the KV cache yet."""
+        return len(self.tokens) - self.n_cached
+
+    @property
+    def n_completion(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.tokens) - self.n_prompt
+
+    def retract(self, n_tokens: int) -> int:
+        """Take back the answer's last tokens and refuse the first of them there; how many tokens are left."""
+        left = len(self.tokens) - n_tokens
+        self.refused = {index: tokens for index, tokens in self.refused.items() if index <= left}
+        self.refused.setdefault(left, set()).add(self.tokens[left])
+        del self.tokens[left:]
+        self.sampler.rewind(n_tokens, self.tokens)
+        self.metrics.retracted(n_tokens)
+        self.n_retracted += n_tokens
+        self.n_shown = min(self.n_shown, self.n_completion)
+        return left
+
+    def delta(self, text: str) -> list[TextDelta]:
+        """The event for text that became safe to show, none if there is none."""
+        if not text:
+            return []
+        tokens, self.n_shown = self.n_completion - self.n_shown, self.n_completion
+        return [TextDelta(self.request, text, tokens)]
+
+    def stats(self, n_ctx: int) -> Stats:
+        """What it cost up to now."""
+        return Stats(
+            prompt_tokens=self.n_prompt,
+            reused_tokens=self.n_reused,
+            prefill_seconds=self.metrics.prefill_seconds,
+            completion_tokens=self.n_completion,
+            decode_seconds=self.metrics.decode_seconds,
+            ttft_seconds=self.metrics.ttft_seconds,
+            itl_p50_seconds=self.metrics.itl_quantile(0.5),
+            itl_p95_seconds=self.metrics.itl_quantile(0.95),
+            context_used=self.n_cached,
+            n_ctx=n_ctx,
+            overhead_seconds=self.metrics.overhead_seconds,
+            seed=self.seed,
+            retracted_tokens=self.n_retracted,
+        )

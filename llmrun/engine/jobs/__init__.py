@@ -1,0 +1,1 @@
+"""What the engine does besides answering, one package for each job."""

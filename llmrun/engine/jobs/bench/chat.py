@@ -1,0 +1,131 @@
+"""Chat tests of the bench: an answer as `llmrun run` makes it, and where its time goes.
+
+Owns the stopwatch between the generation loop and llama.cpp; must not know how often, or for whom. The loop is
+loop.Engine itself, with our sampler at its defaults, text and streaming. Only the model's end tokens are forbidden:
+every answer has to be as long as the test says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from llmrun.engine.core.loop import Engine
+from llmrun.engine.llama.base import Entry
+from llmrun.engine.main import Outbox
+from llmrun.errors import LlmrunError
+from llmrun.protocol.jobs.bench import Answer, BenchTest
+from llmrun.protocol.messages import Event, Failed, TextDelta
+from llmrun.protocol.params import Limits, SamplingParams
+
+if TYPE_CHECKING:
+    from llmrun.engine.jobs.bench.bench import Context
+
+_TEXT = (
+    "A library in the old harbour kept every letter that had ever been sent from the islands. In winter, when no ship "
+    "could come, its keeper read them aloud to whoever was cold enough to sit by the stove: weather of 1803, the price "
+    "of rope, a list of 47 birds, and a recipe for soup that nobody had ever managed to cook twice the same way. "
+)
+
+
+class _Stopwatch:
+    """What the loop asks of the context goes through here, and is timed: all else is sampling and text.
+
+    The loop samples between logits() and is_end(), and turns the token into text until the next decode().
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.n_vocab, self.n_ctx, self.n_seq_max = context.n_vocab, context.n_ctx, context.n_seq_max
+        self.n_batch = min(context.n_batch, context.n_ctx)
+        self.suppressed = context.suppressed
+        self.tokenize, self.token_bytes = context.tokenize, context.token_bytes
+        self.forget, self.drop = context.forget, context.drop
+        self.save, self.restore = context.save, context.restore
+        self.sampling_ns = self.text_ns = 0
+        self.token_times: list[int] = []
+        self._mark = 0
+
+    def decode(self, batch: Sequence[Entry]) -> None:
+        """See base.Backend."""
+        if self.token_times:
+            self.text_ns += time.perf_counter_ns() - self._mark
+        self.context.decode(batch)
+
+    def logits(self, index: int) -> int:
+        """See base.Backend."""
+        address = self.context.logits(index)
+        self._mark = time.perf_counter_ns()
+        return address
+
+    def is_end(self, token: int) -> bool:
+        """See base.Backend."""
+        now = time.perf_counter_ns()
+        self.sampling_ns += now - self._mark
+        self.token_times.append(now)
+        self._mark = now
+        return self.context.is_end(token)
+
+
+class Conversation:
+    """One prompt, and the answer to it. The context has to be empty."""
+
+    def __init__(self, context: Context, test: BenchTest, seed: int) -> None:
+        """seed is of the sampler."""
+        self._stopwatch = _Stopwatch(context)
+        self._engine = Engine(self._stopwatch)
+        self._test = test
+        self._text = _TEXT * (1 + (test.n_depth + test.n_prompt) // 16)
+        ends = [token for token in range(context.n_vocab) if context.is_end(token)]
+        self._sampling = SamplingParams(seed=seed, logit_bias=tuple((token, -math.inf) for token in ends))
+
+    def fill(self) -> None:
+        """Let the KV cache hold the beginning of the prompt, as far as that is the test's depth.
+
+        Raises:
+            LlmrunError: llama.cpp can't compute it.
+        """
+        self._run(self._prompt()[: self._test.n_depth], 1, lambda event: None)
+        self._stopwatch.sampling_ns = self._stopwatch.text_ns = 0
+        self._stopwatch.token_times.clear()
+
+    def answer(self, send: Callable[[str], None]) -> tuple[int, Answer]:
+        """Ask and answer. send gets the text as it comes.
+
+        Returns:
+            Nanoseconds from the question's text to the end of the answer's, and what they were spent on.
+
+        Raises:
+            LlmrunError: llama.cpp can't compute it.
+        """
+        first_text: list[int] = []
+
+        def hand_on(event: Event) -> None:
+            if isinstance(event, TextDelta):
+                send(event.text)
+                first_text.append(time.perf_counter_ns())
+
+        began = time.perf_counter_ns()
+        self._run(self._prompt(), self._test.n_gen, hand_on)
+        ns = time.perf_counter_ns() - began
+        watch, times = self._stopwatch, self._stopwatch.token_times
+        gaps = tuple(after - before for before, after in itertools.pairwise(times))
+        return ns, Answer((first_text or [began + ns])[0] - began, gaps, watch.sampling_ns, watch.text_ns)
+
+    def _prompt(self) -> list[int]:
+        """The test's tokens of a text that never ends."""
+        return self._stopwatch.tokenize(self._text, special=False)[: self._test.n_depth + self._test.n_prompt]
+
+    def _run(self, prompt: list[int], n_tokens: int, hand_on: Callable[[Event], None]) -> None:
+        outbox = Outbox(hand_on)
+        self._engine.add(0, prompt, self._sampling, Limits(max_tokens=n_tokens))
+        while self._engine.busy:
+            for event in self._engine.step():
+                if isinstance(event, Failed):
+                    raise event.error()
+                outbox.add(event)
+        if len(self._stopwatch.token_times) < n_tokens:
+            raise LlmrunError("the model ended its answer before the test did")

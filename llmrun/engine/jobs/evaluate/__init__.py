@@ -1,0 +1,1 @@
+"""Perplexity, KL divergence and answers in long contexts."""

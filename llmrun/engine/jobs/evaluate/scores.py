@@ -1,0 +1,264 @@
+"""From logits to scores, and from scores to figures with intervals.
+
+Owns the mathematics; must not know models, texts or the pipe. Names, standard errors and quantiles are those of
+llama.cpp's tools/perplexity; the intervals are ours. llama-perplexity compares with log-probabilities that it stored
+in 16 bits and leaves out what is less likely than e^-16; here both rows of logits are complete.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from llmrun.protocol.jobs.evaluate import Divergence, Figure, Stretch
+
+Array = Any  # of numpy; its own types say little more
+
+SCORE = np.dtype(
+    [
+        ("chunk", np.int32),
+        ("position", np.int32),  # in its chunk, of the last token that the models have seen
+        ("nll", np.float64),  # negative log-likelihood of the token that follows, in nats
+        ("top", np.bool_),  # whether that token is the model's likeliest
+        ("n_bytes", np.int32),  # of that token
+        ("reference_nll", np.float64),  # NaN without a reference
+        ("reference_top", np.bool_),
+        ("kld", np.float64),  # of the reference from the model, in nats
+        ("same_top", np.bool_),  # whether both find the same token likeliest
+    ]
+)
+"""What is known about one position. Fields behind n_bytes need a reference."""
+
+BLOCKS = (256, 64)
+"""So many positions in a row are one observation when an interval is computed, because they have much in common: over
+24 chunks of prose a mean KLD is 1.5 times as uncertain as independent positions would make it, over 24 chunks of
+documentation 2.2 times. The smaller number is for texts of fewer than _ENOUGH larger ones.
+"""
+_ENOUGH = 20
+
+_Z = 1.959964  # 97.5 % of a normal distribution lie below
+# Of Student's t distribution, for 1, 2, ... degrees of freedom; from 8 on the expansion below is right to 1e-3.
+_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646)
+_LARGEST_LOG = 700.0  # of what a float can hold
+_FEWEST = 10  # llama-perplexity gives no errors for less
+
+
+class Rows:
+    """Reads rows of logits where they lie. The buffers are made once: three rows, which stay in the core's cache.
+
+    Args:
+        n_vocab: floats of a row.
+    """
+
+    def __init__(self, n_vocab: int) -> None:
+        self._row = ctypes.c_float * n_vocab
+        self._model = np.empty(n_vocab, np.float32)
+        self._reference = np.empty(n_vocab, np.float32)
+        self._weights = np.empty(n_vocab, np.float32)
+
+    def score(self, address: int, token: int) -> tuple[float, bool]:
+        """A token's negative log-likelihood, and whether it is the likeliest; NaN where there are no probabilities."""
+        logits, top = self._shifted(address, self._model)
+        own = float(logits[token])
+        np.exp(logits, out=logits)
+        return math.log(logits.sum(dtype=np.float64)) - own, top == token
+
+    def compare(self, address: int, reference: int, token: int, row: Array) -> None:
+        """Write everything about a position to its row of scores, see SCORE.
+
+        With p the reference's probabilities and q the model's, the divergence is sum(p * (ln p - ln q)), and
+        ln p = a - ln(sum(exp(a))) with a the logits less their maximum.
+        """
+        model, top = self._shifted(address, self._model)
+        base, reference_top = self._shifted(reference, self._reference)
+        own, own_base = float(model[token]), float(base[token])
+        weights = np.exp(base, out=self._weights)
+        total_base = float(weights.sum(dtype=np.float64))
+        log_base = math.log(total_base)
+        with np.errstate(invalid="ignore"):
+            np.subtract(base, model, out=base)
+        difference = float(np.dot(weights, base)) / total_base
+        if math.isnan(difference):  # -inf, impossible, in both
+            base[weights == 0] = 0
+            difference = float(np.dot(weights, base)) / total_base
+        log_model = math.log(np.exp(model, out=model).sum(dtype=np.float64))
+        row["nll"], row["top"] = log_model - own, top == token
+        row["reference_nll"], row["reference_top"] = log_base - own_base, reference_top == token
+        row["kld"] = difference + log_model - log_base
+        row["same_top"] = top == reference_top
+
+    def _shifted(self, address: int, out: Array) -> tuple[Array, int]:
+        """A row less its maximum, and where that is."""
+        row: Any = self._row.from_address(address)  # ctypes arrays are buffers, which NumPy's types don't know
+        logits = np.frombuffer(row, np.float32)
+        top = int(logits.argmax())
+        return np.subtract(logits, logits[top], out=out), top
+
+
+# ---- figures ---------------------------------------------------------------------------------------
+
+
+def perplexity(scores: Array, column: str = "nll") -> Figure:
+    """Exp of the mean negative log-likelihood."""
+    return _exp(_mean(scores[column], _blocks(scores)))
+
+
+def bits_per_byte(scores: Array) -> float:
+    """How many bits the model would need for a byte of the text."""
+    n_bytes = int(scores["n_bytes"].sum())
+    return float(scores["nll"].sum()) / math.log(2) / n_bytes if n_bytes else 0.0
+
+
+def divergence(scores: Array) -> Divergence:
+    """How the model differs from its reference at these positions."""
+    blocks = _blocks(scores)
+    kld, nll, base = scores["kld"], scores["nll"], scores["reference_nll"]
+    ordered = np.sort(kld)
+    quantiles = {share: _quantile(kld, ordered, blocks, share) for share in (0.5, 0.9, 0.95, 0.99, 0.999)}
+    log_ratio = _mean(nll - base, blocks)
+    change = np.exp(-nll) - np.exp(-base)
+    return Divergence(
+        mean=_mean(kld, blocks),
+        median=quantiles[0.5],
+        p90=quantiles[0.9],
+        p95=quantiles[0.95],
+        p99=quantiles[0.99],
+        p999=quantiles[0.999],
+        maximum=float(ordered[-1]),
+        same_top=_share(scores["same_top"], blocks),
+        log_ratio=log_ratio,
+        ratio=_exp(log_ratio),
+        probability_change=_mean(change, blocks),
+        rms_change=_root(_mean(change * change, blocks)),
+        reference_perplexity=perplexity(scores, "reference_nll"),
+        correlation=_correlation(nll, base),
+    )
+
+
+def stretches(scores: Array, n_ctx: int, *, compared: bool) -> tuple[Stretch, ...]:
+    """Figures by position: 0 to 512, to 1,024, to 2,048 and so on up to the chunk's end."""
+    found = []
+    for start, end in edges(n_ctx):
+        part = scores[(scores["position"] >= start) & (scores["position"] < end)]
+        if not len(part):
+            continue
+        stretch = Stretch(start, end, len(part), perplexity(part))
+        if compared:
+            blocks = _blocks(part)
+            stretch = Stretch(
+                *(start, end, len(part), stretch.perplexity),
+                perplexity(part, "reference_nll"),
+                _mean(part["kld"], blocks),
+                _share(part["same_top"], blocks),
+            )
+        found.append(stretch)
+    return tuple(found)
+
+
+def edges(n_ctx: int) -> list[tuple[int, int]]:
+    """Where stretches begin and end."""
+    bounds = [0, 512]
+    while bounds[-1] < n_ctx:
+        bounds.append(2 * bounds[-1])
+    bounds[-1] = n_ctx
+    return list(itertools.pairwise(bounds))
+
+
+def _blocks(scores: Array) -> Array:
+    """The number of the block that each position belongs to."""
+    place = scores["position"] - scores["position"].min()
+    for size in BLOCKS:
+        in_chunk = place // size
+        keys = scores["chunk"].astype(np.int64) * (int(in_chunk.max()) + 1) + in_chunk
+        found, blocks = np.unique(keys, return_inverse=True)
+        if len(found) >= _ENOUGH:
+            break
+    return blocks
+
+
+def _mean(values: Array, blocks: Array) -> Figure:
+    """The mean; its interval by how the blocks' sums differ from what their lengths let expect (a ratio estimate)."""
+    count = len(values)
+    mean = float(np.mean(values))
+    error = math.sqrt(float(np.var(values)) / (count - 1)) if count > _FEWEST else 0.0
+    half = _interval(values - mean, blocks, error)
+    return Figure(mean, error, mean - half, mean + half)
+
+
+def _interval(deviations: Array, blocks: Array, error: float) -> float:
+    """Half of a 95 % interval of the mean: Student's t over the blocks' sums of deviations from it."""
+    sums = np.bincount(blocks, deviations)
+    if len(sums) < 2:
+        return _Z * error
+    among = math.sqrt(float(np.dot(sums, sums)) * len(sums) / (len(sums) - 1)) / len(deviations)
+    return student(len(sums) - 1) * among
+
+
+def student(freedom: int) -> float:
+    """What 97.5 % of Student's t distribution lie below (Cornish and Fisher's expansion)."""
+    if freedom <= len(_T):
+        return _T[freedom - 1]
+    z = _Z
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+def _share(flags: Array, blocks: Array) -> Figure:
+    """How often something holds. Wilson's interval, which has a width at 0 % and 100 % too."""
+    mean = _mean(flags, blocks)
+    share, count = mean.value, float(len(flags))
+    half = mean.high - share
+    variance = share * (1 - share)
+    if half > 0 and variance > 0:
+        count = min(count, variance * (_Z / half) ** 2)  # as many independent positions would tell as much
+    square = _Z * _Z / count
+    middle = (share + square / 2) / (1 + square)
+    width = _Z / (1 + square) * math.sqrt(variance / count + square / (4 * count))
+    return Figure(share, mean.error, max(0.0, middle - width), min(1.0, middle + width))
+
+
+def _quantile(values: Array, ordered: Array, blocks: Array, share: float) -> Figure:
+    """A quantile, between neighbours as llama-perplexity does it. Its interval is Woodruff's: what is known about how
+    many values lie below it, read back through the sample's own distribution.
+    """
+    value = _at(ordered, share)
+    below = _mean(values <= value, blocks)
+    half = below.high - below.value
+    return Figure(value, 0.0, _at(ordered, share - half), _at(ordered, share + half))
+
+
+def _at(ordered: Array, share: float) -> float:
+    place = min(max(share, 0.0), 1.0) * (len(ordered) - 1)
+    index = int(place)
+    above = float(ordered[min(index + 1, len(ordered) - 1)])
+    return float(ordered[index]) * (1 - (place - index)) + above * (place - index)
+
+
+def _exp(log: Figure) -> Figure:
+    value, low, high = (math.exp(min(each, _LARGEST_LOG)) for each in (log.value, log.low, log.high))
+    return Figure(value, value * log.error, low, high)
+
+
+def _root(square: Figure) -> Figure:
+    value = math.sqrt(square.value)
+    error = 0.5 / value * square.error if value else 0.0
+    return Figure(value, error, math.sqrt(max(square.low, 0.0)), math.sqrt(max(square.high, 0.0)))
+
+
+def _correlation(one: Array, other: Array) -> float:
+    """Pearson's; 1 where nothing varies, as between a model and itself."""
+    scale = float(np.std(one) * np.std(other))
+    if not scale:
+        return 1.0
+    return float(np.mean((one - np.mean(one)) * (other - np.mean(other)))) / scale
+
+
+def joined(parts: Sequence[Array]) -> Array:
+    """Scores of several chunks as one array."""
+    return np.concatenate(parts) if parts else np.empty(0, SCORE)

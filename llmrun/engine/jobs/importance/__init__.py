@@ -1,0 +1,1 @@
+"""Collects an importance matrix: how strongly each column of a weight is used."""

@@ -1,0 +1,137 @@
+"""Lets a model write the text that shows which of its weights matter, so that nobody needs to bring one.
+
+Owns how it is asked and how its texts become one row of tokens; the generation loop is loop.py's, the prompts come with
+the command. Many texts are written at the same time: a batch reads the weights once for all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from llmrun.engine.llama.llama import LlamaBackend, LlamaModel
+from llmrun.engine.service import LoadedModel
+from llmrun.errors import BadModelError, BadTemplateError, UsageError
+from llmrun.protocol.jobs.importance import Prompt
+from llmrun.protocol.messages import Failed, Finished, Generate, Load, Message, Started, TextDelta
+from llmrun.protocol.params import Limits, SamplingParams
+
+PARALLEL = 16
+"""Texts at the same time; each needs memory for its own KV cache."""
+_LEAST_TOKENS = 48  # of one text, unless it ends by itself
+# As it comes, only without what is next to impossible: of small models that would be noise.
+_SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=0.98, min_p=0.01)
+
+
+@dataclass(slots=True)
+class _Piece:
+    prompt: Prompt
+    start: list[int]
+    text: str = ""
+    is_whole: bool = False
+
+
+class Author:
+    """Writes with one model."""
+
+    def __init__(self, model: LlamaModel, threads: int, n_ctx: int) -> None:
+        """Make room for the texts.
+
+        Raises:
+            UsageError: the model can't write.
+        """
+        self._model = model
+        load = Load(
+            model.path, n_ctx, n_ctx, n_batch=512, n_seq_max=PARALLEL, threads=threads, gpu_layers=model.gpu_layers
+        )
+        try:
+            self._backend = LlamaBackend(model, load)
+        except BadModelError as error:
+            raise UsageError(
+                "this model can't write its own calibration text",
+                why=error.why,
+                hint="give it one: --calibration FILE",
+            ) from None
+        self._loaded = LoadedModel(model, self._backend, load)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._backend.close()
+
+    def write(
+        self, prompts: Sequence[Prompt], n_tokens: int, seconds: float, seed: int, report: Callable[[int, float], None]
+    ) -> tuple[list[int], str]:
+        """Write until there are so many tokens, prompts included, or the time is over.
+
+        Args:
+            prompts: taken in turn, as often as needed; questions are left out where the model has no chat template.
+            report: gets (tokens so far, seconds so far).
+
+        Returns:
+            The tokens of all texts, and what of them can be read.
+
+        Raises:
+            BadModelError: the model computes logits that are not numbers.
+        """
+        usable = self._usable(prompts)
+        # Many subjects are worth more than long texts: each gets its share.
+        most = max(_LEAST_TOKENS, n_tokens // len(usable))
+        pieces: list[_Piece] = []
+        n_written, running, began = 0, 0, time.monotonic()
+        while n_written < n_tokens and time.monotonic() - began < seconds:
+            while running < PARALLEL:
+                pieces.append(self._begin(usable[len(pieces) % len(usable)], len(pieces), seed, most))
+                running += 1
+            for event in self._loaded.engine.step():
+                if isinstance(event, Failed):
+                    raise event.error()
+                if isinstance(event, Started):
+                    n_written += event.prompt_tokens
+                elif isinstance(event, TextDelta):
+                    pieces[event.request].text += event.text
+                    n_written += event.tokens
+                elif isinstance(event, Finished):
+                    pieces[event.request].is_whole = event.reason == "stop"
+                    running -= 1
+            report(n_written, time.monotonic() - began)
+        return self._joined(pieces)
+
+    def _usable(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """All of them, or only those without a chat template, where there is none that leaves room for an answer."""
+        questions = [prompt for prompt in prompts if prompt.is_question]
+        with suppress(BadTemplateError):
+            if questions and len(self._tokens(questions[0])) <= self._backend.n_ctx // 2:
+                return list(prompts)
+        return [prompt for prompt in prompts if not prompt.is_question]
+
+    def _begin(self, prompt: Prompt, number: int, seed: int, most: int) -> _Piece:
+        """Give a request to the loop."""
+        tokens = self._tokens(prompt)
+        sampling = replace(_SAMPLING, seed=(seed + number) % 2**32)
+        room = max(1, self._backend.n_ctx - len(tokens))
+        self._loaded.engine.add(number, tokens, sampling, Limits(min(most, room)))
+        return _Piece(prompt, tokens)
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        asked = Generate(0, (Message("user", prompt.text),)) if prompt.is_question else Generate(0, prompt=prompt.text)
+        return self._loaded.prompt(asked)[1]
+
+    def _joined(self, pieces: Sequence[_Piece]) -> tuple[list[int], str]:
+        """All texts one after another: each as it stood in the model's context, but for the mark of its beginning."""
+        model, llama = self._model, self._model.llama
+        turn_ends = int(llama.llama_vocab_eot(model.vocab))
+        end = turn_ends if turn_ends >= 0 else int(llama.llama_vocab_eos(model.vocab))
+        tokens: list[int] = []
+        for piece in pieces:
+            tokens += piece.start[1:] if piece.start[:1] == [model.bos] else piece.start
+            tokens += model.tokenize(piece.text, special=False)
+            if piece.prompt.is_question and piece.is_whole and end >= 0:
+                tokens.append(end)
+            tokens += model.tokenize("\n\n", special=False)
+        return tokens, "\n\n".join(map(_readable, pieces))
+
+
+def _readable(piece: _Piece) -> str:
+    return piece.prompt.text + ("\n\n" if piece.prompt.is_question else "") + piece.text

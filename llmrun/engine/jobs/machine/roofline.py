@@ -1,0 +1,25 @@
+"""The job `limits`: measures what this machine could do at most. The loops are native/limits.cpp's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llmrun import _native
+from llmrun.errors import OutOfMemoryError
+from llmrun.protocol.jobs.limits import LimitsUpdate, MeasuredLimits, MeasureLimits
+
+_KINDS = ("int8", "half", "single")
+
+
+def run(command: MeasureLimits, report: Callable[[LimitsUpdate], None], flag: _native.CancelFlag) -> MeasuredLimits:
+    """Measure.
+
+    Raises:
+        OutOfMemoryError: there is no memory to read from.
+    """
+    try:
+        read = _native.read_rate(command.n_bytes, command.threads, command.seconds)
+    except MemoryError:
+        raise OutOfMemoryError(f"there are no {command.n_bytes:,} bytes of memory to read from") from None
+    share = command.seconds / len(_KINDS)
+    return MeasuredLimits(read, *(_native.multiply_add_rate(kind, command.threads, share) for kind in _KINDS))

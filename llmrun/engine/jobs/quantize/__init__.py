@@ -1,0 +1,1 @@
+"""Writes a quantized file with llama.cpp's own functions."""

@@ -1,0 +1,1 @@
+"""From messages to a prompt: chat templates and thinking."""

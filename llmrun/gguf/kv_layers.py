@@ -1,0 +1,169 @@
+"""Which layers of a model keep keys and values of every token, how many of them, and what the others keep.
+
+Owns what llama.cpp allocates for each architecture (its version 0.3.36 of llama-cpp-python); must not know tensors or
+memory plans. A pure function of a header's numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmrun.gguf.header import Header
+
+_STATE_BYTES = 4  # f32
+_MOST_LAYERS = 512  # LLAMA_MAX_LAYERS; a file that states more is refused elsewhere
+# Every layer is recurrent: no keys and values at all.
+_RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
+# A layer without key heads is recurrent in these.
+_HYBRID_BY_HEADS = frozenset(
+    {"jamba", "plamo2", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "kimi-linear", "kimi-k3",
+     "bailingmoe3", "glm5-next"}
+)  # fmt: skip
+# Every n-th layer has full attention, the others are recurrent: architecture -> n when the file does not say.
+_HYBRID_BY_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "minimax-01": 8}
+_HYBRID_THROUGHOUT = frozenset({"falcon-h1"})
+# Layers with a sliding window: architecture -> (every n-th layer has none, it is the first of the n rather than the
+# last). An array in the file says it layer by layer instead; those with 0 always have one.
+_WINDOW_PATTERNS = {
+    "afmoe": (4, False), "cohere2": (4, False), "cohere2moe": (4, True), "exaone-moe": (4, False),
+    "exaone4": (4, False), "gemma-embedding": (6, False), "gemma2": (2, False), "gemma3": (6, False),
+    "gemma3n": (5, False), "gemma4": (0, False), "gpt-oss": (2, False), "granite_swa": (0, False),
+    "laguna": (4, True), "llama4": (4, False), "maple": (0, False), "mellum": (4, False), "mimo2": (0, False),
+    "muse-glimmer": (4, False), "olmo2": (4, False), "plamo3": (8, False), "smallthinker": (4, True),
+    "spark2_5": (0, False), "step35": (0, False),
+}  # fmt: skip
+_DEFAULT_WINDOWS = {"gemma2": 4096, "llama4": 8192}
+_INDEXED = frozenset({"deepseek32", "glm-dsa"})  # keep a second, smaller key of every token
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayer:
+    """What one layer keeps. elements: of a token's keys and values; window: of how many tokens at most, 0 is all."""
+
+    elements: int
+    window: int
+
+
+def kv_layers(header: Header) -> tuple[KvLayer, ...]:
+    """The layers that keep keys and values, each once: layers that look at another one's are left out."""
+    if header.architecture in _RECURRENT:
+        return ()
+    sliding = sliding_layers(header)
+    recurrent = _recurrent(header)
+    found = []
+    for layer in range(_own_layers(header)):
+        window = header.sliding_window if sliding[layer] else 0
+        elements = 0 if recurrent[layer] else _elements(header, layer, sliding=sliding[layer])
+        if elements:
+            found.append(KvLayer(elements, window))
+    return tuple(found)
+
+
+def recurrent_bytes(header: Header) -> int:
+    """Bytes that the recurrent layers keep for a sequence, however long it is."""
+    n_layers = _n_layers(header) - header.model_count("nextn_predict_layers")
+    if header.architecture in _RECURRENT or header.architecture in _HYBRID_THROUGHOUT:
+        count = n_layers
+    else:
+        count = sum(_recurrent(header)[: max(n_layers, 0)])
+    return max(count, 0) * _state_elements(header) * _STATE_BYTES
+
+
+def window_of(header: Header) -> int:
+    """Tokens that a layer with a sliding window looks back at; 0 where llama.cpp uses none."""
+    if header.architecture not in _WINDOW_PATTERNS:
+        return 0
+    if header.architecture == "exaone4" and header.n_layers != 64:
+        return 0
+    stated = header.model_count("attention.sliding_window")
+    if header.architecture == "llama4":
+        says_none = header.model_key("attention.sliding_window") in header.metadata and not stated
+        return 0 if says_none else _DEFAULT_WINDOWS["llama4"]
+    return stated or _DEFAULT_WINDOWS.get(header.architecture, 0)
+
+
+def _n_layers(header: Header) -> int:
+    return min(header.n_layers, _MOST_LAYERS)
+
+
+def _own_layers(header: Header) -> int:
+    """Those at the end that predict further tokens are not used, and some models share the last layers' keys."""
+    n_layers = _n_layers(header)
+    if header.architecture == "gemma3n":
+        return min(20, n_layers)
+    if header.architecture == "gemma4":
+        return max(n_layers - header.model_count("attention.shared_kv_layers"), 0)
+    predicting = header.model_count("nextn_predict_layers")
+    return n_layers - predicting if predicting < n_layers else n_layers
+
+
+def sliding_layers(header: Header) -> list[bool]:
+    """Whether each layer has a sliding window."""
+    n_layers = _n_layers(header)
+    if not header.sliding_window:
+        return [False] * n_layers
+    period, dense_first = _WINDOW_PATTERNS[header.architecture]
+    stated = header.metadata.get(header.model_key("attention.sliding_window_pattern"))
+    if isinstance(stated, tuple):
+        return [bool(stated[layer]) if layer < len(stated) else False for layer in range(n_layers)]
+    if isinstance(stated, int) and period:
+        period = max(stated, 0)
+    if not period:
+        return [True] * n_layers
+    dense = 0 if dense_first else period - 1
+    return [layer % period != dense for layer in range(n_layers)]
+
+
+def _recurrent(header: Header) -> list[bool]:
+    """Whether each layer keeps a state in place of keys and values."""
+    layers = range(_n_layers(header))
+    if header.architecture in _HYBRID_BY_HEADS:
+        return [not header.kv_heads_of(layer) and not _only_feeds_forward(header, layer) for layer in layers]
+    interval = _HYBRID_BY_INTERVAL.get(header.architecture)
+    if interval is None:
+        return [False] * len(layers)
+    stated = header.metadata.get(header.model_key("attention.recurrent_layers"))
+    if isinstance(stated, tuple):
+        return [bool(stated[layer]) if layer < len(stated) else False for layer in layers]
+    interval = header.model_count("full_attention_interval") or interval
+    return [(layer + 1) % interval != 0 for layer in layers]
+
+
+def _only_feeds_forward(header: Header, layer: int) -> bool:
+    """Nemotron-H has layers with neither attention nor state."""
+    widths = header.metadata.get(header.model_key("feed_forward_length"))
+    nemotron = header.architecture.startswith("nemotron_h")
+    return nemotron and isinstance(widths, tuple) and layer < len(widths) and bool(widths[layer])
+
+
+def _elements(header: Header, layer: int, *, sliding: bool) -> int:
+    heads = header.kv_heads_of(layer)
+    ending = "_swa" if sliding else ""
+    key = header.model_count(f"attention.key_length{ending}") or header.key_length
+    value = header.model_count(f"attention.value_length{ending}") or header.value_length
+    if header.is_latent:  # the values are a part of the keys
+        value = 0
+    indexer = header.model_count("attention.indexer.key_length") if header.architecture in _INDEXED else 0
+    return heads * (key + value) + indexer
+
+
+def _state_elements(header: Header) -> int:
+    """Elements of one recurrent layer's two states, as llama_hparams::n_embd_r and n_embd_s count them."""
+    count = header.model_count
+    width = header.n_embd
+    if count("wkv.head_size"):
+        shifts = count("token_shift_count") or (1 if header.architecture in {"rwkv6qwen2", "arwkv7"} else 2)
+        return shifts * width + width * count("wkv.head_size")
+    if count("shortconv.l_cache"):
+        return width * (count("shortconv.l_cache") - 1)
+    heads = header.heads_of(0)
+    if count("kda.head_dim"):
+        head = count("kda.head_dim")
+        return 3 * max(count("ssm.conv_kernel") - 1, 0) * heads * head + head * head * heads
+    if header.architecture == "minimax-01":
+        return header.key_length**2 * heads
+    inner, state = count("ssm.inner_size"), count("ssm.state_size")
+    conv = max(count("ssm.conv_kernel") - 1, 0) * (inner + 2 * count("ssm.group_count") * state)
+    return conv + state * inner

@@ -1,0 +1,434 @@
+"""What a GGUF file says about itself: metadata, tensor table, sizes. Never the weights.
+
+Owns the file format and its limits; must not know what the values mean (header.py) nor llama.cpp's
+rules for them (check.py). A model file is untrusted input: every count, length, offset and extent is checked
+against the file's size before it is used, nothing recurses, what is kept is bounded, and the time is O(header).
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import stat
+import struct
+from collections.abc import Collection, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, NoReturn
+
+from llmrun.errors import BadModelError, ModelNotFoundError
+from llmrun.gguf.header import ArrayInfo, Header, Tensor, Value
+from llmrun.gguf.split import other_parts, unite
+
+__all__ = ["ArrayInfo", "Header", "NeedMoreBytes", "Tensor", "Value", "parse_header", "read_header", "read_part"]
+
+MAX_HEADER_BYTES = 256 * 1024 * 1024
+MAX_KEYS = 65_536
+MAX_TENSORS = 65_536
+MAX_STRINGS = 4 * 1024 * 1024  # in all string arrays together; the largest vocabularies have 0.8 million
+MAX_KEY_BYTES = 65_535
+MAX_TEXT_BYTES = 32 * 1024 * 1024  # of all keys and single strings together
+MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME, without its end mark
+MAX_DIMENSIONS = 4
+INLINE_TEXT_BYTES = 4 * 1024 * 1024  # longer strings are skipped unless they are asked for
+INLINE_ELEMENTS = 512  # LLAMA_MAX_LAYERS: arrays with one number per layer are read without being asked for
+MAX_INLINE_ELEMENTS = 256 * 1024  # in all these arrays together; the others are skipped
+DEFAULT_ALIGNMENT = 32
+SMALLEST_FILE = 24  # magic, version and two counts
+
+_STRING, _ARRAY = 8, 9
+_TOKENS = "tokenizer.ggml.tokens"
+_SPECIAL_TOKEN = re.compile(r"tokenizer\.ggml\.\w+_token_id")
+_TOKEN_TEXT_BYTES = 1024
+_MARK_EVERY = 1024  # strings of the vocabulary between two places that are remembered
+# Whose type the format (or llama.cpp, which aborts otherwise) prescribes: key -> GGUF value type.
+_PRESCRIBED_TYPES = {"general.alignment": 4, "split.no": 2, "split.count": 2, "split.tensors.count": 5}
+
+# GGUF value type -> (name, struct code); strings and arrays have no code.
+_VALUE_TYPES: dict[int, tuple[str, str]] = {
+    0: ("u8", "B"), 1: ("i8", "b"), 2: ("u16", "H"), 3: ("i16", "h"), 4: ("u32", "I"), 5: ("i32", "i"),
+    6: ("f32", "f"), 7: ("bool", "?"), _STRING: ("string", ""), _ARRAY: ("array", ""),
+    10: ("u64", "Q"), 11: ("i64", "q"), 12: ("f64", "d"),
+}  # fmt: skip
+
+# ggml_type -> (name, elements per block, bytes per block), from ggml.h; removed types are left out.
+_TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8),
+    28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
+    42: ("Q2_0", 64, 18),
+}  # fmt: skip
+
+
+class NeedMoreBytes(Exception):  # noqa: N818  # no error: the header is longer than what is there of the file
+    """The header goes on beyond the bytes that were given.
+
+    Attributes:
+        until: how many bytes from the file's start are needed at least.
+    """
+
+    def __init__(self, until: int) -> None:
+        super().__init__(f"{until} bytes")
+        self.until = until
+
+
+def padded(n_bytes: int) -> int:
+    """What a tensor takes in a file of the default alignment, which is what llama.cpp and we write."""
+    return -(-n_bytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+
+
+def read_header(path: Path, *, arrays: Collection[str] = ()) -> Header:
+    """Read everything before the weights; of a split model the tensors of all its files, which stand beside the first.
+
+    Args:
+        path: a local file; of a split model the first.
+        arrays: keys of arrays to read whatever their length.
+
+    Raises:
+        ModelNotFoundError: there is no regular file that can be read, or another file of a split model is missing.
+        BadModelError: it is not GGUF, or damaged; the message names the field and its value.
+    """
+    first = read_part(path, arrays=arrays)
+    names = other_parts(first)
+    return unite(first, [_read_beside(first, name) for name in names]) if names else first
+
+
+def _read_beside(first: Header, name: str) -> Header:
+    path = first.path.with_name(name)
+    if not path.exists():
+        raise ModelNotFoundError(
+            f"{str(path)!r} is missing",
+            why=f"the model is split into {first.split_count} files, which have to be in one folder",
+            hint="put them all there; `llmrun pull` fetches all of them",
+        )
+    return read_part(path)
+
+
+def read_part(path: Path, *, arrays: Collection[str] = ()) -> Header:
+    """Read one file alone, whichever part of a split model it is. Arguments and errors as read_header()."""
+    descriptor = _open_regular(path)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size < SMALLEST_FILE:
+            _refuse_size(path, size)
+        # The mapping is the limit: nothing can be read beyond it.
+        with mmap.mmap(descriptor, min(size, MAX_HEADER_BYTES), access=mmap.ACCESS_READ) as data:
+            return parse_header(data, size, path, arrays=arrays)
+    except OSError as error:
+        raise ModelNotFoundError(f"can't read {str(path)!r}", why=error.strerror or str(error)) from error
+    finally:
+        os.close(descriptor)
+
+
+def parse_header(data: bytes | mmap.mmap, file_size: int, path: Path, *, arrays: Collection[str] = ()) -> Header:
+    """Make sense of a file's first bytes.
+
+    Args:
+        data: as many as there are; more than MAX_HEADER_BYTES are never looked at.
+        file_size: of the whole file, in bytes.
+        path: what messages call it.
+        arrays: as read_header().
+
+    Raises:
+        NeedMoreBytes: the header is longer than that.
+        BadModelError: it is not GGUF, or damaged.
+    """
+    if file_size < SMALLEST_FILE:
+        _refuse_size(path, file_size)
+    return _HeaderReader(path, file_size, data, frozenset(arrays)).read()
+
+
+def _refuse_size(path: Path, size: int) -> NoReturn:
+    raise BadModelError(f"{str(path)!r} is not a model file", why=f"it has {size} bytes, fewer than any GGUF file")
+
+
+def _open_regular(path: Path) -> int:
+    """A descriptor of a regular file. Anything else is refused before it is opened: a FIFO would hang."""
+    shown = repr(str(path))
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise ModelNotFoundError(f"{shown} is a folder, not a model file", hint="name the .gguf file inside it")
+        if not stat.S_ISREG(mode):
+            raise ModelNotFoundError(f"{shown} is not a regular file", why="it is a pipe or a device")
+        # Without blocking, in case it has become a FIFO since.
+        return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError as error:
+        raise ModelNotFoundError(f"there is no file {shown}") from error
+    except OSError as error:
+        raise ModelNotFoundError(f"can't open {shown}", why=error.strerror or str(error)) from error
+    except ValueError as error:  # a NUL in the name
+        raise ModelNotFoundError(f"{shown} can't be a file's name", why=str(error)) from error
+
+
+class _HeaderReader:
+    """Walks one header from its start; every step checks what is left."""
+
+    def __init__(self, path: Path, file_size: int, data: bytes | mmap.mmap, arrays: frozenset[str]) -> None:
+        self.path = path
+        self.file_size = file_size
+        self.data = data
+        self.end = len(data)
+        self.limit = min(file_size, MAX_HEADER_BYTES)
+        self.position = 0
+        self.wanted = arrays
+        self.strings = 0  # elements of string arrays so far
+        self.text_bytes = 0  # of keys and strings that were kept so far
+        self.elements = 0  # of short arrays that were kept so far
+        self.marks: list[int] = []  # where every 1,024th token stands
+
+    def read(self) -> Header:
+        if self.take(4, "magic") != b"GGUF":
+            raise BadModelError(
+                f"{str(self.path)!r} is not a GGUF model",
+                why=f"it begins with {bytes(self.data[:4])!r} instead of b'GGUF'",
+            )
+        version = self.version()
+        n_tensors = self.count("number of tensors", least_bytes=24, most=MAX_TENSORS)
+        n_keys = self.count("number of metadata keys", least_bytes=13, most=MAX_KEYS)
+        metadata = self.metadata(n_keys)
+        tensors = self.tensors(n_tensors, self.alignment(metadata))
+        return Header(self.path, self.file_size, version, metadata, tensors, self.special_texts(metadata))
+
+    def fail(self, why: str) -> NoReturn:
+        raise BadModelError(
+            f"the model file {str(self.path)!r} is damaged",
+            why=why,
+            hint="download it again, or ask whoever made it",
+        )
+
+    def advance(self, position: int, field: str) -> None:
+        """Go to a place that has to exist. `field` names in the error message what reaches that far."""
+        if position > self.limit:
+            limit = "the file" if self.limit == self.file_size else f"the limit of {MAX_HEADER_BYTES} for headers"
+            left = self.limit - self.position
+            self.fail(f"{field} needs {position - self.position} bytes, but {limit} ends {left} bytes on")
+        if position > self.end:
+            raise NeedMoreBytes(position)
+        self.position = position
+
+    # ---- single values
+
+    def take(self, length: int, field: str) -> bytes:
+        """The next bytes."""
+        start = self.position
+        self.advance(start + length, field)
+        return self.data[start : self.position]
+
+    def number(self, code: str, field: str) -> Any:
+        """The next value of a struct code."""
+        (value,) = struct.unpack("<" + code, self.take(struct.calcsize("<" + code), field))
+        return value
+
+    def string(self, field: str, most: int = MAX_HEADER_BYTES) -> bytes:
+        """The next string, one of those that are kept."""
+        length = self.number("Q", f"the length of {field}")
+        if length > most:
+            self.fail(f"{field} is {length} bytes long; at most {most} are allowed")
+        self.text_bytes += length
+        if self.text_bytes > MAX_TEXT_BYTES:
+            self.fail(f"{field} is {length} bytes long; all texts may have {MAX_TEXT_BYTES} together")
+        return self.take(length, field)
+
+    def count(self, field: str, *, least_bytes: int, most: int) -> int:
+        """A count of things that take at least so many bytes each, refused when they can't fit."""
+        value: int = self.number("Q", field)
+        if value > most or value * least_bytes > self.limit:
+            self.fail(f"the {field} is {value}, more than this file can hold")
+        return value
+
+    def version(self) -> int:
+        version: int = self.number("I", "version")
+        if version in (2, 3):
+            return version
+        why, hint = f"version is {version}; versions 2 and 3 can be read", "pip install --upgrade llmrun"
+        if version < 2:
+            hint = "files that old have to be converted again"
+        elif version & 0xFFFF == 0:
+            why = f"version is {version:#x}: the file is for big-endian machines, or no GGUF"
+            hint = "look for the little-endian file of this model"
+        raise BadModelError(f"{str(self.path)!r} is not a GGUF file that can be used here", why=why, hint=hint)
+
+    # ---- metadata
+
+    def metadata(self, n_keys: int) -> dict[str, Value]:
+        found: dict[str, Value] = {}
+        for index in range(n_keys):
+            raw = self.string(f"metadata key {index}", MAX_KEY_BYTES)
+            key = raw.decode("utf-8", "backslashreplace")
+            if not key or key in found:
+                self.fail(f"metadata key {index} is {key!r}, {'which is there twice' if key else 'empty'}")
+            found[key] = self.value(key)
+        return found
+
+    def value(self, key: str) -> Value:
+        kind = self.number("I", f"the type of {key!r}")
+        wanted = _PRESCRIBED_TYPES.get(key, kind)
+        if kind != wanted:
+            name = _VALUE_TYPES[kind][0] if kind in _VALUE_TYPES else kind
+            self.fail(f"{key!r} has the type {name}; it has to be {_VALUE_TYPES[wanted][0]}")
+        if kind == _ARRAY:
+            return self.array(key)
+        if kind == _STRING:
+            return self.text(key)
+        value: Value = self.number(self.code(kind, key), repr(key))
+        return value
+
+    def text(self, key: str) -> Value:
+        """A string; one that is too long to be of use is skipped, as if it were an array of bytes."""
+        (length,) = struct.unpack_from("<Q", self.peek(8, f"the length of {key!r}"))
+        if length <= INLINE_TEXT_BYTES or key in self.wanted:
+            return self.string(repr(key)).decode("utf-8", "replace")
+        self.advance(self.position + 8 + length, repr(key))
+        return ArrayInfo("u8", length)
+
+    def peek(self, length: int, field: str) -> bytes:
+        """The next bytes, without taking them."""
+        start = self.position
+        found = self.take(length, field)
+        self.position = start
+        return found
+
+    def code(self, kind: int, key: str) -> str:
+        """The struct code of a number's type."""
+        if kind not in _VALUE_TYPES or kind == _ARRAY:
+            problem = "an array in an array" if kind == _ARRAY else f"an unknown type {kind}"
+            self.fail(f"{key!r} has {problem}")
+        return _VALUE_TYPES[kind][1]
+
+    def array(self, key: str) -> Value:
+        kind = self.number("I", f"the element type of {key!r}")
+        code = self.code(kind, key)
+        length: int = self.number("Q", f"the length of {key!r}")
+        least_bytes = struct.calcsize("<" + code) if code else 8
+        if length * least_bytes > self.limit - self.position:
+            self.fail(f"{key!r} has {length} elements, more than the file can hold")
+        if not code:
+            return self.strings_array(key, length)
+        if key in self.wanted and length > MAX_STRINGS:
+            self.fail(f"{key!r} has {length} elements; at most {MAX_STRINGS} are read")
+        start = self.position
+        self.advance(start + length * least_bytes, repr(key))
+        if key not in self.wanted:
+            self.elements += length if length <= INLINE_ELEMENTS else 0
+            if length > INLINE_ELEMENTS or self.elements > MAX_INLINE_ELEMENTS:
+                return ArrayInfo(_VALUE_TYPES[kind][0], length)
+        return struct.unpack_from(f"<{length}{code}", self.data, start)
+
+    def strings_array(self, key: str, length: int) -> Value:
+        self.strings += length
+        if self.strings > MAX_STRINGS:
+            self.fail(f"{key!r} has {length} elements; all string arrays may have {MAX_STRINGS} together")
+        start = position = self.position
+        marks = []
+        for done in range(0, length, _MARK_EVERY):
+            marks.append(position)
+            position = _skip_strings(self.data, position, min(_MARK_EVERY, length - done))
+            if position > self.end:
+                break
+        if position > self.limit:
+            self.fail(f"a string in {key!r} is longer than the rest of the file")
+        self.advance(position, repr(key))
+        if key == _TOKENS:
+            self.marks = marks
+        if key in self.wanted:
+            return _strings(self.data, start, length)
+        return ArrayInfo("string", length)
+
+    def special_texts(self, metadata: Mapping[str, Value]) -> dict[int, bytes]:
+        """The texts of the tokens that the metadata names by their numbers."""
+        tokens = metadata.get(_TOKENS)
+        n_tokens = tokens.length if isinstance(tokens, ArrayInfo) else len(tokens) if isinstance(tokens, tuple) else 0
+        found = {}
+        for key, number in metadata.items():
+            if not _SPECIAL_TOKEN.fullmatch(key) or not isinstance(number, int) or not 0 <= number < n_tokens:
+                continue
+            if number // _MARK_EVERY < len(self.marks):
+                mark = self.marks[number // _MARK_EVERY]
+                position = _skip_strings(self.data, mark, number % _MARK_EVERY)
+                found[number] = _strings(self.data, position, 1)[0][:_TOKEN_TEXT_BYTES]
+        return found
+
+    # ---- tensor table
+
+    def alignment(self, metadata: Mapping[str, Value]) -> int:
+        value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(value, int) or value <= 0 or value & (value - 1):
+            self.fail(f"'general.alignment' is {value!r}, not a power of two")
+        return value
+
+    def tensors(self, n_tensors: int, alignment: int) -> tuple[Tensor, ...]:
+        found: dict[str, Tensor] = {}
+        for index in range(n_tensors):
+            row = self.tensor(index)
+            if row.name in found:
+                self.fail(f"tensor {row.name!r} is there twice")
+            found[row.name] = row
+        data_start = -(-self.position // alignment) * alignment
+        expected = 0
+        for row in found.values():
+            if row.offset != expected:
+                self.fail(f"tensor {row.name!r} is at offset {row.offset}; it should be at {expected}")
+            stop = data_start + row.offset + row.n_bytes
+            if stop > self.file_size:
+                self.fail(
+                    f"the file is cut off: tensor {row.name!r} ends at byte {stop}, the file at byte {self.file_size}"
+                )
+            expected += -(-row.n_bytes // alignment) * alignment
+        return tuple(
+            Tensor(row.name, row.shape, row.type, row.n_bytes, data_start + row.offset) for row in found.values()
+        )
+
+    def tensor(self, index: int) -> Tensor:
+        """One row, its offset still relative to the data section."""
+        length = self.number("Q", f"the length of the name of tensor {index}")
+        if length > MAX_TENSOR_NAME_BYTES:
+            self.fail(f"the name of tensor {index} is {length} bytes long; at most {MAX_TENSOR_NAME_BYTES} are allowed")
+        name = self.take(length, f"the name of tensor {index}").decode("utf-8", "backslashreplace")
+        n_dimensions = self.number("I", f"the dimensions of {name!r}")
+        if n_dimensions > MAX_DIMENSIONS:
+            self.fail(f"tensor {name!r} has {n_dimensions} dimensions; at most {MAX_DIMENSIONS} are allowed")
+        packed = self.take(8 * n_dimensions, f"the shape of {name!r}")
+        shape = struct.unpack(f"<{n_dimensions}q", packed) or (1,)
+        kind, offset = struct.unpack("<IQ", self.take(12, f"the type of {name!r}"))
+        if kind not in _TENSOR_TYPES:
+            self.fail(f"tensor {name!r} has an unknown type {kind}")
+        type_name, block_elements, block_bytes = _TENSOR_TYPES[kind]
+        overflows = prod(size for size in shape if size > 0) >= 2**63
+        if min(shape) < 0 or shape[0] % block_elements or overflows:
+            self.fail(f"tensor {name!r} of type {type_name} has the impossible shape {list(shape)}")
+        n_bytes = prod(shape) // block_elements * block_bytes
+        return Tensor(name, shape, type_name, n_bytes, offset)
+
+
+def _skip_strings(data: bytes | mmap.mmap, position: int, count: int) -> int:
+    """The position after `count` strings, or one beyond the data when they end there.
+
+    The tight loop of this file: a vocabulary and its merges are 100,000 strings and more.
+    """
+    unpack_from = struct.Struct("<Q").unpack_from
+    try:
+        for _ in range(count):
+            position += 8 + unpack_from(data, position)[0]
+    except (struct.error, OverflowError, IndexError):
+        position += 8  # not even the length is there
+    return position
+
+
+def _strings(data: bytes | mmap.mmap, position: int, count: int) -> tuple[bytes, ...]:
+    """`count` strings whose lengths _skip_strings has checked."""
+    unpack_from = struct.Struct("<Q").unpack_from
+    found = []
+    for _ in range(count):
+        start = position + 8
+        position = start + unpack_from(data, position)[0]
+        found.append(data[start:position])
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""The files on this disk: found, listed, brought in, removed and cleaned up."""

@@ -1,0 +1,270 @@
+"""Models that other programs keep on this disk: Ollama's and LM Studio's. Used in place, never written or removed.
+
+Owns the layout of their folders, and the names that lead to what is in them:
+
+    ollama/NAME[:TAG]                    NAME as `ollama list` shows it; without a tag "latest"
+    lmstudio/PUBLISHER/REPO[:QUANT]      as LM Studio's folders are called; without a quant the usual choice
+    lmstudio/PUBLISHER/REPO/FILE.gguf
+
+A repository of the hub whose owner is called ollama or lmstudio is reached as hf.co/OWNER/REPO. Whatever their files
+say is foreign: no path is made of it before it is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from llmrun.errors import ModelNotFoundError
+from llmrun.gguf import filenames
+from llmrun.models.store.installed import LM_STUDIO, OLLAMA, Installed, measure
+
+PROGRAMS = {"ollama": OLLAMA, "lmstudio": LM_STUDIO}
+"""First part of a name -> the program whose model it is."""
+
+_MODEL_LAYER = "application/vnd.ollama.image.model"
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_QUANT = re.compile(r"[A-Za-z0-9_]{1,16}")
+_LIBRARY = "registry.ollama.ai"
+_HUB_HOSTS = frozenset({"hf.co", "huggingface.co"})
+_LARGEST_JSON = 1 << 20
+_MOST_ENTRIES = 20_000  # a setting may point anywhere; nobody waits for a walk through a whole disk
+_SYSTEM_OLLAMA = Path("/usr/share/ollama/.ollama/models")  # where its Linux service keeps them
+
+
+def models(environment: Mapping[str, str] | None = None) -> list[Installed]:
+    """Every model of both programs that llama.cpp could load.
+
+    Args:
+        environment: os.environ by default; OLLAMA_MODELS is read.
+    """
+    return [*_ollama_models(environment), *_lm_studio_models()]
+
+
+def find(name: str) -> Installed:
+    """The model that a name with a program in front means.
+
+    Raises:
+        ModelNotFoundError: the program has no such model; says which it has.
+    """
+    program, _, rest = name.partition("/")
+    if PROGRAMS[program.lower()] == OLLAMA:
+        found = list(_ollama_models(None))
+        chosen = _of_ollama(rest, found)
+    else:
+        found = list(_lm_studio_models())
+        chosen = _of_lm_studio(rest, found)
+    return chosen or _fail(name, program, rest, found)
+
+
+def of_repository(repository: str, filename: str | None, quant: str | None) -> Installed | None:
+    """What another program fetched from this repository of the hub: this file or quant, or the usual choice."""
+    wanted = repository.lower()
+    fetched = [model for model in models() if model.repository.lower() == wanted]
+    if filename is None:
+        return _by_quant(fetched, quant)
+    asked = filenames.quant_of(filename)  # Ollama forgets the file's name, not its quant
+    return next(
+        (m for m in fetched if m.filename == filename or (m.place == OLLAMA and asked and m.quant == asked)), None
+    )
+
+
+def _fail(name: str, program: str, rest: str, found: list[Installed]) -> Installed:
+    from difflib import get_close_matches
+
+    title = PROGRAMS[program.lower()]
+    names = [model.name for model in found]
+    close = get_close_matches(name.lower(), names, n=3, cutoff=0.6)
+    guess = f"did you mean {' or '.join(close)}? If the hub is meant, " if close else "if the hub is meant, "
+    raise ModelNotFoundError(
+        f"{title} has no model {rest!r} on this disk",
+        why="it has " + ", ".join(names[:12]) + (" and more" if len(names) > 12 else "")
+        if names
+        else f"no models of {title} were found",
+        hint=f"{guess}write hf.co/{name}",
+    )
+
+
+def _by_quant(found: list[Installed], quant: str | None) -> Installed | None:
+    by_name = {model.filename: model for model in found}
+    chosen = filenames.choose(by_name, quant)
+    if chosen is None:  # files of Ollama have no names that tell
+        return next((model for model in found if quant is None or model.quant.upper() == quant.upper()), None)
+    return by_name[chosen]
+
+
+# ---- Ollama ----------------------------------------------------------------------------------------
+
+
+def _ollama_models(environment: Mapping[str, str] | None) -> Iterator[Installed]:
+    env = os.environ if environment is None else environment
+    named = env.get("OLLAMA_MODELS")
+    folders = [Path(named).expanduser()] if named else [*_at_home(".ollama", "models"), _SYSTEM_OLLAMA]
+    for folder in folders:
+        for manifest in _manifests(folder / "manifests"):
+            model = _ollama_model(folder, manifest)
+            if model:
+                yield model
+
+
+def _manifests(folder: Path) -> Iterator[Path]:
+    """The files HOST/NAMESPACE/MODEL/TAG."""
+    level = [folder]
+    for _ in range(3):
+        level = [path for above in level for path in _entries(above) if path.is_dir()]
+    for model in level:
+        yield from (path for path in _entries(model) if path.is_file())
+
+
+def _ollama_model(folder: Path, manifest: Path) -> Installed | None:
+    facts = _json(manifest)
+    layers = facts.get("layers")
+    digest = next((layer.get("digest") for layer in _objects(layers) if layer.get("mediaType") == _MODEL_LAYER), None)
+    blob = _blob(folder, digest)
+    measured = measure([blob]) if blob else None
+    if blob is None or measured is None:
+        return None
+    host, namespace, model, tag = manifest.parts[-4:]
+    config = _blob(folder, facts["config"].get("digest") if isinstance(facts.get("config"), dict) else None)
+    stated = _json(config).get("file_type") if config else None
+    quant = stated.upper() if isinstance(stated, str) and _QUANT.fullmatch(stated) else ""
+    where = "" if (host, namespace) == (_LIBRARY, "library") else f"{namespace}/"
+    where = where if host == _LIBRARY else f"{host}/{where}"
+    return Installed(
+        name=f"ollama/{where}{model}:{tag}",
+        repository=f"{namespace}/{model}" if host in _HUB_HOSTS else "",
+        filename=blob.name,
+        revision="",
+        size=measured.size,
+        quant=quant or filenames.quant_of(tag) or "",
+        path=blob,
+        place=OLLAMA,
+        modified=measured.modified,
+        used=measured.used,
+    )
+
+
+def _blob(folder: Path, digest: object) -> Path | None:
+    match = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
+    return folder / "blobs" / f"sha256-{match[1]}" if match else None
+
+
+def _of_ollama(rest: str, found: list[Installed]) -> Installed | None:
+    wanted = rest.lower()
+    by_name = {model.name.lower().removeprefix("ollama/"): model for model in found}
+    if wanted in by_name:
+        return by_name[wanted]
+    tags = [model for name, model in by_name.items() if name.rpartition(":")[0] == wanted]
+    latest = by_name.get(f"{wanted}:latest")
+    return latest or (tags[0] if len(tags) == 1 else None)
+
+
+# ---- LM Studio -------------------------------------------------------------------------------------
+
+
+def _lm_studio_models() -> Iterator[Installed]:
+    budget = _MOST_ENTRIES
+    for folder in _lm_studio_folders():
+        for publisher in _entries(folder):
+            for repository in _entries(publisher) if publisher.is_dir() else ():
+                names = [path.name for path in _entries(repository)] if repository.is_dir() else []
+                budget -= len(names) + 1
+                if budget < 0:
+                    return
+                yield from _lm_studio_repository(repository, names)
+
+
+def _lm_studio_repository(folder: Path, names: list[str]) -> Iterator[Installed]:
+    called = filenames.available(names)
+    repository = f"{folder.parent.name}/{folder.name}"
+    for filename in names:
+        if not filenames.is_model(filename) or filenames.is_later_part(filename):
+            continue
+        measured = measure(folder / part for part in filenames.all_parts(filename))
+        if measured is None:
+            continue
+        quant = filenames.quant_of(filename) or ""
+        short = bool(quant) and called.get(quant) == filename
+        yield Installed(
+            name=f"lmstudio/{repository}:{quant}" if short else f"lmstudio/{repository}/{filename}",
+            repository=repository,
+            filename=filename,
+            revision="",
+            size=measured.size,
+            quant=quant,
+            path=folder / filename,
+            place=LM_STUDIO,
+            modified=measured.modified,
+            used=measured.used,
+        )
+
+
+def _lm_studio_folders() -> list[Path]:
+    """Where its models may be: its home has moved once, may be pointed elsewhere, and its settings name a folder."""
+    pointers = _at_home(".lmstudio-home-pointer")
+    pointed = [Path(text.strip()) for text in map(_text, pointers) if text.strip()]
+    folders: dict[Path, None] = {}
+    for home in [*pointed, *_at_home(".lmstudio"), *_at_home(".cache", "lm-studio")]:
+        chosen = _json(home / "settings.json").get("downloadsFolder")
+        if isinstance(chosen, str) and Path(chosen).is_absolute():
+            folders[Path(chosen)] = None
+        folders[home / "models"] = None
+    real: dict[str, Path] = {}
+    for folder in folders:
+        real.setdefault(os.path.realpath(folder), folder)
+    return list(real.values())
+
+
+def _of_lm_studio(rest: str, found: list[Installed]) -> Installed | None:
+    wanted = rest.lower()
+    exact = [model for model in found if f"{model.repository}/{model.filename}".lower() == wanted]
+    if exact:
+        return exact[0]
+    repository, _, quant = wanted.partition(":")
+    return _by_quant([model for model in found if model.repository.lower() == repository], quant or None)
+
+
+# ---- reading what others wrote ---------------------------------------------------------------------
+
+
+def _at_home(*parts: str) -> list[Path]:
+    try:
+        return [Path.home().joinpath(*parts)]
+    except RuntimeError:  # no home
+        return []
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    """The file's text; "" when it is not there, too large or no text."""
+    try:
+        if not path.is_file():  # a pipe would hang
+            return ""
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_JSON + 1)
+        return data.decode("utf-8") if len(data) <= _LARGEST_JSON else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The file's JSON object; an empty one when it has none."""
+    try:
+        value = json.loads(_text(path))
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -1,0 +1,216 @@
+"""Giving a model file of one's own a name: a local GGUF becomes a model of the cache.
+
+Owns how its bytes get there; must not ask anybody. What is imported has a repository of its own, so that every other
+command treats it as what was downloaded: blobs/<sha256>, and a snapshot whose commit is made of name and hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from llmrun.errors import IntegrityError, UsageError
+from llmrun.gguf import filenames
+from llmrun.gguf.reader import read_header
+from llmrun.models.hashing import sha256_of
+from llmrun.models.registry import ModelSpec
+from llmrun.models.store import foreign
+from llmrun.models.store.disk import disk_errors, exclusive, require_space, sync_folder
+from llmrun.models.store.installed import Installed
+from llmrun.models.store.store import Store
+
+How = Literal["copy", "move", "link"]
+OnProgress = Callable[[int, int], None]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+_CLONE_FILE = 0x40049409  # FICLONE of linux/fs.h: both files share their blocks until one is written to
+_CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A file on its way: where it is, and what it is called in the repository."""
+
+    source: Path
+    filename: str
+    size: int
+
+
+def import_model(
+    source: Path,
+    store: Store,
+    *,
+    name: str = "",
+    how: How = "copy",
+    on_progress: OnProgress = lambda done, total: None,
+) -> Installed:
+    """Put a model file, all its parts if it is split, into the cache.
+
+    Args:
+        source: of the (first) file.
+        name: "owner/name" to call it; made of the file's own name when empty.
+        how: "copy" keeps the file, "move" takes it away, "link" leaves the bytes where they are.
+        on_progress: gets (bytes done, bytes in all).
+
+    Raises:
+        BadModelError, ModelNotFoundError: it is no GGUF model, or not there.
+        UsageError: the name can't be one.
+        DiskFullError: there is no room for a copy.
+        IntegrityError: the file changed while it was copied.
+    """
+    header = read_header(source)
+    if how == "move":
+        _refuse_anothers(source, store)
+    repository = name or f"local/{_called(source)}"
+    if not _NAME.fullmatch(repository) or ".." in repository or "--" in repository:
+        raise UsageError(f"{repository!r} can't be a model's name", hint="write --name owner/name, for example me/tiny")
+    parts = [
+        _Part(path, _filename(path, repository, header.quant), path.stat().st_size)
+        for path in (source.with_name(part) for part in filenames.all_parts(source.name))
+    ]
+    if not filenames.is_model(parts[0].filename):
+        raise UsageError(f"{source.name} is no model by itself", why="it is a projector or an importance matrix")
+    total = sum(part.size for part in parts)
+    if how != "link" and not (how == "move" and _same_disk(source, store.root)):
+        with disk_errors(store.root):
+            require_space(store.root, total)
+    done = 0
+    for part in parts:
+        _bring(part, repository, store, how, _counting_from(done, total, on_progress))
+        done += part.size
+    found = store.find(ModelSpec(repository, repository=repository, filename=parts[0].filename))
+    assert found is not None, "what was just installed is there"
+    return found
+
+
+def _refuse_anothers(source: Path, store: Store) -> None:
+    """Moving takes a file away from where it is, so it must not be where others look for it."""
+    real = source.resolve()
+    elsewhere = source.is_symlink() or store.root.resolve() in real.parents
+    if elsewhere or any(model.path.resolve() == real for model in foreign.models()):
+        raise UsageError(
+            f"{str(source)!r} can't be moved", why="others look for it there", hint="leave --move away to copy it"
+        )
+
+
+def _counting_from(before: int, total: int, on_progress: OnProgress) -> Callable[[int], None]:
+    """Progress of one part as progress of the whole."""
+    return lambda here: on_progress(before + here, total)
+
+
+def _bring(part: _Part, repository: str, store: Store, how: How, on_bytes: Callable[[int], None]) -> None:
+    """One file: its bytes into blobs/, then its name into a snapshot. At any moment one of its names has the bytes."""
+    blobs = store.blob(repository, "0").parent
+    arriving = blobs / f"{part.filename}.{os.getpid()}.tmp"
+    with disk_errors(arriving):
+        blobs.mkdir(parents=True, exist_ok=True)
+        try:
+            sha256 = _arrive(part.source, arriving, how, on_bytes)
+            blob = store.blob(repository, sha256)
+            with exclusive(store.lock(repository, sha256)):
+                if not (how == "link" and blob.exists()):
+                    arriving.replace(blob)
+                sync_folder(blobs)
+                commit = hashlib.sha256(f"{part.filename} {sha256}".encode()).hexdigest()[:40]
+                store.install(repository, _commit_of(store, repository, part, commit), part.filename, sha256)
+        finally:
+            arriving.unlink(missing_ok=True)
+        if how == "move":
+            part.source.unlink()
+
+
+def _arrive(source: Path, target: Path, how: How, on_bytes: Callable[[int], None]) -> str:
+    """Make the bytes appear at `target`; gives their sha256."""
+    if how == "link":
+        target.symlink_to(source.resolve())
+        return _hashed(source, on_bytes)
+    if how == "move":
+        try:
+            os.link(source, target)
+        except OSError:  # another disk, or one without hard links
+            return _copy(source, target, on_bytes)
+        return _hashed(target, on_bytes)
+    return _copy(source, target, on_bytes)
+
+
+def _commit_of(store: Store, repository: str, part: _Part, commit: str) -> str:
+    """The snapshot for a part: a split model's parts have to meet in one, the first part's."""
+    names = filenames.all_parts(part.filename)
+    if len(names) == 1 or part.filename == names[0]:
+        return commit
+    first = [file for file in store.snapshot_files(store.blob(repository, "0").parents[1]) if file.name == names[0]]
+    return max(first, key=lambda file: file.path.lstat().st_mtime_ns).commit if first else commit
+
+
+def _hashed(source: Path, on_bytes: Callable[[int], None]) -> str:
+    done = 0
+
+    def count(n_bytes: int) -> None:
+        nonlocal done
+        done += n_bytes
+        on_bytes(done)
+
+    return sha256_of(source, count)
+
+
+def _copy(source: Path, target: Path, on_bytes: Callable[[int], None]) -> str:
+    """Copy a file, without using disk where that can share blocks; gives the sha256 of what is there now."""
+    if _clone(source, target):
+        return _hashed(target, on_bytes)
+    digest = hashlib.sha256()
+    done = 0
+    with source.open("rb", buffering=0) as reading, target.open("wb", buffering=0) as writing:
+        before = os.fstat(reading.fileno())
+        while done <= before.st_size and (chunk := reading.read(_CHUNK_BYTES)):
+            rest = memoryview(chunk)
+            while rest:
+                rest = rest[writing.write(rest) :]
+            digest.update(chunk)
+            done += len(chunk)
+            on_bytes(done)
+        os.fsync(writing.fileno())
+        after = os.fstat(reading.fileno())
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or done != after.st_size:
+        raise IntegrityError(f"{str(source)!r} changed while it was copied", hint="run the same command again")
+    return digest.hexdigest()
+
+
+def _clone(source: Path, target: Path) -> bool:
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    try:
+        with source.open("rb") as reading, target.open("wb") as writing:
+            fcntl.ioctl(writing.fileno(), _CLONE_FILE, reading.fileno())
+            os.fsync(writing.fileno())
+    except OSError:  # another disk, or one that can't
+        return False
+    return True
+
+
+def _same_disk(source: Path, root: Path) -> bool:
+    while not root.exists() and root != root.parent:
+        root = root.parent
+    return source.resolve().stat().st_dev == root.stat().st_dev
+
+
+def _called(source: Path) -> str:
+    """A file's name without what does not name the model: parts, quant, what no name may have."""
+    stem = re.sub(r"(?i)(-\d{5}-of-\d{5})?\.gguf$", "", source.name)
+    quant = filenames.quant_of(source.name)
+    if quant:
+        stem = re.sub(rf"(?i)[-._]?{re.escape(quant)}$", "", stem)
+    return re.sub(r"[^A-Za-z0-9._]+|\.\.+", "-", stem).strip("-._") or "model"
+
+
+def _filename(path: Path, repository: str, quant: str) -> str:
+    """What a file is called in its repository: its own name, or one that says as much."""
+    if path.name.lower().endswith(".gguf") and path.name.isprintable() and ":" not in path.name:
+        return path.name
+    return repository.rpartition("/")[2] + (f"-{quant}" if quant else "") + ".gguf"

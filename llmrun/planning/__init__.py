@@ -1,0 +1,1 @@
+"""What this machine has, what a model needs, and how both go together."""

@@ -1,0 +1,291 @@
+"""What each quantization of a model would take and give on this machine, before any of it is downloaded.
+
+Owns the rows of `llmrun plan` as data; must not print. The arithmetic is memory.py's and predict.py's, the choices
+are plan.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from llmrun.config import Settings
+from llmrun.errors import ModelNotFoundError, OutOfMemoryError, UsageError
+from llmrun.gguf.header import Header
+from llmrun.models.registry import ModelSpec
+from llmrun.planning.hardware import Hardware
+from llmrun.planning.memory import memory, repacked_types
+from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, Wishes, make_plan, margin, split_memory, trained_context
+from llmrun.planning.predict import Work, main_type, predict, tensor_types, work_of, work_of_quant
+from llmrun.planning.speed import Speed
+
+CONTEXTS = (4096, 8192, 32_768)
+"""Context windows that are looked at besides the one the model was trained on, in tokens."""
+
+Verdict = Literal["fits", "fits with less context", "too big"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model that could be run.
+
+    Attributes:
+        quant: e.g. "Q4_K_M".
+        name: of its (first) file.
+        n_bytes: of all its files.
+        header: its own, or that of another quant of the same model.
+        exact: whether it is its own.
+    """
+
+    quant: str
+    name: str
+    n_bytes: int
+    header: Header
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AtContext:
+    """One quantization with one context window. Rates are in tokens/s, None when they can't be predicted.
+
+    Attributes:
+        n_ctx: context window in tokens.
+        kv_bytes: of the KV cache.
+        needed_bytes: of memory at least, wherever it is.
+        ram_bytes: of that in the machine's own memory.
+        vram_bytes: on GPUs.
+        gpu_layers: how many layers go there; -1 is all.
+        fits: with something left to the rest of the system.
+        decode_rate: of an answer at the end of that window.
+    """
+
+    n_ctx: int
+    kv_bytes: int
+    needed_bytes: int
+    ram_bytes: int
+    vram_bytes: int
+    gpu_layers: int
+    fits: bool
+    decode_rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """One quantization on this machine.
+
+    Attributes:
+        quant, name, n_bytes: as in Candidate.
+        weight_bytes: of its tensors.
+        load_seconds: when the file is in the page cache.
+        prefill_rate: of a prompt of 512 tokens, tokens/s.
+        decode_rate: of an answer in a short conversation, tokens/s.
+        contexts: one for each context window that was asked for.
+        verdict: whether it runs.
+        n_ctx: the largest context window that fits, up to what the model was trained on; 0 when none does.
+    """
+
+    quant: str
+    name: str
+    n_bytes: int
+    weight_bytes: int
+    load_seconds: float | None
+    prefill_rate: float | None
+    decode_rate: float | None
+    contexts: tuple[AtContext, ...]
+    verdict: Verdict
+    n_ctx: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Resized:
+    """The facts of a header with the weights of another quantization: what plan.HeaderFacts asks for."""
+
+    header: Header
+    weight_bytes: int
+
+    @property
+    def n_embd(self) -> int:
+        return self.header.n_embd
+
+    @property
+    def n_vocab(self) -> int:
+        return self.header.n_vocab
+
+    @property
+    def n_layers(self) -> int:
+        return self.header.n_layers
+
+    @property
+    def n_ctx_train(self) -> int:
+        return self.header.n_ctx_train
+
+    @property
+    def n_parameters(self) -> int:
+        return self.header.n_parameters
+
+    @property
+    def key_length(self) -> int:
+        return self.header.key_length
+
+    @property
+    def most_heads(self) -> int:
+        return self.header.most_heads
+
+    @property
+    def recurrent_bytes(self) -> int:
+        return self.header.recurrent_bytes
+
+    @property
+    def rope_depends_on_window(self) -> bool:
+        return self.header.rope_depends_on_window
+
+    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
+        return self.header.kv_bytes_per_token(bytes_per_element)
+
+
+def local_candidate(path: Path, header: Header) -> Candidate:
+    """A file on this disk."""
+    return Candidate(header.quant, path.name, header.file_size, header, True)
+
+
+def remote_candidates(spec: ModelSpec, settings: Settings) -> list[Candidate]:
+    """Every quantization of a repository, or the one file of a link; asks the hub for names, sizes and one header.
+
+    Raises:
+        NetworkError: it can't be reached.
+        ModelNotFoundError: there is no such repository, or no model in it.
+    """
+    from llmrun.models import hub
+
+    if spec.url is not None:
+        header = _remote_header(spec.url)
+        return [Candidate(header.quant, header.path.name, header.file_size, header, True)]
+    assert spec.repository is not None
+    found = hub.repository_files(spec.repository, spec.revision, settings)
+    choices = hub.by_quant(found.files)
+    if not choices:
+        raise ModelNotFoundError(f"{spec.repository} has no GGUF model file")
+    shown = spec.quant if spec.quant in choices else next(iter(choices))
+    first = choices[shown][0].name
+    url = hub.file_url(settings, found.id, found.commit, first)
+    header = _remote_header(url, hub.token())
+    return [
+        Candidate(quant, parts[0].name, sum(part.size for part in parts), header, quant == shown)
+        for quant, parts in choices.items()
+    ]
+
+
+def _remote_header(url: str, token: str | None = None) -> Header:
+    from llmrun.models.download.remote import read_remote_header
+
+    return read_remote_header(url, token=token)
+
+
+def types_of(candidates: Iterable[Candidate]) -> set[str]:
+    """Types of weights whose speeds a prediction needs."""
+    types: set[str] = set()
+    for candidate in candidates:
+        types |= tensor_types(candidate.header.tensors) if candidate.exact else {main_type(candidate.quant)}
+    return types
+
+
+def contexts_for(header: Header, wished: Sequence[int] = ()) -> tuple[int, ...]:
+    """The context windows to look at, ascending: those wished for, or the usual ones that the model can do."""
+    trained = trained_context(header)
+    usual = [n_ctx for n_ctx in CONTEXTS if n_ctx < trained]
+    return tuple(sorted({*wished} or {*usual, trained}))
+
+
+def look_ahead(
+    candidate: Candidate, hardware: Hardware, speed: Speed | None, contexts: Sequence[int], kv_type: str = "f16"
+) -> Outlook:
+    """What one quantization takes and gives.
+
+    Args:
+        hardware: with its GPUs, if they are known.
+        speed: of this machine; without it nothing is said about speed.
+        contexts: windows in tokens, see contexts_for().
+        kv_type: of the KV cache.
+    """
+    header = candidate.header
+    facts = _Resized(header, header.weight_bytes if candidate.exact else candidate.n_bytes)
+    work = work_of(header) if candidate.exact else work_of_quant(header, candidate.quant, candidate.n_bytes)
+    chosen = _plan(facts, hardware, kv_type)
+    # What a GPU's kernels do was not measured.
+    if speed is not None and chosen is not None and chosen.vram_bytes:
+        speed = None
+    start = _rates(work, hardware, speed, 0, kv_type)
+    verdict: Verdict = "too big"
+    if chosen:
+        verdict = "fits" if chosen.n_ctx >= trained_context(header) else "fits with less context"
+    return Outlook(
+        quant=candidate.quant,
+        name=candidate.name,
+        n_bytes=candidate.n_bytes,
+        weight_bytes=facts.weight_bytes,
+        load_seconds=start[0],
+        prefill_rate=start[1],
+        decode_rate=start[2],
+        contexts=tuple(_at(n_ctx, facts, work, hardware, speed, kv_type) for n_ctx in contexts),
+        verdict=verdict,
+        n_ctx=chosen.n_ctx if chosen else 0,
+    )
+
+
+def _plan(facts: _Resized, hardware: Hardware, kv_type: str) -> Plan | None:
+    try:
+        return make_plan(facts, hardware, Wishes(kv_type=kv_type))
+    except OutOfMemoryError:
+        return None
+
+
+def _at(n_ctx: int, facts: _Resized, work: Work, hardware: Hardware, speed: Speed | None, kv_type: str) -> AtContext:
+    needs = memory(facts, n_ctx, kv_type=kv_type, start=n_ctx)
+    split = split_memory(facts, needs, n_ctx, hardware.gpus, None)
+    free = hardware.memory_available
+    return AtContext(
+        n_ctx=n_ctx,
+        kv_bytes=needs.kv,
+        needed_bytes=needs.needed,
+        ram_bytes=split.ram,
+        vram_bytes=split.vram,
+        gpu_layers=split.gpu_layers if split.vram else 0,
+        fits=not hardware.memory_total or split.ram <= free - margin(free),
+        decode_rate=_rates(work, hardware, speed, n_ctx, kv_type)[2],
+    )
+
+
+def _rates(
+    work: Work, hardware: Hardware, speed: Speed | None, depth: int, kv_type: str
+) -> tuple[float | None, float | None, float | None]:
+    """Load seconds, prefill and decode rates."""
+    if speed is None:
+        return None, None, None
+    copies = work.copies(repacked_types(hardware.cpu_flags))
+    found = predict(work, speed, depth=depth, kv_type=kv_type, copies=copies)
+    return found.load_seconds, found.prefill_rate, found.decode_rate
+
+
+def parse_contexts(text: str) -> tuple[int, ...]:
+    """Context windows as they are typed: "4096,8k".
+
+    Raises:
+        UsageError: a part can't be understood.
+    """
+    found = []
+    for part in filter(None, (part.strip().lower() for part in text.split(","))):
+        digits, factor = (part[:-1], 1024) if part.endswith("k") else (part, 1)
+        low, high = CONTEXT_BOUNDS
+        if not digits.isascii() or not digits.isdecimal() or not low <= int(digits) * factor <= high:
+            raise UsageError(
+                f"--ctx {part} makes no sense", why=f"it has to be between {low:,} and {high:,}", hint="--ctx 4096,32k"
+            )
+        found.append(int(digits) * factor)
+    return tuple(found)
+
+
+def with_gpus(hardware: Hardware, speed: Speed | None) -> Hardware:
+    """The machine with what the engine saw of its GPUs."""
+    return replace(hardware, gpus=speed.gpus) if speed else hardware

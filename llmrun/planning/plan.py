@@ -1,0 +1,417 @@
+"""How to run a model on a machine: context, threads, layers on the GPU, what it costs in memory, and why.
+
+Owns the choices and the words that explain them; must not know how the machine was looked at, nor read files:
+it is a pure function of facts and wishes. Sizes are in bytes, context lengths in tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from llmrun.errors import OutOfMemoryError, UsageError
+from llmrun.planning.hardware import Gpu, Hardware
+from llmrun.planning.memory import (
+    KV_BYTES,
+    UBATCH,
+    Memory,
+    Sizes,
+    context_start,
+    largest_context,
+    memory,
+    reserved_bytes,
+)
+from llmrun.protocol.messages import Load
+
+# Bounds of what may be wished for, inclusive.
+CONTEXT_BOUNDS = (256, 1 << 24)
+THREAD_BOUNDS = (1, 512)
+GPU_LAYER_BOUNDS = (-1, 1000)
+ALL_LAYERS = -1
+
+UNKNOWN_CONTEXT = 4096
+"""For files that do not say what the model was trained on."""
+SMALLEST_CONTEXT = 512
+"""Below that a conversation is pointless."""
+FLASH_ATTENTION = ("auto", "on", "off")
+_SMALLEST_MARGIN = 512 << 20
+_GPU_MARGIN = 256 << 20  # the driver's and the desktop's
+_FP16_STEP = 128  # elements of a head that ggml's AVX512-FP16 kernels take at a time; of shorter ones, one at a time
+_MOST_SCORES = 1 << 30  # bytes
+_SCORES_SHARE = 16  # of free memory
+
+# Quantization -> bits a weight, as they come out for whole models; the smaller ones in order of quality.
+_SMALLER_QUANTS = {
+    "Q8_0": 8.5, "Q6_K": 6.6, "Q5_K_M": 5.7, "Q4_K_M": 4.9, "Q4_K_S": 4.6, "Q3_K_M": 3.9, "Q2_K": 3.2,
+}  # fmt: skip
+
+
+class HeaderFacts(Sizes, Protocol):
+    """What a plan needs of a model file's header; counts that the file does not state are 0."""
+
+    @property
+    def n_ctx_train(self) -> int:
+        """Context window in tokens that the model was trained on."""
+
+    @property
+    def n_layers(self) -> int:
+        """Transformer blocks."""
+
+    @property
+    def n_parameters(self) -> int:
+        """Weights in this file."""
+
+    @property
+    def key_length(self) -> int:
+        """Elements of an attention head's keys."""
+
+    @property
+    def most_heads(self) -> int:
+        """Query heads of the layer that has most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user asked for; None leaves it to us.
+
+    Attributes:
+        n_ctx: context window in tokens.
+        threads: that compute at the same time.
+        gpu_layers: how many layers go to the GPU; -1 is all.
+        kv_type: of the KV cache, a key of memory.KV_BYTES.
+        flash_attention: one of FLASH_ATTENTION.
+    """
+
+    n_ctx: int | None = None
+    threads: int | None = None
+    gpu_layers: int | None = None
+    kv_type: str = "f16"
+    flash_attention: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the model will be run, and what that takes.
+
+    Attributes:
+        n_ctx: context window in tokens.
+        n_ctx_start: for how many of them the KV cache has memory at first; it grows with the conversation.
+        n_batch: most tokens of one decode call.
+        threads: for decode and for prefill.
+        gpu_layers: how many layers go to the GPU; -1 is all.
+        kv_type: of the KV cache.
+        flash_attention: as in messages.Load.
+        memory: what the model takes, wherever it lies.
+        ram_bytes: how much of memory.needed the machine's own memory has to hold.
+        vram_bytes: what the GPUs have to hold; 0 without any, or when nobody looked.
+        notes: every choice that is not simply what the model was trained on, in plain words.
+        tuned: what is different because `llmrun tune` found it faster, in words.
+        slow_flash_attention: ggml's kernel for it is known to be slow here; answers differ a little without.
+    """
+
+    n_ctx: int
+    n_ctx_start: int
+    n_batch: int
+    threads: int
+    gpu_layers: int
+    memory: Memory
+    ram_bytes: int
+    vram_bytes: int = 0
+    notes: tuple[str, ...] = ()
+    kv_type: str = "f16"
+    flash_attention: str = "auto"
+    tuned: tuple[str, ...] = ()
+    slow_flash_attention: bool = False
+
+    def load(self, path: Path) -> Load:
+        """What an engine is told to load a file so."""
+        return Load(
+            path=str(path.absolute()),
+            n_ctx=self.n_ctx,
+            n_ctx_start=self.n_ctx_start,
+            n_batch=self.n_batch,
+            threads=self.threads,
+            gpu_layers=self.gpu_layers,
+            flash_attention=self.flash_attention,
+            kv_type_k=self.kv_type,
+            kv_type_v=self.kv_type,
+        )
+
+    @property
+    def summary(self) -> str:
+        """One line for --verbose: what was chosen, and what it takes."""
+        parts = self.memory
+        text = (
+            f"plan: context {self.n_ctx:,} tokens (memory for {self.n_ctx_start:,} at first), {self.threads} threads; "
+            f"{readable_size(self.ram_bytes)} of memory when it is full: weights {readable_size(parts.weights)}, "
+            f"KV cache {readable_size(parts.kv)}, scratch {readable_size(parts.compute + parts.growth)}, "
+            f"process {readable_size(parts.process)}"
+        )
+        if self.vram_bytes:
+            layers = "all layers" if self.gpu_layers == ALL_LAYERS else f"{self.gpu_layers} layers"
+            text += f"; and {readable_size(self.vram_bytes)} on the GPU with {layers}"
+        if self.tuned:
+            text += f"; tuned: {', '.join(self.tuned)}"
+        if self.slow_flash_attention:
+            text += "; flash attention is slow here with heads this short: see --flash-attention off, llmrun tune"
+        return text
+
+
+def make_plan(
+    header: HeaderFacts, hardware: Hardware, wishes: Wishes, *, name: str = "MODEL", repository: str = ""
+) -> Plan:
+    """Choose everything that the user did not.
+
+    Args:
+        name: what the user called the model, for the commands in our hints.
+        repository: "owner/repo" it came from, "" when it has no other quants.
+
+    Raises:
+        UsageError: a wish is out of bounds.
+        OutOfMemoryError: the model does not fit, or the wished context doesn't.
+    """
+    _check("--ctx", wishes.n_ctx, CONTEXT_BOUNDS)
+    _check("--threads", wishes.threads, THREAD_BOUNDS)
+    _check("--gpu-layers", wishes.gpu_layers, GPU_LAYER_BOUNDS)
+    if wishes.kv_type not in KV_BYTES:
+        raise UsageError(f"there is no KV type {wishes.kv_type!r}", why=f"there are {', '.join(KV_BYTES)}")
+    if wishes.flash_attention not in FLASH_ATTENTION:
+        raise UsageError(
+            f"--flash-attention {wishes.flash_attention} makes no sense", why=f"there are {', '.join(FLASH_ATTENTION)}"
+        )
+    if wishes.flash_attention == "off" and wishes.kv_type != "f16":
+        raise UsageError(f"--kv {wishes.kv_type} needs flash attention", hint="leave out --flash-attention off")
+    room = _Room(header, hardware, wishes, name, repository)
+    n_ctx, context_notes = room.context()
+    threads, thread_notes = _threads(hardware, wishes.threads)
+    n_ctx_start = room.start(n_ctx)
+    split = room.split(n_ctx, n_ctx_start)
+    scores = _score_bytes(header, n_ctx) if wishes.flash_attention == "off" else 0
+    parts = room.memory(n_ctx, n_ctx_start)
+    return Plan(
+        n_ctx=n_ctx,
+        n_ctx_start=n_ctx_start,
+        n_batch=min(UBATCH, n_ctx),
+        threads=threads,
+        gpu_layers=split.gpu_layers,
+        memory=replace(parts, compute=parts.compute + scores),
+        ram_bytes=split.ram + scores,
+        vram_bytes=split.vram,
+        notes=(*context_notes, *_gpu_notes(header, hardware, wishes, split), *thread_notes),
+        kv_type=wishes.kv_type,
+        flash_attention=wishes.flash_attention,
+        slow_flash_attention=wishes.flash_attention != "off" and _is_flash_attention_slow(header, hardware),
+    )
+
+
+def readable_size(n_bytes: int) -> str:
+    """E.g. "11.2 GiB" or "512 MiB"."""
+    if n_bytes >= 1 << 30:
+        return f"{n_bytes / (1 << 30):,.1f} GiB"
+    return f"{n_bytes / (1 << 20):,.0f} MiB"
+
+
+def margin(free: int) -> int:
+    """What our own choice leaves of free memory to the rest of the system; a wish may use it up."""
+    return max(_SMALLEST_MARGIN, free // 10)
+
+
+def trained_context(header: HeaderFacts) -> int:
+    """What a model was trained on, bounded; a guess for files that do not say."""
+    return min(header.n_ctx_train or UNKNOWN_CONTEXT, CONTEXT_BOUNDS[1])
+
+
+def _check(option: str, value: int | None, bounds: tuple[int, int]) -> None:
+    low, high = bounds
+    if value is not None and not low <= value <= high:
+        raise UsageError(f"{option} {value} makes no sense", why=f"it has to be between {low:,} and {high:,}")
+
+
+# ---- processor and GPUs ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Where a model lies. gpu_layers is -1 when all of it is on GPUs, or nobody knows of any."""
+
+    gpu_layers: int
+    ram: int
+    vram: int
+
+
+def split_memory(header: HeaderFacts, needs: Memory, n_ctx: int, gpus: tuple[Gpu, ...], wish: int | None) -> Split:
+    """How many layers the GPUs can hold, and what that leaves to the processor.
+
+    Args:
+        needs: of the whole model with that context.
+        gpus: integrated ones have no memory of their own, so they hold nothing more.
+        wish: how many layers the user wants there; None takes as many as fit.
+    """
+    own = [gpu for gpu in gpus if not gpu.shared]
+    layers = header.n_layers + 1  # llama.cpp counts the output as one
+    if not own:
+        return Split(ALL_LAYERS if wish is None else wish, needs.needed, 0)
+    of_layer = (needs.weights + needs.kv + needs.growth / 2) / layers  # the copy that growing takes is in RAM
+    scratch = len(own) * reserved_bytes(header, n_ctx)
+    free = sum(max(gpu.memory_free - _GPU_MARGIN, 0) for gpu in own)
+    fitting = max(0, min(layers, int((free - scratch) / max(of_layer, 1.0))))
+    chosen = fitting if wish is None else layers if wish == ALL_LAYERS else min(wish, layers)
+    there = int(chosen * of_layer)
+    vram = there + scratch if chosen else 0
+    return Split(ALL_LAYERS if chosen == layers else chosen, needs.needed - there, vram)
+
+
+def _gpu_notes(header: HeaderFacts, hardware: Hardware, wishes: Wishes, split: Split) -> list[str]:
+    if not split.vram or split.gpu_layers == ALL_LAYERS or wishes.gpu_layers is not None:
+        return []
+    free = readable_size(sum(gpu.memory_free for gpu in hardware.gpus if not gpu.shared))
+    return [f"{split.gpu_layers} of {header.n_layers + 1} layers on the GPU: what fits into its {free} of free memory"]
+
+
+def _is_flash_attention_slow(header: HeaderFacts, hardware: Hardware) -> bool:
+    """Whether ggml's flash attention computes one element at a time for this model.
+
+    Compiled for AVX512-FP16, ggml's dot product of f16 takes 128 elements at a time and what is left one by one
+    (GGML_F16_STEP in simd-mappings.h), so that heads of 64 are not vectorized at all: decode behind 2,048 tokens of
+    SmolLM2 is half as fast as without, behind 4,096 a third, while prefill is 1.2 times as fast. It stays on all the
+    same: without, the roundings are others, and so are some greedy answers.
+    """
+    return not hardware.gpus and 0 < header.key_length < _FP16_STEP and "avx512_fp16" in hardware.cpu_flags
+
+
+def scores_fit(header: HeaderFacts, hardware: Hardware, n_ctx: int) -> bool:
+    """Whether there is memory to spare for attention without flash attention."""
+    return _score_bytes(header, n_ctx) <= min(_MOST_SCORES, hardware.memory_available // _SCORES_SHARE)
+
+
+def _score_bytes(header: HeaderFacts, n_ctx: int) -> int:
+    """What a micro-batch's attention scores (f32) take without flash attention, behind a full context window."""
+    return 4 * UBATCH * n_ctx * header.most_heads
+
+
+# ---- context ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """A model beside the memory there is: which context windows fit, and what to say of those that don't."""
+
+    header: HeaderFacts
+    hardware: Hardware
+    wishes: Wishes
+    name: str
+    repository: str
+
+    def memory(self, n_ctx: int, start: int) -> Memory:
+        return memory(self.header, n_ctx, kv_type=self.wishes.kv_type, start=start)
+
+    def split(self, n_ctx: int, start: int) -> Split:
+        needs = self.memory(n_ctx, start)
+        return split_memory(self.header, needs, n_ctx, self.hardware.gpus, self.wishes.gpu_layers)
+
+    def ram(self, n_ctx: int) -> int:
+        """What has to be free at least: with a KV cache that is made at once."""
+        return self.split(n_ctx, n_ctx).ram
+
+    def start(self, n_ctx: int) -> int:
+        """For how many tokens to have memory at first; for all where there is no room to grow."""
+        start = context_start(self.header, n_ctx, self.wishes.kv_type)
+        free = self.hardware.memory_available
+        if self.hardware.memory_total and self.split(n_ctx, start).ram > free - margin(free):
+            return n_ctx
+        return start
+
+    def largest(self, room: int, limit: int) -> int:
+        return largest_context(lambda n_ctx: self.ram(n_ctx) <= room, limit)
+
+    def context(self) -> tuple[int, list[str]]:
+        """The context window and what to say about it."""
+        trained = trained_context(self.header)
+        if self.wishes.n_ctx is not None:
+            return self._wished(self.wishes.n_ctx, trained)
+        if not self.hardware.memory_total:  # nothing known about memory
+            chosen = trained
+        else:
+            free = self.hardware.memory_available
+            chosen = self._fitting(free - margin(free), trained)
+            if not chosen:
+                raise self._too_large(trained)
+        if chosen < trained:
+            free_text = readable_size(self.hardware.memory_available)
+            return chosen, [
+                f"context {chosen:,} of {trained:,} tokens: what fits into {free_text} of free memory "
+                "with some to spare (--ctx asks for more)"
+            ]
+        if not self.header.n_ctx_train:
+            return chosen, [f"context {chosen:,} tokens: the file does not say what the model was trained on"]
+        return chosen, []
+
+    def _fitting(self, room: int, trained: int) -> int:
+        if self.ram(trained) <= room:
+            return trained
+        largest = self.largest(room, trained)
+        return largest if largest >= SMALLEST_CONTEXT else 0
+
+    def _wished(self, wish: int, trained: int) -> tuple[int, list[str]]:
+        free = self.hardware.memory_available
+        needed = self.ram(wish)
+        if self.hardware.memory_total and needed > free:
+            largest = self.largest(free, wish)
+            if not largest:
+                raise self._too_large(trained)
+            parts = self.memory(wish, wish)
+            raise OutOfMemoryError(
+                f"a context of {wish:,} tokens does not fit into memory",
+                why=f"that takes {readable_size(needed)}, {readable_size(parts.kv)} of it for the "
+                f"KV cache, and {readable_size(free)} are free",
+                hint=f"llmrun run {self.name} --ctx {largest}, the largest that fits",
+            )
+        notes = []
+        if wish > trained and self.header.n_ctx_train:
+            notes.append(
+                f"context {wish:,} tokens: the model was trained on {trained:,}, so answers get worse beyond that"
+            )
+        if self.hardware.memory_total and needed > free - margin(free):
+            notes.append(f"context {wish:,} tokens: leaves only {readable_size(free - needed)} of memory free")
+        return wish, notes
+
+    def _too_large(self, trained: int) -> OutOfMemoryError:
+        free = self.hardware.memory_available
+        smallest = min(SMALLEST_CONTEXT, trained)
+        needed = self.ram(smallest)
+        hint = self._smaller_quant(smallest) or "use a smaller model (`llmrun list --all`), or close other programs"
+        if needed <= free:
+            hint = f"llmrun run {self.name} --ctx {smallest} would take the last of it; better {hint}"
+        return OutOfMemoryError(
+            "the model does not fit into memory",
+            why=f"with the smallest context it takes {readable_size(needed)}, "
+            f"{readable_size(self.header.weight_bytes)} of it for the weights; {readable_size(free)} are free, and "
+            f"{readable_size(margin(free))} of that is left to the rest of the system",
+            hint=hint,
+        )
+
+    def _smaller_quant(self, n_ctx: int) -> str:
+        """The command for the best quantization that would fit, "" when none is known to."""
+        free = self.hardware.memory_available - margin(self.hardware.memory_available)
+        rest = self.ram(n_ctx) - self.header.weight_bytes
+        for quant, bits in _SMALLER_QUANTS.items():
+            size = int(self.header.n_parameters * bits / 8)
+            if size < self.header.weight_bytes and size + rest <= free:
+                if not self.repository:
+                    return f"use a smaller quant: {quant} would take about {readable_size(size)}"
+                return f"llmrun run {self.repository}:{quant} (about {readable_size(size)}), if it is there"
+        return ""
+
+
+def _threads(hardware: Hardware, wish: int | None) -> tuple[int, list[str]]:
+    if wish is not None:
+        if wish > hardware.logical_cores:
+            return wish, [f"threads {wish}: more than the {hardware.logical_cores} there are, so it gets slower"]
+        return wish, []
+    chosen = hardware.usable_cores
+    if chosen < hardware.physical_cores:
+        return chosen, [
+            f"threads {chosen} of {hardware.physical_cores} cores: the container may use {hardware.cpu_quota:g} of them"
+        ]
+    return min(chosen, THREAD_BOUNDS[1]), []

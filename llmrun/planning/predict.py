@@ -1,0 +1,178 @@
+"""How fast a model will load, read a prompt and answer, from its shape and what ggml's kernels do on this machine.
+
+Pure arithmetic; must not know how the speeds were measured (speed.py) nor read files. Times are in seconds.
+tests/benchmarks/plan.py compares these figures with real answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from llmrun.planning.memory import KV_BYTES
+
+if TYPE_CHECKING:
+    from llmrun.gguf.header import Header, Tensor
+    from llmrun.planning.speed import Speed
+
+# What a block does besides its matrices: norms, RoPE, KV cells, activations, additions, and conversions.
+_OPERATIONS_A_LAYER = 30
+_ANSWER_SECONDS = 60e-6  # sampling a token and handing it on
+_OPEN_SECONDS = 0.03
+_TOKEN_SECONDS = 1e-6  # to load one token of the vocabulary
+_REPACK_RATE = 0.7e9  # bytes/s in which weights get another order, on one core
+_KV_SHARE = 0.5  # of the read rate: keys and values lie in short pieces
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+_EXPERTS = re.compile(r"_exps\.")
+
+# Parts of a quantization that is named after a mix -> type that most of its bytes have.
+_MAIN_TYPES = {"IQ3_M": "IQ3_S", "IQ3_XS": "IQ3_S", "IQ2_M": "IQ2_S", "TQ1_0": "TQ1_0", "MXFP4_MOE": "MXFP4"}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What computing one token takes, as far as the file decides.
+
+    Attributes:
+        decode_bytes: type -> bytes of matrices that one token of an answer reads.
+        prefill_weights: type -> weights that one token of a prompt is multiplied with; no output matrix.
+        layers: transformer blocks.
+        looking: of them those with attention to all tokens before.
+        looking_near: of them those with attention to a sliding window.
+        window: of these, in tokens.
+        kv_elements: of keys and values that a token keeps in layers with attention to all.
+        kv_elements_near: the same in layers with a sliding window.
+        heads: query heads of a block.
+        head_length: elements of one head.
+        vocabulary: tokens.
+        file_bytes: type -> bytes of matrices that can be multiplied, all experts.
+    """
+
+    decode_bytes: Mapping[str, float]
+    prefill_weights: Mapping[str, float]
+    layers: int
+    looking: int
+    looking_near: int
+    window: int
+    kv_elements: int
+    kv_elements_near: int
+    heads: float
+    head_length: int
+    vocabulary: int
+    file_bytes: Mapping[str, float]
+
+    def copies(self, repacked: Collection[str]) -> int:
+        """Bytes of weights that llama.cpp brings into another order, if it does so with these types."""
+        return int(sum(size for kind, size in self.file_bytes.items() if kind in repacked))
+
+    def looks(self, depth: float) -> float:
+        """How often a query head looks at a position, for a token behind so many others."""
+        return self.heads * (self.looking * depth + self.looking_near * min(depth, self.window))
+
+    def kv_read(self, depth: float) -> float:
+        """Elements of keys and values that a token behind so many others reads."""
+        return self.kv_elements * depth + self.kv_elements_near * min(depth, self.window)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Rates in tokens/s; load_seconds with the file in the page cache."""
+
+    load_seconds: float
+    prefill_rate: float
+    decode_rate: float
+
+
+def work_of(header: Header) -> Work:
+    """What a file's own tensor table says."""
+    share = min(_mean(header.n_experts_used) / header.n_experts, 1.0) if header.n_experts else 1.0
+    tied = all(tensor.name != _OUTPUT for tensor in header.tensors)
+    decode: Counter[str] = Counter()
+    prefill: Counter[str] = Counter()
+    whole: Counter[str] = Counter()
+    for tensor in header.tensors:
+        if len(tensor.shape) < 2 or (tensor.name == _EMBEDDING and not tied):
+            continue
+        part = share if _EXPERTS.search(tensor.name) else 1.0
+        whole[tensor.type] += tensor.n_bytes
+        decode[tensor.type] += tensor.n_bytes * part  # type: ignore[assignment]
+        if tensor.name not in (_EMBEDDING, _OUTPUT):
+            prefill[tensor.type] += tensor.n_elements * part  # type: ignore[assignment]
+    near = header.n_window_layers
+    return Work(
+        decode_bytes=decode,
+        prefill_weights=prefill,
+        layers=header.n_layers,
+        looking=len(header.kv_layers) - near,
+        looking_near=near,
+        window=header.sliding_window,
+        kv_elements=sum(layer.elements for layer in header.kv_layers if not layer.window),
+        kv_elements_near=sum(layer.elements for layer in header.kv_layers if layer.window),
+        heads=_mean(header.n_heads),
+        head_length=header.key_length,
+        vocabulary=header.n_vocab,
+        file_bytes=whole,
+    )
+
+
+def work_of_quant(header: Header, quant: str, size: int) -> Work:
+    """A guess for another quantization of the same model, by its name and size.
+
+    Args:
+        header: of any quantization.
+        quant: e.g. "Q5_K_M".
+        size: of its file, in bytes.
+    """
+    known = work_of(header)
+    kind = main_type(quant)
+    grown = size / max(header.weight_bytes, 1)
+    return replace(
+        known,
+        decode_bytes={kind: sum(known.decode_bytes.values()) * grown},
+        prefill_weights={kind: sum(known.prefill_weights.values())},
+        file_bytes={kind: sum(known.file_bytes.values()) * grown},
+    )
+
+
+def main_type(quant: str) -> str:
+    """The type that most bytes of a quantization have: "Q4_K" of "UD-Q4_K_XL"."""
+    name = quant.upper().removeprefix("UD-")
+    if name in _MAIN_TYPES:
+        return _MAIN_TYPES[name]
+    mixed = re.fullmatch(r"(Q\d_K)(_\w+)?", name)
+    return mixed[1] if mixed else name
+
+
+def predict(
+    work: Work, speed: Speed, *, depth: int = 0, prompt: int = 512, kv_type: str = "f16", copies: int = 0
+) -> Prediction:
+    """How fast it will be.
+
+    Args:
+        depth: tokens that the conversation holds while the answer is made.
+        prompt: tokens of the prompt, for the prefill rate.
+        copies: bytes of weights that get another order at load.
+    """
+    operations = work.layers * _OPERATIONS_A_LAYER * speed.operation
+    whole = sum(work.decode_bytes.values())
+    decode = sum(size / speed.decode(kind, whole) for kind, size in work.decode_bytes.items())
+    decode += work.kv_read(depth) * KV_BYTES[kv_type] / (_KV_SHARE * speed.read)
+    decode += work.looks(depth) * speed.attention(kv_type, work.head_length) + operations + _ANSWER_SECONDS
+    multiply = sum(count / speed.prefill(kind) for kind, count in work.prefill_weights.items())
+    attend = work.looks(prompt / 2) * speed.attention(kv_type, work.head_length, prefill=True)
+    load = _OPEN_SECONDS + work.vocabulary * _TOKEN_SECONDS + copies / _REPACK_RATE
+    return Prediction(load, 1 / max(multiply + attend, 1e-9), 1 / max(decode, 1e-9))
+
+
+def _mean(heads: int | tuple[int, ...]) -> float:
+    if isinstance(heads, int):
+        return float(heads)
+    return sum(heads) / len(heads) if heads else 0.0
+
+
+def tensor_types(tensors: Collection[Tensor]) -> set[str]:
+    """Types of matrices, whose speeds a prediction needs."""
+    return {tensor.type for tensor in tensors if len(tensor.shape) > 1}

@@ -1,0 +1,102 @@
+"""The settings of an engine that change its speed and nothing else (the KV type aside), as one value.
+
+Owns how they get into a Load and into the engine's environment, and their names in words; must not know which are fast.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields, replace
+
+from llmrun.protocol.messages import Load
+
+SPINS = 2000
+"""How often an idle thread of libgomp looks for work before it sleeps, as the engine has it: microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How an engine computes.
+
+    Attributes:
+        threads: for decode.
+        threads_batch: for prefill.
+        n_ubatch: most tokens that are computed at once in prefill.
+        flash_attention: as in Load.
+        kv_type: of keys and values in the KV cache; the only one here that answers depend on.
+        repack: as in Load.
+        mmap: as in Load.
+        spins: of libgomp's threads, see SPINS.
+        huge_pages: memory comes in pages of 2 MiB (glibc's malloc asks for them).
+    """
+
+    threads: int
+    threads_batch: int
+    n_ubatch: int = 512
+    flash_attention: str = "auto"
+    kv_type: str = "f16"
+    repack: bool = True
+    mmap: bool = True
+    spins: int = SPINS
+    huge_pages: bool = False
+
+    @classmethod
+    def of(cls, load: Load) -> EngineSettings:
+        """What a Load says."""
+        return cls(
+            threads=load.threads,
+            threads_batch=load.threads_batch or load.threads,
+            n_ubatch=load.n_ubatch,
+            flash_attention=load.flash_attention,
+            kv_type=load.kv_type_k,
+            repack=load.repack,
+            mmap=load.mmap,
+        )
+
+    def applied(self, load: Load) -> Load:
+        """The same Load with these settings."""
+        return replace(
+            load,
+            threads=self.threads,
+            threads_batch=self.threads_batch,
+            n_ubatch=self.n_ubatch,
+            flash_attention=self.flash_attention,
+            kv_type_k=self.kv_type,
+            kv_type_v=self.kv_type,
+            repack=self.repack,
+            mmap=self.mmap,
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that the engine process needs from its start on; none by default."""
+        variables = {}
+        if self.spins != SPINS:
+            variables["GOMP_SPINCOUNT"] = str(self.spins)
+        if self.huge_pages:
+            others = [os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1"]
+            variables["GLIBC_TUNABLES"] = ":".join(filter(None, others))
+        return variables
+
+    def changes(self, default: EngineSettings) -> tuple[str, ...]:
+        """What differs from other settings, in words, e.g. ("repack off", "2 batch threads")."""
+        names = (field.name for field in fields(self))
+        return tuple(
+            words(name, getattr(self, name)) for name in names if getattr(self, name) != getattr(default, name)
+        )
+
+
+_WORDS = {"flash_attention": "flash attention", "kv_type": "KV cache", "huge_pages": "huge pages"}
+_COUNTS = {"threads": "thread", "threads_batch": "batch thread"}
+
+
+def words(name: str, value: object) -> str:
+    """A setting as people say it, e.g. "repack off", "1 thread", "ubatch 256"."""
+    if name in _COUNTS:
+        return f"{value} {_COUNTS[name]}{'' if value == 1 else 's'}"
+    if name == "n_ubatch":
+        return f"ubatch {value}"
+    if name == "spins":
+        return f"idle threads spin {value:,} times" if value else "idle threads sleep at once"
+    shown = ("on" if value else "off") if isinstance(value, bool) else str(value)
+    return f"{_WORDS.get(name, name)} {shown}"

@@ -1,0 +1,264 @@
+"""What tuning found, where it is remembered, and which of the profiles an answer of some length wants.
+
+Owns tune.json and what makes an entry fit: machine, model shape and build of llama.cpp. Must not know how it was
+measured. This is on the way to every answer: it reads one small file and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+from llmrun.config import TUNE_FILE
+from llmrun.gguf.header import Header
+from llmrun.planning.hardware import Hardware
+from llmrun.planning.memory import KV_BYTES, UBATCH
+from llmrun.planning.settings import EngineSettings
+from llmrun.planning.speed import fingerprint
+from llmrun.protocol.jobs import from_json
+from llmrun.protocol.messages import as_dict
+
+_SCHEMA = 1
+_MOST_BYTES = 1 << 20
+_MOST_ENTRIES = 40
+_MOST_THREADS = 512
+_FLASH_ATTENTION = ("auto", "on", "off")
+_LIBRARIES = ("libggml-cpu*.so", "libllama.so", "libggml-cpu*.dylib", "libllama.dylib", "ggml-cpu*.dll", "llama.dll")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Settings, and what they were measured to give.
+
+    Attributes:
+        load_seconds: for weights and context, the file in the page cache.
+        prefill_rate: tokens/s.
+        decode_rate: tokens/s.
+    """
+
+    settings: EngineSettings
+    load_seconds: float
+    prefill_rate: float
+    decode_rate: float
+
+    def seconds(self, prompt_tokens: float, answer_tokens: float, *, loads: bool = True) -> float:
+        """From the start to the answer's end."""
+        compute = prompt_tokens / self.prefill_rate + answer_tokens / self.decode_rate
+        return compute + self.load_seconds * loads
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What tuning found for one model on one machine.
+
+    Attributes:
+        default: the settings without tuning.
+        others: that were significantly faster in prefill or in decode.
+        depth: tokens that were in the context while decode was measured.
+        at: when, in seconds since 1970.
+    """
+
+    default: Profile
+    others: tuple[Profile, ...]
+    depth: int
+    at: float
+
+    @property
+    def prefill_gain(self) -> float:
+        """Best prefill rate over the default's; at least 1."""
+        return max(profile.prefill_rate for profile in (self.default, *self.others)) / self.default.prefill_rate
+
+    @property
+    def decode_gain(self) -> float:
+        """The same of decode."""
+        return max(profile.decode_rate for profile in (self.default, *self.others)) / self.default.decode_rate
+
+    @property
+    def summary(self) -> str:
+        """One line, e.g. for `llmrun doctor`."""
+        day = time.strftime("%Y-%m-%d", time.localtime(self.at))
+        if not self.others:
+            return f"tuned on {day}: the defaults are best"
+        changes = " or ".join(", ".join(profile.settings.changes(self.default.settings)) for profile in self.others)
+        return f"tuned on {day}: prefill ×{self.prefill_gain:.2f}, decode ×{self.decode_gain:.2f} with {changes}"
+
+
+def choose(
+    tuned: Tuned,
+    prompt_tokens: float,
+    answer_tokens: float,
+    *,
+    loads: bool = True,
+    own_environment: bool = True,
+) -> EngineSettings:
+    """The settings with which an answer is expected to be there first.
+
+    Args:
+        prompt_tokens: that will be prefilled, of a conversation all its turns together.
+        answer_tokens: that will be decoded.
+        loads: the model is not loaded yet, so loading counts.
+        own_environment: an engine can be started for it; one that runs already keeps its environment.
+    """
+    usable = [profile for profile in tuned.others if own_environment or not profile.settings.environment]
+    best = min((tuned.default, *usable), key=lambda each: each.seconds(prompt_tokens, answer_tokens, loads=loads))
+    return best.settings
+
+
+def remembered(header: Header, hardware: Hardware, folder: Path) -> Tuned | None:
+    """What was found for a model of this shape on this machine; None when it was never tuned here.
+
+    Args:
+        folder: config.Settings.state_dir.
+    """
+    entries = _entries(folder)
+    if not entries:
+        return None
+    key = _key(header, hardware)
+    return next((_tuned(entry) for entry in entries if entry.get("key") == key), None)
+
+
+def summaries(hardware: Hardware, folder: Path) -> list[str]:
+    """What was found on this machine with the llmrun that is installed, a line each, the latest first."""
+    entries = _entries(folder)
+    here = _here(hardware) if entries else {}
+    found = []
+    for entry in entries:
+        tuned, key = _tuned(entry), entry.get("key")
+        if tuned is not None and isinstance(key, dict) and {**key, **here} == key:
+            found.append(f"{entry.get('name') or 'a model without a name'}, {tuned.summary}")
+    return found
+
+
+def remember(tuned: Tuned, header: Header, hardware: Hardware, folder: Path, name: str = "") -> None:
+    """Keep it, in place of what was known of this model.
+
+    Args:
+        name: of the model, for people.
+
+    Raises:
+        OSError: the folder can't be written.
+    """
+    key = _key(header, hardware)
+    others = [entry for entry in _entries(folder) if entry.get("key") != key]
+    _write(folder, [{"name": name, "key": key, "tuned": as_dict(tuned)}, *others][:_MOST_ENTRIES])
+
+
+def forget(header: Header, hardware: Hardware, folder: Path) -> bool:
+    """Go back to the defaults; whether there was something to forget.
+
+    Raises:
+        OSError: the folder can't be written.
+    """
+    key = _key(header, hardware)
+    entries = _entries(folder)
+    kept = [entry for entry in entries if entry.get("key") != key]
+    if len(kept) == len(entries):
+        return False
+    _write(folder, kept)
+    return True
+
+
+def _key(header: Header, hardware: Hardware) -> dict[str, Any]:
+    """What speed depends on, as JSON data. A model's name does not matter: another one of this shape is as fast."""
+    return {**_here(hardware), "shape": _as_json(_shape(header))}
+
+
+def _here(hardware: Hardware) -> dict[str, Any]:
+    """The part of a key that is the same for all models here."""
+    return {"machine": _as_json(fingerprint(hardware)), "build": _as_json(_build())}
+
+
+def _as_json(value: Any) -> Any:
+    """A value as it comes back from a file: tuples as lists, numbers as keys as text."""
+    return json.loads(json.dumps(value))
+
+
+def _shape(header: Header) -> dict[str, Any]:
+    return {
+        "architecture": header.architecture,
+        "layers": header.n_layers,
+        "width": header.n_embd,
+        "heads": header.n_heads,
+        "kv_heads": header.n_kv_heads,
+        "head_length": [header.key_length, header.value_length],
+        "window": header.sliding_window,
+        "experts": [header.n_experts, header.n_experts_used],
+        "vocabulary": header.n_vocab,
+        "types": header.bytes_per_type,
+    }
+
+
+def _build() -> list[list[Any]]:
+    """Which llama.cpp computes: its libraries' names, sizes and times, since nothing may be loaded to ask it."""
+    spec = util.find_spec("llama_cpp")  # finds the package without running it
+    folders = spec.submodule_search_locations if spec else None
+    found = []
+    for folder in folders or ():
+        for pattern in _LIBRARIES:
+            for library in Path(folder, "lib").glob(pattern):
+                with suppress(OSError):
+                    status = library.stat()
+                    found.append([library.name, status.st_size, int(status.st_mtime)])
+    return sorted(found)
+
+
+def _entries(folder: Path) -> list[dict[str, Any]]:
+    """What tune.json holds; nothing where it is missing, damaged or of another version."""
+    try:
+        with (folder / TUNE_FILE).open("rb") as file:
+            data = json.loads(file.read(_MOST_BYTES))
+        if data["schema"] != _SCHEMA:
+            return []
+        return [entry for entry in data["entries"] if isinstance(entry, dict)]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def _tuned(entry: Mapping[str, Any]) -> Tuned | None:
+    """An entry's data; None where they are damaged."""
+    try:
+        tuned = from_json(Tuned, entry["tuned"])
+        usable = all(_is_usable(profile) for profile in (tuned.default, *tuned.others))
+        return tuned if usable else None
+    except (TypeError, ValueError, KeyError, AttributeError):
+        return None
+
+
+def _is_usable(profile: Profile) -> bool:
+    """Whether an engine can be started with it, and times computed: somebody may have edited the file."""
+    settings = profile.settings
+    counts = (settings.threads, settings.threads_batch, settings.n_ubatch, settings.spins + 1)
+    switches = (settings.repack, settings.mmap, settings.huge_pages)
+    return (
+        all(0 < rate < math.inf for rate in (profile.prefill_rate, profile.decode_rate))
+        and 0 <= profile.load_seconds < math.inf
+        and all(isinstance(count, int) and count > 0 for count in counts)
+        and all(isinstance(switch, bool) for switch in switches)
+        and max(settings.threads, settings.threads_batch) <= _MOST_THREADS
+        and settings.n_ubatch <= UBATCH
+        and settings.flash_attention in _FLASH_ATTENTION
+        and settings.kv_type in KV_BYTES
+    )
+
+
+def _write(folder: Path, entries: list[dict[str, Any]]) -> None:
+    """An empty file is none: who sees one waits for what it says."""
+    if not entries:
+        (folder / TUNE_FILE).unlink(missing_ok=True)
+        return
+    temporary = folder / f"{TUNE_FILE}.{os.getpid()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        temporary.write_text(json.dumps({"schema": _SCHEMA, "entries": entries}), encoding="utf-8")
+        temporary.replace(folder / TUNE_FILE)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()

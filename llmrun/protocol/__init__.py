@@ -1,0 +1,1 @@
+"""Everything that crosses the pipe between front and engine."""

@@ -1,0 +1,450 @@
+"""Everything that crosses the pipe between front and engine, as frozen dataclasses.
+
+Owns what can be said; must not know processes, llama.cpp, or how it is written down (frames.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from llmrun.errors import BY_CODE, LlmrunError, UsageError
+from llmrun.grammar import Grammar
+from llmrun.protocol.params import Limits, SamplingParams
+
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation. role is "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise UsageError(f"there is no role {self.role!r}", why=f"a message is of one of {', '.join(ROLES)}")
+
+
+# ---- front -> engine -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A guess, sent before the plan is made: begin to load these weights. Not answered; Load repeats what it meant.
+
+    Attributes:
+        path: of the GGUF file, absolute.
+        gpu_layers: how many layers go to the GPU; -1 is all.
+    """
+
+    path: str
+    gpu_layers: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load a model and make its context; answered by LoadProgress*, then Loaded or Failed.
+
+    Attributes:
+        path: of the GGUF file, absolute.
+        n_ctx: context window of each sequence, in tokens.
+        n_ctx_start: for how many of them to have memory at first; it grows when a sequence does.
+        n_batch: most tokens of one decode call.
+        n_seq_max: most sequences at the same time.
+        threads: for decode, and for prefill where threads_batch is 0.
+        gpu_layers: how many layers go to the GPU; -1 is all.
+        warm_up: run one empty decode before saying Loaded.
+        verbose: llama.cpp's whole log goes to stderr, not only its warnings.
+        states: folder of the KV states that were saved, "" for none.
+        states_bytes: how many bytes that folder may hold.
+        threads_batch: for prefill; 0 is as many as for decode.
+        n_ubatch: most tokens that are computed at once in prefill.
+        flash_attention: "auto", "on" or "off".
+        kv_type_k: type of the keys in the KV cache, e.g. "f16".
+        kv_type_v: type of the values.
+        repack: weights may be brought into the order that this processor's kernels like best.
+        mmap: the file is mapped into memory, not read.
+    """
+
+    path: str
+    n_ctx: int
+    n_ctx_start: int
+    n_batch: int = 512
+    n_seq_max: int = 1
+    threads: int = 1
+    gpu_layers: int = -1
+    warm_up: bool = False
+    verbose: bool = False
+    states: str = ""
+    states_bytes: int = 0
+    threads_batch: int = 0
+    n_ubatch: int = 512
+    flash_attention: str = "auto"
+    kv_type_k: str = "f16"
+    kv_type_v: str = "f16"
+    repack: bool = True
+    mmap: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Answer a conversation, or continue a plain text; answered by Rendering .. Finished, or Failed.
+
+    Attributes:
+        request: number chosen by the front; events name it.
+        messages: the whole conversation; empty when `prompt` is used.
+        prompt: plain text to continue, without a chat template.
+        template: Jinja text, or "chatml", in place of the model's own chat template.
+        grammar: what the answer has to follow; None is anything.
+        remember: how many of the answer's last tokens Explain can ask about.
+        thinking: whether a model that can think before it answers does; None leaves it to its template.
+        thinking_tokens: how many tokens it may think at most.
+        stops_repeats: end an answer that repeats itself.
+        moves: the conversation may have lost turns since the last one; what the KV cache holds behind them is kept.
+    """
+
+    request: int
+    messages: tuple[Message, ...] = ()
+    prompt: str | None = None
+    template: str | None = None
+    sampling: SamplingParams = SamplingParams()
+    limits: Limits = Limits()
+    grammar: Grammar | None = None
+    remember: int = 0
+    thinking: bool | None = None
+    thinking_tokens: int | None = None
+    stops_repeats: bool = False
+    moves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many tokens a conversation has; answered by Counted, or Failed. Fields as in Generate."""
+
+    request: int
+    messages: tuple[Message, ...]
+    template: str | None = None
+    thinking: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop a request as soon as possible; it still ends with Finished."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """How the last tokens of a finished answer were chosen; answered by Explained, or Failed.
+
+    Attributes:
+        request: of the answer.
+        last: how many of its tokens, at most its Generate's remember.
+        candidates: how many of the likeliest candidates to name for each.
+    """
+
+    request: int
+    last: int
+    candidates: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """Save the KV state of a finished answer, so that what begins like it needs no prefill; answered by StateSaved.
+
+    Attributes:
+        request: of the answer, the last one.
+        prompt_only: leave the answer out, because other questions will follow the prompt's beginning.
+    """
+
+    request: int
+    prompt_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Do something other than answer, see llmrun.protocol.jobs; answered by JobUpdate*, then JobDone or Failed.
+
+    Attributes:
+        name: of the job.
+        arguments: its command, as JSON data.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+
+
+# ---- engine -> front -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How much of the weights is loaded, 0 to 1."""
+
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The model is ready.
+
+    Attributes:
+        n_ctx: context window in tokens, as llama.cpp made it.
+        n_ctx_train: context window the model was trained on.
+        n_vocab: tokens in the vocabulary.
+        description: llama.cpp's, e.g. "llama 135M Q4_1".
+        has_template: whether the file carries a chat template.
+        devices: names of the devices ggml can compute on.
+        load_seconds: for the weights and the context together.
+        thinking_tags: the texts between which the model thinks before it answers; none if it does not.
+    """
+
+    n_ctx: int
+    n_ctx_train: int
+    n_vocab: int
+    description: str
+    has_template: bool
+    devices: tuple[str, ...]
+    load_seconds: float
+    thinking_tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """The chat template is being rendered; the front's clock for it starts now."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The prompt is tokens now, and prefill begins.
+
+    Attributes:
+        prompt_tokens: tokens of the whole prompt.
+        reused_tokens: how many of them were in the KV cache already and need no prefill.
+        seed: of this answer's random generator.
+        thinking: the answer begins inside the model's thoughts.
+    """
+
+    request: int
+    prompt_tokens: int
+    reused_tokens: int
+    seed: int
+    thinking: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """Prompt tokens prefilled so far in this request, reused ones not counted."""
+
+    request: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """A piece of the answer: whole characters, at least one of them. tokens is how many it took."""
+
+    request: int
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What one answer cost. Seconds are wall clock.
+
+    Attributes:
+        prompt_tokens: tokens of the whole prompt.
+        reused_tokens: of these, found in the KV cache.
+        prefill_seconds: for prompt_tokens - reused_tokens.
+        completion_tokens: sampled tokens, the end token included.
+        decode_seconds: from the first sampled token to the last.
+        ttft_seconds: time to first token, from the request's arrival in the engine.
+        itl_p50_seconds: inter-token latency, median.
+        itl_p95_seconds: inter-token latency, 95th percentile.
+        context_used: tokens in the KV cache afterwards.
+        n_ctx: context window in tokens.
+        overhead_seconds: part of decode_seconds spent outside llama_decode, per token.
+        seed: of this answer's random generator.
+        retracted_tokens: sampled, and taken back because they made a banned phrase.
+    """
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    prefill_seconds: float = 0.0
+    completion_tokens: int = 0
+    decode_seconds: float = 0.0
+    ttft_seconds: float = 0.0
+    itl_p50_seconds: float = 0.0
+    itl_p95_seconds: float = 0.0
+    context_used: int = 0
+    n_ctx: int = 0
+    overhead_seconds: float = 0.0
+    seed: int = 0
+    retracted_tokens: int = 0
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prefill speed in tokens/s; 0 when nothing was prefilled."""
+        tokens = self.prompt_tokens - self.reused_tokens
+        return tokens / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        """Decode speed in tokens/s; 0 with fewer than two tokens."""
+        tokens = self.completion_tokens - 1
+        return tokens / self.decode_seconds if tokens > 0 and self.decode_seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer ended.
+
+    Attributes:
+        reason: "stop" (end token or stop string), "length" (max tokens or context), "cancelled" or "repeats".
+        detail: the text that it repeated.
+    """
+
+    request: int
+    reason: str
+    stats: Stats
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """How many tokens a conversation has.
+
+    Attributes:
+        each: tokens of each message's content.
+        total: of the whole prompt, with what the template writes between and behind the messages.
+    """
+
+    request: int
+    each: tuple[int, ...]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChainStep:
+    """What one step of the sampler chain left.
+
+    Attributes:
+        name: "model" for what the model gave, then names as in params.STEPS.
+        remaining: how many tokens can still be chosen after it.
+        probabilities: of the choice's candidates after it, in their order; 0 for one that was cut.
+    """
+
+    name: str
+    remaining: int
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How one token was chosen.
+
+    Attributes:
+        text: of the token; bytes that are no whole character as U+FFFD.
+        forced: the grammar left no choice, so none was made; there are no candidates then.
+        candidates: texts of the tokens that are compared, the model's likeliest first.
+        chosen: index of the token among them.
+        steps: the chain's, in order.
+    """
+
+    text: str
+    forced: bool
+    candidates: tuple[str, ...] = ()
+    chosen: int = 0
+    steps: tuple[ChainStep, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """The last tokens of an answer, oldest first."""
+
+    request: int
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateSaved:
+    """How many tokens' keys and values were saved, in how many bytes; none where nothing could be."""
+
+    request: int
+    tokens: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobUpdate:
+    """How far a job is, as JSON data of the job's own update."""
+
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone:
+    """What a job came to, as JSON data of its own result."""
+
+    result: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request (or, without one, the load) ended in an error that the engine could explain."""
+
+    code: str
+    what: str
+    why: str = ""
+    hint: str = ""
+    request: int | None = None
+
+    @classmethod
+    def of(cls, error: LlmrunError, request: int | None = None) -> Failed:
+        """The frame for an error."""
+        return cls(error.code, error.what, error.why, error.hint, request)
+
+    def error(self) -> LlmrunError:
+        """The error again, of its own class."""
+        return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
+
+
+Command = Open | Load | Generate | Count | Cancel | Explain | SaveState | Job
+Event = (
+    LoadProgress
+    | Loaded
+    | Rendering
+    | Started
+    | PrefillProgress
+    | TextDelta
+    | Finished
+    | Counted
+    | Explained
+    | StateSaved
+    | JobUpdate
+    | JobDone
+    | Failed
+)
+Frame = Command | Event
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """A dataclass as plain JSON data, nested ones included."""
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        return as_dict(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return value

@@ -1,0 +1,174 @@
+"""The measurements of a report card, made on this machine with llama.cpp: the one implementation of Measures.
+
+Owns which sizes of prompt, answer and text are enough; quantize, bench and evaluate do the work, each in an engine
+process of its own, so that no type's memory or threads are another's.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from pathlib import Path
+
+from llmrun.bench.machine import describe
+from llmrun.bench.results import Machine
+from llmrun.errors import LlmrunError
+from llmrun.gguf.filenames import quant_of
+from llmrun.gguf.reader import read_header
+from llmrun.planning.hardware import probe
+from llmrun.protocol.jobs.bench import BENCH, Bench, Benched, BenchTest, BenchUpdate
+from llmrun.protocol.jobs.evaluate import Evaluated, EvaluateUpdate, Figure
+from llmrun.protocol.messages import Load
+from llmrun.quantize.evaluate import default_text, evaluate, read_text
+from llmrun.quantize.job import Preview, Request, preview, quantize
+from llmrun.quantize.report.card import Quality
+from llmrun.quantize.report.measure import Judged, Made, OnShare, Original, Timed
+from llmrun.runner.runner import Runner
+
+_PROMPT, _ANSWER = 256, 32
+_CHUNK, _MOST_CHUNKS, _LEAST_CHUNKS = 512, 16, 4
+_JUDGE_SECONDS = 240.0  # for one type, about: less text where the model is slow
+
+
+class Here:
+    """Measures a model's types on this machine.
+
+    Args:
+        source: the (first) GGUF file.
+        name: what the model is called; "" takes it from the file's name.
+        text: what quality is measured on; None is what `llmrun evaluate` reads by default.
+        imatrix: an importance matrix in GGUF.
+        threads: None is as many as can compute at the same time.
+        chunks: of the text, how many are read at most; fewer where that would take long.
+
+    Raises:
+        BadModelError, ModelNotFoundError: the source is no model's file.
+        UsageError: the text can't be read.
+    """
+
+    prompt_tokens = _PROMPT
+    answer_tokens = _ANSWER
+
+    def __init__(
+        self,
+        source: Path,
+        *,
+        name: str = "",
+        text: Path | None = None,
+        imatrix: Path | None = None,
+        threads: int | None = None,
+        chunks: int = _MOST_CHUNKS,
+    ) -> None:
+        self._source = source
+        self._name = name or _stem(source)
+        self._text = read_text(text) if text else default_text()
+        self._imatrix = imatrix
+        self._wanted_threads = threads
+        self._chunks = chunks
+        self._header = read_header(source)
+        self._build_commit = ""
+        self._previews: dict[str, Preview] = {}
+        self.threads = threads or probe().usable_cores
+
+    def machine(self) -> Machine:
+        """As `llmrun bench` describes it."""
+        return describe(build_commit=self._build_commit)
+
+    def original(self) -> Original:
+        """What the file's header tells."""
+        header = self._header
+        return Original(
+            name=self._name,
+            type=header.quant,
+            n_bytes=header.file_size,
+            bits_per_weight=header.bits_per_weight,
+            n_parameters=header.n_parameters,
+        )
+
+    def expected_bytes(self, kind: str) -> int:
+        """From llama.cpp's own plan for the file."""
+        if kind not in self._previews:
+            self._previews[kind] = preview(self._request(kind, self._source.with_name("none.gguf")))
+        return self._previews[kind].n_bytes
+
+    def make(self, kind: str, target: Path, on_share: OnShare) -> Made:
+        """By `llmrun quantize`."""
+        done = quantize(self._request(kind, target), lambda _, share: on_share(share), outlook=self._previews.get(kind))
+        return Made(done.n_bytes, done.bits_per_weight, done.seconds, done.notes)
+
+    def time(self, model: Path, on_share: OnShare) -> Timed:
+        """By `llmrun bench`: a prompt and an answer."""
+        load = Load(str(model.absolute()), n_ctx=0, n_ctx_start=0, threads=self.threads)
+        with closing(Runner()) as engine:
+            on_share(0.1)
+            prefill = engine.do(BENCH, Bench(load, BenchTest(n_prompt=_PROMPT), repetitions=1), _ignore)
+            on_share(0.6)
+            decode = engine.do(BENCH, Bench(load, BenchTest(n_gen=_ANSWER), repetitions=1), _ignore)
+        self._build_commit = decode.model.build_commit
+        if model == self._source:
+            self._chunks = chunks_for(_rate(prefill, _PROMPT), self._chunks)
+        peaks = [done.peak_bytes for done in (prefill, decode) if done.peak_bytes is not None]
+        return Timed(_rate(prefill, _PROMPT), _rate(decode, _ANSWER), max(peaks, default=None))
+
+    def judge(self, model: Path, on_share: OnShare) -> Judged:
+        """By `llmrun evaluate`, beside the source."""
+
+        def tell(update: EvaluateUpdate) -> None:
+            on_share(update.done / update.total if update.total else 0.0)
+
+        text = self._text
+        found = evaluate(
+            model, reference=self._source, text=text, chunks=self._chunks, threads=self.threads, on_update=tell
+        )
+        return Judged(*_qualities(found), text.name, text.sha256, found.chunks * found.n_ctx)
+
+    def _request(self, kind: str, target: Path) -> Request:
+        return Request(self._source, target, kind, imatrix=self._imatrix, threads=self._wanted_threads)
+
+
+def chunks_for(prefill: float, most: int) -> int:
+    """How many chunks of text can be read in reasonable time, by a model and by its source.
+
+    Args:
+        prefill: tokens/s of the source.
+        most: not more than these, and not fewer than a few, unless that is less.
+    """
+    readable = int(_JUDGE_SECONDS * prefill / (2 * _CHUNK))
+    return min(max(readable, _LEAST_CHUNKS), most)
+
+
+def _qualities(found: Evaluated) -> tuple[Quality, Quality]:
+    """Of the model, and of the source."""
+    divergence = found.divergence
+    if divergence is None or found.perplexity is None:
+        raise LlmrunError("nothing was evaluated")
+    mine = Quality(
+        perplexity=found.perplexity.value,
+        perplexity_error=_half(found.perplexity),
+        kld=divergence.mean.value,
+        kld_error=_half(divergence.mean),
+        same_top=divergence.same_top.value,
+        same_top_error=_half(divergence.same_top),
+    )
+    reference = divergence.reference_perplexity
+    return mine, Quality(perplexity=reference.value, perplexity_error=_half(reference))
+
+
+def _half(figure: Figure) -> float:
+    """Of the 95 % interval."""
+    return (figure.high - figure.low) / 2
+
+
+def _rate(done: Benched, n_tokens: int) -> float:
+    return 1e9 * n_tokens * len(done.repetitions) / max(sum(each.ns for each in done.repetitions), 1)
+
+
+def _ignore(update: BenchUpdate) -> None:
+    """There is nothing to tell of a test of a second."""
+
+
+def _stem(path: Path) -> str:
+    """A file's name without what tells its type, part and format."""
+    name = path.name.removesuffix(".gguf").partition("-00001-of-")[0]
+    quant = quant_of(name)
+    return re.sub(rf"[-_.]{re.escape(quant)}$", "", name, flags=re.IGNORECASE) if quant else name

@@ -1,0 +1,1 @@
+"""An answer as it streams: Markdown, the live line, the keyboard."""

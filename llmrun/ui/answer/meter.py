@@ -1,0 +1,169 @@
+"""What the engine's events say about speed, in words: the live line's fields, and the summary's.
+
+Pure, but for the clock it is given; must not know terminals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llmrun.protocol.messages import (
+    Event,
+    Finished,
+    Loaded,
+    LoadProgress,
+    PrefillProgress,
+    Rendering,
+    Started,
+    TextDelta,
+)
+from llmrun.ui.terminal.cells import cut, width
+from llmrun.ui.terminal.format import milliseconds, rate, seconds
+from llmrun.ui.terminal.sanitize import clean
+
+SEPARATOR = " · "
+
+_STOPPED = {
+    "length": "stopped: max tokens or context window reached",
+    "cancelled": "stopped by Ctrl-C",
+}
+_REPEATED_CELLS = 40  # of a text that repeats itself
+
+
+class Meter:
+    """Follows one answer, from the loading of the model on.
+
+    Args:
+        clock: seconds that only grow.
+        n_ctx: context window in tokens, when the model was loaded earlier; 0 is unknown.
+    """
+
+    def __init__(self, clock: Callable[[], float], n_ctx: int = 0) -> None:
+        self._clock = clock
+        self._n_ctx = n_ctx
+        self._loaded_fraction: float | None = None
+        self._asked_at: float | None = None
+        self._started_at = 0.0
+        self._started: Started | None = None
+        self._prefill = PrefillProgress(0, 0, 0.0)
+        self._first_text_at: float | None = None
+        self._last_text_at = 0.0
+        self._tokens = 0
+
+    def follow(self, event: Event) -> None:
+        """Take an event into account."""
+        now = self._clock()
+        if isinstance(event, TextDelta):
+            self._text(event, now)
+        elif isinstance(event, LoadProgress):
+            self._loaded_fraction = event.fraction
+        elif isinstance(event, Loaded):
+            self._loaded_fraction, self._n_ctx = None, event.n_ctx
+        elif isinstance(event, Rendering):
+            self._asked_at = now
+        elif isinstance(event, Started):
+            self._asked_at = now if self._asked_at is None else self._asked_at
+            self._started_at, self._started = now, event
+        elif isinstance(event, PrefillProgress):
+            self._prefill = event
+
+    def fields(self) -> list[str]:
+        """The live line's fields, the most important first; none when there is nothing to tell yet."""
+        if self._first_text_at is not None:
+            return self._decoding(self._first_text_at)
+        if self._started is not None:
+            return self._prefilling(self._started)
+        if self._asked_at is not None:
+            return ["reading the prompt"]
+        return [] if self._loaded_fraction is None else [f"loading the model {self._loaded_fraction:.0%}"]
+
+    def _text(self, event: TextDelta, now: float) -> None:
+        self._tokens += event.tokens
+        self._last_text_at = now
+        if self._first_text_at is None:
+            self._first_text_at = now
+
+    def _prefilling(self, started: Started) -> list[str]:
+        total = started.prompt_tokens - started.reused_tokens
+        fields = [f"prefill {self._prefill.tokens:,}/{total:,} tokens"]
+        if self._prefill.seconds > 0:
+            fields.append(rate(self._prefill.tokens / self._prefill.seconds, whole=True))
+        return fields
+
+    def _decoding(self, first_text_at: float) -> list[str]:
+        fields = []
+        started, prompt_tokens = self._started, 0
+        if started is not None:
+            prompt_tokens = started.prompt_tokens
+            prefilled, took = prompt_tokens - started.reused_tokens, first_text_at - self._started_at
+            if prefilled > 0 and took > 0:
+                fields.append(f"prefill {rate(prefilled / took, whole=True)}")
+        took = self._last_text_at - first_text_at
+        if self._tokens > 1 and took > 0:
+            fields.append(f"decode {rate((self._tokens - 1) / took)}")
+        if self._asked_at is not None:
+            fields.append(f"TTFT {seconds(first_text_at - self._asked_at)}")
+        if self._n_ctx:
+            fields.append(f"ctx {prompt_tokens + self._tokens:,}/{self._n_ctx:,}")
+        if started is not None and started.reused_tokens:
+            fields.append(f"reused {started.reused_tokens:,}")
+        return fields
+
+
+def summary(finished: Finished) -> str:
+    """One line about an answer that ended: speeds, context window, seed, and why it ended if not by itself."""
+    stats = finished.stats
+    prefill = f"prefill {stats.prompt_tokens - stats.reused_tokens:,} tokens"
+    if stats.prefill_rate:
+        prefill += " " + rate(stats.prefill_rate, whole=True)
+    decode = f"decode {stats.completion_tokens:,} tokens"
+    if stats.decode_rate:
+        decode += " " + rate(stats.decode_rate)
+    fields = [prefill, decode]
+    if stats.ttft_seconds > 0:
+        fields.append(f"TTFT {seconds(stats.ttft_seconds)}")
+    if stats.itl_p50_seconds > 0:
+        p50, p95 = milliseconds(stats.itl_p50_seconds), milliseconds(stats.itl_p95_seconds)
+        fields.append(f"inter-token p50 {p50} p95 {p95}")
+    fields.append(f"ctx {stats.context_used:,}/{stats.n_ctx:,}")
+    if stats.reused_tokens:
+        fields.append(f"reused {stats.reused_tokens:,} of {stats.prompt_tokens:,}")
+    if stats.retracted_tokens:
+        fields.append(f"{stats.retracted_tokens:,} taken back")
+    fields.append(f"seed {stats.seed}")
+    if finished.reason != "stop":
+        fields.append(_stopped(finished))
+    return SEPARATOR.join(fields)
+
+
+def _stopped(finished: Finished) -> str:
+    """Why an answer did not end by itself."""
+    if finished.reason == "repeats":
+        text = clean(finished.detail).strip()
+        shown = text if cut(text, _REPEATED_CELLS) == text else cut(text, _REPEATED_CELLS - 1) + "…"
+        return f"stopped: it repeats “{shown}”" if shown else "stopped: it repeats itself"
+    return _STOPPED.get(finished.reason, f"stopped: {finished.reason}")
+
+
+def in_rows(line: str, cells: int) -> list[str]:
+    """A summary as rows of at most so many cells, broken between its fields."""
+    rows = [""]
+    for field in line.split(SEPARATOR):
+        longer = f"{rows[-1]}{SEPARATOR}{field}" if rows[-1] else field
+        if width(longer) > cells and rows[-1]:
+            rows[-1] += SEPARATOR.rstrip()
+            rows.append(field)
+        else:
+            rows[-1] = longer
+    return rows
+
+
+def fit(fields: list[str], cells: int) -> str:
+    """As many fields as fit, from the left; the first one is cut when even it is too long."""
+    line = ""
+    for field in fields:
+        longer = f"{line}{SEPARATOR}{field}" if line else field
+        if len(longer) > cells:
+            break
+        line = longer
+    return line or (fields[0][: max(cells, 0)] if fields else "")

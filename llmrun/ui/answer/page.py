@@ -1,0 +1,226 @@
+"""What an answer's text looks like: the model's thoughts, then the answer as Markdown or as it is.
+
+Owns the order of the two and how thoughts are shown; must not know the terminal or the live line. What it gave out is
+never taken back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+from llmrun.chat.reasoning import Kind, Part, Splitter
+from llmrun.ui.terminal.ansi import DIM, paint
+from llmrun.ui.terminal.format import seconds
+
+# "on" shows thoughts as they come, "fold" their beginning, "hide" only how long they took.
+Think = Literal["on", "fold", "hide"]
+
+FOLD_LINES, FOLD_CHARACTERS = 3, 240
+
+_ASCII = str.maketrans({"·": "-", "…": "...", "│": "|"})
+_PIECES = re.compile(r"\n|\s|[^\s]+")
+
+
+class Body(Protocol):
+    """Makes an answer's text what a terminal shows."""
+
+    def feed(self, text: str, columns: int) -> str:
+        """More text; gives what can be shown now on a terminal so wide."""
+
+    def flush(self, columns: int) -> str:
+        """The rest."""
+
+    @property
+    def held(self) -> str:
+        """What is held back, in words."""
+
+
+class Raw:
+    """The text as it is; the terminal wraps it."""
+
+    held = ""
+
+    def feed(self, text: str, columns: int) -> str:
+        """All of it."""
+        return text
+
+    def flush(self, columns: int) -> str:
+        """Nothing is ever held back."""
+        return ""
+
+
+class Page:
+    """One answer.
+
+    Args:
+        clock: seconds that only grow.
+        tags: what opens and closes the model's thoughts; none when it has none.
+        think: how they are shown.
+        markdown: the answer is Markdown.
+        styled: the terminal may show bold, dim and colour.
+        unicode: it may show other characters than ASCII.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        tags: Sequence[str] = (),
+        think: Think = "fold",
+        markdown: bool = False,
+        styled: bool = True,
+        unicode: bool = True,
+    ) -> None:
+        self._clock = clock
+        self._tags = tags
+        self._markdown, self._styled, self._unicode = markdown, styled, unicode
+        self._splitter = Splitter(tags)
+        self._think: Think = think
+        self._thoughts: _Thoughts | None = None
+        self._body: Body | None = None
+        self._waiting: list[Part] = []
+        self._began: float | None = None  # when thoughts came first
+        self._tokens = 0  # of the thoughts
+        self._gap = ""  # between thoughts and answer
+
+    def begin(self, *, inside: bool) -> None:
+        """The prompt is known; inside: it ended with what opens the thoughts."""
+        self._splitter = Splitter(self._tags, inside=inside)
+        self._made_body()  # its modules are loaded while the engine reads the prompt
+
+    def add(self, text: str, tokens: int) -> None:
+        """A piece of sanitized text, and how many tokens it took."""
+        if self._splitter.inside:
+            self._tokens += tokens
+        self._follow(self._splitter.feed(text))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether take() has something to do."""
+        return bool(self._waiting)
+
+    def take(self, columns: int, *, last: bool = False) -> str:
+        """What can be shown of the text so far, beyond what was taken before; with last, the rest."""
+        if last:
+            self._follow(self._splitter.flush())
+            self._end_thoughts()
+        parts, self._waiting = self._waiting, []
+        out = []
+        for part in parts:
+            if part.kind is Kind.THOUGHT:
+                out.append(self._made_thoughts().feed(part.text, columns))
+            elif part.kind is Kind.END:
+                out.append(self._made_thoughts().end(columns, part.text))
+                self._gap = "\n"
+            else:
+                out += [self._gap, self._made_body().feed(part.text, columns)]
+                self._gap = ""
+        if last:
+            out.append(self._body.flush(columns) if self._body else "")
+        return "".join(out)
+
+    def fields(self) -> list[str]:
+        """What the live line should tell besides speeds: thoughts that go on, a table that is not complete."""
+        if self._splitter.inside and self._began is not None:
+            return [
+                self._words(f"thinking… {self._tokens:,} tokens, {seconds(self._clock() - self._began, brief=True)}")
+            ]
+        held = self._body.held if self._body else ""
+        return [held] if held else []
+
+    def _follow(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if part.kind is Kind.THOUGHT and self._began is None and part.text.strip():
+                self._began = self._clock()
+            if part.kind is Kind.END:
+                self._end_thoughts()
+            else:
+                self._waiting.append(part)
+
+    def _end_thoughts(self) -> None:
+        if self._began is not None:
+            took = seconds(self._clock() - self._began, brief=True)
+            self._waiting.append(Part(Kind.END, f"thought for {took}, {self._tokens:,} tokens"))
+            self._began, self._tokens = None, 0
+
+    def _made_thoughts(self) -> _Thoughts:
+        if self._thoughts is None:
+            self._thoughts = _Thoughts(self._think, styled=self._styled, unicode=self._unicode)
+        return self._thoughts
+
+    def _made_body(self) -> Body:
+        if self._body is None:
+            if self._markdown:
+                from llmrun.ui.answer.markdown import Markdown  # most commands show no answer
+
+                self._body = Markdown(styled=self._styled, unicode=self._unicode)
+            else:
+                self._body = Raw()
+        return self._body
+
+    def _words(self, text: str) -> str:
+        return text if self._unicode else in_ascii(text)
+
+
+class _Thoughts:
+    """Thoughts as dim lines beside a bar, and one line about them at their end."""
+
+    def __init__(self, think: Think, *, styled: bool, unicode: bool) -> None:
+        self._lines_left = {"on": None, "fold": FOLD_LINES, "hide": 0}[think]
+        self._characters_left = FOLD_CHARACTERS
+        from llmrun.ui.answer.wrap import Wrapper  # few models think
+
+        self._styled, self._unicode = styled, unicode
+        self._wrapper = Wrapper(styled=styled)
+        self._bar = [("│ " if unicode else "| ", DIM)]
+        self._open = False  # a line is being written
+        self._blank = self._any = False
+
+    def feed(self, text: str, columns: int) -> str:
+        """More thoughts."""
+        if self._lines_left == 0:
+            return ""
+        return "".join([self._piece(piece, columns - 1) for piece in _PIECES.findall(text)])
+
+    def end(self, columns: int, note: str) -> str:
+        """The thoughts are complete."""
+        out = self._wrapper.end(columns - 1) if self._open else ""
+        self._open = False
+        note = note if self._unicode else in_ascii(note)
+        return f"{out}{paint(note, DIM) if self._styled else note}\n"
+
+    def _piece(self, piece: str, columns: int) -> str:
+        """A word, a blank or a line break."""
+        if self._lines_left == 0:
+            return ""
+        if piece == "\n":
+            return self._line_end(columns)
+        if not self._open and piece.isspace():
+            return ""
+        folded = self._lines_left is not None
+        if folded and self._characters_left <= 0 and piece.isspace():
+            self._lines_left, self._open = 0, False
+            return self._wrapper.add(" …" if self._unicode else " ...", DIM, columns) + self._wrapper.end(columns)
+        self._characters_left -= len(piece)
+        begin = ""
+        if not self._open:
+            blank = self._wrapper.begin(self._bar, self._bar).rstrip(" ") + "\n" if self._blank and not folded else ""
+            begin = blank + self._wrapper.begin(self._bar, self._bar)
+        self._open, self._any, self._blank = True, True, False
+        return begin + self._wrapper.add(piece, DIM, columns)
+
+    def _line_end(self, columns: int) -> str:
+        if not self._open:
+            self._blank = self._any
+            return ""
+        self._open = False
+        if self._lines_left is not None:
+            self._lines_left -= 1
+        return self._wrapper.end(columns)
+
+
+def in_ascii(text: str) -> str:
+    """Our own words for a terminal that shows nothing else."""
+    return text.translate(_ASCII)

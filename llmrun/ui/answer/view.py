@@ -1,0 +1,368 @@
+"""An answer as it comes: streamed text, one live line of figures below it, a summary at its end.
+
+Nothing that was written is written again but the live line; ui/page.py says what the text looks like.
+
+Owns what is written to the terminal while the engine works; must not know the engine's process. It never
+touches termios and never hides the cursor, so that there is nothing to restore.
+
+How the live line stays out of the text: to draw, the cursor goes one row down and up again (which scrolls when there
+is no row below), its place is saved, the line drawn on the row below, the place restored. Before more text is written,
+everything after the cursor is erased. The computed column decides little: at the start of a row the line is drawn
+right there, and in a row that is exactly full, where terminals differ in what "restore" means, the last character
+waits until the next one comes. So does an emoji: the next character may belong to it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol, TextIO
+
+from llmrun.chat.reasoning import Kind, Part, Splitter
+from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
+from llmrun.ui.answer.meter import Meter, fit, in_rows, summary
+from llmrun.ui.answer.page import Page, Think, in_ascii
+from llmrun.ui.terminal.ansi import DIM, bare, paint
+from llmrun.ui.terminal.cells import advance, last_cluster, may_grow
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.sanitize import Sanitizer
+
+# Drawing steals time from decoding, so it comes in bursts.
+TEXT_SECONDS = 1 / 30
+STATUS_SECONDS = 1 / 12
+
+# Below this there is no room for a line besides the text.
+_MIN_COLUMNS, _MIN_ROWS = 8, 3
+_ENDLESS = 1 << 62  # columns of a row that never wraps
+
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # synchronized output: the terminal shows all of it at once
+_ERASE_AFTER, _ERASE_ROW = "\x1b[J", "\x1b[K"
+_SAVE, _RESTORE = "\x1b7", "\x1b8"
+_ROW_BELOW = "\x1bD\x1b[A"  # down, scrolling if need be, and up again in the same column
+_DOWN = "\x1b[B"
+_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
+_PLAIN = "\x1b[0m"
+
+
+class View(Protocol):
+    """Shows one answer. Use it in a `with`, or call close()."""
+
+    def show(self, event: Event) -> None:
+        """Show what an event brings; all of the answer is out when Finished was shown."""
+
+    def tick(self) -> None:
+        """Show what is waiting, if it is time; call it when no event has come for a while."""
+
+    def close(self) -> None:
+        """Show the rest and leave the terminal tidy, also after an interrupt. May be called twice."""
+
+    def __enter__(self) -> View: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def answer_view(
+    output: Output,
+    *,
+    n_ctx: int = 0,
+    stats: bool = True,
+    markdown: bool = False,
+    think: Think = "fold",
+    thinking_tags: Sequence[str] = (),
+) -> View:
+    """The right view for where stdout goes.
+
+    Args:
+        n_ctx: context window in tokens, when the model was loaded earlier (Loaded tells it otherwise).
+        stats: show figures, live and at the end; without them only the wait for the first token is shown.
+        markdown: show the answer as Markdown, where the terminal can; other places get its text as it is.
+        think: how the model's thoughts are shown. In a pipe "on" is the whole text as it is, tags included; with
+            anything else only the answer comes through.
+        thinking_tags: what opens and closes them, as Loaded tells.
+    """
+    summary_to = output.stderr if stats and output.stderr_is_terminal else None
+    dim = output.stderr_has_color
+    if not output.cursor_moves:
+        return PlainView(
+            output.stdout,
+            summary_to,
+            end_line=output.stdout_is_terminal,
+            dim=dim,
+            thinking_tags=() if think == "on" else thinking_tags,
+        )
+    unicode = can_show(output.stdout, "•│─·…")
+    page = Page(
+        time.monotonic,
+        tags=thinking_tags,
+        think=think,
+        markdown=markdown,
+        styled=output.stdout_has_color,
+        unicode=unicode,
+    )
+    dim = dim and output.stdout_has_color
+    return AnswerView(output.stdout, summary_to, n_ctx=n_ctx, live=stats, dim=dim, page=page, unicode=unicode)
+
+
+class PlainView:
+    """Text and nothing else, for pipes, files and terminals that can't move the cursor.
+
+    Args:
+        stream: gets the text, flushed at each event.
+        summary_to: gets the summary; None is nowhere.
+        end_line: end the text with a newline if it has none.
+        dim: the summary may be dim.
+        thinking_tags: what opens and closes thoughts that are left out; none leaves nothing out.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        summary_to: TextIO | None = None,
+        *,
+        end_line: bool = False,
+        dim: bool = False,
+        thinking_tags: Sequence[str] = (),
+    ) -> None:
+        self._stream = stream
+        self._summary_to = summary_to
+        self._end_line = end_line
+        self._dim = dim
+        self._sanitizer = Sanitizer()
+        self._tags = thinking_tags
+        self._splitter = Splitter(thinking_tags)
+        self._told_of_thoughts = False
+        self._at_line_start = True
+
+    def show(self, event: Event) -> None:
+        """Write the event's text, if it has any."""
+        if isinstance(event, TextDelta):
+            self._write(self._splitter.feed(self._sanitizer.feed(event.text)))
+        elif isinstance(event, Started):
+            self._splitter = Splitter(self._tags, inside=event.thinking)
+        elif isinstance(event, Finished):
+            self.close()
+            if self._summary_to is not None:
+                write_summary(self._summary_to, event, dim=self._dim)
+        elif isinstance(event, Failed):
+            self.close()
+
+    def tick(self) -> None:
+        """Nothing ever waits here."""
+
+    def close(self) -> None:
+        """Write what was held back, and the last newline."""
+        self._write([*self._splitter.feed(self._sanitizer.flush()), *self._splitter.flush()])
+        if self._end_line and not self._at_line_start:
+            self._write([Part(Kind.ANSWER, "\n")])
+
+    def _write(self, parts: Sequence[Part]) -> None:
+        text = "".join(part.text for part in parts if part.kind is Kind.ANSWER)
+        if self._end_line and not self._told_of_thoughts and any(part.kind is Kind.THOUGHT for part in parts):
+            self._told_of_thoughts = True  # a person should not look at nothing
+            text = "(thinking ...)\n" + text
+        if text:
+            self._stream.write(text)
+            self._stream.flush()
+            self._at_line_start = text.endswith("\n")
+
+    def __enter__(self) -> PlainView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AnswerView:
+    """Streamed text with one live line below it, for a terminal. The cursor has to be at the start of a row.
+
+    Args:
+        stream: the terminal.
+        summary_to: gets the summary; None is nowhere.
+        n_ctx: context window in tokens, when the model was loaded earlier.
+        live: keep the live line after the first token; loading and prefill show one in any case.
+        dim: the terminal may show dim text.
+        clock: seconds that only grow.
+        size: columns and rows of the terminal, asked at each drawing.
+        page: says what the text looks like; as it is by default.
+        unicode: the terminal may show other characters than ASCII.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        summary_to: TextIO | None = None,
+        *,
+        n_ctx: int = 0,
+        live: bool = True,
+        dim: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        size: Callable[[], tuple[int, int]] | None = None,
+        page: Page | None = None,
+        unicode: bool = True,
+    ) -> None:
+        self._stream = stream
+        self._summary_to = summary_to
+        self._live = live
+        self._dim = dim
+        self._clock = clock
+        self._size = size or (lambda: terminal_size(stream))
+        self._meter = Meter(clock, n_ctx)
+        self._unicode = unicode
+        self._sanitizer = Sanitizer()
+        self._page = page or Page(clock)
+        self._kept = ""  # the last character of the text, when drawing might disturb it
+        self._column = 0  # of the cursor, as ui.cells.advance counts
+        self._line_cells = 0  # of the line that the cursor is in, over all its rows
+        self._columns = 0  # of the terminal, at the last drawing
+        self._drawn = False  # whether a live line is on the screen
+        self._fields: list[str] = []
+        self._text_at = self._status_at = float("-inf")
+        self._text_began = self._closed = False
+
+    def show(self, event: Event) -> None:
+        """Show what an event brings, now or within TEXT_SECONDS of the next event or tick."""
+        self._meter.follow(event)
+        if isinstance(event, TextDelta):
+            self._text(event)
+        elif isinstance(event, (Finished, Failed)):
+            self.close()
+        else:
+            if isinstance(event, Started):
+                self._page.begin(inside=event.thinking)
+            self.tick()
+        if isinstance(event, Finished) and self._summary_to is not None:
+            write_summary(self._summary_to, event, dim=self._dim, columns=self._columns)
+
+    def tick(self) -> None:
+        """Write waiting text and redraw the live line, each if it is time."""
+        if self._closed:
+            return
+        now = self._clock()
+        changed = False
+        if now - self._status_at >= STATUS_SECONDS:
+            fields = self._page.fields()
+            if self._live or not self._text_began:
+                fields += self._meter.fields()
+            changed = fields != self._fields
+            self._fields, self._status_at = fields, now
+        if changed or ((self._page.waiting or self._kept) and now - self._text_at >= TEXT_SECONDS):
+            self._text_at = now
+            self._draw(last=False)
+
+    def close(self) -> None:
+        """Write what is waiting, erase the live line, end the text's last row."""
+        if self._closed:
+            return
+        self._closed = True
+        self._page.add(self._sanitizer.flush(), 0)
+        self._fields = []
+        self._draw(last=True)
+        if self._column:
+            self._write("\n")
+
+    def _text(self, event: TextDelta) -> None:
+        self._page.add(self._sanitizer.feed(event.text), event.tokens)
+        if not self._text_began:
+            self._text_began = True
+            self._status_at = float("-inf")  # the line for waiting is out of date now
+        self.tick()
+
+    def _draw(self, *, last: bool) -> None:
+        columns, rows = self._size()
+        resized = self._follow_resize(columns)
+        room = columns >= _MIN_COLUMNS and rows >= _MIN_ROWS
+        erase = self._erase(resized) if self._drawn else ""
+        text = self._kept + self._page.take(columns, last=last)
+        text = text if last or not room else self._without_last(text, columns)
+        shown = bare(text)
+        self._column = advance(self._column, shown, columns)
+        self._line_cells = advance(self._line_cells, shown, _ENDLESS)
+        status = fit(self._fields, columns - 1) if room and self._column < columns else ""
+        drawing = erase + text + (self._below(status) if status else "")
+        # An interrupt may come anywhere here: a live line counts as drawn from before it can be on the screen
+        # until it is certainly gone.
+        self._drawn = self._drawn or bool(status)
+        self._write(f"{_BEGIN}{drawing}{_END}" if self._drawn else drawing)
+        self._drawn = bool(status)
+
+    def _follow_resize(self, columns: int) -> bool:
+        resized = self._columns not in {0, columns}
+        if resized:
+            self._column = advance(0, " " * self._line_cells, columns)  # most terminals wrap the line anew
+        self._columns = columns
+        return resized
+
+    def _without_last(self, text: str, columns: int) -> str:
+        """The text, without a last character that drawing might disturb; that is kept for the next drawing."""
+        self._kept = ""
+        if text.endswith(_PLAIN):  # a styled word is complete
+            return text
+        if may_grow(text) or advance(self._column, bare(text), columns) == columns:
+            end = last_cluster(text)
+            text, self._kept = text[:end], text[end:]
+        return text
+
+    def _erase(self, resized: bool) -> str:
+        if self._column:
+            return _ERASE_AFTER
+        # The live line is in the cursor's own row, where the terminal may have echoed ^C as well. Erasing all
+        # below would move it into tmux's history if this is the topmost row.
+        return "\r" + _ERASE_ROW + (_ERASE_AFTER if resized else "")
+
+    def _below(self, status: str) -> str:
+        styled = paint(status if self._unicode else in_ascii(status), DIM if self._dim else "")
+        # Should the terminal have become narrower this instant, the line must be cut and not wrap.
+        line = f"{_NO_WRAP}{styled}{_WRAP}"
+        if self._column == 0:  # this row is still free
+            return f"{_SAVE}{line}{_RESTORE}"
+        return f"{_ROW_BELOW}{_SAVE}{_DOWN}\r{line}{_RESTORE}"
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._stream.write(text)
+            self._stream.flush()
+
+    def __enter__(self) -> AnswerView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def write_summary(stream: TextIO, finished: Finished, *, dim: bool, columns: int = 0) -> None:
+    """The summary as one line, dim where the terminal may show that.
+
+    Args:
+        columns: of the terminal, to break the line between its fields; 0 leaves it whole.
+    """
+    line = summary(finished)
+    rows = in_rows(line, columns - 2) if columns else [line]  # a separator may stand at the end
+    shown = "\n".join(rows if can_show(stream, line) else map(in_ascii, rows))
+    stream.write(paint(shown, DIM if dim else "") + "\n")
+    stream.flush()
+
+
+def can_show(stream: TextIO, text: str) -> bool:
+    """Whether the stream's encoding has all of the text's characters."""
+    try:
+        text.encode(stream.encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError, AttributeError):
+        return False
+    return True
+
+
+def terminal_size(stream: TextIO) -> tuple[int, int]:
+    """Columns and rows of the terminal behind a stream; 80 and 24 where it doesn't tell."""
+    try:
+        columns, rows = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):
+        columns, rows = 0, 0
+    return columns or 80, rows or 24

@@ -1,0 +1,1 @@
+"""The line at which a chat is typed."""

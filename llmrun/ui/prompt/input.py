@@ -1,0 +1,180 @@
+'''What a person types into a chat: lines, pastes and """ blocks on a terminal, plain lines from a pipe.
+
+Owns reading only; must not know what a message or a command means. What needs prompt_toolkit is in prompt.py, imported
+when the first line is read from a terminal, so a pipe never pays for it.
+'''
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from llmrun.ui.answer.keyboard import restore_terminal_mode, terminal_mode
+from llmrun.ui.prompt.completion import Completion
+from llmrun.ui.prompt.drafts import is_command, is_open_block, without_fence, without_surrogates
+from llmrun.ui.terminal.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.ui.prompt.prompt import Prompt
+
+KEYS = {
+    "Enter": "send",
+    "Alt-Enter": "new line; the other way round after /multiline",
+    '"""': "begins and ends a text of several lines",
+    "Tab": "complete a command, a file, a model",
+    "Up, Down": "what was typed before; not what began with a space",
+    "Ctrl-R": "search it",
+    "Ctrl-G": "go on in $EDITOR",
+    "Ctrl-L": "clear the screen",
+    "Ctrl-C": "stop an answer, or drop what is typed (Ctrl-_ brings it back); twice: leave",
+    "Ctrl-D": "leave",
+    "Ctrl-Z": "suspend; fg goes on",
+}
+"""What the keys do, for a help text."""
+
+_PROMPT, _CONTINUATION = ">>> ", "... "
+_LEAVE_HINT = "Press Ctrl-C once more or Ctrl-D to leave, /? for help."
+
+
+class ChatInput:
+    """Reads one message after the other. Use it in a `with`, which puts the terminal back as it was.
+
+    The keys are those of KEYS. A paste is one message, however many lines it has and whatever they look like. Ctrl-C
+    drops what was typed, on an empty line it hints, twice it leaves. A terminal that can't move its cursor is read line
+    by line, with no keys but its own.
+
+    Args:
+        output: tells whether stdin is a terminal; without one, each line of stdin is a message.
+        history: file with what was typed before; made with mode 0600 in a directory of mode 0700. None, or
+            a place that can't be written, keeps the history of this chat only.
+        commands: slash commands that Tab completes, with their slashes.
+        session_options: for prompt_toolkit's PromptSession; tests give input and output here.
+
+    Attributes:
+        commands: what completes each slash command's arguments, if anything does; may be replaced at any time.
+        multiline: whether Enter makes a newline and Alt-Enter sends; multiline_hint says so.
+        is_command: whether the last message is meant as a slash command: its slash was typed, not pasted with more
+            lines, not between fences, and not piped in.
+    """
+
+    def __init__(
+        self,
+        output: Output,
+        history: Path | None = None,
+        *,
+        commands: Mapping[str, Completion | None] | Sequence[str] = (),
+        session_options: dict[str, Any] | None = None,
+    ) -> None:
+        self.commands = commands if isinstance(commands, Mapping) else dict.fromkeys(commands)
+        self.multiline = False
+        self.is_command = False
+        self._output = output
+        self._history = history
+        self._session_options = session_options
+        self._prompt: Prompt | None = None
+        self._prefilled = ""
+        self._moves = output.cursor_moves or (output.stderr_cursor_moves and not output.stdout_is_terminal)
+        self._before = terminal_mode(output) if output.stdin_is_terminal else None
+        if isinstance(output.stdin, io.TextIOWrapper):
+            output.stdin.reconfigure(encoding="utf-8", errors="replace")  # possible before the first read only
+
+    @property
+    def interactive(self) -> bool:
+        """Whether a person types."""
+        return self._output.stdin_is_terminal
+
+    @property
+    def multiline_hint(self) -> str:
+        """What to say when `multiline` was switched on or off."""
+        if not self.multiline:
+            return "Enter sends now."
+        return f"Enter makes a new line now, {'Alt-Enter' if self._moves else 'an empty line'} sends."
+
+    def prefill(self, text: str) -> None:
+        """Let the next prompt begin with this text, to be edited."""
+        self._prefilled = text
+
+    def read(self) -> str | None:
+        """The next message, never an empty one; None when the person leaves or stdin ends."""
+        self.is_command = False
+        return self._read_typed() if self.interactive else self._read_line()
+
+    def close(self) -> None:
+        """Put the terminal back as it was. May be called twice."""
+        if self._prompt is not None:
+            self._prompt.close()
+            self._prompt = None
+        if self._before is not None:
+            restore_terminal_mode(self._output, self._before)
+
+    def __enter__(self) -> ChatInput:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read_line(self) -> str | None:
+        while line := self._output.stdin.readline():
+            message = without_surrogates(line.rstrip("\r\n"))
+            if message.strip():
+                return message
+        return None
+
+    def _read_typed(self) -> str | None:
+        interrupted = False
+        while True:
+            prefilled, self._prefilled = self._prefilled, ""
+            try:
+                text, literal = self._ask(prefilled) if self._moves else self._ask_line(prefilled)
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                if interrupted:
+                    return None
+                interrupted = True
+                self._output.note(_LEAVE_HINT)
+                continue
+            interrupted = False
+            message = without_surrogates(text if literal else without_fence(text))
+            if message.strip():
+                self.is_command = is_command(text) and not literal
+                return message
+
+    def _ask(self, prefilled: str) -> tuple[str, bool]:
+        """What is typed at a prompt, and whether it is a message whatever it looks like."""
+        if self._prompt is None:
+            from llmrun.ui.prompt.prompt import Prompt
+
+            self._prompt = Prompt(self._output, self._history, lambda: self.commands, self._session_options)
+        self._prompt.multiline = self.multiline
+        return self._prompt.ask(_PROMPT, _CONTINUATION, prefilled), self._prompt.literal
+
+    def _ask_line(self, prefilled: str) -> tuple[str, bool]:
+        """The same where the cursor can't be moved."""
+        if prefilled:
+            self._output.note(f"Enter alone sends this again: {prefilled}")
+        lines = [self._line(_PROMPT)]
+        if prefilled and not lines[0].strip():
+            return prefilled, True
+        while is_open_block("\n".join(lines)) or (self.multiline and lines[-1] and not is_command(lines[0])):
+            lines.append(self._line(_CONTINUATION))
+        return "\n".join(lines), False
+
+    def _line(self, prompt: str) -> str:
+        stream = self._output.stdout if self._output.stdout_is_terminal else self._output.stderr
+        stream.write(prompt)
+        stream.flush()
+        try:
+            line = self._output.stdin.readline()
+        except KeyboardInterrupt:
+            stream.write("\n")
+            raise
+        if not line:
+            stream.write("\n")
+            raise EOFError
+        return line.rstrip("\r\n")

@@ -1,0 +1,215 @@
+"""The prompt of a terminal that can move its cursor: keys, history, completion, the editor.
+
+Owns prompt_toolkit; must not know what a message means. Imported only when a person types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import run_in_terminal
+from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.completion import CompleteEvent, Completer
+from prompt_toolkit.completion import Completion as Inserted
+from prompt_toolkit.document import Document
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import has_focus
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding.bindings.completion import display_completions_like_readline
+from prompt_toolkit.keys import Keys
+from prompt_toolkit.output import create_output
+from prompt_toolkit.shortcuts import CompleteStyle
+
+from llmrun.errors import LlmrunError
+from llmrun.ui.prompt.completion import Completion, Offer, offer
+from llmrun.ui.prompt.drafts import is_command, is_open_block
+from llmrun.ui.prompt.editor import edit
+from llmrun.ui.prompt.history import open_history
+from llmrun.ui.terminal.output import Output
+
+_ALLOW_PASTES, _FORBID_PASTES = "\x1b[?2004h", "\x1b[?2004l"
+
+
+class Prompt:
+    """Asks for one text after the other.
+
+    Args:
+        history: file with what was typed before, see open_history().
+        commands: gives the slash commands and what completes their arguments; called when Tab is pressed.
+        session_options: for prompt_toolkit's PromptSession; tests give input and output here.
+
+    Attributes:
+        multiline: whether Enter makes a newline and Alt-Enter sends, instead of the other way round.
+        literal: whether the last text began with a paste of several lines: then it is a message, whatever it looks
+            like.
+    """
+
+    def __init__(
+        self,
+        output: Output,
+        history: Path | None,
+        commands: Callable[[], Mapping[str, Completion | None]],
+        session_options: dict[str, Any] | None = None,
+    ) -> None:
+        self.multiline = False
+        self.literal = False
+        self._output = output
+        self._offers = _Offers(commands)
+        self._editing = False
+        self._session: PromptSession[str] = PromptSession(
+            multiline=True,
+            history=open_history(history),
+            key_bindings=self._keys(),
+            completer=self._offers,
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,  # a menu would keep eight rows free below the prompt
+            enable_suspend=True,
+            **(session_options or {"output": _terminal(output)}),
+        )
+        self._session.default_buffer.on_text_changed += self._forget_paste
+
+    def ask(self, prompt: str, continuation: str, default: str = "") -> str:
+        """What the person types.
+
+        Args:
+            prompt: stands before the first line.
+            continuation: stands before the lines after it.
+            default: a message to be edited.
+
+        Raises:
+            EOFError: Ctrl-D on an empty line.
+            KeyboardInterrupt: Ctrl-C on an empty line.
+        """
+        self.literal = False
+        try:
+            return self._session.prompt(
+                prompt,
+                prompt_continuation=continuation,
+                default=default,
+                pre_run=lambda: self._mark(literal=bool(default)),
+            )
+        finally:
+            # What is pasted while an answer is written is one message, too.
+            self._session.output.write_raw(_ALLOW_PASTES)
+            self._session.output.flush()
+
+    def close(self) -> None:
+        """Leave the terminal without anything of ours switched on."""
+        self._session.output.write_raw(_FORBID_PASTES)
+        self._session.output.flush()
+
+    def _mark(self, *, literal: bool) -> None:
+        self.literal = literal
+
+    def _forget_paste(self, buffer: Buffer) -> None:
+        if not buffer.text:
+            self.literal = False
+
+    def _sends(self, text: str) -> bool:
+        """Whether Enter sends a text."""
+        if self.literal or not is_open_block(text):
+            return not self.multiline or (is_command(text) and not self.literal and "\n" not in text)
+        return False
+
+    def _keys(self) -> KeyBindings:
+        keys = KeyBindings()
+        typing = has_focus(DEFAULT_BUFFER)  # not searching the history
+
+        @keys.add("enter", filter=typing)
+        def enter(event: KeyPressEvent) -> None:
+            if self._sends(event.current_buffer.text):
+                event.current_buffer.validate_and_handle()
+            else:
+                event.current_buffer.insert_text("\n")
+
+        @keys.add("escape", "enter", filter=typing)
+        def other_enter(event: KeyPressEvent) -> None:
+            if self.multiline:
+                event.current_buffer.validate_and_handle()
+            else:
+                event.current_buffer.insert_text("\n")
+
+        @keys.add(Keys.BracketedPaste, filter=typing)
+        def paste(event: KeyPressEvent) -> None:
+            text = event.data.replace("\r\n", "\n").replace("\r", "\n")
+            buffer = event.current_buffer
+            begins = not buffer.document.text_before_cursor.strip()
+            buffer.insert_text(text)
+            self.literal = self.literal or (begins and "\n" in text.strip())
+
+        @keys.add("c-c", filter=typing)
+        @keys.add("<sigint>")
+        def drop(event: KeyPressEvent) -> None:
+            buffer = self._session.default_buffer
+            if self._editing:
+                return  # meant for the editor
+            if buffer.text:
+                buffer.save_to_undo_stack()
+                buffer.document = Document()
+            else:
+                event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+
+        @keys.add("c-g", filter=typing)
+        def open_editor(event: KeyPressEvent) -> None:
+            event.app.create_background_task(self._edit(event.current_buffer))
+
+        @keys.add("tab", filter=typing)
+        def complete(event: KeyPressEvent) -> None:
+            hint = self._offers.at(event.current_buffer.document).hint
+            if hint:
+                run_in_terminal(lambda: self._output.note(f"  {hint}"))
+            else:
+                display_completions_like_readline(event)
+
+        return keys
+
+    async def _edit(self, buffer: Buffer) -> None:
+        """Let the person edit what is typed so far in an editor, or say why that is not possible."""
+
+        def edited() -> str | None:
+            try:
+                return edit(buffer.text)
+            except LlmrunError as error:
+                self._output.error(error)
+                return None
+
+        self._editing = True
+        try:
+            text = await run_in_terminal(edited, in_executor=True)
+        finally:
+            self._editing = False
+        if text is not None and text != buffer.text:
+            literal = self.literal or ("\n" in text and not is_command(buffer.text))
+            buffer.save_to_undo_stack()
+            buffer.document = Document(text)
+            self.literal = literal and bool(text)
+
+
+class _Offers(Completer):
+    """Our candidates, as prompt_toolkit shows and inserts them."""
+
+    def __init__(self, commands: Callable[[], Mapping[str, Completion | None]]) -> None:
+        self._commands = commands
+
+    def at(self, document: Document) -> Offer:
+        """What can stand at the cursor."""
+        return offer(document.text_before_cursor, self._commands())
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Inserted]:
+        """Called when Tab is pressed."""
+        typed, candidates = self.at(document)
+        for text, hint in candidates:
+            shown = text.rstrip("/").rpartition("/")[2] + "/" * text.endswith("/") if text.count("/") > 1 else text
+            yield Inserted(text, -len(typed), display=f"{shown}  {hint}" if hint else shown)
+
+
+def _terminal(output: Output) -> Any:
+    # The prompt is not part of the result: with `llmrun chat > file` it has to go to stderr.
+    terminal = create_output(output.stdout if output.stdout_is_terminal else output.stderr)
+    if hasattr(terminal, "enable_cpr"):
+        # Some terminals answer "where is the cursor" late, and the answer would be read as typed text.
+        terminal.enable_cpr = False
+    return terminal

@@ -1,0 +1,1 @@
+"""What every view stands on: output, widths, formats, tables, progress."""

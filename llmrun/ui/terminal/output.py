@@ -1,0 +1,226 @@
+"""Where things go: stdout carries the result, stderr everything else, and colour only where it is wanted.
+
+Owns the streams and what they can show; must not know commands or the engine. Rich is imported only when a
+table or a progress bar is asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from llmrun.errors import LlmrunError
+from llmrun.protocol.messages import Event, as_dict
+from llmrun.ui.terminal.sanitize import clean
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_MOST_CLIPBOARD_BYTES = 74_994  # what xterm takes
+_DIM, _RED, _RESET = "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
+
+
+class Output:
+    """The three streams of this process, and what each can show.
+
+    Args:
+        json: results, events and errors are JSON.
+        stdin, stdout, stderr: the process's own by default; a closed one reads as empty, writes to nothing.
+        environment: os.environ by default; TERM, NO_COLOR and FORCE_COLOR are read.
+
+    Attributes:
+        stdin_is_terminal, stdout_is_terminal, stderr_is_terminal: what is connected there.
+        cursor_moves: whether stdout is a terminal that understands cursor movement.
+        stderr_cursor_moves: the same for stderr.
+    """
+
+    def __init__(
+        self,
+        *,
+        json: bool = False,
+        stdin: TextIO | None = None,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        env = os.environ if environment is None else environment
+        self.json = json
+        self._environment = env
+        self.stdin = stdin or sys.stdin or _nothing("r")
+        self.stdout = _never_fails_to_encode(stdout or sys.stdout or _nothing("w"))
+        self.stderr = _never_fails_to_encode(stderr or sys.stderr or _nothing("w"))
+        self.stdin_is_terminal = _is_terminal(self.stdin)
+        self.stdout_is_terminal = _is_terminal(self.stdout)
+        self.stderr_is_terminal = _is_terminal(self.stderr)
+        self._dumb = env.get("TERM", "") in {"", "dumb", "unknown"} and os.name != "nt"
+        self._no_color = bool(env.get("NO_COLOR"))
+        self._force_color = env.get("FORCE_COLOR", "") not in {"", "0", "false"}
+        self.cursor_moves = self.stdout_is_terminal and not self._dumb
+        self.stderr_cursor_moves = self.stderr_is_terminal and not self._dumb
+
+    @property
+    def stdout_has_color(self) -> bool:
+        """Whether colour and dim text are wanted on stdout. NO_COLOR beats FORCE_COLOR."""
+        return self._has_color(self.stdout_is_terminal)
+
+    @property
+    def stderr_has_color(self) -> bool:
+        """The same for stderr."""
+        return self._has_color(self.stderr_is_terminal)
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether somebody is there to answer a question."""
+        return self.stdin_is_terminal and self.stderr_is_terminal and not self.json
+
+    def note(self, text: str) -> None:
+        """One dim line on stderr."""
+        self._to_stderr(self._styled(_DIM, clean(text)))
+
+    def error(self, error: LlmrunError) -> None:
+        """What happened, why, and what to type next: up to three lines on stderr, or one JSON object."""
+        if self.json:
+            facts = {"code": error.code, "what": error.what, "why": error.why, "hint": error.hint}
+            self._to_stderr(_json({"error": facts}))
+            return
+        lines = [self._styled(_RED, "error:") + " " + clean(error.what)]
+        if error.why:
+            lines.append("  why: " + clean(error.why))
+        if error.hint:
+            lines.append("  try: " + clean(error.hint))
+        self._to_stderr("\n".join(lines))
+
+    def text(self, text: str) -> None:
+        """Lines of a result on stdout; must be clean already."""
+        self.stdout.write(text + "\n")
+        self.stdout.flush()
+
+    def result_json(self, value: Any) -> None:
+        """A command's result on stdout, as one JSON document.
+
+        Raises:
+            TypeError: the value is not plain JSON data.
+        """
+        self.text(_json(value, indent=2))
+
+    def event_json(self, event: Event) -> None:
+        """An event on stdout, as one line of JSON: {"event": its name, its fields ...}."""
+        self.text(_json({"event": type(event).__name__, **as_dict(event)}))
+
+    def confirm(self, question: str) -> bool:
+        """Ask a yes/no question on the terminal; Enter is yes. Without a terminal the answer is no."""
+        if not self.can_ask:
+            return False
+        while True:
+            self.stderr.write(f"{clean(question)} [Y/n] ")
+            self.stderr.flush()
+            answer = self.stdin.readline()
+            if not answer:  # Ctrl-D
+                self.stderr.write("\n")
+                return False
+            word = answer.strip().lower()
+            if word in {"", "y", "yes"}:
+                return True
+            if word in {"n", "no"}:
+                return False
+
+    def choose(self, question: str, answers: Mapping[str, str]) -> str:
+        """Ask for one of several letters on the terminal.
+
+        Args:
+            question: what to decide.
+            answers: letter -> what it means; the last one is taken where nobody answers.
+        """
+        for letter, meaning in answers.items():
+            self.note(f"  {letter}  {meaning}")
+        while self.can_ask:
+            self.stderr.write(f"{clean(question)} [{'/'.join(answers)}] ")
+            self.stderr.flush()
+            answer = self.stdin.readline()
+            if not answer:  # Ctrl-D
+                self.stderr.write("\n")
+                break
+            if answer.strip().lower()[:1] in answers:
+                return answer.strip().lower()[:1]
+        return list(answers)[-1]
+
+    def to_clipboard(self, text: str) -> bool:
+        """Put text into the clipboard of the person's own terminal, over ssh too (OSC 52); False if it is too long."""
+        data = base64.b64encode(text.encode())
+        if len(data) > _MOST_CLIPBOARD_BYTES or not self.cursor_moves:
+            return False
+        self.stdout.write(f"\x1b]52;c;{data.decode()}\x07")
+        self.stdout.flush()
+        return True
+
+    def console(self, *, stderr: bool = False) -> Console:
+        """A Rich console on stdout or stderr that follows the same rules."""
+        from rich.console import Console
+
+        terminal = self.stderr_is_terminal if stderr else self.stdout_is_terminal
+        color = self.stderr_has_color if stderr else self.stdout_has_color
+        return Console(
+            file=self.stderr if stderr else self.stdout,
+            force_terminal=terminal,
+            no_color=not color,
+            color_system="auto" if color else None,
+            markup=False,
+            highlight=False,
+            emoji=False,
+            _environ=self._environment,
+        )
+
+    def _has_color(self, terminal: bool) -> bool:
+        if self._no_color:
+            return False
+        return self._force_color or (terminal and not self._dumb)
+
+    def _styled(self, style: str, text: str) -> str:
+        return f"{style}{text}{_RESET}" if self.stderr_has_color else text
+
+    def _to_stderr(self, text: str) -> None:
+        self.stderr.write(text + "\n")
+        self.stderr.flush()
+
+
+def quiet_broken_pipe(stream: TextIO | None = None) -> None:
+    """Call it on BrokenPipeError: what is still buffered goes nowhere, so that Python's last flush is quiet.
+
+    Args:
+        stream: whose reader is gone; sys.stdout by default.
+    """
+    broken = stream or sys.stdout
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, broken.fileno())
+    finally:
+        os.close(nowhere)
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    # json.dumps escapes every control character but DEL, which can only be inside a string.
+    return json.dumps(value, indent=indent, ensure_ascii=True).replace("\x7f", "\\u007f")
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def _nothing(mode: str) -> TextIO:
+    # Lives as long as the process, as the stream it stands in for would.
+    return cast(TextIO, Path(os.devnull).open(mode, encoding="utf-8"))
+
+
+def _never_fails_to_encode(stream: TextIO) -> TextIO:
+    """With LANG=C an emoji becomes a question mark instead of a traceback."""
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="replace")
+    return stream

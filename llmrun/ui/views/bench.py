@@ -1,0 +1,272 @@
+"""The bench on a terminal or in a pipe: rows as soon as they are measured, a line on what runs, and details at the end.
+
+Owns columns, words and the live line; must not know how anything is measured. Names in rows are foreign text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmrun.bench.parameters import Case
+from llmrun.bench.results import Limit, Result, Row
+from llmrun.ui.terminal.cells import cut, width
+from llmrun.ui.terminal.format import milliseconds, rate_of_bytes, seconds, size
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.sanitize import clean
+
+if TYPE_CHECKING:
+    from llmrun.bench.run import Progress
+
+_DIM, _BOLD, _YELLOW, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[33m", "\x1b[0m"
+_CLEAR = "\r\x1b[2K"
+_GAP = "  "
+_MOST_NAME = 22
+_NOTE_WIDTH = 14
+
+# Of rows -> heading, cell, in the order of the table. Only those that vary are shown.
+_SETTINGS: dict[str, tuple[str, Callable[[Case], str]]] = {
+    "threads": ("THREADS", lambda case: str(case.settings.threads)),
+    "n_batch": ("BATCH", lambda case: str(case.settings.n_batch)),
+    "n_ubatch": ("UBATCH", lambda case: str(case.settings.n_ubatch)),
+    "flash_attention": ("FA", lambda case: case.settings.flash_attention),
+    "kv_type_k": ("K", lambda case: case.settings.kv_type_k),
+    "kv_type_v": ("V", lambda case: case.settings.kv_type_v),
+    "repack": ("REPACK", lambda case: "yes" if case.settings.repack else "no"),
+    "gpu_layers": ("NGL", lambda case: str(case.settings.gpu_layers)),
+}
+_OF_ROW: dict[str, Callable[[Row], str]] = {
+    "threads": lambda row: str(row.n_threads),
+    "n_batch": lambda row: str(row.n_batch),
+    "n_ubatch": lambda row: str(row.n_ubatch),
+    "flash_attention": lambda row: {-1: "auto", 0: "off", 1: "on"}.get(row.flash_attn, str(row.flash_attn)),
+    "kv_type_k": lambda row: row.type_k,
+    "kv_type_v": lambda row: row.type_v,
+    "repack": lambda row: "yes" if row.repack else "no",
+    "gpu_layers": lambda row: str(row.n_gpu_layers),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    heading: str
+    width: int
+    cell: Callable[[Row], str]
+    right: bool = True
+
+
+class BenchView:
+    """Shows a bench while it runs, and its end.
+
+    Args:
+        models: their names.
+        cases: of each model.
+        shows_rows: the table is the result; else rows are only told on stderr.
+    """
+
+    def __init__(self, output: Output, models: Sequence[str], cases: Sequence[Case], *, shows_rows: bool) -> None:
+        self._output = output
+        self._columns = _columns(models, cases)
+        self._shows_rows = shows_rows
+        self._has_heading = False
+        self._has_line = False
+        self._last = ""
+
+    def progress(self, progress: Progress) -> None:
+        """What runs now: a line that is overwritten, or, off a terminal, one for each phase that takes long."""
+        output = self._output
+        if not output.stderr_cursor_moves or output.json:
+            return
+        share = progress.done / max(progress.total, 1)
+        what = {"measured": "measuring", "answering": "measuring"}.get(progress.phase, progress.phase)
+        text = f"{share:4.0%}  {clean(progress.model)}  {progress.test}  {progress.repetition}/{progress.repetitions}"
+        line = f"{text}  {what}"
+        if line != self._last:
+            self._write_line(line)
+
+    def row(self, row: Row) -> None:
+        """A finished row."""
+        self.clear()
+        if not self._shows_rows:
+            self._output.note(f"{row.model} {row.test}: {_speed(row)} t/s{_limit_words(row)}")
+            return
+        if not self._has_heading:
+            headings = [_set(column.heading, column) for column in self._columns]
+            self._output.text(self._styled(_DIM, _GAP.join(headings).rstrip()))
+            self._has_heading = True
+        cells = [_set(clean(column.cell(row)), column) for column in self._columns]
+        *most, note = cells
+        text = _GAP.join([*most, self._styled(_YELLOW, note.rstrip()) if note.strip() else ""])
+        self._output.text(text.rstrip())
+
+    def clear(self) -> None:
+        """Take the live line away."""
+        if self._has_line:
+            self._output.stderr.write(_CLEAR)
+            self._output.stderr.flush()
+            self._has_line, self._last = False, ""
+
+    def end(self, result: Result) -> None:
+        """What does not fit into a row: half-measured ones, answers, models, limits; and on stderr what disturbed."""
+        self.clear()
+        if self._shows_rows:
+            for row in result.rows:
+                if row.is_partial:
+                    self.row(row)
+            for line in details(result):
+                self._output.text(clean(line))
+        for line in disturbances(result):
+            self._output.note(line)
+
+    def _write_line(self, line: str) -> None:
+        import shutil
+
+        cells = max(shutil.get_terminal_size().columns - 1, 20)
+        styled = cut(line, cells)
+        if self._output.stderr_has_color:
+            styled = f"{_DIM}{styled}{_RESET}"
+        self._output.stderr.write(_CLEAR + styled)
+        self._output.stderr.flush()
+        self._has_line, self._last = True, line
+
+    def _styled(self, code: str, text: str) -> str:
+        color = self._output.stdout_is_terminal and self._output.stdout_has_color
+        return f"{code}{text}{_RESET}" if color and text else text
+
+
+def _columns(models: Sequence[str], cases: Sequence[Case]) -> list[_Column]:
+    """MODEL where there are several, settings that vary, and what was measured. Widths are known beforehand."""
+    found = []
+    if len(models) > 1:
+        longest = min(max(width(clean(name)) for name in models), _MOST_NAME)
+        found.append(_Column("MODEL", longest, lambda row: cut(clean(row.model), longest), right=False))
+    for name, (heading, cell) in _SETTINGS.items():
+        values = {cell(case) for case in cases}
+        if len(values) > 1:
+            found.append(_Column(heading, max(map(len, [*values, heading])), _OF_ROW[name]))
+    tests = max(len(case.test.name) for case in cases)
+    return [
+        *found,
+        _Column("TEST", max(tests, len("TEST")), lambda row: row.test, right=False),
+        _Column("TOKENS/S", 9, lambda row: f"{row.avg_ts:,.2f}" if row.avg_ts < 1000 else f"{row.avg_ts:,.1f}"),
+        _Column("±", 6, _deviation),
+        _Column("95 %", 6, _interval),
+        _Column("OF LIMIT", 12, _limit, right=False),
+        _Column("", _NOTE_WIDTH, _note, right=False),
+    ]
+
+
+def _set(text: str, column: _Column) -> str:
+    padding = " " * max(column.width - width(text), 0)
+    return padding + text if column.right else text + padding
+
+
+def _deviation(row: Row) -> str:
+    return f"{row.stddev_ts:,.2f}" if len(row.samples_ns) > 1 else ""
+
+
+def _interval(row: Row) -> str:
+    """How far the mean may be off, with 95 % confidence."""
+    from llmrun.bench.statistics import interval
+
+    found = interval(row.samples_ts)
+    if found is None:
+        return ""
+    return f"±{found.half_width:.0%}" if found.half_width >= 0.0995 else f"±{found.half_width:.1%}"
+
+
+def _speed(row: Row) -> str:
+    return f"{row.avg_ts:,.2f} ± {row.stddev_ts:,.2f}"
+
+
+def _limit(row: Row) -> str:
+    share = row.share_of_limit
+    return f"{share:4.0%} {row.limit.binds}" if row.limit is not None and share is not None else ""
+
+
+def _limit_words(row: Row) -> str:
+    limit = _limit(row).strip()
+    return f", {limit}" if limit else ""
+
+
+def _note(row: Row) -> str:
+    """A word on what makes a row doubtful; the rest stands below the table."""
+    from llmrun.bench.noise import NOISY, is_disturbed
+
+    if row.is_partial:
+        return f"stopped at {len(row.samples_ns)}/{row.repetitions}"
+    if any(mark.startswith(NOISY) for mark in row.marks):
+        return NOISY
+    return "disturbed" if is_disturbed(row.marks) else ""
+
+
+def details(result: Result) -> list[str]:
+    """What does not fit into the table, one line each."""
+    lines = [""] if result.rows else []
+    for row in result.rows:
+        lines += _chat(row, several=len({each.model for each in result.rows}) > 1)
+    names = list(dict.fromkeys(row.model for row in result.rows))
+    for name in names:
+        facts = _model([row for row in result.rows if row.model == name])
+        lines.append(f"{name}: {facts}" if len(names) > 1 else facts)
+    return lines + _limits([row for row in result.rows if row.limit])
+
+
+def _chat(row: Row, *, several: bool) -> list[str]:
+    chat = row.chat
+    if chat is None or not chat.ttft_ns:
+        return []
+    first = sum(chat.ttft_ns) / len(chat.ttft_ns) / 1e9
+    p50, p95, p99 = (milliseconds(ns / 1e9) for ns in (chat.token_p50_ns, chat.token_p95_ns, chat.token_p99_ns))
+    decode = sum(chat.decode_ts) / len(chat.decode_ts)
+    name = f"{row.model} {row.test}" if several else row.test
+    flash = ", no flash attention" if row.flash_attn == 0 else ""
+    return [
+        f"{name}: first text after {seconds(first)}, then {decode:,.1f} t/s ({row.n_threads} threads{flash})",
+        f"  a token every {p50}, p95 {p95}, p99 {p99}; "
+        f"sampling {chat.sampling_share:.1%} of it, text {chat.text_share:.1%}",
+    ]
+
+
+def _model(rows: Sequence[Row]) -> str:
+    """What a model is, and what it cost to have it."""
+    row = rows[0]
+    parts = [f"{row.model_type}, {size(row.model_size)}, {_count(row.model_n_params)} parameters, {row.backends}"]
+    loads = [each.load_ns for each in rows if each.load_ns]
+    if loads:
+        parts.append(f"loaded in {seconds(min(loads) / 1e9)}")
+    peaks = [each.peak_bytes for each in rows if each.peak_bytes]
+    if peaks:
+        parts.append(f"peak memory {size(max(peaks))}")
+    joules = [f"{each.joules_per_token:.3g} J a token in {each.test}" for each in rows if each.joules_per_token]
+    return "; ".join([*parts, *joules])
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e6:.1f} M" if parameters < 1e9 else f"{parameters / 1e9:.2f} B"
+
+
+def _limits(rows: Sequence[Row]) -> list[str]:
+    """What the machine can do, as measured, with each number of threads."""
+    lines = []
+    for threads in dict.fromkeys(row.n_threads for row in rows):
+        own: list[Limit] = [row.limit for row in rows if row.limit and row.n_threads == threads]
+        read, compute = max(limit.read_rate for limit in own), max(limit.compute_rate for limit in own)
+        words = f"{threads} thread{'s' if threads > 1 else ''}"
+        lines.append(
+            f"limit with {words}: {rate_of_bytes(read)} read, {compute / 1e9:,.0f} billion multiply-adds/s, as measured"
+        )
+    return lines
+
+
+def disturbances(result: Result) -> list[str]:
+    """What makes rows doubtful, one line a row."""
+    from llmrun.ui.views.bench_html import labels
+
+    names = [f"{label} {row.test}".strip() for label, row in zip(labels(result.rows), result.rows, strict=True)]
+    lines = [f"{name}: {'; '.join(row.marks)}" for name, row in zip(names, result.rows, strict=True) if row.marks]
+    if result.is_partial:
+        whole = sum(not row.is_partial for row in result.rows)
+        lines.append(f"stopped before the end: {whole} row{'' if whole == 1 else 's'} complete")
+    return lines

@@ -1,0 +1,119 @@
+"""Results of before as a list, and two of them side by side with a verdict.
+
+Must not know how verdicts are found. Names of models and machines are foreign text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llmrun.bench.compare import Comparison, Pair
+from llmrun.bench.history import Entry
+from llmrun.bench.results import Result
+from llmrun.bench.rivals import Versus
+from llmrun.bench.statistics import Verdict
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.sanitize import clean
+from llmrun.ui.terminal.tables import Column, ago, show_table
+from llmrun.ui.views.bench_html import labels
+
+if TYPE_CHECKING:
+    from llmrun.bench.results import Row
+
+
+def show_entries(output: Output, entries: Sequence[Entry]) -> None:
+    """The history, the newest first, on stdout."""
+    columns = (
+        Column("NUMBER", right=True, style="bold"),
+        Column("WHEN"),
+        Column("MODELS"),
+        Column("TESTS"),
+        Column("MACHINE", style="dim"),
+        Column("FROM", style="dim"),
+    )
+    now = time.time()
+    rows = [
+        (str(each.number), ago(now - each.time), ", ".join(each.models), each.tests, each.machine, each.origin)
+        for each in entries
+    ]
+    show_table(output, columns, rows)
+
+
+def show_result(output: Output, result: Result) -> None:
+    """One result again, as it looked when it was measured; settings stand in the row's name where they vary."""
+    from llmrun.ui.views.bench import details, disturbances
+
+    columns = (Column("TEST"), Column("TOKENS/S", right=True), Column("±", right=True), Column("OF LIMIT"))
+    rows = [
+        (f"{label} {row.test}".strip(), f"{row.avg_ts:,.2f}", f"{row.stddev_ts:,.2f}", _limit(row))
+        for row, label in zip(result.rows, labels(result.rows), strict=True)
+    ]
+    show_table(output, columns, rows)
+    for line in [
+        *details(result),
+        f"measured on {result.machine.name or result.machine.cpu}, {result.rows[0].test_time}",
+    ]:
+        output.text(line)
+    for line in disturbances(result):
+        output.note(line)
+
+
+def _limit(row: Row) -> str:
+    share = row.share_of_limit
+    return f"{share:.0%} {row.limit.binds}" if row.limit is not None and share is not None else ""
+
+
+def show_comparison(output: Output, comparison: Comparison) -> None:
+    """Ratios with their intervals and verdicts, on stdout; what else differs below."""
+    columns = (
+        Column("TEST"),
+        Column("A", right=True),
+        Column("B", right=True),
+        Column("B / A", right=True),
+        Column("95 %", style="dim"),
+        Column("VERDICT", style="bold"),
+    )
+    show_table(output, columns, [_cells(pair) for pair in comparison.pairs])
+    output.text("")
+    output.text(clean(f"A is {comparison.a}, B is {comparison.b}: {comparison.summary}"))
+    for difference in comparison.machines:
+        output.text(clean(f"  {difference}"))
+    for words, rows in (("A", comparison.only_a), ("B", comparison.only_b)):
+        if rows:
+            output.text(clean(f"only in {words}: " + ", ".join(dict.fromkeys(row.test for row in rows))))
+    for pair in comparison.pairs:
+        for note in [*map(str, pair.differences), *pair.notes]:
+            output.note(f"{pair.a.test}: {note}")
+
+
+def show_versus(output: Output, found: Sequence[Versus], rival: str) -> None:
+    """Both sides of each test with their ratio, on stdout; what was not the same on stderr."""
+    columns = (
+        Column("TEST"),
+        Column("LLMRUN", right=True),
+        Column(rival.upper(), right=True),
+        Column("RATIO", right=True),
+        Column("95 %", style="dim"),
+        Column("LLMRUN IS", style="bold"),
+    )
+    ours = [each.ours for each in found]
+    rows = []
+    for label, each in zip(labels(ours), found, strict=True):
+        name = f"{label} {each.ours.test}".strip()
+        rows.append((name, f"{each.ours.avg_ts:,.2f}", f"{each.theirs.avg_ts:,.2f}", *_verdict(each.verdict)))
+    show_table(output, columns, rows)
+    for label, each in zip(labels(ours), found, strict=True):
+        for note in each.notes:
+            output.note(f"{label} {each.ours.test}".strip() + f": {note}")
+
+
+def _verdict(verdict: Verdict) -> tuple[str, str, str]:
+    between = f"{verdict.low:.3f} - {verdict.high:.3f}" if verdict.low > 0 and verdict.high < float("inf") else ""
+    return f"{verdict.ratio:.3f}", between, verdict.words
+
+
+def _cells(pair: Pair) -> tuple[str, ...]:
+    name = f"{pair.a.model} {pair.a.test}" if pair.a.model == pair.b.model else pair.a.test
+    return (name, f"{pair.a.avg_ts:,.2f}", f"{pair.b.avg_ts:,.2f}", *_verdict(pair.verdict))

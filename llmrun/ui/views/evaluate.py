@@ -1,0 +1,236 @@
+"""What `llmrun evaluate` shows: the running figures on stderr while it reads, tables at the end.
+
+Owns words, columns and digits; must not know where figures come from.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from llmrun.protocol.jobs.evaluate import Divergence, Evaluated, EvaluateUpdate, Figure, Needle, Stretch
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.progress import Pace, rounded_seconds
+from llmrun.ui.terminal.tables import Column, show_facts, show_table
+
+_BAR_HZ = 8
+_LINE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What was measured, in words for people: the models' names, the text's, and its SHA-256."""
+
+    model: str
+    reference: str
+    text: str
+    sha256: str
+
+
+# ---- while it goes on ------------------------------------------------------------------------------
+
+
+class Reading:
+    """Shows how far it is, and the figures so far: a bar on a terminal, a line now and then anywhere else."""
+
+    def __init__(self, output: Output, clock: Callable[[], float]) -> None:
+        self._output, self._clock = output, clock
+        self._pace = Pace()
+        self._words = "loading"
+        self._line_at = clock()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __call__(self, update: EvaluateUpdate) -> None:
+        if not update.done:
+            self._pace.restart()  # loading is another thing
+        self._pace.update(update.done, self._clock())
+        if update.so_far is not None:
+            self._words = so_far(update.so_far)
+        elif update.total:
+            self._words = self._words.replace("loading", "reading")
+        left = self._pace.seconds_left(update.total) if update.done < update.total else None
+        remaining = f"{rounded_seconds(left)} left" if left is not None else ""
+        if self._output.stderr_cursor_moves and not self._output.json:
+            self._draw(update, remaining)
+        elif self._clock() - self._line_at >= _LINE_SECONDS:
+            self._line_at = self._clock()
+            share = f"{update.done / max(update.total, 1):.0%}"
+            self._output.note(", ".join(part for part in (share, self._words, remaining) if part))
+
+    def _draw(self, update: EvaluateUpdate, left: str) -> None:
+        if self._bar is None:
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            console = self._output.console(stderr=True)
+            console.width -= len("^C")  # which the terminal writes behind the bar: in the next line it would stay
+            self._bar = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[left]}", style="progress.remaining", markup=False),
+                console=console,
+                refresh_per_second=_BAR_HZ,
+                redirect_stdout=False,
+                redirect_stderr=False,
+                transient=True,  # the tables say all that was of interest
+            )
+            self._task = self._bar.add_task(self._words, total=None, left="")
+            self._bar.start()
+        total = update.total or None
+        self._bar.update(self._task, description=self._words, completed=update.done, total=total, left=left)
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextmanager
+def reading(output: Output, *, clock: Callable[[], float] = time.monotonic) -> Iterator[Reading]:
+    """Show updates until the block ends, however it ends."""
+    shown = Reading(output, clock)
+    try:
+        yield shown
+    finally:
+        shown.end()
+
+
+def so_far(evaluated: Evaluated) -> str:
+    """One line of figures that still change."""
+    parts = [f"{evaluated.chunks:,} chunk{'s' if evaluated.chunks != 1 else ''}"]
+    if evaluated.perplexity is not None:
+        parts.append(f"perplexity {_with_half(evaluated.perplexity)}")
+    if evaluated.divergence is not None:
+        parts.append(f"KLD {_with_half(evaluated.divergence.mean)}")
+    if evaluated.needles:
+        parts.append(f"{sum(needle.found for needle in evaluated.needles)} of {len(evaluated.needles)} facts found")
+    return ", ".join(parts)
+
+
+# ---- the result ------------------------------------------------------------------------------------
+
+
+def show_evaluated(output: Output, about: About, found: Evaluated, verdict: str) -> None:
+    """All of it on stdout, from what was measured to the verdict."""
+    show_facts(output, _facts(about, found))
+    if found.perplexity is not None:
+        output.text("")
+        columns = (
+            Column(""),
+            Column("VALUE", right=True, style="bold"),
+            Column("± ERROR", right=True),
+            Column("95 % INTERVAL"),
+        )
+        show_table(output, columns, _figures(found))
+    if found.by_position:
+        output.text("")
+        _show_stretches(output, found.by_position)
+    if found.needles:
+        output.text("")
+        _show_needles(output, found.needles)
+    if verdict:
+        output.text("")
+        output.text(verdict[0].upper() + verdict[1:] + ".")
+
+
+def _facts(about: About, found: Evaluated) -> list[tuple[str, str]]:
+    chunks = f"{found.chunks:,} of {found.chunks_there:,} chunks of {found.n_ctx:,} tokens"
+    facts = [("model", about.model)]
+    if about.reference:
+        facts.append(("reference", about.reference))
+    return [*facts, ("text", f"{about.text} (sha256 {about.sha256[:12]}), {chunks}")]
+
+
+def _figures(found: Evaluated) -> list[tuple[str, str, str, str]]:
+    assert found.perplexity is not None
+    rows = [_row("perplexity", found.perplexity), ("bits per byte", digits(found.bits_per_byte), "", "")]
+    if found.divergence is not None:
+        rows += _compared(found.divergence)
+    return rows
+
+
+def _compared(found: Divergence) -> list[tuple[str, str, str, str]]:
+    return [
+        _row("perplexity of the reference", found.reference_perplexity),
+        _row("ratio of both", found.ratio),
+        _row("KL divergence, mean", found.mean),
+        _row("  median", found.median),
+        _row("  90 % of positions below", found.p90),
+        _row("  95 %", found.p95),
+        _row("  99 %", found.p99),
+        _row("  99.9 %", found.p999),
+        ("  maximum", digits(found.maximum), "", ""),
+        _row("same likeliest token", found.same_top, percent=True),
+        _row("change of the right token's probability", found.probability_change, percent=True),
+        _row("  root mean square", found.rms_change, percent=True),
+    ]
+
+
+def _row(name: str, figure: Figure, *, percent: bool = False) -> tuple[str, str, str, str]:
+    show = _percent if percent else digits
+    error = show(figure.error) if figure.error else ""
+    return name, show(figure.value), error, f"{show(figure.low)} to {show(figure.high)}"
+
+
+def _show_stretches(output: Output, rows: Sequence[Stretch]) -> None:
+    columns = [Column("POSITIONS"), Column("PERPLEXITY", right=True), Column("95 % INTERVAL")]
+    compared = rows[0].divergence is not None
+    if compared:
+        columns += [Column("REFERENCE", right=True), Column("KLD", right=True), Column("SAME TOKEN", right=True)]
+    cells = []
+    for row in rows:
+        figure = row.perplexity
+        cell = [
+            f"{row.start:,} to {row.end:,}",
+            digits(figure.value),
+            f"{digits(figure.low)} to {digits(figure.high)}",
+        ]
+        if row.reference_perplexity is not None and row.divergence is not None and row.same_top is not None:
+            cell += [digits(row.reference_perplexity.value), digits(row.divergence.value), _percent(row.same_top.value)]
+        cells.append(cell)
+    show_table(output, columns, cells)
+
+
+def _show_needles(output: Output, needles: Sequence[Needle]) -> None:
+    """A row for each length: the probability of the right answer by depth, and how many were found."""
+    depths = sorted({needle.depth for needle in needles})
+    columns = [Column("FACTS IN"), *(Column(f"{depth:.0%}".replace("%", " %"), right=True) for depth in depths)]
+    columns.append(Column("FOUND", right=True))
+    compared = needles[0].reference_found is not None
+    if compared:
+        columns.append(Column("REFERENCE", right=True))
+    rows = []
+    for length, group in groupby(needles, lambda needle: needle.n_tokens):
+        row = sorted(group, key=lambda needle: needle.depth)
+        cells = [f"{length:,}", *(f"{needle.probability:.0%}" for needle in row), _found(row)]
+        if compared:
+            cells.append(f"{sum(bool(needle.reference_found) for needle in row)} of {len(row)}")
+        rows.append(cells)
+    show_table(output, columns, rows)
+
+
+def _found(row: Sequence[Needle]) -> str:
+    return f"{sum(needle.found for needle in row)} of {len(row)}"
+
+
+def digits(value: float) -> str:
+    """Four digits that count, e.g. "14.66", "0.02539"; never in exponents."""
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    behind = max(0, min(6, 3 - math.floor(math.log10(abs(value)))))
+    return f"{value:,.{behind}f}"
+
+
+def _with_half(figure: Figure) -> str:
+    """With half of the interval, as soon as that says anything."""
+    half = (figure.high - figure.low) / 2
+    return digits(figure.value) + (f" ± {digits(half)}" if half < figure.value else "")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f} %"

@@ -1,0 +1,167 @@
+"""What is known of a model, as people read it: `llmrun show` without --json.
+
+Owns the words and their order; must not know where the facts come from. Any of them may be missing: of a model that is
+neither on this disk nor to be reached, only the catalogue knows something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmrun.ui.terminal.format import size
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.tables import show_facts
+
+Facts = Mapping[str, Any]
+
+
+def show_model(output: Output, facts: Facts, *, stderr: bool = False) -> None:
+    """One fact a line.
+
+    Args:
+        facts: as `llmrun show --json` prints them.
+        stderr: it goes there, because it is not the command's result.
+    """
+    rows = [
+        ("name", facts.get("name")),
+        ("alias", facts.get("alias")),
+        ("repository", _repository(facts)),
+        ("made by", facts.get("author")),
+        ("made from", facts.get("base_model")),
+        ("licence", facts.get("license")),
+        ("architecture", facts.get("architecture")),
+        ("parameters", _parameters(facts)),
+        ("quant", _quant(facts)),
+        ("size", _size(facts)),
+        ("tensors", _tensors(facts)),
+        ("layers", facts.get("layers")),
+        ("width", facts.get("embedding_width")),
+        ("heads", _heads(facts)),
+        ("experts", _experts(facts)),
+        ("context", _tokens(facts.get("context_window"))),
+        ("positions", _positions(facts)),
+        ("sliding window", _window(facts)),
+        ("KV cache", _kv_cache(facts)),
+        ("recurrent state", _bytes(facts.get("recurrent_bytes"))),
+        ("tokenizer", _tokenizer(facts)),
+        ("special tokens", _listed(facts.get("special_tokens"))),
+        ("chat template", _template(facts)),
+        ("sampling advice", _listed(facts.get("recommended_sampling"))),
+        ("other quants", _others(facts)),
+        ("path", facts.get("path")),
+        ("link", facts.get("url")),
+    ]
+    show_facts(output, [(name, value) for name, value in rows if value not in (None, "", 0)], stderr=stderr)
+
+
+def _repository(facts: Facts) -> str:
+    repository = facts.get("repository") or ""
+    return f"{repository} (its makers want their terms accepted first)" if facts.get("gated") else repository
+
+
+def _parameters(facts: Facts) -> object:
+    total, active = facts.get("parameters"), facts.get("active_parameters")
+    if isinstance(total, int) and isinstance(active, int) and active != total:
+        return f"{total:,}, of which a token uses {active:,}"
+    return total
+
+
+def _quant(facts: Facts) -> str:
+    bits = facts.get("bits_per_weight")
+    return f"{facts.get('quant', '')}, {bits:g} bits per weight" if bits else str(facts.get("quant") or "")
+
+
+def _size(facts: Facts) -> str:
+    n_bytes, files = facts.get("file_bytes"), facts.get("files", 1)
+    if not n_bytes:
+        return ""
+    return size(n_bytes) + (f" in {files} files" if files > 1 else "")
+
+
+def _tensors(facts: Facts) -> str:
+    counts = facts.get("tensors_per_type", {})
+    return " · ".join(
+        f"{counts.get(kind, 0)} {kind} ({size(n_bytes)})" for kind, n_bytes in facts.get("bytes_per_type", {}).items()
+    )
+
+
+def _heads(facts: Facts) -> str:
+    heads, kv_heads = _per_layer(facts.get("heads")), _per_layer(facts.get("kv_heads"))
+    if not heads:
+        return ""
+    kinds = f"{heads}, {kv_heads} for keys and values" if kv_heads != heads else heads
+    width = f" of {facts['key_length']}" if facts.get("key_length") else ""
+    return kinds + width + (", kept in a compressed form" if facts.get("latent_attention") else "")
+
+
+def _per_layer(value: object) -> str:
+    """A number, or the range of one number per layer."""
+    if isinstance(value, tuple | list):
+        least, most = min(value, default=0), max(value, default=0)
+        return f"{least} to {most} by layer" if least != most else str(most)
+    return str(value) if value else ""
+
+
+def _experts(facts: Facts) -> str:
+    if not facts.get("experts"):
+        return ""
+    return f"{facts['experts']}, of which a token uses {_per_layer(facts.get('experts_used')) or '?'}"
+
+
+def _positions(facts: Facts) -> str:
+    if "rope_base" not in facts:
+        return ""
+    text = f"RoPE, base {facts['rope_base']:,.0f}, {facts.get('rope_dimensions', 0)} elements of a head"
+    if facts.get("rope_scaling"):
+        original = facts.get("rope_original_context")
+        text += f"; {facts['rope_scaling']} ×{facts.get('rope_factor', 1):g}" + (
+            f" from {original:,} tokens" if original else ""
+        )
+    return text
+
+
+def _window(facts: Facts) -> str:
+    if not facts.get("sliding_window"):
+        return ""
+    return f"{facts['sliding_window']:,} tokens in {facts.get('window_layers', 0)} layers"
+
+
+def _kv_cache(facts: Facts) -> str:
+    per_token, window = facts.get("kv_bytes_per_token"), facts.get("context_window")
+    if not per_token:
+        return ""
+    whole = f", {size(per_token * window)} for the whole context" if window else ""
+    return f"{size(per_token)} per token{whole} (f16)"
+
+
+def _tokenizer(facts: Facts) -> str:
+    if not facts.get("tokenizer"):
+        return ""
+    pre = f" ({facts['tokenizer_pre']})" if facts.get("tokenizer_pre") else ""
+    return f"{facts['tokenizer']}{pre}, {facts.get('vocabulary', 0):,} tokens"
+
+
+def _template(facts: Facts) -> str:
+    if "chat_template" not in facts:
+        return ""
+    return (facts.get("template_kind") or "yes") if facts["chat_template"] else "none: `--template chatml` may do"
+
+
+def _others(facts: Facts) -> str:
+    quants = facts.get("quants", ())
+    if isinstance(quants, Mapping):
+        return ", ".join(f"{quant} ({size(n_bytes)})" for quant, n_bytes in quants.items())
+    return ", ".join(quants)
+
+
+def _listed(values: Mapping[str, object] | None) -> str:
+    return " · ".join(f"{name} {value}" for name, value in (values or {}).items())
+
+
+def _tokens(count: int | None) -> str:
+    return f"{count:,} tokens" if count else ""
+
+
+def _bytes(count: int | None) -> str:
+    return size(count) if count else ""

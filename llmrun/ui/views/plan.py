@@ -1,0 +1,85 @@
+"""The table of `llmrun plan`.
+
+Owns its columns and words; must not know where the figures come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmrun.planning.estimate import AtContext, Outlook
+from llmrun.planning.hardware import Hardware
+from llmrun.planning.plan import readable_size
+from llmrun.ui.terminal.format import rate, seconds, size
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.tables import Column, show_table
+
+
+def show_outlooks(output: Output, name: str, rows: Sequence[Outlook], hardware: Hardware) -> None:
+    """One line for each quantization on stdout, what it is compared with and what to type on stderr."""
+    contexts = [column.n_ctx for column in rows[0].contexts] if rows else []
+    columns = (
+        Column("QUANT", style="bold"),
+        Column("FILE", right=True),
+        *(Column(f"{context_name(n_ctx)} CTX", right=True) for n_ctx in contexts),
+        Column("LOAD", right=True),
+        Column("PREFILL", right=True),
+        Column("DECODE", right=True),
+        Column("VERDICT"),
+    )
+    show_table(output, columns, [_cells(row) for row in rows])
+    output.note(f"memory: {_memory(hardware)}")
+    if any(not at.fits for row in rows for at in row.contexts):
+        output.note("(in brackets): does not fit with something left to the rest of the system")
+    best = next((row for row in rows if row.n_ctx), None)
+    if best is None:
+        output.note("none of them fits: `llmrun list --all` shows smaller models")
+
+
+def context_name(n_ctx: int) -> str:
+    """E.g. "32k" of 32,768, "5,000" of 5,000."""
+    return f"{n_ctx // 1024}k" if n_ctx % 1024 == 0 else f"{n_ctx:,}"
+
+
+def _cells(row: Outlook) -> list[str]:
+    return [
+        row.quant,
+        size(row.n_bytes),
+        *(_needed(at) for at in row.contexts),
+        seconds(row.load_seconds) if row.load_seconds is not None else "",
+        rate(row.prefill_rate, whole=True) if row.prefill_rate is not None else "",
+        _decode(row),
+        _verdict(row),
+    ]
+
+
+def _needed(at: AtContext) -> str:
+    text = size(at.needed_bytes)
+    return text if at.fits else f"({text})"
+
+
+def _decode(row: Outlook) -> str:
+    """At the start of a conversation, and at the end of the largest context that fits."""
+    if row.decode_rate is None:
+        return ""
+    ends = [at.decode_rate for at in row.contexts if at.fits and at.decode_rate is not None]
+    if not ends:
+        return rate(row.decode_rate)
+    return f"{row.decode_rate:,.1f} → {rate(ends[-1])}"
+
+
+def _verdict(row: Outlook) -> str:
+    gpu = next((at for at in row.contexts if at.fits and at.vram_bytes), None)
+    where = ""
+    if gpu is not None:
+        where = ", on the GPU" if gpu.gpu_layers == -1 else f", {gpu.gpu_layers} layers on the GPU"
+    if row.verdict == "fits with less context":
+        return f"fits with --ctx {row.n_ctx}{where}"
+    return f"{row.verdict}{where}"
+
+
+def _memory(hardware: Hardware) -> str:
+    text = f"{readable_size(hardware.memory_available)} of {readable_size(hardware.memory_total)} free"
+    for gpu in hardware.gpus:
+        text += f"; {gpu.description}: {readable_size(gpu.memory_free)} of {readable_size(gpu.memory_total)} free"
+    return text

@@ -1,0 +1,296 @@
+"""The report card on a terminal and in files, and how far the making of one is.
+
+Owns the layout of the terminal's table and of Markdown, and which format a file gets; must not measure or judge.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from llmrun.errors import CancelledError, UsageError
+from llmrun.quantize.report.card import Card, to_json
+from llmrun.quantize.report.job import ReportUpdate
+from llmrun.quantize.report.verdict import recommended, verdicts
+from llmrun.ui.terminal.cells import width
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.progress import rounded_seconds
+from llmrun.ui.terminal.sanitize import clean
+from llmrun.ui.terminal.tables import Column, show_table
+from llmrun.ui.views.machine_facts import machine_facts
+from llmrun.ui.views.report_text import finished, headings, how, legend, lines, notes, took, wall
+
+FORMATS = (".md", ".json", ".html")
+"""Endings of files that a card can be written to."""
+
+_DOING = {"quantizing": "quantizing", "judging": "measuring quality", "timing": "measuring speed"}
+_GAP = 2
+_BAR_HZ = 8
+_QUIET_SECONDS = 20.0
+
+
+def checked_target(path: Path) -> Path:
+    """A file that a card can be written to; ask before hours of measuring.
+
+    Raises:
+        UsageError: by its ending it has no format, or its folder is not there.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(
+            f"a report can't be written to {str(path)!r}",
+            why="the file's ending tells the format",
+            hint=f"one of {', '.join(path.stem + suffix for suffix in FORMATS)}",
+        )
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {str(path.parent)!r}", hint=f"mkdir -p {path.parent}")
+    return path
+
+
+def write(card: Card, path: Path) -> None:
+    """Write a card in the format that the file's ending tells; what is there is replaced once the new one is complete.
+
+    Raises:
+        UsageError: it tells none.
+        ResourceError: it can't be written there.
+    """
+    from llmrun.models.store.disk import disk_errors
+
+    suffix = checked_target(path).suffix.lower()
+    if suffix == ".html":
+        from llmrun.ui.views.report_html import report_page
+
+        text = report_page(card)
+    else:
+        text = markdown(card) if suffix == ".md" else json_text(card)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with disk_errors(path):
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def show(output: Output, card: Card) -> None:
+    """A card on stdout: as a table, or as JSON where that is wanted; how it was measured stands on stderr.
+
+    Raises:
+        CancelledError: once everything is shown, when somebody stopped the report: the exit status should tell.
+    """
+    if output.json:
+        output.result_json(_data(card))
+    else:
+        line = wall(card)
+        if line:
+            output.text(clean(line) + "\n")
+        _show_table(output, card)
+        _show_notes(output, [*how(card), *notes(card)])
+    if not card.is_complete:
+        raise CancelledError("the report was stopped")
+
+
+def json_text(card: Card) -> str:
+    """A card as a JSON document."""
+    return json.dumps(_data(card), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+
+
+def _data(card: Card) -> dict[str, Any]:
+    best = recommended(card.rows)
+    return to_json(card, verdicts(card.rows), best.type if best else "")
+
+
+# ---- terminal --------------------------------------------------------------------------------------
+
+
+def _show_table(output: Output, card: Card) -> None:
+    """One table where there is room for the verdicts, or no terminal; else they stand below it."""
+    rows = [line.cells for line in lines(card)]
+    columns = [Column(name, right=name not in ("TYPE", "VERDICT")) for name in headings(card)]
+    columns[0] = Column("TYPE", style="bold")
+    widths = [max(width(clean(row[i])) for row in (headings(card), *rows)) for i in range(len(columns))]
+    if not output.stdout_is_terminal or sum(widths) + _GAP * len(widths) <= _columns(output):
+        show_table(output, columns, rows)
+        return
+    show_table(output, columns[:-1], [row[:-1] for row in rows])
+    output.text("")
+    for row in rows:
+        _show_verdict(output, row[0], row[-1], widths[0])
+
+
+def _show_notes(output: Output, sentences: Sequence[str]) -> None:
+    """Wrapped at words on a terminal, with an empty line between the table and them."""
+    if not output.stderr_is_terminal:
+        for sentence in sentences:
+            output.note(sentence)
+        return
+    import textwrap
+
+    output.note("")
+    for sentence in sentences:
+        for line in textwrap.wrap(clean(sentence), max(_columns(output), 20), subsequent_indent="  "):
+            output.note(line)
+
+
+def _columns(output: Output) -> int:
+    try:
+        return os.get_terminal_size(output.stdout.fileno()).columns
+    except (OSError, ValueError):
+        return 80
+
+
+def _show_verdict(output: Output, kind: str, words: str, indent: int) -> None:
+    import textwrap
+
+    kind, bold, plain = clean(kind), *(("\x1b[1m", "\x1b[0m") if output.stdout_has_color else ("", ""))
+    room = max(_columns(output) - indent - _GAP, 20)
+    first, *more = textwrap.wrap(clean(words), room) or [""]
+    output.text(f"{bold}{kind}{plain}{' ' * (indent - width(kind) + _GAP)}{first}")
+    for line in more:
+        output.text(" " * (indent + _GAP) + line)
+
+
+# ---- Markdown --------------------------------------------------------------------------------------
+
+
+def markdown(card: Card) -> str:
+    """A card as Markdown, its table aligned for those who read the source."""
+    parts = [f"# {_escaped(card.name)}: quantized"]
+    line = wall(card)
+    if line:
+        parts.append(f"**{_escaped(line)}**")
+    parts.append(_markdown_table(card))
+    parts.append("\n".join(f"- **{name}**: {meaning}" for name, meaning in legend()))
+    parts.append("## How it was measured")
+    parts.append("\n".join(f"- {_escaped(sentence)}" for sentence in how(card)))
+    facts = [*machine_facts(card.machine), ("Measured", took(card)), ("Source", card.source)]
+    parts.append("\n".join(f"- {_escaped(name)}: {_escaped(value)}" for name, value in facts))
+    if notes(card):
+        parts += ["## Notes", "\n".join(f"- {_escaped(note)}" for note in notes(card))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_table(card: Card) -> str:
+    names = [name.capitalize() if name not in ("KLD", "PPL") else name for name in headings(card)]
+    names = [name.replace(" mb", " (MB)").replace(" gb", " (GB)").replace("Ram", "RAM") for name in names]
+    names = [f"{name} (t/s)" if name in ("Prefill", "Decode") else name for name in names]
+    rows = [[_escaped(cell) for cell in line.cells] for line in lines(card)]
+    widths = [max(width(row[i]) for row in (names, *rows)) for i in range(len(names))]
+    right = [name not in ("Type", "Verdict") for name in names]
+    rule = ["-" * (wide - 1) + ":" if is_right else "-" * wide for wide, is_right in zip(widths, right, strict=True)]
+    return "\n".join(_markdown_row(cells, widths, right) for cells in (names, rule, *rows))
+
+
+def _markdown_row(cells: list[str], widths: list[int], right: list[bool]) -> str:
+    padded = []
+    for cell, wide, is_right in zip(cells, widths, right, strict=True):
+        space = " " * (wide - width(cell))
+        padded.append(space + cell if is_right else cell + space)
+    return f"| {' | '.join(padded)} |"
+
+
+def _escaped(text: str) -> str:
+    """Foreign text that stays text in Markdown; an underscore within a word is one there too."""
+    text = clean(text)
+    return "".join(f"\\{char}" if char in "\\`*[]<>|#" else "&amp;" if char == "&" else char for char in text)
+
+
+# ---- progress --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def report_progress(
+    output: Output, *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[ReportUpdate], None]]:
+    """Show how far a report is until the block ends, on stderr: a bar on a terminal, else now and then a line.
+
+    Args:
+        clock: seconds that only grow.
+    """
+    if output.stderr_cursor_moves and not output.json:
+        bar = _Bar(output)
+        try:
+            yield bar
+        finally:
+            bar.end()
+    else:
+        yield _Lines(output, clock)
+
+
+class _Shown:
+    """Says of each type once what is known of it, as soon as its speed was measured for the first time."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._said: set[str] = set()
+
+    def news(self, update: ReportUpdate) -> str:
+        """The line to be said now; "" for none."""
+        row = update.row
+        if row is None or row.type in self._said or not (row.failure or update.doing == "timing"):
+            return ""
+        self._said.add(row.type)
+        return finished(row)
+
+
+class _Lines(_Shown):
+    """A line for each type, and one when nothing was said for long."""
+
+    def __init__(self, output: Output, clock: Callable[[], float]) -> None:
+        super().__init__(output)
+        self._clock = clock
+        self._said_at = clock()
+
+    def __call__(self, update: ReportUpdate) -> None:
+        line = self.news(update)
+        if not line and self._clock() - self._said_at >= _QUIET_SECONDS:
+            line = f"{_doing(update)}, {update.share:.0%} of everything"
+        if line:
+            self._said_at = self._clock()
+            self._output.note(line + (f" ({_left(update)})" if update.seconds_left else ""))
+
+
+class _Bar(_Shown):
+    """A bar for the whole job, with what is being done; above it a line for each type."""
+
+    def __init__(self, output: Output) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        super().__init__(output)
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:>3.0f} %", markup=False),
+            TextColumn("{task.fields[left]}", style="progress.remaining", markup=False),
+            console=output.console(stderr=True),
+            refresh_per_second=_BAR_HZ,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._progress.add_task("", total=1.0, left="")
+        self._progress.start()
+
+    def __call__(self, update: ReportUpdate) -> None:
+        line = self.news(update)
+        if line:  # without the bar in the way: a line that is written while it is drawn ends up in its middle
+            self._progress.stop()
+            self._output.note(line)
+            self._progress.start()
+        self._progress.update(self._task, description=_doing(update), completed=update.share, left=_left(update))
+
+    def end(self) -> None:
+        """Leave no bar."""
+        self._progress.stop()
+
+
+def _doing(update: ReportUpdate) -> str:
+    return f"{clean(update.type)}: {_DOING.get(update.doing, update.doing)}"
+
+
+def _left(update: ReportUpdate) -> str:
+    return "" if update.seconds_left is None else f"{rounded_seconds(update.seconds_left)} left"

@@ -1,0 +1,68 @@
+"""How tokens were chosen, for people: where each sampling value comes from, and what each step of the chain did.
+
+Owns the words and the layout; must not know where the figures come from. It is never a command's result: stderr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmrun.protocol.messages import ChainStep, Choice
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.tables import Column, show_table
+
+_BAR_CELLS = 20
+
+
+def show_sampling(output: Output, rows: Sequence[tuple[str, str, str]]) -> None:
+    """Every sampling parameter as (flag, value, origin)."""
+    columns = (Column("SAMPLING", style="bold"), Column("VALUE"), Column("FROM", style="dim"))
+    show_table(output, columns, rows, stderr=True)
+
+
+def show_choice(output: Output, choice: Choice) -> None:
+    """The candidates of one token, their probabilities after each step, and which step cut whom."""
+    if choice.forced:
+        output.note(f"{choice.text!r}: the grammar left no choice.")
+        return
+    first, last = choice.steps[0], choice.steps[-1]
+    output.note(
+        f"{choice.text!r}: the model gave it {_percent(first.probabilities[choice.chosen])}; "
+        f"drawn with {_percent(last.probabilities[choice.chosen])} from {_count(last.remaining, 'candidate')}."
+    )
+    columns = (
+        Column("TOKEN", style="bold"),
+        *(Column(step.name, right=True) for step in choice.steps),
+        Column("", style="cyan"),
+    )
+    rows = [_row(choice, index) for index in range(len(choice.candidates))]
+    left = ("left", *(f"{step.remaining:,}" for step in choice.steps), "")
+    show_table(output, columns, [*rows, left], stderr=True)
+
+
+def _row(choice: Choice, index: int) -> tuple[str, ...]:
+    cells = []
+    for before, step in zip((None, *choice.steps), choice.steps, strict=False):
+        if step.probabilities[index] > 0:
+            cells.append(_percent(step.probabilities[index]))
+        else:
+            was_there = before is None or before.probabilities[index] > 0
+            cells.append("cut" if was_there else "")
+    return repr(choice.candidates[index]), *cells, _bar(choice.steps[-1], index, chosen=index == choice.chosen)
+
+
+def _bar(step: ChainStep, index: int, *, chosen: bool) -> str:
+    share = step.probabilities[index]
+    bar = "█" * max(round(share * _BAR_CELLS), share > 0)
+    return f"{bar} ◀ chosen".strip() if chosen else bar
+
+
+def _percent(probability: float) -> str:
+    """Three digits at most, and never 0 for what is possible."""
+    if 0 < probability < 0.0005:
+        return "<0.1%"
+    return f"{probability:.1%}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

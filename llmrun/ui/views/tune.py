@@ -1,0 +1,155 @@
+"""What `llmrun tune` shows: a line for every setting that was tried, and a table at the end.
+
+Owns the words; must not know how anything is measured.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from llmrun.bench.statistics import Verdict
+from llmrun.bench.tune.paired import Ratio
+from llmrun.bench.tune.run import Outcome
+from llmrun.bench.tune.search import Compared, Found, Step, Tried
+from llmrun.planning.tuned import Profile, Tuned
+from llmrun.protocol.messages import as_dict
+from llmrun.ui.terminal.cells import cut
+from llmrun.ui.terminal.format import rate, seconds
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.tables import Column, show_table
+
+_CLEAR = "\r\x1b[K"
+_COLUMNS = 79
+_BUSY = "not tried while other programs compute, which changes what is best"
+
+
+class TuneView:
+    """Shows the steps of a search on stderr: what was tried as lines, and on a terminal what is being tried."""
+
+    def __init__(self, output: Output, budget: float) -> None:
+        self._output = output
+        self._budget = budget
+        self._skipped: dict[str, list[str]] = {"no time": [], "busy": []}
+        self._status = False
+
+    def __enter__(self) -> TuneView:
+        self._output.note(f"trying settings for {self._budget:g} seconds; Ctrl-C stops it and changes nothing")
+        return self
+
+    def show(self, step: Step) -> None:
+        """The next step."""
+        if not isinstance(step, Tried):
+            self._show_status(f"{step.seconds:3.0f} of {self._budget:g} s: {step.what}")
+        elif step.verdict in ("no time", "busy"):
+            self._skipped[step.verdict].append(step.change)
+        else:
+            self._clear()
+            self._output.note(line_of(step))
+
+    def _show_status(self, text: str) -> None:
+        if self._output.stderr_cursor_moves and not self._output.json:
+            self._output.stderr.write(_CLEAR + cut(text, _COLUMNS))
+            self._output.stderr.flush()
+            self._status = True
+
+    def _clear(self) -> None:
+        if self._status:
+            self._output.stderr.write(_CLEAR)
+            self._output.stderr.flush()
+            self._status = False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._clear()
+        if error is not None:
+            return
+        for verdict, why in (("no time", f"no time was left for (--seconds {2 * self._budget:g})"), ("busy", _BUSY)):
+            changes = ", ".join(dict.fromkeys(self._skipped[verdict]))
+            if changes:
+                self._output.note(f"{why}: {changes}")
+
+
+def line_of(tried: Tried) -> str:
+    """E.g. "repack off                      prefill  ×1.63 (1.58 to 1.69)  faster"."""
+    goal = f"{tried.goal} at {tried.depth:,} tokens" if tried.depth else tried.goal
+    return f"{tried.change:<34}{goal:<24}{times(tried.ratio) if tried.ratio else '':<24}{tried.verdict}".rstrip()
+
+
+def times(ratio: Ratio | Verdict) -> str:
+    """A ratio with its interval, e.g. "×1.63 (1.58 to 1.69)"."""
+    mean = ratio.ratio if isinstance(ratio, Verdict) else ratio.mean
+    return f"×{mean:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def show_outcome(output: Output, name: str, outcome: Outcome, kept: Tuned) -> None:
+    """Default and tuned settings side by side on stdout, and the gain; what to make of it on stderr.
+
+    Args:
+        kept: what is remembered now.
+    """
+    found = outcome.found
+    tests = [each.name for each in (found.prefill_test, found.decode_test)]
+    columns = (
+        Column("SETTINGS", style="bold"),
+        Column("LOAD", right=True),
+        Column(f"PREFILL {tests[0]}"),
+        Column(f"DECODE {tests[1]}"),
+    )
+    rows = [_default_cells(found.tuned.default), *(_cells(each, found.tuned.default) for each in found.compared)]
+    show_table(output, columns, rows)
+    _show_gain(output, name, found)
+    for each in found.unsure:
+        changes = ", ".join(each.profile.settings.changes(found.tuned.default.settings))
+        output.note(f"not sure enough to keep: {changes}: prefill {times(each.prefill)}, decode {times(each.decode)}")
+    for mark in outcome.marks:
+        output.note(f"meanwhile {mark}")
+    if outcome.marks:
+        output.note("that hides differences, and can change what is best: tune again when it is quieter")
+    if kept != found.tuned:
+        output.note(f"what was known stays: {kept.summary}")
+
+
+def _show_gain(output: Output, name: str, found: Found) -> None:
+    tuned = found.tuned
+    if not tuned.others:
+        output.text(f"{name}: the defaults are best here")
+        return
+    output.text(f"{name}: prefill ×{tuned.prefill_gain:.2f}, decode ×{tuned.decode_gain:.2f} of the defaults")
+    if len(tuned.others) > 1 or any("slower" in (each.prefill.kind, each.decode.kind) for each in found.compared):
+        output.note("which of them is used depends on how long prompt and answer are going to be")
+    output.note(f"remembered for models of this shape on this machine; llmrun tune {name} --forget undoes it")
+
+
+def _default_cells(profile: Profile) -> list[str]:
+    rates = (rate(profile.prefill_rate, whole=True), rate(profile.decode_rate))
+    return ["default", seconds(profile.load_seconds), *rates]
+
+
+def _cells(compared: Compared, default: Profile) -> list[str]:
+    prefill, decode = compared.prefill, compared.decode
+    return [
+        ", ".join(compared.profile.settings.changes(default.settings)),
+        seconds(compared.profile.load_seconds),
+        f"{rate(default.prefill_rate * prefill.ratio, whole=True)} {times(prefill)}",
+        f"{rate(default.decode_rate * decode.ratio)} {times(decode)}",
+    ]
+
+
+def as_json(name: str, outcome: Outcome) -> dict[str, Any]:
+    """Everything, for --json."""
+    found = outcome.found
+    return {
+        "model": name,
+        "seconds": found.seconds,
+        "prefill_test": found.prefill_test.name,
+        "decode_test": found.decode_test.name,
+        "prefill_gain": found.tuned.prefill_gain,
+        "decode_gain": found.tuned.decode_gain,
+        "default": as_dict(found.tuned.default),
+        "tuned": [as_dict(each) for each in found.compared],
+        "unsure": [as_dict(each) for each in found.unsure],
+        "tried": [as_dict(each) for each in found.tried],
+        "disturbed_by": list(outcome.marks),
+    }

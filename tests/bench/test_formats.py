@@ -1,0 +1,188 @@
+"""Every format can be read back by what reads such files, whatever a model calls itself."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sqlite3
+from dataclasses import replace
+
+import pytest
+from support.bench_rows import chat, result, row
+
+from llmrun.bench.formats import WRITERS, escape, write
+from llmrun.bench.results import Result, Row
+from llmrun.errors import UsageError
+
+# What llama-bench writes with -o csv, at the version that is pinned.
+LLAMA_BENCH = (
+    "build_commit,build_number,cpu_info,gpu_info,backends,model_filename,model_type,model_size,model_n_params,n_batch,"
+    "n_ubatch,n_threads,cpu_mask,cpu_strict,poll,type_k,type_v,n_gpu_layers,n_cpu_moe,split_mode,main_gpu,"
+    "no_kv_offload,flash_attn,devices,tensor_split,tensor_buft_overrides,load_mode,lazy_mode,embeddings,no_op_offload,"
+    "no_host,repack,fit_target,fit_min_ctx,n_prompt,n_gen,n_depth,test_time,avg_ns,stddev_ns,avg_ts,stddev_ts"
+)
+HOSTILE = (
+    "'); DROP TABLE llama_bench; --",
+    'a"b,c\nd\r\ne',
+    "a|b\n| --- |\n<script>alert(1)</script>",
+    "=HYPERLINK(\"http://example.com\")",
+    "\x1b[31mred\x00\x07",
+    "[link](http://example.com) `code` **bold** \\",
+    ".shell echo\n.quit",
+    "‮gnp.exe 模型 🦙",
+    "",
+)  # fmt: skip
+
+
+def hostile(name: str) -> Result:
+    return result(
+        row(model_type=name, model=name, model_filename=f"/home/alice/{name}", marks=(name,)), row("pp512", 90)
+    )
+
+
+def cells(line: str) -> list[str]:
+    """Of a row of a Markdown table, as GitHub's parser splits it: at every | without a backslash."""
+    return [cell.strip() for cell in re.split(r"(?<!\\)(?:\\\\)*\|", line)[1:-1]]
+
+
+def test_json_has_llama_benchs_fields_and_every_sample() -> None:
+    kept = result(row("chat512+128", chat=chat()), row())
+    rows = json.loads(write(kept, "json"))
+    assert list(rows[0])[:41] == LLAMA_BENCH.split(",")[:26] + LLAMA_BENCH.split(",")[26:41]
+    assert rows[1]["samples_ns"] == list(kept.rows[1].samples_ns)
+    assert rows[1]["avg_ts"] == pytest.approx(40, rel=1e-6)
+    lines = write(kept, "jsonl").splitlines()
+    assert [json.loads(line) for line in lines] == rows
+    back = Result.from_json(rows)
+    assert back.rows[0] == replace(kept.rows[0], model_filename="llama-1b-Q4_K_M.gguf")
+
+
+@pytest.mark.parametrize("kind", list(WRITERS))
+def test_no_format_tells_whose_computer_it_was(kind: str) -> None:
+    kept = result(
+        row(model="/home/alice/x.gguf"), row(model="~/m/y.gguf"), row(model_filename="C:\\Users\\alice\\z.gguf")
+    )
+    text = write(kept, kind)
+    assert "alice" not in text
+    assert kind == "md" or "z.gguf" in text
+
+
+def test_csv_begins_as_llama_benchs() -> None:
+    text = write(result(), "csv")
+    header, first, *_ = text.splitlines()
+    assert header.startswith(LLAMA_BENCH + ",model,test,")
+    (read, _) = list(csv.DictReader(io.StringIO(text)))
+    assert (read["test"], read["repack"], read["n_prompt"], read["gpu_info"]) == ("pp512", "1", "512", "")
+    assert float(read["low_ts"]) < float(read["avg_ts"]) < float(read["high_ts"])
+    assert json.loads(read["samples_ns"]) == list(result().rows[0].samples_ns)
+    assert first.startswith('"0c1e570","0",'), "quoted as llama-bench does"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_name_breaks_csv(name: str) -> None:
+    read = list(csv.reader(io.StringIO(write(hostile(name), "csv"))))
+    assert len(read) == 3
+    assert len({len(line) for line in read}) == 1
+    assert not any(re.match(r"[=+@]", cell) for line in read[1:] for cell in line), "no formulas"
+    assert "\x1b" not in str(read)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_name_breaks_sql(name: str) -> None:
+    text = write(hostile(name), "sql")
+    assert not any(line.startswith(".") for line in text.splitlines()), "commands of sqlite3's shell"
+    database = sqlite3.connect(":memory:")
+    database.executescript(text)
+    rows = database.execute(
+        "SELECT a.model_type, a.avg_ts, b.test, b.samples_ns FROM llama_bench a "
+        "JOIN llmrun_bench b ON b.llama_bench_rowid = a.rowid ORDER BY a.rowid"
+    ).fetchall()
+    assert [each[2] for each in rows] == ["tg128", "pp512"]
+    assert rows[0][0] == "".join(letter if letter.isprintable() else "\ufffd" for letter in name)
+    assert rows[1][1] == pytest.approx(90, rel=1e-6)
+    assert len(json.loads(rows[0][3])) == 5
+    database.close()
+
+
+def test_sql_goes_into_a_database_that_llama_bench_made() -> None:
+    columns = ", ".join(f"{name} TEXT" for name in LLAMA_BENCH.split(","))
+    database = sqlite3.connect(":memory:")
+    database.executescript(f"CREATE TABLE llama_bench ({columns}); INSERT INTO llama_bench(avg_ts) VALUES ('7')")
+    for _ in range(2):
+        database.executescript(write(result(), "sql"))
+    assert database.execute("SELECT count(*) FROM llama_bench").fetchone() == (5,)
+    joined = "SELECT count(*) FROM llama_bench a JOIN llmrun_bench b ON b.llama_bench_rowid = a.rowid"
+    assert database.execute(joined).fetchone() == (4,)
+    database.close()
+
+
+def test_sql_has_llama_benchs_types() -> None:
+    database = sqlite3.connect(":memory:")
+    database.executescript(write(result(), "sql"))
+    types = {name: kind for _, name, kind, *_ in database.execute("PRAGMA table_info(llama_bench)")}
+    assert list(types) == LLAMA_BENCH.split(",")
+    assert (types["n_gpu_layers"], types["avg_ts"], types["type_k"]) == ("INTEGER", "REAL", "TEXT")
+    assert (types["repack"], types["tensor_split"], types["avg_ns"]) == ("INTEGER", "TEXT", "INTEGER")
+    database.close()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_name_breaks_markdown(name: str) -> None:
+    text = write(hostile(name), "md")
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(table) == 4
+    assert len({len(cells(line)) for line in table}) == 1
+    assert not re.search(r"(?<!\\)[<`\[]", text)
+    assert "\x1b" not in text
+
+
+def test_markdown_looks_like_llama_benchs() -> None:
+    text = write(result(row("pp512", 120.5), row(rate=40.25)), "md")
+    heading, rule, first, second, empty, build = text.splitlines()
+    assert cells(heading) == ["model", "size", "params", "backend", "threads", "test", "t/s", "95%", "of limit"]
+    assert all(re.fullmatch(r"-+:?", cell) for cell in cells(rule))
+    assert cells(first)[:7] == ["llama 1B Q4_K - Medium", "762.81 MiB", "1.24 B", "CPU", "2", "pp512", "120.50 ± 0.19"]
+    assert cells(second)[-3:] == ["40.25 ± 0.06", "40.17 - 40.33", "89%"]
+    assert len({len(line) for line in (heading, rule, first, second)}) == 1, "aligned"
+    assert (empty, build) == ("", "build: 0c1e570, by llmrun 0.1.0")
+
+
+def test_markdown_shows_settings_that_vary_or_are_unusual() -> None:
+    heading = write(result(row(n_ubatch=128), row(type_k="q8_0", repack=False)), "md").splitlines()[0]
+    assert cells(heading)[4:9] == ["threads", "n_ubatch", "type_k", "rpk", "test"]
+    both = write(result(row(), row(program="llama-bench", load_mode="auto")), "md")
+    assert "| program     |" in both
+    assert " lm " not in both, "they mean the same"
+
+
+def test_markdown_tells_two_models_of_one_kind_apart() -> None:
+    text = write(result(row(model="a.gguf"), row(model="b.gguf")), "md")
+    assert "llama 1B Q4_K - Medium a.gguf" in text
+    assert "llama 1B Q4_K - Medium b.gguf" in text
+
+
+def test_markdown_says_what_makes_a_row_doubtful() -> None:
+    text = write(result(row(marks=("too noisy: ± 9%", "memory was swapped: 9 MB")), row(repetitions=9)), "md")
+    assert "too noisy: ± 9%; memory was swapped: 9 MB" in text
+    assert "stopped after 5 of 9" in text
+
+
+def test_escape_leaves_words_alone() -> None:
+    assert escape("llama 1B Q4_K_M") == "llama 1B Q4_K_M"
+    assert escape("_a_ b__c") == r"\_a\_ b_\_c"
+
+
+def test_a_single_sample_has_no_interval() -> None:
+    once = result(row(spread=(1.0,)))
+    assert json.loads(write(once, "json"))[0]["stddev_ts"] == 0
+    assert next(csv.DictReader(io.StringIO(write(once, "csv"))))["low_ts"] == ""
+    assert "NULL" in write(once, "sql")
+    assert cells(write(once, "md").splitlines()[2])[7] == ""
+
+
+def test_another_format_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="no format 'xml'") as raised:
+        write(Result((Row(samples_ns=(1,)),)), "xml")
+    assert "jsonl" in raised.value.why

@@ -1,0 +1,216 @@
+"""The search for fast settings, on machines that exist as formulas: near the best, and never below the default."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from support.simulated_machines import SimulatedMachine, all_settings
+
+from llmrun.bench.tune.axes import DECODE, PREFILL, Axis
+from llmrun.bench.tune.paired import Scatter, center
+from llmrun.bench.tune.search import Found, Step, Tried, search
+from llmrun.errors import EngineCrashedError, UsageError
+from llmrun.planning.settings import EngineSettings
+from llmrun.protocol.jobs.bench import BenchTest
+
+BOTH = (PREFILL, DECODE)
+REPACK = Axis("repack", ((("repack", False),),), BOTH)
+FLASH_ATTENTION = Axis("flash attention", ((("flash_attention", "off"),),), BOTH, at_depth=True)
+
+
+def default_of(machine: SimulatedMachine) -> EngineSettings:
+    return EngineSettings(machine.cores, machine.cores)
+
+
+def axes_of(machine: SimulatedMachine) -> tuple[Axis, ...]:
+    """Everything that there is to try, as axes_for() has it."""
+    cores = machine.cores
+    counts = sorted({count for count in (cores - 1, -(-cores * 3 // 4), -(-cores // 2), -(-cores // 4)) if count})
+    huge_pages = (("huge_pages", True),)
+    return (
+        Axis("threads", tuple((("threads", count),) for count in counts), (DECODE,), wants_quiet=True),
+        Axis("batch threads", tuple((("threads_batch", count),) for count in counts), (PREFILL,), wants_quiet=True),
+        REPACK,
+        FLASH_ATTENTION,
+        Axis("ubatch", ((("n_ubatch", 256),), (("n_ubatch", 128),)), (PREFILL,), whole_batch=True),
+        Axis("huge pages", (huge_pages, (*huge_pages, ("mmap", False))), (DECODE, PREFILL)),
+        Axis("waiting", ((("spins", 0),), (("spins", 300_000),)), (DECODE,), wants_quiet=True),
+    )
+
+
+def share_of_best(machine: SimulatedMachine, found: Found, goal: str) -> float:
+    """True speed of what was found for this goal, over that of the best combination of all."""
+    test = found.prefill_test if goal == PREFILL else found.decode_test
+    profiles = (found.tuned.default, *found.tuned.others)
+    rate = (lambda each: each.prefill_rate) if goal == PREFILL else (lambda each: each.decode_rate)
+    chosen = max(profiles, key=rate).settings
+    settings = all_settings(default_of(machine), axes_of(machine))
+    return machine.true_rate(chosen, test) / max(machine.true_rate(each, test) for each in settings)
+
+
+def share_of_default(machine: SimulatedMachine, found: Found) -> float:
+    """The worst that any kept profile does at what it was kept for."""
+    default, worst = default_of(machine), 1.0
+    for compared in found.compared:
+        kept = ((compared.prefill, found.prefill_test), (compared.decode, found.decode_test))
+        for verdict, test in kept:
+            if verdict.kind == "faster":
+                rates = [machine.true_rate(each, test) for each in (compared.profile.settings, default)]
+                worst = min(worst, rates[0] / rates[1])
+    return worst
+
+
+@pytest.mark.parametrize("cores", [2, 8])
+def test_quiet_machines_get_97_percent_of_an_exhaustive_sweep_in_a_minute(cores: int) -> None:
+    shares = []
+    for seed in range(40):
+        machine = SimulatedMachine(seed, cores, noise=0.01, bursts=0.02)
+        found = search(machine, default_of(machine), axes_of(machine))
+        assert machine.now < 60
+        assert share_of_default(machine, found) > 0.99
+        shares += [share_of_best(machine, found, goal) for goal in BOTH]
+    assert sum(share >= 0.97 for share in shares) >= 0.95 * len(shares)
+
+
+def test_noise_never_makes_it_slower_than_the_default() -> None:
+    worst = []
+    for seed in range(25):
+        machine = SimulatedMachine(seed, noise=0.06, bursts=0.3)
+        worst.append(share_of_default(machine, search(machine, default_of(machine), axes_of(machine))))
+    assert sum(share < 0.98 for share in worst) <= 1
+
+
+def test_nothing_to_gain_is_found_out() -> None:
+    """Settings that change nothing: at most as often as the 95 % say, one of them is kept."""
+    kept = 0
+    for seed in range(30):
+        machine = SimulatedMachine(seed, noise=0.02)
+        machine._effects = dict.fromkeys(machine._effects, (0.0, 0.0))
+        machine._attention = machine._small_batch = machine._repacked_batch = 0.0
+        kept += bool(search(machine, default_of(machine), axes_of(machine)[2:]).tuned.others)
+    assert kept <= 4
+
+
+def test_prefill_and_decode_may_want_different_settings() -> None:
+    machine = SimulatedMachine(1, noise=0.01)
+    machine._effects["repack"] = (math.log(1.6), math.log(0.8))
+    found = search(machine, default_of(machine), [REPACK])
+    (profile,) = found.tuned.others
+    assert not profile.settings.repack
+    assert profile.prefill_rate / found.tuned.default.prefill_rate == pytest.approx(1.6, rel=0.03)
+    assert profile.decode_rate / found.tuned.default.decode_rate == pytest.approx(0.8, rel=0.03)
+
+
+def test_what_is_not_sure_is_not_counted_on() -> None:
+    machine = SimulatedMachine(1, noise=0.01)
+    machine._effects["repack"] = (math.log(1.6), 0.0)
+    found = search(machine, default_of(machine), [REPACK])
+    (compared,) = found.compared
+    assert compared.decode.kind == "same"
+    assert compared.profile.decode_rate == found.tuned.default.decode_rate
+    assert found.tuned.decode_gain == 1.0
+
+
+def test_flash_attention_is_measured_behind_many_tokens() -> None:
+    machine = SimulatedMachine(2, noise=0.01)
+    machine._attention = 5e-4
+    found = search(machine, default_of(machine), [FLASH_ATTENTION])
+    assert [each.settings.flash_attention for each in found.tuned.others] == ["off"]
+    assert found.decode_test.n_depth == found.tuned.depth > 0
+
+
+@pytest.mark.parametrize("depth", [0, 512])
+def test_depth_can_be_given(depth: int) -> None:
+    machine = SimulatedMachine(2)
+    steps: list[Step] = []
+    search(machine, default_of(machine), [FLASH_ATTENTION], depth=depth, on_step=steps.append)
+    assert {step.depth for step in steps if isinstance(step, Tried)} == {depth}
+
+
+def test_a_setting_that_crashes_is_passed_over() -> None:
+    machine = SimulatedMachine(1)
+    default = default_of(machine)
+    machine.crashes_with = replace(default, repack=False)
+    found = search(machine, default, [REPACK])
+    assert {(tried.change, tried.verdict) for tried in found.tried} == {("repack off", "failed")}
+    assert found.tuned.others == ()
+    machine.crashes_with = default
+    with pytest.raises(EngineCrashedError):
+        search(machine, default, [REPACK])
+
+
+def test_threads_are_not_chosen_while_other_programs_compute() -> None:
+    machine = SimulatedMachine(3, cores=8, noise=0.01)
+    machine.busy = True
+    machine._saturation = 1.0
+    found = search(machine, default_of(machine), axes_of(machine))
+    assert {each.settings.threads for each in found.tuned.others} <= {8}
+    assert {tried.verdict for tried in found.tried if "thread" in tried.change} == {"busy"}
+
+
+@pytest.mark.parametrize("seconds", [15, 30, 120])
+def test_it_keeps_to_its_time(seconds: int) -> None:
+    for seed in range(10):
+        machine = SimulatedMachine(seed)
+        search(machine, default_of(machine), axes_of(machine), seconds=seconds)
+        assert machine.now <= seconds
+
+
+def test_a_model_that_is_too_slow_is_refused_with_a_time_that_is_enough() -> None:
+    machine = SimulatedMachine(1)
+    machine._prefill, machine._decode = 0.5, 0.1
+    with pytest.raises(UsageError, match="not enough for this model") as refused:
+        search(machine, default_of(machine), [REPACK])
+    machine.now = 0.0
+    search(machine, default_of(machine), [REPACK], seconds=float(refused.value.hint.split()[-1]))
+
+
+def test_what_nobody_had_time_for_is_said() -> None:
+    machine = SimulatedMachine(1)
+    machine._prefill, machine._decode, machine._load = 60.0, 6.0, 3.0
+    found = search(machine, default_of(machine), axes_of(machine), seconds=30)
+    assert "no time" in {tried.verdict for tried in found.tried}
+    assert found.seconds <= 30
+
+
+def test_what_could_not_be_compared_with_the_default_is_not_kept() -> None:
+    machine = SimulatedMachine(1, noise=0.0, bursts=0.0)
+    machine._effects["repack"] = (1.0, 1.0)
+    rates, ends = machine.rates, 30.0
+
+    def slow_at_the_end(settings: EngineSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
+        machine.now += 30.0 * (not settings.repack and machine.measured > 8)
+        return rates(settings, test, repetitions)
+
+    machine.rates = slow_at_the_end  # type: ignore[method-assign]
+    found = search(machine, default_of(machine), [REPACK], seconds=ends)
+    assert found.compared == ()
+    assert found.tuned.others == ()
+    assert found.tried[-1].verdict == "no time"
+
+
+def test_pairs() -> None:
+    scatter = Scatter()
+    ratio = scatter.ratio([math.log(0.5)])
+    assert ratio.mean == pytest.approx(0.5)
+    assert ratio.is_slower
+    assert not ratio.is_probably_faster
+    quiet, loud = Scatter(), Scatter()
+    quiet.note((0, 0), [0.02, 0.021, 0.019, 0.02])
+    loud.note((0, 0), [0.2, -0.2, 0.1, 0.3])
+    assert quiet.ratio([0.02] * 4).is_faster
+    assert not loud.ratio([0.02] * 4).is_faster
+
+
+def test_one_odd_pair_hardly_counts() -> None:
+    assert center([0.01, 0.01, 0.01, 0.012, -1.0]) == pytest.approx(0.01, abs=0.002)
+
+
+def test_measuring_the_default_alone_is_enough_when_nothing_can_be_tried() -> None:
+    machine = SimulatedMachine(4, noise=0.0, bursts=0.0)
+    found = search(machine, default_of(machine), [])
+    expected = machine.true_rate(default_of(machine), BenchTest(n_gen=8))
+    assert found.tuned.default.decode_rate == pytest.approx(expected)
+    assert found.compared == ()

@@ -1,0 +1,275 @@
+"""What tuning remembers, for which machines and models, what an answer is given of it, and how it is shown."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gguf_writer import tiny_model, write
+
+from llmrun.bench.statistics import Verdict
+from llmrun.bench.tune import EngineSettings, Profile, Tuned, choose, forget, remember, remembered
+from llmrun.bench.tune.axes import _memory_axes, axes_for, thread_counts
+from llmrun.bench.tune.run import Outcome, keep
+from llmrun.bench.tune.search import Compared, Found, Tried, Trying
+from llmrun.errors import ResourceError
+from llmrun.gguf.header import Header
+from llmrun.gguf.reader import read_header
+from llmrun.planning.hardware import Hardware
+from llmrun.planning.tuned import summaries
+from llmrun.protocol.jobs.bench import BenchTest
+from llmrun.protocol.messages import Load
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.tune import TuneView, as_json, line_of, show_outcome
+
+GIB = 1 << 30
+MACHINE = Hardware("Some CPU", ("avx2", "avx512f"), 4, 8, None, 16 * GIB, 12 * GIB)
+DEFAULT = EngineSettings(4, 4)
+FAST_START = Profile(replace(DEFAULT, repack=False), 0.2, 200.0, 36.0)
+TUNED = Tuned(
+    Profile(DEFAULT, 1.0, 120.0, 40.0),
+    (FAST_START, Profile(replace(DEFAULT, threads=3, huge_pages=True), 1.0, 120.0, 44.0)),
+    512,
+    1_800_000_000.0,
+)
+
+
+@pytest.fixture
+def header(tmp_path: Path) -> Header:
+    return read_header(write(tmp_path / "model.gguf", tiny_model()))
+
+
+def test_round_trip(header: Header, tmp_path: Path) -> None:
+    assert remembered(header, MACHINE, tmp_path) is None
+    remember(TUNED, header, MACHINE, tmp_path / "state")
+    assert remembered(header, MACHINE, tmp_path / "state") == TUNED
+    again = replace(TUNED, others=())
+    remember(again, header, MACHINE, tmp_path / "state")
+    assert remembered(header, MACHINE, tmp_path / "state") == again
+    assert [file.name for file in (tmp_path / "state").iterdir()] == ["tune.json"]
+
+
+def test_all_that_was_found_here_is_listed(header: Header, tmp_path: Path) -> None:
+    assert summaries(MACHINE, tmp_path) == []
+    remember(TUNED, header, MACHINE, tmp_path, "tiny")
+    deeper = read_header(write(tmp_path / "c.gguf", tiny_model({"llama.block_count": 3})))
+    remember(replace(TUNED, others=()), deeper, MACHINE, tmp_path)
+    latest, first = summaries(MACHINE, tmp_path)
+    assert latest.startswith("a model without a name, tuned on ")
+    assert first == f"tiny, {TUNED.summary}"
+    assert summaries(replace(MACHINE, physical_cores=2), tmp_path) == []
+
+
+def test_other_machines_and_shapes_have_their_own(header: Header, tmp_path: Path) -> None:
+    remember(TUNED, header, MACHINE, tmp_path)
+    assert remembered(header, replace(MACHINE, memory_available=GIB), tmp_path) == TUNED
+    assert remembered(header, replace(MACHINE, physical_cores=2), tmp_path) is None
+    assert remembered(header, replace(MACHINE, cpu_flags=()), tmp_path) is None
+    renamed = read_header(write(tmp_path / "b.gguf", tiny_model({"general.name": "Another"})))
+    assert remembered(renamed, MACHINE, tmp_path) == TUNED
+    deeper = read_header(write(tmp_path / "c.gguf", tiny_model({"llama.block_count": 3})))
+    assert remembered(deeper, MACHINE, tmp_path) is None
+    remember(replace(TUNED, depth=7), deeper, MACHINE, tmp_path)
+    assert remembered(header, MACHINE, tmp_path) == TUNED
+
+
+def test_another_build_of_llama_cpp_has_its_own(
+    header: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember(TUNED, header, MACHINE, tmp_path)
+    monkeypatch.setattr("llmrun.planning.tuned._build", lambda: [["libllama.so", 1, 2]])
+    assert remembered(header, MACHINE, tmp_path) is None
+
+
+def test_noise_does_not_undo_what_was_found_in_quiet(header: Header, tmp_path: Path) -> None:
+    assert keep(outcome(), header, MACHINE, tmp_path) == TUNED
+    nothing = outcome(tuned=replace(TUNED, others=()), compared=())
+    assert keep(nothing, header, MACHINE, tmp_path) == TUNED
+    assert remembered(header, MACHINE, tmp_path) == TUNED
+    quiet = replace(nothing, marks=())
+    assert keep(quiet, header, MACHINE, tmp_path) == quiet.found.tuned == remembered(header, MACHINE, tmp_path)
+
+
+def test_a_folder_that_can_not_be_written_is_said(header: Header, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ResourceError, match="can't be remembered"):
+        keep(outcome(), header, MACHINE, tmp_path / "file")
+
+
+def test_forget(header: Header, tmp_path: Path) -> None:
+    assert not forget(header, MACHINE, tmp_path)
+    remember(TUNED, header, MACHINE, tmp_path)
+    assert forget(header, MACHINE, tmp_path)
+    assert not (tmp_path / "tune.json").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"schema": 2, "entries": []}', b'{"schema": 1, "entries": 3}'])
+def test_a_damaged_file_is_as_good_as_none(header: Header, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tune.json").write_bytes(content)
+    assert remembered(header, MACHINE, tmp_path) is None
+    remember(TUNED, header, MACHINE, tmp_path)
+    assert remembered(header, MACHINE, tmp_path) == TUNED
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("threads", 0), ("threads", "4"), ("threads", 10_000), ("n_ubatch", 4096), ("flash_attention", "perhaps"),
+     ("kv_type", "q1"), ("repack", 1), ("spins", -5), ("unheard_of", 1)],
+)  # fmt: skip
+def test_settings_that_no_engine_can_have_are_passed_over(
+    header: Header, tmp_path: Path, name: str, value: object
+) -> None:
+    remember(TUNED, header, MACHINE, tmp_path)
+    data = json.loads((tmp_path / "tune.json").read_text())
+    data["entries"][0]["tuned"]["default"]["settings"][name] = value
+    (tmp_path / "tune.json").write_text(json.dumps(data))
+    assert remembered(header, MACHINE, tmp_path) is None
+
+
+@pytest.mark.parametrize("rate", ["NaN", "0", "-1", "Infinity", '"fast"'])
+def test_rates_that_are_none_are_passed_over(header: Header, tmp_path: Path, rate: str) -> None:
+    remember(TUNED, header, MACHINE, tmp_path)
+    text = (tmp_path / "tune.json").read_text()
+    (tmp_path / "tune.json").write_text(text.replace('"decode_rate": 40.0', f'"decode_rate": {rate}'))
+    assert remembered(header, MACHINE, tmp_path) is None
+
+
+def test_the_profile_follows_from_how_long_prompt_and_answer_are() -> None:
+    assert choose(TUNED, 2000, 100) == FAST_START.settings
+    assert choose(TUNED, 20, 10) == FAST_START.settings  # loads faster
+    assert choose(TUNED, 20, 50, loads=False).threads == 3
+    assert choose(TUNED, 200, 5000).threads == 3
+    assert choose(TUNED, 200, 5000, own_environment=False) == DEFAULT
+    assert choose(replace(TUNED, others=()), 2000, 100) == DEFAULT
+
+
+def test_words() -> None:
+    assert TUNED.prefill_gain == pytest.approx(200 / 120)
+    assert TUNED.decode_gain == pytest.approx(1.1)
+    day = time.strftime("%Y-%m-%d", time.localtime(TUNED.at))
+    assert TUNED.summary == (f"tuned on {day}: prefill ×1.67, decode ×1.10 with repack off or 3 threads, huge pages on")
+    assert replace(TUNED, others=()).summary.endswith("the defaults are best")
+    changed = replace(DEFAULT, threads=1, flash_attention="off", spins=0, mmap=False)
+    assert changed.changes(DEFAULT) == ("1 thread", "flash attention off", "mmap off", "idle threads sleep at once")
+
+
+def test_settings_get_into_a_load_and_back() -> None:
+    load = Load("/m.gguf", n_ctx=4096, n_ctx_start=512, threads=4, flash_attention="off")
+    settings = EngineSettings.of(load)
+    assert settings == EngineSettings(4, 4, flash_attention="off")
+    assert EngineSettings.of(settings.applied(load)) == settings
+    other = EngineSettings(3, 2, 128, "on", "q8_0", repack=False, mmap=False)
+    assert EngineSettings.of(other.applied(load)) == other
+
+
+def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert DEFAULT.environment == {}
+    settings = replace(DEFAULT, spins=0, huge_pages=True)
+    assert settings.environment == {"GOMP_SPINCOUNT": "0", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=3")
+    assert settings.environment["GLIBC_TUNABLES"] == "glibc.malloc.check=3:glibc.malloc.hugetlb=1"
+
+
+@pytest.mark.parametrize(
+    ("cores", "logical", "quota", "expected"),
+    [(1, 1, None, (1,)), (2, 2, None, (2, 1)), (4, 8, None, (8, 4, 3, 2, 1)), (16, 32, 2.5, (2, 1))],
+)
+def test_thread_counts(cores: int, logical: int, quota: float | None, expected: tuple[int, ...]) -> None:
+    machine = replace(MACHINE, physical_cores=cores, logical_cores=logical, cpu_quota=quota)
+    assert thread_counts(machine) == expected
+
+
+def test_what_is_tried(header: Header) -> None:
+    names = [axis.name for axis in axes_for(header, MACHINE, DEFAULT)]
+    assert names[:2] == ["threads", "batch threads"]
+    assert "repack" not in names  # Q4_1 never is
+    assert "KV type" not in names
+    (axis,) = (axis for axis in axes_for(header, MACHINE, DEFAULT, kv=True) if axis.name == "KV type")
+    assert axis.rivals(DEFAULT) == {
+        replace(DEFAULT, kv_type="q8_0", flash_attention="on"): "KV cache q8_0, flash attention on"
+    }
+    off = replace(DEFAULT, flash_attention="off")
+    (axis,) = (axis for axis in axes_for(header, MACHINE, off) if axis.name == "flash attention")
+    assert [rival.flash_attention for rival in axis.rivals(off)] == ["on"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "free", "expected"),
+    [("always [madvise] never", 12 * GIB, 2), ("always [madvise] never", 0, 1), ("[always] madvise never", GIB, 1),
+     ("always madvise [never]", GIB, 0), ("", GIB, 0)],
+)  # fmt: skip
+def test_huge_pages_are_tried_where_linux_gives_them(
+    header: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, free: int, expected: int
+) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    (tmp_path / "enabled").write_text(policy)
+    axes = _memory_axes(header, replace(MACHINE, memory_available=free), huge_pages=tmp_path / "enabled")
+    assert sum(len(axis.changes) for axis in axes if axis.name == "huge pages") == expected
+
+
+def outcome(**changes: Any) -> Outcome:
+    verdict = Verdict("faster", 1.67, 1.6, 1.74, (8, 8), True)
+    compared = tuple(Compared(profile, verdict, verdict) for profile in TUNED.others)
+    found = Found(TUNED, compared, (), (), BenchTest(n_prompt=256), BenchTest(n_gen=16, n_depth=512), 42.0)
+    return Outcome(replace(found, **changes), ("other programs used 1.5 of 2 cores",))
+
+
+def output() -> tuple[Output, io.StringIO, io.StringIO]:
+    stdout, stderr = io.StringIO(), io.StringIO()
+    return Output(stdout=stdout, stderr=stderr, stdin=io.StringIO(), environment={}), stdout, stderr
+
+
+def test_table() -> None:
+    out, stdout, stderr = output()
+    show_outcome(out, "tiny", outcome(), TUNED)
+    heading, default, repack, threads, gain = stdout.getvalue().splitlines()
+    assert heading.split() == ["SETTINGS", "LOAD", "PREFILL", "pp256", "DECODE", "tg16", "@", "d512"]
+    assert default.startswith("default")
+    assert repack.startswith("repack off")
+    assert "×1.67 (1.60 to 1.74)" in repack
+    assert threads.startswith("3 threads, huge pages on")
+    assert gain == "tiny: prefill ×1.67, decode ×1.10 of the defaults"
+    assert "--forget" in stderr.getvalue()
+    assert "meanwhile other programs used 1.5 of 2 cores" in stderr.getvalue()
+
+
+def test_defaults_that_are_best_are_said_to_be() -> None:
+    out, stdout, stderr = output()
+    unsure = (
+        Compared(FAST_START, Verdict("noisy", 1.1, 0.8, 1.4, (3, 3), True), Verdict("same", 1, 1, 1, (3, 3), True)),
+    )
+    nothing = replace(TUNED, others=())
+    show_outcome(out, "tiny", outcome(tuned=nothing, compared=(), unsure=unsure), nothing)
+    assert "not sure enough to keep: repack off: prefill ×1.10 (0.80 to 1.40), decode" in stderr.getvalue()
+    assert stdout.getvalue().splitlines()[-1] == "tiny: the defaults are best here"
+    assert "--forget" not in stderr.getvalue()
+
+
+def test_json() -> None:
+    data = json.loads(json.dumps(as_json("tiny", outcome())))
+    assert data["model"] == "tiny"
+    assert data["default"]["settings"]["threads"] == 4
+    assert [each["profile"]["settings"]["repack"] for each in data["tuned"]] == [False, True]
+
+
+def test_steps_are_lines_and_what_was_left_out_is_said() -> None:
+    out, stdout, stderr = output()
+    with TuneView(out, 30) as view:
+        view.show(Trying("repack off (prefill)", 3.0))
+        view.show(Tried("repack off", "prefill", "failed"))
+        view.show(Tried("ubatch 128", "prefill", "no time"))
+        view.show(Tried("2 threads", "decode", "busy"))
+    lines = stderr.getvalue().splitlines()
+    assert lines[1].split() == ["repack", "off", "prefill", "failed"]
+    assert lines[2:] == [
+        "no time was left for (--seconds 60): ubatch 128",
+        "not tried while other programs compute, which changes what is best: 2 threads",
+    ]
+    assert stdout.getvalue() == ""
+    assert "at 512 tokens" in line_of(Tried("repack off", "decode", "slower", None, 512))

@@ -1,0 +1,235 @@
+"""A conversation over a fake model and a real store: what is sent, what leaves, what is saved, what is said of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llmrun.chat.conversation import Conversation, Manner, Overflow
+from llmrun.chat.store.store import Sessions
+from llmrun.chat.store.turns import Question
+from llmrun.chat.truncation import Policy
+from llmrun.errors import ContextOverflowError, EngineCrashedError, UsageError
+from llmrun.protocol.messages import Counted, Event, Finished, Message, Started, Stats, TextDelta
+from llmrun.protocol.params import Limits, resolve_sampling
+
+BEGIN, MARKS, END = 5, 4, 3  # tokens that the template writes before all, around each message, and behind all
+
+
+class FakeModel:
+    """Answers with the number of the request; a byte is a token."""
+
+    def __init__(self, path: Path, n_ctx: int) -> None:
+        self.path = path
+        path.write_bytes(b"GGUF")
+        self.spec = SimpleNamespace(name="fake")
+        self.loaded = SimpleNamespace(n_ctx=n_ctx, thinking_tags=("<think>", "</think>"))
+        self.seen: list[list[Message]] = []
+        self.requests: list[dict[str, Any]] = []
+        self.says = ""
+        self.ends = "stop"
+        self.dies = False
+
+    def sampling(self, flags: Any, session: Any) -> Any:
+        return resolve_sampling(("session", session), ("flag", flags))
+
+    def count(self, messages: Iterable[Message], **_: object) -> Counted:
+        each = tuple(len(message.content.encode()) for message in messages)
+        return Counted(0, each, BEGIN + sum(each) + MARKS * len(each) + END)
+
+    def chat(self, messages: Sequence[Message], **request: Any) -> Iterator[Event]:
+        self.seen.append(list(messages))
+        self.requests.append(request)
+        if self.dies:
+            raise EngineCrashedError("the engine died")
+        prompt = self.count(messages).total
+        assert prompt <= self.loaded.n_ctx, "the engine would refuse it"
+        yield Started(1, prompt, 0, 0)
+        text = self.says or f"answer {len(self.seen)}"
+        if text:
+            yield TextDelta(1, text, 1)
+        yield Finished(1, self.ends, Stats(prompt_tokens=prompt))
+
+
+class Talk:
+    def __init__(self, folder: Path, n_ctx: int = 10_000, overflow: Overflow = "stop", **manner: Any) -> None:
+        self.model = FakeModel(folder / "m.gguf", n_ctx)
+        self.store = Sessions(folder)
+        self.notes: list[str] = []
+        self.asked: list[str] = []
+        self.policy: Policy = "roll"
+        self.conversation = Conversation(
+            self.model,  # type: ignore[arg-type]
+            self.store.new(),
+            Manner(overflow=overflow, **manner),
+            on_note=self.notes.append,
+            on_overflow=self._choose,
+        )
+        self.chat = self.conversation.chat
+
+    def _choose(self, misfit: Any) -> Policy:
+        self.asked.append(misfit.why)
+        return self.policy
+
+    def say(self, text: str) -> list[Event]:
+        return list(self.conversation.ask(Question(text)))
+
+    def texts(self) -> list[str]:
+        return [message.content for message in self.chat.messages()]
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Talk:
+    return Talk(tmp_path)
+
+
+def test_turns_are_sent_and_saved(talk: Talk) -> None:
+    talk.say("one")
+    talk.say("two")
+    assert [message.content for message in talk.model.seen[1]] == ["one", "answer 1", "two"]
+    assert Sessions(talk.store._path.parent).open().messages() == talk.chat.messages()
+    assert talk.chat.last_answer is not None
+    assert talk.chat.last_answer.model.name == "fake"
+
+
+def test_a_turn_is_saved_before_its_end_is_seen(talk: Talk) -> None:
+    for event in talk.conversation.ask(Question("one")):
+        if isinstance(event, Finished):
+            assert talk.texts() == ["one", "answer 1"]
+
+
+def test_an_answer_that_fails_leaves_no_trace(talk: Talk) -> None:
+    talk.say("one")
+    talk.model.dies = True
+    with pytest.raises(EngineCrashedError):
+        talk.say("two")
+    talk.model.dies = False
+    assert talk.texts() == ["one", "answer 1"]
+    talk.say("two")
+    assert talk.texts() == ["one", "answer 1", "two", "answer 3"]
+
+
+def test_what_ctrl_c_stopped_is_kept_as_far_as_it_came(talk: Talk) -> None:
+    talk.model.ends = "cancelled"
+    talk.say("one")
+    assert talk.texts() == ["one", "answer 1"]
+
+
+def test_undo_retry_and_edit(talk: Talk) -> None:
+    talk.say("one")
+    talk.say("two")
+    list(talk.conversation.retry())
+    assert talk.texts() == ["one", "answer 1", "two", "answer 3"]
+    assert [message.content for message in talk.model.seen[2]] == ["one", "answer 1", "two"]
+    list(talk.conversation.edit(Question("zwei")))
+    assert talk.texts() == ["one", "answer 1", "zwei", "answer 4"]
+    talk.chat.undo()
+    assert talk.texts() == ["one", "answer 1"]
+    assert len(talk.chat.branches()) == 4
+
+
+def test_retry_draws_anew_even_with_a_seed(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, flags={"seed": 7})
+    talk.say("one")
+    list(talk.conversation.retry())
+    assert [request["sampling"].seed for request in talk.model.requests] == [7, None]
+
+
+def test_nothing_to_retry(talk: Talk) -> None:
+    with pytest.raises(UsageError):
+        talk.conversation.retry()
+    with pytest.raises(UsageError):
+        talk.conversation.edit(Question("x"))
+
+
+def test_thoughts_are_saved_but_not_sent_again(talk: Talk) -> None:
+    talk.model.says = "<think>\nhm\n</think>\n\nYes."
+    talk.say("one")
+    assert talk.texts() == ["one", "Yes."]
+    assert talk.chat.last_answer is not None
+    assert talk.chat.last_answer.reasoning.strip() == "hm"
+
+
+def test_set_in_the_chat_counts_before_the_flag(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, flags={"top_k": 1, "top_p": 0.5})
+    talk.conversation.manner.session["top_k"] = 2
+    params, origins = talk.conversation.sampling()
+    assert (params.top_k, origins["top_k"], params.top_p, origins["top_p"]) == (2, "session", 0.5, "flag")
+
+
+def test_stop_sends_nothing_that_does_not_fit(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, n_ctx=200, limits=Limits(20))
+    talk.say("a" * 60)
+    with pytest.raises(ContextOverflowError) as caught:
+        talk.say("b" * 100)
+    assert "200" in caught.value.why
+    assert talk.texts() == ["a" * 60, "answer 1"]
+    assert len(talk.model.seen) == 1
+
+
+def test_ask_asks(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, n_ctx=200, overflow="ask", limits=Limits(20))
+    talk.say("a" * 60)
+    talk.say("b" * 100)
+    assert len(talk.asked) == 1
+    assert talk.texts() == ["b" * 100, "answer 2"]
+    assert "turn 1" in talk.notes[0].lower()
+
+
+def test_a_summary_stands_where_the_turns_were(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, n_ctx=4000, overflow="summarize", limits=Limits(500))
+    for number in range(8):
+        talk.say(f"{number} " + "x" * 600)
+    summaries = [text for text in talk.texts() if text.startswith("answer") and "Please" not in text]
+    assert "Please summarize our conversation so far." in talk.texts()
+    assert summaries
+    assert any("condensed" in note for note in talk.notes)
+    # The next start sees the same window.
+    assert Sessions(tmp_path).open().messages() == talk.chat.messages()
+
+
+def fresh_folder(folder: Path, number: int) -> Path:
+    (folder / str(number)).mkdir()
+    return folder / str(number)
+
+
+@pytest.mark.parametrize("policy", ["stop", "roll", "middle", "summarize", "ask"])
+def test_a_thousand_conversations_over_the_limit(policy: Overflow, tmp_path: Path) -> None:
+    """What the model saw is what the front reported to have stayed; the system prompt is always first."""
+    rng = random.Random(policy)
+    for number in range(200):
+        talk = Talk(fresh_folder(tmp_path, number))
+        talk.model.loaded.n_ctx = rng.randint(1200, 2500)
+        talk.conversation.manner.overflow = policy
+        talk.conversation.manner.keep = rng.randint(0, 2)
+        talk.conversation.manner.limits = Limits(rng.randint(20, 200))
+        talk.policy = rng.choice(["roll", "middle", "summarize"])
+        system = "s" * rng.randint(0, 100)
+        talk.chat.set_system(system)
+        for _ in range(rng.randint(2, 8)):
+            before = talk.model.count(talk.conversation._with_system(talk.chat.window(), Question("q"))).total - 1
+            talk.notes.clear()
+            talk.model.says = "x" * rng.randint(1, 60)
+            question = "q" * rng.randint(1, 700)
+            try:
+                events = talk.say(question)
+            except ContextOverflowError:
+                continue
+            started = next(event for event in events if isinstance(event, Started))
+            answer = talk.chat.last_answer
+            assert answer is not None
+            gone = sum(departure.tokens for departure in answer.departures)
+            assert started.prompt_tokens == before + len(question) - gone
+            sent = talk.model.seen[-1]
+            assert sent == talk.chat.messages()[:-1], "the saved chat sees what the model saw"
+            assert (sent[0].role == "system") == bool(system)
+            assert started.prompt_tokens + talk.conversation._window().reserve <= talk.model.loaded.n_ctx
+            reported = [note for note in talk.notes if " tokens, " in note]
+            assert len(reported) == len(answer.departures)
+            assert all(f"{d.tokens:,} tokens" in note for d, note in zip(answer.departures, reported, strict=True))
+        talk.store.close()

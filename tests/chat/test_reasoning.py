@@ -1,0 +1,182 @@
+"""Thoughts are told from answers however the text is split, and shown as asked for."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import pytest
+from support.screens import Clock, Terminal
+
+from llmrun.chat.reasoning import Kind, Splitter, split
+from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta
+from llmrun.ui.answer.page import FOLD_CHARACTERS, Page, Think
+from llmrun.ui.answer.view import AnswerView, answer_view
+from llmrun.ui.terminal.output import Output
+
+TAGS = ("<think>", "</think>")
+
+
+def parts(pieces: list[str], *, inside: bool = False) -> tuple[str, str]:
+    """Thoughts and answer of a text in pieces."""
+    splitter = Splitter(TAGS, inside=inside)
+    found = [part for piece in pieces for part in splitter.feed(piece)] + splitter.flush()
+    return tuple("".join(part.text for part in found if part.kind is kind) for kind in (Kind.THOUGHT, Kind.ANSWER))
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "thoughts", "answer"),
+    [
+        ("<think>a</think>b", False, "a", "b"),
+        ("\n <think>\na\n</think>\n\nb\n", False, "\na\n", "b\n"),
+        ("a</think>b", True, "a", "b"),
+        ("a < b </thin k> c</think>b", True, "a < b </thin k> c", "b"),
+        ("<think></think>\n\nb", False, "", "b"),
+        ("<think>a</think> <think>b</think>c", False, "ab", "c"),
+        ("<think>never ended </thi", False, "never ended </thi", ""),
+        ("about <think> tags</think>", False, "", "about <think> tags</think>"),
+        ("  \n b", False, "", "  \n b"),
+        ("<thi", False, "", "<thi"),
+        ("</think>b", False, "", "</think>b"),
+        ("<think>a</think>b<think>c</think>", False, "a", "b<think>c</think>"),
+        ("<think>a</think>\n", False, "a", ""),
+        ("", True, "", ""),
+    ],
+)
+def test_split_at_any_place(text: str, inside: bool, thoughts: str, answer: str) -> None:
+    assert split(text, TAGS, inside=inside) == (thoughts.strip(), answer)
+    for index in range(len(text) + 1):
+        assert parts([text[:index], text[index:]], inside=inside) == (thoughts, answer)
+    assert parts(list(text), inside=inside) == (thoughts, answer)
+
+
+def test_thoughts_come_at_once_and_only_a_tag_is_held_back() -> None:
+    splitter = Splitter(("[THINK]", "[/THINK]"))
+    assert [splitter.feed(piece) for piece in ("[TH", "INK]", "a [", "b", "[/THINK]")] == [
+        [], [], [(Kind.THOUGHT, "a ")], [(Kind.THOUGHT, "[b")], [(Kind.END, "")],
+    ]  # fmt: skip
+
+
+def test_without_tags_all_is_answer() -> None:
+    assert split("<think>a</think>b", ()) == ("", "<think>a</think>b")
+    assert split("<think>a</think>b", (), inside=True) == ("", "<think>a</think>b")
+
+
+# ---- on a terminal ---------------------------------------------------------------------------------
+
+THOUGHTS = ["The user", " greets", " me.\n", "\n", "I will", " greet", " back.\n", "Kindly.", "\nOnce.", " Well."]
+
+
+class Case:
+    """An answer with thoughts, shown on a terminal."""
+
+    def __init__(self, think: Think, columns: int = 60, *, styled: bool = True, unicode: bool = True) -> None:
+        self.terminal, self.clock = Terminal(columns, 12), Clock()
+        page = Page(self.clock, tags=TAGS, think=think, markdown=True, styled=styled, unicode=unicode)
+        self.view = AnswerView(
+            self.terminal, clock=self.clock, size=self.terminal.size, page=page, unicode=unicode, dim=styled
+        )
+        self.view.show(Started(1, 31, 0, 1234, thinking=True))
+
+    def text(self, *pieces: str) -> None:
+        for piece in pieces:
+            self.clock.now += 0.1
+            self.view.show(TextDelta(1, piece, 1))
+
+    @property
+    def rows(self) -> list[str]:
+        return self.terminal.screen.everything()
+
+
+@pytest.mark.parametrize(
+    ("think", "during", "after"),
+    [
+        ("on", ["│ The user greets me.", "│", "│ I will greet back.", "│ Kindly.", "│"],
+         ["│ The user greets me.", "│", "│ I will greet back.", "│ Kindly.", "│ Once. Well."]),
+        ("fold", ["│ The user greets me.", "│ I will greet back.", "│ Kindly."],
+         ["│ The user greets me.", "│ I will greet back.", "│ Kindly."]),
+        ("hide", [], []),
+    ],
+)  # fmt: skip
+def test_shown_as_asked_for(think: Think, during: list[str], after: list[str]) -> None:
+    case = Case(think)
+    case.text(*THOUGHTS[:-1])
+    assert case.rows[:-1] == during
+    assert case.rows[-1].startswith("thinking… 9 tokens, 0.8 s · ")
+    case.text(THOUGHTS[-1], "</think>", "\n\n**Hello**", " to you!")
+    case.view.close()
+    assert case.rows == [*after, "thought for 1.0 s, 11 tokens", "", "Hello to you!"]
+    assert "\x1b[2mthought for" in case.terminal.getvalue()
+    assert case.terminal.getvalue().count("thought for") == 1
+
+
+def test_a_long_line_of_thoughts_is_folded_at_a_word() -> None:
+    case = Case("fold")
+    case.text(*["word "] * 100)
+    case.view.close()
+    shown = " ".join(row.removeprefix("│ ") for row in case.rows[:-1])
+    assert shown.endswith("word …")
+    assert len(shown) <= FOLD_CHARACTERS + len("word  …")
+    assert case.rows[-1].startswith("thought for ")
+
+
+@pytest.mark.parametrize("think", ["on", "fold", "hide"])
+def test_thoughts_that_are_blank_leave_no_trace(think: Think) -> None:
+    case = Case(think)
+    case.text("\n\n", "</think>", "\n\n", "Hello")
+    case.view.close()
+    assert case.rows == ["Hello"]
+
+
+@pytest.mark.parametrize("think", ["on", "fold"])
+def test_screen_does_not_depend_on_pieces(think: Think) -> None:
+    text = "".join(THOUGHTS) + "</think>\n\nHello **you**"
+    screens = set()
+    for cuts in itertools.chain([()], ((index,) for index in range(len(text)))):
+        case = Case(think, 20)
+        case.text(*(text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)]) if b > a))
+        case.view.close()
+        screens.add("\n".join(row for row in case.rows if not row.startswith("thought for")))
+    assert len(screens) == 1
+
+
+def test_plain_terminal_gets_ascii_and_no_style() -> None:
+    case = Case("fold", styled=False, unicode=False)
+    case.text("thinking " * 60)
+    assert case.rows[-1].startswith("thinking... 1 tokens, 0.0 s - ")
+    case.text("</think>", "**Hello**")
+    case.view.close()
+    assert case.rows[0].startswith("| thinking thinking")
+    assert case.rows[-1] == "**Hello**"
+    assert "..." in case.rows[-4]
+    assert "m" not in {raw[-1] for raw in case.terminal.getvalue().split("\x1b[")[1:]}
+    assert case.terminal.getvalue().isascii()
+
+
+# ---- without a terminal ----------------------------------------------------------------------------
+
+
+def events(*texts: str) -> list[Event]:
+    return [Started(1, 31, 0, 1234), *(TextDelta(1, text, 1) for text in texts), Finished(1, "stop", Stats())]
+
+
+@pytest.mark.parametrize(
+    ("think", "expected"),
+    [("on", "<think>\na b</think>\n\n**Hello**\n"), ("fold", "**Hello**\n"), ("hide", "**Hello**\n")],
+)
+def test_pipe_gets_the_answer_as_it_is_and_thoughts_only_when_they_are_on(think: Think, expected: str) -> None:
+    stdout = io.StringIO()
+    output = Output(stdin=io.StringIO(), stdout=stdout, stderr=io.StringIO())
+    with answer_view(output, markdown=True, think=think, thinking_tags=TAGS) as view:
+        for event in events("<th", "ink>\na", " b</think", ">\n\n**Hel", "lo**\n"):
+            view.show(event)
+    assert stdout.getvalue() == expected
+
+
+def test_dumb_terminal_says_why_nothing_comes() -> None:
+    terminal = Terminal()
+    output = Output(stdin=io.StringIO(), stdout=terminal, stderr=terminal, environment={"TERM": "dumb"})
+    with answer_view(output, markdown=True, stats=False, thinking_tags=TAGS) as view:
+        for event in events("<think>a", "b</think>", "\n\nHello"):
+            view.show(event)
+    assert terminal.getvalue() == "(thinking ...)\nHello\n"

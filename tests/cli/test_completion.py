@@ -1,0 +1,178 @@
+"""The Tab key: right names for every shell, nothing a shell could trip over, and no engine behind it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.model_disk import lonely_home, put, put_lm_studio, put_ollama, settings
+
+from llmrun.cli.commands import ALIASES, COMMANDS
+from llmrun.cli.completion import complete_installed, complete_model, completes_model, mend_words, typed_command
+from llmrun.models.store.store import Store
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+
+ENTRY = "import sys; sys.argv[0] = 'llmrun'; from llmrun.__main__ import main; main()"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = lonely_home(tmp_path / "home", monkeypatch)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    store = Store(settings(tmp_path / "hub"))
+    put(store, "tiny-Q4_0.gguf")
+    put(store, "tiny-Q8_0.gguf", content=b"GGUF 2")
+    put_ollama(home / ".ollama/models", "library/llama3.2:1b")
+    return home
+
+
+def pressed(variables: dict[str, str]) -> list[str]:
+    """What the shell gets to read."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENTRY], env={**os.environ, **variables}, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+    return done.stdout.split("\n")[:-1]
+
+
+def bash(*words: str) -> list[str]:
+    variables = {"COMP_WORDS": "\n".join(["llmrun", *words]), "COMP_CWORD": str(len(words))}
+    return [line for line in pressed({"_LLMRUN_COMPLETE": "complete_bash", **variables}) if line]
+
+
+def test_models_of_this_disk_and_of_the_catalogue(home: Path) -> None:
+    names = complete_model("")
+    assert names[:3] == ["maker/tiny-GGUF:Q4_0", "maker/tiny-GGUF:Q8_0", "ollama/llama3.2:1b"]
+    assert {"smollm2", "qwen3-8b"} <= set(names)
+    assert complete_model("maker/tiny-GGUF:Q8") == ["maker/tiny-GGUF:Q8_0"]
+    assert complete_model("smollm2:Q4_") == ["smollm2:Q4_0", "smollm2:Q4_1", "smollm2:Q4_K_M"]
+    assert complete_model("nothing") == []
+
+
+def test_paths_are_the_shells_own_business(home: Path) -> None:
+    for start in (".", "/", "~", "./ma"):
+        assert complete_model(start) == []
+
+
+def test_only_what_is_ours_can_be_removed(home: Path) -> None:
+    assert complete_installed("") == ["maker/tiny-GGUF:Q4_0", "maker/tiny-GGUF:Q8_0"]
+
+
+@pytest.mark.parametrize("name", ["a$(x)-Q4_0.gguf", "a b-Q4_0.gguf", "a`x`-Q4_0.gguf", "a'\"-Q4_0.gguf", "a\n*.gguf"])
+def test_names_that_a_shell_would_evaluate_are_not_offered(home: Path, name: str) -> None:
+    put_lm_studio(home / ".lmstudio/models", "pub/repo;rm", name)
+    put_lm_studio(home / ".lmstudio/models", "pub/good", name)
+    assert complete_model("lmstudio/") in ([], ["lmstudio/pub/good:Q4_0"])
+
+
+@pytest.mark.parametrize(
+    ("words", "mended", "head"),
+    [
+        (["run", "qw"], ["run", "qw"], ""),
+        (["run", "a/b", ":", "Q4"], ["run", "Q4"], "a/b:"),
+        (["run", "a/b", ":"], ["run", ""], "a/b:"),
+        (["rm", "x", "a/b", ":", "Q4"], ["rm", "x", "Q4"], "a/b:"),
+        (["run", "https", ":", "//h", ":", "8"], ["run", "8"], "https://h:"),
+    ],
+)
+def test_bash_splits_at_colons(words: list[str], mended: list[str], head: str) -> None:
+    environment = {
+        "_LLMRUN_COMPLETE": "complete_bash",
+        "COMP_WORDS": "\n".join(["llmrun", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    mend_words(environment)
+    assert environment["COMP_WORDS"].split("\n") == ["llmrun", *mended]
+    assert environment["COMP_CWORD"] == str(len(mended))
+    assert environment["_LLMRUN_COMPLETE_HEAD"] == head
+
+
+@pytest.mark.parametrize("variables", [{}, {"COMP_CWORD": "9"}, {"COMP_CWORD": "x"}, {"COMP_CWORD": "-1"}])
+def test_nonsense_from_the_shell_changes_nothing(variables: dict[str, str]) -> None:
+    environment = {"_LLMRUN_COMPLETE": "complete_bash", "COMP_WORDS": "llmrun\nrun", **variables}
+    before = dict(environment)
+    mend_words(environment)
+    assert environment == before
+    typed_command([], environment)
+    completes_model(environment)
+
+
+def test_which_command_it_is() -> None:
+    assert typed_command(["list", "--json"], {}) == "list"
+    assert typed_command([], {}) == ""
+    zsh = {"_LLMRUN_COMPLETE": "complete_zsh"}
+    assert typed_command([], {**zsh, "_TYPER_COMPLETE_ARGS": "llmrun show qw"}) == "show"
+    assert typed_command([], {**zsh, "_TYPER_COMPLETE_ARGS": "llmrun show "}) == "show"
+    assert typed_command([], {**zsh, "_TYPER_COMPLETE_ARGS": "llmrun show"}) == ""
+    assert completes_model({**zsh, "_TYPER_COMPLETE_ARGS": "llmrun show "})
+    assert not completes_model({**zsh, "_TYPER_COMPLETE_ARGS": "llmrun show --js"})
+    assert not completes_model({**zsh, "_TYPER_COMPLETE_ARGS": "llmrun run qwen3 he"})
+
+
+def test_every_command_completes(home: Path) -> None:
+    assert set(bash("")) >= set(COMMANDS)
+    assert not set(bash("")) & set(ALIASES)
+    assert bash("sho") == ["show"]
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "pull", "show", "plan", "rm", "verify"])
+def test_models_complete_behind_a_command(home: Path, command: str) -> None:
+    assert bash(command, "maker/") == ["maker/tiny-GGUF:Q4_0", "maker/tiny-GGUF:Q8_0"]
+    assert bash(command, "maker/tiny-GGUF", ":", "Q8") == ["Q8_0"]
+
+
+def test_options_complete_behind_a_command(home: Path) -> None:
+    assert "--json" in bash("show", "--")
+    assert "--dry-run" in bash("gc", "--")
+
+
+def test_other_shells(home: Path) -> None:
+    line = {"_TYPER_COMPLETE_ARGS": "llmrun show ollama/"}
+    assert pressed({"_LLMRUN_COMPLETE": "complete_zsh", **line}) == ["_arguments '*: :((\"ollama/llama3.2\\\\:1b\"))'"]
+    fish = {"_LLMRUN_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    assert pressed({**fish, **line}) == ["ollama/llama3.2:1b"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_in_a_real_bash(home: Path, tmp_path: Path) -> None:
+    """Typer's own script, with the words that bash makes of a name with a colon."""
+    command = tmp_path / "llmrun"
+    command.write_text(f"#!{sys.executable}\n{ENTRY.replace('; ', chr(10))}\n")
+    command.chmod(0o755)
+    script = f"""
+        PATH={tmp_path}:$PATH
+        eval "$(llmrun --show-completion bash)"
+        COMP_WORDS=(llmrun run maker/tiny-GGUF : Q) COMP_CWORD=4
+        _llmrun_completion llmrun
+        echo "${{COMPREPLY[*]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["Q4_0", "Q8_0"], done.stderr
+
+
+def test_a_key_press_loads_no_engine(home: Path) -> None:
+    variables = {"_LLMRUN_COMPLETE": "complete_bash", "COMP_WORDS": "llmrun\nrun\nmaker", "COMP_CWORD": "2"}
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", ENTRY],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "llmrun.cli.completion" in loaded
+    heavy = {
+        "llmrun.runner.launch",
+        "llmrun.runner.runner",
+        "llmrun.model",
+        "llmrun.gguf.reader",
+        "rich",
+        "huggingface_hub",
+        "numpy",
+    }
+    assert not loaded & heavy

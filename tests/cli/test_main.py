@@ -1,0 +1,213 @@
+"""The command line: what is typed, what it means, and how errors end. No model, no network."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from llmrun.cli.commands import COMMANDS
+from llmrun.cli.options import template_text, wanted, with_options
+from llmrun.cli.run_command import conversation, read_prompt
+from llmrun.cli.sampling import FLAGS, sampling_flags, sampling_rows
+from llmrun.cli.topics import EXIT_CODES
+from llmrun.errors import BY_CODE, UsageError
+from llmrun.protocol.messages import Message
+from llmrun.protocol.params import BOUNDS, DEFAULTS, Limits, SamplingParams
+from llmrun.ui.terminal.output import Output
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def llmrun(*arguments: str, tmp_path: Path, stdin: str | None = "") -> subprocess.CompletedProcess[str]:
+    """Run the command with an empty cache."""
+    return subprocess.run(
+        [sys.executable, "-m", "llmrun", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "LLMRUN_DEBUG": "", "COLUMNS": "80"},
+        cwd=tmp_path,
+    )
+
+
+def test_bare_command_shows_a_start_page(tmp_path: Path) -> None:
+    done = llmrun(tmp_path=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 'llmrun run smollm2 "Why is the sky blue?"' in done.stdout
+
+
+def test_version_names_both(tmp_path: Path) -> None:
+    done = llmrun("--version", tmp_path=tmp_path)
+    assert re.fullmatch(r"llmrun \S+ \(llama-cpp-python 0\.3\.36\)\n", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (("run", "smolm", "hi"), 3, "Did you mean smollm2"),
+        (("run", "./missing.gguf", "hi"), 3, "missing.gguf"),
+        (("run", "smollm2"), 2, "there is no prompt"),
+        (("run", "smollm2", "hi", "--temp", "nan"), 2, "--temp = nan makes no sense"),
+        (("run", "smollm2", "hi", "--top-k", "-1"), 2, "--top-k = -1 makes no sense"),
+        (("run", "smollm2", "hi", "--sampler-order", "top_k,topp"), 2, "--sampler-order: 'topp' is no step"),
+        (("run", "smollm2", "hi", "--ban", ""), 2, "these banned phrases make no sense"),
+        (("run", "smollm2", "hi", "--grammar", "missing.gbnf"), 2, "--grammar missing.gbnf can't be read"),
+        (("run", "smollm2", "hi", "--grammar", "/dev/null"), 7, "grammar"),
+        (("run", "smollm2", "hi", "--json-schema", "{"), 7, "line 1, column 2"),
+        (("run", "smollm2", "hi", "--json-schema", "{}", "--grammar", "g"), 2, "exclude each other"),
+        (("run", "smollm2", "hi", "--max-tokens", "0"), 2, "max_tokens = 0"),
+        (("run", "smollm2", "hi", "--template", "missing.jinja"), 2, "missing.jinja"),
+        (("run", "smollm2", "hi", "--logit-bias", "x"), 2, "--logit-bias 'x'"),
+        (("run", "smollm2", "hi"), 5, "HF_HUB_OFFLINE"),
+        (("help", "nonsense"), 2, "no help on 'nonsense'"),
+        (("nonsense",), 2, "No such command"),
+        (("run", "http://example.org/x.gguf", "hi"), 2, "http"),
+    ],
+)
+def test_errors_end_with_their_status_and_say_why(
+    arguments: tuple[str, ...], status: int, words: str, tmp_path: Path
+) -> None:
+    done = llmrun(*arguments, tmp_path=tmp_path)
+    assert done.returncode == status, done.stderr
+    assert words in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    assert "Traceback" in llmrun("--debug", "run", "smolm", "hi", tmp_path=tmp_path).stderr
+
+
+def test_errors_as_json(tmp_path: Path) -> None:
+    done = llmrun("run", "smolm", "hi", "--json", tmp_path=tmp_path)
+    assert done.stderr.startswith('{"error": {"code": "model-not-found"')
+
+
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "llmrun"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, cwd=tmp_path
+        )
+    assert done.returncode == 6
+    assert done.stderr == "error: the output can't be written\n  why: the disk is full\n"
+
+
+def test_an_empty_cache_lists_nothing(tmp_path: Path) -> None:
+    done = llmrun("list", tmp_path=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert llmrun("list", "--json", tmp_path=tmp_path).stdout == "[]\n"
+
+
+def test_exit_codes_are_those_of_the_errors_and_of_the_readme(tmp_path: Path) -> None:
+    assert {0, *(error.exit_status for error in BY_CODE.values())} == set(EXIT_CODES)
+    shown = llmrun("help", "exit-codes", tmp_path=tmp_path).stdout
+    assert [int(line.split()[0]) for line in shown.splitlines()] == list(EXIT_CODES)
+    section = README.read_text(encoding="utf-8").split("### Exit codes")[1].split("##")[0]
+    assert [int(number) for number in re.findall(r"(?:^|· )(\d+) ", section, re.MULTILINE)] == list(EXIT_CODES)
+
+
+def test_help_names_every_command_and_the_readme_every_command(tmp_path: Path) -> None:
+    text = llmrun("--help", tmp_path=tmp_path).stdout
+    readme = README.read_text(encoding="utf-8")
+    for command in COMMANDS:
+        assert re.search(rf"^│ {command} +\w", text, re.MULTILINE), command
+        assert f"llmrun {command}" in readme or f"`{command}`" in readme, command
+
+
+def test_every_sampling_parameter_has_a_flag() -> None:
+    @with_options(flags=sampling_flags)
+    def command(name: str, *, flags: dict[str, Any]) -> None: ...
+
+    names = list(inspect.signature(command).parameters)
+    assert names[0] == "name"
+    assert set(names[1:]) == {field.name for field in fields(SamplingParams)}
+
+
+EDGES = [(name, outside) for name, (low, high) in BOUNDS.items() for outside in (low - 1, high + 1, math.nan, math.inf)]
+
+
+@pytest.mark.parametrize(("name", "value"), EDGES)
+def test_every_bound_is_refused_by_its_flag(name: str, value: float) -> None:
+    flag = FLAGS[name][0]
+    with pytest.raises(UsageError) as caught:
+        sampling_flags(**{name: value})
+    assert caught.value.what == f"{flag} = {value} makes no sense"
+    assert "between" in caught.value.why
+
+
+def test_a_sampler_order_is_read_as_ours_and_as_llama_cpp_writes_it() -> None:
+    expected = {"order": ("temperature", "top_k")}
+    assert sampling_flags(order="temperature,top_k") == sampling_flags(order="temperature; top_k") == expected
+
+
+def test_defaults_are_shown_as_the_flags_take_them() -> None:
+    rows = {flag: value for flag, value, _ in sampling_rows(DEFAULTS, dict.fromkeys(FLAGS, "default"))}
+    assert rows["--seed"] == "random"
+    assert rows["--temp"] == "0.8"
+    assert sampling_flags(order=rows["--sampler-order"]) == {"order": DEFAULTS.order}
+
+
+def test_only_what_was_typed_is_given() -> None:
+    seen: dict[str, Any] = {}
+
+    def command(*, flags: dict[str, Any]) -> None:
+        seen.update(flags)
+
+    app = typer.Typer()
+    app.command()(with_options(flags=sampling_flags)(command))
+    app(["--top-k", "3", "--dry-breaker", "a", "--dry-breaker", "b", "--logit-bias", "5=-inf"], standalone_mode=False)
+    assert seen == {"top_k": 3, "dry_breakers": ("a", "b"), "logit_bias": ((5, -float("inf")),)}
+    assert sampling_flags(top_k=None, dry_breakers=[]) == {}
+
+
+def test_templates_and_limits(tmp_path: Path) -> None:
+    assert template_text(None) is None
+    assert template_text("chatml") == "chatml"
+    file = tmp_path / "t.jinja"
+    file.write_text("{{ messages }}")
+    assert template_text(str(file)) == "{{ messages }}"
+    assert wanted().limits.stop == ()
+    assert wanted(max_tokens=3, stop=["x"], ban=["y"]).limits == Limits(3, ("x",), ("y",))
+    with pytest.raises(UsageError):
+        wanted(stop=[""])
+
+
+def test_system_prompt_comes_first() -> None:
+    assert conversation(None, "hi") == [Message("user", "hi")]
+    assert conversation("be brief", "hi") == [Message("system", "be brief"), Message("user", "hi")]
+
+
+@pytest.mark.parametrize(
+    ("piped", "words", "prompt"),
+    [
+        ("", ["hello", "world"], "hello world"),
+        ("a file\n", ["explain"], "a file\n\nexplain"),
+        ("a file\n", [], "a file"),
+        ("a file\n", ["-"], "a file"),
+        ("a file\n", ["-", "explain"], "a file\n\nexplain"),
+        (" \n", ["hello"], "hello"),
+    ],
+)
+def test_prompt_of_stdin_and_words(piped: str, words: list[str], prompt: str, tmp_path: Path) -> None:
+    file = tmp_path / "stdin"
+    file.write_text(piped)
+    with file.open() as stdin:
+        assert read_prompt(Output(stdin=stdin), words) == prompt
+
+
+def test_bytes_that_are_no_text_do_not_stop_a_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "stdin"
+    file.write_bytes(b"caf\xe9")
+    with file.open() as stdin:
+        assert read_prompt(Output(stdin=stdin), []) == "caf\ufffd"

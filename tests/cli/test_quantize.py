@@ -1,0 +1,305 @@
+"""`llmrun quantize` as it is typed, with an engine that is none: names, questions, notes, refusals."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from support.gguf_writer import tiny_model, write
+from support.quantize_engine import Engine, model
+from typer.testing import CliRunner
+
+from llmrun.cli.quantize import quantize
+from llmrun.errors import CancelledError, LlmrunError, ModelNotFoundError, UsageError
+from llmrun.planning.hardware import Gpu, Hardware
+from llmrun.quantize import decide
+from llmrun.quantize.size import Goal, goal_bytes, read_size
+from llmrun.quantize.source import find
+from llmrun.runner import runner
+
+app = typer.Typer()
+app.command()(quantize)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """In an empty folder with one model."""
+    found = Engine("Q4_0")
+    monkeypatch.setattr(runner, "prestarted", lambda: found)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "tiny-F16.gguf", model("F16"))
+    return found
+
+
+def run(*arguments: str, **more: Any) -> Any:
+    """The result, which must be a success."""
+    done = CliRunner().invoke(app, arguments, **more)
+    if done.exception:
+        raise done.exception
+    return done
+
+
+def refused(*arguments: str) -> LlmrunError:
+    error = CliRunner().invoke(app, arguments).exception
+    assert isinstance(error, LlmrunError)
+    return error
+
+
+def test_the_name_follows_from_the_type(engine: Engine, tmp_path: Path) -> None:
+    done = run("tiny-F16.gguf", "--type", "q4_0")
+    assert (tmp_path / "tiny-Q4_0.gguf").read_bytes() == model("Q4_0")
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1].startswith(f"F16 {len(model('F16')) / 1000:.1f} kB -> Q4_0 ")
+
+
+def test_a_folder_or_a_name_as_out(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    run("tiny-F16.gguf", "out", "--type", "q4_0")
+    run("tiny-F16.gguf", "out/mine.gguf", "--type", "q4_0")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine.gguf", "tiny-Q4_0.gguf"]
+
+
+def test_int4_is_the_default_and_says_why(engine: Engine) -> None:
+    done = run("tiny-F16.gguf", "--dry-run")  # rows of 64
+    assert "rows of 64 weights" in done.stderr
+    assert "would have" in done.stderr
+
+
+def test_a_dry_run_writes_nothing(engine: Engine, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    found = json.loads(run("tiny-F16.gguf", "--type", "q4_0", "--dry-run", "--json").stdout)
+    assert (found["path"], found["type"], found["n_bytes"]) == ("tiny-Q4_0.gguf", "Q4_0", len(model("Q4_0")))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_json(engine: Engine) -> None:
+    done = run("tiny-F16.gguf", "--type", "q4_0", "--json")
+    assert json.loads(done.stdout)["path"] == "tiny-Q4_0.gguf"
+
+
+def test_what_is_there_is_not_replaced_unasked(engine: Engine, tmp_path: Path) -> None:
+    target = write(tmp_path / "tiny-Q4_0.gguf", b"old")
+    error = refused("tiny-F16.gguf", "--type", "q4_0")
+    assert (error.what, error.hint) == ("'tiny-Q4_0.gguf' is there already", "-y replaces it")
+    assert not engine.commands
+    assert target.read_bytes() == b"old"
+    run("tiny-F16.gguf", "--type", "q4_0", "-y")
+    assert target.read_bytes() == model("Q4_0")
+
+
+def test_a_person_is_asked(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "tiny-Q4_0.gguf", b"old")
+    monkeypatch.setattr("llmrun.ui.terminal.output.Output.can_ask", True)
+    monkeypatch.setattr("llmrun.ui.terminal.output.Output.confirm", lambda self, question: False)
+    assert isinstance(refused("tiny-F16.gguf", "--type", "q4_0"), CancelledError)
+    assert not engine.commands
+
+
+def test_notes_come_before_the_waiting(engine: Engine, tmp_path: Path) -> None:
+    write(tmp_path / "tiny-Q8_0.gguf", model("Q8_0"))
+    lines = run("tiny-Q8_0.gguf", "--type", "q4_0").stderr.splitlines()
+    assert lines[0].startswith("note: the source is quantized already (Q8_0)")
+    assert lines[1] == "tiny: quantizing"
+
+
+def test_single_tensors(engine: Engine) -> None:
+    run(
+        "tiny-F16.gguf",
+        "--type",
+        "q4_0",
+        "--tensor-type",
+        "a=b=q8_0",
+        "--tensor-type",
+        "ffn=f16",
+        "--pure",
+        "--keep-output",
+    )
+    command = engine.commands[-1]
+    assert command.overrides == (("a=b", 8), ("ffn", 1))
+    assert (command.pure, command.keeps_output) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("tiny-F16.gguf", "--type", "q4_9"), "there is no type 'q4_9'"),
+        (("tiny-F16.gguf", "--type", "iq1_s"), "IQ1_S needs an importance matrix"),
+        (("tiny-F16.gguf", "out.bin"), "'out.bin' does not end in .gguf"),
+        (("tiny-F16.gguf", "nowhere/out.gguf"), "there is no folder 'nowhere'"),
+        (("tiny-F16.gguf", "tiny-F16.gguf"), "'tiny-F16.gguf' would be overwritten while it is read"),
+        (("tiny-F16.gguf", "--tensor-type", "abc"), "--tensor-type abc makes no sense"),
+        (("tiny-F16.gguf", "--tensor-type", "a=q4_k_m"), "--tensor-type a=q4_k_m: that is a mix of types"),
+        (("tiny-F16.gguf", "--output-type", "q77"), "there is no type for --output-type 'q77'"),
+        (("tiny-F16.gguf", "--size", "4GB", "--bpw", "4"), "--size and --bpw exclude each other"),
+        (("tiny-F16.gguf", "--size", "4GB", "--type", "q4_0"), "--type and a size exclude each other"),
+        (("tiny-F16.gguf", "--bpw", "4", "--tensor-type", "a=q8_0"), "a size and types of single tensors exclude"),
+        (("tiny-F16.gguf", "--ctx", "100"), "--ctx says nothing here"),
+        (("tiny-F16.gguf", "--bpw", "99"), "--bpw 99 makes no sense"),
+        (("tiny-F16.gguf", "--type", "f16", "--imatrix", "tiny-F16.gguf"), "an importance matrix does nothing for F16"),
+        (("tiny-F16.gguf", "--type", "q4_0", "--imatrix", "no.gguf"), "--imatrix: there is no file 'no.gguf'"),
+        (("tiny-F16.gguf", "--calibration", "no.txt"), "--calibration: there is no file 'no.txt'"),
+        (("tiny-F16.gguf", "--dry-run", "--imatrix", "auto"), "--dry-run would wait for --imatrix auto"),
+        (("tiny-F16.gguf", "--types", "q4_0", "--type", "q4_0"), "a report takes its types from --types"),
+        (("tiny-F16.gguf", "--types", "q4_0,q4_9"), "there is no type 'q4_9'"),
+        (("tiny-F16.gguf", "--report-to", "x.txt"), "a report can't be written to 'x.txt'"),
+        (("tiny-F16.gguf", "out.gguf", "--types", "q4_0"), "'out.gguf' can't be the file of several types"),
+    ],
+)
+def test_what_makes_no_sense(engine: Engine, arguments: tuple[str, ...], what: str) -> None:
+    error = refused(*arguments)
+    assert isinstance(error, UsageError)
+    assert error.what.startswith(what)
+    assert not engine.commands
+
+
+# ---- what is quantized -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct"),
+        ("model-F16.gguf", "model"),
+        ("model-fp16.gguf", "model"),
+        ("model.gguf", "model"),
+        ("q4_0.gguf", "q4_0"),
+        ("big-BF16-00001-of-00003.gguf", "big"),
+    ],
+)
+def test_names_lose_type_and_part(tmp_path: Path, file: str, name: str) -> None:
+    assert find(str(write(tmp_path / file, tiny_model()))).name == name
+
+
+def test_what_is_not_here(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    error = refused("empty")
+    assert isinstance(error, ModelNotFoundError)
+    assert "config.json" in error.why
+    error = refused("owner/model:q4_k_m")
+    assert (error.what, error.hint) == ("owner/model:q4_k_m is not on this disk", "llmrun pull owner/model:q4_k_m")
+    assert not engine.commands
+
+
+# ---- sizes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [("4GB", 4_000_000_000), ("900 mb", 900_000_000), ("3.5GiB", 3_758_096_384), ("120000", 120_000), ("2k", 2000)],
+)
+def test_sizes_as_people_type_them(text: str, n_bytes: int) -> None:
+    assert read_size(text) == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GB", "4XB", "-4GB", "0", "4GB5"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(UsageError, match="is no size"):
+        read_size(text)
+
+
+def test_what_a_goal_comes_to() -> None:
+    gib = 1 << 30
+    header = header_of(n_parameters=8 * gib, weight_bytes=16 * gib)
+    assert goal_bytes(Goal(n_bytes=4 * gib), header, machine(8 * gib)) == 4 * gib
+    assert goal_bytes(Goal(bits=4.5), header, machine(8 * gib)) == 1000 + int(4.5 * gib)
+    fitting = goal_bytes(Goal(fits=True, n_ctx=4096), header, machine(12 * gib))
+    assert 8 * gib < fitting < 12 * gib
+    assert goal_bytes(Goal(fits=True, n_ctx=1024), header, machine(12 * gib)) > fitting
+    for goal, free, what in (
+        (Goal(n_bytes=20 * gib), 8, "is not larger than that already"),
+        (Goal(n_bytes=gib // 2), 8, "can't be made as small as"),
+        (Goal(fits=True, n_ctx=4096), 64, "fits into memory as it is"),
+        (Goal(fits=True, n_ctx=131_072), 2, "no type makes"),
+    ):
+        with pytest.raises(LlmrunError, match=what):
+            goal_bytes(goal, header, machine(free * gib))
+    assert not Goal()
+
+
+def machine(free: int) -> Hardware:
+    return Hardware("", (), 4, 8, None, free, free)
+
+
+def header_of(n_parameters: int, weight_bytes: int) -> Any:
+    """As much of a header as the arithmetic needs."""
+    return SimpleNamespace(
+        path=Path("m.gguf"),
+        file_size=weight_bytes + 1000,
+        weight_bytes=weight_bytes,
+        n_parameters=n_parameters,
+        bits_per_weight=8 * weight_bytes / n_parameters,
+        n_embd=4096,
+        n_vocab=32_000,
+        n_ctx_train=131_072,
+        rope_depends_on_window=False,
+        recurrent_bytes=0,
+        key_length=128,
+        most_heads=32,
+        kv_bytes_per_token=lambda n_bytes=2.0: 65_536 * n_bytes,
+    )
+
+
+# ---- what others do --------------------------------------------------------------------------------
+
+
+def test_a_size_goes_to_the_mix(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def choose(source: Path, n_bytes: int, **more: Any) -> Any:
+        asked.append((source.name, n_bytes, more["imatrix"]))
+        more["on_update"](SimpleNamespace(share=0.5))
+        rows = (SimpleNamespace(kind="ffn_up.weight", types={"Q4_0": 2, "Q8_0": 1}, n_bytes=3 << 20),)
+        return SimpleNamespace(base="Q4_0", overrides=(("^a$", "Q8_0"),), n_bytes=1234, divergence=0.01, table=rows)
+
+    monkeypatch.setitem(sys.modules, "llmrun.quantize.mix", SimpleNamespace(choose=choose))
+    done = run("tiny-F16.gguf", "--bpw", "5.5")
+    ((name, n_bytes, imatrix),) = asked
+    assert (name, imatrix) == ("tiny-F16.gguf", None)
+    assert n_bytes < 9000
+    assert engine.commands[-1].overrides == (("^a$", 8),)
+    assert (tmp_path / "tiny-5.5bpw.gguf").exists()
+    assert "takes 1,234; a KLD of 0.0100 is to be expected:" in done.stderr
+    assert "  ffn_up.weight      3 MiB  2 Q4_0, 1 Q8_0" in done.stderr
+
+
+def test_an_importance_matrix_is_collected_beside_the_target(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def collect(model: Path, target: Path, **more: Any) -> SimpleNamespace:
+        assert (more["text"], more["threads"]) == (None, 2)
+        more["on_update"](SimpleNamespace(phase="reading", share=0.5))
+        target.write_bytes(b"matrix")
+        return SimpleNamespace(notes=("the text is short",))
+
+    monkeypatch.setattr("llmrun.quantize.calibration.collect", collect)
+    done = run("tiny-F16.gguf", "--type", "q4_0", "--imatrix", "auto", "-t", "2")
+    assert (tmp_path / "tiny-Q4_0.imatrix.gguf").read_bytes() == b"matrix"
+    assert engine.commands[-1].imatrix == str(tmp_path / "tiny-Q4_0.imatrix.gguf")
+    assert "note: the text is short" in done.stderr
+    assert "--imatrix tiny-Q4_0.imatrix.gguf uses it again" in done.stderr
+    assert "tiny: importance matrix, reading" in done.stderr
+
+
+def test_nonsense_is_refused_before_anything_is_collected(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write(tmp_path / "tiny-Q4_0.gguf", model("Q4_0"))
+    engine.makes = "Q8_0"
+    monkeypatch.setattr("llmrun.quantize.calibration.collect", lambda *arguments, **more: pytest.fail("collected"))
+    error = refused("tiny-Q4_0.gguf", "--type", "q8_0", "--imatrix", "auto")
+    assert error.what.startswith("Q8_0 is larger than")
+
+
+def test_a_gpu_is_one_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert not decide._has_gpu(machine(1))
+    assert decide._has_gpu(replace(machine(1), gpus=(Gpu("CUDA0", "", 1, 1),)))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert decide._has_gpu(machine(1))

@@ -1,0 +1,143 @@
+"""Converted files: llama.cpp loads them, computes what numpy computes, and cuts text as the tokenizer says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.hf_writer import (
+    HEAD,
+    MERGES,
+    N_BYTE_LEVEL,
+    SPECIAL,
+    byte_level,
+    byte_texts,
+    config,
+    files_of,
+    llama_like,
+    write,
+)
+from support.hf_writer import safetensors as safetensors_bytes
+from support.numpy_llama import logits
+
+from llmrun import _native
+from llmrun.convert.job import convert_folder
+from llmrun.engine.llama.base import Entry
+from llmrun.engine.llama.llama import LlamaBackend, LlamaModel
+from llmrun.gguf.reader import read_header
+from llmrun.protocol.messages import Load
+
+ARCHITECTURES = (
+    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM",
+    "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Phi3ForCausalLM", "BertModel",
+)  # fmt: skip
+NAMES = {"Llama": "llama", "Mistral": "llama", "Bert": "bert"}
+IDS = [3, 70, 71, 260, 9, 42, 13]
+
+
+def converted(folder: Path, files: dict[str, Any], kind: str = "f32") -> Path:
+    """The GGUF file of a folder with these files."""
+    target = folder / "out.gguf"
+    convert_folder(write(folder / "Tiny-1B", files), target, type=kind)
+    return target
+
+
+@contextmanager
+def loaded(path: Path) -> Iterator[LlamaModel]:
+    """The file in llama.cpp."""
+    model = LlamaModel(str(path), 0, _native.CancelFlag())
+    try:
+        yield model
+    finally:
+        model.close()
+
+
+def computed(model: LlamaModel, ids: list[int], n_vocab: int) -> Any:
+    """llama.cpp's logits for every position."""
+    backend = LlamaBackend(model, Load("", 32, 32, 32))
+    found = []
+    for position, token in enumerate(ids):
+        backend.decode([Entry(token, position, 0, True)])
+        address = backend.logits(0)
+        found.append(np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * n_vocab).from_address(address)).copy())
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_loads_in_llama_cpp(architecture: str, tmp_path: Path) -> None:
+    path = converted(tmp_path, files_of(architecture), "")
+    header = read_header(path)
+    stem = architecture.partition("For")[0].removesuffix("Model")
+    assert header.architecture == NAMES.get(stem, stem.lower())
+    assert header.quant == "F16"
+    with loaded(path) as model:
+        assert model.n_vocab == header.n_vocab
+        if architecture != "BertModel":
+            assert np.isfinite(computed(model, IDS, model.n_vocab)).all()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        ("LlamaForCausalLM", {}),
+        ("Qwen2ForCausalLM", {"bias": True}),
+        ("Qwen3ForCausalLM", {"head_norms": True}),
+        ("Qwen2ForCausalLM", {"tied": True}),
+    ],
+)
+def test_logits_are_those_of_the_plain_twin(architecture: str, options: dict[str, bool], tmp_path: Path) -> None:
+    tensors = llama_like(N_BYTE_LEVEL, **options)
+    settings = config(architecture, N_BYTE_LEVEL, head_dim=HEAD, tie_word_embeddings=options.get("tied", False))
+    files = {"config.json": settings, "model.safetensors": safetensors_bytes(tensors), "tokenizer.json": byte_level()}
+    with loaded(converted(tmp_path, files)) as model:
+        found = computed(model, IDS, N_BYTE_LEVEL)
+    wanted = logits(settings, tensors, IDS)
+    # Keys and values are kept as float16; rows in a wrong order would differ a thousand times as much.
+    assert np.linalg.norm(found - wanted) < 2e-3 * np.linalg.norm(wanted)
+
+
+# ---- text
+
+
+def simple_bpe(text: str) -> list[int]:
+    """What tokenizer.json says, one merge after another; for texts whose letters Python's `re` knows too."""
+    pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\w]?[^\W\d_]+|\d| ?[^\s\w]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    names = [*byte_texts(), *(merge.replace(" ", "") for merge in MERGES)]
+    ids: list[int] = []
+    for word in re.findall(pattern, text):
+        parts = [byte_texts()[byte] for byte in word.encode()]
+        while pairs := [
+            (MERGES.index(pair), place)
+            for place in range(len(parts) - 1)
+            if (pair := f"{parts[place]} {parts[place + 1]}") in MERGES
+        ]:
+            _, place = min(pairs)
+            parts[place : place + 2] = ["".join(parts[place : place + 2])]
+        ids += map(names.index, parts)
+    return ids
+
+
+TEXTS = (
+    "hello world", "Hello, the World!", "  two   spaces", "12 123 1.5", "I'll say it's\n\n\tdone ", "Привет, пир",
+    "the\r\nend", "日本語", "🚀 go", "ab" * 20, "", "a-b--c  (x)", "ing ring in",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["texts", "pairs"])
+def test_text_becomes_the_tokens_of_tokenizer_json(form: str, tmp_path: Path) -> None:
+    merges = list(MERGES) if form == "texts" else [merge.split(" ") for merge in MERGES]
+    with loaded(converted(tmp_path, files_of("Qwen2ForCausalLM") | {"tokenizer.json": byte_level(merges)})) as model:
+        for text in TEXTS:
+            assert model.tokenize(text, special=False) == simple_bpe(text), text
+        assert model.tokenize(SPECIAL[1], special=True) == [N_BYTE_LEVEL - 2]
+
+
+def test_sentencepiece_text_merges_by_score(tmp_path: Path) -> None:
+    with loaded(converted(tmp_path, files_of("LlamaForCausalLM"))) as model:
+        words = [model.token_bytes(token) for token in model.tokenize("hello ж", special=False)]
+    assert words == [b" he", b"l", b"l", b"o", b" ", b"\xd0", b"\xb6"]

@@ -1,0 +1,327 @@
+"""The doctor: what is missing or short is found and comes with a fix; nothing is changed or loaded."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.config import Settings
+from llmrun.doctor.doctor import Finding, doctor, examine
+from llmrun.doctor.trial import Trial
+from llmrun.errors import BadModelError, EngineCrashedError, LlmrunError
+from llmrun.planning.hardware import Hardware
+from llmrun.planning.hardware_details import Details
+
+GIB = 1 << 30
+MACHINE = Hardware("Good CPU", ("avx", "avx2"), 4, 8, None, 16 * GIB, 8 * GIB)
+BUILD: dict[str, Any] = {"features": {"CPU": ["AVX", "AVX2", "LLAMAFILE"]}, "gpus": [], "offload": False}
+
+
+@pytest.fixture(autouse=True)
+def build(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What llama.cpp says it was built with."""
+    answer = dict(BUILD)
+    monkeypatch.setattr(doctor, "ask", lambda question, seconds: answer)
+    return answer
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "state"))
+    return Settings(tmp_path / "hub", "https://hub.invalid", offline=True, debug=False)
+
+
+def findings(settings: Settings, hardware: Hardware = MACHINE, **more: object) -> dict[str, Finding]:
+    more.setdefault("details", Details())
+    found = examine(settings, hardware=hardware, **more)  # type: ignore[arg-type]
+    assert len({finding.topic for finding in found}) == len(found)
+    return {finding.topic: finding for finding in found}
+
+
+def test_good_machine(settings: Settings) -> None:
+    found = findings(settings)
+    for topic in ("Python", "build", "processor", "hub", "threads", "memory", "hub cache", "state", "catalogue"):
+        assert found[topic].status == "ok", found[topic]
+    assert found["threads"].text.startswith("4 used: 4 cores, 8 hardware threads")
+    assert found["memory"].text == "8.0 GiB of 16.0 GiB free"
+    assert "smollm2 by default" in found["catalogue"].text
+    assert not {"models", "answer", "GPU", "power", "heat", "NUMA"} & set(found)
+
+
+def test_nothing_is_made_on_the_disk(settings: Settings, tmp_path: Path) -> None:
+    assert "not there yet" in findings(settings)["hub cache"].text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "topic"),
+    [
+        ({"memory_available": GIB // 2}, "memory"),
+        ({"memory_total": 0, "memory_available": 0}, "memory"),
+        ({"cpu_quota": 1.5}, "threads"),
+        ({"cpu_flags": ("avx",)}, "processor"),
+    ],
+)
+def test_weak_machine_is_a_warning(settings: Settings, change: dict[str, object], topic: str) -> None:
+    assert findings(settings, replace(MACHINE, **change))[topic].status == "warning"  # type: ignore[arg-type]
+
+
+def test_quota_is_named(settings: Settings) -> None:
+    assert "1.5 at a time" in findings(settings, replace(MACHINE, cpu_quota=1.5))["threads"].text
+
+
+def test_cache_that_is_a_file(settings: Settings) -> None:
+    settings.hub_cache.touch()
+    finding = findings(settings)["hub cache"]
+    assert finding.status == "problem"
+    assert str(settings.hub_cache) in finding.fix
+
+
+def test_cache_that_can_not_be_written(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert findings(settings)["hub cache"].status == "problem"
+
+
+def test_cache_that_can_not_be_seen(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    exists = Path.exists
+
+    def locked(path: Path) -> bool:
+        if path == settings.hub_cache:
+            raise PermissionError(path)
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", locked)
+    monkeypatch.setattr("os.access", lambda path, mode: path != settings.hub_cache.parent)
+    assert findings(settings)["hub cache"].status == "problem"
+
+
+def test_full_disk(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": GIB}))
+    finding = findings(settings)["hub cache"]
+    assert (finding.status, bool(finding.fix)) == ("warning", True)
+
+
+def test_missing_packages(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    found = findings(settings)
+    assert found["llmrun"].status == "warning"
+    assert found["llama-cpp-python"].status == "problem"
+    assert found["llama-cpp-python"].fix
+
+
+def test_llama_library(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site" / "llama_cpp"
+    (package / "lib").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('must not be imported')")
+    monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    assert findings(settings)["llama.cpp library"].status == "problem"
+    (package / "lib" / "libllama.so").touch()
+    finding = findings(settings)["llama.cpp library"]
+    assert (finding.status, finding.text) == ("ok", str(package / "lib" / "libllama.so"))
+
+
+def test_no_llama_package(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert findings(settings)["llama.cpp library"].status == "problem"
+
+
+def test_sampler_that_can_not_be_loaded(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llmrun._native", None)
+    monkeypatch.delattr("llmrun._native", raising=False)
+    finding = findings(settings)["native sampler"]
+    assert (finding.status, bool(finding.fix)) == ("problem", True)
+
+
+def test_damaged_catalogue(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_catalogue() -> None:
+        raise LlmrunError("it is damaged", hint="install llmrun again")
+
+    monkeypatch.setattr(doctor, "load_catalogue", load_catalogue)
+    finding = findings(settings)["catalogue"]
+    assert (finding.status, finding.fix) == ("problem", "install llmrun again")
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "none on this disk yet"), (3, "3 on this disk")])
+def test_installed_models(settings: Settings, count: int, text: str) -> None:
+    assert findings(settings, installed=count)["models"].text == text
+
+
+# ---- build and GPUs ---------------------------------------------------------------------------------
+
+
+def test_processor_can_more_than_the_build(settings: Settings) -> None:
+    finding = findings(settings, replace(MACHINE, cpu_flags=("avx", "avx2", "avx512f", "avx512_vnni")))["build"]
+    assert finding.status == "warning"
+    assert "AVX512, AVX512_VNNI, which this processor has, stays unused" in finding.text
+    assert finding.fix.startswith('CMAKE_ARGS="-DGGML_NATIVE=on" pip install')
+
+
+def test_build_is_for_another_processor(settings: Settings, build: dict[str, Any]) -> None:
+    build["features"] = {"CPU": ["AVX", "AVX2", "AVX512"]}
+    finding = findings(settings)["build"]
+    assert (finding.status, finding.exit_status) == ("problem", 1)
+    assert "no AVX512" in finding.text
+
+
+def test_unknown_processor_is_not_accused(settings: Settings) -> None:
+    assert findings(settings, replace(MACHINE, cpu_flags=()))["build"].status == "ok"
+
+
+def test_llama_cpp_that_can_not_be_asked(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(question: str, seconds: float) -> None:
+        raise EngineCrashedError("llama.cpp crashed", hint="do this")
+
+    monkeypatch.setattr(doctor, "ask", ask)
+    finding = findings(settings)["build"]
+    assert (finding.status, finding.exit_status, finding.fix) == ("problem", 8, "do this")
+
+
+def test_llama_cpp_that_answers_nonsense(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "ask", lambda question, seconds: {"features": 3})
+    assert findings(settings)["build"].status == "warning"
+
+
+def test_gpu_that_is_used(settings: Settings, build: dict[str, Any]) -> None:
+    card = {"name": "CUDA0", "description": "Card", "memory_total": 8 * GIB, "memory_free": 6 * GIB, "shared": False}
+    build["gpus"] = [card]
+    finding = findings(settings, details=Details(graphics=("NVIDIA",)))["GPU"]
+    assert (finding.status, finding.text) == ("ok", "Card (CUDA0), 6.0 GiB of 8.0 GiB free")
+
+
+@pytest.mark.parametrize(
+    ("maker", "offload", "status", "fix"),
+    [
+        ("NVIDIA", False, "warning", "-DGGML_CUDA=on"),
+        ("AMD", False, "warning", "-DGGML_HIP=on"),
+        ("NVIDIA", True, "warning", "driver"),
+        ("Intel", False, "ok", ""),
+    ],
+)
+def test_gpu_that_is_not_used(
+    settings: Settings, build: dict[str, Any], maker: str, offload: bool, status: str, fix: str
+) -> None:
+    build["offload"] = offload
+    finding = findings(settings, details=Details(graphics=(maker, maker)))["GPU"]
+    assert finding.status == status
+    assert fix in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("details", "topic"),
+    [
+        (Details(on_battery=True), "power"),
+        (Details(governor="powersave"), "power"),
+        (Details(throttled=3), "heat"),
+        (Details(numa_nodes=2), "NUMA"),
+    ],
+)
+def test_what_slows_the_processor_down(settings: Settings, details: Details, topic: str) -> None:
+    finding = findings(settings, details=details)[topic]
+    assert (finding.status, bool(finding.fix)) == ("warning", True)
+
+
+def test_a_laptop_on_mains_is_fine(settings: Settings) -> None:
+    fine = Details(on_battery=False, governor="powersave", throttled=0, numa_nodes=1)
+    assert not {"power", "heat", "NUMA"} & set(findings(settings, details=fine))
+
+
+# ---- hub -------------------------------------------------------------------------------------------
+
+
+class Answering(BaseHTTPRequestHandler):
+    """A hub with one answer."""
+
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("status", "found"), [(200, "ok"), (404, "warning"), (503, "warning")])
+def test_hub_that_answers(settings: Settings, monkeypatch: pytest.MonkeyPatch, status: int, found: str) -> None:
+    monkeypatch.setattr(Answering, "status", status)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = replace(settings, endpoint=f"http://127.0.0.1:{server.server_port}", offline=False)
+        finding = findings(here)["hub"]
+        server.shutdown()
+    assert finding.status == found
+
+
+def test_hub_that_is_not_there(settings: Settings) -> None:
+    with socket.socket() as nobody:  # bound, but nobody listens
+        nobody.bind(("127.0.0.1", 0))
+        here = replace(settings, endpoint=f"http://127.0.0.1:{nobody.getsockname()[1]}", offline=False)
+        finding = findings(here)["hub"]
+    assert finding.status == "warning"
+    assert "HF_ENDPOINT" in finding.fix
+
+
+def test_hub_that_never_answers(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_HUB_SECONDS", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        here = replace(settings, endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}", offline=False)
+        began = time.monotonic()
+        assert findings(here)["hub"].status == "warning"
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("endpoint", ["no link", "http://", "https://[::1", "ftp://x.test"])
+def test_hub_that_can_not_be(settings: Settings, endpoint: str) -> None:
+    assert findings(replace(settings, endpoint=endpoint, offline=False))["hub"].status == "warning"
+
+
+def test_offline_asks_nobody(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.socket.connect", lambda *arguments: pytest.fail("it connects"))
+    assert "HF_HUB_OFFLINE" in findings(settings)["hub"].text
+
+
+# ---- trial -----------------------------------------------------------------------------------------
+
+TRIAL = Trial("smollm2", "llama 135M Q4_1", ("CPU",), 0.25, 200, 131.25)
+
+
+def test_an_answer(settings: Settings) -> None:
+    finding = findings(settings, trial=TRIAL)["answer"]
+    assert finding.status == "ok"
+    assert finding.text == "smollm2 (llama 135M Q4_1) loaded in 0.2 s on CPU, 200 tokens at 131.2 t/s"
+
+
+@pytest.mark.parametrize(("predicted", "status"), [(0.0, "ok"), (150.0, "ok"), (300.0, "warning")])
+def test_an_answer_slower_than_it_should_be(settings: Settings, predicted: float, status: str) -> None:
+    finding = findings(settings, trial=replace(TRIAL, predicted_rate=predicted))["answer"]
+    assert (finding.status, bool(finding.fix)) == (status, status == "warning")
+
+
+def test_a_model_that_fails(settings: Settings) -> None:
+    finding = findings(settings, trial=BadModelError("it is damaged", why="a field", hint="fetch it again"))["answer"]
+    assert finding == Finding("answer", "problem", "it is damaged: a field", "fetch it again", 7)
+
+
+def test_llama_cpp_is_not_imported() -> None:
+    code = (
+        "import sys; from llmrun.config import load_settings; from llmrun.doctor.doctor import examine; "
+        "examine(load_settings()); sys.exit('llama_cpp' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)

@@ -1,0 +1,117 @@
+"""Why a token was chosen, from the loop's point of view; the arithmetic is tested in test_sampler_explain.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from support.conversation import Conversation
+from support.fake_backend import END, favouring, hashed, scripted
+
+from llmrun.engine.core.sequence import Extras
+from llmrun.errors import UsageError
+from llmrun.protocol.params import SamplingParams
+
+HOT = SamplingParams(temperature=0.9, top_k=5, top_p=0.9, min_p=0.0, seed=1)
+
+
+class OnlyLetters:
+    """A constraint for the loop: after every "a" comes "bc", whatever the model thinks."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def mask(self) -> int:
+        return 0
+
+    def accept(self, token: int) -> None:
+        self.taken.append(token)
+
+    def forced(self) -> list[int]:
+        return [ord("b"), ord("c")] if self.taken[-1:] == [ord("a")] else []
+
+    def rewind(self, n_tokens: int) -> None:
+        del self.taken[len(self.taken) - n_tokens :]
+
+
+def test_the_last_tokens_oldest_first() -> None:
+    talk = Conversation(hashed, n_ctx=200)
+    text, _ = talk.answer("Hi", HOT, most=20, extras=Extras(remember=4))
+    choices = talk.engine.explain(1, last=4, candidates=3).choices
+    assert "".join(choice.text for choice in choices) == text[-4:]
+    for choice in choices:
+        assert [step.name for step in choice.steps] == ["model", "top_k", "top_p", "temperature"]
+        assert [step.remaining for step in choice.steps][:2] == [26, 5]
+        assert choice.candidates[choice.chosen] == choice.text
+        assert choice.steps[-1].probabilities[choice.chosen] > 0
+        for step in choice.steps:
+            assert len(step.probabilities) == len(choice.candidates)
+
+
+def test_fewer_than_asked_where_fewer_are_remembered() -> None:
+    talk = Conversation(hashed, n_ctx=200)
+    talk.answer("Hi", HOT, most=3, extras=Extras(remember=16))
+    assert len(talk.engine.explain(1, last=16, candidates=3).choices) == 3
+    assert len(talk.engine.explain(1, last=2, candidates=3).choices) == 2
+
+
+def test_the_end_token_has_a_name() -> None:
+    talk = Conversation(scripted({"Hi": "yo"}))
+    talk.answer("Hi", extras=Extras(remember=2))
+    assert [choice.text for choice in talk.engine.explain(1, last=2, candidates=1).choices] == ["o", "<end>"]
+
+
+def test_nothing_is_remembered_unless_asked_for() -> None:
+    talk = Conversation(hashed, n_ctx=200)
+    talk.answer("Hi", HOT, most=3)
+    assert talk.engine.explain(1, last=3, candidates=3).choices == ()
+    with pytest.raises(UsageError):
+        talk.engine.explain(2, last=3, candidates=3)
+
+
+def test_tokens_taken_back_are_forgotten_and_refused_ones_shown_as_cut() -> None:
+    def logits(tokens: Sequence[int]) -> Sequence[float]:
+        row = favouring({"": ord("n"), "n": ord("o")}.get(bytes(tokens[2:]).decode(), END))
+        row[ord("y")] = 10.0
+        return row
+
+    talk = Conversation(logits)
+    assert talk.answer("Hi", extras=Extras(remember=8), ban=("no",)) == ("y", "stop")
+    choices = talk.engine.explain(1, last=8, candidates=2).choices
+    assert [choice.text for choice in choices] == ["y", "<end>"]
+    at = choices[0].candidates.index("n")
+    assert choices[0].steps[0].probabilities[at] > 0.9
+    assert choices[0].steps[-1].probabilities[at] == 0
+
+
+def test_forced_tokens_are_computed_as_one_batch_and_said_to_be_forced() -> None:
+    talk = Conversation(scripted({"Hi": "xabcy"}))
+    assert talk.answer("Hi", extras=Extras(OnlyLetters(), remember=8)) == ("xabcy", "stop")
+    assert [len(batch) for batch in talk.backend.calls] == [2, 1, 3, 1]
+    choices = talk.engine.explain(1, last=8, candidates=1).choices
+    assert [(choice.text, choice.forced) for choice in choices] == [
+        ("x", False),
+        ("a", False),
+        ("b", True),
+        ("c", True),
+        ("y", False),
+        ("<end>", False),
+    ]
+
+
+@pytest.mark.parametrize("most", range(1, 6))
+def test_max_tokens_within_forced_tokens(most: int) -> None:
+    talk = Conversation(scripted({"Hi": "xabcy"}))
+    assert talk.answer("Hi", extras=Extras(OnlyLetters()), most=most) == ("xabcy"[:most], "length")
+
+
+def test_a_banned_phrase_among_forced_tokens_goes_back_to_where_there_was_a_choice() -> None:
+    def logits(tokens: Sequence[int]) -> Sequence[float]:
+        row = favouring(END if tokens[-1] == ord("z") else ord("a"))
+        row[ord("z")] = 10.0
+        return row
+
+    talk = Conversation(logits)
+    constraint = OnlyLetters()
+    assert talk.answer("Hi", extras=Extras(constraint), ban=("ab",)) == ("z", "stop")
+    assert constraint.taken == [ord("z"), END]

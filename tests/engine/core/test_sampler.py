@@ -1,0 +1,416 @@
+"""The native sampler: against its slow twin, against llama.cpp itself, and the Python around it."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.sampler_cases import (
+    PARAMETERS,
+    hard_rows,
+    may_exchange_equals,
+    native_sampler,
+    random_parameters,
+    rows,
+)
+from support.sampler_llama import same_as_llama
+from support.sampler_twin import Mt19937, Twin
+
+from llmrun import _native
+from llmrun.engine.core.sampler import SequenceSampler, dry_breaker_tokens
+from llmrun.errors import BadLogitsError, UsageError
+from llmrun.protocol.params import SamplingParams
+
+# ---- against the twin ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_native_is_the_twin(seed: int) -> None:
+    draw = random.Random(seed)
+    n_vocab, params = draw.choice([12, 12, 40, 90]), random_parameters(draw)
+    prompt = [draw.randrange(draw.choice([4, 12])) for _ in range(40)]
+    starts = [draw.randrange(36) for _ in range(draw.choice([0, 0, 1, 3]))]
+    breakers = tuple(tuple(prompt[start : start + draw.randint(1, 3)]) for start in starts)
+    native, twin = native_sampler(n_vocab, params, seed, breakers), Twin(params, seed, breakers)
+    native.accept_many(prompt)
+    for token in prompt:
+        twin.accept(token)
+
+    # A handful of peaks makes repeats, which DRY needs; the logits are all different.
+    logits = np.random.default_rng(seed).normal(size=(8, n_vocab)).astype(np.float32)
+    logits[:, : draw.randint(1, 4)] += 3
+    for row in logits:
+        token = native.sample(row.ctypes.data)
+        assert token == twin.sample(row)
+        native.accept(token)
+        twin.accept(token)
+
+
+# ---- against llama.cpp -----------------------------------------------------------------------------
+
+
+def assert_same_as_llama(params: SamplingParams, seed: int, logits: np.ndarray) -> None:
+    same_as_llama(params, seed, logits, lambda native: may_exchange_equals(params))
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("n_vocab", [20, 300])
+def test_native_is_llama_cpp(name: str, n_vocab: int) -> None:
+    assert_same_as_llama(PARAMETERS[name], 1234, rows(n_vocab, 180, seed=n_vocab))
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_native_is_llama_cpp_where_only_part_is_sorted(name: str) -> None:
+    assert_same_as_llama(PARAMETERS[name], 99, rows(3000, 24, seed=5))
+
+
+@pytest.mark.parametrize("n_vocab", [49_152, 128_256])
+@pytest.mark.parametrize("name", ["defaults", "greedy", "penalties-all", "top-p", "min-p", "typical", "mirostat-2"])
+def test_native_is_llama_cpp_on_real_vocabularies(name: str, n_vocab: int) -> None:
+    assert_same_as_llama(PARAMETERS[name], 7, rows(n_vocab, 6, seed=3))
+
+
+@pytest.mark.parametrize("n_vocab", [49_152, 128_256, 151_936, 262_144])
+def test_the_shortlist_is_llama_cpp_on_hard_rows(n_vocab: int) -> None:
+    logits = hard_rows(n_vocab, seed=n_vocab)
+    for name in ("defaults", "penalties-all", "greedy-penalized", "min-p", "xtc-sometimes"):
+        assert_same_as_llama(PARAMETERS[name], 21, logits)
+
+
+# ---- the shortlist against every step on the whole vocabulary ----------------------------------------
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("n_vocab", [49_152, 128_256, 151_936, 262_144])
+def test_the_shortlist_is_exact(name: str, n_vocab: int) -> None:
+    params = PARAMETERS[name]
+    fast, exact = (native_sampler(n_vocab, params, 77, exact=exact) for exact in (False, True))
+    hard = hard_rows(n_vocab, seed=3)
+    easy = rows(n_vocab, 2, seed=4)
+    # What sorts a whole vocabulary takes milliseconds a row.
+    logits = [*easy, *hard] if n_vocab == 49_152 else [easy[0], hard[8], hard[len(name) % 8]]
+    for row in logits:
+        token, expected = fast.sample(row.ctypes.data), exact.sample(row.ctypes.data)
+        assert token == expected or (may_exchange_equals(params) and row[token] == row[expected])
+        for sampler in (fast, exact):
+            sampler.accept_many([expected, 5, 70, expected])
+    assert fast.random_state() == exact.random_state()
+    assert exact.exact_count == len(logits)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["defaults", "greedy", "hot", "repeat", "dry", "bias", "typical-in-chain", "top-n-sigma", "dynamic",
+     "xtc-sometimes", "min-p", "min-p-then-xtc", "min-p-repeat", "top-p", "top-p-min-p", "top-p-repeat"],
+)  # fmt: skip
+def test_distinct_logits_need_no_whole_vocabulary(name: str) -> None:
+    sampler = native_sampler(49_152, PARAMETERS[name], 5)
+    peaked = hard_rows(49_152, seed=1)[8]
+    sampler.accept_many([1, 2, 3, 1, 2])
+    for _ in range(3):
+        sampler.accept(sampler.sample(peaked.ctypes.data))
+    assert sampler.exact_count == 0
+
+
+def test_the_default_chain_reads_the_logits_once() -> None:
+    for n_vocab in (49_152, 128_256):
+        row = rows(n_vocab, 1, seed=6)[0]
+        sampler = native_sampler(n_vocab, SamplingParams(), 1)
+        sampler.sample(row.ctypes.data)
+        assert 4 * n_vocab < sampler.bytes_read <= 1.3 * 4 * n_vocab
+
+
+def test_vocabulary_of_one_still_draws() -> None:
+    row = np.array([0.5], np.float32)
+    assert_same_as_llama(SamplingParams(), 1, np.full((5, 1), 0.5, np.float32))
+    sampler = native_sampler(1, SamplingParams(), 1)
+    before = sampler.random_state()
+    assert sampler.sample(row.ctypes.data) == 0
+    assert sampler.random_state() != before
+
+
+# ---- the native class ------------------------------------------------------------------------------
+
+
+def test_a_copy_goes_on_identically_and_alone() -> None:
+    params = SamplingParams(repeat_penalty=1.2, dry_multiplier=1.0, xtc_probability=0.5)
+    logits = rows(50, 60, seed=1)
+    first = native_sampler(50, params, 5)
+    for row in logits[:20]:
+        first.accept(first.sample(row.ctypes.data))
+    second = first.copy()
+
+    def rest(sampler: _native.Sampler) -> list[int]:
+        tokens = []
+        for row in logits[20:]:
+            tokens.append(sampler.sample(row.ctypes.data))
+            sampler.accept(tokens[-1])
+        return tokens
+
+    assert rest(first) == rest(second)
+    assert first.random_state() == second.random_state()
+
+
+def test_a_seed_gives_std_mt19937() -> None:
+    # The standard says the 10,000th word of the default seed 5489 is 4123659995.
+    twin = Mt19937(5489)
+    assert [twin.word() for _ in range(10_000)][-1] == 4123659995
+    words = native_sampler(4, SamplingParams(), 5489).random_state().split("\n")
+    assert len(words) == 2
+    assert words[0].split()[0] == "5489"
+
+
+def test_the_logits_are_only_read() -> None:
+    row = rows(100, 1, seed=2)[0]
+    before = row.copy()
+    sampler = native_sampler(100, replace(PARAMETERS["everything"], seed=None), 1)
+    sampler.accept_many([1, 2, 3])
+    sampler.sample(row.ctypes.data)
+    assert np.array_equal(row, before)
+
+
+@pytest.mark.parametrize("mirostat", [0, 1, 2])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_bad_logits_name_the_first_token(bad: float, mirostat: int) -> None:
+    row = rows(30, 1, seed=2)[0]
+    row[[17, 21]] = bad
+    sampler = native_sampler(30, SamplingParams(mirostat=mirostat, xtc_probability=1.0), 1)
+    before = sampler.random_state()
+    with pytest.raises(_native.BadLogits, match="token 17") as caught:
+        sampler.sample(row.ctypes.data)
+    assert caught.value.token == 17
+    assert isinstance(caught.value, ValueError)
+    assert sampler.random_state() == before
+
+
+def test_all_banned_is_bad_logits() -> None:
+    row = np.zeros(2, np.float32)
+    banned = SamplingParams(logit_bias=((0, -math.inf), (1, -math.inf)))
+    with pytest.raises(_native.BadLogits, match="no token"):
+        native_sampler(2, banned, 1).sample(row.ctypes.data)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**24 + 1, 2**32 + 5])
+def test_vocabulary_size_is_bounded(size: int) -> None:
+    with pytest.raises(ValueError, match="vocabulary_size"):
+        _native.Sampler(size)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"top_p": math.nan},
+        {"temperature": math.inf},
+        {"repeat_penalty": 0.0},
+        {"repeat_last_n": -1},
+        {"mirostat": 3},
+        {"logit_bias": [(10, 1.0)]},
+        {"logit_bias": [(1, math.nan)]},
+        {"logit_bias": [(1, math.inf)]},
+    ],
+)
+def test_nonsense_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"has to|must not|not in|a bias"):
+        _native.Sampler(10, **values)
+
+
+def test_tokens_out_of_range_are_refused() -> None:
+    params = SamplingParams(temperature=0.0, presence_penalty=5.0)
+    sampler = native_sampler(3, params, 1)
+    for bad in (-1, 3):
+        with pytest.raises(ValueError, match="vocabulary"):
+            sampler.accept(bad)
+        with pytest.raises(ValueError, match="vocabulary"):
+            sampler.accept_many([2, bad])
+    row = np.array([0, 0, 1], np.float32)
+    assert sampler.sample(row.ctypes.data) == 2  # the 2 before the bad token was not accepted either
+
+
+def test_a_batch_is_each_one_alone() -> None:
+    logits = rows(300, 8, seed=9)
+    params = [PARAMETERS[name] for name in ("defaults", "min-p", "xtc", "mirostat-2")]
+    one_by_one, together = ([native_sampler(300, each, 3) for each in params] for _ in range(2))
+    for start in (0, 4):
+        addresses = [row.ctypes.data for row in logits[start : start + 4]]
+        alone = [sampler.sample(address) for sampler, address in zip(one_by_one, addresses, strict=True)]
+        assert _native.sample_batch(together, addresses) == alone
+    assert [sampler.random_state() for sampler in together] == [sampler.random_state() for sampler in one_by_one]
+
+
+def test_one_bad_row_of_a_batch_spoils_no_other() -> None:
+    logits = rows(30, 3, seed=9)
+    logits[1, 4] = math.nan
+    samplers = [native_sampler(30, SamplingParams(temperature=0.0), 3) for _ in logits]
+    tokens = _native.sample_batch(samplers, [row.ctypes.data for row in logits])
+    assert tokens == [int(logits[0].argmax()), -1, int(logits[2].argmax())]
+    with pytest.raises(_native.BadLogits, match="token 4"):
+        samplers[1].sample(logits[1].ctypes.data)
+
+
+def test_a_batch_has_to_match_up() -> None:
+    row = np.zeros(3, np.float32)
+    with pytest.raises(ValueError, match="as many"):
+        _native.sample_batch([_native.Sampler(3)], [])
+    with pytest.raises(ValueError, match="address"):
+        _native.sample_batch([_native.Sampler(3)], [2])
+    with pytest.raises(TypeError, match="Sampler"):
+        _native.sample_batch([3], [row.ctypes.data])  # type: ignore[list-item]
+    assert _native.sample_batch([], []) == []
+
+
+@pytest.mark.parametrize("n_vocab", [5, 300, 49_152])
+@pytest.mark.parametrize("count", [0, 1, 20, 3000])
+def test_log_probabilities_are_numpys(n_vocab: int, count: int) -> None:
+    sampler = native_sampler(n_vocab, SamplingParams(), 1)
+    for row in rows(n_vocab, 6, seed=n_vocab):
+        wide = row.astype(np.float64)
+        expected = wide - wide.max() - np.log(np.exp(wide - wide.max()).sum())
+        found = sampler.log_probabilities(row.ctypes.data, 2, count)
+        assert found[0][0] == 2
+        likeliest = np.argsort(-wide, kind="stable")[: min(count, np.isfinite(row).sum())]
+        assert [token for token, _ in found[1:]] == likeliest.tolist()
+        tokens = [token for token, _ in found]
+        assert np.allclose([value for _, value in found], expected[tokens], rtol=1e-6, atol=2e-6)
+
+
+def test_log_probabilities_refuse_nonsense() -> None:
+    row = np.zeros(3, np.float32)
+    sampler = _native.Sampler(3)
+    with pytest.raises(ValueError, match="vocabulary"):
+        sampler.log_probabilities(row.ctypes.data, 3, 1)
+    row[:] = -math.inf
+    with pytest.raises(_native.BadLogits, match="no token"):
+        sampler.log_probabilities(row.ctypes.data, 0, 1)
+
+
+@pytest.mark.parametrize("address", [0, 2])
+def test_an_address_that_is_none_is_refused(address: int) -> None:
+    with pytest.raises(ValueError, match="address"):
+        _native.Sampler(3).sample(address)
+
+
+# ---- llmrun.engine.core.sampler -------------------------------------------------------------------------
+
+
+class FakeVocabulary:
+    """Words as tokens; tokenizes character by character."""
+
+    def __init__(self, words: list[bytes], suppressed: tuple[int, ...] = ()) -> None:
+        self.words = words
+        self.n_vocab = len(words)
+        self.suppressed = suppressed
+        self.looked_at = 0
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]:
+        assert not special
+        return [self.words.index(character.encode()) for character in text]
+
+    def token_bytes(self, token: int) -> bytes:
+        self.looked_at += 1
+        return self.words[token]
+
+
+WORDS = [b"a", b"b", b"c", b"xa", b"xab", b"abc", b"zabcz", b"", "é".encode(), "é".encode()[:1]]
+
+
+def test_dry_breakers_are_llama_cpps() -> None:
+    vocabulary = FakeVocabulary(WORDS)
+    assert sorted(dry_breaker_tokens(("abc",), vocabulary)) == [[0, 1, 2], [3, 1, 2], [4, 2], [5], [6]]
+    assert dry_breaker_tokens(("b", ""), vocabulary) == [[1], [4], [5], [6]]
+    assert dry_breaker_tokens(("é",), vocabulary) == [[8]]  # token 9 ends inside the character
+
+
+def test_dry_breakers_are_looked_for_once_a_model() -> None:
+    vocabulary = FakeVocabulary(WORDS)
+    dry_breaker_tokens(("abc", "b"), vocabulary)
+    dry_breaker_tokens(("b", "abc"), vocabulary)
+    assert vocabulary.looked_at == len(WORDS)
+
+
+def test_dry_breakers_cost_nothing_without_dry() -> None:
+    vocabulary = FakeVocabulary(WORDS)
+    SequenceSampler(SamplingParams(), 1, vocabulary)
+    assert vocabulary.looked_at == 0
+    SequenceSampler(SamplingParams(dry_multiplier=1.0), 1, vocabulary)
+    assert vocabulary.looked_at == len(WORDS)
+
+
+def test_dry_breakers_reach_the_native_sampler() -> None:
+    row = np.array([2, 1, 3, 0, 0, 0, 0, 0, 0, 0], np.float32)
+    params = SamplingParams(temperature=0.0, dry_multiplier=5.0, dry_breakers=())
+
+    def next_token(breakers: tuple[str, ...]) -> int:
+        sampler = SequenceSampler(replace(params, dry_breakers=breakers), 1, FakeVocabulary(WORDS))
+        sampler.accept_prompt([0, 1, 2, 0, 1])  # "abcab", c would repeat
+        return sampler.sample(row.ctypes.data)
+
+    assert next_token(()) == 0
+    assert next_token(("b",)) == 2
+
+
+def test_each_sampled_token_joins_the_history() -> None:
+    row = np.array([3, 2, 1], np.float32)
+    params = SamplingParams(temperature=0.0, presence_penalty=10.0)
+    sampler = SequenceSampler(params, 1, FakeVocabulary([b"a", b"b", b"c"]))
+    assert [sampler.sample(row.ctypes.data) for _ in range(3)] == [0, 1, 2]
+
+
+def test_the_prompt_counts_in_the_penalties() -> None:
+    row = np.array([3, 2, 1], np.float32)
+    params = SamplingParams(temperature=0.0, presence_penalty=10.0)
+    sampler = SequenceSampler(params, 1, FakeVocabulary([b"a", b"b", b"c"]))
+    sampler.accept_prompt([0, 1])
+    assert sampler.sample(row.ctypes.data) == 2
+
+
+def test_suppressed_tokens_are_never_sampled() -> None:
+    row = np.array([3, 2, 1], np.float32)
+    vocabulary = FakeVocabulary([b"a", b"b", b"c"], suppressed=(0, 99, -1))  # the file may be wrong
+    assert SequenceSampler(SamplingParams(temperature=0.0), 1, vocabulary).sample(row.ctypes.data) == 1
+
+
+def test_the_seed_is_the_given_one() -> None:
+    logits = rows(10, 20, seed=8)
+
+    def tokens(seed: int) -> list[int]:
+        sampler = SequenceSampler(SamplingParams(seed=4), seed, FakeVocabulary(WORDS))
+        return [sampler.sample(row.ctypes.data) for row in logits]
+
+    assert tokens(1) == tokens(1)
+    assert tokens(1) != tokens(2**32 - 1)
+
+
+def test_a_bias_outside_the_vocabulary_is_explained() -> None:
+    with pytest.raises(UsageError, match="token 10"):
+        SequenceSampler(SamplingParams(logit_bias=((10, 1.0),)), 1, FakeVocabulary(WORDS))
+
+
+def test_a_value_the_native_sampler_refuses_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="bias"):
+        SequenceSampler(SamplingParams(logit_bias=((1, 1e300),)), 1, FakeVocabulary(WORDS))
+
+
+@pytest.mark.parametrize(("logit", "word"), [(math.nan, "NaN"), (math.inf, "infinity")])
+def test_bad_logits_blame_the_file(logit: float, word: str) -> None:
+    row = np.zeros(10, np.float32)
+    row[4] = logit
+    sampler = SequenceSampler(SamplingParams(), 1, FakeVocabulary(WORDS))
+    with pytest.raises(BadLogitsError, match=f"{word} at token 4") as caught:
+        sampler.sample(row.ctypes.data)
+    assert "damaged" in caught.value.hint
+
+
+def test_banning_everything_is_not_blamed_on_the_file() -> None:
+    row = np.zeros(10, np.float32)
+    banned = SamplingParams(logit_bias=tuple((token, -math.inf) for token in range(10)))
+    with pytest.raises(BadLogitsError, match="no token") as caught:
+        SequenceSampler(banned, 1, FakeVocabulary(WORDS)).sample(row.ctypes.data)
+    assert "logit_bias" in caught.value.hint
+    row[:] = -math.inf
+    with pytest.raises(BadLogitsError, match="no token") as caught:
+        SequenceSampler(SamplingParams(), 1, FakeVocabulary(WORDS)).sample(row.ctypes.data)
+    assert "damaged" in caught.value.hint

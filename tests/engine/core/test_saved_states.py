@@ -1,0 +1,99 @@
+"""Saved KV states in the loop: what was computed once is not prefilled again, and what is wrong is as if not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.conversation import Conversation
+from support.fake_backend import hashed, tokens_of
+
+from llmrun.engine.core.states import KVStore
+from llmrun.errors import UsageError
+
+LONG = "a system prompt and a file that are the same each time; " * 4
+
+
+def talk(folder: Path, **backend: int) -> Conversation:
+    """An engine that has just been started."""
+    return Conversation(hashed, KVStore(folder, "model", 1 << 20), n_ctx=600, n_batch=512, **backend)
+
+
+def test_a_conversation_goes_on_without_prefill(tmp_path: Path) -> None:
+    first = talk(tmp_path)
+    answer, _ = first.answer(LONG, most=20)
+    tokens, n_bytes = first.engine.save(1, prompt_only=False)
+    assert tokens == len(LONG) + 19
+    assert n_bytes == sum(path.stat().st_size for path in tmp_path.rglob("*.kv"))
+    later = talk(tmp_path)
+    later.ask(LONG + answer + "And then?", most=5)
+    later.run()
+    assert later.started().reused_tokens == len(LONG) + 19
+    assert later.computed() == 1 + len("And then?") + 4
+    assert later.backend.cached()[: len(LONG)] == tokens_of(LONG)
+
+
+def test_the_answer_is_the_same_with_and_without_a_saved_state(tmp_path: Path) -> None:
+    first = talk(tmp_path)
+    answer, _ = first.answer(LONG, most=20)
+    first.engine.save(1, prompt_only=False)
+    question = LONG + answer + "And then?"
+    assert talk(tmp_path).answer(question, most=30) == talk(tmp_path / "empty").answer(question, most=30)
+
+
+def test_another_question_after_the_same_long_prompt(tmp_path: Path) -> None:
+    first = talk(tmp_path)
+    first.answer(LONG + "What is it?", most=20)
+    tokens, n_bytes = first.engine.save(1, prompt_only=True)
+    assert tokens == len(LONG + "What is it?")
+    assert n_bytes > 0
+    later = talk(tmp_path)
+    later.answer(LONG + "How long?", most=5)
+    assert later.started().reused_tokens == len(LONG)
+    assert later.backend.cached() == tokens_of(LONG + "How long?" + later.text())[:-1]
+
+
+def test_where_a_model_cannot_be_cut_only_a_whole_state_is_used(tmp_path: Path) -> None:
+    first = talk(tmp_path, cuts=False)
+    answer, _ = first.answer(LONG, most=5)
+    first.engine.save(1, prompt_only=False)
+    later = talk(tmp_path, cuts=False)
+    later.answer(LONG + answer + "more", most=2)
+    assert later.started().reused_tokens == len(LONG) + 4
+    other = talk(tmp_path, cuts=False)
+    other.answer(LONG + "other", most=2)
+    assert other.started().reused_tokens == 0
+    assert other.backend.cached()[: len(LONG)] == tokens_of(LONG)
+
+
+def test_what_the_slot_knows_already_is_not_read_again(tmp_path: Path) -> None:
+    first = talk(tmp_path)
+    answer, _ = first.answer(LONG, most=5)
+    first.engine.save(1, prompt_only=False)
+    first.answer(LONG + answer + "x", most=2)
+    assert first.started().reused_tokens == len(LONG) + 4
+
+
+def test_a_state_that_llama_cpp_refuses_costs_only_the_prefill(tmp_path: Path) -> None:
+    KVStore(tmp_path, "model", 1 << 20).save(tokens_of(LONG), b"bad")
+    later = talk(tmp_path)
+    later.answer(LONG + "x", most=2)
+    assert later.started().reused_tokens == 0
+    assert later.backend.cached() == tokens_of(LONG + "x" + later.text())[:-1]
+
+
+def test_a_state_longer_than_the_context_window_is_not_used(tmp_path: Path) -> None:
+    KVStore(tmp_path, "model", 1 << 20).save(tokens_of(LONG * 4), b"[]")
+    later = talk(tmp_path)
+    assert later.answer(LONG + "x", most=2)[1] == "length"
+    assert later.started().reused_tokens == 0
+
+
+def test_only_the_last_answer_can_be_saved_and_only_with_a_store(tmp_path: Path) -> None:
+    first = talk(tmp_path)
+    first.answer("Hi", most=2)
+    with pytest.raises(UsageError):
+        first.engine.save(7, prompt_only=False)
+    without = Conversation(hashed)
+    without.answer("Hi", most=2)
+    assert without.engine.save(1, prompt_only=False) == (0, 0)

@@ -1,0 +1,229 @@
+"""Token bytes to text: whole characters, and stop strings however the pieces fall."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from llmrun.engine.core.text import TextStream
+
+SAMPLE = "aé€😀\u200d"  # characters of 1 to 4 bytes
+
+
+def feed(pieces: Sequence[bytes], stop: tuple[str, ...] = ()) -> tuple[str, bool]:
+    """All text that comes out, and whether a stop string was met."""
+    stream = TextStream(stop)
+    text = "".join(map(stream.push, pieces))
+    return text + stream.finish(), stream.stopped
+
+
+def splits(data: bytes) -> list[list[bytes]]:
+    """Every way to cut data into pieces."""
+    ways = []
+    for cuts in itertools.product([False, True], repeat=len(data) - 1):
+        borders = [0, *(at for at, cut in enumerate(cuts, 1) if cut), len(data)]
+        ways.append([data[start:end] for start, end in itertools.pairwise(borders)])
+    return ways
+
+
+def random_pieces(rng: random.Random, data: bytes) -> list[bytes]:
+    borders = sorted({0, len(data), *(rng.randrange(len(data) + 1) for _ in range(5))})
+    return [data[start:end] for start, end in itertools.pairwise(borders)]
+
+
+def first_stop(text: str, stop: tuple[str, ...]) -> str:
+    """The obvious twin: read character by character until the text ends with a stop string."""
+    for end in range(1, len(text) + 1):
+        ends = [word for word in stop if text[:end].endswith(word)]
+        if ends:
+            return text[: end - max(map(len, ends))]
+    return text
+
+
+@pytest.mark.parametrize("pieces", splits(SAMPLE[1:4].encode()))
+def test_characters_come_out_whole(pieces: list[bytes]) -> None:
+    stream = TextStream()
+    for piece in pieces:
+        assert set(stream.push(piece)) <= set(SAMPLE)
+    assert stream.finish() == ""
+    assert feed(pieces) == (SAMPLE[1:4], False)
+
+
+def test_a_character_comes_as_soon_as_it_is_complete() -> None:
+    stream = TextStream()
+    assert [stream.push(bytes([byte])) for byte in SAMPLE.encode()] == [
+        *("a", "", "é", "", "", "€", "", "", "", "😀", "", "", "\u200d"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\xff", "\ufffd"),
+        (b"a\x80b", "a\ufffdb"),
+        (b"\xe2\x82", "\ufffd"),
+        (b"\xe2\x82a", "\ufffda"),
+        (b"\xed\xa0\x80", "\ufffd\ufffd\ufffd"),
+        (b"\xf0\x9f\x98\xe2\x82\xac", "\ufffd€"),
+        (b"\xc0\xaf", "\ufffd\ufffd"),
+    ],
+)
+def test_bytes_that_are_no_text(data: bytes, text: str) -> None:
+    for pieces in splits(data):
+        assert feed(pieces) == (text, False)
+
+
+def test_random_bytes_in_random_pieces() -> None:
+    rng = random.Random(1)
+    for _ in range(2000):
+        data = bytes(rng.choice(b"ab\x80\x9f\xa0\xbf\xc3\xe2\xed\xf0\xf4\xff") for _ in range(rng.randrange(12)))
+        assert feed(random_pieces(rng, data)) == (data.decode("utf-8", "replace"), False)
+
+
+def test_stop_string_in_every_split() -> None:
+    for pieces in splits("hé<end>more".encode()):
+        assert feed(pieces, ("<end>",)) == ("hé", True)
+
+
+def test_text_that_may_become_a_stop_string_is_held() -> None:
+    stream = TextStream(("<end>",))
+    assert stream.push(b"a<") == "a"
+    assert stream.push(b"en") == ""
+    assert stream.push(b"ough") == "<enough"
+    assert not stream.stopped
+
+
+def test_the_shortest_possible_end_is_held() -> None:
+    stream = TextStream(("aab",))
+    assert stream.push(b"aaaa") == "aa"
+    assert stream.push(b"b") == ""
+    assert stream.stopped
+
+
+def test_finish_gives_what_was_held() -> None:
+    stream = TextStream(("<end>",))
+    assert stream.push(b"a<en") == "a"
+    assert stream.finish() == "<en"
+    assert stream.finish() == ""
+
+
+def test_finish_gives_a_replacement_for_half_a_character() -> None:
+    assert feed([b"a<e\xe2\x82"], ("<end>",)) == ("a<e\ufffd", False)
+
+
+def test_finish_may_complete_a_stop_string() -> None:
+    assert feed([b"a\xe2\x82"], ("\ufffd",)) == ("a", True)
+
+
+def test_nothing_comes_after_a_stop_string() -> None:
+    stream = TextStream(("x",))
+    assert stream.push(b"axb") == "a"
+    assert stream.stopped
+    assert stream.push(b"more") == ""
+    assert stream.finish() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [
+        ("abc", ("bc", "abc"), ""),
+        ("abcd", ("abcd", "bc"), "a"),
+        ("xaby", ("ab", "b"), "x"),
+        ("ababac", ("abac",), "ab"),
+        ("a\nUser:", ("\n\n", "\nUser:"), "a"),
+        ("xx", ("x",), ""),
+        ("stop", ("stop",), ""),
+    ],
+)
+def test_overlapping_stop_strings_in_every_split(text: str, stop: tuple[str, ...], expected: str) -> None:
+    assert first_stop(text, stop) == expected
+    for pieces in splits(text.encode()):
+        assert feed(pieces, stop) == (expected, True)
+
+
+def test_random_texts_with_random_stop_strings() -> None:
+    rng = random.Random(2)
+    for _ in range(3000):
+        stop = tuple("".join(rng.choices("abé", k=rng.randint(1, 4))) for _ in range(rng.randint(1, 3)))
+        text = "".join(rng.choices("abé", k=rng.randrange(14)))
+        expected = first_stop(text, stop)
+        assert feed(random_pieces(rng, text.encode()), stop) == (expected, expected != text), (text, stop)
+
+
+# ---- banned phrases ---------------------------------------------------------------------------------
+
+
+def test_a_banned_phrase_is_held_back_and_undone_from_the_token_it_begins_in() -> None:
+    stream = TextStream(ban=("as an AI",))
+    assert [stream.push(piece) for piece in (b"Well, ", b"speaking", b" a", b"s an")] == ["Well, ", "speaking", "", ""]
+    assert stream.push(b" AI!") == ""
+    assert stream.banned
+    assert stream.step_back() == 3, "the phrase begins inside ' a'"
+    assert not stream.banned
+    assert stream.push(b" ask") == " ask"
+    assert stream.finish() == ""
+
+
+def test_what_stands_before_the_phrase_in_its_first_token_is_not_shown_yet() -> None:
+    stream = TextStream(ban=("no",))
+    assert stream.push(b"I say n") == ""
+    assert stream.push(b"o") == ""
+    assert stream.step_back() == 2
+    assert stream.push(b"yes") == "yes"
+
+
+def test_a_phrase_is_banned_whatever_its_case() -> None:
+    for phrase, text in (("Hello", "hELLO"), ("straße", "STRAßE"), ("İstanbul", "İSTANBUL"), ("ÉTÉ", "été")):
+        stream = TextStream(ban=(phrase,))
+        stream.push(text.encode())
+        assert stream.banned, phrase
+
+
+def test_a_phrase_within_one_token() -> None:
+    stream = TextStream(ban=("b",))
+    stream.push(b"abc")
+    assert stream.step_back() == 1
+    assert (stream.push(b"ac"), stream.finish()) == ("ac", "")
+
+
+def test_a_stop_string_that_ends_with_or_before_a_banned_phrase_wins() -> None:
+    stream = TextStream(stop=("END",), ban=("THE END", "ending"))
+    assert stream.push(b"THE END") == "THE "
+    assert stream.stopped
+    assert not stream.banned
+
+
+def test_a_phrase_that_the_answer_ends_within_is_shown() -> None:
+    stream = TextStream(ban=("as an AI",))
+    stream.push(b"x as an")
+    assert stream.finish() == "x as an"
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_no_banned_phrase_ever_comes_and_what_was_shown_stays(seed: int) -> None:
+    """Tokens of up to three characters, whole or cut, from a small alphabet; each ban undoes what it says."""
+    rng = random.Random(seed)
+    letters = "abAÉé😀"
+    bans = tuple("".join(rng.choices(letters, k=rng.randint(1, 4))) for _ in range(rng.randint(1, 3)))
+    stream, tokens, shown = TextStream(ban=bans), list[bytes](), ""
+    left = b""
+    for _ in range(60):
+        if not left:
+            left = "".join(rng.choices(letters, k=3)).encode()
+        cut = rng.randint(1, len(left))
+        tokens.append(left[:cut])
+        left = left[cut:]
+        shown += stream.push(tokens[-1])
+        if stream.banned:
+            undone = stream.step_back()
+            assert 1 <= undone <= len(tokens)
+            del tokens[len(tokens) - undone :]
+            left = b""  # another character begins, maybe inside the one that was cut
+        assert b"".join(tokens).decode("utf-8", "replace").startswith(shown.rstrip("\ufffd"))
+    text = shown + stream.finish()
+    assert text == b"".join(tokens).decode("utf-8", "replace")
+    folded = text.lower()
+    assert not any(ban.lower() in folded for ban in bans)

@@ -1,0 +1,250 @@
+"""The mathematics of `llmrun evaluate` beside slow twins: plain loops in double precision, as llama-perplexity has."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmrun.engine.jobs.evaluate import scores as evaluate_scores
+from llmrun.engine.jobs.evaluate.scores import BLOCKS, SCORE, Rows
+from llmrun.protocol.jobs.evaluate import Figure
+
+N_VOCAB = 3001
+
+
+def row_of(values: Any) -> ctypes.Array[ctypes.c_float]:
+    return (ctypes.c_float * len(values))(*values)
+
+
+def log_softmax(values: Any) -> list[float]:
+    """In plain Python."""
+    top = max(values)
+    total = math.fsum(math.exp(value - top) for value in values)
+    return [value - top - math.log(total) for value in values]
+
+
+def some_logits(seed: int, scale: float = 4.0) -> tuple[Any, Any]:
+    """A row, and one that is a little different, as float32."""
+    random = np.random.default_rng(seed)
+    row = (scale * random.standard_normal(N_VOCAB) + 12).astype(np.float32)
+    return row, (row + 0.3 * random.standard_normal(N_VOCAB) - 5).astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_position_is_compared_as_the_definition_says(seed: int) -> None:
+    reference, model = some_logits(seed, scale=1.0 + seed)
+    token = int(np.argsort(reference)[-1 - 3 * seed])
+    p, q = log_softmax(reference.tolist()), log_softmax(model.tolist())
+    scores = np.zeros(1, SCORE)
+    kept = row_of(model), row_of(reference)
+    Rows(N_VOCAB).compare(ctypes.addressof(kept[0]), ctypes.addressof(kept[1]), token, scores[0])
+    found = scores[0]
+    assert found["nll"] == pytest.approx(-q[token], abs=2e-6)
+    assert found["reference_nll"] == pytest.approx(-p[token], abs=2e-6)
+    divergence = math.fsum(math.exp(a) * (a - b) for a, b in zip(p, q, strict=True))
+    assert found["kld"] == pytest.approx(divergence, rel=1e-4)
+    assert found["same_top"] == (np.argmax(reference) == np.argmax(model))
+    assert found["top"] == (np.argmax(model) == token)
+    assert found["reference_top"] == (np.argmax(reference) == token)
+    alone = Rows(N_VOCAB).score(ctypes.addressof(kept[0]), token)
+    assert alone == (found["nll"], found["top"])
+
+
+def test_logits_are_only_read() -> None:
+    reference, model = some_logits(1)
+    kept = row_of(model), row_of(reference)
+    Rows(N_VOCAB).compare(ctypes.addressof(kept[0]), ctypes.addressof(kept[1]), 7, np.zeros(1, SCORE)[0])
+    assert np.array_equal(np.array(kept[0]), model)
+    assert np.array_equal(np.array(kept[1]), reference)
+
+
+def test_a_model_does_not_differ_from_itself_at_all() -> None:
+    row = row_of(some_logits(2)[0])
+    scores = np.zeros(1, SCORE)
+    Rows(N_VOCAB).compare(ctypes.addressof(row), ctypes.addressof(row), 5, scores[0])
+    assert scores[0]["kld"] == 0.0
+    assert scores[0]["nll"] == scores[0]["reference_nll"]
+    assert scores[0]["same_top"]
+
+
+def test_what_is_impossible_for_both_does_not_count() -> None:
+    reference, model = (np.where(np.arange(N_VOCAB) % 3, row, -np.inf) for row in some_logits(3))
+    finite = np.arange(N_VOCAB) % 3 > 0
+    p, q = log_softmax(reference[finite].tolist()), log_softmax(model[finite].tolist())
+    scores = np.zeros(1, SCORE)
+    kept = row_of(model), row_of(reference)
+    Rows(N_VOCAB).compare(ctypes.addressof(kept[0]), ctypes.addressof(kept[1]), 1, scores[0])
+    assert scores[0]["kld"] == pytest.approx(sum(math.exp(a) * (a - b) for a, b in zip(p, q, strict=True)), rel=1e-4)
+
+
+def some_scores(chunks: int, each: int, seed: int = 0) -> Any:
+    """Positions whose figures have to do with each other, as in real texts."""
+    random = np.random.default_rng(seed)
+    scores = np.zeros(chunks * each, SCORE)
+    scores["chunk"] = np.repeat(np.arange(chunks), each)
+    scores["position"] = np.tile(np.arange(each) + each, chunks)
+    scores["reference_nll"] = random.gamma(1.0, 3.0, len(scores))
+    scores["nll"] = np.maximum(scores["reference_nll"] + 0.3 * random.standard_normal(len(scores)) + 0.05, 1e-3)
+    scores["kld"] = random.gamma(0.5, 0.1, len(scores))
+    scores["same_top"] = random.random(len(scores)) < 0.9
+    scores["n_bytes"] = random.integers(1, 9, len(scores))
+    return scores
+
+
+def mean_and_uncertainty(values: list[float]) -> tuple[float, float]:
+    """Llama-perplexity's."""
+    count = len(values)
+    mean = sum(values) / count
+    variance = sum(value * value for value in values) / count - mean * mean
+    return mean, math.sqrt(variance / (count - 1)) if variance > 0 and count > 10 else 0.0
+
+
+def covariance(one: list[float], other: list[float]) -> float:
+    """Llama-perplexity's."""
+    count = len(one)
+    both = sum(a * b for a, b in zip(one, other, strict=True)) / count
+    return (both - sum(one) / count * (sum(other) / count)) / (count - 1)
+
+
+def percentile(values: list[float], fraction: float) -> float:
+    """Llama-perplexity's."""
+    place = fraction * (len(values) - 1)
+    index = int(place)
+    place -= index
+    return (1 - place) * values[index] + place * values[min(index + 1, len(values) - 1)]
+
+
+def test_figures_and_errors_are_llama_perplexitys() -> None:
+    scores = some_scores(5, 100)
+    found = evaluate_scores.divergence(scores)
+    nll, base, kld = ([float(value) for value in scores[name]] for name in ("nll", "reference_nll", "kld"))
+    log_ppl, log_base = mean_and_uncertainty(nll), mean_and_uncertainty(base)
+    own = evaluate_scores.perplexity(scores)
+    assert (own.value, own.error) == pytest.approx((math.exp(log_ppl[0]), math.exp(log_ppl[0]) * log_ppl[1]))
+    reference = found.reference_perplexity
+    assert (reference.value, reference.error) == pytest.approx(
+        (math.exp(log_base[0]), math.exp(log_base[0]) * log_base[1])
+    )
+    shared = covariance(nll, base)
+    uncertainty = math.sqrt(log_ppl[1] ** 2 + log_base[1] ** 2 - 2 * shared)
+    assert (found.log_ratio.value, found.log_ratio.error) == pytest.approx((log_ppl[0] - log_base[0], uncertainty))
+    assert found.ratio.value == pytest.approx(math.exp(log_ppl[0] - log_base[0]))
+    assert found.ratio.error == pytest.approx(found.ratio.value * uncertainty)
+    assert found.correlation == pytest.approx(shared / (log_ppl[1] * log_base[1]))
+    assert (found.mean.value, found.mean.error) == pytest.approx(mean_and_uncertainty(kld))
+    ordered = sorted(kld)
+    assert found.maximum == ordered[-1]
+    for figure, share in ((found.median, 0.5), (found.p90, 0.9), (found.p95, 0.95), (found.p99, 0.99)):
+        assert figure.value == pytest.approx(percentile(ordered, share))
+    assert found.p999.value == pytest.approx(percentile(ordered, 0.999))
+    changes = [math.exp(-a) - math.exp(-b) for a, b in zip(nll, base, strict=True)]
+    change = found.probability_change
+    assert (change.value, change.error) == pytest.approx(mean_and_uncertainty(changes))
+    square, its_error = mean_and_uncertainty([value * value for value in changes])
+    rms = math.sqrt(square)
+    assert (found.rms_change.value, found.rms_change.error) == pytest.approx((rms, 0.5 / rms * its_error))
+    share = float(np.mean(scores["same_top"]))
+    assert found.same_top.value == pytest.approx(share)
+    assert found.same_top.error == pytest.approx(math.sqrt(share * (1 - share) / (len(scores) - 1)))
+
+
+def test_bits_per_byte() -> None:
+    scores = some_scores(1, 20)
+    bits = sum(float(nll) for nll in scores["nll"]) / math.log(2)
+    assert evaluate_scores.bits_per_byte(scores) == pytest.approx(bits / int(scores["n_bytes"].sum()))
+    assert evaluate_scores.bits_per_byte(scores[:0]) == 0.0
+
+
+def correlated(random: Any, blocks: int) -> Any:
+    """Scores of easy and hard parts of a text, each as long as the shorter kind of block."""
+    length = BLOCKS[1]
+    scores = np.zeros(blocks * length, SCORE)
+    scores["chunk"] = np.repeat(np.arange(blocks), length)
+    scores["position"] = np.tile(np.arange(length), blocks)
+    hardness = np.repeat(random.normal(3.0, 0.5, blocks), length)
+    scores["nll"] = np.maximum(hardness + random.standard_normal(len(scores)), 0)
+    scores["kld"] = np.exp(hardness - 3.0) * random.gamma(0.5, 0.1, len(scores))
+    scores["same_top"] = random.random(len(scores)) < 0.99 - 0.1 * (hardness - 2.0)
+    return scores
+
+
+@pytest.mark.parametrize("blocks", [4, 15])
+def test_intervals_contain_the_truth_as_often_as_they_say(blocks: int) -> None:
+    """Of positions that have something in common, where llama-perplexity's errors are several times too small."""
+    random = np.random.default_rng(5)
+    truth = correlated(np.random.default_rng(6), 1000)
+    expected, expected_perplexity = evaluate_scores.divergence(truth), evaluate_scores.perplexity(truth).value
+    names = ("mean", "median", "p90", "same_top")
+    right = dict.fromkeys((*names, "perplexity"), 0)
+    rounds = 150
+    for _ in range(rounds):
+        scores = correlated(random, blocks)
+        found = evaluate_scores.divergence(scores)
+        for name in names:
+            figure = getattr(found, name)
+            right[name] += figure.low <= getattr(expected, name).value <= figure.high
+        perplexity = evaluate_scores.perplexity(scores)
+        right["perplexity"] += perplexity.low <= expected_perplexity <= perplexity.high
+    for name, count in right.items():
+        assert count / rounds > 0.87, (name, count)
+
+
+def test_a_share_of_all_is_not_certain() -> None:
+    scores = some_scores(4, 64)
+    scores["same_top"] = True
+    share = evaluate_scores.divergence(scores).same_top
+    assert share.value == share.high == 1.0
+    assert 0.98 < share.low < 1.0
+
+
+def test_few_positions_are_no_reason_to_fail() -> None:
+    for count in (1, 2, 11):
+        found = evaluate_scores.divergence(some_scores(1, count))
+        assert found.mean.low <= found.mean.value <= found.mean.high
+        assert evaluate_scores.perplexity(some_scores(1, count)).value > 1
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"), [(1, 12.7062), (7, 2.3646), (8, 2.3060), (12, 2.1788), (30, 2.0423), (1000, 1.9623)]
+)
+def test_students_t(freedom: int, expected: float) -> None:
+    assert evaluate_scores.student(freedom) == pytest.approx(expected, rel=1e-3)
+
+
+def test_stretches() -> None:
+    assert evaluate_scores.edges(512) == [(0, 512)]
+    assert evaluate_scores.edges(300) == [(0, 300)]
+    assert evaluate_scores.edges(3000) == [(0, 512), (512, 1024), (1024, 2048), (2048, 3000)]
+    scores = some_scores(2, 1500)
+    scores["position"] -= 1500
+    near, middle, far = evaluate_scores.stretches(scores, 1501, compared=True)
+    assert (near.start, near.end, near.positions) == (0, 512, 1024)
+    assert (far.start, far.end, far.positions) == (1024, 1501, 2 * 476)
+    part = scores[scores["position"] >= 1024]
+    assert far.perplexity == evaluate_scores.perplexity(part)
+    assert far.divergence == evaluate_scores.divergence(part).mean
+    assert far.same_top == evaluate_scores.divergence(part).same_top
+    assert (
+        middle.reference_perplexity
+        == evaluate_scores.divergence(scores[scores["position"] // 512 == 1]).reference_perplexity
+    )
+    assert all(stretch.divergence is None for stretch in evaluate_scores.stretches(scores, 1501, compared=False))
+
+
+def test_an_interval_has_its_figure_inside() -> None:
+    figure = evaluate_scores.divergence(some_scores(3, 50))
+    for name in ("mean", "median", "p90", "p95", "p99", "p999", "same_top", "log_ratio", "ratio", "rms_change"):
+        value: Figure = getattr(figure, name)
+        assert value.low <= value.value <= value.high, name
+
+
+def test_a_hopeless_model_has_a_perplexity_too() -> None:
+    scores = some_scores(1, 20)
+    scores["nll"] = np.linspace(900, 1000, 20)
+    found = evaluate_scores.perplexity(scores)
+    assert math.isfinite(found.value)
+    assert math.isfinite(found.high)

@@ -1,0 +1,55 @@
+"""The engine's outbox: text of fast models goes out a few tokens at a time, nothing is lost or reordered."""
+
+from __future__ import annotations
+
+from llmrun.engine.main import Outbox
+from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def outbox() -> tuple[Outbox, list[Event], Clock]:
+    sent: list[Event] = []
+    clock = Clock()
+    return Outbox(sent.append, clock), sent, clock
+
+
+def test_first_text_goes_out_at_once() -> None:
+    box, sent, _ = outbox()
+    box.add(TextDelta(1, "a", 1))
+    assert sent == [TextDelta(1, "a", 1)]
+
+
+def test_fast_text_is_gathered_and_slow_text_is_not() -> None:
+    box, sent, clock = outbox()
+    for letter in "abcdef":
+        box.add(TextDelta(1, letter, 1))
+        clock.now += 0.02
+    assert sent == [TextDelta(1, "a", 1), TextDelta(1, "bcd", 3)]
+    clock.now += 1
+    box.add(TextDelta(1, "g", 2))
+    assert sent[2:] == [TextDelta(1, "efg", 4)]
+
+
+def test_the_end_comes_after_all_text() -> None:
+    box, sent, _ = outbox()
+    finished = Finished(1, "stop", Stats())
+    for event in (Started(1, 3, 0, 7), TextDelta(1, "a", 1), TextDelta(1, "b", 1), finished):
+        box.add(event)
+    assert sent == [Started(1, 3, 0, 7), TextDelta(1, "ab", 2), finished]
+
+
+def test_requests_are_not_mixed() -> None:
+    box, sent, _ = outbox()
+    box.add(TextDelta(1, "a", 1))
+    for event in (TextDelta(1, "b", 1), TextDelta(2, "x", 1), TextDelta(1, "c", 1), Finished(2, "stop", Stats())):
+        box.add(event)
+    assert sent[1:] == [TextDelta(1, "bc", 2), TextDelta(2, "x", 1), Finished(2, "stop", Stats())]

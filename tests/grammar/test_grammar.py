@@ -1,0 +1,204 @@
+"""Grammars and JSON schemas: what is refused, where, and that nothing else ever happens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+from support.grammar_cases import BROKEN_GRAMMARS, BROKEN_SCHEMAS, GRAMMARS, SCHEMAS, Broken
+from support.mutations import MUTATIONS, mutations
+
+from llmrun.errors import BadGrammarError
+from llmrun.grammar import Grammar, read_grammar, read_json_schema
+from llmrun.grammar.narrow import narrowed
+from llmrun.grammar.schema import parse
+
+MOST_SECONDS = 1.0
+
+
+def refused(read: Callable[[str], Grammar], case: Broken) -> BadGrammarError:
+    """The error, after its words and its time were looked at."""
+    began = time.perf_counter()
+    with pytest.raises(BadGrammarError) as caught:
+        read(case.text)
+    assert time.perf_counter() - began < MOST_SECONDS
+    said = f"{caught.value} ({caught.value.hint})"
+    assert case.place in said
+    assert case.why in said
+    assert len(said) < 500
+    return caught.value
+
+
+@pytest.mark.parametrize("name", BROKEN_GRAMMARS)
+def test_a_broken_grammar_is_refused_with_its_place(name: str) -> None:
+    refused(read_grammar, BROKEN_GRAMMARS[name])
+
+
+@pytest.mark.parametrize("name", BROKEN_SCHEMAS)
+def test_a_broken_schema_is_refused_with_its_place(name: str) -> None:
+    refused(read_json_schema, BROKEN_SCHEMAS[name])
+
+
+def test_there_are_as_many_broken_ones_as_promised() -> None:
+    assert len(BROKEN_GRAMMARS) + len(BROKEN_SCHEMAS) >= 60
+    assert len(SCHEMAS) >= 50
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_good_grammar_is_gbnf(name: str) -> None:
+    text = GRAMMARS[name][0]
+    assert read_grammar(text) == Grammar("gbnf", text)
+    assert read_grammar(text.replace("\n", "\r\n")).kind == "gbnf"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: "a"',
+        '%llguidance {}\nstart: A "::="\nA: /[a-z]+/ // letters',
+        'start[capture]: ("a" | "b")*\n',
+        "?start: INT\n",
+    ],
+)
+def test_lark_is_told_from_gbnf(text: str) -> None:
+    assert read_grammar(text) == Grammar("lark", text)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_good_schema_is_taken(name: str) -> None:
+    text = json.dumps(SCHEMAS[name], indent=2, ensure_ascii=False)
+    assert read_json_schema(text) == Grammar("json_schema", text)
+
+
+def test_hints_name_what_was_meant() -> None:
+    assert refused(read_grammar, BROKEN_GRAMMARS["unknown rule"]).hint == "did you mean 'items'?"
+    assert refused(read_json_schema, BROKEN_SCHEMAS["unknown type"]).hint == "did you mean 'string'?"
+    assert refused(read_json_schema, BROKEN_SCHEMAS["reference to nothing"]).hint == "did you mean '#/$defs/item'?"
+    assert refused(read_json_schema, BROKEN_SCHEMAS["unknown format"]).hint == "did you mean 'date-time'?"
+
+
+@pytest.mark.parametrize(
+    ("schema", "narrow"),
+    [
+        # what is open is closed ..
+        ({"properties": {"a": {}}}, {"properties": {"a": {}}, "additionalProperties": False}),
+        ({"prefixItems": [{}]}, {"prefixItems": [{}], "items": False}),
+        ({"items": [{}]}, {"items": [{}], "additionalItems": False}),
+        # .. but not what was left open on purpose, or has to be
+        ({"type": "object"}, {"type": "object"}),
+        (
+            {"properties": {"a": {}}, "additionalProperties": True},
+            {"properties": {"a": {}}, "additionalProperties": True},
+        ),
+        ({"properties": {"a": {}}, "required": ["b"]}, {"properties": {"a": {}}, "required": ["b"]}),
+        ({"prefixItems": [{}], "minItems": 2}, {"prefixItems": [{}], "minItems": 2}),
+        # .. and not where two schemas speak about one object
+        (
+            {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+            {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+        ),
+        (
+            {"properties": {"a": {}}, "$ref": "#/$defs/x", "$defs": {"x": {"properties": {"b": {}}}}},
+            {"properties": {"a": {}}, "$ref": "#/$defs/x", "$defs": {"x": {"properties": {"b": {}}}}},
+        ),
+        (
+            {"$ref": "#/$defs/x", "$defs": {"x": {"properties": {"b": {}}}}},
+            {"$ref": "#/$defs/x", "$defs": {"x": {"properties": {"b": {}}, "additionalProperties": False}}},
+        ),
+        # oneOf becomes anyOf where that is the same
+        ({"oneOf": [{"type": "null"}, {"const": 1}]}, {"anyOf": [{"type": "null"}, {"const": 1}]}),
+        (
+            {"oneOf": [{"const": 1}, {"const": 2}], "anyOf": [{"const": 2}]},
+            {"anyOf": [{"const": 2}], "allOf": [{"anyOf": [{"const": 1}, {"const": 2}]}]},
+        ),
+        # what only says something is dropped where llguidance would stumble
+        ({"$schema": "mine", "$id": "me", "uniqueItems": False, "format": "int32"}, {}),
+        (
+            {"const": {"properties": {"a": {}}, "format": "int32"}},
+            {"const": {"properties": {"a": {}}, "format": "int32"}},
+        ),
+    ],
+)
+def test_a_schema_is_narrowed(schema: object, narrow: object) -> None:
+    assert json.loads(narrowed(parse(json.dumps(schema)))) == narrow
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [{"type": "string"}, {"type": ["integer", "null"]}],
+        [{"const": 1}, {"enum": [2, 3]}, {"const": "1"}, {"const": True}],
+        [
+            {"type": "object", "required": ["a"], "properties": {"a": {}}},
+            {"type": "object", "additionalProperties": False},
+        ],
+        [
+            {"type": "object", "required": ["k"], "properties": {"k": {"const": 1}}},
+            {"type": "object", "required": ["k"], "properties": {"k": {"type": "string"}}},
+        ],
+    ],
+)
+def test_one_of_what_excludes_itself_is_taken(options: object) -> None:
+    assert read_json_schema(json.dumps({"oneOf": options}))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "b$"}],
+        [{"const": 1}, {"const": 1.0}],
+        [{"required": ["a"]}, {"required": ["b"]}],
+        [
+            {"type": "object", "properties": {"k": {"const": 1}}},
+            {"type": "object", "properties": {"k": {"const": 2}}},
+        ],
+        [{"type": "array", "items": {"type": "string"}}, {"type": "array", "items": {"type": "integer"}}],
+        [{}, {"type": "null"}],
+    ],
+)
+def test_one_of_what_may_overlap_is_refused(options: object) -> None:
+    with pytest.raises(BadGrammarError, match="may both be met"):
+        read_json_schema(json.dumps({"oneOf": options}))
+
+
+@pytest.mark.parametrize(
+    ("read", "texts"),
+    [
+        (read_grammar, [text for text, _, _ in GRAMMARS.values()]),
+        (read_json_schema, [json.dumps(schema, indent=1) for schema in SCHEMAS.values()]),
+    ],
+)
+def test_whatever_is_written_it_is_taken_or_refused(read: Callable[[str], Grammar], texts: list[str]) -> None:
+    refusals = 0
+    for text in mutations(texts, seed=3):
+        began = time.perf_counter()
+        try:
+            read(text)
+        except BadGrammarError:
+            refusals += 1
+        assert time.perf_counter() - began < MOST_SECONDS
+    assert 0 < refusals < MUTATIONS
+
+
+def test_a_long_chain_of_names_takes_no_time() -> None:
+    size = 3_000
+    chain = "".join(f"r{n} ::= r{n + 1} | [a-z]+ r{n + 1}\n" for n in range(size))
+    definitions = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"type": "null"}]} for n in range(size)}
+    schema = json.dumps({"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{size}": {}}})
+    began = time.perf_counter()
+    read_grammar(f'root ::= r0\n{chain}r{size} ::= "a"\n')
+    read_json_schema(schema)
+    assert time.perf_counter() - began < MOST_SECONDS
+
+
+def test_the_front_imports_next_to_nothing() -> None:
+    """Every start imports the dataclass, because messages do."""
+    program = (
+        "import sys, llmrun.grammar; print([name for name in sys.modules if 'grammar.' in name or 'llguid' in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

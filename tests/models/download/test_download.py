@@ -1,0 +1,535 @@
+"""Transfers: whatever the server does, the target is either not there or has the promised bytes."""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
+
+from llmrun.errors import (
+    BadModelError,
+    DiskFullError,
+    IntegrityError,
+    LoginRequiredError,
+    ModelNotFoundError,
+    NetworkError,
+    ResourceError,
+)
+from llmrun.models.download import download as module
+from llmrun.models.download import part
+from llmrun.models.download.download import download
+from llmrun.models.download.transfer import Patience, Source
+from llmrun.models.store import disk
+
+CONTENT = random.Random(1).randbytes(3_000_000)
+QUICK = Patience(connect_seconds=2, stall_seconds=2, retries=2, backoff_seconds=0.0)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]:
+    monkeypatch.setenv("NO_PROXY", "*")
+    with stand_in_hub() as server:
+        server.files["tiny.gguf"] = CONTENT
+        yield server
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "blobs" / sha256(CONTENT)
+
+
+def part_of(target: Path) -> Path:
+    return target.with_name(target.name + ".part")
+
+
+def source(hub: StandInHub, **changes: Any) -> Source:
+    url = f"{hub.url}/{hub.repository}/resolve/{COMMIT}/tiny.gguf"
+    fields = {"label": "tiny.gguf", "sha256": sha256(CONTENT), "size": len(CONTENT), **changes}
+    return Source(url, **fields)
+
+
+def fetch(
+    hub: StandInHub,
+    target: Path,
+    *,
+    patience: Patience = QUICK,
+    on_progress: Any = None,
+    on_note: Any = None,
+    **changes: Any,
+) -> None:
+    lock = target.parent.with_name("tiny.lock")
+    wanted = source(hub, **changes)
+    download(wanted, target, lock=lock, patience=patience, on_progress=on_progress, on_note=on_note)
+
+
+def test_whole_file(hub: StandInHub, target: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    fetch(hub, target, on_progress=lambda done, total: seen.append((done, total)))
+    assert target.read_bytes() == CONTENT
+    assert list(target.parent.iterdir()) == [target]
+    assert seen[0] == (0, len(CONTENT))
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+
+
+def test_nothing_is_asked_when_it_is_there(hub: StandInHub, target: Path) -> None:
+    fetch(hub, target)
+    asked = len(hub.requests)
+    fetch(hub, target)
+    assert len(hub.requests) == asked
+
+
+def test_a_cut_is_resumed_within_the_run(hub: StandInHub, target: Path) -> None:
+    hub.faults.cut_after = [1_000_000, 1_000_000]
+    fetch(hub, target)
+    assert target.read_bytes() == CONTENT
+    assert hub.sent == len(CONTENT)
+    assert [request.headers.get("range") for request in hub.transfers()[:2]] == [None, "bytes=1000000-"]
+
+
+def test_a_part_is_resumed_by_the_next_run(hub: StandInHub, target: Path) -> None:
+    hub.faults.cut_after = [2_000_000]
+    with pytest.raises(NetworkError):
+        fetch(hub, target, patience=Patience(retries=0))
+    assert part_of(target).stat().st_size == 2_000_000
+    assert not target.exists()
+    fetch(hub, target)
+    assert target.read_bytes() == CONTENT
+    assert hub.sent <= 1.02 * len(CONTENT)
+
+
+def test_ctrl_c_keeps_the_part(hub: StandInHub, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PROGRESS_SECONDS", 0.0)
+    hub.faults.bytes_per_second = 10_000_000
+
+    def interrupt(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(hub, target, on_progress=interrupt)
+    kept = part_of(target).stat().st_size
+    assert 0 < kept < len(CONTENT)
+    fetch(hub, target)
+    assert hub.transfers()[-1].headers["range"] == f"bytes={kept}-"
+    assert target.read_bytes() == CONTENT
+
+
+def test_a_whole_part_needs_no_transfer(hub: StandInHub, target: Path) -> None:
+    target.parent.mkdir()
+    part_of(target).write_bytes(CONTENT)
+    fetch(hub, target)
+    assert target.read_bytes() == CONTENT
+    assert not hub.requests
+
+
+def test_server_that_ignores_ranges(hub: StandInHub, target: Path) -> None:
+    hub.faults.cut_after = [1_500_000]
+    hub.faults.ignore_range = True
+    fetch(hub, target)
+    assert target.read_bytes() == CONTENT
+
+
+def test_server_that_lies_once_costs_nothing(hub: StandInHub, target: Path) -> None:
+    """A part is not thrown away for a single bad answer."""
+    hub.faults.cut_after = [1_500_000]
+    hub.faults.statuses = [0, 416]
+    fetch(hub, target)
+    assert target.read_bytes() == CONTENT
+    assert hub.sent == len(CONTENT)
+
+
+@pytest.mark.parametrize("lie", ["bytes 0-9/10", "bytes 5-2999999/3000000", "nonsense", "bytes */3000000"])
+def test_server_that_lies_about_ranges(hub: StandInHub, target: Path, lie: str) -> None:
+    hub.faults.cut_after = [1_500_000]
+    hub.faults.content_range = lie
+    fetch(hub, target)
+    assert target.read_bytes() == CONTENT
+
+
+def test_wrong_bytes_are_deleted(hub: StandInHub, target: Path) -> None:
+    hub.faults.content = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
+    with pytest.raises(IntegrityError, match="sha256"):
+        fetch(hub, target)
+    assert not list(target.parent.iterdir())
+
+
+def test_wrong_part_is_deleted(hub: StandInHub, target: Path) -> None:
+    target.parent.mkdir()
+    part_of(target).write_bytes(b"x" * 1000)
+    with pytest.raises(IntegrityError):
+        fetch(hub, target)
+    assert not list(target.parent.iterdir())
+
+
+@pytest.mark.parametrize("content", [CONTENT + b"more", CONTENT[:-5]], ids=["longer", "shorter"])
+def test_other_size_than_promised(hub: StandInHub, target: Path, content: bytes) -> None:
+    hub.faults.content = content
+    with pytest.raises(IntegrityError, match="promised"):
+        fetch(hub, target)
+    assert hub.sent == 0 or not target.exists()
+    assert not target.exists()
+
+
+def test_part_longer_than_the_file(hub: StandInHub, target: Path) -> None:
+    target.parent.mkdir()
+    part_of(target).write_bytes(CONTENT + b"more")
+    fetch(hub, target)
+    assert target.read_bytes() == CONTENT
+
+
+def test_range_that_can_not_be_satisfied(hub: StandInHub, target: Path) -> None:
+    target.parent.mkdir()
+    part_of(target).write_bytes(CONTENT + b"more")
+    fetch(hub, target, size=None)  # without a size only the server can tell
+    assert target.read_bytes() == CONTENT
+
+
+def test_busy_server_is_asked_again(hub: StandInHub, target: Path) -> None:
+    hub.faults.statuses = [503, 429]
+    hub.faults.headers = {"Retry-After": "0"}
+    fetch(hub, target)
+    assert target.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("date", [False, True], ids=["seconds", "date"])
+def test_retry_after_is_heeded(hub: StandInHub, target: Path, date: bool) -> None:
+    hub.faults.statuses = [429]
+    hub.faults.headers = {"Retry-After": formatdate(time.time() + 2, usegmt=True) if date else "1"}
+    began = time.monotonic()
+    fetch(hub, target)
+    assert 0.9 < time.monotonic() - began < 5
+
+
+def test_long_wait_is_said(hub: StandInHub, target: Path) -> None:
+    hub.faults.statuses = [429]
+    hub.faults.headers = {"Retry-After": "60"}
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        raise KeyboardInterrupt  # nobody waits for this
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(hub, target, on_note=note)
+    assert "429" in notes[0]
+    assert "again in 60 seconds" in notes[0]
+
+
+def test_back_off_grows(monkeypatch: pytest.MonkeyPatch, hub: StandInHub, target: Path) -> None:
+    hub.faults.statuses = [503] * 10
+    began = time.monotonic()
+    with pytest.raises(NetworkError):
+        fetch(hub, target, patience=Patience(retries=3, backoff_seconds=0.1))
+    assert (0.1 + 0.2 + 0.4) * 0.75 <= time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("wait", ["3600", formatdate(4e9, usegmt=True)])
+def test_retry_after_that_is_too_long(hub: StandInHub, target: Path, wait: str) -> None:
+    hub.faults.statuses = [429]
+    hub.faults.headers = {"Retry-After": wait}
+    with pytest.raises(NetworkError, match="429") as caught:
+        fetch(hub, target)
+    assert "seconds" in caught.value.hint
+
+
+def test_patience_ends(hub: StandInHub, target: Path) -> None:
+    hub.faults.statuses = [500] * 10
+    with pytest.raises(NetworkError, match="500"):
+        fetch(hub, target)
+    assert len(hub.faults.statuses) == 10 - (QUICK.retries + 1)
+
+
+@pytest.mark.parametrize("drip", [False, True], ids=["silence", "one byte now and then"])
+def test_stall_is_noticed(hub: StandInHub, target: Path, drip: bool) -> None:
+    hub.faults.stall_after = 1000
+    hub.faults.drip = drip
+    began = time.monotonic()
+    with pytest.raises(NetworkError, match="stopped arriving"):
+        fetch(hub, target, patience=Patience(stall_seconds=0.5, retries=0))
+    assert time.monotonic() - began < 2
+    assert 1000 <= part_of(target).stat().st_size < 2000
+
+
+def test_stall_is_noticed_within_thirty_seconds_by_default() -> None:
+    assert Patience().stall_seconds <= 29
+
+
+def test_server_that_answers_nothing_is_asked_again(hub: StandInHub, target: Path) -> None:
+    hub.faults.silent = 1
+    fetch(hub, target, patience=Patience(stall_seconds=0.5, retries=1, backoff_seconds=0))
+    assert target.read_bytes() == CONTENT
+
+
+def test_progress_comes_while_nothing_arrives(hub: StandInHub, target: Path) -> None:
+    hub.faults.stall_after = 1000
+    seen: list[float] = []
+    with pytest.raises(NetworkError):
+        fetch(
+            hub,
+            target,
+            patience=Patience(stall_seconds=1.0, retries=0),
+            on_progress=lambda done, total: seen.append(time.monotonic()),
+        )
+    assert len(seen) >= 4
+
+
+def test_unreachable_server(target: Path) -> None:
+    nowhere = Source("http://127.0.0.1:9/x", "x", "0" * 64, 1)
+    with pytest.raises(NetworkError, match=r"can't reach 127\.0\.0\.1"):
+        download(nowhere, target, lock=target.with_name("l"), patience=Patience(retries=0))
+
+
+def test_file_that_is_gone(hub: StandInHub, target: Path) -> None:
+    del hub.files["tiny.gguf"]
+    with pytest.raises(NetworkError, match="listed there, but it is gone"):
+        fetch(hub, target)
+    with pytest.raises(ModelNotFoundError):
+        fetch(hub, target, sha256=None)
+
+
+def test_login(hub: StandInHub, target: Path) -> None:
+    hub.faults.resolve_statuses = [401]
+    with pytest.raises(LoginRequiredError) as caught:
+        fetch(hub, target, login_hint="open the page")
+    assert caught.value.hint == "open the page"
+
+
+@pytest.mark.parametrize("status", [400, 403])
+def test_expired_link_is_asked_for_again(hub: StandInHub, target: Path, status: int) -> None:
+    hub.faults.cut_after = [1_000_000]
+    hub.faults.statuses = [0, status]
+    fetch(hub, target)
+    assert target.read_bytes() == CONTENT
+    assert hub.sent == len(CONTENT)
+    assert [request.path.startswith("/cdn/") for request in hub.requests] == [False, True] * 3
+
+
+def test_token_stays_with_its_host(hub: StandInHub, target: Path) -> None:
+    fetch(hub, target, token="canary")
+    assert {request.host: request.headers.get("authorization") for request in hub.requests} == {
+        "127.0.0.1": "Bearer canary",
+        "localhost": None,
+    }
+
+
+def test_token_follows_on_the_same_host(hub: StandInHub, target: Path) -> None:
+    hub.faults.same_host = True
+    fetch(hub, target, token="canary")
+    assert {request.headers.get("authorization") for request in hub.requests} == {"Bearer canary"}
+
+
+def test_redirects_in_a_circle(hub: StandInHub, target: Path) -> None:
+    hub.faults.circle = True
+    with pytest.raises(NetworkError, match="circles"):
+        fetch(hub, target)
+
+
+def test_compressed_bytes_are_refused(hub: StandInHub, target: Path) -> None:
+    hub.faults.encoding = "gzip"
+    with pytest.raises(NetworkError, match="compressed"):
+        fetch(hub, target)
+
+
+@pytest.mark.parametrize("etag", [None, 'W/"weak"'])
+def test_without_hash_and_version_nothing_is_resumed(hub: StandInHub, target: Path, etag: str | None) -> None:
+    hub.faults.cut_after = [1000]
+    hub.faults.etag = etag
+    with pytest.raises(NetworkError):
+        fetch(hub, target, sha256=None, size=None, patience=Patience(retries=0))
+    assert not list(target.parent.iterdir())
+    fetch(hub, target, sha256=None, size=None)
+    assert target.read_bytes() == CONTENT
+
+
+def test_without_a_hash_the_version_allows_to_resume(hub: StandInHub, target: Path) -> None:
+    hub.faults.cut_after = [1_000_000]
+    hub.faults.etag = '"one"'
+    with pytest.raises(NetworkError):
+        fetch(hub, target, sha256=None, size=None, patience=Patience(retries=0))
+    fetch(hub, target, sha256=None, size=None)
+    assert target.read_bytes() == CONTENT
+    assert hub.sent == len(CONTENT)
+    assert hub.transfers()[-1].headers["if-range"] == '"one"'
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_another_version_is_not_mixed_in(hub: StandInHub, target: Path) -> None:
+    hub.faults.cut_after = [1_000_000]
+    hub.faults.etag = '"one"'
+    with pytest.raises(NetworkError):
+        fetch(hub, target, sha256=None, size=None, patience=Patience(retries=0))
+    hub.faults.etag = '"two"'
+    hub.files["tiny.gguf"] = CONTENT[::-1]
+    fetch(hub, target, sha256=None, size=None)
+    assert target.read_bytes() == CONTENT[::-1]
+
+
+def test_cut_without_a_hash_is_noticed_and_repeated(hub: StandInHub, target: Path) -> None:
+    hub.faults.cut_after = [1000]
+    fetch(hub, target, sha256=None, size=None)
+    assert target.read_bytes() == CONTENT
+
+
+def test_file_that_begins_otherwise_ends_at_once(hub: StandInHub, target: Path) -> None:
+    hub.faults.bytes_per_second = 1_000_000
+    with pytest.raises(BadModelError, match="leads to no model"):
+        fetch(hub, target, sha256=None, size=None, starts_with=b"GGUF")
+    assert hub.sent < len(CONTENT)
+    assert not list(target.parent.iterdir())
+
+
+def test_full_disk_is_noticed_before(hub: StandInHub, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
+    with pytest.raises(DiskFullError) as caught:
+        fetch(hub, target)
+    assert "3,000,000 bytes are needed, 1,000 are free" in caught.value.why
+    assert not hub.requests
+
+
+def test_what_is_there_needs_no_room(hub: StandInHub, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target.parent.mkdir()
+    part_of(target).write_bytes(CONTENT[:2_500_000])
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 500_000)
+    fetch(hub, target)
+    assert target.read_bytes() == CONTENT
+
+
+def test_lie_of_an_enormous_size(hub: StandInHub, target: Path) -> None:
+    with pytest.raises(DiskFullError):
+        fetch(hub, target, size=10**17)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+@pytest.mark.parametrize("where", ["write", "fsync", "rename"])
+def test_disk_that_fills_up_meanwhile(
+    hub: StandInHub, target: Path, monkeypatch: pytest.MonkeyPatch, where: str, number: int
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(number, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if where == "write":
+            patch.setattr(part.Part, "write", full)
+        elif where == "fsync":
+            patch.setattr(part.os, "fsync", full)
+        else:
+            patch.setattr(part.Path, "replace", full)
+        with pytest.raises(DiskFullError, match=r"no space is left|not allowed there") as caught:
+            fetch(hub, target)
+    assert caught.value.exit_status == 6
+    assert "are free" in caught.value.why
+    assert ("3,000,000 more bytes are needed" in caught.value.why) == (where == "write")
+    assert not target.exists()
+    fetch(hub, target)  # room was made
+    assert target.read_bytes() == CONTENT
+    assert hub.sent == len(CONTENT) or where == "write"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_place_that_can_not_be_written(hub: StandInHub, target: Path) -> None:
+    target.parent.write_text("a file where the folder should be")
+    with pytest.raises(ResourceError):
+        fetch(hub, target)
+
+
+def test_two_at_once_transfer_once(hub: StandInHub, target: Path) -> None:
+    hub.faults.bytes_per_second = 10_000_000
+    notes: list[str] = []
+    workers = [threading.Thread(target=fetch, args=(hub, target), kwargs={"on_note": notes.append}) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert target.read_bytes() == CONTENT
+    assert len(hub.transfers()) == 1
+    assert notes == ["tiny.gguf is being downloaded by another process; waiting for it"] * 3
+
+
+def test_links_stay_out_of_messages(hub: StandInHub, target: Path) -> None:
+    secret = Source(f"{hub.url}/nowhere?signature=canary", "tiny.gguf")
+    with pytest.raises(ModelNotFoundError) as caught:
+        download(secret, target, lock=target.with_name("l"), patience=QUICK)
+    assert "canary" not in f"{caught.value} {caught.value.hint}"
+
+
+# ---- several connections
+
+
+@pytest.fixture
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if three megabytes were a lot: pieces of 256 kB."""
+    monkeypatch.setattr(part, "SEVERAL_PIECES_BYTES", 1_000_000)
+    monkeypatch.setattr(part, "_SMALLEST_PIECE", 1 << 18)
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_large_files_come_over_several_connections(hub: StandInHub, target: Path) -> None:
+    hub.faults.bytes_per_second = 5_000_000
+    seen: list[int] = []
+    began = time.monotonic()
+    fetch(hub, target, on_progress=lambda done, total: seen.append(done))
+    assert target.read_bytes() == CONTENT
+    assert hub.sent == len(CONTENT)
+    assert hub.most_busy == module.CONNECTIONS
+    assert time.monotonic() - began < 0.5  # 0.6 s over one
+    assert seen == sorted(seen)
+    assert list(target.parent.iterdir()) == [target]
+    # The signed link is asked for once, not for every piece.
+    assert len(hub.requests) - len(hub.transfers()) == 1
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_pieces_are_resumed_by_the_next_run(hub: StandInHub, target: Path) -> None:
+    hub.faults.bytes_per_second = 5_000_000
+
+    def interrupt(done: int, total: int) -> None:
+        if done > limit:
+            raise KeyboardInterrupt
+
+    for limit in (1_000_000, 2_000_000):
+        with pytest.raises(KeyboardInterrupt):
+            fetch(hub, target, on_progress=interrupt)
+        assert part.arrived_bytes(target, len(CONTENT)) > limit
+        assert not target.exists()
+    fetch(hub, target)
+    assert target.read_bytes() == CONTENT
+    assert list(target.parent.iterdir()) == [target]
+
+
+@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"cut_after": [1000, 100_000, 0, 50_000, 250_000]},
+        {"cut_after": [1000, 100_000, 0, 50_000, 250_000], "reset": True},
+        {"statuses": [0, 503, 0, 403, 0, 500, 429]},
+        {"most_connections": 2},
+        {"silent": 2},
+        {"ignore_range": True},
+        {"content_range": "bytes 5-9/3000000"},
+        {"chunked": True},
+    ],
+    ids=str,
+)
+def test_pieces_and_faults(hub: StandInHub, target: Path, faults: dict[str, Any]) -> None:
+    for name, value in faults.items():
+        setattr(hub.faults, name, value)
+    fetch(hub, target, patience=Patience(stall_seconds=1, retries=8, backoff_seconds=0.01))
+    assert target.read_bytes() == CONTENT
+    assert list(target.parent.iterdir()) == [target]
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_one_flipped_byte_in_a_piece(hub: StandInHub, target: Path) -> None:
+    hub.faults.content = CONTENT[:1_500_000] + bytes([CONTENT[1_500_000] ^ 1]) + CONTENT[1_500_001:]
+    with pytest.raises(IntegrityError, match="sha256"):
+        fetch(hub, target)
+    assert not list(target.parent.iterdir())

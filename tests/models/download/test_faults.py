@@ -1,0 +1,236 @@
+"""Everything a server can do wrong, in one table: the right file, or an error that names the cause. Never a wrong file.
+
+The hub answers as 127.0.0.1 and its CDN as localhost, so that they are two hosts to the client; a token must never
+reach the second.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gguf_writer import tiny_model
+from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
+
+from llmrun.config import Settings
+from llmrun.errors import LlmrunError
+from llmrun.models.download import part
+from llmrun.models.download.transfer import Patience
+from llmrun.models.pull import pull
+from llmrun.models.registry import ModelSpec
+
+MODEL = tiny_model() + random.Random(1).randbytes(1_500_000)
+SIZE = len(MODEL)
+NAME = "tiny-Q4_K_M.gguf"
+FLIPPED = MODEL[:700_000] + bytes([MODEL[700_000] ^ 1]) + MODEL[700_001:]
+PAGE = b"<!doctype html><html><body>Please log in to the hotel's network</body></html>"
+TOKEN = "canary-token"
+PATIENCE = Patience(connect_seconds=2, stall_seconds=0.4, retries=2, backoff_seconds=0.0)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A fault, and what is to come of it.
+
+    Attributes:
+        name: of the test.
+        faults: attributes of Faults.
+        says: in the error's text; empty when the file has to arrive all the same.
+        status: the exit status that goes with the error.
+        files: in place of the one model.
+        before: bytes of an earlier run that lie there.
+        quant: to ask for.
+        in_pieces: in place of `says` for a file that comes in pieces: their ranges tell sooner what is wrong.
+    """
+
+    name: str
+    faults: dict[str, Any] = field(default_factory=dict)
+    says: str = ""
+    status: int = 5
+    files: dict[str, bytes] | None = None
+    before: bytes = b""
+    quant: str | None = None
+    in_pieces: str | None = None
+
+
+def split(number: int) -> str:
+    return f"tiny-Q4_K_M-0000{number}-of-00003.gguf"
+
+
+MODES = [
+    Mode("nothing is wrong"),
+    # -- the connection
+    Mode("silence at the start", {"stall_after": 0}, "stopped arriving"),
+    Mode("silence at 50 %", {"stall_after": SIZE // 2}),
+    Mode("silence at 99 %", {"stall_after": SIZE * 99 // 100}),
+    Mode("one byte now and then", {"stall_after": 1000, "drip": True}, "next to nothing"),
+    Mode("no answer at all", {"silent": 10}, "stopped arriving"),
+    Mode("no answer at first", {"silent": 1}),
+    Mode("cut once", {"cut_after": [SIZE // 2]}),
+    Mode("reset once", {"cut_after": [SIZE // 2], "reset": True}),
+    Mode("cut at the last byte", {"cut_after": [SIZE - 1]}),
+    Mode("cut every time", {"cut_after": [10] * 99}, "broke off"),
+    Mode("reset every time", {"cut_after": [10] * 99, "reset": True}, "broke off"),
+    # -- other bytes
+    Mode("truncated file", {"content": MODEL[:-5]}, f"{SIZE:,} were promised"),
+    Mode("truncated body", {"content": MODEL[:-5], "length": SIZE}, "no such bytes"),
+    Mode("truncated, no length", {"content": MODEL[:-5], "chunked": True}, "no such bytes", in_pieces="were promised"),
+    Mode("extra bytes", {"content": MODEL + b"more"}, f"{SIZE:,} were promised"),
+    Mode("extra bytes, no length", {"content": MODEL + b"more", "chunked": True}, in_pieces="were promised"),
+    Mode("one flipped byte", {"content": FLIPPED}, "sha256"),
+    Mode("all zeros", {"content": bytes(SIZE)}, "sha256"),
+    Mode("web page", {"content": PAGE, "content_type": "text/html; charset=utf-8"}, "a web page came"),
+    Mode("web page, unlabelled", {"content": PAGE}, f"{SIZE:,} were promised"),
+    Mode("web page of the right size", {"content": PAGE.ljust(SIZE)}, "sha256"),
+    Mode("compressed", {"encoding": "gzip"}, "compressed"),
+    Mode("chunked", {"chunked": True}),
+    Mode("length of 10^14", {"length": 10**14}, "it has 100,000,000,000,000 bytes"),
+    Mode("empty file", {"content": b"", "length": 0}, "no such bytes|were promised"),
+    # -- ranges
+    Mode("range ignored", {"ignore_range": True}, before=MODEL[:500_000]),
+    Mode("range of other bytes", {"content_range": f"bytes 5-9/{SIZE}"}, before=MODEL[:500_000]),
+    Mode("range that makes no sense", {"content_range": "bytes nonsense"}, before=MODEL[:500_000]),
+    Mode("range without numbers", {"content_range": f"bytes */{SIZE}"}, before=MODEL[:500_000]),
+    Mode("416 once", {"statuses": [416]}, before=MODEL[:500_000]),
+    Mode("416 for ever", {"statuses": [416] * 99}, "no such bytes"),
+    Mode("changed in the middle", {"cut_after": [SIZE // 2], "etag": '"other"'}),
+    Mode("part of another file", before=FLIPPED[:800_000], says="sha256"),
+    Mode("part that is too long", before=MODEL + b"more"),
+    Mode("part that is whole", before=MODEL),
+    # -- statuses of the bytes' host
+    Mode("link has expired", {"statuses": [403]}),
+    Mode("link expires in the middle", {"cut_after": [SIZE // 2], "statuses": [0, 403]}),
+    Mode("link expires in the middle, 400", {"cut_after": [SIZE // 2], "statuses": [0, 400]}),
+    Mode("link expires at once, always", {"statuses": [403] * 99}, "answered 403.*expires at once"),
+    Mode("404", {"statuses": [404]}, "answered 404.*gone"),
+    Mode("429", {"statuses": [429], "headers": {"Retry-After": "0"}}),
+    Mode("429 for an hour", {"statuses": [429], "headers": {"Retry-After": "3600"}}, "429.*3600 seconds"),
+    Mode(
+        "429 until the year 2100",
+        {"statuses": [429], "headers": {"Retry-After": formatdate(4.1e9, usegmt=True)}},
+        "429.*left alone",
+    ),
+    Mode("429 and nonsense", {"statuses": [429], "headers": {"Retry-After": "soon " * 99}}),
+    Mode("500 twice", {"statuses": [500, 500]}),
+    Mode("500 for ever", {"statuses": [500] * 99}, "answered 500"),
+    Mode("503 once", {"statuses": [503]}),
+    Mode("503 for ever", {"statuses": [503] * 99}, "answered 503"),
+    Mode("418", {"statuses": [418]}, "answered 418"),
+    # -- the hub and its redirects
+    Mode("login", {"resolve_statuses": [401]}, "wants a login.*accept the terms", status=4),
+    Mode("gated", {"resolve_statuses": [403]}, "wants a login.*accept the terms", status=4),
+    Mode("503 of the hub", {"resolve_statuses": [503]}),
+    Mode("redirects in a circle", {"circle": True}, "in circles"),
+    Mode("redirect to nowhere", {"location": ""}, "makes no sense"),
+    Mode("redirect to no link", {"location": "http://127.0.0.1:port/"}, "makes no sense"),
+    Mode("redirect to a file", {"location": "file:///etc/passwd"}, "unsafe link|makes no sense"),
+    Mode("redirect to a dead host", {"location": "http://127.0.0.1:9/x"}, r"can't reach 127\.0\.0\.1"),
+    # -- metadata
+    Mode("metadata: login", {"metadata": (401, "GatedRepo")}, "gated.*accept the terms", status=4),
+    Mode("metadata: unknown", {"metadata": (404, "RepoNotFound")}, "no repository", status=3),
+    Mode("metadata: 429", {"metadata": (429, "")}, "too many requests"),
+    Mode("metadata: 500", {"metadata": (500, "")}, "answered 500"),
+    Mode("metadata: web page", {"body": PAGE}, "nonsense"),
+    Mode("metadata: commit that is a path", {"commit": "../../../../evil"}, "nonsense.*commit"),
+    Mode("metadata: name that is a path", {"name": "../../evil-Q4_K_M.gguf"}, "nonsense.*file name"),
+    Mode("metadata: absolute name", {"name": "/tmp/evil-Q4_K_M.gguf"}, "nonsense.*file name"),
+    Mode("metadata: name with a drive", {"name": "C:evil-Q4_K_M.gguf"}, "nonsense.*file name"),
+    Mode("metadata: hash that is a path", {"sha": "../../../evil"}, "nonsense.*hash"),
+    Mode("metadata: hash of something else", {"sha": "0" * 64}, "sha256"),
+    Mode("metadata: size of 10^14", {"size": 10**14}, "100,000,000,000,000 bytes are needed", status=6),
+    Mode("metadata: size of 10^17", {"size": 10**17}, "nonsense.*size"),
+    Mode("metadata: negative size", {"size": -1}, "nonsense.*size"),
+    Mode("metadata: size that is too small", {"size": SIZE - 1}, "were promised"),
+    Mode("version that is a path", {"etag": '"../../../../evil"'}),
+    Mode("missing shard", says=r"00002-of-00003.*missing", files={split(1): MODEL, split(3): MODEL}, quant="Q4_K_M"),
+]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]:
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with stand_in_hub() as server:
+        server.files[NAME] = MODEL
+        yield server
+
+
+@pytest.mark.parametrize("pieces", [False, True], ids=["one", "pieces"])
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_fault(mode: Mode, pieces: bool, hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if pieces:
+        monkeypatch.setattr(part, "SEVERAL_PIECES_BYTES", 1_000_000)
+        monkeypatch.setattr(part, "_SMALLEST_PIECE", 1 << 18)
+    for name, value in mode.faults.items():
+        setattr(hub.faults, name, list(value) if isinstance(value, list) else value)
+    if mode.files is not None:
+        hub.files = mode.files
+    cache = tmp_path / "hub"
+    blob = cache / "models--maker--tiny-GGUF" / "blobs" / sha256(MODEL)
+    if mode.before:
+        blob.parent.mkdir(parents=True)
+        part.part_path(blob).write_bytes(mode.before)
+
+    error = run(hub, cache, mode.quant)
+
+    assert {request.headers.get("authorization") for request in hub.requests if request.host == "127.0.0.1"} <= {
+        f"Bearer {TOKEN}"
+    }
+    assert not any("authorization" in request.headers for request in hub.requests if request.host == "localhost")
+    assert not (tmp_path / "evil").exists()
+    installed = blob.parent.parent / "snapshots" / COMMIT / NAME
+    says = mode.in_pieces if pieces and mode.in_pieces is not None else mode.says
+    if says:
+        assert error is not None, "a wrong file was taken"
+        assert error.exit_status == mode.status
+        text = f"{error} / {error.hint}"
+        assert matches(says, text), text
+        assert TOKEN not in text
+        assert not installed.exists()
+        assert left_over(cache) <= {part.part_path(blob), part.part_path(blob).with_name(blob.name + ".part.map")}
+    else:
+        assert error is None, f"{error}"
+        assert installed.read_bytes() == MODEL
+        assert left_over(cache) == {blob, installed, blob.parent.parent / "refs" / "main"}
+
+
+def run(hub: StandInHub, cache: Path, quant: str | None) -> LlmrunError | None:
+    """The error of a pull, None when it came to a good end."""
+    settings = Settings(cache, hub.url, offline=False, debug=False)
+    try:
+        pull(ModelSpec("tiny", repository=hub.repository, quant=quant), settings, patience=PATIENCE)
+    except LlmrunError as error:
+        return error
+    return None
+
+
+def matches(pattern: str, text: str) -> bool:
+    import re
+
+    return re.search(pattern, text, re.DOTALL) is not None
+
+
+def left_over(cache: Path) -> set[Path]:
+    """Every file of the cache but the locks."""
+    return {path for path in cache.rglob("*") if not path.is_dir() and ".locks" not in path.parts}
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(MODES) >= 60
+    assert len({mode.name for mode in MODES}) == len(MODES)
+
+
+def test_what_a_failed_run_left_is_of_use(hub: StandInHub, tmp_path: Path) -> None:
+    """Whatever stopped it in the middle, the next run asks for the rest only."""
+    hub.faults.cut_after = [SIZE // 2]
+    hub.faults.statuses = [0, *[500] * 9]
+    assert run(hub, tmp_path / "hub", None) is not None
+    hub.faults.statuses = []
+    hub.sent = 0
+    assert run(hub, tmp_path / "hub", None) is None
+    assert hub.sent <= SIZE // 2 + 1

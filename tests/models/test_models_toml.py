@@ -1,0 +1,80 @@
+"""models.toml: every entry has the shape that its header promises."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+
+import pytest
+
+from llmrun.models.registry import CatalogueEntry, load_catalogue, resolve
+from llmrun.protocol.params import resolve_sampling
+
+CATALOGUE = load_catalogue()
+ENTRIES = [pytest.param(entry, id=alias) for alias, entry in CATALOGUE.entries.items()]
+
+
+def test_default_is_the_small_model_with_a_mirror() -> None:
+    assert CATALOGUE.default == "smollm2"
+    spec = resolve(CATALOGUE.default, CATALOGUE)
+    assert spec.filename == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert spec.mirror is not None
+    assert spec.mirror.size == 98_362_432
+
+
+def test_repositories_are_unique() -> None:
+    repositories = [entry.repository.lower() for entry in CATALOGUE.entries.values()]
+    assert len(set(repositories)) == len(repositories)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_names(entry: CatalogueEntry) -> None:
+    assert re.fullmatch(r"[a-z0-9][a-z0-9.-]*", entry.alias)
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*", entry.repository)
+    assert entry.title
+    assert re.match(r"[0-9.]+[MB]\b", entry.parameters)
+    assert entry.license
+    assert entry.source
+    assert entry.kind in {"chat", "embedding"}
+    assert 512 <= entry.context <= 1 << 20
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_quants_and_files(entry: CatalogueEntry) -> None:
+    assert entry.quant in entry.quants
+    assert len({quant.upper() for quant in entry.quants}) == len(entry.quants)
+    assert entry.file.count("{quant}") == 1
+    assert entry.file.endswith(".gguf")
+    for quant in entry.quants:
+        assert re.fullmatch(r"[A-Za-z0-9_]+", quant)
+        spec = resolve(f"{entry.alias}:{quant}", CATALOGUE)
+        assert spec.filename == entry.file.replace("{quant}", quant)
+        assert resolve(f"{entry.repository}:{quant}", CATALOGUE).filename == spec.filename
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_size_fits_the_parameters(entry: CatalogueEntry) -> None:
+    number, unit = re.match(r"([0-9.]+)([MB])", entry.parameters).groups()  # type: ignore[union-attr]
+    millions = float(number) * (1000 if unit == "B" else 1)
+    if entry.size_mb:  # every default quant has 3 to 10 bits per weight
+        assert 3 / 8 < entry.size_mb / millions < 10 / 8
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_sampling_advice_is_understood(entry: CatalogueEntry) -> None:
+    params, origins = resolve_sampling(("model", entry.sampling))
+    for name, value in entry.sampling.items():
+        assert getattr(params, name) == value
+        assert origins[name] == "model"
+    assert not (entry.kind == "embedding" and entry.sampling)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_mirror(entry: CatalogueEntry) -> None:
+    if entry.mirror is None:
+        return
+    assert PurePosixPath(entry.mirror.member).name == entry.file.replace("{quant}", entry.quant)
+    assert re.fullmatch(r"[0-9a-f]{64}", entry.mirror.sha256)
+    assert re.fullmatch(r"[0-9a-f]{40}", entry.mirror.revision)
+    assert abs(entry.mirror.size / 1e6 - entry.size_mb) < 1
+    assert resolve(entry.alias, CATALOGUE).mirror == entry.mirror

@@ -1,0 +1,241 @@
+"""The outlook: each quantization's figures and verdict, the hub's files as candidates, and the table of it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support import gguf_writer
+from support.gguf_writer import TENSORS
+
+from llmrun.config import load_settings
+from llmrun.errors import ModelNotFoundError, UsageError
+from llmrun.gguf.header import Header
+from llmrun.gguf.reader import read_header
+from llmrun.models import hub
+from llmrun.models.hub import RemoteFile, Repository
+from llmrun.models.registry import ModelSpec
+from llmrun.planning.estimate import (
+    Candidate,
+    contexts_for,
+    local_candidate,
+    look_ahead,
+    parse_contexts,
+    remote_candidates,
+    types_of,
+    with_gpus,
+)
+from llmrun.planning.hardware import Gpu, Hardware
+from llmrun.planning.speed import Rates, Speed
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.plan import context_name, show_outlooks
+
+GIB = 1 << 30
+SPEED = Speed(1e10, 1e-6, {"F16": {64: 1e-8}}, {"F16": {64: 1e-9}}, {"Q4_K": Rates(((100.0, 1e10),), 1e11)})
+
+
+def machine(free: int = 16 * GIB, gpus: tuple[Gpu, ...] = ()) -> Hardware:
+    return Hardware("CPU", ("avx2",), 4, 8, None, 32 * GIB, free, gpus)
+
+
+@pytest.fixture
+def header(tmp_path: Path) -> Header:
+    """A model with the KV cache of an 8B."""
+    changes: dict[str, Any] = {
+        "llama.context_length": 131_072,
+        "llama.block_count": 32,
+        "llama.embedding_length": 4096,
+        "llama.attention.head_count": 32,
+        "llama.attention.head_count_kv": 8,
+    }
+    path = tmp_path / "Tiny-Q4_1.gguf"
+    path.write_bytes(gguf_writer.tiny_model(changes, TENSORS))
+    return read_header(path)
+
+
+def candidate(header: Header, size: int, quant: str = "Q4_K_M") -> Candidate:
+    return Candidate(quant, f"big-{quant}.gguf", size, header, False)
+
+
+def test_plenty_of_memory(header: Header) -> None:
+    row = look_ahead(candidate(header, 5 * GIB), machine(64 * GIB), SPEED, (4096, 131_072))
+    assert (row.verdict, row.n_ctx, row.weight_bytes) == ("fits", 131_072, 5 * GIB)
+    short, long = row.contexts
+    assert long.kv_bytes == 16 * GIB
+    assert short.needed_bytes < long.needed_bytes
+    assert short.fits
+    assert long.fits
+    assert row.decode_rate is not None
+    assert short.decode_rate is not None
+    assert long.decode_rate is not None
+    assert row.decode_rate > short.decode_rate > long.decode_rate
+
+
+def test_less_context(header: Header) -> None:
+    row = look_ahead(candidate(header, 5 * GIB), machine(12 * GIB), SPEED, (4096, 131_072))
+    assert row.verdict == "fits with less context"
+    assert 4096 < row.n_ctx < 131_072
+    assert [at.fits for at in row.contexts] == [True, False]
+
+
+def test_too_big(header: Header) -> None:
+    row = look_ahead(candidate(header, 20 * GIB), machine(), SPEED, (4096,))
+    assert (row.verdict, row.n_ctx, row.contexts[0].fits) == ("too big", 0, False)
+
+
+def test_smaller_kv_type_takes_less(header: Header) -> None:
+    plain = look_ahead(candidate(header, GIB), machine(), None, (4096,)).contexts[0]
+    small = look_ahead(candidate(header, GIB), machine(), None, (4096,), "q8_0").contexts[0]
+    assert small.kv_bytes == plain.kv_bytes * 34 // 64
+
+
+def test_without_speed_nothing_is_said_about_it(header: Header) -> None:
+    row = look_ahead(candidate(header, GIB), machine(), None, (4096,))
+    assert (row.load_seconds, row.prefill_rate, row.decode_rate, row.contexts[0].decode_rate) == (None,) * 4
+
+
+def test_on_a_gpu_the_processors_speed_says_nothing(header: Header) -> None:
+    gpus = (Gpu("CUDA0", "card", 24 * GIB, 23 * GIB),)
+    row = look_ahead(candidate(header, 5 * GIB), machine(gpus=gpus), SPEED, (4096,))
+    assert row.contexts[0].gpu_layers == -1
+    assert row.contexts[0].vram_bytes > 5 * GIB
+    assert row.decode_rate is None
+
+
+def test_unknown_memory_refuses_nothing(header: Header) -> None:
+    unknown = Hardware("CPU", (), 4, 8, None, 0, 0)
+    row = look_ahead(candidate(header, 500 * GIB), unknown, None, (4096,))
+    assert (row.verdict, row.contexts[0].fits) == ("fits", True)
+
+
+def test_own_header_counts_more_than_the_name(header: Header) -> None:
+    own = local_candidate(header.path, header)
+    assert types_of([own]) == {tensor.type for tensor in header.tensors if len(tensor.shape) > 1}
+    assert types_of([own, candidate(header, GIB, "UD-Q5_K_XL")]) == {*types_of([own]), "Q5_K"}
+    assert look_ahead(own, machine(), None, ()).weight_bytes == header.weight_bytes
+
+
+def test_contexts(header: Header) -> None:
+    assert contexts_for(header) == (4096, 8192, 32_768, 131_072)
+    assert contexts_for(header, (512, 256, 512)) == (256, 512)
+
+
+def test_contexts_of_a_small_model(tmp_path: Path) -> None:
+    path = gguf_writer.write(tmp_path / "m.gguf", gguf_writer.tiny_model())
+    assert contexts_for(read_header(path)) == (128,)
+
+
+def test_gpus_come_with_the_speed() -> None:
+    gpu = Gpu("CUDA0", "card", 8, 4)
+    assert with_gpus(machine(), Speed(1.0, 1.0, {}, {}, {}, (gpu,))).gpus == (gpu,)
+    assert with_gpus(machine(), None).gpus == ()
+
+
+def test_typed_contexts() -> None:
+    assert parse_contexts("4096, 32K,1k") == (4096, 32_768, 1024)
+    assert parse_contexts("4k,") == (4096,)
+    assert parse_contexts("") == ()
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "255", "k", "1e4", "99999999", "٣٠٠"])
+def test_contexts_that_make_no_sense(text: str) -> None:
+    with pytest.raises(UsageError, match="makes no sense"):
+        parse_contexts(text)
+
+
+# ---- hub -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def repository(header: Header, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A repository of three quants, one of them split and one incomplete; gives the links whose headers were read."""
+    sizes = {
+        "m-Q8_0.gguf": 80,
+        "m-Q4_K_M-00001-of-00002.gguf": 30,
+        "m-Q4_K_M-00002-of-00002.gguf": 20,
+        "m-Q6_K-00001-of-00002.gguf": 10,
+    }
+    files = tuple(RemoteFile(name, size, "0" * 64) for name, size in sizes.items())
+    monkeypatch.setattr(hub, "repository_files", lambda *arguments: Repository("o/r", "c" * 40, False, files))
+    monkeypatch.setattr(hub, "token", lambda: "secret")
+    links: list[str] = []
+
+    def read(url: str, *, token: str | None = None) -> Header:
+        links.append(f"{url} {token}")
+        return header
+
+    monkeypatch.setitem(
+        __import__("sys").modules, "llmrun.models.download.remote", SimpleNamespace(read_remote_header=read)
+    )
+    return links
+
+
+def test_every_quant_of_a_repository(repository: list[str]) -> None:
+    found = remote_candidates(ModelSpec("o/r", repository="o/r"), load_settings({"HF_ENDPOINT": "https://hub.test"}))
+    assert {(one.quant, one.n_bytes, one.exact) for one in found} == {("Q4_K_M", 50, True), ("Q8_0", 80, False)}
+    assert repository == [f"https://hub.test/o/r/resolve/{'c' * 40}/m-Q4_K_M-00001-of-00002.gguf secret"]
+
+
+def test_the_quant_that_was_named_is_looked_at_closely(repository: list[str]) -> None:
+    found = remote_candidates(ModelSpec("o/r:Q8_0", repository="o/r", quant="Q8_0"), load_settings({}))
+    assert [one.quant for one in found if one.exact] == ["Q8_0"]
+
+
+def test_a_link_is_one_file(repository: list[str]) -> None:
+    (found,) = remote_candidates(ModelSpec("x", url="https://x.test/m.gguf"), load_settings({}))
+    assert found.exact
+    assert repository == ["https://x.test/m.gguf None"]
+
+
+def test_a_repository_without_models(repository: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "repository_files", lambda *arguments: Repository("o/r", "c" * 40, False, ()))
+    with pytest.raises(ModelNotFoundError):
+        remote_candidates(ModelSpec("o/r", repository="o/r"), load_settings({}))
+
+
+# ---- table -----------------------------------------------------------------------------------------
+
+
+def shown(rows: list[Any], hardware: Hardware) -> tuple[list[str], str]:
+    """Lines on stdout, and stderr."""
+    out, errors = io.StringIO(), io.StringIO()
+    show_outlooks(Output(stdout=out, stderr=errors, environment={}), "big", rows, hardware)
+    return out.getvalue().splitlines(), errors.getvalue()
+
+
+def test_table(header: Header) -> None:
+    hardware = machine(12 * GIB)
+    sizes = {"Q4_K_M": 5 * GIB, "Q8_0": 20 * GIB}
+    rows = [
+        look_ahead(candidate(header, size, quant), hardware, SPEED, (4096, 131_072)) for quant, size in sizes.items()
+    ]
+    (heading, small, large), errors = shown(rows, hardware)
+    assert heading.split() == ["QUANT", "FILE", "4k", "CTX", "128k", "CTX", "LOAD", "PREFILL", "DECODE", "VERDICT"]
+    assert small.split()[:4] == ["Q4_K_M", "5.4", "GB", "6.0"]
+    assert " → " in small
+    assert small.endswith(f"fits with --ctx {rows[0].n_ctx}")
+    assert large.endswith("too big")
+    assert large.count("(") == 2
+    assert "12.0 GiB of 32.0 GiB free" in errors
+    assert "in brackets" in errors
+
+
+def test_table_with_a_gpu(header: Header) -> None:
+    hardware = machine(gpus=(Gpu("CUDA0", "Imaginary 3060", 12 * GIB, 4 * GIB),))
+    row = look_ahead(candidate(header, 6 * GIB), hardware, SPEED, (4096,))
+    (_, line), errors = shown([row], hardware)
+    assert line.endswith(f"{row.contexts[0].gpu_layers} layers on the GPU")
+    assert "Imaginary 3060: 4.0 GiB of 12.0 GiB free" in errors
+
+
+def test_nothing_fits(header: Header) -> None:
+    row = look_ahead(candidate(header, 60 * GIB), machine(), None, (4096,))
+    assert "smaller models" in shown([row], machine())[1]
+
+
+@pytest.mark.parametrize(("n_ctx", "name"), [(4096, "4k"), (131_072, "128k"), (5000, "5,000")])
+def test_context_name(n_ctx: int, name: str) -> None:
+    assert context_name(n_ctx) == name

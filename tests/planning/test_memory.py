@@ -1,0 +1,117 @@
+"""Memory: the parts add up, the KV cache grows in steps, and what is known of llama.cpp's figures comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+
+from llmrun.planning.memory import (
+    Memory,
+    context_start,
+    kv_bytes,
+    largest_context,
+    memory,
+    repacked_types,
+    reserved_bytes,
+    rooms,
+)
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """SmolLM2-135M unless said otherwise."""
+
+    weight_bytes: int = 96_576_768
+    n_embd: int = 576
+    n_vocab: int = 49_152
+    kv_bytes: float = 11_520.0  # per element of one byte
+    recurrent_bytes: int = 0
+    rope_depends_on_window: bool = False
+
+    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
+        return self.kv_bytes * bytes_per_element
+
+
+SMALL = Sizes()
+
+
+def test_needed_and_resident_are_sums() -> None:
+    parts = Memory(weights=1, kv=10, growth=100, compute=1000, process=10_000, copies=100_000)
+    assert (parts.needed, parts.resident) == (11_111, 111_111)
+
+
+def test_what_llama_cpp_reports() -> None:
+    assert kv_bytes(SMALL, 8192) == 180 * MIB
+    assert reserved_bytes(SMALL, 8192) / MIB == 98.25
+    assert reserved_bytes(SMALL, 131_072) / MIB == pytest.approx(141.51, abs=0.1)
+
+
+def test_kv_cache_is_made_in_steps_of_256() -> None:
+    assert kv_bytes(SMALL, 1) == kv_bytes(SMALL, 256) == 256 * 23_040
+    assert kv_bytes(SMALL, 0) == 0
+
+
+def test_q8_0_takes_34_bytes_for_32_elements() -> None:
+    assert kv_bytes(SMALL, 256, "q8_0") == 256 * 11_520 * 34 // 32
+
+
+def test_recurrent_state_counts_once() -> None:
+    assert kv_bytes(replace(SMALL, recurrent_bytes=7), 512) - kv_bytes(SMALL, 512) == 7
+
+
+def test_cache_doubles_up_to_the_window() -> None:
+    assert rooms(3000, 512) == [512, 1024, 2048, 3000]
+    assert rooms(256, 512) == [256]
+    assert rooms(3000, 3000) == [3000]
+    assert context_start(replace(SMALL, rope_depends_on_window=True), 3000) == 3000
+
+
+@pytest.mark.parametrize(("kv", "start"), [(100.0, 8192), (1000.0, 8192), (4000.0, 2048), (1e9, 512), (0.0, 8192)])
+def test_start(kv: float, start: int) -> None:
+    assert context_start(replace(SMALL, kv_bytes=kv), 8192) == start
+
+
+def test_growing_costs_the_old_cache_and_its_copy() -> None:
+    whole = memory(SMALL, 2048)
+    assert whole.growth == 2 * kv_bytes(SMALL, 1024)
+    assert memory(SMALL, 512).growth == 0
+    at_once = memory(SMALL, 2048, start=2048)
+    assert (at_once.growth, at_once.kv) == (0, whole.kv)
+
+
+def test_a_short_conversation_stays_in_the_first_cache() -> None:
+    short = memory(SMALL, 8192, used=100)
+    assert (short.kv, short.growth) == (kv_bytes(SMALL, 512), 0)
+    longer = memory(SMALL, 8192, used=513)
+    assert (longer.kv, longer.growth) == (kv_bytes(SMALL, 1024), 2 * kv_bytes(SMALL, 512))
+    assert memory(SMALL, 8192, used=10**6) == memory(SMALL, 8192)
+
+
+def test_more_context_never_takes_less() -> None:
+    needed = [memory(SMALL, n_ctx).needed for n_ctx in range(256, 20_000, 256)]
+    # Growing to a window just over a power of two is the hungriest way to it.
+    assert all(larger >= smaller for smaller, larger in pairwise(needed))
+
+
+def test_copies_are_resident_but_not_needed() -> None:
+    plain, repacked = memory(SMALL, 512), memory(SMALL, 512, copies=50 * MIB)
+    assert repacked.needed == plain.needed
+    assert repacked.resident - plain.resident == 50 * MIB
+
+
+@pytest.mark.parametrize("most", [0, 255, 256, 5000, 8192, 9000])
+def test_largest_context_agrees_with_trying_them_all(most: int) -> None:
+    fitting = [n_ctx for n_ctx in range(256, 8193, 256) if n_ctx <= most]
+    assert largest_context(lambda n_ctx: n_ctx <= most, 8192) == max(fitting, default=0)
+
+
+def test_repacked_types() -> None:
+    assert "Q4_K" in repacked_types(("avx2",))
+    assert "Q2_K" not in repacked_types(("avx2",))
+    assert "Q2_K" in repacked_types(("avx2", "avx512f"))
+    assert "Q8_0" in repacked_types(("asimd", "asimddp"))
+    assert not repacked_types(("sse4_2",))

@@ -1,0 +1,356 @@
+"""The plan: what is chosen for which machine, what is said about it, and what is refused with numbers."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass, replace
+
+import pytest
+
+from llmrun.errors import OutOfMemoryError, UsageError
+from llmrun.planning.hardware import Gpu, Hardware
+from llmrun.planning.memory import memory
+from llmrun.planning.plan import ALL_LAYERS, Wishes, make_plan, margin, readable_size, scores_fit
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A header: that of SmolLM2-135M unless said otherwise."""
+
+    weight_bytes: int = 96_576_768
+    n_ctx_train: int = 8192
+    n_embd: int = 576
+    n_vocab: int = 49_152
+    kv_bytes: float = 11_520.0  # per element of one byte
+    n_layers: int = 30
+    n_parameters: int = 134_515_008
+    recurrent_bytes: int = 0
+    rope_depends_on_window: bool = False
+    key_length: int = 64
+    most_heads: int = 9
+
+    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
+        return self.kv_bytes * bytes_per_element
+
+
+SMALL = Facts()
+LARGE = Facts(
+    weight_bytes=5 * GIB,
+    n_ctx_train=131_072,
+    n_embd=4096,
+    n_vocab=128_256,
+    kv_bytes=65_536.0,
+    n_layers=31,
+    n_parameters=8_030_000_000,
+    key_length=128,
+    most_heads=32,
+)
+
+
+def machine(free: int = 16 * GIB, cores: int = 4, quota: float | None = None, gpus: tuple[Gpu, ...] = ()) -> Hardware:
+    return Hardware("CPU", (), cores, 2 * cores, quota, 32 * GIB, free, gpus)
+
+
+def gpu(free: int, *, shared: bool = False) -> Gpu:
+    return Gpu("CUDA0", "NVIDIA Imaginary", 24 * GIB, free, shared)
+
+
+def test_plenty_of_memory_needs_no_words() -> None:
+    plan = make_plan(SMALL, machine(), Wishes())
+    assert (plan.n_ctx, plan.n_batch, plan.threads, plan.gpu_layers) == (8192, 512, 4, -1)
+    assert plan.notes == ()
+    assert plan.memory == memory(SMALL, 8192)
+    assert (plan.ram_bytes, plan.vram_bytes) == (plan.memory.needed, 0)
+
+
+def test_context_is_cut_to_what_fits_and_said() -> None:
+    plan = make_plan(LARGE, machine(free=12 * GIB), Wishes())
+    assert plan.n_ctx < 131_072
+    assert plan.n_ctx % 256 == 0
+    left = margin(12 * GIB)
+    assert plan.ram_bytes <= 12 * GIB - left
+    assert memory(LARGE, plan.n_ctx + 256, start=plan.n_ctx + 256).needed > 12 * GIB - left
+    assert plan.notes == (
+        f"context {plan.n_ctx:,} of 131,072 tokens: what fits into 12.0 GiB of free memory with some to "
+        "spare (--ctx asks for more)",
+    )
+
+
+def test_largest_context_agrees_with_trying_them_all() -> None:
+    generator = random.Random(1)
+    for _ in range(200):
+        facts = Facts(
+            weight_bytes=generator.randrange(GIB),
+            n_ctx_train=generator.randrange(600, 20_000),
+            n_embd=generator.randrange(64, 4096),
+            n_vocab=generator.randrange(1000, 200_000),
+            kv_bytes=generator.choice([0.0, 100.0, 20_000.0, 200_000.0]),
+        )
+        free = generator.randrange(GIB, 4 * GIB)
+        room = free - max(512 * MIB, free // 10)
+        steps = [facts.n_ctx_train, *range(256, facts.n_ctx_train, 256)]
+        fitting = [n for n in steps if memory(facts, n, start=n).needed <= room]
+        best = max(fitting, default=0)
+        if best < 512:
+            with pytest.raises(OutOfMemoryError):
+                make_plan(facts, machine(free), Wishes())
+        else:
+            assert make_plan(facts, machine(free), Wishes()).n_ctx == best
+
+
+def test_model_that_does_not_fit_is_refused_with_numbers() -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        make_plan(LARGE, machine(free=4 * GIB), Wishes())
+    assert "5.0 GiB of it for the weights" in caught.value.why
+    assert "4.0 GiB are free" in caught.value.why
+    assert caught.value.hint == "use a smaller quant: Q2_K would take about 3.0 GiB"
+
+
+def test_smaller_quant_is_named_with_its_command() -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        make_plan(LARGE, machine(free=5 * GIB), Wishes(), name="big", repository="owner/big-GGUF")
+    assert caught.value.hint == "llmrun run owner/big-GGUF:Q4_K_S (about 4.3 GiB), if it is there"
+
+
+def test_no_quant_is_small_enough() -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        make_plan(LARGE, machine(free=2 * GIB), Wishes())
+    assert caught.value.hint == "use a smaller model (`llmrun list --all`), or close other programs"
+
+
+def test_model_that_leaves_nothing_to_others_can_be_forced() -> None:
+    free = LARGE.weight_bytes + 750 * MIB
+    with pytest.raises(OutOfMemoryError) as caught:
+        make_plan(LARGE, machine(free), Wishes())
+    assert "--ctx 512" in caught.value.hint
+    plan = make_plan(LARGE, machine(free), Wishes(n_ctx=512))
+    assert plan.n_ctx == 512
+    assert re.fullmatch(r"context 512 tokens: leaves only \d+ MiB of memory free", plan.notes[0])
+
+
+def test_wished_context_that_does_not_fit_names_the_largest_that_does() -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        make_plan(LARGE, machine(free=8 * GIB), Wishes(n_ctx=100_000))
+    assert "100,000" in caught.value.what
+    assert "8.0 GiB are free" in caught.value.why
+    option = re.fullmatch(r"llmrun run MODEL --ctx (\d+), the largest that fits", caught.value.hint)
+    assert option
+    largest = int(option[1])
+    assert make_plan(LARGE, machine(free=8 * GIB), Wishes(n_ctx=largest)).n_ctx == largest
+    with pytest.raises(OutOfMemoryError):
+        make_plan(LARGE, machine(free=8 * GIB), Wishes(n_ctx=largest + 256))
+
+
+def test_wish_on_a_model_that_does_not_fit_at_all() -> None:
+    with pytest.raises(OutOfMemoryError, match="the model does not fit"):
+        make_plan(LARGE, machine(free=2 * GIB), Wishes(n_ctx=4096))
+
+
+def test_wish_beyond_training_is_done_and_said() -> None:
+    plan = make_plan(SMALL, machine(), Wishes(n_ctx=16_384))
+    assert plan.n_ctx == 16_384
+    assert plan.notes == ("context 16,384 tokens: the model was trained on 8,192, so answers get worse beyond that",)
+
+
+def test_short_wish_makes_a_short_batch() -> None:
+    plan = make_plan(SMALL, machine(), Wishes(n_ctx=1024))
+    assert (plan.n_ctx, plan.n_batch, plan.notes) == (1024, 512, ())
+
+
+def test_unknown_training_context() -> None:
+    plan = make_plan(replace(SMALL, n_ctx_train=0), machine(), Wishes())
+    assert plan.n_ctx == 4096
+    assert "does not say" in plan.notes[0]
+
+
+def test_absurd_training_context_is_bounded() -> None:
+    facts = replace(SMALL, n_ctx_train=2**31 - 1, kv_bytes=0.0)
+    assert make_plan(facts, machine(free=256 * GIB), Wishes()).n_ctx == 1 << 24
+
+
+def test_unknown_memory_refuses_nothing() -> None:
+    unknown = replace(machine(), memory_total=0, memory_available=0)
+    assert make_plan(LARGE, unknown, Wishes()).n_ctx == 131_072
+    assert make_plan(LARGE, unknown, Wishes(n_ctx=512)).notes == ()
+
+
+def test_tiny_training_context_is_not_too_small() -> None:
+    assert make_plan(replace(SMALL, n_ctx_train=256), machine(), Wishes()).n_ctx == 256
+
+
+def test_threads_of_a_container() -> None:
+    plan = make_plan(SMALL, machine(cores=8, quota=2.5), Wishes())
+    assert plan.threads == 2
+    assert plan.notes == ("threads 2 of 8 cores: the container may use 2.5 of them",)
+
+
+def test_wished_threads() -> None:
+    assert make_plan(SMALL, machine(cores=4), Wishes(threads=8)).notes == ()
+    plan = make_plan(SMALL, machine(cores=4), Wishes(threads=9))
+    assert plan.threads == 9
+    assert plan.notes == ("threads 9: more than the 8 there are, so it gets slower",)
+
+
+def test_huge_machine_stays_within_bounds() -> None:
+    assert make_plan(SMALL, machine(cores=1024), Wishes()).threads == 512
+
+
+@pytest.mark.parametrize("layers", [-1, 0, 1000])
+def test_wished_gpu_layers(layers: int) -> None:
+    assert make_plan(SMALL, machine(), Wishes(gpu_layers=layers)).gpu_layers == layers
+
+
+@pytest.mark.parametrize(
+    ("wishes", "option", "bounds"),
+    [
+        (Wishes(n_ctx=255), "--ctx 255", "256 and 16,777,216"),
+        (Wishes(n_ctx=1 << 25), "--ctx", "256 and 16,777,216"),
+        (Wishes(threads=0), "--threads 0", "1 and 512"),
+        (Wishes(threads=513), "--threads 513", "1 and 512"),
+        (Wishes(gpu_layers=-2), "--gpu-layers -2", "-1 and 1,000"),
+        (Wishes(gpu_layers=1001), "--gpu-layers", "-1 and 1,000"),
+    ],
+)
+def test_bad_wishes(wishes: Wishes, option: str, bounds: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_plan(SMALL, machine(), wishes)
+    assert option in caught.value.what
+    assert bounds in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 MiB"), (512 * MIB, "512 MiB"), (GIB, "1.0 GiB"), (2048 * GIB, "2,048.0 GiB")]
+)
+def test_readable_size(size: int, text: str) -> None:
+    assert readable_size(size) == text
+
+
+def test_kv_cache_begins_small_and_never_over_the_window() -> None:
+    assert make_plan(SMALL, machine(), Wishes()).n_ctx_start == 512
+    tiny = Facts(kv_bytes=100.0)
+    assert make_plan(tiny, machine(), Wishes()).n_ctx_start == 8192
+    assert make_plan(tiny, machine(), Wishes(n_ctx=65_536)).n_ctx_start == 65_536
+    assert make_plan(Facts(kv_bytes=1000.0), machine(), Wishes()).n_ctx_start == 8192
+    assert make_plan(Facts(kv_bytes=4000.0), machine(), Wishes()).n_ctx_start == 2048
+    assert make_plan(SMALL, machine(), Wishes(n_ctx=256)).n_ctx_start == 256
+
+
+def test_long_rope_gets_its_whole_window_at_once() -> None:
+    plan = make_plan(Facts(rope_depends_on_window=True), machine(), Wishes())
+    assert plan.n_ctx_start == plan.n_ctx == 8192
+
+
+# ---- GPUs ------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_holds_everything_gets_it() -> None:
+    plan = make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), Wishes(n_ctx=8192))
+    assert plan.gpu_layers == ALL_LAYERS
+    assert plan.vram_bytes > LARGE.weight_bytes
+    assert plan.ram_bytes < GIB
+    assert plan.notes == ()
+
+
+def test_a_small_gpu_gets_the_layers_that_fit() -> None:
+    plan = make_plan(LARGE, machine(gpus=(gpu(3 * GIB),)), Wishes(n_ctx=8192))
+    assert 0 < plan.gpu_layers < 31
+    assert plan.vram_bytes <= 3 * GIB
+    one_more = (plan.memory.weights + plan.memory.kv) // 32
+    assert plan.vram_bytes + one_more > 3 * GIB - 256 * MIB
+    assert plan.notes == (f"{plan.gpu_layers} of 32 layers on the GPU: what fits into its 3.0 GiB of free memory",)
+
+
+def test_a_gpu_makes_room_in_memory() -> None:
+    with pytest.raises(OutOfMemoryError):
+        make_plan(LARGE, machine(free=4 * GIB), Wishes())
+    assert make_plan(LARGE, machine(free=4 * GIB, gpus=(gpu(8 * GIB),)), Wishes()).n_ctx >= 512
+
+
+def test_two_gpus_share_the_layers() -> None:
+    one = make_plan(LARGE, machine(gpus=(gpu(3 * GIB),)), Wishes(n_ctx=8192))
+    two = make_plan(LARGE, machine(gpus=(gpu(3 * GIB), gpu(3 * GIB))), Wishes(n_ctx=8192))
+    assert two.gpu_layers > one.gpu_layers
+
+
+@pytest.mark.parametrize("free", [0, 200 * MIB])
+def test_a_full_gpu_gets_nothing(free: int) -> None:
+    plan = make_plan(LARGE, machine(gpus=(gpu(free),)), Wishes(n_ctx=8192))
+    assert (plan.gpu_layers, plan.vram_bytes, plan.ram_bytes) == (0, 0, plan.memory.needed)
+
+
+def test_integrated_graphics_have_no_memory_of_their_own() -> None:
+    plan = make_plan(LARGE, machine(gpus=(gpu(12 * GIB, shared=True),)), Wishes(n_ctx=8192))
+    assert (plan.gpu_layers, plan.vram_bytes, plan.ram_bytes) == (ALL_LAYERS, 0, plan.memory.needed)
+
+
+@pytest.mark.parametrize(("wish", "layers"), [(0, 0), (5, 5), (32, ALL_LAYERS), (99, ALL_LAYERS), (-1, ALL_LAYERS)])
+def test_wished_layers_with_a_gpu(wish: int, layers: int) -> None:
+    plan = make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), Wishes(n_ctx=4096, gpu_layers=wish))
+    assert plan.gpu_layers == layers
+    assert bool(plan.vram_bytes) == bool(layers)
+
+
+def test_unknown_kv_type() -> None:
+    with pytest.raises(UsageError, match="q3_0"):
+        make_plan(SMALL, machine(), Wishes(kv_type="q3_0"))
+
+
+def test_smaller_kv_type_leaves_room_for_more_context() -> None:
+    small = make_plan(LARGE, machine(free=12 * GIB), Wishes(kv_type="q8_0"))
+    assert small.n_ctx > make_plan(LARGE, machine(free=12 * GIB), Wishes()).n_ctx
+
+
+def test_without_room_to_grow_the_cache_is_made_at_once() -> None:
+    roomy = make_plan(LARGE, machine(free=30 * GIB), Wishes(n_ctx=65_536))
+    assert roomy.n_ctx_start < roomy.n_ctx
+    tight = make_plan(LARGE, machine(free=16 * GIB), Wishes(n_ctx=65_536))
+    assert tight.n_ctx_start == tight.n_ctx
+    assert tight.memory.growth == 0
+    assert tight.ram_bytes < roomy.ram_bytes
+
+
+def test_summary() -> None:
+    text = make_plan(SMALL, machine(), Wishes()).summary
+    assert text.startswith("plan: context 8,192 tokens (memory for 512 at first), 4 threads; ")
+    assert "KV cache 180 MiB" in text
+    assert "GPU" not in text
+    assert "with all layers" in make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), Wishes(n_ctx=4096)).summary
+
+
+@pytest.mark.parametrize(
+    ("wishes", "flags", "facts", "slow"),
+    [
+        (Wishes(), ("avx512_fp16",), SMALL, True),
+        (Wishes(), (), SMALL, False),
+        (Wishes(), ("avx512_fp16",), LARGE, False),
+        (Wishes(flash_attention="off"), ("avx512_fp16",), SMALL, False),
+        (Wishes(), ("avx512_fp16",), replace(SMALL, key_length=0), False),
+    ],
+)
+def test_slow_flash_attention_is_told(wishes: Wishes, flags: tuple[str, ...], facts: Facts, slow: bool) -> None:
+    plan = make_plan(facts, replace(machine(), cpu_flags=flags), wishes)
+    assert plan.flash_attention == wishes.flash_attention
+    assert ("flash attention is slow here" in plan.summary) == slow
+
+
+@pytest.mark.parametrize(("free", "n_ctx", "fits"), [(16, 8192, True), (2, 8192, False), (64, 131_072, False)])
+def test_scores_may_take_little_memory(free: int, n_ctx: int, fits: bool) -> None:
+    assert scores_fit(SMALL, machine(free=free * GIB), n_ctx) is fits
+
+
+def test_scores_that_are_written_count_as_memory() -> None:
+    with_flash, without = (make_plan(SMALL, machine(), Wishes(flash_attention=mode)) for mode in ("on", "off"))
+    assert without.ram_bytes - with_flash.ram_bytes == 4 * 512 * 8192 * 9
+    assert without.memory.needed == without.ram_bytes
+
+
+@pytest.mark.parametrize(
+    "wishes", [Wishes(kv_type="q3"), Wishes(flash_attention="maybe"), Wishes(kv_type="q8_0", flash_attention="off")]
+)
+def test_wishes_that_make_no_sense_are_refused(wishes: Wishes) -> None:
+    with pytest.raises(UsageError):
+        make_plan(SMALL, machine(), wishes)

@@ -1,0 +1,150 @@
+"""Measured speed: remembered for this machine and not for another, asked again when it is old, never in the way."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.errors import LlmrunError
+from llmrun.planning import speed
+from llmrun.planning.hardware import Gpu, Hardware
+from llmrun.planning.speed import Rates, fingerprint, measure, remembered, speed_of
+
+GIB = 1 << 30
+MACHINE = Hardware("CPU", ("avx2",), 4, 8, None, 16 * GIB, 8 * GIB)
+ANSWER: dict[str, Any] = {
+    "read": 3e10,
+    "operation": 1e-6,
+    "attention": {"F16": {"64": 1e-8}},
+    "attention_prefill": {"F16": {"64": 1e-9}},
+    "types": {},
+    "gpus": [{"name": "CUDA0", "description": "card", "memory_total": 8, "memory_free": 4, "shared": False}],
+}
+
+
+class Engine:
+    """Stands in for the process that measures."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+        self.others = 0.0
+        self.can = {"Q4_K", "Q6_K", "Q8_0"}
+
+    def __call__(self, question: str, *arguments: str) -> dict[str, Any]:
+        assert question == "kernels"
+        self.asked.append(arguments)
+        types = {kind: {"decode": {"100": 1e9, "400": 5e8}, "prefill": 1e11} for kind in arguments[2:]}
+        return {**ANSWER, "types": {kind: rates for kind, rates in types.items() if kind in self.can}}
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    fake = Engine()
+    monkeypatch.setattr(speed, "ask", fake)
+    monkeypatch.setattr(speed.Clock, "others", lambda self: fake.others)
+    return fake
+
+
+def test_measured_once(engine: Engine, tmp_path: Path) -> None:
+    first = speed_of(MACHINE, {"Q6_K"}, tmp_path / "new", cache=123)
+    assert engine.asked == [("4", "123", "Q4_K", "Q6_K")]
+    assert first.types["Q6_K"] == Rates(((100.0, 1e9), (400.0, 5e8)), 1e11)
+    assert first.gpus == (Gpu("CUDA0", "card", 8, 4),)
+    again = speed_of(MACHINE, {"Q6_K"}, tmp_path / "new")
+    assert len(engine.asked) == 1
+    assert again == first
+
+
+def test_another_type_is_measured_and_joins(engine: Engine, tmp_path: Path) -> None:
+    speed_of(MACHINE, {"Q6_K"}, tmp_path)
+    found = speed_of(MACHINE, {"Q6_K", "Q8_0"}, tmp_path)
+    assert engine.asked[1] == ("4", "0", "Q8_0")
+    assert set(found.types) == {"Q4_K", "Q6_K", "Q8_0"}
+
+
+def test_a_type_that_can_not_be_measured_is_not_asked_for_again(engine: Engine, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert speed_of(MACHINE, {"NVFP4"}, tmp_path).types["NVFP4"] == Rates()
+    assert len(engine.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(MACHINE, cpu_name="another"),
+        replace(MACHINE, cpu_quota=2.0),
+        replace(MACHINE, cpu_flags=()),
+        replace(MACHINE, memory_total=8 * GIB),
+    ],
+)
+def test_another_machine_is_measured_again(engine: Engine, tmp_path: Path, other: Hardware) -> None:
+    speed_of(MACHINE, {"Q4_K"}, tmp_path)
+    assert remembered(other, tmp_path) is None
+
+
+def test_free_memory_is_not_the_machine(engine: Engine, tmp_path: Path) -> None:
+    speed_of(MACHINE, {"Q4_K"}, tmp_path)
+    assert remembered(replace(MACHINE, memory_available=1), tmp_path)
+
+
+def test_old_figures_are_forgotten(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speed_of(MACHINE, {"Q4_K"}, tmp_path)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 5 * 7 * 86_400)
+    assert remembered(MACHINE, tmp_path) is None
+    monkeypatch.setattr(time, "time", lambda: now - 86_400)  # a clock that was wrong
+    assert remembered(MACHINE, tmp_path) is None
+
+
+def test_figures_of_a_busy_machine_are_not_remembered(engine: Engine, tmp_path: Path) -> None:
+    engine.others = 1.5
+    assert speed_of(MACHINE, {"Q4_K"}, tmp_path).others == 1.5
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"time": 0}', "null", "\0"])
+def test_damaged_file(engine: Engine, tmp_path: Path, text: str) -> None:
+    (tmp_path / "speed.json").write_text(text)
+    assert remembered(MACHINE, tmp_path) is None
+    assert speed_of(MACHINE, {"Q4_K"}, tmp_path)
+
+
+def test_damaged_figures(engine: Engine, tmp_path: Path) -> None:
+    for figures in ({}, {**ANSWER, "types": {"Q4_K": {"decode": 3}}}, {**ANSWER, "gpus": [{"name": "x"}]}):
+        data = {"machine": fingerprint(MACHINE), "time": time.time(), "figures": figures}
+        (tmp_path / "speed.json").write_text(json.dumps(data))
+        assert remembered(MACHINE, tmp_path) is None
+
+
+def test_a_folder_that_can_not_be_written_is_no_trouble(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert speed_of(MACHINE, {"Q4_K"}, tmp_path / "file")
+
+
+def test_garbage_from_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "ask", lambda *arguments: {"read": "fast"})
+    with pytest.raises(LlmrunError, match="can't be measured"):
+        measure(1, ["Q4_K"])
+
+
+def test_others_are_counted_without_our_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = speed.Clock(wall=10.0, everybody=100.0, children=5.0)
+    monkeypatch.setattr(speed.Clock, "now", classmethod(lambda cls: cls(12.0, 108.0, 8.0)))
+    assert before.others() == pytest.approx(2.5)
+
+
+def test_kernels_are_really_measured() -> None:
+    """With llama.cpp itself, the smallest matrices, and whatever else is going on here."""
+    found = measure(1, ["Q4_0", "F16", "NVFP9"])
+    assert set(found.types) == {"Q4_0", "F16"}
+    assert all(1e7 < rate < 1e13 for _, rate in found.types["Q4_0"].decode)
+    assert 1e7 < found.types["F16"].prefill < 1e15
+    assert 1e7 < found.read < 1e13
+    assert 0 < found.operation < 0.1
+    assert set(found.looks["F16"]) == set(found.looks["Q8_0"]) == {64, 96, 128, 256}
+    assert all(0 < value < 1e-3 for table in found.prefill_looks.values() for value in table.values())

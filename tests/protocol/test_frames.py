@@ -1,0 +1,215 @@
+"""The wire format: every frame comes back as it was, and nothing else comes in."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import math
+import pickle
+import struct
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from llmrun.errors import BY_CODE, BadLogitsError, ContextOverflowError, LlmrunError
+from llmrun.grammar import Grammar
+from llmrun.protocol import frames, messages
+from llmrun.protocol.frames import MAX_FRAME_BYTES, PREFIX_BYTES, FrameError, decode, encode, frame_length, read_frame
+from llmrun.protocol.messages import (
+    Cancel,
+    ChainStep,
+    Choice,
+    Count,
+    Counted,
+    Explain,
+    Explained,
+    Failed,
+    Finished,
+    Frame,
+    Generate,
+    Job,
+    JobDone,
+    JobUpdate,
+    Load,
+    Loaded,
+    LoadProgress,
+    Message,
+    Open,
+    PrefillProgress,
+    Rendering,
+    SaveState,
+    Started,
+    StateSaved,
+    Stats,
+    TextDelta,
+)
+from llmrun.protocol.params import Limits, SamplingParams
+
+REQUEST = Generate(2**40, prompt="", sampling=SamplingParams(seed=2**32 - 1, logit_bias=((0, -math.inf), (7, 1.5))))
+FRAMES: list[Frame] = [
+    Open("/m.gguf"),
+    Open("/m.gguf", 7),
+    Load("/m.gguf", n_ctx=4096, n_ctx_start=2048),
+    Load("/\udcff\udc80.gguf", 1, 2, 3, 4, 5, 6, True, True, "/kv", 2**32, 7, 8, "on", "q8_0", "f16", False, False),
+    Job("quantize", {"path": "/m.gguf", "types": {"a": ["Q8_0", 1.5, None, True]}}),
+    JobUpdate({"done": 0.5}),
+    JobDone({}),
+    Generate(1),
+    Generate(2, messages=(Message("system", ""), Message("user", "Hi\n\0\u2028")), template="chatml"),
+    Generate(3, prompt="lone \ud83d and \udc00 surrogates", limits=Limits(5, ("\n", "</s>"))),
+    REQUEST,
+    Generate(4, sampling=SamplingParams(dry_breakers=()), limits=Limits(None, ())),
+    Generate(5, limits=Limits(ban=("as an AI",)), grammar=Grammar("gbnf", 'root ::= "a"'), remember=16),
+    Generate(6, thinking=False, thinking_tokens=100, stops_repeats=True, moves=True),
+    Generate(6, sampling=SamplingParams(order=("temperature", "top_k"))),
+    Cancel(0),
+    Explain(1, last=3, candidates=8),
+    SaveState(3, prompt_only=True),
+    Count(4, (Message("user", "Hi"),), "chatml", False),
+    LoadProgress(0.1 + 0.2),
+    Loaded(4096, 8192, 49152, "llama 135M Q4_1", False, ("CUDA0", "CPU"), 0.5, ("<think>", "</think>")),
+    Rendering(1),
+    Started(1, 10, 5, 2**32 - 1),
+    PrefillProgress(1, 3, 0.25),
+    TextDelta(1, "", 0),
+    TextDelta(1, "💚" * 200_000, 1),
+    Finished(1, "stop", Stats(1, 2, 0.3, 4, 0.5, 0.6, 0.7, 0.8, 9, 10, 0.11, 12)),
+    Finished(1, "length", Stats()),
+    StateSaved(3, 2000, 2**36),
+    Counted(4, (1, 2), 9),
+    Finished(1, "repeats", Stats(), "again and again"),
+    Started(1, 10, 5, 0, thinking=True),
+    Explained(1, ()),
+    Explained(1, (Choice("é", False, ("a", "é"), 1, (ChainStep("model", 9, (0.5, 0.25)),)), Choice('"', True))),
+    Failed("bad-model", "it broke", "it was old", "buy one", 3),
+    Failed("internal", ""),
+]
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
+def test_round_trip(frame: Frame) -> None:
+    data = encode(frame)
+    assert frame_length(data) == len(data)
+    assert decode(data[PREFIX_BYTES:]) == frame
+    assert read_frame(io.BytesIO(data + b"more").read) == frame
+
+
+def test_every_kind_of_frame_is_tried() -> None:
+    assert {type(frame) for frame in FRAMES} == set(get_args(messages.Command)) | set(get_args(messages.Event))
+
+
+def test_nested_values_come_back_as_tuples_and_dataclasses() -> None:
+    frame = decode(encode(REQUEST)[PREFIX_BYTES:])
+    assert isinstance(frame, Generate)
+    assert isinstance(frame.sampling.logit_bias[0], tuple)
+    assert hash(frame) == hash(REQUEST)
+
+
+def test_a_stream_of_frames() -> None:
+    stream = io.BytesIO(b"".join(map(encode, FRAMES)))
+    assert [read_frame(stream.read) for _ in FRAMES] == FRAMES
+    assert read_frame(stream.read) is None
+
+
+@pytest.mark.parametrize("length", range(1, len(encode(Cancel(1)))))
+def test_a_stream_that_ends_inside_a_frame(length: int) -> None:
+    with pytest.raises(FrameError, match="ended inside"):
+        read_frame(io.BytesIO(encode(Cancel(1))[:length]).read)
+
+
+@pytest.mark.parametrize("length", range(PREFIX_BYTES))
+def test_too_little_to_know_the_length(length: int) -> None:
+    assert frame_length(encode(Cancel(1))[:length]) is None
+
+
+@pytest.mark.parametrize("size", [MAX_FRAME_BYTES + 1, 3 * 2**30, 2**32 - 1])
+def test_a_frame_that_claims_too_much_is_not_waited_for(size: int) -> None:
+    prefix = struct.pack(">I", size)
+    with pytest.raises(FrameError, match="limit"):
+        frame_length(prefix)
+    with pytest.raises(FrameError, match="limit"):
+        read_frame(io.BytesIO(prefix).read)
+
+
+def test_a_frame_that_is_too_large_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
+    encode(TextDelta(1, "x" * 30, 1))
+    with pytest.raises(FrameError, match="limit"):
+        encode(TextDelta(1, "x" * 100, 1))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"hello",
+        b"\xff\xfe\xfd",
+        b"null",
+        b"5",
+        b'"Cancel"',
+        b"[]",
+        b'["kind"]',
+        b"{}",
+        b'{"kind": null}',
+        b'{"kind": []}',
+        b'{"kind": "Nothing"}',
+        b'{"kind": "Message", "role": "user", "content": "Hi"}',
+        b'{"kind": "Cancel"}',
+        b'{"kind": "Cancel", "request": 1, "extra": 2}',
+        b'{"kind": "Finished", "request": 1, "reason": "stop", "stats": 5}',
+        b'{"kind": "Finished", "request": 1, "reason": "stop", "stats": {"no": 1}}',
+        b'{"kind": "Generate", "request": 1, "messages": [{"role": "user"}]}',
+        b'{"kind": "Generate", "request": 1, "sampling": {}}',
+        b'{"kind": "Generate", "request": 1, "limits": {"max_tokens": 0, "stop": []}}',
+        b'{"kind": "Cancel", "request": ' + b"1" * 5000 + b"}",
+        b"[" * 100_000,
+        pickle.dumps(Cancel(1)),
+    ],
+    ids=lambda body: repr(body[:40]),
+)
+def test_garbage_is_no_frame(body: bytes) -> None:
+    with pytest.raises(FrameError):
+        decode(body)
+
+
+def test_numbers_out_of_bounds_do_not_come_in() -> None:
+    body = json.loads(encode(Generate(1))[PREFIX_BYTES:])
+    body["sampling"]["top_p"] = 5
+    with pytest.raises(FrameError, match="top_p"):
+        decode(json.dumps(body).encode())
+
+
+def test_pickle_is_never_used() -> None:
+    """Nothing that runs code on reading is imported anywhere in the package."""
+    for path in Path(messages.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            assert not {"pickle", "marshal", "shelve", "dill"} & {*names, module}, path
+
+
+@pytest.mark.parametrize("kind", BY_CODE.values(), ids=lambda kind: kind.__name__)
+def test_errors_cross_the_pipe(kind: type[LlmrunError]) -> None:
+    frame = decode(encode(Failed.of(kind("what", why="why", hint="hint"), 5))[PREFIX_BYTES:])
+    assert isinstance(frame, Failed)
+    assert frame.request == 5
+    error = frame.error()
+    assert (type(error), error.what, error.why, error.hint) == (kind, "what", "why", "hint")
+
+
+def test_an_unknown_code_is_an_internal_error() -> None:
+    assert type(Failed("no-such-code", "what").error()) is LlmrunError
+
+
+def test_error_keeps_its_class() -> None:
+    assert isinstance(Failed.of(BadLogitsError("x")).error(), BadLogitsError)
+    assert Failed.of(ContextOverflowError("x")).code == "context-overflow"
+
+
+def test_rates() -> None:
+    stats = Stats(prompt_tokens=12, reused_tokens=2, prefill_seconds=0.5, completion_tokens=5, decode_seconds=2.0)
+    assert (stats.prefill_rate, stats.decode_rate) == (20.0, 2.0)
+    assert (Stats().prefill_rate, Stats().decode_rate) == (0.0, 0.0)
+    assert Stats(completion_tokens=1, decode_seconds=1.0).decode_rate == 0.0

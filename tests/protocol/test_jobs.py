@@ -1,0 +1,135 @@
+"""Jobs: how their dataclasses cross the pipe, and what becomes of the engine when one ends in another way."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from llmrun.errors import CancelledError, DiskFullError, EngineCrashedError, LlmrunError
+from llmrun.protocol.jobs import JobKind, from_json
+from llmrun.protocol.messages import as_dict
+from llmrun.runner.launch import launch
+from llmrun.runner.runner import Runner
+
+FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    say: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    done: int
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    said: str
+    name: str
+
+
+SAY = JobKind("say", Say, Done, Said)
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    one: Say
+    many: tuple[Say, ...]
+    pair: tuple[str, int]
+    named: dict[str, tuple[float, ...]]
+    maybe: Say | None
+    other: float | None = None
+    flag: bool = False
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Everything(Say("a"), (), ("x", 1), {}, None),
+        Everything(Say(""), (Say("b"), Say("c")), ("", -1), {"n": (0.5, 2.0), "e": ()}, Say("d"), 1.5, True),
+    ],
+)
+def test_dataclasses_cross_the_pipe(value: Everything) -> None:
+    assert from_json(Everything, json.loads(json.dumps(as_dict(value)))) == value
+
+
+@pytest.mark.parametrize("data", [{}, {"say": "a", "more": 1}, {"other": 1}])
+def test_data_of_something_else_are_refused(data: dict[str, object]) -> None:
+    with pytest.raises((TypeError, KeyError)):
+        from_json(Say, data)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str], Runner]]:
+    runners: list[Runner] = []
+
+    def make(mode: str) -> Runner:
+        runners.append(Runner(launch((sys.executable, str(FAKE_ENGINE), mode))))
+        return runners[-1]
+
+    yield make
+    for runner in runners:
+        runner.close()
+
+
+def test_a_job_tells_how_far_it_is_and_what_came_out(start: Callable[[str], Runner]) -> None:
+    runner, seen = start("normal"), list[Done]()
+    assert runner.do(SAY, Say("hello"), seen.append) == Said("hello", "say")
+    assert seen == [Done(1), Done(2)]
+    assert runner.do(SAY, Say("again")).said == "again"
+
+
+def test_a_failed_job_raises_its_own_error(start: Callable[[str], Runner]) -> None:
+    with pytest.raises(DiskFullError, match="no space is left"):
+        start("failing").do(SAY, Say(""))
+
+
+def test_a_dead_engine_is_named(start: Callable[[str], Runner]) -> None:
+    with pytest.raises(EngineCrashedError, match=r"in its job, say.*GGML_ASSERT"):
+        start("die:job:SIGSEGV").do(SAY, Say(""))
+
+
+def test_an_exception_meanwhile_ends_the_engine_at_once(start: Callable[[str], Runner]) -> None:
+    runner = start("deaf")
+
+    def stop(update: Done) -> None:
+        raise CancelledError("stopped by Ctrl-C")
+
+    began = time.monotonic()
+    with pytest.raises(CancelledError):
+        runner.do(SAY, Say(""), stop)
+    assert not runner.alive
+    assert time.monotonic() - began < 10  # it would have slept for a minute
+
+
+def test_the_engine_names_a_job_that_it_does_not_know() -> None:
+    runner = Runner()
+    with pytest.raises(LlmrunError):
+        runner.do(SAY, Say(""))
+    assert not runner.alive
+
+
+def test_the_environment_reaches_the_engine() -> None:
+    code = "import os, sys; sys.stdout.write(os.environ['OMP_WAIT_POLICY'])"
+    launched = launch((sys.executable, "-c", code), environment={"OMP_WAIT_POLICY": "active"})
+    assert launched.process.communicate()[0] == b"active"
+
+
+def test_an_engine_starts_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    launched = launch((sys.executable, "-c", "import sys; sys.stderr.write('lost'); print('there')"))
+    assert launched.log is None
+    assert launched.process.communicate()[0].strip() == b"there"

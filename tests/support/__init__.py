@@ -1,0 +1,1 @@
+"""What tests share: fakes, stand-ins, twins and generated files."""

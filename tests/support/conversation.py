@@ -1,0 +1,78 @@
+"""An engine over the fake backend, with shorthands for what tests of the loop ask and look at."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from llmrun.engine.core.loop import Engine
+from llmrun.engine.core.states import KVStore
+from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
+from llmrun.protocol.params import Limits, SamplingParams
+from support.fake_backend import FakeBackend, Model, tokens_of
+
+GREEDY = SamplingParams(temperature=0)
+
+
+class Conversation:
+    """The events of one engine, and its backend. The clock ticks once each time it is read."""
+
+    def __init__(self, model: Model, states: KVStore | None = None, **backend: int) -> None:
+        self.backend = FakeBackend(model, **backend)
+        self.engine = Engine(self.backend, clock=itertools.count().__next__, states=states)
+        self.events: list[Event] = []
+
+    def ask(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams = GREEDY,
+        *,
+        most: int | None = None,
+        stop: tuple[str, ...] = (),
+        ban: tuple[str, ...] = (),
+        request: int = 1,
+        **more: Any,
+    ) -> None:
+        tokens = tokens_of(prompt) if isinstance(prompt, str) else list(prompt)
+        self.engine.add(request, tokens, sampling, Limits(most, stop, ban), **more)
+
+    def run(self) -> None:
+        """Step until all is answered."""
+        for _ in range(2000):
+            if not self.engine.busy:
+                return
+            self.events += self.engine.step()
+        raise AssertionError("the engine does not come to an end")
+
+    def answer(self, *args: object, **options: object) -> tuple[str, str]:
+        """Text and reason of one request."""
+        self.events.clear()
+        self.ask(*args, **options)  # type: ignore[arg-type]
+        self.run()
+        return self.text(), self.finished().reason
+
+    def of(self, request: int) -> list[Event]:
+        return [event for event in self.events if getattr(event, "request", None) == request]
+
+    def text(self, request: int = 1) -> str:
+        return "".join(event.text for event in self.of(request) if isinstance(event, TextDelta))
+
+    def finished(self, request: int = 1) -> Finished:
+        last = self.of(request)[-1]
+        assert isinstance(last, Finished), last
+        return last
+
+    def failed(self, request: int = 1) -> Failed:
+        last = self.of(request)[-1]
+        assert isinstance(last, Failed), last
+        return last
+
+    def started(self, request: int = 1) -> Started:
+        first = self.of(request)[0]
+        assert isinstance(first, Started), first
+        return first
+
+    def computed(self) -> int:
+        """Tokens that went through the model."""
+        return sum(map(len, self.backend.calls))

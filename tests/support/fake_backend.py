@@ -1,0 +1,176 @@
+"""A Backend without a model: deterministic logits, and a KV cache that shows what the model saw.
+
+Tokens 0 to 255 are bytes, a few control tokens follow. The logits lie in real memory, so that the native sampler
+reads them by address as it reads llama.cpp's; like there, they are gone after the next decode call. A batch that
+llama.cpp would refuse fails an assertion here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+
+from llmrun.engine.llama.base import Entry
+
+BEGIN, END, TURN, HEART = 256, 257, 258, 259
+N_VOCAB = 260
+CONTROL = {BEGIN: "<s>", END: "</s>", TURN: "<turn>"}
+_BYTES = {HEART: b"\xe2\x9d"}  # the first two bytes of a heart: no text alone
+_FAVOURITE = 20.0  # logit; the others stay under 1
+
+Model = Callable[[Sequence[int]], Sequence[float]]
+"""All tokens of a sequence -> the logits of the next one."""
+
+
+def tokens_of(text: str) -> list[int]:
+    """Token ids of plain text."""
+    return list(text.encode())
+
+
+def favouring(token: int) -> list[float]:
+    """Logits with one clear winner."""
+    logits = [0.0] * N_VOCAB
+    logits[token] = _FAVOURITE
+    return logits
+
+
+def scripted(answers: Mapping[str, str | Sequence[int]]) -> Model:
+    """A model that knows what to say to each prompt, then ends; anything else it only ends."""
+    scripts = {tuple(tokens_of(prompt)): _script(answer) for prompt, answer in answers.items()}
+
+    def logits(tokens: Sequence[int]) -> Sequence[float]:
+        seen = tuple(tokens)
+        for prompt, answer in scripts.items():
+            done = len(seen) - len(prompt)
+            if 0 <= done < len(answer) and seen == prompt + answer[:done]:
+                return favouring(answer[done])
+        return favouring(END)
+
+    return logits
+
+
+def _script(answer: str | Sequence[int]) -> tuple[int, ...]:
+    return tuple(tokens_of(answer) if isinstance(answer, str) else answer)
+
+
+def endless(tokens: Sequence[int]) -> Sequence[float]:
+    """A model that goes through the alphabet and never ends."""
+    return favouring(ord("a") + len(tokens) % 26)
+
+
+def hashed(tokens: Sequence[int]) -> Sequence[float]:
+    """A model whose every next letter depends on all tokens before it, in their order; never ends."""
+    seen = zlib.crc32(bytes(token % 256 for token in tokens), len(tokens))
+    logits = [-math.inf] * N_VOCAB
+    for letter in range(ord("a"), ord("z") + 1):
+        logits[letter] = zlib.crc32(bytes([letter]), seen) / 2**31
+    return logits
+
+
+class FakeBackend:
+    """See llmrun.engine.llama.base.Backend for the attributes and methods that the loop uses.
+
+    Args:
+        model: what computes the logits.
+        cuts: whether forget() can drop a part of a sequence; recurrent models can't.
+
+    Attributes:
+        calls: every batch that was decoded, or tried.
+        faults: number of a decode call, from 0 -> what it raises, after having written half of its batch.
+        before_decode: called at the beginning of each decode call, with its number.
+    """
+
+    def __init__(
+        self, model: Model, *, n_ctx: int = 64, n_batch: int = 16, n_seq_max: int = 1, cuts: bool = True
+    ) -> None:
+        self.n_vocab = N_VOCAB
+        self.n_ctx = n_ctx
+        self.n_batch = n_batch
+        self.n_seq_max = n_seq_max
+        self.suppressed: tuple[int, ...] = ()
+        self.calls: list[list[Entry]] = []
+        self.faults: dict[int, Exception] = {}
+        self.before_decode: Callable[[int], None] = lambda call: None
+        self._model = model
+        self._cuts = cuts
+        self._cache: dict[int, list[int]] = {sequence: [] for sequence in range(n_seq_max)}
+        self._rows: dict[int, ctypes.Array[ctypes.c_float]] = {}
+
+    def cached(self, sequence_id: int = 0) -> list[int]:
+        """The tokens that the model has seen in a sequence, in order."""
+        return list(self._cache[sequence_id])
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]:
+        """Bytes; with special, control texts become their tokens."""
+        for token, control in CONTROL.items() if special else ():
+            if control in text:
+                before, after = text.split(control, 1)
+                return [*self.tokenize(before, special=True), token, *self.tokenize(after, special=True)]
+        return tokens_of(text)
+
+    def token_bytes(self, token: int) -> bytes:
+        """See base.Backend."""
+        return bytes([token]) if token < 256 else _BYTES.get(token, b"")
+
+    def is_end(self, token: int) -> bool:
+        """See base.Backend."""
+        return token == END
+
+    def decode(self, batch: Sequence[Entry]) -> None:
+        """See base.Backend."""
+        number = len(self.calls)
+        self.calls.append(list(batch))
+        self._check(batch)
+        for row in self._rows.values():
+            row[:] = [math.nan] * N_VOCAB
+        self._rows = {}
+        self.before_decode(number)
+        fault = self.faults.get(number)
+        for index, entry in enumerate(batch[: len(batch) // 2] if fault else batch):
+            cache = self._cache[entry.sequence_id]
+            assert entry.position == len(cache), "a position is missing, or written twice"
+            cache.append(entry.token)
+            if entry.wants_logits:
+                self._rows[index] = (ctypes.c_float * N_VOCAB)(*self._model(cache))
+        if fault:
+            raise fault
+
+    def _check(self, batch: Sequence[Entry]) -> None:
+        assert 0 < len(batch) <= self.n_batch
+        for entry in batch:
+            assert 0 <= entry.token < N_VOCAB
+            assert entry.position < self.n_ctx, "written behind the context window"
+
+    def logits(self, index: int) -> int:
+        """See base.Backend."""
+        return ctypes.addressof(self._rows[index])
+
+    def forget(self, sequence_id: int, start: int) -> bool:
+        """See base.Backend."""
+        cache = self._cache[sequence_id]
+        if not self._cuts and 0 < start < len(cache):
+            return False
+        del cache[start:]
+        return True
+
+    def save(self, sequence_id: int) -> bytearray:
+        """See base.Backend."""
+        return bytearray(json.dumps(self._cache[sequence_id]).encode())
+
+    def restore(self, sequence_id: int, state: bytes, n_tokens: int) -> bool:
+        """See base.Backend; a state that begins with "bad" can't be restored."""
+        if n_tokens > self.n_ctx or state.startswith(b"bad"):
+            self._cache[sequence_id] = []
+            return False
+        self._cache[sequence_id] = json.loads(state)
+        assert len(self._cache[sequence_id]) == n_tokens
+        return True
+
+    def drop(self, sequence_id: int, start: int, end: int) -> bool:
+        """See base.Backend."""
+        if self._cuts:
+            del self._cache[sequence_id][start:end]
+        return self._cuts

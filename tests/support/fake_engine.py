@@ -1,0 +1,180 @@
+"""A tiny process that speaks the engine's side of the pipe, with switches for faults.
+
+Run as `python tests/fake_engine.py MODE` through Runner(command=...). A mode is "normal", one of the functions'
+names below, or "die:PHASE:CAUSE", where the cause is the name of a signal or an exit status.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from llmrun.protocol.frames import encode, read_frame
+from llmrun.protocol.messages import (
+    Cancel,
+    Event,
+    Failed,
+    Finished,
+    Frame,
+    Generate,
+    Job,
+    JobDone,
+    JobUpdate,
+    Load,
+    Loaded,
+    LoadProgress,
+    PrefillProgress,
+    Rendering,
+    Started,
+    Stats,
+    TextDelta,
+)
+
+MODE = sys.argv[1]
+LAST_WORDS = "fake_engine.cpp:42: GGML_ASSERT(fake) failed"
+
+
+def receive() -> Frame:
+    """The next command; without a front, the end."""
+    frame = read_frame(sys.stdin.buffer.read)
+    if frame is None:
+        sys.exit(0)
+    return frame
+
+
+def send(*events: Event) -> None:
+    sys.stdout.buffer.write(b"".join(map(encode, events)))
+    sys.stdout.buffer.flush()
+
+
+def phase(name: str) -> None:
+    """Die here, if that is the mode."""
+    if not MODE.startswith(f"die:{name}:"):
+        return
+    print(LAST_WORDS, file=sys.stderr, flush=True)
+    print("the end", file=sys.stderr, flush=True)
+    cause = MODE.split(":")[2]
+    if cause.isdigit():
+        os._exit(int(cause))
+    os.kill(os.getpid(), getattr(signal, cause))
+
+
+def load(command: Load) -> None:
+    phase("load")
+    if MODE == "refuse":
+        print("llama_model_load: error loading model: no tensors", file=sys.stderr, flush=True)
+        send(Failed("bad-model", f"llama.cpp can't load {command.path}"))
+    elif MODE == "no_memory":
+        print("ggml_backend_alloc: failed to allocate buffer of size 99", file=sys.stderr, flush=True)
+        send(Failed("bad-model", f"llama.cpp can't load {command.path}"))
+    else:
+        send(LoadProgress(0.5), Loaded(command.n_ctx, 2048, 260, "fake", True, ("CPU",), 0.25))
+
+
+def generate(command: Generate) -> None:
+    send(Rendering(command.request))
+    phase("render")
+    if MODE == "failing":
+        send(Failed("context-overflow", "too long", "it is", "shorten it", command.request))
+        return
+    if MODE == "hang_in_render":
+        time.sleep(60)
+    send(Started(command.request, 3, 0, 7))
+    phase("prefill")
+    send(PrefillProgress(command.request, 3, 0.5))
+    send(TextDelta(command.request, "Hel", 1))
+    phase("decode")
+    fault = globals().get(MODE)
+    if fault is None:
+        send(
+            TextDelta(command.request, "lo", 1),
+            Finished(command.request, "stop", Stats(3, completion_tokens=2)),
+        )
+    else:
+        fault(command.request)
+
+
+# ---- modes -----------------------------------------------------------------------------------------
+
+
+def obedient(request: int) -> None:
+    """Says nothing more until it is cancelled."""
+    cancel = receive()
+    assert cancel == Cancel(request)
+    send(Finished(request, "cancelled", Stats(3, completion_tokens=1)))
+
+
+late = obedient
+"""As obedient, and takes its time before it reads the first command."""
+
+
+def deaf(request: int) -> None:
+    """Neither hears a cancel nor says a word."""
+    time.sleep(60)
+
+
+def slow(request: int) -> None:
+    time.sleep(0.3)
+    send(Finished(request, "stop", Stats()))
+
+
+def chatty(request: int) -> None:
+    """Hears no cancel and talks on, faster than anybody can read."""
+    while True:
+        send(*[TextDelta(request, "blah", 1)] * 1000)
+
+
+def garbage(request: int) -> None:
+    sys.stdout.buffer.write(b"\0\0\0\x05hello" * 3)
+    sys.stdout.buffer.flush()
+    time.sleep(60)
+
+
+def claim_3_gb(request: int) -> None:
+    sys.stdout.buffer.write(b"\xc0\0\0\0" + b"{" * 100)
+    sys.stdout.buffer.flush()
+    time.sleep(60)
+
+
+def send_command(request: int) -> None:
+    sys.stdout.buffer.write(encode(Cancel(request)))
+    sys.stdout.buffer.flush()
+    time.sleep(60)
+
+
+def truncated(request: int) -> None:
+    """Dies within a frame."""
+    sys.stdout.buffer.write(encode(TextDelta(request, "lo", 1))[:-3])
+    sys.stdout.buffer.flush()
+    os._exit(0)
+
+
+def do(job: Job) -> None:
+    """A job that says two updates and gives back what it was told."""
+    phase("job")
+    send(JobUpdate({"done": 1}), JobUpdate({"done": 2}))
+    if MODE == "failing":
+        send(Failed("not-enough-disk", "no space is left"))
+    elif MODE == "deaf":
+        time.sleep(60)
+    else:
+        send(JobDone({"said": job.arguments["say"], "name": job.name}))
+
+
+def main() -> None:
+    if MODE == "late":
+        time.sleep(0.3)
+    while True:
+        command = receive()
+        if isinstance(command, Load):
+            load(command)
+        elif isinstance(command, Generate):
+            generate(command)
+        elif isinstance(command, Job):
+            do(command)
+
+
+if __name__ == "__main__":
+    main()

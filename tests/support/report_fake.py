@@ -1,0 +1,105 @@
+"""Measurements that cost nothing, for tests of the report card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from llmrun.bench.results import Machine
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.quantize.report.card import Card, Method, Quality, Row, Speed
+from llmrun.quantize.report.measure import Judged, Made, OnShare, Original, Timed
+
+# Type -> bytes, prefill, decode, mean KLD.
+FIGURES = {
+    "F16": (270_900_000, 286.0, 97.0, 0.0),
+    "Q8_0": (144_800_000, 650.0, 139.0, 0.0014),
+    "Q5_K_M": (112_000_000, 400.0, 128.0, 0.0108),
+    "Q4_K_M": (105_500_000, 420.0, 149.0, 0.031),
+    "IQ4_NL": (91_900_000, 780.0, 171.0, 0.066),
+    "Q4_0": (91_700_000, 800.0, 188.0, 0.081),
+    "Q4_1": (98_400_000, 290.0, 128.0, 0.083),
+}
+
+
+MACHINE = Machine(name="a box", cpu="Testium 3000", cores=2, threads=2, llmrun="1.2.3")
+
+
+class FakeMeasures:
+    """Gives FIGURES; on_call may raise, and sees every call as ("make", "Q4_0")."""
+
+    prompt_tokens, answer_tokens, threads = 256, 32, 2
+
+    def __init__(self, on_call: Callable[[str, str], None] = lambda what, kind: None) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self._on_call = on_call
+
+    def _called(self, what: str, kind: str) -> tuple[int, float, float, float]:
+        self.calls.append((what, kind))
+        self._on_call(what, kind)
+        return FIGURES[kind]
+
+    def machine(self) -> Machine:
+        return MACHINE
+
+    def original(self) -> Original:
+        return Original("tiny", "F16", FIGURES["F16"][0], 16.0, 135_000_000)
+
+    def expected_bytes(self, kind: str) -> int:
+        if kind not in FIGURES:
+            raise UsageError(f"{kind} needs an importance matrix")
+        self._called("expect", kind)
+        return FIGURES[kind][0]
+
+    def make(self, kind: str, target: Path, on_share: OnShare) -> Made:
+        n_bytes = self._called("make", kind)[0]
+        target.write_bytes(b"GGUF")
+        on_share(0.5)
+        return Made(n_bytes, 8 * n_bytes / 135e6, 1.5, (f"{kind} has a note",) if kind == "Q4_K_M" else ())
+
+    def time(self, model: Path, on_share: OnShare) -> Timed:
+        kind = self._kind(model)
+        n_bytes, prefill, decode, _ = self._called("time", kind)
+        wobble = 1 + 0.01 * (len(self.calls) % 3 - 1)
+        return Timed(prefill * wobble, decode * wobble, n_bytes + 40_000_000)
+
+    def judge(self, model: Path, on_share: OnShare) -> Judged:
+        kind = self._kind(model)
+        kld = self._called("judge", kind)[3]
+        quality = Quality(21.34 * (1 + kld), 0.8, kld, kld / 20, 1 - 2 * kld, 0.01)
+        return Judged(quality, Quality(21.34, 0.8), "a text", "5d41", 8192)
+
+    @staticmethod
+    def _kind(model: Path) -> str:
+        if not model.exists():
+            raise LlmrunError(f"there is no {model}")
+        return model.stem.partition("-")[2] or "F16"
+
+
+def row(kind: str, **changes: object) -> Row:
+    """A row with the figures of a type."""
+    n_bytes, prefill, decode, kld = FIGURES[kind]
+    facts: dict[str, object] = {
+        "is_source": kind == "F16",
+        "n_bytes": n_bytes,
+        "bits_per_weight": 8 * n_bytes / 135e6,
+        "prefill": Speed((prefill, prefill * 1.01, prefill * 0.99)),
+        "decode": Speed((decode, decode * 1.01, decode * 0.99)),
+        "peak_memory": n_bytes + 40_000_000,
+        "quality": Quality(21.34 * (1 + kld), 0.8, kld, kld / 20, 1 - 2 * kld, 0.01),
+    }
+    return Row(**({"type": kind} | facts | changes))  # type: ignore[arg-type]
+
+
+def card(*rows: Row, **changes: object) -> Card:
+    """A card with these rows, or with all of FIGURES."""
+    facts: dict[str, object] = {
+        "name": "tiny",
+        "source": "tiny-F16.gguf",
+        "rows": rows or tuple(row(kind) for kind in FIGURES),
+        "method": Method("a text", "5d41", 8192, 256, 32, 5, 2),
+        "machine": MACHINE,
+        "started": 1_763_719_200.0,
+        "seconds": 192.0,
+    }
+    return Card(**(facts | changes))  # type: ignore[arg-type]

@@ -1,0 +1,432 @@
+"""Markdown on an emulated terminal: what each block looks like, and that nothing written is ever written again."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import time
+
+import pytest
+from support.screens import Clock, Terminal, rows_of
+
+from llmrun.protocol.messages import Started, TextDelta
+from llmrun.ui.answer.highlight import MAX_LINE, Highlighter
+from llmrun.ui.answer.markdown import MAX_TABLE_LINES, Markdown
+from llmrun.ui.answer.page import Page
+from llmrun.ui.answer.view import AnswerView
+from llmrun.ui.terminal.ansi import bare
+
+ANSWER = """\
+# Bread
+
+Bread needs **four** things and *time*:
+
+- flour, `500 g` of it, the stronger the better
+- water
+  1. lukewarm
+  2. not hot
+
+| what | grams | why |
+|---|--:|---|
+| salt | 10 | taste |
+| yeast | 7 | it rises |
+
+```python
+def bake(minutes):
+    return "bread"  # warm
+```
+
+> Patience is bitter.
+
+See [the book](https://example.org/b_1).
+---
+日本語のパンもおいしいです。
+"""
+
+AT_80 = """\
+Bread
+
+Bread needs four things and time:
+
+• flour, 500 g of it, the stronger the better
+• water
+  1. lukewarm
+  2. not hot
+
+what   grams  why
+─────  ─────  ────────
+salt      10  taste
+yeast      7  it rises
+
+── python ──────────────────────────────
+def bake(minutes):
+    return "bread"  # warm
+────────────────────────────────────────
+
+│ Patience is bitter.
+
+See the book (https://example.org/b_1).
+────────────────────────────────────────
+日本語のパンもおいしいです。"""
+
+AT_20 = """\
+Bread
+
+Bread needs four
+things and time:
+
+• flour, 500 g of
+  it, the stronger
+  the better
+• water
+  1. lukewarm
+  2. not hot
+
+what: salt
+grams: 10
+why: taste
+───
+what: yeast
+grams: 7
+why: it rises
+───
+
+── python ─────────
+def bake(minutes):
+    return "bread"  # warm
+───────────────────
+
+│ Patience is
+│ bitter.
+
+See the book
+(https://example.org/b_1).
+───────────────────
+日本語のパンもおい
+しいです。"""
+
+
+def rendered(text: str, columns: int = 80, *, styled: bool = True, unicode: bool = True) -> str:
+    markdown = Markdown(styled=styled, unicode=unicode)
+    return markdown.feed(text, columns) + markdown.flush(columns)
+
+
+def plain(text: str, columns: int = 80) -> list[str]:
+    return bare(rendered(text, columns)).splitlines()
+
+
+# ---- how it looks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("columns", "expected"), [(80, AT_80), (40, AT_80), (20, AT_20)])
+def test_a_whole_answer(columns: int, expected: str) -> None:
+    shown = bare(rendered(ANSWER, columns))
+    if columns == 40:  # the same but for its lines across and a row that is too long
+        expected = expected.replace("─" * 40, "─" * 39).replace("── python " + "─" * 30, "── python " + "─" * 29)
+        expected = expected.replace("the stronger the better", "the stronger the\n  better")
+    assert shown == expected + "\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("**b** *i* _i_ ***x*** `c` ~~s~~", "\x1b[1mb\x1b[0m \x1b[3mi\x1b[0m \x1b[3mi\x1b[0m \x1b[1;3mx\x1b[0m"
+         " \x1b[36mc\x1b[0m \x1b[9ms\x1b[0m"),
+        ("**b *i* b**", "\x1b[1mb\x1b[0m\x1b[1m \x1b[0m\x1b[1;3mi\x1b[0m\x1b[1m b\x1b[0m"),
+        ("**b *i***", "\x1b[1mb\x1b[0m\x1b[1m \x1b[0m\x1b[1;3mi\x1b[0m"),
+        ("这是**重点**。", "这是\x1b[1m重\x1b[0m\x1b[1m点\x1b[0m。"),
+        ("# One", "\x1b[1;4mOne\x1b[0m"),
+        ("## Two", "\x1b[1mTwo\x1b[0m"),
+        ("### Three", "\x1b[1;3mThree\x1b[0m"),
+        ("[a](http://b)", "\x1b[4ma\x1b[0m \x1b[2m(http://b)\x1b[0m"),
+        ("[http://b](http://b) <http://c>", "\x1b[4mhttp://b\x1b[0m \x1b[4mhttp://c\x1b[0m"),
+        ("> q", "\x1b[2m│ \x1b[0mq"),
+        ("`` a`b ``", "\x1b[36ma`b\x1b[0m"),
+        ("```py\nif x: # y\n```", "\x1b[2m── py " + "─" * 34 + "\x1b[0m\n\x1b[35mif\x1b[0m x: \x1b[2m# y\x1b[0m\n"
+         "\x1b[2m" + "─" * 40 + "\x1b[0m"),
+    ],
+)  # fmt: skip
+def test_styles(source: str, expected: str) -> None:
+    assert rendered(source) == expected + "\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2*3*4 and 2 * 3 * 4", "snake_case_name and __init__.py", "a ** b", "*args", "**kwargs", "`open", "~ ~~ ~",
+        "[x] [y] not (z)", "[a]()", "<b>bold</b> &lt;b&gt; <br>", "1,5 < 2", "a | b", "#tag", "1984.", "C:\\dir\\new",
+        r"\(a_{i} b_{j}\) \frac{x}{y}_{z}_", r"$$ x_1 * y * z $$", "costs $5 and $10", "!wow", "-1", "+49 30", "a\\",
+        "😀 👩\u200d👧 e\u0301", "**" + "too far " * 40 + "**", "“quoted” — dash",
+    ],
+)  # fmt: skip
+def test_text_that_only_looks_like_markup_stays(text: str) -> None:
+    assert bare(rendered(text, 1000)) == text + "\n"
+    assert "\x1b[1" not in rendered(text, 1000)
+
+
+@pytest.mark.parametrize(
+    ("source", "rows"),
+    [
+        ("\n\n\na\n\n\n\nb\n\n\n", ["a", "", "b"]),
+        ("roses are red\nviolets are blue", ["roses are red", "violets are blue"]),
+        ("text\n# Heading\ntext", ["text", "", "Heading", "text"]),
+        (r"\*not\* \# \`x\`", ["*not* # `x`"]),
+        ("- a\n  - b\n    - c\n      - d\n- e", ["• a", "  ◦ b", "    ▪ c", "      ▪ d", "• e"]),
+        ("10. ten\n   - below", ["10. ten", "    ◦ below"]),
+        ("1. a\n\n   more\n2. b", ["1. a", "", "   more", "2. b"]),
+        ("- [ ] do\n- [x] done", ["• [ ] do", "• [x] done"]),
+        ("-\n- x", ["•", "• x"]),
+        ("> a\n> > b\n> - c\n>\n> d", ["│ a", "│ │ b", "│ • c", "│", "│ d"]),
+        ("> a\nlazy\n\nb", ["│ a", "│ lazy", "", "b"]),
+        ("***\n---\n- - -\n===", ["─" * 40] * 4),
+        ("    indented\n    code", ["indented", "code"]),
+        ("\\[\n- x * y\n+ z * w\n\\]\n- item", ["\\[", "- x * y", "+ z * w", "\\]", "• item"]),
+        ("$$\n# x\n\n# y", ["$$", "# x", "", "y"]),
+        ("```\na\n\n\nb\n```\nc", ["─" * 40, "a", "", "", "b", "─" * 40, "c"]),
+        ("```\nnever closed **x**", ["─" * 40, "never closed **x**", "─" * 40]),
+        ("~~~\n```\n~~~", ["─" * 40, "```", "─" * 40]),
+        ("- ```sh\n  ls\n    -l\n  ```\n- b", ["• ── sh " + "─" * 34, "  ls", "    -l", "  " + "─" * 40, "• b"]),
+        ("- a\n  ```\nunindented\n  ```", ["• a", "  " + "─" * 40, "  unindented", "  " + "─" * 40]),
+        ("> ```\n> x\nout", ["│ " + "─" * 40, "│ x", "│ " + "─" * 40, "out"]),
+        ("``` a `b` ```", ["a `b`"]),
+        ("####### seven", ["####### seven"]),
+        ("#", [""]),
+    ],
+)  # fmt: skip
+def test_blocks(source: str, rows: list[str]) -> None:
+    assert plain(source) == rows
+
+
+def test_hanging_indents_and_words() -> None:
+    assert plain("- " + "word " * 6 + "\n  1. " + "word " * 6, 20) == [
+        "• word word word", "  word word word", "  1. word word word", "     word word word",
+    ]  # fmt: skip
+    address = "https://example.org/a/long/address"
+    assert plain(f"see {address} now", 20) == ["see", address + " now"]
+    assert plain("日本語。日本語。日本語。", 10) == ["日本語。", "日本語。", "日本語。"]
+    assert plain("> > > > > > > > deep inside", 20) == ["│ │ │ │ deep inside"]
+
+
+# ---- tables ----------------------------------------------------------------------------------------
+
+TABLE = "| a | long heading |\n|:-:|-----|\n| `x|y` | 1 \\| 2 |\n| **b** | " + "words " * 8 + "|\n| short |\n"
+
+
+def test_tables_wrap_in_their_cells_and_become_records_when_there_is_no_room() -> None:
+    assert plain(TABLE, 31) == [
+        "a      long heading", "─────  ───────────────────────", "x|y    1 | 2", "b      words words words words",
+        "       words words words words", "short",
+    ]  # fmt: skip
+    assert plain(TABLE, 14) == [
+        "a: x|y", "long heading:", "1 | 2", "───", "a: b", "long heading:", "words words", "words words", "words words",
+        "words words", "───", "a: short", "───",
+    ]  # fmt: skip
+    assert plain("| a | b |\n|---|---|\n| 1 | 2 | 3 | 4 |")[-1].split() == ["1", "2", "|", "3", "|", "4"]
+
+
+def test_what_begins_like_a_table_is_text() -> None:
+    assert plain("| only one line |\n\ntext") == ["| only one line |", "", "text"]
+    assert plain("| a |\n| b |\ntext") == ["| a |", "| b |", "text"]
+    assert plain("|x| is the absolute value") == ["|x| is the absolute value"]
+
+
+def test_a_table_is_held_but_not_for_ever() -> None:
+    markdown = Markdown()
+    out = markdown.feed("| a | b |\n|---|---|\n", 80)
+    assert out == markdown.held == ""
+    markdown.feed("| 1 | 2 |\n" * 3, 80)
+    assert markdown.held == "table of 3 rows"
+    shown = markdown.feed("| 1 | 2 |\n" * MAX_TABLE_LINES, 80)
+    assert shown.count("1  2") == MAX_TABLE_LINES + 3
+    assert markdown.feed("| x | y |\n", 80) == "x  y\n"
+
+
+# ---- without colour, without Unicode ---------------------------------------------------------------
+
+
+def test_without_styles_the_marks_stay_and_nothing_is_escaped() -> None:
+    shown = rendered(ANSWER + "\\[\n- x\n\\]\n", 60, styled=False, unicode=False)
+    assert shown.isascii() is False  # the model's own characters
+    assert re.sub("[日本語のパンもおいしいです。]", "", shown).isascii()
+    assert "\x1b" not in shown
+    assert shown.splitlines()[:6] == [
+        "# Bread", "", "Bread needs **four** things and *time*:", "", "- flour, `500 g` of it, the stronger the better",
+        "- water",
+    ]  # fmt: skip
+    assert "-- python ---" in shown
+    assert "| Patience" in shown
+    assert shown.endswith("\\[\n- x\n\\]\n")
+
+
+# ---- code ------------------------------------------------------------------------------------------
+
+
+def test_comments_and_texts_of_several_lines_keep_their_colour() -> None:
+    def styles(language: str, *lines: str) -> list[set[str]]:
+        highlighter = Highlighter(language)
+        return [{style for text, style in highlighter.line(line) if text.strip()} for line in lines]
+
+    assert styles("python", '"""a', "if", '"""') == [{"32"}] * 3
+    assert styles("js", "/* a", "if", "b */", "if") == [{"2"}] * 3 + [{"35"}]
+    assert styles("c", "/* a", "if", "b */", "x") == [{"2"}] * 3 + [{""}]
+    assert styles("html", "<!-- a", "if", "-->", "x") == [{"2"}] * 3 + [{""}]
+    assert styles("bash", "ls a/*", "if") == [{""}, {"35"}]
+    assert styles("no such language", "if") == styles("text", "if") == [{""}]
+    assert styles("py", "if " * MAX_LINE) == [{""}]
+
+
+@pytest.mark.parametrize("language", ["python", "c", "json", "yaml", "ruby", "html", "php", "rust", "sql", "diff"])
+def test_highlighting_changes_no_character(language: str) -> None:
+    generator = random.Random(language)
+    atoms = [
+        '"',
+        "'",
+        "/*",
+        "*/",
+        "{",
+        "}",
+        "<a",
+        ">",
+        "#",
+        "//",
+        "x",
+        " ",
+        "\\",
+        "`",
+        "'''",
+        "0x1f",
+        "<<A",
+        "日",
+        "\t",
+    ]
+    highlighter = Highlighter(language)
+    for _ in range(300):
+        line = "".join(generator.choices(atoms, k=generator.randint(0, 12)))
+        assert "".join(text for text, _ in highlighter.line(line)) == line
+
+
+# ---- as it comes -----------------------------------------------------------------------------------
+
+ATOMS = [
+    "# ", "## ", "- ", "* ", "+ ", "1. ", "10. ", "> ", "```", "```python\n", "~~~", "\n", "\n", "\n\n", "  ", "    ",
+    "|", "| a | b |\n", "|---|--:|\n", "| 1 | 2 |\n", "---", "***", "===", "**", "*", "_", "__", "~~", "`", "``", "[",
+    "]", "(", ")", "](", "[a](", "!", "<", "<https://x.y>", "<h", "\\", "\\[", "\\]", "\\(", "\\)", "$", "$$", "word",
+    "words and words ", "日本語", "。", "🙂", "👩\u200d👧", "👍🏽", "🇫🇷", "e\u0301", "\u0301", "\t", "x" * 30,
+    "x" * 300, "*" * 15, "`" * 410, "a_b", "2*3", "http://a.b/c_d", "def f(x):\n", "/*", "*/", '"""', "# c\n", "1",
+    "9", ".", "-", "=", "long " * 40,
+]  # fmt: skip
+
+
+def cut_up(generator: random.Random, text: str) -> list[str]:
+    cuts = sorted(generator.choices(range(len(text) + 1), k=generator.randint(0, 8)))
+    return [text[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(text)])]
+
+
+@pytest.mark.parametrize("columns", [80, 40, 20, 8, 3])
+def test_what_came_out_depends_on_the_text_so_far_and_not_on_its_pieces(columns: int) -> None:
+    generator = random.Random(columns)
+    for number in range(150):
+        text = "".join(generator.choices(ATOMS, k=generator.randint(1, 40)))
+        kind = {"styled": number % 4 > 0, "unicode": number % 3 > 0}
+        by_character, pieces = Markdown(**kind), Markdown(**kind)
+        so_far, whole = [""], ""
+        for char in text:
+            so_far.append(so_far[-1] + by_character.feed(char, columns))
+        n_characters = 0
+        for piece in cut_up(generator, text):
+            whole += pieces.feed(piece, columns)
+            n_characters += len(piece)
+            assert whole == so_far[n_characters], (text, n_characters)
+        assert by_character.flush(columns) == pieces.flush(columns)
+
+
+class Case:
+    """A view that shows Markdown on a terminal."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.terminal, self.clock = Terminal(columns, rows), Clock()
+        self.view = AnswerView(
+            self.terminal, n_ctx=8192, clock=self.clock, size=self.terminal.size, page=Page(self.clock, markdown=True)
+        )
+        self.show(Started(1, 31, 0, 1234))
+
+    def show(self, event: Started | TextDelta, after: float = 0.1) -> None:
+        self.clock.now += after
+        self.view.show(event)
+
+    def text(self, text: str, after: float = 0.1) -> None:
+        self.show(TextDelta(1, text, 1), after)
+
+    @property
+    def rows(self) -> list[str]:
+        return self.terminal.screen.everything()
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (40, 10), (20, 5)])
+def test_screen_is_that_of_the_finished_text_and_the_live_line_never_stays(columns: int, rows: int) -> None:
+    generator = random.Random(rows)
+    for number in range(25):
+        text = ANSWER * 2 if number < 2 else "".join(generator.choices(ATOMS, k=generator.randint(1, 60)))
+        case = Case(columns, rows)
+        for piece in cut_up(generator, text) if number else text:
+            if piece:
+                case.text(piece, after=generator.choice((0.001, 0.02, 0.05, 0.2)))
+            assert sum("prefill" in row for row in case.rows) <= 1
+        case.view.close()
+        assert case.rows == rows_of(rendered(text, columns), columns, rows)
+        assert case.terminal.screen.cursor.x == 0
+
+
+def test_rows_that_were_shown_stay_as_they_are() -> None:
+    case, before = Case(20, 5), []
+    for char in ANSWER * 2:
+        case.text(char)
+        rows = [row for row in case.rows if "prefill" not in row]
+        finished = before[:-1]
+        assert rows[: len(finished)] == finished
+        before = rows
+
+
+def test_text_comes_word_by_word() -> None:
+    case = Case(40, 10)
+    shown = []
+    for piece in ("Bread", " needs", " **fo", "ur**", " things", " and"):
+        case.text(piece)
+        shown.append(case.rows[0])
+    assert shown == [
+        "prefill 310 t/s · TTFT 0.10 s",
+        "Bread", "Bread needs", "Bread needs", "Bread needs four", "Bread needs four things",
+    ]  # fmt: skip
+
+
+def test_new_width_counts_from_the_next_word_on() -> None:
+    case = Case(40, 10)
+    case.text("one two three four five six ")
+    case.terminal.screen.resize(10, 20)
+    case.text("seven eight nine ten\n\n---\n")
+    case.terminal.screen.resize(10, 60)
+    case.text("- " + "word " * 10)
+    case.view.close()
+    shown = bare(re.sub(r"\r|\x1b7.*?\x1b8|\x1b(?:\[[\d?]*[A-Za-z]|D)", "", case.terminal.getvalue()))
+    assert shown.splitlines() == [
+        "one two three four five six", "seven eight nine", "ten", "", "─" * 19, "• " + "word " * 9 + "word",
+    ]  # fmt: skip
+
+
+UNITS = [
+    "*", "**a ", "`", "[", "<http://", "a``b`", "|", ">", "- ", "#", "_a", "~~a", "\\", "word", "\\[", "日", "\u0301",
+    " ", "1", "```\n", "|a|b|\n", "|a|b|\n|-|-|\n", "\n", "```py\n((", "[a](", "  ", "\t", "- > ", "***a", "\u200d",
+    "$$",
+]  # fmt: skip
+
+
+def test_hostile_texts_take_linear_time() -> None:
+    began = time.process_time()
+    for unit in UNITS:
+        markdown = Markdown()
+        text = unit * (20_000 // len(unit))
+        for index in range(0, len(text), 20):
+            markdown.feed(text[index : index + 20], 80)
+        markdown.flush(80)
+    assert time.process_time() - began < 20

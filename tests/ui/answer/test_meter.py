@@ -1,0 +1,50 @@
+"""What the summary and the live line say. The live line over time is in test_answer.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmrun.protocol.messages import Finished, Stats
+from llmrun.ui.answer.meter import fit, in_rows, summary
+
+STATS = Stats(
+    prompt_tokens=31, reused_tokens=0, prefill_seconds=31 / 412, completion_tokens=128,
+    decode_seconds=127 / 131.2, ttft_seconds=0.21, itl_p50_seconds=0.0075, itl_p95_seconds=0.0081,
+    context_used=159, n_ctx=8192, seed=1234,
+)  # fmt: skip
+SUMMARY = (
+    "prefill 31 tokens 412 t/s · decode 128 tokens 131.2 t/s · TTFT 0.21 s · "
+    "inter-token p50 7.5 ms p95 8.1 ms · ctx 159/8,192 · seed 1234"
+)
+
+
+def test_summary_words() -> None:
+    assert summary(Finished(1, "stop", STATS)) == SUMMARY
+    reused = Stats(prompt_tokens=31, reused_tokens=20, prefill_seconds=0.1, completion_tokens=1, n_ctx=64)
+    assert summary(Finished(1, "stop", reused)).startswith("prefill 11 tokens 110 t/s · decode 1 tokens · ")
+    assert " · ctx 0/64 · reused 20 of 31 · seed " in summary(Finished(1, "stop", reused))
+    assert "decode 1 tokens ·" in summary(Finished(1, "stop", reused))
+    assert summary(Finished(1, "length", STATS)).endswith("stopped: max tokens or context window reached")
+    assert "taken back" not in SUMMARY
+    assert " · 1,200 taken back · " in summary(Finished(1, "stop", replace(STATS, retracted_tokens=1200)))
+    repeats = Finished(1, "repeats", STATS, "again and \x1b[2Jagain\n" * 9)
+    assert summary(repeats).endswith("stopped: it repeats “again and again again and again again a…”")
+    assert summary(Finished(1, "repeats", STATS)).endswith("stopped: it repeats itself")
+    assert summary(Finished(1, "cancelled", STATS)).endswith("stopped by Ctrl-C")
+
+
+def test_fit_drops_from_the_right() -> None:
+    fields = ["prefill 412 t/s", "decode 1.0 t/s"]
+    assert [fit(fields, cells) for cells in (40, 32, 31, 15, 7, 0)] == [
+        "prefill 412 t/s · decode 1.0 t/s", "prefill 412 t/s · decode 1.0 t/s", "prefill 412 t/s",
+        "prefill 412 t/s",
+        "prefill", "",
+    ]  # fmt: skip
+    assert fit([], 10) == ""
+
+
+def test_a_long_summary_breaks_between_its_fields() -> None:
+    assert in_rows("one · two two · three", 100) == ["one · two two · three"]
+    assert in_rows("one · two two · three", 13) == ["one · two two ·", "three"]
+    assert in_rows("one · two two · three", 12) == ["one ·", "two two ·", "three"]
+    assert in_rows("one · two two · three", 1) == ["one ·", "two two ·", "three"]

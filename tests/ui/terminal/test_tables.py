@@ -1,0 +1,181 @@
+"""Tables: aligned text in a pipe, Rich on a terminal, foreign text harmless in both."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import pty
+import struct
+import sys
+import termios
+
+import pytest
+
+from llmrun.doctor.doctor import Finding
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.tables import (
+    CatalogueRow,
+    Column,
+    FileRow,
+    InstalledRow,
+    MatchRow,
+    ago,
+    show_catalogue,
+    show_facts,
+    show_files,
+    show_findings,
+    show_installed,
+    show_matches,
+    show_table,
+)
+
+INSTALLED = [
+    InstalledRow("smollm2:135m", 98_900_000, "Q4_1", 7200.0, "hub cache"),
+    InstalledRow("日本\x1b[2J\nx", 4_700_000_000, "Q4_K_M", 0.0, "[bold]owner[/foo]/array"),
+]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def pipe() -> Output:
+    return Output(stdin=io.StringIO(), stdout=io.StringIO(), stderr=io.StringIO(), environment={})
+
+
+def terminal(**environment: str) -> Output:
+    return Output(
+        stdin=Terminal(),
+        stdout=Terminal(),
+        stderr=Terminal(),
+        environment={"TERM": "xterm-256color", **environment},
+    )
+
+
+def written(output: Output) -> str:
+    assert isinstance(output.stdout, io.StringIO)
+    return output.stdout.getvalue()
+
+
+def test_installed_in_a_pipe() -> None:
+    output = pipe()
+    show_installed(output, INSTALLED)
+    assert written(output) == (
+        "NAME             SIZE  QUANT   USED         WHERE\n"
+        "smollm2:135m  98.9 MB  Q4_1    2 hours ago  hub cache\n"
+        "日本 x         4.7 GB  Q4_K_M  just now     [bold]owner[/foo]/array\n"
+    )
+
+
+def test_installed_on_a_terminal() -> None:
+    output = terminal()
+    show_installed(output, INSTALLED)
+    text = written(output)
+    assert "\x1b[1m" in text
+    assert "\x1b[2J" not in text
+    assert "[bold]owner[/foo]/array" in text
+
+
+def on_a_real_terminal(columns: int, **environment: str) -> list[str]:
+    """What a terminal so wide gets to see of a table that is 41 cells wide."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with os.fdopen(slave, "w", encoding="utf-8") as stream:
+        output = Output(stdin=io.StringIO(), stdout=stream, stderr=io.StringIO(), environment=environment)
+        show_files(output, [FileRow("a.gguf", 5, "damaged", "its sha256 is wrong")], ("NAME", "SIZE", "STATE", "WHY"))
+    data = b""
+    with contextlib.suppress(OSError):  # what a terminal without writers ends with
+        while piece := os.read(master, 65536):
+            data += piece
+    os.close(master)
+    return data.decode().splitlines()
+
+
+def test_a_terminal_that_is_wide_enough_needs_no_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.table", None)
+    assert on_a_real_terminal(43, TERM="xterm") == [
+        "\x1b[2mNAME\x1b[0m    \x1b[2mSIZE\x1b[0m  \x1b[2mSTATE\x1b[0m    \x1b[2mWHY\x1b[0m",
+        "\x1b[1ma.gguf\x1b[0m   5 B  \x1b[1;31mdamaged\x1b[0m  \x1b[2mits sha256 is wrong\x1b[0m",
+    ]
+    assert on_a_real_terminal(43, TERM="xterm", NO_COLOR="1") == [
+        "NAME    SIZE  STATE    WHY",
+        "a.gguf   5 B  damaged  its sha256 is wrong",
+    ]
+    with pytest.raises(ImportError):
+        on_a_real_terminal(30, TERM="xterm")
+
+
+def test_a_narrow_terminal_folds() -> None:
+    lines = on_a_real_terminal(30, TERM="xterm", NO_COLOR="1", COLUMNS="30")
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= 30
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (-5, "just now"), (59, "just now"), (60, "1 minute ago"), (7_300, "2 hours ago"), (86_400, "1 day ago"),
+        (40 * 86_400, "1 month ago"), (800 * 86_400, "2 years ago"),
+    ],
+)  # fmt: skip
+def test_ago(seconds: float, words: str) -> None:
+    assert ago(seconds) == words
+
+
+def test_search_results() -> None:
+    output = pipe()
+    show_matches(output, [MatchRow("a/b", 12345, 6, "2026-10-01", True), MatchRow("c/d", 1, 0, "", False)])
+    assert written(output) == (
+        "REPOSITORY  DOWNLOADS  LIKES  UPDATED     ACCESS\n"
+        "a/b            12,345      6  2026-10-01  terms to accept\n"
+        "c/d                 1      0\n"
+    )
+
+
+def test_no_colour_on_a_terminal_that_wants_none() -> None:
+    output = terminal(NO_COLOR="1")
+    show_installed(output, INSTALLED)
+    show_findings(output, [Finding("x", "problem", "")])
+    assert "\x1b" not in written(output)
+
+
+def test_narrow_terminal_loses_no_text() -> None:
+    output = terminal(NO_COLOR="1")
+    show_table(output, [Column("A")], [["x" * 300]])
+    assert written(output).count("x") == 300
+
+
+def test_catalogue() -> None:
+    output = pipe()
+    show_catalogue(output, [CatalogueRow("smollm2", "135M", "Q4_1", 98_362_432, "Apache-2.0", True)])
+    assert written(output) == (
+        "NAME     PARAMETERS  QUANT     SIZE  LICENCE     INSTALLED\n"
+        "smollm2        135M  Q4_1   98.4 MB  Apache-2.0  yes\n"
+    )
+
+
+def test_facts_have_no_heading() -> None:
+    output = pipe()
+    show_facts(output, [("context", 8192), ("template", True), ("name", "a\x07b")])
+    assert written(output) == "context   8,192\ntemplate  yes\nname      ab\n"
+
+
+def test_findings_with_their_hints() -> None:
+    findings = [Finding("memory", "ok", "24 GB"), Finding("threads", "problem", "busy", "llmrun run -t 1")]
+    output = pipe()
+    show_findings(output, findings)
+    assert written(output) == (
+        "ok       memory   24 GB\nproblem  threads  busy\n                  try: llmrun run -t 1\n"
+    )
+    output = terminal()
+    show_findings(output, findings)
+    assert "\x1b[1;31mproblem" in written(output)
+
+
+def test_empty_table_is_its_heading() -> None:
+    output = pipe()
+    show_table(output, [Column("A"), Column("B")], [])
+    assert written(output) == "A  B\n"

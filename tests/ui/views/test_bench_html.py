@@ -1,0 +1,83 @@
+"""A bench result as a page: which plots it gets, and what tells rows apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from xml.etree import ElementTree
+
+from llmrun.bench.results import Chat, Limit, Machine, Result, Row
+from llmrun.ui.views.bench_html import bench_page, labels
+
+LIMIT = Limit(355.0, "memory", 355.0, 4000.0, 30e9, 0.5e12, 84e6, 1000.0, 1.35e8)
+ROW = Row(
+    model="tiny-Q4_0", model_type="llama 135M Q4_0", model_filename="/secret/tiny.gguf", test="tg128", n_gen=128,
+    n_threads=2, samples_ns=(680_000_000, 700_000_000, 690_000_000), limit=LIMIT, load_ns=200_000_000,
+    peak_bytes=140_000_000, test_time="2026-11-21T10:00:00Z",
+)  # fmt: skip
+PROMPT = replace(ROW, test="pp512", n_prompt=512, n_gen=0)
+HOSTILE = "</script><script>alert(1)</script>\x1b[2J"
+
+
+def titles(page: str) -> list[str]:
+    """Of the plots."""
+    found = []
+    for part in page.split("<svg")[1:]:
+        svg = ElementTree.fromstring("<svg" + part.split("</svg>")[0] + "</svg>")
+        found += [node.text or "" for node in svg.iter() if node.get("class") == "title"]
+    return found
+
+
+def test_one_test_has_its_bar_and_its_place_below_the_roof() -> None:
+    page = bench_page(Result((ROW, PROMPT), Machine(cpu="Testium 3000")))
+    assert titles(page) == ["Prefill: reading a prompt", "Decode: writing an answer", "Roofline, 2 threads"]
+    assert "Bench of tiny-Q4_0" in page
+    assert "Testium 3000" in page
+    assert "52%" in page
+    assert "/secret" not in page
+
+
+def test_depths_and_threads_become_lines() -> None:
+    deep = replace(ROW, test="tg128 @ d4096", n_depth=4096)
+    alone = replace(ROW, n_threads=1)
+    other = [replace(row, model="tiny-Q8_0") for row in (ROW, deep, alone)]
+    page = bench_page(Result((ROW, deep, alone, *other)))
+    assert "tg128 as the context fills" in titles(page)
+    assert "tg128 by threads" in titles(page)
+    assert "Roofline, 1 thread" in titles(page)
+
+
+def test_rows_are_told_apart_by_what_differs() -> None:
+    rows = [ROW, replace(ROW, n_threads=1), replace(ROW, model="tiny-Q8_0")]
+    assert labels(rows) == ["Q4_0, 2 threads", "Q4_0, 1 thread", "Q8_0, 2 threads"]
+    assert labels(rows, without=("threads",)) == ["Q4_0", "Q4_0", "Q8_0"]
+    assert labels([ROW, PROMPT]) == ["", ""]
+    assert labels([ROW, replace(ROW, type_k="q8_0", flash_attn=0)]) == [
+        "keys f16, flash attention auto",
+        "keys q8_0, no flash attention",
+    ]
+
+
+def test_answers_doubts_and_energy_have_their_columns() -> None:
+    chat = Chat((100_000_000, 120_000_000), 5_000_000, 6_000_000, 9_000_000, 0.02, 0.01, (188.0, 190.0))
+    row = replace(ROW, test="chat512+128", n_prompt=512, chat=chat, marks=("too noisy",), joules=(10.0, 11.0, 12.0))
+    page = bench_page(Result((row,), is_partial=True))
+    assert all(words in page for words in ("110.0 ms", "189.0 t/s", "9.0 ms", "too noisy", "0.0172 J", "stopped early"))
+    assert "Prompt and answer together" in titles(page)
+
+
+def test_a_result_from_anywhere_is_foreign() -> None:
+    machine = Machine(name=HOSTILE, cpu=HOSTILE, gpus=(HOSTILE,), llmrun=HOSTILE)
+    row = replace(
+        ROW, model=HOSTILE, model_type=HOSTILE, test=HOSTILE, marks=(HOSTILE,), environment={HOSTILE: HOSTILE}
+    )
+    page = bench_page(Result((row, ROW), machine))
+    assert "<script>alert" not in page
+    assert "\x1b" not in page
+
+
+def test_little_is_a_page_too() -> None:
+    assert "Nothing was measured." in bench_page(Result(()))
+    bare = Row(samples_ns=(1,), n_gen=1)
+    assert "</html>" in bench_page(Result((bare,)))
+    odd = replace(ROW, limit=replace(LIMIT, memory_ceiling=0.0, read_rate=0.0, compute_rate=0.0))
+    assert "</html>" in bench_page(Result((odd,)))

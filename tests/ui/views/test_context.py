@@ -1,0 +1,23 @@
+"""What fills the context window, as it is drawn."""
+
+from __future__ import annotations
+
+import io
+
+from llmrun.protocol.messages import Counted, Message
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.context import show_context
+
+
+def test_every_message_the_template_and_what_is_free() -> None:
+    output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environment={})
+    messages = [Message("system", "Be kind."), Message("user", "x" * 99), Message("assistant", "\x1b[2Jyes")]
+    show_context(output, messages, Counted(1, (3, 40, 1), 50), 100)
+    assert output.stdout.getvalue() == ""
+    lines = [line.split() for line in output.stderr.getvalue().splitlines()]
+    assert lines[1][:1] + lines[1][-3:] == ["system", "3", "3.0%", "█"]
+    assert lines[2][-3:] == ["40", "40.0%", "█" * 16]
+    assert lines[4][:1] + lines[4][-3:] == ["template", "6", "6.0%", "██"]
+    assert lines[5] == ["free", "50", "50.0%", "█" * 20]
+    assert lines[6] == ["50", "of", "100", "tokens."]
+    assert "\x1b" not in output.stderr.getvalue()

@@ -1,0 +1,53 @@
+"""How choices are shown: shares, who was cut where, and the token that was drawn."""
+
+from __future__ import annotations
+
+import io
+
+from llmrun.protocol.messages import ChainStep, Choice
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.sampling import show_choice, show_sampling
+
+CHOICE = Choice(
+    " the",
+    forced=False,
+    candidates=(" the", "\x1b[2J", " a"),
+    chosen=0,
+    steps=(
+        ChainStep("model", 49_152, (0.5, 0.25, 0.0001)),
+        ChainStep("top_k", 40, (0.6, 0.3, 0.0002)),
+        ChainStep("min_p", 2, (0.7, 0.3, 0.0)),
+        ChainStep("temperature", 2, (0.9, 0.1, 0.0)),
+    ),
+)
+
+
+def shown(choice: Choice) -> list[str]:
+    output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environment={})
+    show_choice(output, choice)
+    assert output.stdout.getvalue() == "", "it is not the answer"
+    return output.stderr.getvalue().splitlines()
+
+
+def test_a_choice() -> None:
+    head, columns, *rows = shown(CHOICE)
+    assert head == "' the': the model gave it 50.0%; drawn with 90.0% from 2 candidates."
+    assert columns.split() == ["TOKEN", "model", "top_k", "min_p", "temperature"]
+    assert rows[0].split()[1:] == ["the'", "50.0%", "60.0%", "70.0%", "90.0%", "█" * 18, "◀", "chosen"]
+    assert rows[2].split()[2:] == ["<0.1%", "<0.1%", "cut"]
+    assert rows[-1].split() == ["left", "49,152", "40", "2", "2"]
+
+
+def test_text_of_tokens_can_do_nothing_to_the_terminal() -> None:
+    assert "\x1b" not in "".join(shown(CHOICE))
+
+
+def test_a_forced_token() -> None:
+    assert shown(Choice('{"', forced=True)) == ["'{\"': the grammar left no choice."]
+
+
+def test_where_values_come_from() -> None:
+    output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environment={})
+    show_sampling(output, [("--temp", "0.8", "default"), ("--top-k", "5", "flag")])
+    lines = [line.split() for line in output.stderr.getvalue().splitlines()]
+    assert lines == [["SAMPLING", "VALUE", "FROM"], ["--temp", "0.8", "default"], ["--top-k", "5", "flag"]]
