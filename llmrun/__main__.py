@@ -11,7 +11,7 @@ def main() -> None:
     gc.disable()  # nothing that is imported is garbage; cli.main.run() goes back to normal
     arguments = sys.argv[1:]
     if _needs_engine(arguments):
-        from llmrun.runner.runner import launch
+        from llmrun.runner import launch
 
         launch.prestart()
         if _loads_named_model(arguments):

@@ -34,9 +34,9 @@ from llmrun.protocol.messages import (
     Stats,
     TextDelta,
 )
+from llmrun.runner import runner as module
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
-from llmrun.runner.runner import runner as module
 
 FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
 LAST_WORDS = "fake_engine.cpp:42: GGML_ASSERT(fake) failed"

@@ -132,7 +132,7 @@ TEMPLATES = {**CODE, **GREED}
 
 WORKER = r"""
 import json, os, re, resource, sys, time
-from llmrun.engine import template as module
+from llmrun.engine.prompt import template as module
 from llmrun.errors import BadTemplateError
 from llmrun.protocol.messages import Message
 

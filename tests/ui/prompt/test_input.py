@@ -16,10 +16,10 @@ import pytest
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from llmrun.ui.prompt import history as history_module
 from llmrun.ui.prompt.drafts import is_open_block, without_fence, without_surrogates
 from llmrun.ui.prompt.history import LONGEST_BYTES, MOST_BYTES, SharedHistory, open_history
 from llmrun.ui.prompt.input import ChatInput
-from llmrun.ui.prompt.prompt import history as history_module
 from llmrun.ui.terminal.output import Output
 
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, TAB, UP = "\r", "\x1b\r", "\x03", "\x04", "\t", "\x1b[A"

@@ -217,7 +217,9 @@ def test_a_pipe_never_pays_for_rich_or_prompt_toolkit() -> None:
     code = """
 import sys
 from llmrun.protocol.messages import Finished, Stats, TextDelta
-from llmrun.ui import answer, chat, output, progress, tables
+from llmrun.ui.answer import view as answer
+from llmrun.ui.prompt import input as chat
+from llmrun.ui.terminal import output, progress, tables
 o = output.Output()
 with answer.answer_view(o) as view:
     view.show(TextDelta(1, "é", 1)); view.show(Finished(1, "stop", Stats()))
