@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from llmrun import _native
 from llmrun.engine.llama.submodules import import_submodule
 from llmrun.errors import LlmrunError
+from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.frames import encode, read_frame
-from llmrun.protocol.jobs import JobKind, from_json
+from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.messages import (
     Cancel,
     Command,
@@ -42,7 +43,6 @@ from llmrun.protocol.messages import (
     LoadProgress,
     Open,
     TextDelta,
-    as_dict,
 )
 
 if TYPE_CHECKING:
