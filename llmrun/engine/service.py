@@ -72,7 +72,7 @@ class LoadedModel:
             UsageError: another answer came after it.
         """
         try:
-            tokens, n_bytes = self.engine.save(save.request, prompt_only=save.prompt_only)
+            tokens, n_bytes = self.engine.save(save.answer, prompt_only=save.prompt_only)
         except OSError as error:
             raise ResourceError("the KV state can't be saved", why=error.strerror or str(error)) from None
         return StateSaved(save.request, tokens, n_bytes)

@@ -1,6 +1,8 @@
 """Everything that crosses the pipe between front and engine, as frozen dataclasses.
 
-Owns what can be said; must not know processes, llama.cpp, or how it is written down (frames.py).
+Owns what can be said; must not know processes, llama.cpp, or how it is written down (frames.py). Every command has a
+`request`, a number that the front chooses, and every event names the command it belongs to by it. Numbers begin at 1:
+0 is the load's, of which an engine has one at a time.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class Open:
 
     path: str
     gpu_layers: int = -1
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class Load:
     kv_type_v: str = "f16"
     repack: bool = True
     mmap: bool = True
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,6 @@ class Generate:
     """Answer a conversation, or continue a plain text; answered by Rendering .. Finished, or Failed.
 
     Attributes:
-        request: number chosen by the front; events name it.
         messages: the whole conversation; empty when `prompt` is used.
         prompt: plain text to continue, without a chat template.
         template: Jinja text, or "chatml", in place of the model's own chat template.
@@ -131,7 +134,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop a request as soon as possible; it still ends with Finished."""
+    """Stop that request as soon as possible; it still ends with Finished."""
 
     request: int
 
@@ -141,12 +144,13 @@ class Explain:
     """How the last tokens of a finished answer were chosen; answered by Explained, or Failed.
 
     Attributes:
-        request: of the answer.
+        answer: the request it was asked with.
         last: how many of its tokens, at most its Generate's remember.
         candidates: how many of the likeliest candidates to name for each.
     """
 
     request: int
+    answer: int
     last: int
     candidates: int
 
@@ -156,11 +160,12 @@ class SaveState:
     """Save the KV state of a finished answer, so that what begins like it needs no prefill; answered by StateSaved.
 
     Attributes:
-        request: of the answer, the last one.
+        answer: the request it was asked with, the last one.
         prompt_only: leave the answer out, because other questions will follow the prompt's beginning.
     """
 
     request: int
+    answer: int
     prompt_only: bool = False
 
 
@@ -173,6 +178,7 @@ class Job:
         arguments: its command, as JSON data.
     """
 
+    request: int
     name: str
     arguments: dict[str, Any]
 
@@ -185,6 +191,7 @@ class LoadProgress:
     """How much of the weights is loaded, 0 to 1."""
 
     fraction: float
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +217,7 @@ class Loaded:
     devices: tuple[str, ...]
     load_seconds: float
     thinking_tags: tuple[str, ...] = ()
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +394,7 @@ class StateSaved:
 class JobUpdate:
     """How far a job is, as JSON data of the job's own update."""
 
+    request: int
     data: dict[str, Any]
 
 
@@ -393,23 +402,24 @@ class JobUpdate:
 class JobDone:
     """What a job came to, as JSON data of its own result."""
 
+    request: int
     result: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A request (or, without one, the load) ended in an error that the engine could explain."""
+    """A request ended in an error that the engine could explain."""
 
+    request: int
     code: str
     what: str
     why: str = ""
     hint: str = ""
-    request: int | None = None
 
     @classmethod
-    def of(cls, error: LlmrunError, request: int | None = None) -> Failed:
+    def of(cls, error: LlmrunError, request: int) -> Failed:
         """The frame for an error."""
-        return cls(error.code, error.what, error.why, error.hint, request)
+        return cls(request, error.code, error.what, error.why, error.hint)
 
     def error(self) -> LlmrunError:
         """The error again, of its own class."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import os
 import select
 import signal
@@ -79,6 +80,7 @@ class Runner:
 
     def __init__(self, launched: Launched | None = None) -> None:
         self._process, self._log = launched or launch()
+        self._numbers = itertools.count(1)
         self._phase = "at its start"
         self._buffer = bytearray()
         self._cancelled_at: float | None = None
@@ -99,6 +101,10 @@ class Runner:
     def pid(self) -> int:
         """The engine's process id."""
         return self._process.pid
+
+    def next_request(self) -> int:
+        """A number for a command that has none yet."""
+        return next(self._numbers)
 
     def open_ahead(self, path: str) -> None:
         """Let the engine begin to load weights that load() will probably ask for; nothing happens if it can't."""
@@ -147,7 +153,7 @@ class Runner:
                 return
             if event is None:
                 raise self._endless_template()
-            if getattr(event, "request", generate.request) != generate.request:
+            if event.request != generate.request:
                 continue  # of an answer that nobody read to its end
             if isinstance(event, Rendering):
                 rendering_ends = time.monotonic() + RENDER_SECONDS
@@ -184,7 +190,7 @@ class Runner:
         self._cancelled_at = None
         self._phase = f"in its job, {kind.name}"
         try:
-            self._send(Job(kind.name, as_dict(command)))
+            self._send(Job(self.next_request(), kind.name, as_dict(command)))
             while True:
                 event = self._receive(None)
                 if isinstance(event, JobUpdate):
@@ -235,6 +241,8 @@ class Runner:
             event = self._receive(deadline)
             if event is None:
                 raise self._endless_template()
+            if event.request != question.request:
+                continue
             if isinstance(event, kind):
                 return event
             if isinstance(event, Failed):

@@ -65,10 +65,10 @@ def load(command: Load) -> None:
     phase("load")
     if MODE == "refuse":
         print("llama_model_load: error loading model: no tensors", file=sys.stderr, flush=True)
-        send(Failed("bad-model", f"llama.cpp can't load {command.path}"))
+        send(Failed(0, "bad-model", f"llama.cpp can't load {command.path}"))
     elif MODE == "no_memory":
         print("ggml_backend_alloc: failed to allocate buffer of size 99", file=sys.stderr, flush=True)
-        send(Failed("bad-model", f"llama.cpp can't load {command.path}"))
+        send(Failed(0, "bad-model", f"llama.cpp can't load {command.path}"))
     else:
         send(LoadProgress(0.5), Loaded(command.n_ctx, 2048, 260, "fake", True, ("CPU",), 0.25))
 
@@ -77,7 +77,7 @@ def generate(command: Generate) -> None:
     send(Rendering(command.request))
     phase("render")
     if MODE == "failing":
-        send(Failed("context-overflow", "too long", "it is", "shorten it", command.request))
+        send(Failed(command.request, "context-overflow", "too long", "it is", "shorten it"))
         return
     if MODE == "hang_in_render":
         time.sleep(60)
@@ -154,13 +154,13 @@ def truncated(request: int) -> None:
 def do(job: Job) -> None:
     """A job that says two updates and gives back what it was told."""
     phase("job")
-    send(JobUpdate({"done": 1}), JobUpdate({"done": 2}))
+    send(JobUpdate(job.request, {"done": 1}), JobUpdate(job.request, {"done": 2}))
     if MODE == "failing":
-        send(Failed("not-enough-disk", "no space is left"))
+        send(Failed(job.request, "not-enough-disk", "no space is left"))
     elif MODE == "deaf":
         time.sleep(60)
     else:
-        send(JobDone({"said": job.arguments["say"], "name": job.name}))
+        send(JobDone(job.request, {"said": job.arguments["say"], "name": job.name}))
 
 
 def main() -> None:
