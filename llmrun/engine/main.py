@@ -160,7 +160,7 @@ class EngineProcess:
             elif isinstance(command, Generate):
                 self._model.generate(command, self._channel.send)
             elif isinstance(command, Count):
-                self._channel.send(self._model.count(command))
+                self._channel.send(self._model.count(command, self._channel.send))
             elif isinstance(command, Explain):
                 explained = self._model.engine.explain(command.answer, command.last, command.candidates)
                 self._channel.send(replace(explained, request=command.request))

@@ -124,7 +124,7 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many tokens a conversation has; answered by Counted, or Failed. Fields as in Generate."""
+    """How many tokens a conversation has; answered by Rendering .. Counted, or Failed. Fields as in Generate."""
 
     request: int
     messages: tuple[Message, ...]
@@ -222,7 +222,14 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """The chat template is being rendered; the front's clock for it starts now."""
+    """The chat template of a Generate or a Count is being rendered; the front's clock for it starts now."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The template gave the prompt's text; the front's clock for it ends here, before tokens and prefill."""
 
     request: int
 
@@ -431,6 +438,7 @@ Event = (
     LoadProgress
     | Loaded
     | Rendering
+    | Rendered
     | Started
     | PrefillProgress
     | TextDelta

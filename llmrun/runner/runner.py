@@ -46,6 +46,7 @@ from llmrun.protocol.messages import (
     Loaded,
     LoadProgress,
     Open,
+    Rendered,
     Rendering,
     SaveState,
     Started,
@@ -158,6 +159,9 @@ class Runner:
             if isinstance(event, Rendering):
                 rendering_ends = time.monotonic() + RENDER_SECONDS
                 continue
+            if isinstance(event, Rendered):
+                rendering_ends = None
+                continue
             if isinstance(event, Failed):
                 self._phase = "while waiting"
                 raise event.error()
@@ -235,14 +239,17 @@ class Runner:
         """Send a command and wait for what answers it; events of an answer that nobody read are passed over."""
         self._cancelled_at = None
         self._send(question)
-        # Counting renders the chat template, which may be hostile.
-        deadline = time.monotonic() + RENDER_SECONDS if isinstance(question, Count) else None
+        deadline: float | None = None
         while True:
             event = self._receive(deadline)
             if event is None:
                 raise self._endless_template()
             if event.request != question.request:
                 continue
+            if isinstance(event, Rendering):
+                deadline = time.monotonic() + RENDER_SECONDS
+            elif isinstance(event, Rendered):
+                deadline = None
             if isinstance(event, kind):
                 return event
             if isinstance(event, Failed):

@@ -14,6 +14,8 @@ import time
 from llmrun.protocol.frames import encode, read_frame
 from llmrun.protocol.messages import (
     Cancel,
+    Count,
+    Counted,
     Event,
     Failed,
     Finished,
@@ -26,6 +28,7 @@ from llmrun.protocol.messages import (
     Loaded,
     LoadProgress,
     PrefillProgress,
+    Rendered,
     Rendering,
     Started,
     Stats,
@@ -73,14 +76,28 @@ def load(command: Load) -> None:
         send(LoadProgress(0.5), Loaded(command.n_ctx, 2048, 260, "fake", True, ("CPU",), 0.25))
 
 
-def generate(command: Generate) -> None:
-    send(Rendering(command.request))
+def render(request: int) -> None:
+    if MODE == "busy":
+        time.sleep(0.4)
+    send(Rendering(request))
     phase("render")
+    if MODE == "hang_in_render":
+        time.sleep(60)
+    send(Rendered(request))
+    if MODE == "tokenizing":
+        time.sleep(0.4)
+
+
+def count(command: Count) -> None:
+    render(command.request)
+    send(Counted(command.request, (3,) * len(command.messages), 7))
+
+
+def generate(command: Generate) -> None:
+    render(command.request)
     if MODE == "failing":
         send(Failed(command.request, "context-overflow", "too long", "it is", "shorten it"))
         return
-    if MODE == "hang_in_render":
-        time.sleep(60)
     send(Started(command.request, 3, 0, 7))
     phase("prefill")
     send(PrefillProgress(command.request, 3, 0.5))
@@ -172,6 +189,8 @@ def main() -> None:
             load(command)
         elif isinstance(command, Generate):
             generate(command)
+        elif isinstance(command, Count):
+            count(command)
         elif isinstance(command, Job):
             do(command)
 
