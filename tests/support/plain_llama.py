@@ -41,7 +41,7 @@ def assert_greedy(path: Path, prompt: str, answer: str, *, ends: bool = True) ->
 
 
 def logits(path: Path, text: str, n_ctx: int, chunks: int, target: Path) -> Any:
-    """As llama-perplexity reads a text: float32 [chunks, n_ctx - n_ctx // 2 - 1, n_vocab], and tokens [chunks, n_ctx]."""
+    """As llama-perplexity reads: float32 [chunks, n_ctx - n_ctx // 2 - 1, n_vocab], and the tokens [chunks, n_ctx]."""
     import numpy as np
 
     tokens = _do("chunks", path=str(path), text=text, n_ctx=n_ctx, chunks=chunks, target=str(target))
@@ -76,6 +76,7 @@ class _Model:
         self.n_vocab = llama.llama_vocab_n_tokens(self.vocab)
         params = llama.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = n_ctx
+        params.n_threads = params.n_threads_batch = 1  # beside busy neighbours several would wait for each other
         self.context = llama.llama_init_from_model(self.model, params)
 
     def tokens(self, text: str) -> list[int]:
@@ -119,10 +120,7 @@ def _follow(path: str, prompt: str, answer: str, ends: bool) -> str:
     while left:
         (row,) = model.decode(tokens, position, position + len(tokens) - 1)
         position += len(tokens)
-        if not ends:
-            row[
-                [token for token in range(model.n_vocab) if model.llama.llama_vocab_is_eog(model.vocab, token)]
-            ] = -np.inf
+        row[forbidden] = -np.inf
         likeliest = np.flatnonzero(row >= row.max() - TIE)
         pieces = {int(token): model.piece(token) for token in likeliest[np.argsort(-row[likeliest])]}
         tokens = [token for token, piece in pieces.items() if piece and left.startswith(piece)][:1]
