@@ -23,7 +23,7 @@ def test_the_answer_alone_goes_to_stdout_and_is_the_text_of_the_events(llmrun: I
     options = ("--temp", "0", "--max-tokens", "32", QUESTION)
     events = llmrun.events(*options)
     assert llmrun.answer(*options) == text_of(events)
-    assert_greedy(model_path, SMOLLM2_PROMPT.format(QUESTION), text_of(events))
+    assert_greedy(model_path, (SMOLLM2_PROMPT.format(QUESTION), text_of(events)))
 
 
 def test_events_are_one_json_object_a_line_in_their_order(llmrun: Installed) -> None:
@@ -107,7 +107,7 @@ def test_system_prompt_template_and_raw_change_the_prompt(llmrun: Installed) -> 
 
 def test_raw_continues_the_text(llmrun: Installed, model_path: Path) -> None:
     text = llmrun.answer("--raw", "--temp", "0", "--max-tokens", "8", *WITHOUT_END, "One, two, three, four,")
-    assert_greedy(model_path, "One, two, three, four,", text, ends=False)
+    assert_greedy(model_path, ("One, two, three, four,", text), ends=False)
 
 
 def test_a_reader_that_leaves_is_no_error(llmrun: Installed) -> None:

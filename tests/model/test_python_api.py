@@ -30,10 +30,11 @@ def text_of(events: Iterator[llmrun.Event]) -> str:
     return "".join(event.text for event in events if isinstance(event, llmrun.TextDelta))
 
 
-def assert_answers(model: llmrun.Model, path: Path) -> str:
-    """The model gives llama.cpp's own answer; gives it."""
+def assert_answers(model: llmrun.Model, path: Path, *before: llmrun.Message) -> str:
+    """The model gives llama.cpp's own answer after this question; gives it."""
     answer = text_of(model.chat([ASKED], sampling=GREEDY, limits=SHORT))
-    assert_greedy(path, SMOLLM2_PROMPT.format(ASKED.content), answer)
+    turns = [(SMOLLM2_PROMPT.format(message.content), "") for message in before]
+    assert_greedy(path, *turns, (SMOLLM2_PROMPT.format(ASKED.content), answer))
     return answer
 
 
@@ -54,7 +55,7 @@ def test_two_chats_the_second_reuses_the_first(model: llmrun.Model, model_path: 
 
 def test_generate_continues_a_text(model: llmrun.Model, model_path: Path) -> None:
     text = text_of(model.generate("One, two, three, four,", sampling=GREEDY, limits=SHORT))
-    assert_greedy(model_path, "One, two, three, four,", text)
+    assert_greedy(model_path, ("One, two, three, four,", text))
 
 
 def test_a_model_can_be_loaded_by_path(model_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_cancel_ends_the_answer(model: llmrun.Model, model_path: Path) -> None:
             model.cancel()
     assert isinstance(last, llmrun.Finished)
     assert last.reason == "cancelled"
-    assert_answers(model, model_path)
+    assert_answers(model, model_path, LONG)
 
 
 def test_an_answer_given_up_halfway_does_not_leak_into_the_next(model: llmrun.Model, model_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_an_answer_given_up_halfway_does_not_leak_into_the_next(model: llmrun.Mo
         if isinstance(event, llmrun.TextDelta):
             break
     del events, event
-    assert_answers(model, model_path)
+    assert_answers(model, model_path, LONG)
 
 
 def test_close_ends_the_engine(pulled: None) -> None:

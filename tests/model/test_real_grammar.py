@@ -69,7 +69,8 @@ def test_a_bad_grammar_that_got_past_the_front_leaves_the_engine_alive(model: ll
 
 def test_the_same_question_without_a_grammar_is_free_again(model: llmrun.Model, model_path: Path) -> None:
     question = "Why is the sky blue?"
+    prompt = SMOLLM2_PROMPT.format(question)
     assert answer(model, question, read_json_schema('{"const": [1]}')) == ("[1]", "stop")
     events = model.chat([llmrun.Message("user", question)], sampling=GREEDY, limits=llmrun.Limits(max_tokens=8))
     text = "".join(event.text for event in events if isinstance(event, llmrun.TextDelta))
-    assert_greedy(model_path, SMOLLM2_PROMPT.format(question), text)
+    assert_greedy(model_path, (prompt, ""), (prompt, text))

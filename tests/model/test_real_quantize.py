@@ -142,7 +142,7 @@ def test_what_comes_out_answers(llmrun: Installed, half: Path, tmp_path: Path) -
     assert b"180 of 272 tensors get another type" in done.stderr
     question = "What is the capital of France?"
     answer = llmrun.run("run", str(path), "--temp", "0", "-n", "16", question)
-    assert_greedy(path, SMOLLM2_PROMPT.format(question), answer.stdout.decode().removesuffix("\n"))
+    assert_greedy(path, (SMOLLM2_PROMPT.format(question), answer.stdout.decode().removesuffix("\n")))
 
 
 def test_the_best_4_bit_type_of_smollm2(llmrun: Installed, half: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from llmrun.engine.llama.llama import import_llama
 
 TIE = 0.1
-"""Two logits this close may change places with the number of tokens that are computed at once."""
+"""Logits of two tokens this close may change places with the number of threads."""
 SMOLLM2_PROMPT = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -26,22 +27,23 @@ SMOLLM2_PROMPT = (
 SECONDS = 300.0
 
 
-def assert_greedy(path: Path, prompt: str, answer: str, *, ends: bool = True) -> None:
-    """Every token of an answer is the likeliest that llama.cpp finds after what comes before it.
+def assert_greedy(path: Path, *turns: tuple[str, str], ends: bool = True) -> None:
+    """Every token of the last answer is the likeliest that llama.cpp finds after what comes before it.
 
     Args:
         path: of the model.
-        prompt: the whole text before the answer, control tokens included.
-        answer: begins where the prompt ends; it may be cut off between two tokens.
+        turns: prompt and answer of what one engine was asked in turn, each prompt whole with its control tokens. What a
+            prompt has in common with the turn before is kept, as llmrun does: tokens that are computed together are
+            rounded otherwise than one by one. An answer before the last may be "" if no later prompt has it.
         ends: whether the answer was allowed to end, i.e. end tokens count among the likeliest.
     """
-    assert answer
-    problem = _do("follow", path=str(path), prompt=prompt, answer=answer, ends=ends)
+    assert turns[-1][1]
+    problem = _do("follow", path=str(path), turns=turns, ends=ends)
     assert not problem, problem
 
 
 def logits(path: Path, text: str, n_ctx: int, chunks: int, target: Path) -> Any:
-    """As llama-perplexity reads a text: float32 [chunks, n_ctx - n_ctx // 2 - 1, n_vocab], and tokens [chunks, n_ctx]."""
+    """As llama-perplexity reads: float32 [chunks, n_ctx - n_ctx // 2 - 1, n_vocab], and the tokens [chunks, n_ctx]."""
     import numpy as np
 
     tokens = _do("chunks", path=str(path), text=text, n_ctx=n_ctx, chunks=chunks, target=str(target))
@@ -76,6 +78,7 @@ class _Model:
         self.n_vocab = llama.llama_vocab_n_tokens(self.vocab)
         params = llama.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = n_ctx
+        params.n_threads = params.n_threads_batch = 1  # beside busy neighbours several would wait for each other
         self.context = llama.llama_init_from_model(self.model, params)
 
     def tokens(self, text: str) -> list[int]:
@@ -92,6 +95,9 @@ class _Model:
         count = self.llama.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
         return buffer.raw[:count]
 
+    def forget(self, start: int) -> None:
+        self.llama.llama_memory_seq_rm(self.llama.llama_get_memory(self.context), 0, start, -1)
+
     def decode(self, tokens: list[int], start: int, first: int) -> Any:
         """float32 [positions from first on, n_vocab], after tokens at positions from start on."""
         import numpy as np
@@ -107,29 +113,35 @@ class _Model:
         return np.stack([np.ctypeslib.as_array(row, (self.n_vocab,)) for row in rows])
 
 
-def _follow(path: str, prompt: str, answer: str, ends: bool) -> str:
-    """Why an answer is not greedy; "" if it is."""
-    import numpy as np
-
-    left = answer.encode()
+def _follow(path: str, turns: list[tuple[str, str]], ends: bool) -> str:
+    """Why the last answer is not greedy; "" if it is."""
     model = _Model(path, 4096)
     forbidden = [] if ends else model.ends()
-    tokens = model.tokens(prompt)
-    position = 0
-    while left:
-        (row,) = model.decode(tokens, position, position + len(tokens) - 1)
-        position += len(tokens)
-        if not ends:
-            row[
-                [token for token in range(model.n_vocab) if model.llama.llama_vocab_is_eog(model.vocab, token)]
-            ] = -np.inf
-        likeliest = np.flatnonzero(row >= row.max() - TIE)
-        pieces = {int(token): model.piece(token) for token in likeliest[np.argsort(-row[likeliest])]}
-        tokens = [token for token, piece in pieces.items() if piece and left.startswith(piece)][:1]
-        if not tokens:
-            return f"llama.cpp goes on with one of {list(pieces.values())}, not with {left!r}"
-        left = left[len(pieces[tokens[0]]) :]
+    there: list[int] = []
+    for number, (prompt, answer) in enumerate(turns):
+        tokens = model.tokens(prompt)
+        kept = min(_common(there, tokens), len(tokens) - 1)
+        model.forget(kept)
+        there, tokens, left = tokens[:kept], tokens[kept:], answer.encode()
+        while True:
+            (row,) = model.decode(tokens, len(there), len(there) + len(tokens) - 1)
+            there += tokens
+            if not left:
+                break
+            row[forbidden] = -math.inf
+            likeliest = sorted((row >= row.max() - TIE).nonzero()[0].tolist(), key=lambda token: -float(row[token]))
+            pieces = {token: model.piece(token) for token in likeliest}
+            tokens = [token for token, piece in pieces.items() if piece and left.startswith(piece)][:1]
+            if not tokens:
+                return f"turn {number}: llama.cpp goes on with one of {list(pieces.values())}, not with {left!r}"
+            left = left[len(pieces[tokens[0]]) :]
+            if not left:  # the last token of an answer is not computed
+                break
     return ""
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _chunks(path: str, text: str, n_ctx: int, chunks: int, target: str) -> list[list[int]]:
@@ -142,7 +154,7 @@ def _chunks(path: str, text: str, n_ctx: int, chunks: int, target: str) -> list[
     begins = model.llama.llama_vocab_get_add_bos(model.vocab)
     for index, chunk in enumerate(cut):
         read = [model.llama.llama_vocab_bos(model.vocab), *chunk[1:]] if begins else chunk
-        model.llama.llama_memory_clear(model.llama.llama_get_memory(model.context), True)
+        model.forget(0)
         rows[index] = model.decode(read, 0, n_ctx // 2)[:-1]
     return cut
 
