@@ -7,6 +7,7 @@ Owns what can be said; must not know processes, llama.cpp, or how it is written 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -27,6 +28,11 @@ class Message:
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise UsageError(f"there is no role {self.role!r}", why=f"a message is of one of {', '.join(ROLES)}")
+
+
+def rendering_share(messages: Iterable[Message]) -> float:
+    """Seconds that a chat template may take for the conversation itself, besides what it may take for any."""
+    return sum(len(message.content) for message in messages) / 5e6
 
 
 # ---- front -> engine -------------------------------------------------------------------------------

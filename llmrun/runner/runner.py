@@ -54,6 +54,7 @@ from llmrun.protocol.messages import (
     Stats,
     TextDelta,
     as_dict,
+    rendering_share,
 )
 from llmrun.runner.launch import Launched, launch, take_prestarted
 
@@ -157,7 +158,7 @@ class Runner:
             if event.request != generate.request:
                 continue  # of an answer that nobody read to its end
             if isinstance(event, Rendering):
-                rendering_ends = time.monotonic() + RENDER_SECONDS
+                rendering_ends = time.monotonic() + RENDER_SECONDS + rendering_share(generate.messages)
                 continue
             if isinstance(event, Rendered):
                 rendering_ends = None
@@ -246,8 +247,8 @@ class Runner:
                 raise self._endless_template()
             if event.request != question.request:
                 continue
-            if isinstance(event, Rendering):
-                deadline = time.monotonic() + RENDER_SECONDS
+            if isinstance(event, Rendering) and isinstance(question, Count):
+                deadline = time.monotonic() + RENDER_SECONDS + rendering_share(question.messages)
             elif isinstance(event, Rendered):
                 deadline = None
             if isinstance(event, kind):
