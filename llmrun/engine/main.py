@@ -177,7 +177,7 @@ class EngineProcess:
 
     def _load(self, load: Load) -> None:
         from llmrun.engine.llama.context import LlamaContext
-        from llmrun.engine.llama.library import devices
+        from llmrun.engine.llama.devices import devices
         from llmrun.engine.llama.model import LlamaModel
 
         began = time.perf_counter()
@@ -208,7 +208,7 @@ class EngineProcess:
                 n_vocab=weights.vocabulary.n_tokens,
                 description=weights.description,
                 has_template=weights.chat_template is not None,
-                devices=devices(),
+                devices=tuple(device.name for device in devices()),
                 load_seconds=time.perf_counter() - began,
                 thinking_tags=self._model.thinking_tags or (),
                 request=load.request,
