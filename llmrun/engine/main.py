@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from llmrun import _native
@@ -40,7 +41,6 @@ from llmrun.protocol.messages import (
     Loaded,
     LoadProgress,
     Open,
-    SaveState,
     TextDelta,
     as_dict,
 )
@@ -146,7 +146,6 @@ class EngineProcess:
                 _import_ahead()
 
     def _handle(self, command: Command) -> None:
-        request = command.request if isinstance(command, Generate | Count | Explain | SaveState) else None
         try:
             if isinstance(command, Open):
                 self._open(command)
@@ -155,25 +154,25 @@ class EngineProcess:
             elif isinstance(command, Cancel):
                 self._cancel(command)
             elif isinstance(command, Job):
-                self._channel.send(JobDone(self._do(command)))
+                self._channel.send(JobDone(command.request, self._do(command)))
             elif self._model is None:
                 raise LlmrunError("a request came before a model")
             elif isinstance(command, Generate):
                 self._model.generate(command, self._channel.send)
             elif isinstance(command, Count):
-                self._channel.send(self._model.count(command))
+                self._channel.send(self._model.count(command, self._channel.send))
             elif isinstance(command, Explain):
-                explained = self._model.engine.explain(command.request, command.last, command.candidates)
-                self._channel.send(explained)
+                explained = self._model.engine.explain(command.answer, command.last, command.candidates)
+                self._channel.send(replace(explained, request=command.request))
             else:
                 self._channel.send(self._model.save(command))
         except LlmrunError as error:
-            self._channel.send(Failed.of(error, request))
+            self._channel.send(Failed.of(error, command.request))
 
     def _open(self, guess: Open) -> None:
         from llmrun.engine.llama.model import LlamaModel
 
-        with suppress(LlmrunError), self._reporting_progress():  # Load will say what is wrong
+        with suppress(LlmrunError), self._reporting_progress(guess.request):  # Load will say what is wrong
             self._weights = LlamaModel(guess.path, guess.gpu_layers, self._flag)
 
     def _load(self, load: Load) -> None:
@@ -187,7 +186,7 @@ class EngineProcess:
             weights.close()
             weights = None
         if weights is None:
-            with self._reporting_progress():
+            with self._reporting_progress(load.request):
                 weights = LlamaModel(
                     load.path,
                     load.gpu_layers,
@@ -212,6 +211,7 @@ class EngineProcess:
                 devices=devices(),
                 load_seconds=time.perf_counter() - began,
                 thinking_tags=self._model.thinking_tags or (),
+                request=load.request,
             )
         )
 
@@ -222,7 +222,11 @@ class EngineProcess:
         run = importlib.import_module(f"llmrun.engine.jobs.{_HOMES.get(job.name, f'{job.name}.{job.name}')}").run
         command = from_json(kind.command, job.arguments)
         gc.enable()  # launch.py begins without collection to start sooner
-        return as_dict(run(command, lambda update: self._channel.send(JobUpdate(as_dict(update))), self._flag))
+
+        def report(update: Any) -> None:
+            self._channel.send(JobUpdate(job.request, as_dict(update)))
+
+        return as_dict(run(command, report, self._flag))
 
     def _cancel(self, cancel: Cancel) -> None:
         # The flag may have stopped a batch in which other requests took part: they try again.
@@ -231,12 +235,12 @@ class EngineProcess:
             self._model.engine.cancel(cancel.request)
 
     @contextmanager
-    def _reporting_progress(self) -> Iterator[None]:
+    def _reporting_progress(self, request: int) -> Iterator[None]:
         done = threading.Event()
 
         def report() -> None:
             while not done.wait(_PROGRESS_INTERVAL):
-                self._channel.send(LoadProgress(self._flag.progress))
+                self._channel.send(LoadProgress(self._flag.progress, request))
 
         thread = threading.Thread(target=report, daemon=True)
         thread.start()

@@ -14,7 +14,7 @@ from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.prompt.thinking import ThinkingBudget, opens, thinking_tags
 from llmrun.errors import BadTemplateError, LlmrunError, ResourceError
-from llmrun.protocol.messages import Count, Counted, Event, Generate, Load, Rendering, SaveState, StateSaved
+from llmrun.protocol.messages import Count, Counted, Event, Generate, Load, Rendered, Rendering, SaveState, StateSaved
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint
@@ -49,20 +49,19 @@ class LoadedModel:
             ContextOverflowError: the prompt alone is longer than the context window.
         """
         constraint = self._constraint(generate)
-        send(Rendering(generate.request))
-        text, tokens = self.prompt(generate)
+        text, tokens = self.prompt(generate, send)
         tags = thinking_tags(generate.template) or self.thinking_tags
         extras = self._extras(generate, constraint, tags, inside=tags is not None and opens(text, tags))
         self.engine.add(generate.request, tokens, generate.sampling, generate.limits, extras)
 
-    def count(self, count: Count) -> Counted:
+    def count(self, count: Count, send: Callable[[Event], None]) -> Counted:
         """How many tokens a conversation has.
 
         Raises:
             BadTemplateError: there is no chat template, or it fails.
         """
         each = tuple(len(self._vocabulary.tokenize(message.content, special=False)) for message in count.messages)
-        return Counted(count.request, each, len(self.prompt(count)[1]))
+        return Counted(count.request, each, len(self.prompt(count, send)[1]))
 
     def save(self, save: SaveState) -> StateSaved:
         """Save an answer's KV state.
@@ -72,7 +71,7 @@ class LoadedModel:
             UsageError: another answer came after it.
         """
         try:
-            tokens, n_bytes = self.engine.save(save.request, prompt_only=save.prompt_only)
+            tokens, n_bytes = self.engine.save(save.answer, prompt_only=save.prompt_only)
         except OSError as error:
             raise ResourceError("the KV state can't be saved", why=error.strerror or str(error)) from None
         return StateSaved(save.request, tokens, n_bytes)
@@ -96,7 +95,9 @@ class LoadedModel:
             guard = RepeatGuard()
         return Extras(constraint, generate.remember, inside, thinking, guard, generate.moves, self._shown)
 
-    def prompt(self, request: Generate | Count) -> tuple[str, list[int]]:
+    def prompt(
+        self, request: Generate | Count, send: Callable[[Event], None] = lambda event: None
+    ) -> tuple[str, list[int]]:
         """Text and token ids of what is asked: a rendered conversation, or a plain text.
 
         Raises:
@@ -107,8 +108,10 @@ class LoadedModel:
             text = request.prompt
             tokens = vocabulary.tokenize(text, special=False)
         else:
+            send(Rendering(request.request))
             template = self._template(request.template)
             parts = template.render(request.messages, self._control_texts(), thinking=request.thinking)
+            send(Rendered(request.request))
             text = "".join(part.text for part in parts)
             tokens = [token for part in parts for token in vocabulary.tokenize(part.text, special=part.special)]
         tokens = vocabulary.with_bos(tokens)
