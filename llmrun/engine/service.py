@@ -14,7 +14,18 @@ from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.prompt.thinking import ThinkingBudget, opens, thinking_tags
 from llmrun.errors import BadTemplateError, LlmrunError, ResourceError
-from llmrun.protocol.messages import Count, Counted, Event, Generate, Load, Rendered, Rendering, SaveState, StateSaved
+from llmrun.protocol.messages import (
+    AnswerRequest,
+    Count,
+    Counted,
+    Event,
+    Generate,
+    Load,
+    Rendered,
+    Rendering,
+    SaveState,
+    StateSaved,
+)
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint
@@ -48,11 +59,12 @@ class LoadedModel:
             BadGrammarError: the grammar is broken, or asks for too much.
             ContextOverflowError: the prompt alone is longer than the context window.
         """
-        constraint = self._constraint(generate)
+        asked = generate.asked
+        constraint = self._constraint(asked)
         text, tokens = self.prompt(generate, send)
-        tags = thinking_tags(generate.template) or self.thinking_tags
-        extras = self._extras(generate, constraint, tags, inside=tags is not None and opens(text, tags))
-        self.engine.add(generate.request, tokens, generate.sampling, generate.limits, extras)
+        tags = thinking_tags(asked.template) or self.thinking_tags
+        extras = self._extras(asked, constraint, tags, inside=tags is not None and opens(text, tags))
+        self.engine.add(generate.request, tokens, asked.sampling, asked.limits, extras)
 
     def count(self, count: Count, send: Callable[[Event], None]) -> Counted:
         """How many tokens a conversation has.
@@ -60,7 +72,7 @@ class LoadedModel:
         Raises:
             BadTemplateError: there is no chat template, or it fails.
         """
-        each = tuple(len(self._vocabulary.tokenize(message.content, special=False)) for message in count.messages)
+        each = tuple(len(self._vocabulary.tokenize(message.content, special=False)) for message in count.asked.messages)
         return Counted(count.request, each, len(self.prompt(count, send)[1]))
 
     def save(self, save: SaveState) -> StateSaved:
@@ -76,24 +88,24 @@ class LoadedModel:
             raise ResourceError("the KV state can't be saved", why=error.strerror or str(error)) from None
         return StateSaved(save.request, tokens, n_bytes)
 
-    def _constraint(self, generate: Generate) -> Constraint | None:
-        if generate.grammar is None:
+    def _constraint(self, asked: AnswerRequest) -> Constraint | None:
+        if asked.grammar is None:
             return None
         from llmrun.engine.constraint.matcher import compile_grammar
 
-        return compile_grammar(generate.grammar, self._vocabulary)
+        return compile_grammar(asked.grammar, self._vocabulary)
 
     def _extras(
-        self, generate: Generate, constraint: Constraint | None, tags: tuple[str, str] | None, *, inside: bool
+        self, asked: AnswerRequest, constraint: Constraint | None, tags: tuple[str, str] | None, *, inside: bool
     ) -> Extras:
         thinking = guard = None
-        if tags is not None and generate.thinking_tokens is not None:
-            thinking = ThinkingBudget(tags, inside, generate.thinking_tokens)
-        if generate.stops_repeats:
+        if tags is not None and asked.thinking_tokens is not None:
+            thinking = ThinkingBudget(tags, inside, asked.thinking_tokens)
+        if asked.stops_repeats:
             from llmrun.engine.core.repeats import RepeatGuard
 
             guard = RepeatGuard()
-        return Extras(constraint, generate.remember, inside, thinking, guard, generate.moves, self._shown)
+        return Extras(constraint, asked.remember, inside, thinking, guard, asked.moves, self._shown)
 
     def prompt(
         self, request: Generate | Count, send: Callable[[Event], None] = lambda event: None
@@ -103,14 +115,14 @@ class LoadedModel:
         Raises:
             BadTemplateError: there is no chat template, or it fails.
         """
-        vocabulary = self._vocabulary
-        if isinstance(request, Generate) and request.prompt is not None:
-            text = request.prompt
+        vocabulary, asked = self._vocabulary, request.asked
+        if asked.prompt is not None:
+            text = asked.prompt
             tokens = vocabulary.tokenize(text, special=False)
         else:
             send(Rendering(request.request))
-            template = self._template(request.template)
-            parts = template.render(request.messages, self._control_texts(), thinking=request.thinking)
+            template = self._template(asked.template)
+            parts = template.render(asked.messages, self._control_texts(), thinking=asked.thinking)
             send(Rendered(request.request))
             text = "".join(part.text for part in parts)
             tokens = [token for part in parts for token in vocabulary.tokenize(part.text, special=part.special)]

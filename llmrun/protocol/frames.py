@@ -14,6 +14,7 @@ from typing import Any
 from llmrun.errors import LlmrunError
 from llmrun.grammar import Grammar
 from llmrun.protocol.messages import (
+    AnswerRequest,
     Cancel,
     ChainStep,
     Choice,
@@ -70,8 +71,17 @@ def _sampling(value: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**{**value, **texts, "logit_bias": pairs})
 
 
-def _messages(value: list[dict[str, str]]) -> tuple[Message, ...]:
-    return tuple(Message(**item) for item in value)
+def _asked(value: dict[str, Any]) -> AnswerRequest:
+    limits, grammar = value["limits"], value["grammar"]
+    return AnswerRequest(
+        **{
+            **value,
+            "messages": tuple(Message(**item) for item in value["messages"]),
+            "sampling": _sampling(value["sampling"]),
+            "limits": Limits(limits["max_tokens"], tuple(limits["stop"]), tuple(limits["ban"])),
+            "grammar": Grammar(**grammar) if grammar else None,
+        }
+    )
 
 
 def _choice(value: Mapping[str, Any]) -> Choice:
@@ -81,13 +91,10 @@ def _choice(value: Mapping[str, Any]) -> Choice:
 
 # Fields that JSON can't give back as they were.
 _FROM_JSON: dict[tuple[str, str], Callable[[Any], Any]] = {
-    ("Generate", "messages"): _messages,
-    ("Count", "messages"): _messages,
+    ("Generate", "asked"): _asked,
+    ("Count", "asked"): _asked,
     ("Counted", "each"): tuple,
     ("Loaded", "thinking_tags"): tuple,
-    ("Generate", "sampling"): _sampling,
-    ("Generate", "limits"): lambda value: Limits(value["max_tokens"], tuple(value["stop"]), tuple(value["ban"])),
-    ("Generate", "grammar"): lambda value: Grammar(**value) if value else None,
     ("Loaded", "devices"): tuple,
     ("Finished", "stats"): lambda value: Stats(**value),
     ("Explained", "choices"): lambda value: tuple(_choice(item) for item in value),

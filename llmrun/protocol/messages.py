@@ -30,6 +30,38 @@ class Message:
             raise UsageError(f"there is no role {self.role!r}", why=f"a message is of one of {', '.join(ROLES)}")
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """What is to be answered, a conversation or a plain text, and how.
+
+    Attributes:
+        messages: the whole conversation; empty when `prompt` is used.
+        prompt: plain text to continue, without a chat template.
+        sampling: how tokens are chosen.
+        limits: when the answer ends.
+        template: Jinja text, or "chatml", in place of the model's own chat template.
+        grammar: what the answer has to follow, see llmrun.grammar; None is anything.
+        thinking: whether a model that can think before it answers does; None leaves it to its template.
+        thinking_tokens: how many tokens it may think at most.
+        stops_repeats: end an answer that repeats itself, with the reason "repeats".
+        remember: how many of the answer's last tokens Explain can ask about.
+        moves: turns have left the conversation since the last answer; what the KV cache holds behind them is moved,
+            which spares their prefill. What they saw of the turns that left stays in them.
+    """
+
+    messages: tuple[Message, ...] = ()
+    prompt: str | None = None
+    sampling: SamplingParams = SamplingParams()
+    limits: Limits = Limits()
+    template: str | None = None
+    grammar: Grammar | None = None
+    thinking: bool | None = None
+    thinking_tokens: int | None = None
+    stops_repeats: bool = False
+    remember: int = 0
+    moves: bool = False
+
+
 def rendering_share(messages: Iterable[Message]) -> float:
     """Seconds that a chat template may take for the conversation itself, besides what it may take for any."""
     return sum(len(message.content) for message in messages) / 5e6
@@ -102,42 +134,18 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Answer a conversation, or continue a plain text; answered by Rendering .. Finished, or Failed.
-
-    Attributes:
-        messages: the whole conversation; empty when `prompt` is used.
-        prompt: plain text to continue, without a chat template.
-        template: Jinja text, or "chatml", in place of the model's own chat template.
-        grammar: what the answer has to follow; None is anything.
-        remember: how many of the answer's last tokens Explain can ask about.
-        thinking: whether a model that can think before it answers does; None leaves it to its template.
-        thinking_tokens: how many tokens it may think at most.
-        stops_repeats: end an answer that repeats itself.
-        moves: the conversation may have lost turns since the last one; what the KV cache holds behind them is kept.
-    """
+    """Answer something; answered by Rendering .. Finished, or Failed."""
 
     request: int
-    messages: tuple[Message, ...] = ()
-    prompt: str | None = None
-    template: str | None = None
-    sampling: SamplingParams = SamplingParams()
-    limits: Limits = Limits()
-    grammar: Grammar | None = None
-    remember: int = 0
-    thinking: bool | None = None
-    thinking_tokens: int | None = None
-    stops_repeats: bool = False
-    moves: bool = False
+    asked: AnswerRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many tokens a conversation has; answered by Rendering .. Counted, or Failed. Fields as in Generate."""
+    """How many tokens a conversation has; answered by Rendering .. Counted, or Failed."""
 
     request: int
-    messages: tuple[Message, ...]
-    template: str | None = None
-    thinking: bool | None = None
+    asked: AnswerRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +161,7 @@ class Explain:
 
     Attributes:
         answer: the request it was asked with.
-        last: how many of its tokens, at most its Generate's remember.
+        last: how many of its tokens, at most as many as it was told to remember.
         candidates: how many of the likeliest candidates to name for each.
     """
 

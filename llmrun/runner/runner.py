@@ -158,7 +158,7 @@ class Runner:
             if event.request != generate.request:
                 continue  # of an answer that nobody read to its end
             if isinstance(event, Rendering):
-                rendering_ends = time.monotonic() + RENDER_SECONDS + rendering_share(generate.messages)
+                rendering_ends = time.monotonic() + RENDER_SECONDS + rendering_share(generate.asked.messages)
                 continue
             if isinstance(event, Rendered):
                 rendering_ends = None
@@ -248,7 +248,7 @@ class Runner:
             if event.request != question.request:
                 continue
             if isinstance(event, Rendering) and isinstance(question, Count):
-                deadline = time.monotonic() + RENDER_SECONDS + rendering_share(question.messages)
+                deadline = time.monotonic() + RENDER_SECONDS + rendering_share(question.asked.messages)
             elif isinstance(event, Rendered):
                 deadline = None
             if isinstance(event, kind):
