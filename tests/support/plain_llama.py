@@ -8,6 +8,7 @@ beforehand; here the same kernels say them, on the same machine. Run as a progra
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import math
 import subprocess
@@ -19,12 +20,15 @@ from llmrun.engine.llama.llama import import_llama
 
 TIE = 0.1
 """Logits of two tokens this close may change places with the number of threads."""
-SMOLLM2_PROMPT = (
-    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-)
-"""What SmolLM2's own template makes of one question."""
 SECONDS = 300.0
+
+
+def smollm2_prompt(*turns: str) -> str:
+    """What SmolLM2's own template makes of a conversation, the user's turn first and last."""
+    text = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    for role, turn in zip(itertools.cycle(("user", "assistant")), turns, strict=False):
+        text += f"<|im_start|>{role}\n{turn}<|im_end|>\n"
+    return text + "<|im_start|>assistant\n"
 
 
 def assert_greedy(path: Path, *turns: tuple[str, str], ends: bool = True) -> None:
