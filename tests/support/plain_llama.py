@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from llmrun.engine.llama.llama import import_llama
+from llmrun.engine.llama.library import import_llama
 
 TIE = 0.1
 """Logits of two tokens this close may change places with the number of threads."""
