@@ -15,7 +15,6 @@ from typing import Any
 
 from llmrun.chat.conversation import model_used
 from llmrun.chat.request import Request
-from llmrun.chat.store.files import write_whole
 from llmrun.chat.store.turns import Answer, answer_of, plain_facts
 from llmrun.errors import UsageError
 from llmrun.grammar import Grammar
@@ -23,6 +22,7 @@ from llmrun.model import Model
 from llmrun.planning.hardware import probe
 from llmrun.protocol.messages import Finished, Message
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.storage import write_whole
 
 _KIND, _VERSION = "llmrun-record", 1
 
