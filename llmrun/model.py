@@ -6,7 +6,6 @@ commands use the same objects as the Python API.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -139,7 +138,6 @@ class Model:
         self.tuned = tuned
         self.load = load
         self._runner: runner.Runner | None = None
-        self._numbers = itertools.count(1)
         self._request = 0
 
     def sampling(
@@ -256,7 +254,8 @@ class Model:
         Raises:
             BadTemplateError: the model has no chat template, or it fails.
         """
-        return self._living_engine().count(Count(next(self._numbers), tuple(messages), template, thinking))
+        engine = self._living_engine()
+        return engine.count(Count(engine.next_request(), tuple(messages), template, thinking))
 
     def explain(self, last: int, candidates: int = 8) -> Explained:
         """How the last tokens of the answer before were chosen; chat() has to have been told to remember them.
@@ -270,11 +269,11 @@ class Model:
         """
         if self._runner is None or not self._runner.alive:
             raise UsageError("there is no answer yet that could be explained")
-        return self._runner.explain(Explain(self._request, last, candidates))
+        return self._runner.explain(Explain(self._runner.next_request(), self._request, last, candidates))
 
     def _generate(self, sampling: SamplingParams | None, limits: Limits | None, **request: Any) -> Iterator[Event]:
         engine = self._living_engine()
-        self._request = next(self._numbers)
+        self._request = engine.next_request()
         wishes = Generate(self._request, sampling=sampling or self.sampling()[0], limits=limits or Limits(), **request)
         return self._explained(engine.generate(wishes))
 
@@ -307,7 +306,7 @@ class Model:
         """
         if self._runner is None or not self._runner.alive:
             raise UsageError("there is no answer yet whose state could be saved")
-        return self._runner.save_state(SaveState(self._request, prompt_only))
+        return self._runner.save_state(SaveState(self._runner.next_request(), self._request, prompt_only))
 
     def cancel(self) -> None:
         """Stop the running answer, which then ends with Finished. Safe in a signal handler."""

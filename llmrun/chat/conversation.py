@@ -170,7 +170,7 @@ class Conversation:
             thinking=manner.thinking,
             thinking_tokens=manner.thinking_tokens,
             stops_repeats=manner.stops_repeats,
-            moves=True,
+            moves=bool(departures),
         ):
             if isinstance(event, Started):
                 inside = event.thinking

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from llmrun import _native
@@ -40,13 +41,12 @@ from llmrun.protocol.messages import (
     Loaded,
     LoadProgress,
     Open,
-    SaveState,
     TextDelta,
     as_dict,
 )
 
 if TYPE_CHECKING:
-    from llmrun.engine.llama.llama import LlamaModel
+    from llmrun.engine.llama.model import LlamaModel
     from llmrun.engine.service import LoadedModel
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
@@ -146,7 +146,6 @@ class EngineProcess:
                 _import_ahead()
 
     def _handle(self, command: Command) -> None:
-        request = command.request if isinstance(command, Generate | Count | Explain | SaveState) else None
         try:
             if isinstance(command, Open):
                 self._open(command)
@@ -155,29 +154,31 @@ class EngineProcess:
             elif isinstance(command, Cancel):
                 self._cancel(command)
             elif isinstance(command, Job):
-                self._channel.send(JobDone(self._do(command)))
+                self._channel.send(JobDone(command.request, self._do(command)))
             elif self._model is None:
                 raise LlmrunError("a request came before a model")
             elif isinstance(command, Generate):
                 self._model.generate(command, self._channel.send)
             elif isinstance(command, Count):
-                self._channel.send(self._model.count(command))
+                self._channel.send(self._model.count(command, self._channel.send))
             elif isinstance(command, Explain):
-                explained = self._model.engine.explain(command.request, command.last, command.candidates)
-                self._channel.send(explained)
+                explained = self._model.engine.explain(command.answer, command.last, command.candidates)
+                self._channel.send(replace(explained, request=command.request))
             else:
                 self._channel.send(self._model.save(command))
         except LlmrunError as error:
-            self._channel.send(Failed.of(error, request))
+            self._channel.send(Failed.of(error, command.request))
 
     def _open(self, guess: Open) -> None:
-        from llmrun.engine.llama.llama import LlamaModel
+        from llmrun.engine.llama.model import LlamaModel
 
-        with suppress(LlmrunError), self._reporting_progress():  # Load will say what is wrong
+        with suppress(LlmrunError), self._reporting_progress(guess.request):  # Load will say what is wrong
             self._weights = LlamaModel(guess.path, guess.gpu_layers, self._flag)
 
     def _load(self, load: Load) -> None:
-        from llmrun.engine.llama.llama import LlamaBackend, LlamaModel
+        from llmrun.engine.llama.context import LlamaContext
+        from llmrun.engine.llama.devices import devices
+        from llmrun.engine.llama.model import LlamaModel
 
         began = time.perf_counter()
         weights, self._weights = self._weights, None
@@ -185,7 +186,7 @@ class EngineProcess:
             weights.close()
             weights = None
         if weights is None:
-            with self._reporting_progress():
+            with self._reporting_progress(load.request):
                 weights = LlamaModel(
                     load.path,
                     load.gpu_layers,
@@ -196,20 +197,21 @@ class EngineProcess:
                 )
         from llmrun.engine.service import LoadedModel
 
-        backend = LlamaBackend(weights, load)
-        self._model = LoadedModel(weights, backend, load)
+        context = LlamaContext(weights, load)
+        self._model = LoadedModel(weights, context, load)
         gc.freeze()  # whatever is there now stays; launch.py begins without collection to start sooner
         gc.enable()
         self._channel.send(
             Loaded(
-                n_ctx=backend.n_ctx,
+                n_ctx=context.n_ctx,
                 n_ctx_train=weights.n_ctx_train,
-                n_vocab=weights.n_vocab,
+                n_vocab=weights.vocabulary.n_tokens,
                 description=weights.description,
                 has_template=weights.chat_template is not None,
-                devices=weights.devices,
+                devices=tuple(device.name for device in devices()),
                 load_seconds=time.perf_counter() - began,
                 thinking_tags=self._model.thinking_tags or (),
+                request=load.request,
             )
         )
 
@@ -220,7 +222,11 @@ class EngineProcess:
         run = importlib.import_module(f"llmrun.engine.jobs.{_HOMES.get(job.name, f'{job.name}.{job.name}')}").run
         command = from_json(kind.command, job.arguments)
         gc.enable()  # launch.py begins without collection to start sooner
-        return as_dict(run(command, lambda update: self._channel.send(JobUpdate(as_dict(update))), self._flag))
+
+        def report(update: Any) -> None:
+            self._channel.send(JobUpdate(job.request, as_dict(update)))
+
+        return as_dict(run(command, report, self._flag))
 
     def _cancel(self, cancel: Cancel) -> None:
         # The flag may have stopped a batch in which other requests took part: they try again.
@@ -229,12 +235,12 @@ class EngineProcess:
             self._model.engine.cancel(cancel.request)
 
     @contextmanager
-    def _reporting_progress(self) -> Iterator[None]:
+    def _reporting_progress(self, request: int) -> Iterator[None]:
         done = threading.Event()
 
         def report() -> None:
             while not done.wait(_PROGRESS_INTERVAL):
-                self._channel.send(LoadProgress(self._flag.progress))
+                self._channel.send(LoadProgress(self._flag.progress, request))
 
         thread = threading.Thread(target=report, daemon=True)
         thread.start()
@@ -256,7 +262,7 @@ def _import_ahead() -> None:
 def _import_llama_ahead() -> None:
     """Load llama.cpp's libraries while the front still makes its plan; if they are missing, Load will say so."""
     with suppress(LlmrunError):
-        from llmrun.engine.llama.llama import import_llama
+        from llmrun.engine.llama.library import import_llama
 
         import_llama()
 

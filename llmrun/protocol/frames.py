@@ -34,6 +34,7 @@ from llmrun.protocol.messages import (
     Message,
     Open,
     PrefillProgress,
+    Rendered,
     Rendering,
     SaveState,
     Started,
@@ -57,7 +58,8 @@ _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         Open, Load, Generate, Count, Cancel, Explain, SaveState, Job, LoadProgress, Loaded, Rendering,
-        Started, PrefillProgress, TextDelta, Finished, Counted, Explained, StateSaved, JobUpdate, JobDone, Failed,
+        Rendered, Started, PrefillProgress, TextDelta, Finished, Counted, Explained, StateSaved, JobUpdate, JobDone,
+        Failed,
     )
 }  # fmt: skip
 

@@ -1,10 +1,13 @@
 """Everything that crosses the pipe between front and engine, as frozen dataclasses.
 
-Owns what can be said; must not know processes, llama.cpp, or how it is written down (frames.py).
+Owns what can be said; must not know processes, llama.cpp, or how it is written down (frames.py). Every command has a
+`request`, a number that the front chooses, and every event names the command it belongs to by it. Numbers begin at 1:
+0 is the load's, of which an engine has one at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -27,6 +30,11 @@ class Message:
             raise UsageError(f"there is no role {self.role!r}", why=f"a message is of one of {', '.join(ROLES)}")
 
 
+def rendering_share(messages: Iterable[Message]) -> float:
+    """Seconds that a chat template may take for the conversation itself, besides what it may take for any."""
+    return sum(len(message.content) for message in messages) / 5e6
+
+
 # ---- front -> engine -------------------------------------------------------------------------------
 
 
@@ -41,6 +49,7 @@ class Open:
 
     path: str
     gpu_layers: int = -1
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,7 @@ class Load:
         kv_type_v: type of the values.
         repack: weights may be brought into the order that this processor's kernels like best.
         mmap: the file is mapped into memory, not read.
+        n_cells: of the KV cache that several sequences share, at most; 0 is n_ctx for each.
     """
 
     path: str
@@ -86,6 +96,8 @@ class Load:
     kv_type_v: str = "f16"
     repack: bool = True
     mmap: bool = True
+    n_cells: int = 0
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +105,6 @@ class Generate:
     """Answer a conversation, or continue a plain text; answered by Rendering .. Finished, or Failed.
 
     Attributes:
-        request: number chosen by the front; events name it.
         messages: the whole conversation; empty when `prompt` is used.
         prompt: plain text to continue, without a chat template.
         template: Jinja text, or "chatml", in place of the model's own chat template.
@@ -121,7 +132,7 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many tokens a conversation has; answered by Counted, or Failed. Fields as in Generate."""
+    """How many tokens a conversation has; answered by Rendering .. Counted, or Failed. Fields as in Generate."""
 
     request: int
     messages: tuple[Message, ...]
@@ -131,7 +142,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop a request as soon as possible; it still ends with Finished."""
+    """Stop that request as soon as possible; it still ends with Finished."""
 
     request: int
 
@@ -141,12 +152,13 @@ class Explain:
     """How the last tokens of a finished answer were chosen; answered by Explained, or Failed.
 
     Attributes:
-        request: of the answer.
+        answer: the request it was asked with.
         last: how many of its tokens, at most its Generate's remember.
         candidates: how many of the likeliest candidates to name for each.
     """
 
     request: int
+    answer: int
     last: int
     candidates: int
 
@@ -156,11 +168,12 @@ class SaveState:
     """Save the KV state of a finished answer, so that what begins like it needs no prefill; answered by StateSaved.
 
     Attributes:
-        request: of the answer, the last one.
+        answer: the request it was asked with, the last one.
         prompt_only: leave the answer out, because other questions will follow the prompt's beginning.
     """
 
     request: int
+    answer: int
     prompt_only: bool = False
 
 
@@ -173,6 +186,7 @@ class Job:
         arguments: its command, as JSON data.
     """
 
+    request: int
     name: str
     arguments: dict[str, Any]
 
@@ -185,6 +199,7 @@ class LoadProgress:
     """How much of the weights is loaded, 0 to 1."""
 
     fraction: float
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +225,19 @@ class Loaded:
     devices: tuple[str, ...]
     load_seconds: float
     thinking_tags: tuple[str, ...] = ()
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """The chat template is being rendered; the front's clock for it starts now."""
+    """The chat template of a Generate or a Count is being rendered; the front's clock for it starts now."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The template gave the prompt's text; the front's clock for it ends here, before tokens and prefill."""
 
     request: int
 
@@ -386,6 +409,7 @@ class StateSaved:
 class JobUpdate:
     """How far a job is, as JSON data of the job's own update."""
 
+    request: int
     data: dict[str, Any]
 
 
@@ -393,23 +417,24 @@ class JobUpdate:
 class JobDone:
     """What a job came to, as JSON data of its own result."""
 
+    request: int
     result: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A request (or, without one, the load) ended in an error that the engine could explain."""
+    """A request ended in an error that the engine could explain."""
 
+    request: int
     code: str
     what: str
     why: str = ""
     hint: str = ""
-    request: int | None = None
 
     @classmethod
-    def of(cls, error: LlmrunError, request: int | None = None) -> Failed:
+    def of(cls, error: LlmrunError, request: int) -> Failed:
         """The frame for an error."""
-        return cls(error.code, error.what, error.why, error.hint, request)
+        return cls(request, error.code, error.what, error.why, error.hint)
 
     def error(self) -> LlmrunError:
         """The error again, of its own class."""
@@ -421,6 +446,7 @@ Event = (
     LoadProgress
     | Loaded
     | Rendering
+    | Rendered
     | Started
     | PrefillProgress
     | TextDelta

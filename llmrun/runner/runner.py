@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import os
 import select
 import signal
@@ -45,6 +46,7 @@ from llmrun.protocol.messages import (
     Loaded,
     LoadProgress,
     Open,
+    Rendered,
     Rendering,
     SaveState,
     Started,
@@ -52,6 +54,7 @@ from llmrun.protocol.messages import (
     Stats,
     TextDelta,
     as_dict,
+    rendering_share,
 )
 from llmrun.runner.launch import Launched, launch, take_prestarted
 
@@ -79,6 +82,7 @@ class Runner:
 
     def __init__(self, launched: Launched | None = None) -> None:
         self._process, self._log = launched or launch()
+        self._numbers = itertools.count(1)
         self._phase = "at its start"
         self._buffer = bytearray()
         self._cancelled_at: float | None = None
@@ -99,6 +103,10 @@ class Runner:
     def pid(self) -> int:
         """The engine's process id."""
         return self._process.pid
+
+    def next_request(self) -> int:
+        """A number for a command that has none yet."""
+        return next(self._numbers)
 
     def open_ahead(self, path: str) -> None:
         """Let the engine begin to load weights that load() will probably ask for; nothing happens if it can't."""
@@ -147,10 +155,13 @@ class Runner:
                 return
             if event is None:
                 raise self._endless_template()
-            if getattr(event, "request", generate.request) != generate.request:
+            if event.request != generate.request:
                 continue  # of an answer that nobody read to its end
             if isinstance(event, Rendering):
-                rendering_ends = time.monotonic() + RENDER_SECONDS
+                rendering_ends = time.monotonic() + RENDER_SECONDS + rendering_share(generate.messages)
+                continue
+            if isinstance(event, Rendered):
+                rendering_ends = None
                 continue
             if isinstance(event, Failed):
                 self._phase = "while waiting"
@@ -184,7 +195,7 @@ class Runner:
         self._cancelled_at = None
         self._phase = f"in its job, {kind.name}"
         try:
-            self._send(Job(kind.name, as_dict(command)))
+            self._send(Job(self.next_request(), kind.name, as_dict(command)))
             while True:
                 event = self._receive(None)
                 if isinstance(event, JobUpdate):
@@ -229,12 +240,17 @@ class Runner:
         """Send a command and wait for what answers it; events of an answer that nobody read are passed over."""
         self._cancelled_at = None
         self._send(question)
-        # Counting renders the chat template, which may be hostile.
-        deadline = time.monotonic() + RENDER_SECONDS if isinstance(question, Count) else None
+        deadline: float | None = None
         while True:
             event = self._receive(deadline)
             if event is None:
                 raise self._endless_template()
+            if event.request != question.request:
+                continue
+            if isinstance(event, Rendering) and isinstance(question, Count):
+                deadline = time.monotonic() + RENDER_SECONDS + rendering_share(question.messages)
+            elif isinstance(event, Rendered):
+                deadline = None
             if isinstance(event, kind):
                 return event
             if isinstance(event, Failed):

@@ -181,6 +181,16 @@ def test_ask_asks(tmp_path: Path) -> None:
     assert "turn 1" in talk.notes[0].lower()
 
 
+def test_what_the_cache_holds_is_moved_only_where_turns_left_since_the_last_answer(tmp_path: Path) -> None:
+    """Else every turn behind a thinking answer would reuse what was computed with thoughts that are gone."""
+    talk = Talk(tmp_path, n_ctx=210, overflow="roll", limits=Limits(20))
+    talk.model.says = "<think>hm</think>yes"
+    for text in ("a" * 60, "b" * 60, "c" * 60, "d"):
+        talk.say(text)
+    assert [message.content[0] for message in talk.model.seen[2]] == ["b", "y", "c"]
+    assert [request["moves"] for request in talk.model.requests] == [False, False, True, False]
+
+
 def test_a_summary_stands_where_the_turns_were(tmp_path: Path) -> None:
     talk = Talk(tmp_path, n_ctx=4000, overflow="summarize", limits=Limits(500))
     for number in range(8):

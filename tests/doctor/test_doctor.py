@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from llmrun.config import Settings
-from llmrun.doctor.doctor import Finding, doctor, examine
+from llmrun.doctor import doctor
+from llmrun.doctor.doctor import Finding, examine
 from llmrun.doctor.trial import Trial
 from llmrun.errors import BadModelError, EngineCrashedError, LlmrunError
 from llmrun.planning.hardware import Hardware

@@ -38,6 +38,7 @@ from llmrun.protocol.messages import (
     Message,
     Open,
     PrefillProgress,
+    Rendered,
     Rendering,
     SaveState,
     Started,
@@ -53,9 +54,9 @@ FRAMES: list[Frame] = [
     Open("/m.gguf", 7),
     Load("/m.gguf", n_ctx=4096, n_ctx_start=2048),
     Load("/\udcff\udc80.gguf", 1, 2, 3, 4, 5, 6, True, True, "/kv", 2**32, 7, 8, "on", "q8_0", "f16", False, False),
-    Job("quantize", {"path": "/m.gguf", "types": {"a": ["Q8_0", 1.5, None, True]}}),
-    JobUpdate({"done": 0.5}),
-    JobDone({}),
+    Job(8, "quantize", {"path": "/m.gguf", "types": {"a": ["Q8_0", 1.5, None, True]}}),
+    JobUpdate(8, {"done": 0.5}),
+    JobDone(8, {}),
     Generate(1),
     Generate(2, messages=(Message("system", ""), Message("user", "Hi\n\0\u2028")), template="chatml"),
     Generate(3, prompt="lone \ud83d and \udc00 surrogates", limits=Limits(5, ("\n", "</s>"))),
@@ -65,12 +66,13 @@ FRAMES: list[Frame] = [
     Generate(6, thinking=False, thinking_tokens=100, stops_repeats=True, moves=True),
     Generate(6, sampling=SamplingParams(order=("temperature", "top_k"))),
     Cancel(0),
-    Explain(1, last=3, candidates=8),
-    SaveState(3, prompt_only=True),
+    Explain(9, 1, last=3, candidates=8),
+    SaveState(4, 3, prompt_only=True),
     Count(4, (Message("user", "Hi"),), "chatml", False),
     LoadProgress(0.1 + 0.2),
     Loaded(4096, 8192, 49152, "llama 135M Q4_1", False, ("CUDA0", "CPU"), 0.5, ("<think>", "</think>")),
     Rendering(1),
+    Rendered(1),
     Started(1, 10, 5, 2**32 - 1),
     PrefillProgress(1, 3, 0.25),
     TextDelta(1, "", 0),
@@ -83,8 +85,8 @@ FRAMES: list[Frame] = [
     Started(1, 10, 5, 0, thinking=True),
     Explained(1, ()),
     Explained(1, (Choice("é", False, ("a", "é"), 1, (ChainStep("model", 9, (0.5, 0.25)),)), Choice('"', True))),
-    Failed("bad-model", "it broke", "it was old", "buy one", 3),
-    Failed("internal", ""),
+    Failed(3, "bad-model", "it broke", "it was old", "buy one"),
+    Failed(0, "internal", ""),
 ]
 
 
@@ -200,12 +202,12 @@ def test_errors_cross_the_pipe(kind: type[LlmrunError]) -> None:
 
 
 def test_an_unknown_code_is_an_internal_error() -> None:
-    assert type(Failed("no-such-code", "what").error()) is LlmrunError
+    assert type(Failed(1, "no-such-code", "what").error()) is LlmrunError
 
 
 def test_error_keeps_its_class() -> None:
-    assert isinstance(Failed.of(BadLogitsError("x")).error(), BadLogitsError)
-    assert Failed.of(ContextOverflowError("x")).code == "context-overflow"
+    assert isinstance(Failed.of(BadLogitsError("x"), 1).error(), BadLogitsError)
+    assert Failed.of(ContextOverflowError("x"), 1).code == "context-overflow"
 
 
 def test_rates() -> None:

@@ -23,6 +23,8 @@ from llmrun.errors import (
     OutOfMemoryError,
 )
 from llmrun.protocol.messages import (
+    Count,
+    Counted,
     Event,
     Finished,
     Generate,
@@ -41,6 +43,7 @@ from llmrun.runner.runner import Runner
 FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
 LAST_WORDS = "fake_engine.cpp:42: GGML_ASSERT(fake) failed"
 LOAD = Load("/model.gguf", n_ctx=512, n_ctx_start=512)
+COUNT = Count(2, (Message("user", "Hi"),))
 ASK = Generate(1, messages=(Message("user", "Hi"),))
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -225,6 +228,23 @@ def test_a_template_that_never_ends(start: Start, monkeypatch: pytest.MonkeyPatc
         list(runner.generate(ASK))
     assert time.monotonic() - began < 2
     assert not runner.alive
+
+
+def test_a_template_that_never_ends_when_counting(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RENDER_SECONDS", 0.2)
+    runner = start("hang_in_render")
+    with pytest.raises(BadTemplateError, match=r"longer than 0\.2 seconds"):
+        runner.count(COUNT)
+    assert not runner.alive
+
+
+@pytest.mark.parametrize("mode", ["busy", "tokenizing"])
+def test_only_rendering_is_held_against_the_template(start: Start, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Neither that the engine was in the middle of a prefill, nor that the text was long."""
+    monkeypatch.setattr(module, "RENDER_SECONDS", 0.1)
+    runner = start(mode)
+    assert runner.count(COUNT) == Counted(2, (3,), 7)
+    assert isinstance(list(runner.generate(ASK))[-1], Finished)
 
 
 def test_prefill_and_decode_may_take_longer_than_rendering(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

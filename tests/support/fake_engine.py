@@ -14,6 +14,8 @@ import time
 from llmrun.protocol.frames import encode, read_frame
 from llmrun.protocol.messages import (
     Cancel,
+    Count,
+    Counted,
     Event,
     Failed,
     Finished,
@@ -26,6 +28,7 @@ from llmrun.protocol.messages import (
     Loaded,
     LoadProgress,
     PrefillProgress,
+    Rendered,
     Rendering,
     Started,
     Stats,
@@ -65,22 +68,36 @@ def load(command: Load) -> None:
     phase("load")
     if MODE == "refuse":
         print("llama_model_load: error loading model: no tensors", file=sys.stderr, flush=True)
-        send(Failed("bad-model", f"llama.cpp can't load {command.path}"))
+        send(Failed(0, "bad-model", f"llama.cpp can't load {command.path}"))
     elif MODE == "no_memory":
         print("ggml_backend_alloc: failed to allocate buffer of size 99", file=sys.stderr, flush=True)
-        send(Failed("bad-model", f"llama.cpp can't load {command.path}"))
+        send(Failed(0, "bad-model", f"llama.cpp can't load {command.path}"))
     else:
         send(LoadProgress(0.5), Loaded(command.n_ctx, 2048, 260, "fake", True, ("CPU",), 0.25))
 
 
-def generate(command: Generate) -> None:
-    send(Rendering(command.request))
+def render(request: int) -> None:
+    if MODE == "busy":
+        time.sleep(0.4)
+    send(Rendering(request))
     phase("render")
-    if MODE == "failing":
-        send(Failed("context-overflow", "too long", "it is", "shorten it", command.request))
-        return
     if MODE == "hang_in_render":
         time.sleep(60)
+    send(Rendered(request))
+    if MODE == "tokenizing":
+        time.sleep(0.4)
+
+
+def count(command: Count) -> None:
+    render(command.request)
+    send(Counted(command.request, (3,) * len(command.messages), 7))
+
+
+def generate(command: Generate) -> None:
+    render(command.request)
+    if MODE == "failing":
+        send(Failed(command.request, "context-overflow", "too long", "it is", "shorten it"))
+        return
     send(Started(command.request, 3, 0, 7))
     phase("prefill")
     send(PrefillProgress(command.request, 3, 0.5))
@@ -154,13 +171,13 @@ def truncated(request: int) -> None:
 def do(job: Job) -> None:
     """A job that says two updates and gives back what it was told."""
     phase("job")
-    send(JobUpdate({"done": 1}), JobUpdate({"done": 2}))
+    send(JobUpdate(job.request, {"done": 1}), JobUpdate(job.request, {"done": 2}))
     if MODE == "failing":
-        send(Failed("not-enough-disk", "no space is left"))
+        send(Failed(job.request, "not-enough-disk", "no space is left"))
     elif MODE == "deaf":
         time.sleep(60)
     else:
-        send(JobDone({"said": job.arguments["say"], "name": job.name}))
+        send(JobDone(job.request, {"said": job.arguments["say"], "name": job.name}))
 
 
 def main() -> None:
@@ -172,6 +189,8 @@ def main() -> None:
             load(command)
         elif isinstance(command, Generate):
             generate(command)
+        elif isinstance(command, Count):
+            count(command)
         elif isinstance(command, Job):
             do(command)
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from llmrun.engine.llama.submodules import import_submodule
 from llmrun.errors import BadTemplateError, UsageError
-from llmrun.protocol.messages import Message
+from llmrun.protocol.messages import Message, rendering_share
 
 _Result = TypeVar("_Result")
 
@@ -44,6 +44,24 @@ NAMED = {
     )
 }
 """Templates that can be asked for by name."""
+
+
+class RenderLimits(NamedTuple):
+    """What a template may take, besides what any template takes for the conversation itself."""
+
+    characters: int
+    n_bytes: int
+    seconds: float
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> RenderLimits:
+        """For a conversation, of which a template makes a few copies."""
+        characters = sum(len(message.content) for message in messages)
+        return cls(
+            MAX_PROMPT_CHARACTERS + 4 * characters,
+            MAX_RENDER_BYTES + 32 * characters,
+            MAX_RENDER_SECONDS + rendering_share(messages),
+        )
 
 
 class Part(NamedTuple):
@@ -72,7 +90,7 @@ class ChatTemplate:
         self._bos = bos
         self._eos = eos
         # Under the limits already here: Jinja computes constant expressions when it compiles.
-        self._template = _limited(lambda: _environment().from_string(source))
+        self._template = _limited(lambda: _environment().from_string(source), RenderLimits.of(()))
 
     def render(self, messages: Sequence[Message], control: ControlTexts, *, thinking: bool | None = None) -> list[Part]:
         """The prompt for the assistant's next turn.
@@ -103,16 +121,17 @@ class ChatTemplate:
     def _parts(self, messages: Sequence[Message], control: ControlTexts, wishes: dict[str, bool]) -> list[Part]:
         mask = _Mask([message.content for message in messages], control)
         plain = [{"role": message.role, "content": mask.hide(message.content)} for message in messages]
-        return mask.parts(_limited(lambda: self._rendered(plain, wishes)))
+        limits = RenderLimits.of(messages)
+        return mask.parts(_limited(lambda: self._rendered(plain, wishes, limits.characters), limits))
 
-    def _rendered(self, messages: list[dict[str, str]], wishes: dict[str, bool]) -> str:
+    def _rendered(self, messages: list[dict[str, str]], wishes: dict[str, bool], most: int) -> str:
         pieces: list[str] = []
         size = 0
         for piece in self._template.generate(
             messages=messages, bos_token=self._bos, eos_token=self._eos, add_generation_prompt=True, **wishes
         ):
             size += len(piece)
-            if size > MAX_PROMPT_CHARACTERS:
+            if size > most:
                 raise BadTemplateError("the chat template's output has no end")
             pieces.append(piece)
         return "".join(pieces)
@@ -172,7 +191,8 @@ class _Mask:
             self._characters = dict(zip(hidden, free, strict=False))
             if len(self._characters) < len(hidden):
                 raise UsageError("the conversation uses up all private characters of Unicode")
-        self._texts = {ord(character): text for text, character in self._characters.items()}
+        self._texts = {character: text for text, character in self._characters.items()}
+        self._hidden = re.compile(f"[{''.join(self._texts)}]" if self._texts else "(?!)")
 
     def hide(self, content: str) -> str:
         """The content as the template may see it."""
@@ -200,7 +220,7 @@ class _Mask:
 
     def _plain(self, text: str) -> list[Part]:
         """A stretch between control tokens: plain text if anything was hidden in it."""
-        shown = text.translate(self._texts)
+        shown = self._hidden.sub(lambda match: self._texts[match[0]], text)
         return [Part(shown, shown == text)] if text else []
 
 
@@ -310,18 +330,18 @@ class _OverdueError(BaseException):
     """Time is up. No Exception: Jinja catches those in constant expressions and goes on."""
 
 
-def _limited(work: Callable[[], _Result]) -> _Result:
+def _limited(work: Callable[[], _Result], limits: RenderLimits) -> _Result:
     """Do what a template asks for within the limits; whatever it does wrong becomes BadTemplateError."""
     try:
-        with _memory_limit():
-            return _in_time(work)
+        with _memory_limit(limits.n_bytes):
+            return _in_time(work, limits.seconds)
     except BadTemplateError:
         raise
     except MemoryError:
         raise BadTemplateError("the chat template asks for too much memory") from None
     except _OverdueError:
         raise BadTemplateError(
-            f"the chat template takes longer than {MAX_RENDER_SECONDS:g} seconds",
+            f"the chat template takes longer than {limits.seconds:.3g} seconds",
             hint="another one goes with --template",
         ) from None
     except Exception as error:  # a template can raise anything Python has
@@ -329,7 +349,7 @@ def _limited(work: Callable[[], _Result]) -> _Result:
         raise BadTemplateError("the chat template fails", why=why, hint="another one goes with --template") from error
 
 
-def _in_time(work: Callable[[], _Result]) -> _Result:
+def _in_time(work: Callable[[], _Result], seconds: float) -> _Result:
     """Interrupt what takes too long, as soon as it is back in Python; the interruption may come as late as in here."""
     if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
         return work()
@@ -338,7 +358,7 @@ def _in_time(work: Callable[[], _Result]) -> _Result:
         raise _OverdueError
 
     handler = signal.signal(signal.SIGALRM, interrupt)
-    before = signal.setitimer(signal.ITIMER_REAL, MAX_RENDER_SECONDS)
+    before = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         return work()
     finally:
@@ -347,7 +367,7 @@ def _in_time(work: Callable[[], _Result]) -> _Result:
 
 
 @contextmanager
-def _memory_limit() -> Iterator[None]:
+def _memory_limit(n_bytes: int) -> Iterator[None]:
     """Cap what a template may allocate, where the system can (Linux)."""
     try:
         import resource
@@ -358,7 +378,7 @@ def _memory_limit() -> Iterator[None]:
         yield
         return
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = pages * resource.getpagesize() + MAX_RENDER_BYTES
+    wanted = pages * resource.getpagesize() + n_bytes
     if limits[1] != resource.RLIM_INFINITY:
         wanted = min(wanted, limits[1])
     resource.setrlimit(resource.RLIMIT_AS, (wanted, limits[1]))

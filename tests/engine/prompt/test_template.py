@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from llmrun.engine.prompt import template as module
-from llmrun.engine.prompt.template import MAX_TEMPLATE_CHARACTERS, NAMED, ChatTemplate, ControlTexts, Part
+from llmrun.engine.prompt.template import MAX_TEMPLATE_CHARACTERS, NAMED, ChatTemplate, ControlTexts, Part, RenderLimits
 from llmrun.errors import BadTemplateError, LlmrunError
 from llmrun.protocol.messages import Message
 
@@ -446,6 +446,19 @@ def test_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert signal.getitimer(signal.ITIMER_REAL)[0] <= timer[0]
 
 
+@pytest.mark.parametrize("content", ["word " * 4_000_000, "größer <s> " * 2_000_000], ids=["plain", "hidden"])
+def test_a_long_conversation_is_not_held_against_its_template(content: str) -> None:
+    parts = render(NAMED["chatml"], user(content))
+    assert sum(len(part.text) for part in parts) == len(content) + len(
+        "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_long_conversation_gives_its_template_more_of_everything() -> None:
+    long, short = RenderLimits.of(user("x" * 20_000_000)), RenderLimits.of(())
+    assert all(more > less for more, less in zip(long, short, strict=True))
+
+
 def test_another_thread_than_the_main_one_renders_too() -> None:
     """There the time can't be limited."""
     with ThreadPoolExecutor() as pool:
@@ -455,10 +468,10 @@ def test_another_thread_than_the_main_one_renders_too() -> None:
 def test_a_vocabulary_of_thousands_of_control_texts_is_searched_quickly() -> None:
     control = ControlTexts(f"<unused{number}>" for number in range(6000))
     text = "<unused99999> <unused17>" * 20_000
-    started = time.monotonic()
+    started = time.process_time()
     parts = ChatTemplate("<unused1>{{ messages[0].content }}", bos="", eos="").render(user(text), control)
     assert parts == [Part("<unused1>", True), Part(text, False)]
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_control_texts_are_found_as_by_trying_them_all_the_longest_first() -> None:

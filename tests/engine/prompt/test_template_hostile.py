@@ -17,7 +17,7 @@ import pytest
 from llmrun.engine.prompt.template import MAX_TEMPLATE_CHARACTERS
 
 SECONDS = 0.5  # the limit while these tests run
-LATE_SECONDS = 0.5  # after the limit; the real one is 1.5, and the front waits for 2
+LATE_SECONDS = 0.5  # of processor time, whatever else the machine does; the front grants half a second more, too
 MEGABYTES = 256
 
 CODE = {
@@ -159,7 +159,7 @@ def memory():
 
 for line in sys.stdin:
     source = json.loads(line)
-    before, started, text, error = memory(), time.monotonic(), "", None
+    before, started, text, error = memory(), time.process_time(), "", None
     watched = True
     try:
         parts = module.ChatTemplate(source, bos="<s>", eos="</s>").render(messages, control)
@@ -168,7 +168,7 @@ for line in sys.stdin:
         error = f"{caught.what}: {caught.why}"
     finally:
         watched = False
-    seconds = time.monotonic() - started
+    seconds = time.process_time() - started
     events, seen = seen, []
     print(json.dumps({"seconds": seconds, "megabytes": memory() - before, "text": text[:5000], "error": error,
                       "events": events, "messages": [message.content for message in messages]}), flush=True)

@@ -314,7 +314,7 @@ def test_closing_in_the_middle_erases_the_line_and_ends_the_row() -> None:
 def test_failure_while_loading_leaves_an_empty_row() -> None:
     case = Case()
     case.show(LoadProgress(0.5))
-    case.show(Failed("bad-model", "no"))
+    case.show(Failed(0, "bad-model", "no"))
     assert case.rows == []
     assert case.terminal.screen.cursor.x == 0
 
