@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,6 +23,7 @@ from llmrun.planning.memory import KV_BYTES, UBATCH
 from llmrun.planning.settings import EngineSettings
 from llmrun.planning.speed import fingerprint
 from llmrun.protocol.codec import as_dict, from_json
+from llmrun.storage import disk_errors, write_whole
 
 _SCHEMA = 1
 _MOST_BYTES = 1 << 20
@@ -124,6 +124,30 @@ def remembered(header: Header, hardware: Hardware, folder: Path) -> Tuned | None
     return next((_tuned(entry) for entry in entries if entry.get("key") == key), None)
 
 
+def loads_as_usual(path: Path, folder: Path) -> bool:
+    """Whether the weights can be loaded before it is known which settings an answer gets: all of them load it alike.
+
+    Args:
+        path: of the model. It is only read where the settings of some model load it otherwise.
+        folder: config.Settings.state_dir.
+
+    Raises:
+        BadModelError: the file is damaged.
+    """
+    found = [tuned for entry in _entries(folder) if (tuned := _tuned(entry)) is not None]
+    if all(_keep_usual_weights(tuned) for tuned in found):
+        return True
+    from llmrun.gguf.reader import read_header
+    from llmrun.planning.hardware import probe
+
+    own = remembered(read_header(path), probe(), folder)
+    return own is None or _keep_usual_weights(own)
+
+
+def _keep_usual_weights(tuned: Tuned) -> bool:
+    return all(profile.settings.loads_as_usual for profile in tuned.others)
+
+
 def summaries(hardware: Hardware, folder: Path) -> list[str]:
     """What was found on this machine with the llmrun that is installed, a line each, the latest first."""
     entries = _entries(folder)
@@ -143,7 +167,7 @@ def remember(tuned: Tuned, header: Header, hardware: Hardware, folder: Path, nam
         name: of the model, for people.
 
     Raises:
-        OSError: the folder can't be written.
+        LlmrunError: the folder can't be written.
     """
     key = _key(header, hardware)
     others = [entry for entry in _entries(folder) if entry.get("key") != key]
@@ -154,7 +178,7 @@ def forget(header: Header, hardware: Hardware, folder: Path) -> bool:
     """Go back to the defaults; whether there was something to forget.
 
     Raises:
-        OSError: the folder can't be written.
+        LlmrunError: the folder can't be written.
     """
     key = _key(header, hardware)
     entries = _entries(folder)
@@ -248,14 +272,9 @@ def _is_usable(profile: Profile) -> bool:
 
 def _write(folder: Path, entries: list[dict[str, Any]]) -> None:
     """An empty file is none: who sees one waits for what it says."""
-    if not entries:
-        (folder / TUNE_FILE).unlink(missing_ok=True)
+    path = folder / TUNE_FILE
+    if entries:
+        write_whole(path, json.dumps({"schema": _SCHEMA, "entries": entries}), makes_folder=True)
         return
-    temporary = folder / f"{TUNE_FILE}.{os.getpid()}"
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        temporary.write_text(json.dumps({"schema": _SCHEMA, "entries": entries}), encoding="utf-8")
-        temporary.replace(folder / TUNE_FILE)
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+    with disk_errors(path):
+        path.unlink(missing_ok=True)

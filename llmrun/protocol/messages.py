@@ -107,6 +107,7 @@ class Load:
         kv_type_v: type of the values.
         repack: weights may be brought into the order that this processor's kernels like best.
         mmap: the file is mapped into memory, not read.
+        n_cells: of the KV cache that several sequences share, at most; 0 is n_ctx for each.
     """
 
     path: str
@@ -127,6 +128,7 @@ class Load:
     kv_type_v: str = "f16"
     repack: bool = True
     mmap: bool = True
+    n_cells: int = 0
     request: int = 0
 
 

@@ -17,10 +17,12 @@ import pexpect
 import psutil
 import pyte
 
-SECONDS = 60.0
-"""A command that takes longer hangs."""
+SECONDS = 300.0
+"""A command that takes longer hangs; on a busy machine everything takes many times its own time."""
 LONG_PROMPT = "The quick brown fox jumps over the lazy dog. " * 600
 """About 6,000 tokens: seconds of prefill on any CPU."""
+WITHOUT_END = ("--logit-bias", "2=-inf", "--logit-bias", "0=-inf")
+"""SmolLM2's answer goes on until its limit or until it is stopped, on every CPU: its two end tokens are forbidden."""
 PROMPT = ">>>"
 ROWS, COLUMNS = 150, 200
 
@@ -253,6 +255,13 @@ class Terminal:
         self.type(text)
         self.wait(lambda: self.between(text) is not None, seconds)
         return self.between(text) or []
+
+    def exported(self, folder: Path) -> list[str]:
+        """What was said in a chat, the user's and the model's turns one after the other."""
+        file = folder / "chat.jsonl"
+        file.unlink(missing_ok=True)
+        self.ask(f"/export {file}")
+        return [json.loads(line)["content"] for line in file.read_text(encoding="utf-8").splitlines()]
 
     def between(self, typed: str) -> list[str] | None:
         """The lines between the last prompt with this text and the empty prompt after it; None before that is there."""
