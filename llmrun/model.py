@@ -7,17 +7,17 @@ commands use the same objects as the Python API.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from llmrun.config import TUNE_FILE, Settings, load_settings
-from llmrun.errors import EngineCrashedError, LlmrunError, ModelNotFoundError, UsageError
+from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
-from llmrun.gguf.rules import check, explain_crash
+from llmrun.gguf.rules import check
 from llmrun.grammar import Grammar
 from llmrun.models.registry import ModelSpec, load_catalogue, resolve
 from llmrun.models.store.store import Store
@@ -164,8 +164,7 @@ class Model:
             EngineCrashedError: the file killed the engine.
         """
         self._runner = engine
-        with self._explaining():
-            self.loaded = engine.load(self.load, on_progress)
+        self.loaded = engine.load(self.load, on_progress)
 
     def chat(
         self,
@@ -233,7 +232,7 @@ class Model:
         """
         engine = self._living_engine()
         self._request = engine.next_request()
-        return self._explained(engine.generate(Generate(self._request, asked)))
+        return engine.generate(Generate(self._request, asked))
 
     @property
     def needs_own_engine(self) -> bool:
@@ -278,21 +277,6 @@ class Model:
             raise UsageError("there is no answer yet that could be explained")
         return self._runner.explain(Explain(self._runner.next_request(), self._request, last, candidates))
 
-    def _explained(self, events: Iterator[Event]) -> Iterator[Event]:
-        with self._explaining():
-            yield from events
-
-    @contextmanager
-    def _explaining(self) -> Iterator[None]:
-        """A crash whose cause can be read from the file becomes an error about the file."""
-        try:
-            yield
-        except EngineCrashedError as crash:
-            reason = explain_crash(self.header, crash)
-            if reason is crash:
-                raise
-            raise reason from crash
-
     def save_state(self, *, prompt_only: bool = False) -> StateSaved:
         """Save the KV state of the answer before, so that a prompt which begins like it needs no prefill.
 
@@ -310,9 +294,9 @@ class Model:
         return self._runner.save_state(SaveState(self._runner.next_request(), self._request, prompt_only))
 
     def cancel(self) -> None:
-        """Stop the running answer, which then ends with Finished. Safe in a signal handler."""
+        """Stop what is being answered, which then ends with Finished. Safe in a signal handler."""
         if self._runner is not None:
-            self._runner.cancel(self._request)
+            self._runner.cancel()
 
     def close(self) -> None:
         """End the engine."""

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from llmrun.engine.service import LoadedModel
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
-_HOMES = {"limits": "machine.roofline"}  # where a job is done whose name is not its module's
 _TEXT_INTERVAL = 0.05  # seconds between two TextDelta of an answer
 
 
@@ -219,7 +218,7 @@ class EngineProcess:
         kind: JobKind[Any, Any, Any] = getattr(
             importlib.import_module(f"llmrun.protocol.jobs.{job.name}"), job.name.upper()
         )
-        run = importlib.import_module(f"llmrun.engine.jobs.{_HOMES.get(job.name, f'{job.name}.{job.name}')}").run
+        run = importlib.import_module(f"llmrun.engine.jobs.{kind.module}").run
         command = from_json(kind.command, job.arguments)
         gc.enable()  # launch.py begins without collection to start sooner
 

@@ -36,7 +36,7 @@ class Said:
     name: str
 
 
-SAY = JobKind("say", Say, Done, Said)
+SAY = JobKind("say", Say, Done, Said, "say.say")
 
 
 @pytest.fixture

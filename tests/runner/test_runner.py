@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import psutil
@@ -37,7 +38,7 @@ from llmrun.protocol.messages import (
     Stats,
     TextDelta,
 )
-from llmrun.runner import runner as module
+from llmrun.runner import calls, pipe
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
 
@@ -212,7 +213,7 @@ def test_a_command_that_does_not_exist() -> None:
 def test_an_engine_that_sends_no_frames_is_ended(
     start: Start, monkeypatch: pytest.MonkeyPatch, mode: str, words: str
 ) -> None:
-    monkeypatch.setattr(module, "_DEATH_SECONDS", 0.05)
+    monkeypatch.setattr(pipe, "_DEATH_SECONDS", 0.05)
     error = crash(start(mode))
     assert error.what == "the engine died in decode"
     assert error.why.startswith(words)
@@ -222,7 +223,7 @@ def test_an_engine_that_sends_no_frames_is_ended(
 
 
 def test_a_template_that_never_ends(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RENDER_SECONDS", 0.2)
+    monkeypatch.setattr(calls, "RENDER_SECONDS", 0.2)
     runner = start("hang_in_render")
     began = time.monotonic()
     with pytest.raises(BadTemplateError, match=r"longer than 0\.2 seconds"):
@@ -232,7 +233,7 @@ def test_a_template_that_never_ends(start: Start, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_template_that_never_ends_when_counting(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RENDER_SECONDS", 0.2)
+    monkeypatch.setattr(calls, "RENDER_SECONDS", 0.2)
     runner = start("hang_in_render")
     with pytest.raises(BadTemplateError, match=r"longer than 0\.2 seconds"):
         runner.count(COUNT)
@@ -242,14 +243,14 @@ def test_a_template_that_never_ends_when_counting(start: Start, monkeypatch: pyt
 @pytest.mark.parametrize("mode", ["busy", "tokenizing"])
 def test_only_rendering_is_held_against_the_template(start: Start, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     """Neither that the engine was in the middle of a prefill, nor that the text was long."""
-    monkeypatch.setattr(module, "RENDER_SECONDS", 0.1)
+    monkeypatch.setattr(calls, "RENDER_SECONDS", 0.1)
     runner = start(mode)
     assert runner.count(COUNT) == Counted(2, (3,), 7)
     assert isinstance(list(runner.generate(ASK))[-1], Finished)
 
 
 def test_prefill_and_decode_may_take_longer_than_rendering(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RENDER_SECONDS", 0.15)
+    monkeypatch.setattr(calls, "RENDER_SECONDS", 0.15)
     runner = start("slow")
     assert isinstance(list(runner.generate(ASK))[-1], Finished)
 
@@ -261,8 +262,8 @@ def test_cancel(start: Start) -> None:
         for event in runner.generate(ASK):
             events.append(event)
             if isinstance(event, TextDelta):
-                runner.cancel(1)
-                runner.cancel(1)  # an impatient second Ctrl-C
+                runner.cancel()
+                runner.cancel()  # an impatient second Ctrl-C
         assert events[-1] == Finished(1, "cancelled", Stats(3, completion_tokens=1))
         assert runner.alive
 
@@ -271,7 +272,7 @@ def test_cancel(start: Start) -> None:
 def test_cancel_from_a_signal_handler(start: Start, mode: str) -> None:
     """Even in the middle of sending a long conversation to an engine that reads late."""
     runner = start(mode)
-    before = signal.signal(signal.SIGALRM, lambda *_: runner.cancel(1))
+    before = signal.signal(signal.SIGALRM, lambda *_: runner.cancel())
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.15)
         events = list(runner.generate(Generate(1, AnswerRequest(prompt="Hi" * 200_000))))
@@ -282,7 +283,7 @@ def test_cancel_from_a_signal_handler(start: Start, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["deaf", "chatty"])
 def test_an_engine_that_ignores_a_cancel_is_ended(start: Start, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    monkeypatch.setattr(module, "CANCEL_SECONDS", 0.2)
+    monkeypatch.setattr(calls, "CANCEL_SECONDS", 0.2)
     runner = start(mode)
     last: Event | None = None
     ends = float("inf")
@@ -290,7 +291,7 @@ def test_an_engine_that_ignores_a_cancel_is_ended(start: Start, monkeypatch: pyt
         assert time.monotonic() < ends, "cancelled long ago"
         last = event
         if isinstance(event, TextDelta) and ends == float("inf"):
-            runner.cancel(1)
+            runner.cancel()
             ends = time.monotonic() + 1.5
     assert last == Finished(1, "cancelled", Stats())
     assert not runner.alive
@@ -299,7 +300,7 @@ def test_an_engine_that_ignores_a_cancel_is_ended(start: Start, monkeypatch: pyt
 def test_cancel_of_a_dead_engine_is_quiet(start: Start) -> None:
     runner = start("die:render:SIGKILL")
     crash(runner)
-    runner.cancel(1)
+    runner.cancel()
 
 
 def test_an_answer_that_nobody_reads_to_its_end_does_not_leak_into_the_next(start: Start) -> None:
@@ -312,6 +313,53 @@ def test_an_answer_that_nobody_reads_to_its_end_does_not_leak_into_the_next(star
     assert isinstance(events[-1], Finished)
 
 
+# ---- two at a time ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["together", "normal"])
+def test_two_open_answers_both_go_on(start: Start, mode: str) -> None:
+    """Whether the engine gives them side by side or one behind the other."""
+    runner = start(mode)
+    one, other = (runner.generate(Generate(request, HI)) for request in (1, 2))
+    pairs = list(zip_longest(one, other))
+    for request, events in zip((1, 2), zip(*pairs, strict=True), strict=True):
+        there = [event for event in events if event is not None]
+        assert {event.request for event in there} == {request}
+        assert "".join(event.text for event in there if isinstance(event, TextDelta)) == "Hello"
+        assert isinstance(there[-1], Finished)
+
+
+def test_a_question_between_the_tokens_of_an_answer(start: Start) -> None:
+    runner = start("normal")
+    answer = runner.generate(ASK)
+    first = next(answer)
+    assert runner.count(COUNT) == Counted(2, (3,), 7)
+    assert isinstance([first, *answer][-1], Finished)
+
+
+def test_an_answer_that_is_given_up_does_not_end_the_other(start: Start) -> None:
+    runner = start("together")
+    one, other = (runner.generate(Generate(request, HI)) for request in (1, 2))
+    next(one)
+    next(other)
+    one.close()  # type: ignore[attr-defined]
+    assert [type(event) for event in other] == [TextDelta, TextDelta, Finished]
+    assert runner.alive
+
+
+def test_a_death_ends_both(start: Start) -> None:
+    runner = start("die:together:SIGSEGV")
+    one, other = (runner.generate(Generate(request, HI)) for request in (1, 2))
+    next(one)
+    for answer in (other, one):
+        with pytest.raises(EngineCrashedError, match=r"in decode.*SIGSEGV"):
+            list(answer)
+
+
+def test_an_answer_to_something_else_ends_the_engine(start: Start) -> None:
+    assert crash(start("mistaken")).why == "it answered Generate with Counted"
+
+
 # ---- the process ------------------------------------------------------------------------------------
 
 
@@ -322,7 +370,8 @@ def test_close_twice(start: Start) -> None:
     runner.close()
     assert not runner.alive
     assert not psutil.pid_exists(pid), "ended and waited for: no zombie"
-    assert all(pipe is not None and pipe.closed for pipe in (runner._process.stdin, runner._process.stdout))
+    process = runner._pipe._process
+    assert all(pipe is not None and pipe.closed for pipe in (process.stdin, process.stdout))
 
 
 def test_close_in_the_middle_of_an_answer(start: Start) -> None:
@@ -414,7 +463,7 @@ def test_a_request_before_a_model_and_sigint(engine: Runner) -> None:
 
 
 def test_cancel_without_a_request(engine: Runner) -> None:
-    engine.cancel(7)
+    engine.cancel()
     with pytest.raises(LlmrunError, match="before a model"):
         list(engine.generate(ASK))
     assert engine.alive

@@ -113,6 +113,25 @@ def generate(command: Generate) -> None:
         fault(command.request)
 
 
+OPEN: list[int] = []
+
+
+def together(command: Generate) -> None:
+    """Two answers side by side: nothing but their beginnings before both are asked for."""
+    render(command.request)
+    send(Started(command.request, 3, 0, 7))
+    OPEN.append(command.request)
+    if len(OPEN) < 2:
+        return
+    if MODE == "half_deaf":  # a cancel has to wait for the step that both are in, and is not heard even then
+        receive()
+        time.sleep(0.5)
+    send(*(TextDelta(request, text, 1) for text in ("Hel", "lo") for request in OPEN))
+    phase("together")
+    send(*(Finished(request, "stop", Stats()) for request in OPEN))
+    OPEN.clear()
+
+
 # ---- modes -----------------------------------------------------------------------------------------
 
 
@@ -161,6 +180,10 @@ def send_command(request: int) -> None:
     time.sleep(60)
 
 
+def mistaken(request: int) -> None:
+    send(Counted(request, (), 0))
+
+
 def truncated(request: int) -> None:
     """Dies within a frame."""
     sys.stdout.buffer.write(encode(TextDelta(request, "lo", 1))[:-3])
@@ -187,6 +210,8 @@ def main() -> None:
         command = receive()
         if isinstance(command, Load):
             load(command)
+        elif isinstance(command, Generate) and MODE in {"together", "half_deaf", "die:together:SIGSEGV"}:
+            together(command)
         elif isinstance(command, Generate):
             generate(command)
         elif isinstance(command, Count):

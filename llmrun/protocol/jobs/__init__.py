@@ -6,6 +6,7 @@ wait for all of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -19,13 +20,17 @@ class JobKind(Generic[Command, Update, Result]):
     """One kind of job.
 
     Attributes:
-        name: of the module of protocol/jobs/ that describes it, and of the one of engine/jobs/ whose run() does it.
+        name: of the module of protocol/jobs/ that describes it.
         command: dataclass that says what is to be done.
         update: dataclass of what is told meanwhile.
         result: dataclass of what comes out.
+        module: of engine/jobs/, whose run() does it.
+        models: the files that a command lets the engine read; where it dies, they are looked at.
     """
 
     name: str
     command: type[Command]
     update: type[Update]
     result: type[Result]
+    module: str
+    models: Callable[[Command], tuple[str, ...]] = lambda command: ()
