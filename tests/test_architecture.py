@@ -95,7 +95,7 @@ def test_llama_cpp_is_named_by_those_who_have_to() -> None:
         for file in FILES
         if any(node.value == "llama_cpp" for node in ast.walk(parsed(file)) if isinstance(node, ast.Constant))
     }
-    assert naming == {"engine/llama/llama.py", "doctor/doctor.py", "planning/tuned.py"}
+    assert naming == {"engine/llama/library.py", "doctor/doctor.py", "planning/tuned.py"}
 
 
 @pytest.mark.parametrize("file", FILES)

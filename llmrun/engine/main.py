@@ -46,7 +46,7 @@ from llmrun.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from llmrun.engine.llama.llama import LlamaModel
+    from llmrun.engine.llama.model import LlamaModel
     from llmrun.engine.service import LoadedModel
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
@@ -170,13 +170,15 @@ class EngineProcess:
             self._channel.send(Failed.of(error, command.request))
 
     def _open(self, guess: Open) -> None:
-        from llmrun.engine.llama.llama import LlamaModel
+        from llmrun.engine.llama.model import LlamaModel
 
         with suppress(LlmrunError), self._reporting_progress(guess.request):  # Load will say what is wrong
             self._weights = LlamaModel(guess.path, guess.gpu_layers, self._flag)
 
     def _load(self, load: Load) -> None:
-        from llmrun.engine.llama.llama import LlamaBackend, LlamaModel
+        from llmrun.engine.llama.context import LlamaContext
+        from llmrun.engine.llama.library import devices
+        from llmrun.engine.llama.model import LlamaModel
 
         began = time.perf_counter()
         weights, self._weights = self._weights, None
@@ -195,18 +197,18 @@ class EngineProcess:
                 )
         from llmrun.engine.service import LoadedModel
 
-        backend = LlamaBackend(weights, load)
-        self._model = LoadedModel(weights, backend, load)
+        context = LlamaContext(weights, load)
+        self._model = LoadedModel(weights, context, load)
         gc.freeze()  # whatever is there now stays; launch.py begins without collection to start sooner
         gc.enable()
         self._channel.send(
             Loaded(
-                n_ctx=backend.n_ctx,
+                n_ctx=context.n_ctx,
                 n_ctx_train=weights.n_ctx_train,
-                n_vocab=weights.n_vocab,
+                n_vocab=weights.vocabulary.n_tokens,
                 description=weights.description,
                 has_template=weights.chat_template is not None,
-                devices=weights.devices,
+                devices=devices(),
                 load_seconds=time.perf_counter() - began,
                 thinking_tags=self._model.thinking_tags or (),
                 request=load.request,
@@ -260,7 +262,7 @@ def _import_ahead() -> None:
 def _import_llama_ahead() -> None:
     """Load llama.cpp's libraries while the front still makes its plan; if they are missing, Load will say so."""
     with suppress(LlmrunError):
-        from llmrun.engine.llama.llama import import_llama
+        from llmrun.engine.llama.library import import_llama
 
         import_llama()
 

@@ -19,7 +19,8 @@ from llmrun.protocol.messages import Count, Counted, Event, Generate, Load, Rend
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint
     from llmrun.engine.core.states import KVStore
-    from llmrun.engine.llama.llama import LlamaBackend, LlamaModel
+    from llmrun.engine.llama.context import LlamaContext
+    from llmrun.engine.llama.model import LlamaModel
     from llmrun.engine.prompt.template import ChatTemplate, ControlTexts
 
 
@@ -31,12 +32,11 @@ class LoadedModel:
         thinking_tags: the texts between which the model thinks, as its own chat template has them; None if it doesn't.
     """
 
-    def __init__(self, weights: LlamaModel, backend: LlamaBackend, load: Load) -> None:
-        self._weights = weights
-        self._backend = backend
-        self.engine = Engine(backend, states=_states(load, weights))
+    def __init__(self, weights: LlamaModel, context: LlamaContext, load: Load) -> None:
+        self._weights, self._vocabulary = weights, weights.vocabulary
+        self.engine = Engine(context, states=_states(load, weights))
         self.thinking_tags = thinking_tags(weights.chat_template)
-        weights.shown = frozenset(self._control_tokens(self.thinking_tags or ()))
+        self._shown = frozenset(self._control_tokens(self.thinking_tags or ()))
         self._templates: dict[str, ChatTemplate] = {}
         self._control: ControlTexts | None = None
 
@@ -60,7 +60,7 @@ class LoadedModel:
         Raises:
             BadTemplateError: there is no chat template, or it fails.
         """
-        each = tuple(len(self._weights.tokenize(message.content, special=False)) for message in count.messages)
+        each = tuple(len(self._vocabulary.tokenize(message.content, special=False)) for message in count.messages)
         return Counted(count.request, each, len(self.prompt(count, send)[1]))
 
     def save(self, save: SaveState) -> StateSaved:
@@ -81,7 +81,7 @@ class LoadedModel:
             return None
         from llmrun.engine.constraint.matcher import compile_grammar
 
-        return compile_grammar(generate.grammar, self._backend)
+        return compile_grammar(generate.grammar, self._vocabulary)
 
     def _extras(
         self, generate: Generate, constraint: Constraint | None, tags: tuple[str, str] | None, *, inside: bool
@@ -93,7 +93,7 @@ class LoadedModel:
             from llmrun.engine.core.repeats import RepeatGuard
 
             guard = RepeatGuard()
-        return Extras(constraint, generate.remember, inside, thinking, guard, generate.moves)
+        return Extras(constraint, generate.remember, inside, thinking, guard, generate.moves, self._shown)
 
     def prompt(
         self, request: Generate | Count, send: Callable[[Event], None] = lambda event: None
@@ -103,18 +103,18 @@ class LoadedModel:
         Raises:
             BadTemplateError: there is no chat template, or it fails.
         """
-        weights = self._weights
+        vocabulary = self._vocabulary
         if isinstance(request, Generate) and request.prompt is not None:
             text = request.prompt
-            tokens = weights.tokenize(text, special=False)
+            tokens = vocabulary.tokenize(text, special=False)
         else:
             send(Rendering(request.request))
             template = self._template(request.template)
             parts = template.render(request.messages, self._control_texts(), thinking=request.thinking)
             send(Rendered(request.request))
             text = "".join(part.text for part in parts)
-            tokens = [token for part in parts for token in weights.tokenize(part.text, special=part.special)]
-        tokens = weights.with_bos(tokens)
+            tokens = [token for part in parts for token in vocabulary.tokenize(part.text, special=part.special)]
+        tokens = vocabulary.with_bos(tokens)
         if not tokens:
             raise LlmrunError("the prompt is empty", hint="type something")
         return text, tokens
@@ -130,19 +130,19 @@ class LoadedModel:
             )
         source = NAMED.get(source, source)
         if source not in self._templates:
-            self._templates[source] = ChatTemplate(source, bos=self._weights.bos_text, eos=self._weights.eos_text)
+            self._templates[source] = ChatTemplate(source, bos=self._vocabulary.bos_text, eos=self._vocabulary.eos_text)
         return self._templates[source]
 
     def _control_texts(self) -> ControlTexts:
         from llmrun.engine.prompt.template import ControlTexts
 
         if self._control is None:
-            self._control = ControlTexts(self._weights.control_texts)
+            self._control = ControlTexts(self._vocabulary.control_texts)
         return self._control
 
     def _control_tokens(self, texts: tuple[str, ...]) -> list[int]:
         """The texts that are one token each."""
-        tokens = (self._weights.tokenize(text, special=True) for text in texts)
+        tokens = (self._vocabulary.tokenize(text, special=True) for text in texts)
         return [found[0] for found in tokens if len(found) == 1]
 
 
@@ -151,7 +151,7 @@ def _states(load: Load, weights: LlamaModel) -> KVStore | None:
     if not load.states:
         return None
     from llmrun.engine.core.states import KVStore, model_key
-    from llmrun.engine.llama.llama import VERSION
+    from llmrun.engine.llama.library import VERSION
 
     with suppress(OSError):
         cache = f"{load.kv_type_k} {load.kv_type_v} {load.flash_attention}"  # as it lies in memory

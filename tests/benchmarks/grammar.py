@@ -32,7 +32,9 @@ from llmrun import _native
 from llmrun.engine.constraint.matcher import compile_grammar
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.llama.base import Entry
-from llmrun.engine.llama.llama import LlamaBackend, LlamaModel, import_llama
+from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.library import import_llama
+from llmrun.engine.llama.model import LlamaModel
 from llmrun.grammar import Grammar, read_grammar, read_json_schema
 from llmrun.protocol.messages import Load
 from llmrun.protocol.params import SamplingParams
@@ -56,9 +58,9 @@ CASES: dict[str, tuple[Grammar, str]] = {
 BREAK = """
 import sys
 from llmrun import _native
-from llmrun.engine.llama.llama import LlamaModel
+from llmrun.engine.llama.model import LlamaModel
 model = LlamaModel(sys.argv[1], 0, _native.CancelFlag())
-sampler = model.llama.llama_sampler_init_grammar(model.vocab, sys.stdin.buffer.read(), b"root")
+sampler = model.llama.llama_sampler_init_grammar(model.vocabulary.pointer, sys.stdin.buffer.read(), b"root")
 print("refused" if not sampler else "taken")
 """
 
@@ -68,10 +70,10 @@ class LlamaGrammar:
 
     def __init__(self, model: LlamaModel, text: str) -> None:
         self._llama = import_llama()
-        self._sampler = self._llama.llama_sampler_init_grammar(model.vocab, text.encode(), b"root")
+        self._sampler = self._llama.llama_sampler_init_grammar(model.vocabulary.pointer, text.encode(), b"root")
         assert self._sampler
-        self._row = np.zeros(model.n_vocab, TOKEN_DATA)
-        self._ids = np.arange(model.n_vocab, dtype=np.int32)
+        self._row = np.zeros(model.vocabulary.n_tokens, TOKEN_DATA)
+        self._ids = np.arange(model.vocabulary.n_tokens, dtype=np.int32)
 
     def step(self, logits: np.ndarray[Any, Any], drawn: int, chosen: int) -> bool:
         """One token's work; whether the one that was drawn freely was refused."""
@@ -96,28 +98,28 @@ def milliseconds(call: Callable[[], Any]) -> tuple[float, Any]:
     return (time.perf_counter_ns() - start) / 1e6, result
 
 
-def walk(backend: LlamaBackend, grammar: Grammar, text: str, tokens: int) -> None:
+def walk(context: LlamaContext, grammar: Grammar, text: str, tokens: int) -> None:
     """Go along one answer with both, and print a line."""
-    prompt = backend.tokenize(PROMPT, special=True)
-    backend.forget(0, 0)
-    backend.decode([Entry(token, at, 0, at == len(prompt) - 1) for at, token in enumerate(prompt)])
-    compiled, constraint = milliseconds(lambda: compile_grammar(grammar, backend))
-    made, llama = milliseconds(lambda: LlamaGrammar(backend.model, text))
-    free = SequenceSampler(SamplingParams(temperature=0), 1, backend)
-    held = _native.Sampler(backend.n_vocab, temperature=0)
+    prompt = context.vocabulary.tokenize(PROMPT, special=True)
+    context.forget(0, 0)
+    context.decode([Entry(token, at, 0, at == len(prompt) - 1) for at, token in enumerate(prompt)])
+    compiled, constraint = milliseconds(lambda: compile_grammar(grammar, context.vocabulary))
+    made, llama = milliseconds(lambda: LlamaGrammar(context.model, text))
+    free = SequenceSampler(SamplingParams(temperature=0), 1, context.vocabulary)
+    held = _native.Sampler(context.vocabulary.n_tokens, temperature=0)
     ours, theirs, refusals = [], [], 0
     for at in range(len(prompt), len(prompt) + tokens):
-        address = backend.logits(len(prompt) - 1 if at == len(prompt) else 0)
-        logits = np.ctypeslib.as_array((ctypes.c_float * backend.n_vocab).from_address(address))
+        address = context.logits(len(prompt) - 1 if at == len(prompt) else 0)
+        logits = np.ctypeslib.as_array((ctypes.c_float * context.vocabulary.n_tokens).from_address(address))
         time_of_mask, mask = milliseconds(constraint.mask)
         chosen = held.sample(address, mask)
         time_of_llama, refused = milliseconds(partial(llama.step, logits, free.sample(address), chosen))
         refusals += refused
         ours.append(time_of_mask + milliseconds(partial(constraint.accept, chosen))[0])
         theirs.append(time_of_llama)
-        if backend.is_end(chosen):
+        if context.vocabulary.is_end(chosen):
             break
-        backend.decode([Entry(chosen, at, 0, True)])
+        context.decode([Entry(chosen, at, 0, True)])
     print(f"{len(ours):6} {figures(compiled, ours)}   {figures(made, theirs)} {refusals:8}")
 
 
@@ -148,15 +150,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100)
     wanted = parser.parse_args()
     model = LlamaModel(wanted.model, 0, _native.CancelFlag())
-    backend = LlamaBackend(model, Load(wanted.model, 1024, 1024, threads=2))
-    seconds, _ = milliseconds(lambda: compile_grammar(read_grammar('root ::= "a"'), backend))
-    print(f"vocabulary of {backend.n_vocab:,} looked through once: {seconds:.0f} ms\n")
+    context = LlamaContext(model, Load(wanted.model, 1024, 1024, threads=2))
+    seconds, _ = milliseconds(lambda: compile_grammar(read_grammar('root ::= "a"'), context))
+    print(f"vocabulary of {context.vocabulary.n_tokens:,} looked through once: {seconds:.0f} ms\n")
     columns = f"{'begin':>8} {'median':>8} {'mean':>8} {'max':>8}"
     print(f"{'milliseconds':12} tokens {'ours':-^35}   {'llama.cpp':-^35}")
     print(f"{'':19} {columns}   {columns}  refused")
     for name, (grammar, text) in CASES.items():
         print(f"{name:12}", end=" ")
-        walk(backend, grammar, text, wanted.tokens)
+        walk(context, grammar, text, wanted.tokens)
     print("\nbroken grammars that llama.cpp does not refuse:")
     break_llama(wanted.model)
 

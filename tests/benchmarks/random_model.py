@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 
-from llmrun.engine.llama.llama import import_llama
+from llmrun.engine.llama.library import import_llama
 
 _ROWS = 64  # different ones of a matrix
 

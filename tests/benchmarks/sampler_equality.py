@@ -39,7 +39,8 @@ from support.sampler_llama import LlamaChain
 
 from llmrun import _native
 from llmrun.engine.llama.base import Entry
-from llmrun.engine.llama.llama import LlamaBackend, LlamaModel
+from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.model import LlamaModel
 from llmrun.protocol.messages import Load
 from llmrun.protocol.params import SamplingParams
 
@@ -94,21 +95,22 @@ class Contest:
 def captured_rows(path: str, count: int) -> Iterator[np.ndarray]:
     """Logits of a real model while it writes."""
     model = LlamaModel(path, 0, _native.CancelFlag())
-    backend = LlamaBackend(model, Load(path=path, n_ctx=1024, n_ctx_start=1024, threads=2))
-    sampler = native_sampler(model.n_vocab, SamplingParams(temperature=1.0), 1)
+    vocabulary = model.vocabulary
+    context = LlamaContext(model, Load(path=path, n_ctx=1024, n_ctx_start=1024, threads=2))
+    sampler = native_sampler(vocabulary.n_tokens, SamplingParams(temperature=1.0), 1)
     found: list[np.ndarray] = []
     while count > 0:
         prompt = PROMPTS[count % len(PROMPTS)]
-        tokens = model.with_bos(model.tokenize(prompt, special=False))
-        backend.forget(0, 0)
+        tokens = vocabulary.with_bos(vocabulary.tokenize(prompt, special=False))
+        context.forget(0, 0)
         position = 0
         while position < 900 and count > 0:
             last = len(tokens) - 1
-            backend.decode([Entry(t, position + i, 0, i == last) for i, t in enumerate(tokens)])
+            context.decode([Entry(t, position + i, 0, i == last) for i, t in enumerate(tokens)])
             position += len(tokens)
-            address = backend.logits(last)
+            address = context.logits(last)
             floats = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
-            found.append(np.ctypeslib.as_array(floats, (model.n_vocab,)).copy())
+            found.append(np.ctypeslib.as_array(floats, (vocabulary.n_tokens,)).copy())
             tokens = [sampler.sample(address)]
             count -= 1
             if len(found) == CHUNK or count == 0:

@@ -28,7 +28,8 @@ from support.numpy_llama import logits
 from llmrun import _native
 from llmrun.convert.job import convert_folder
 from llmrun.engine.llama.base import Entry
-from llmrun.engine.llama.llama import LlamaBackend, LlamaModel
+from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.model import LlamaModel
 from llmrun.gguf.reader import read_header
 from llmrun.protocol.messages import Load
 
@@ -59,11 +60,11 @@ def loaded(path: Path) -> Iterator[LlamaModel]:
 
 def computed(model: LlamaModel, ids: list[int], n_vocab: int) -> Any:
     """llama.cpp's logits for every position."""
-    backend = LlamaBackend(model, Load("", 32, 32, 32))
+    context = LlamaContext(model, Load("", 32, 32, 32))
     found = []
     for position, token in enumerate(ids):
-        backend.decode([Entry(token, position, 0, True)])
-        address = backend.logits(0)
+        context.decode([Entry(token, position, 0, True)])
+        address = context.logits(0)
         found.append(np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * n_vocab).from_address(address)).copy())
     return np.stack(found)
 
@@ -76,9 +77,9 @@ def test_every_architecture_loads_in_llama_cpp(architecture: str, tmp_path: Path
     assert header.architecture == NAMES.get(stem, stem.lower())
     assert header.quant == "F16"
     with loaded(path) as model:
-        assert model.n_vocab == header.n_vocab
+        assert model.vocabulary.n_tokens == header.n_vocab
         if architecture != "BertModel":
-            assert np.isfinite(computed(model, IDS, model.n_vocab)).all()
+            assert np.isfinite(computed(model, IDS, model.vocabulary.n_tokens)).all()
 
 
 @pytest.mark.parametrize(
@@ -133,11 +134,11 @@ def test_text_becomes_the_tokens_of_tokenizer_json(form: str, tmp_path: Path) ->
     merges = list(MERGES) if form == "texts" else [merge.split(" ") for merge in MERGES]
     with loaded(converted(tmp_path, files_of("Qwen2ForCausalLM") | {"tokenizer.json": byte_level(merges)})) as model:
         for text in TEXTS:
-            assert model.tokenize(text, special=False) == simple_bpe(text), text
-        assert model.tokenize(SPECIAL[1], special=True) == [N_BYTE_LEVEL - 2]
+            assert model.vocabulary.tokenize(text, special=False) == simple_bpe(text), text
+        assert model.vocabulary.tokenize(SPECIAL[1], special=True) == [N_BYTE_LEVEL - 2]
 
 
 def test_sentencepiece_text_merges_by_score(tmp_path: Path) -> None:
     with loaded(converted(tmp_path, files_of("LlamaForCausalLM"))) as model:
-        words = [model.token_bytes(token) for token in model.tokenize("hello ж", special=False)]
+        words = [model.vocabulary.piece(token) for token in model.vocabulary.tokenize("hello ж", special=False)]
     assert words == [b" he", b"l", b"l", b"o", b" ", b"\xd0", b"\xb6"]

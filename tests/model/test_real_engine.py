@@ -40,19 +40,21 @@ def test_a_growing_kv_cache_changes_no_word(model_path: Path) -> None:
 INSPECT = """\
 import json, sys
 from llmrun import _native
-from llmrun.engine.llama.llama import LlamaBackend, LlamaModel
+from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.service import LoadedModel
 from llmrun.protocol.messages import Generate, Load, Message
 
 path, contents = sys.argv[1], json.loads(sys.argv[2])
 weights = LlamaModel(path, 0, _native.CancelFlag())
 load = Load(path, n_ctx=512, n_ctx_start=512)
-loaded = LoadedModel(weights, LlamaBackend(weights, load), load)
-control = {weights.tokenize(text, special=True)[0] for text in weights.control_texts}
+loaded = LoadedModel(weights, LlamaContext(weights, load), load)
+vocabulary = weights.vocabulary
+control = {vocabulary.tokenize(text, special=True)[0] for text in vocabulary.control_texts}
 result = []
 for content in contents:
     _, tokens = loaded.prompt(Generate(1, (Message("user", content),)))
-    text = b"".join(weights.token_bytes(token) for token in tokens).decode()
+    text = b"".join(vocabulary.control_piece(token) for token in tokens).decode()
     result.append({"control": [token for token in tokens if token in control], "text": text, "tokens": len(tokens)})
 print(json.dumps(result))
 """
@@ -97,7 +99,7 @@ def test_any_text_is_answered(model_path: Path, content: str) -> None:
 
 SIGNALLED = """
 import signal, time
-from llmrun.engine.llama.llama import import_llama
+from llmrun.engine.llama.library import import_llama
 
 import_llama()
 signal.signal(signal.SIGALRM, lambda *_: print("handled"))

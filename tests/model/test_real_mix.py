@@ -12,7 +12,7 @@ from support.gguf_writer import TensorSpec, runnable_model, write
 from llmrun._native import CancelFlag
 from llmrun.engine.jobs.mix.quants import F16, F32, Quants
 from llmrun.engine.jobs.mix.sensitivity import Reader
-from llmrun.engine.llama.llama import LlamaModel
+from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import UsageError
 from llmrun.gguf.reader import read_header
 from llmrun.protocol.jobs.mix import MIX, Measure, Measured
@@ -113,7 +113,7 @@ def test_swapped_matrices_change_what_is_said_and_swapping_back_undoes_it(small:
     name = "blk.0.ffn_down.weight"
     tensor = next(tensor for tensor in read_header(small).tensors if tensor.name == name)
     stored = np.fromfile(small, np.uint8, tensor.n_bytes, offset=tensor.offset)
-    reader = Reader(model, model.tokenize(TEXT, special=False)[:100], [name, "token_embd.weight"], 2)
+    reader = Reader(model, model.vocabulary.tokenize(TEXT, special=False)[:100], [name, "token_embd.weight"], 2)
     before = reader.read().astype(np.float64)
     reader.set_reference()
     assert reader.known == {name, "token_embd.weight"}

@@ -1,4 +1,4 @@
-"""A Backend without a model: deterministic logits, and a KV cache that shows what the model saw.
+"""A Context without a model: deterministic logits, and a KV cache that shows what the model saw.
 
 Tokens 0 to 255 are bytes, a few control tokens follow. The logits lie in real memory, so that the native sampler
 reads them by address as it reads llama.cpp's; like there, they are gone after the next decode call. A batch that
@@ -13,7 +13,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 
-from llmrun.engine.llama.base import Entry
+from llmrun.engine.llama.base import Entry, Vocabulary
 
 BEGIN, END, TURN, HEART = 256, 257, 258, 259
 N_VOCAB = 260
@@ -71,7 +71,7 @@ def hashed(tokens: Sequence[int]) -> Sequence[float]:
 
 
 class FakeBackend:
-    """See llmrun.engine.llama.base.Backend for the attributes and methods that the loop uses.
+    """See llmrun.engine.llama.base.Context for the attributes and methods that the loop uses.
 
     Args:
         model: what computes the logits.
@@ -86,10 +86,14 @@ class FakeBackend:
     def __init__(
         self, model: Model, *, n_ctx: int = 64, n_batch: int = 16, n_seq_max: int = 1, cuts: bool = True
     ) -> None:
-        self.n_vocab = N_VOCAB
+        self.vocabulary: Vocabulary = self
+        self.n_tokens = N_VOCAB
+        self.control_texts = tuple(CONTROL.values())
         self.n_ctx = n_ctx
         self.n_batch = n_batch
         self.n_seq_max = n_seq_max
+        self.n_cells = n_ctx * n_seq_max
+        self.unified = n_seq_max > 1
         self.suppressed: tuple[int, ...] = ()
         self.calls: list[list[Entry]] = []
         self.faults: dict[int, Exception] = {}
@@ -111,16 +115,24 @@ class FakeBackend:
                 return [*self.tokenize(before, special=True), token, *self.tokenize(after, special=True)]
         return tokens_of(text)
 
-    def token_bytes(self, token: int) -> bytes:
-        """See base.Backend."""
+    def with_bos(self, tokens: list[int]) -> list[int]:
+        """See base.Vocabulary."""
+        return tokens
+
+    def piece(self, token: int) -> bytes:
+        """See base.Vocabulary."""
         return bytes([token]) if token < 256 else _BYTES.get(token, b"")
 
+    def control_piece(self, token: int) -> bytes:
+        """See base.Vocabulary."""
+        return CONTROL[token].encode() if token in CONTROL else self.piece(token)
+
     def is_end(self, token: int) -> bool:
-        """See base.Backend."""
+        """See base.Context."""
         return token == END
 
     def decode(self, batch: Sequence[Entry]) -> None:
-        """See base.Backend."""
+        """See base.Context."""
         number = len(self.calls)
         self.calls.append(list(batch))
         self._check(batch)
@@ -145,23 +157,23 @@ class FakeBackend:
             assert entry.position < self.n_ctx, "written behind the context window"
 
     def logits(self, index: int) -> int:
-        """See base.Backend."""
+        """See base.Context."""
         return ctypes.addressof(self._rows[index])
 
     def forget(self, sequence_id: int, start: int) -> bool:
-        """See base.Backend."""
+        """See base.Context."""
         cache = self._cache[sequence_id]
         if not self._cuts and 0 < start < len(cache):
             return False
         del cache[start:]
         return True
 
-    def save(self, sequence_id: int) -> bytearray:
-        """See base.Backend."""
+    def state(self, sequence_id: int) -> bytearray:
+        """See base.Context."""
         return bytearray(json.dumps(self._cache[sequence_id]).encode())
 
-    def restore(self, sequence_id: int, state: bytes, n_tokens: int) -> bool:
-        """See base.Backend; a state that begins with "bad" can't be restored."""
+    def set_state(self, sequence_id: int, state: bytes, n_tokens: int) -> bool:
+        """See base.Context; a state that begins with "bad" can't be restored."""
         if n_tokens > self.n_ctx or state.startswith(b"bad"):
             self._cache[sequence_id] = []
             return False
@@ -169,8 +181,14 @@ class FakeBackend:
         assert len(self._cache[sequence_id]) == n_tokens
         return True
 
+    def copy(self, source: int, target: int, length: int) -> bool:
+        """See base.Context."""
+        if self.unified and self._cuts:
+            self._cache[target] = self._cache[source][:length]
+        return self.unified and self._cuts
+
     def drop(self, sequence_id: int, start: int, end: int) -> bool:
-        """See base.Backend."""
+        """See base.Context."""
         if self._cuts:
             del self._cache[sequence_id][start:end]
         return self._cuts

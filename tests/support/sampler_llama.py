@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmrun import _native
-from llmrun.engine.llama.llama import import_llama
+from llmrun.engine.llama.library import import_llama
 from llmrun.protocol.params import SamplingParams
 from support.sampler_cases import native_sampler
 

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from llmrun.engine.llama.submodules import import_submodule
@@ -21,6 +21,9 @@ from llmrun.errors import BadGrammarError, OutOfMemoryError
 from llmrun.grammar import Grammar, gbnf, lark, schema
 from llmrun.grammar.narrow import narrowed
 from llmrun.grammar.place import GRAMMAR, SCHEMA, place
+
+if TYPE_CHECKING:
+    from llmrun.engine.llama.base import Vocabulary
 
 _WORD_BITS = 32
 # llguidance compiles by recursion, a few hundred bytes deep for each name that leads to another.
@@ -43,22 +46,6 @@ _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): *")
 _QUOTED = re.compile(r'(?:unknown name:|invalid regex) "((?:[^"\\]|\\.)+)"')
 
 _Result = TypeVar("_Result")
-
-
-class Vocabulary(Protocol):
-    """What a grammar needs to know of a model; every Backend is one.
-
-    Attributes:
-        n_vocab: tokens, and bits of a mask.
-    """
-
-    n_vocab: int
-
-    def tokenize(self, text: str, *, special: bool) -> list[int]: ...
-
-    def token_bytes(self, token: int) -> bytes: ...
-
-    def is_end(self, token: int) -> bool: ...
 
 
 class Constraint:
@@ -176,8 +163,8 @@ class _Tokens:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = weakref.ref(vocabulary)
-        self.n_vocab = vocabulary.n_vocab
-        self.tokens = [vocabulary.token_bytes(token) for token in range(self.n_vocab)]
+        self.n_vocab = vocabulary.n_tokens
+        self.tokens = [vocabulary.piece(token) for token in range(self.n_vocab)]
         self.ends = frozenset(token for token in range(self.n_vocab) if vocabulary.is_end(token))
         if not self.ends:
             raise BadGrammarError("this model can't follow a grammar", why="it has no token that ends an answer")

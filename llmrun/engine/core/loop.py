@@ -17,7 +17,7 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.scheduler import schedule
 from llmrun.engine.core.sequence import Extras, Sequence
 from llmrun.engine.core.text import TextStream
-from llmrun.engine.llama.base import Aborted, Backend, Entry
+from llmrun.engine.llama.base import Aborted, Context, Entry
 from llmrun.errors import BadGrammarError, BadLogitsError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.messages import Event, Explained, Failed, Finished, PrefillProgress, Started
 from llmrun.protocol.params import Limits, SamplingParams
@@ -37,7 +37,7 @@ class Engine:
     """
 
     def __init__(
-        self, backend: Backend, clock: Callable[[], float] = time.perf_counter, states: KVStore | None = None
+        self, backend: Context, clock: Callable[[], float] = time.perf_counter, states: KVStore | None = None
     ) -> None:
         """Begin without requests.
 
@@ -88,7 +88,7 @@ class Engine:
             )
         seed = int.from_bytes(os.urandom(4), "little") if sampling.seed is None else sampling.seed
         self._changed = True
-        sampler = SequenceSampler(sampling, seed, self._backend, extras.constraint, extras.remember)
+        sampler = SequenceSampler(sampling, seed, self._backend.vocabulary, extras.constraint, extras.remember)
         sampler.accept_prompt(prompt)
         self._waiting.append(
             Sequence(
@@ -178,7 +178,7 @@ class Engine:
         saved = self._states.find(tokens, longer_than=keep + _WORTH_READING)
         if saved is None:
             return keep
-        restored = self._backend.restore(slot, saved.state, len(saved.tokens))
+        restored = self._backend.set_state(slot, saved.state, len(saved.tokens))
         self._cached[slot] = saved.tokens if restored else []
         return reusable(self._cached[slot], tokens)
 
@@ -202,7 +202,7 @@ class Engine:
         tokens = self._cached[sequence.slot]
         if self._states is None or not tokens:
             return 0, 0
-        n_bytes = self._states.save(tokens, bytes(self._backend.save(sequence.slot)))
+        n_bytes = self._states.save(tokens, bytes(self._backend.state(sequence.slot)))
         return (len(tokens), n_bytes) if n_bytes else (0, 0)
 
     def _last_answer(self, request: int) -> Sequence:
@@ -253,16 +253,17 @@ class Engine:
         """The tokens that come next without being drawn: the grammar's, or those that end a thought."""
         thinking = sequence.extras.thinking
         if thinking is not None and thinking.used_up:
-            return self._backend.tokenize(thinking.closing, special=True)
+            return self._backend.vocabulary.tokenize(thinking.closing, special=True)
         return sequence.sampler.forced()
 
     def _grow(self, sequence: Sequence, token: int) -> tuple[list[Event], bool]:
         """The answer has one more token. What comes of it, and whether another one may follow it."""
         sequence.tokens.append(token)
         sequence.metrics.sampled(self._clock())
-        if self._backend.is_end(token):
+        if self._backend.vocabulary.is_end(token):
             return self._finish(sequence, "stop"), False
-        data = self._backend.token_bytes(token)
+        vocabulary = self._backend.vocabulary
+        data = vocabulary.control_piece(token) if token in sequence.extras.shown else vocabulary.piece(token)
         events: list[Event] = [*sequence.delta(sequence.text.push(data))]
         if sequence.text.banned:
             # The last token that stays goes through the model once more, for the logits behind it.

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from llmrun import _native
@@ -21,28 +21,11 @@ from llmrun.protocol.params import SamplingParams
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint
+    from llmrun.engine.llama.base import Vocabulary
 
 # llama_sampler_init_dry's bounds on one breaker.
 _MOST_BREAKER_BYTES = 40
 _MOST_TAIL_TOKENS = 20
-
-
-class Vocabulary(Protocol):
-    """What a sampler needs to know of a model; every Backend is one.
-
-    Attributes:
-        n_vocab: floats of one row of logits.
-        suppressed: tokens the model's makers say must never be sampled.
-    """
-
-    n_vocab: int
-    suppressed: tuple[int, ...]
-
-    def tokenize(self, text: str, *, special: bool) -> list[int]: ...
-
-    def token_bytes(self, token: int) -> bytes: ...
-
-    def is_end(self, token: int) -> bool: ...
 
 
 class SequenceSampler:
@@ -74,7 +57,7 @@ class SequenceSampler:
         breakers = dry_breaker_tokens(params.dry_breakers, vocabulary) if params.dry_multiplier else []
         try:
             self._native = _native.Sampler(
-                vocabulary.n_vocab,
+                vocabulary.n_tokens,
                 seed=seed,
                 logit_bias=_biases(params, vocabulary),
                 dry_breakers=breakers,
@@ -172,7 +155,7 @@ class SequenceSampler:
 
     def _text(self, token: int) -> str:
         """A token for people: its text, or what it does."""
-        text = self._vocabulary.token_bytes(token).decode("utf-8", "replace")
+        text = self._vocabulary.piece(token).decode("utf-8", "replace")
         return text or ("<end>" if self._vocabulary.is_end(token) else f"<token {token}>")
 
     def _bad_logits(self, error: _native.BadLogits, refused: bool) -> BadLogitsError:
@@ -199,13 +182,13 @@ class SequenceSampler:
 
 def _biases(params: SamplingParams, vocabulary: Vocabulary) -> list[tuple[int, float]]:
     for token, _ in params.logit_bias:
-        if token >= vocabulary.n_vocab:
+        if token >= vocabulary.n_tokens:
             raise UsageError(
                 f"logit_bias names token {token}",
-                why=f"the model's tokens are 0 to {vocabulary.n_vocab - 1}",
+                why=f"the model's tokens are 0 to {vocabulary.n_tokens - 1}",
             )
     # The file's list is not trusted to fit its own vocabulary.
-    bans = [(token, -math.inf) for token in vocabulary.suppressed if 0 <= token < vocabulary.n_vocab]
+    bans = [(token, -math.inf) for token in vocabulary.suppressed if 0 <= token < vocabulary.n_tokens]
     return [*params.logit_bias, *bans]
 
 
@@ -223,7 +206,7 @@ def dry_breaker_tokens(breakers: Sequence[str], vocabulary: Vocabulary) -> list[
     known = _known.setdefault(vocabulary, {})
     missing = [breaker for breaker in dict.fromkeys(breakers) if breaker and breaker not in known]
     if missing:
-        words = [vocabulary.token_bytes(token) for token in range(vocabulary.n_vocab)]
+        words = [vocabulary.piece(token) for token in range(vocabulary.n_tokens)]
         by_last_byte = defaultdict[int, list[int]](list)
         for token, word in enumerate(words):
             if word:

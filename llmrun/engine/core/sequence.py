@@ -28,6 +28,7 @@ class Extras:
         thinking: how long it may think.
         guard: ends an answer that repeats itself.
         moves: tokens in the KV cache behind some that left the prompt are moved, not computed again.
+        shown: control tokens whose text is part of the answer.
     """
 
     constraint: Constraint | None = None
@@ -36,6 +37,7 @@ class Extras:
     thinking: ThinkingBudget | None = None
     guard: RepeatGuard | None = None
     moves: bool = False
+    shown: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)

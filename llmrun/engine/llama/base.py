@@ -15,6 +15,10 @@ class Aborted(Exception):  # noqa: N818 - an answer, not an error
     """A decode call was stopped by the cancel flag; the batch's positions may be half written."""
 
 
+class NoRoom(Exception):  # noqa: N818 - an answer, not an error
+    """The KV cache has no cells for this batch and can't grow: evict or preempt. Nothing was written."""
+
+
 class DecodeError(LlmrunError):
     """llama.cpp refused or failed a batch."""
 
@@ -28,54 +32,102 @@ class Entry(NamedTuple):
     wants_logits: bool
 
 
-class Backend(Protocol):
-    """Tokens and logits.
+class Vocabulary(Protocol):
+    """The tokens of one model: built once, read-only, safe from any thread.
 
     Attributes:
-        n_vocab: tokens in the vocabulary, and floats of one row of logits.
-        n_ctx: context window of each sequence, in tokens.
-        n_batch: most entries of one decode call.
-        n_seq_max: sequence ids are 0 .. n_seq_max - 1.
+        n_tokens: how many there are, and floats of one row of logits.
         suppressed: tokens the model's makers say must never be sampled.
+        control_texts: texts that tokenize(special=True) turns into control tokens.
     """
 
-    n_vocab: int
-    n_ctx: int
-    n_batch: int
-    n_seq_max: int
-    suppressed: tuple[int, ...]
+    @property
+    def n_tokens(self) -> int: ...
+
+    @property
+    def suppressed(self) -> tuple[int, ...]: ...
+
+    @property
+    def control_texts(self) -> tuple[str, ...]: ...
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
-        """Token ids of text; with special, text of control tokens becomes those tokens."""
+        """Token ids of text, without a begin-of-sequence token; with special, text of control tokens becomes those."""
 
-    def token_bytes(self, token: int) -> bytes:
+    def with_bos(self, tokens: list[int]) -> list[int]:
+        """The prompt's tokens with exactly one begin-of-sequence token, where the model wants one."""
+
+    def piece(self, token: int) -> bytes:
         """The UTF-8 bytes a token stands for, maybe not whole characters; none for a control token."""
+
+    def control_piece(self, token: int) -> bytes:
+        """The same, but a control token has its text too: for those that a request shows."""
 
     def is_end(self, token: int) -> bool:
         """Whether the model ends its answer with this token."""
+
+
+class Context(Protocol):
+    """Tokens and logits of one model, and the KV cache between them.
+
+    Attributes:
+        vocabulary: the model's.
+        n_ctx: context window of each sequence, in tokens.
+        n_batch: most entries of one decode call.
+        n_seq_max: sequence ids are 0 .. n_seq_max - 1.
+        n_cells: of the KV cache in all, when it has grown to the end.
+        unified: whether sequences share one pool of n_cells; otherwise each has n_ctx of its own.
+    """
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def n_ctx(self) -> int: ...
+
+    @property
+    def n_batch(self) -> int: ...
+
+    @property
+    def n_seq_max(self) -> int: ...
+
+    @property
+    def n_cells(self) -> int: ...
+
+    @property
+    def unified(self) -> bool: ...
 
     def decode(self, batch: Sequence[Entry]) -> None:
         """Run the model over a batch and append it to the KV cache.
 
         Raises:
             Aborted: the cancel flag was set meanwhile.
+            NoRoom: the KV cache is full.
             DecodeError: llama.cpp could not.
         """
 
     def logits(self, index: int) -> int:
-        """Address of n_vocab floats: the logits of the batch's entry at index. Valid until the next decode."""
+        """Address of n_tokens floats: the logits of the batch's entry at index. Valid until the next decode."""
 
     def forget(self, sequence_id: int, start: int) -> bool:
-        """Drop a sequence's positions from start on; False if the model's memory can't be cut there."""
+        """Drop a sequence's positions from start on; False if the model's memory can't go on from there.
 
-    def save(self, sequence_id: int) -> bytearray:
-        """A sequence's part of the KV cache, for restore() of the same model and build."""
-
-    def restore(self, sequence_id: int, state: bytes, n_tokens: int) -> bool:
-        """Put what save() gave for n_tokens tokens in place of a sequence; False, and an empty one, if it can't be."""
+        A recurrent state can't be cut, nor a sliding window that has passed. What is cut off at 0 always goes.
+        """
 
     def drop(self, sequence_id: int, start: int, end: int) -> bool:
         """Drop the positions start to end - 1 of a sequence and move those behind them there; False if it can't be.
 
         Keys are turned to their new positions. What the tokens behind saw of the dropped ones stays in their values.
         """
+
+    def copy(self, source: int, target: int, length: int) -> bool:
+        """Let an empty sequence begin with another one's first positions; False if it can't be, and it stays empty.
+
+        Only where the cache is unified; nothing is computed, and the cells are shared.
+        """
+
+    def state(self, sequence_id: int) -> bytearray:
+        """A sequence's part of the KV cache, for set_state() of the same model and build."""
+
+    def set_state(self, sequence_id: int, state: bytes, n_tokens: int) -> bool:
+        """Put what state() gave for n_tokens tokens in place of a sequence; False, and an empty one, if it can't be."""

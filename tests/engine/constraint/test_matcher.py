@@ -30,7 +30,7 @@ STOP = N_VOCAB + len(WORDS)  # a second token that ends answers
 class Vocabulary:
     """The fake's bytes and control tokens, tokens of several bytes, and two that end an answer."""
 
-    n_vocab = STOP + 1
+    n_tokens = STOP + 1
 
     def __init__(self, *, greedy: bool = True, space_first: bool = False) -> None:
         self._greedy = greedy
@@ -49,7 +49,7 @@ class Vocabulary:
             rest = rest[len(longest) or 1 :]
         return found
 
-    def token_bytes(self, token: int) -> bytes:
+    def piece(self, token: int) -> bytes:
         if N_VOCAB <= token < STOP:
             return WORDS[token - N_VOCAB]
         return bytes([token]) if token < 256 else b""
@@ -68,7 +68,7 @@ def plain() -> FakeBackend:
     return FakeBackend(scripted({}))
 
 
-def allowed(constraint: Constraint, n_vocab: int = Vocabulary.n_vocab) -> list[int]:
+def allowed(constraint: Constraint, n_vocab: int = Vocabulary.n_tokens) -> list[int]:
     """The tokens of the mask, read as the native sampler reads it."""
     words = (ctypes.c_uint32 * ((n_vocab + 31) // 32)).from_address(constraint.mask())
     tokens = [token for token in range(len(words) * 32) if words[token // 32] >> (token % 32) & 1]
@@ -148,12 +148,12 @@ def all_answers(constraint: Constraint, vocabulary: Vocabulary, longest: int, fo
 
     def go_on(text: bytes) -> None:
         tokens = constraint.forced() if force else []
-        forced = b"".join(vocabulary.token_bytes(token) for token in tokens)
+        forced = b"".join(vocabulary.piece(token) for token in tokens)
         if tokens and len(text + forced) <= longest and not forced.strip(b"abc"):
             go_with(text, tokens)
             return
         for token in allowed(constraint):
-            word = vocabulary.token_bytes(token)
+            word = vocabulary.piece(token)
             if vocabulary.is_end(token):
                 found.add(text)
             elif len(text + word) <= longest and not word.strip(b"abc"):
@@ -162,7 +162,7 @@ def all_answers(constraint: Constraint, vocabulary: Vocabulary, longest: int, fo
     def go_with(text: bytes, tokens: Sequence[int]) -> None:
         for token in tokens:
             constraint.accept(token)
-        go_on(text + b"".join(vocabulary.token_bytes(token) for token in tokens))
+        go_on(text + b"".join(vocabulary.piece(token) for token in tokens))
         constraint.rewind(len(tokens))
 
     go_on(b"")
@@ -185,7 +185,7 @@ def test_what_is_forced_is_cut_as_the_model_cuts_it(vocabulary: Vocabulary) -> N
         read_json_schema('{"properties": {"abc": {}}, "required": ["abc"], "type": "object"}'), vocabulary
     )
     tokens = constraint.forced()
-    text = b"".join(map(vocabulary.token_bytes, tokens))
+    text = b"".join(map(vocabulary.piece, tokens))
     assert b'{"abc": '.startswith(text)
     assert tokens == vocabulary.tokenize('{"abc": ', special=False)[: len(tokens)]
     assert len(tokens) >= 2
@@ -206,7 +206,7 @@ def test_nothing_is_forced_where_the_answer_may_end_or_go_on(plain: FakeBackend)
 def test_a_tokenizer_that_puts_a_space_first_forces_all_the_same() -> None:
     vocabulary = Vocabulary(space_first=True)
     constraint = compile_grammar(read_grammar('root ::= "abcab" [0-9]'), vocabulary)
-    assert b"".join(map(vocabulary.token_bytes, constraint.forced())).startswith(b"abc")
+    assert b"".join(map(vocabulary.piece, constraint.forced())).startswith(b"abc")
 
 
 def test_a_tokenizer_that_changes_texts_forces_nothing() -> None:
@@ -361,15 +361,15 @@ def test_a_vocabulary_is_looked_through_once_and_forgotten_with_its_model() -> N
     class Counting(Vocabulary):
         asked = 0
 
-        def token_bytes(self, token: int) -> bytes:
+        def piece(self, token: int) -> bytes:
             self.asked += 1
-            return super().token_bytes(token)
+            return super().piece(token)
 
     vocabulary = Counting()
     grammar = read_grammar('root ::= "abc"')
     compile_grammar(grammar, vocabulary)
     compile_grammar(grammar, vocabulary).forced()
-    assert vocabulary.asked == vocabulary.n_vocab
+    assert vocabulary.asked == vocabulary.n_tokens
     gone = weakref.ref(vocabulary)
     del vocabulary
     gc.collect()

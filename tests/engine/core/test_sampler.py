@@ -301,7 +301,7 @@ class FakeVocabulary:
 
     def __init__(self, words: list[bytes], suppressed: tuple[int, ...] = ()) -> None:
         self.words = words
-        self.n_vocab = len(words)
+        self.n_tokens = len(words)
         self.suppressed = suppressed
         self.looked_at = 0
 
@@ -309,7 +309,7 @@ class FakeVocabulary:
         assert not special
         return [self.words.index(character.encode()) for character in text]
 
-    def token_bytes(self, token: int) -> bytes:
+    def piece(self, token: int) -> bytes:
         self.looked_at += 1
         return self.words[token]
 

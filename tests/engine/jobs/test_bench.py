@@ -113,15 +113,15 @@ def test_what_the_front_raises_ends_the_engine(engine: Runner, model: Path) -> N
 
 def test_the_same_seed_decodes_the_same_tokens(model: Path) -> None:
     from llmrun import _native
-    from llmrun.engine.jobs.bench.bench import Context
-    from llmrun.engine.llama.llama import LlamaModel
+    from llmrun.engine.jobs.bench.bench import BenchContext
+    from llmrun.engine.llama.model import LlamaModel
 
     weights = LlamaModel(str(model), 0, _native.CancelFlag())
     load = Load(str(model), 64, 64, n_batch=16)
-    works = [Context(weights, load, seed).prompt(40) for seed in (1, 1, 2)]
+    works = [BenchContext(weights, load, seed).prompt(40) for seed in (1, 1, 2)]
     tokens = [list(work.tokens) for work in works]
     assert tokens[0] == tokens[1] != tokens[2]
-    assert tokens[0][0] == weights.bos, "as llama-bench, a prompt begins with the begin-of-sequence token"
+    assert tokens[0][0] == weights.vocabulary.bos, "as llama-bench, a prompt begins with the begin-of-sequence token"
     assert [batch.n_tokens for batch in works[0].batches] == [16, 16, 8]
     read = [batch.token[i] for batch in works[0].batches for i in range(batch.n_tokens)]
     assert read == tokens[0], "the batches hold exactly these tokens, in their order"
@@ -129,23 +129,23 @@ def test_the_same_seed_decodes_the_same_tokens(model: Path) -> None:
 
 def test_the_cache_holds_what_a_test_says(model: Path) -> None:
     from llmrun import _native
-    from llmrun.engine.jobs.bench.bench import Context
-    from llmrun.engine.llama.llama import LlamaModel
+    from llmrun.engine.jobs.bench.bench import BenchContext
+    from llmrun.engine.llama.model import LlamaModel
 
     weights = LlamaModel(str(model), 0, _native.CancelFlag())
-    context = Context(weights, Load(str(model), 64, 64, n_batch=16), 1)
+    context = BenchContext(weights, Load(str(model), 64, 64, n_batch=16), 1)
 
     def held() -> int:
         return int(weights.llama.llama_memory_seq_pos_max(context._memory, 0)) + 1
 
     context.do(context.prompt(24))
     assert held() == 24
-    state = bytes(context.save(0))
+    state = bytes(context.state(0))
     context.do(context.answer(4))
     assert held() == 28
     context.clear()
     assert held() == 0
-    assert context.restore(0, state, 24)
+    assert context.set_state(0, state, 24)
     context.do(context.prompt(20))
     assert held() == 44
     context.close()

@@ -182,7 +182,7 @@ def test_logits_that_go_wrong_far_behind_are_named_too() -> None:
 
 class FakeModel:
     def __init__(self, n_vocab: int = N_VOCAB, shift: int = 0, other: int = -1) -> None:
-        self.n_vocab, self._shift, self._other = n_vocab, shift, other
+        self.n_tokens, self._shift, self._other = n_vocab, shift, other
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
         return [(token + self._shift) % 256 for token in tokens_of(text)]
@@ -190,7 +190,7 @@ class FakeModel:
     def with_bos(self, tokens: list[int]) -> list[int]:
         return tokens
 
-    def token_bytes(self, token: int) -> bytes:
+    def piece(self, token: int) -> bytes:
         return b"?" if token == self._other else bytes([token % 256])
 
 

@@ -15,8 +15,10 @@ from support.numpy_llama import logits
 from llmrun import _native
 from llmrun.convert.job import convert_folder
 from llmrun.engine.jobs.importance.activations import Activations, GgmlTensor, _Ggml
+from llmrun.engine.jobs.importance.calibration import PARALLEL
 from llmrun.engine.jobs.importance.importance import run
-from llmrun.engine.llama.llama import LlamaModel, import_llama
+from llmrun.engine.llama.library import import_llama
+from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadModelError, ModelNotFoundError, ResourceError, UsageError
 from llmrun.protocol.jobs.importance import Importance, ImportanceUpdate
 from llmrun.quantize import calibration
@@ -90,7 +92,7 @@ def sums_of_the_twin(tensors: Tensors, pieces: list[list[int]]) -> dict[str, Any
 def tokens_of(model: Path, text: str) -> list[int]:
     loaded = LlamaModel(str(model), 0, _native.CancelFlag())
     try:
-        return loaded.with_bos(loaded.tokenize(text, special=False))
+        return loaded.vocabulary.with_bos(loaded.vocabulary.tokenize(text, special=False))
     finally:
         loaded.close()
 
@@ -157,7 +159,7 @@ def test_a_model_writes_its_own_text_and_the_same_one_again(tmp_path: Path) -> N
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
     assert made[0].written_tokens >= 1500
     assert made[0].n_tokens == 1500 // N_CTX * N_CTX
-    assert all(opening in made[0].text for opening in OPENINGS)
+    assert sum(opening in made[0].text for opening in OPENINGS) > PARALLEL, "others follow those that are done"
     assert not any(question in made[0].text for question in QUESTIONS)  # it has no chat template
     assert [update.phase for update in updates if update.phase != "writing"][:2] == ["loading", "reading"]
     other = collect(model, tmp_path / "c.gguf", text=None, threads=1, n_tokens=1500, seed=1)

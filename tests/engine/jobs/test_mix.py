@@ -119,7 +119,7 @@ def test_groups_are_neighbours_of_one_kind() -> None:
 @pytest.fixture(scope="module")
 def quants() -> Quants:
     """ggml's types."""
-    from llmrun.engine.llama.llama import import_llama
+    from llmrun.engine.llama.library import import_llama
 
     return Quants(import_llama(), 2)
 

@@ -20,7 +20,8 @@ from typing import Any
 from llmrun import _native
 from llmrun.engine.jobs.bench.energy import Energy
 from llmrun.engine.llama.base import DecodeError
-from llmrun.engine.llama.llama import LlamaBackend, LlamaModel
+from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.model import LlamaModel
 from llmrun.protocol.jobs.bench import Bench, Benched, BenchModel, BenchTest, BenchUpdate, Repetition
 from llmrun.protocol.messages import Load
 
@@ -31,11 +32,11 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5)
 
 
-class Context(LlamaBackend):
+class BenchContext(LlamaContext):
     """A context in which the same work can be done again and again."""
 
     def __init__(self, model: LlamaModel, load: Load, seed: int) -> None:
-        """Make the context. seed is of the random tokens; for the errors see LlamaBackend."""
+        """Make the context. seed is of the random tokens; for the errors see LlamaContext."""
         super().__init__(model, load)
         self._random = random.Random(seed)  # noqa: S311 - the same tokens every time is the point
         self.load = load
@@ -78,9 +79,9 @@ class Context(LlamaBackend):
 
     def _tokens(self, count: int) -> Any:
         """Random ones behind the begin-of-sequence token, where the model wants one: as llama-bench has them."""
-        tokens = (ctypes.c_int32 * count)(*self._random.choices(range(self.n_vocab), k=count))
-        if count and self._llama.llama_vocab_get_add_bos(self.model.vocab):
-            tokens[0] = self.model.bos
+        tokens = (ctypes.c_int32 * count)(*self._random.choices(range(self.vocabulary.n_tokens), k=count))
+        if count and self.vocabulary.adds_bos:
+            tokens[0] = self.vocabulary.bos
         return tokens
 
     def _piece(self, tokens: Any, start: int, count: int) -> Any:
@@ -110,7 +111,7 @@ class _Kept:
 
     weights: LlamaModel
     load_ns: int
-    context: Context | None = None
+    context: BenchContext | None = None
     depth: int = 0
     state: bytes = b""
 
@@ -168,19 +169,19 @@ def _with_weights(load: Load, report: Report, flag: _native.CancelFlag) -> _Kept
     weights = LlamaModel(load.path, load.gpu_layers, flag, verbose=load.verbose, repack=load.repack, mmap=load.mmap)
     kept = _Kept(weights, time.perf_counter_ns() - began)
     _kept.append(kept)
-    len(weights.control_texts)  # what collects them would compete with the first test
+    len(weights.vocabulary.control_texts)  # what collects them would compete with the first test
     return kept
 
 
-def _with_context(kept: _Kept, load: Load, seed: int) -> Context:
+def _with_context(kept: _Kept, load: Load, seed: int) -> BenchContext:
     """The kept context where it is the one, else another one in its place."""
     if kept.context is None or kept.context.load != load:
         kept.drop_context()
-        kept.context = Context(kept.weights, load, seed)
+        kept.context = BenchContext(kept.weights, load, seed)
     return kept.context
 
 
-def _warm_up(context: Context, test: BenchTest) -> None:
+def _warm_up(context: BenchContext, test: BenchTest) -> None:
     """As llama-bench does: the prompt once, and one token."""
     context.clear()
     if test.n_prompt:
@@ -189,7 +190,9 @@ def _warm_up(context: Context, test: BenchTest) -> None:
         context.do(context.answer(1))
 
 
-def _measure(kept: _Kept, context: Context, test: BenchTest, seed: int, energy: Energy, report: Report) -> Repetition:
+def _measure(
+    kept: _Kept, context: BenchContext, test: BenchTest, seed: int, energy: Energy, report: Report
+) -> Repetition:
     context.clear()
     if test.n_depth:
         _fill(kept, context, test.n_depth, report)
@@ -202,18 +205,18 @@ def _measure(kept: _Kept, context: Context, test: BenchTest, seed: int, energy: 
     return Repetition(ns, energy.since(before))
 
 
-def _fill(kept: _Kept, context: Context, depth: int, report: Report) -> None:
+def _fill(kept: _Kept, context: BenchContext, depth: int, report: Report) -> None:
     """Let the KV cache hold so many tokens: from the state that was saved, where there is one that fits."""
-    if kept.depth == depth and context.restore(0, kept.state, depth):
+    if kept.depth == depth and context.set_state(0, kept.state, depth):
         return
     report(BenchUpdate("depth"))
     context.clear()
     context.do(context.prompt(depth))
-    kept.depth, kept.state = depth, bytes(context.save(0))
+    kept.depth, kept.state = depth, bytes(context.state(0))
 
 
 def _measure_chat(
-    kept: _Kept, context: Context, test: BenchTest, seed: int, energy: Energy, report: Report
+    kept: _Kept, context: BenchContext, test: BenchTest, seed: int, energy: Energy, report: Report
 ) -> Repetition:
     from llmrun.engine.jobs.bench.chat import Conversation
 

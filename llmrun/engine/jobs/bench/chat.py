@@ -22,7 +22,7 @@ from llmrun.protocol.messages import Event, Failed, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 
 if TYPE_CHECKING:
-    from llmrun.engine.jobs.bench.bench import Context
+    from llmrun.engine.jobs.bench.bench import BenchContext
 
 _TEXT = (
     "A library in the old harbour kept every letter that had ever been sent from the islands. In winter, when no ship "
@@ -34,52 +34,58 @@ _TEXT = (
 class _Stopwatch:
     """What the loop asks of the context goes through here, and is timed: all else is sampling and text.
 
-    The loop samples between logits() and is_end(), and turns the token into text until the next decode().
+    It is the context and its vocabulary at once. The loop samples between logits() and is_end(), and turns the token
+    into text until the next decode().
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: BenchContext) -> None:
         self.context = context
-        self.n_vocab, self.n_ctx, self.n_seq_max = context.n_vocab, context.n_ctx, context.n_seq_max
+        self.vocabulary = self
+        self.n_ctx, self.n_seq_max = context.n_ctx, context.n_seq_max
+        self.n_cells, self.unified = context.n_cells, context.unified
         self.n_batch = min(context.n_batch, context.n_ctx)
-        self.suppressed = context.suppressed
-        self.tokenize, self.token_bytes = context.tokenize, context.token_bytes
-        self.forget, self.drop = context.forget, context.drop
-        self.save, self.restore = context.save, context.restore
+        self.forget, self.drop, self.copy = context.forget, context.drop, context.copy
+        self.state, self.set_state = context.state, context.set_state
+        known = context.vocabulary
+        self.n_tokens, self.suppressed, self.control_texts = known.n_tokens, known.suppressed, known.control_texts
+        self.tokenize, self.with_bos = known.tokenize, known.with_bos
+        self.piece, self.control_piece = known.piece, known.control_piece
         self.sampling_ns = self.text_ns = 0
         self.token_times: list[int] = []
         self._mark = 0
 
     def decode(self, batch: Sequence[Entry]) -> None:
-        """See base.Backend."""
+        """See base.Context."""
         if self.token_times:
             self.text_ns += time.perf_counter_ns() - self._mark
         self.context.decode(batch)
 
     def logits(self, index: int) -> int:
-        """See base.Backend."""
+        """See base.Context."""
         address = self.context.logits(index)
         self._mark = time.perf_counter_ns()
         return address
 
     def is_end(self, token: int) -> bool:
-        """See base.Backend."""
+        """See base.Context."""
         now = time.perf_counter_ns()
         self.sampling_ns += now - self._mark
         self.token_times.append(now)
         self._mark = now
-        return self.context.is_end(token)
+        return self.context.vocabulary.is_end(token)
 
 
 class Conversation:
     """One prompt, and the answer to it. The context has to be empty."""
 
-    def __init__(self, context: Context, test: BenchTest, seed: int) -> None:
+    def __init__(self, context: BenchContext, test: BenchTest, seed: int) -> None:
         """seed is of the sampler."""
         self._stopwatch = _Stopwatch(context)
         self._engine = Engine(self._stopwatch)
         self._test = test
         self._text = _TEXT * (1 + (test.n_depth + test.n_prompt) // 16)
-        ends = [token for token in range(context.n_vocab) if context.is_end(token)]
+        vocabulary = context.vocabulary
+        ends = [token for token in range(vocabulary.n_tokens) if vocabulary.is_end(token)]
         self._sampling = SamplingParams(seed=seed, logit_bias=tuple((token, -math.inf) for token in ends))
 
     def fill(self) -> None:

@@ -29,8 +29,9 @@ from llmrun.engine.jobs.evaluate.scores import (
     perplexity,
     stretches,
 )
-from llmrun.engine.llama.base import Backend, Entry
-from llmrun.engine.llama.llama import LlamaBackend, LlamaModel
+from llmrun.engine.llama.base import Context, Entry, Vocabulary
+from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadLogitsError, LlmrunError, UsageError
 from llmrun.protocol.jobs.evaluate import Evaluate, Evaluated, EvaluateUpdate, Needle
 from llmrun.protocol.messages import Load
@@ -53,16 +54,17 @@ def run(command: Evaluate, report: Report, flag: _native.CancelFlag) -> Evaluate
     """
     report(EvaluateUpdate(0, 0))
     model = LlamaModel(command.model, command.gpu_layers, flag)
-    tokens = model.with_bos(model.tokenize(command.text, special=False))
+    vocabulary = model.vocabulary
+    tokens = vocabulary.with_bos(vocabulary.tokenize(command.text, special=False))
     if len(tokens) < command.n_ctx:
         raise _too_short(len(tokens), command)
-    backends = [_context(model, command)]
+    contexts = [_context(model, command)]
     if command.reference:
         with _naming_the_reference():
             reference = LlamaModel(command.reference, command.gpu_layers, flag)
-            backends.append(_context(reference, command))
-        check_vocabulary(model, reference, tokens, command.text)
-    return Evaluation(command, backends, tokens, model.with_bos([]), report).run()
+            contexts.append(_context(reference, command))
+        check_vocabulary(vocabulary, reference.vocabulary, tokens, command.text)
+    return Evaluation(command, contexts, tokens, vocabulary.with_bos([]), report).run()
 
 
 @contextmanager
@@ -73,7 +75,7 @@ def _naming_the_reference() -> Iterator[None]:
         raise type(error)(f"the reference: {error.what}", why=error.why, hint=error.hint) from None
 
 
-def _context(model: LlamaModel, command: Evaluate) -> LlamaBackend:
+def _context(model: LlamaModel, command: Evaluate) -> LlamaContext:
     load = Load(
         model.path,
         n_ctx=command.n_ctx,
@@ -83,7 +85,7 @@ def _context(model: LlamaModel, command: Evaluate) -> LlamaBackend:
         threads=command.threads,
         gpu_layers=model.gpu_layers,
     )
-    return LlamaBackend(model, load)
+    return LlamaContext(model, load)
 
 
 def _too_short(n_tokens: int, command: Evaluate) -> UsageError:
@@ -101,20 +103,20 @@ def _no_numbers(name: str, where: str) -> BadLogitsError:
     return BadLogitsError(f"{name} computed logits that are no numbers", why=where, hint=hint)
 
 
-def check_vocabulary(model: LlamaModel, reference: LlamaModel, tokens: list[int], text: str) -> None:
+def check_vocabulary(model: Vocabulary, reference: Vocabulary, tokens: list[int], text: str) -> None:
     """Both models have to mean the same by a token, or there is nothing to compare.
 
     Raises:
         UsageError: they don't.
     """
     why = ""
-    if model.n_vocab != reference.n_vocab:
-        why = f"the model knows {model.n_vocab:,} tokens and the reference {reference.n_vocab:,}"
+    if model.n_tokens != reference.n_tokens:
+        why = f"the model knows {model.n_tokens:,} tokens and the reference {reference.n_tokens:,}"
     elif reference.with_bos(reference.tokenize(text, special=False)) != tokens:
         why = "their tokenizers cut the text differently"
     else:
-        spread = range(0, model.n_vocab, max(1, model.n_vocab // _CHECKED))
-        different = [token for token in {*tokens, *spread} if model.token_bytes(token) != reference.token_bytes(token)]
+        spread = range(0, model.n_tokens, max(1, model.n_tokens // _CHECKED))
+        different = [token for token in {*tokens, *spread} if model.piece(token) != reference.piece(token)]
         if different:
             why = f"token {different[0]} is another text in each"
     if why:
@@ -164,25 +166,25 @@ class Evaluation:
     """One measurement: reads chunk after chunk, and tells after each what is known.
 
     Args:
-        backends: the model's, and its reference's where there is one, each with an empty sequence 0.
+        contexts: the model's, and its reference's where there is one, each with an empty sequence 0.
         tokens: of the text; none only asks for needles.
         begin: see Layout.
     """
 
     def __init__(
-        self, command: Evaluate, backends: Sequence[Backend], tokens: list[int], begin: list[int], report: Report
+        self, command: Evaluate, contexts: Sequence[Context], tokens: list[int], begin: list[int], report: Report
     ) -> None:
-        self._command, self._backends, self._report = command, backends, report
+        self._command, self._contexts, self._report = command, contexts, report
         first = 0 if command.every_position else command.n_ctx // 2
         self._layout = Layout(tokens, begin, command.n_ctx, first)
         self._chunks = min(command.chunks, self._layout.chunks)
         self._begin = begin
-        self._rows = Rows(backends[0].n_vocab)
+        self._rows = Rows(contexts[0].vocabulary.n_tokens)
         self._scores: list[Array] = []
         self._needles: list[Needle] = []
         self._decode_seconds = self._score_seconds = 0.0
         lengths = needles.lengths(command.n_ctx) if command.needles else []
-        self._done, self._total = 0, (self._chunks * command.n_ctx + sum(lengths)) * len(backends)
+        self._done, self._total = 0, (self._chunks * command.n_ctx + sum(lengths)) * len(contexts)
         self._lengths = lengths
 
     def run(self) -> Evaluated:
@@ -197,20 +199,20 @@ class Evaluation:
         return self._so_far()
 
     def _score_chunk(self, index: int) -> Array:
-        size = min(backend.n_batch for backend in self._backends)
+        size = min(context.n_batch for context in self._contexts)
         parts = []
-        for backend in self._backends:
-            backend.forget(0, 0)
+        for context in self._contexts:
+            context.forget(0, 0)
         targets = self._layout.tokens[index * self._layout.n_ctx :]
         for batch in self._layout.batches(index, size):
-            for backend in self._backends:
-                self._decode(backend, batch)
+            for context in self._contexts:
+                self._decode(context, batch)
             parts.append(self._score(batch, index, targets))
         return joined(parts)
 
-    def _decode(self, backend: Backend, batch: list[Entry]) -> None:
+    def _decode(self, context: Context, batch: list[Entry]) -> None:
         began = time.perf_counter()
-        backend.decode(batch)
+        context.decode(batch)
         self._decode_seconds += time.perf_counter() - began
         self._done = min(self._done + len(batch), self._total)  # questions about needles are not counted before
         self._report(EvaluateUpdate(self._done, self._total))
@@ -220,12 +222,12 @@ class Evaluation:
         began = time.perf_counter()
         wanted = [(index, entry) for index, entry in enumerate(batch) if entry.wants_logits]
         scores = np.zeros(len(wanted), SCORE)
-        model, *references = self._backends
+        model, *references = self._contexts
         for place, (index, entry) in enumerate(wanted):
             token = targets[entry.position + 1]
             row = scores[place]  # a view
             row["chunk"], row["position"] = chunk, entry.position
-            row["n_bytes"] = len(model.token_bytes(token))
+            row["n_bytes"] = len(model.vocabulary.piece(token))
             if references:
                 self._rows.compare(model.logits(index), references[0].logits(index), token, row)
             else:
@@ -240,8 +242,8 @@ class Evaluation:
                 raise _no_numbers(name, f"in chunk {chunk + 1} of the text")
 
     def _find_needles(self, length: int) -> list[Needle]:
-        haystack = needles.Haystack(self._backends[0], self._begin, length)
-        answers = [needles.ask(backend, haystack, self._rows, self._decode) for backend in self._backends]
+        haystack = needles.Haystack(self._contexts[0].vocabulary, self._begin, length)
+        answers = [needles.ask(context, haystack, self._rows, self._decode) for context in self._contexts]
         for name, given in zip(("the model", "the reference"), answers, strict=False):
             if any(math.isnan(probability) for _, probability in given):
                 raise _no_numbers(name, f"in a text of {length:,} tokens")
@@ -253,7 +255,7 @@ class Evaluation:
         return found
 
     def _so_far(self) -> Evaluated:
-        compared = len(self._backends) > 1
+        compared = len(self._contexts) > 1
         scores = joined(self._scores)
         counted = scores[scores["position"] >= self._command.n_ctx // 2]
         there = len(counted) > 0

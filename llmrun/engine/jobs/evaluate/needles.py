@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Iterator
 
 from llmrun.engine.jobs.evaluate.scores import Rows
-from llmrun.engine.llama.base import Backend, Entry
+from llmrun.engine.llama.base import Context, Entry, Vocabulary
 
 SHORTEST = 512
 """Tokens of a text; in a shorter one there would be little else than facts."""
@@ -54,7 +54,7 @@ _ENDS = (
     "and then goes home.", "without saying a word.", "until the lamps are lit.",
 )  # fmt: skip
 
-Decode = Callable[[Backend, list[Entry]], None]
+Decode = Callable[[Context, list[Entry]], None]
 Answer = tuple[bool, float]
 """Whether the right answer was found, and its probability."""
 
@@ -79,20 +79,20 @@ class Haystack:
         questions: of each fact: the tokens of its question with the right answer, and where the answer begins there.
     """
 
-    def __init__(self, backend: Backend, begin: list[int], length: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, begin: list[int], length: int) -> None:
         """Make one whose longest question ends at `length` tokens."""
-        facts = []
+        facts, tokenize = [], vocabulary.tokenize
         self.questions: list[tuple[list[int], int]] = []
         shift = 4 * length.bit_length()  # each length has the facts at other depths, because some are easier
         for question, answer in (FACTS[(number + shift) % len(FACTS)] for number in range(len(DEPTHS))):
-            whole, asked = (backend.tokenize(text, special=False) for text in (question + answer, question))
+            whole, asked = (tokenize(text, special=False) for text in (question + answer, question))
             self.questions.append((whole, _shared(whole, asked)))
-            facts.append(backend.tokenize(f"{question}{answer}.\n", special=False))
+            facts.append(tokenize(f"{question}{answer}.\n", special=False))
         longest = max(len(whole) for whole, _ in self.questions)
         room = length - len(begin) - longest - sum(map(len, facts))
         hay: list[list[int]] = []
         for sentence in sentences():
-            tokens = backend.tokenize(sentence, special=False)
+            tokens = tokenize(sentence, special=False)
             if len(tokens) > room:
                 break
             room -= len(tokens)
@@ -108,33 +108,33 @@ def _shared(one: list[int], other: list[int]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def ask(backend: Backend, haystack: Haystack, rows: Rows, decode: Decode) -> list[Answer]:
+def ask(context: Context, haystack: Haystack, rows: Rows, decode: Decode) -> list[Answer]:
     """Read the text once, and every question behind it."""
     answers = []
-    backend.forget(0, 0)
-    _read(backend, haystack.tokens, 0, len(haystack.tokens), decode)
+    context.forget(0, 0)
+    _read(context, haystack.tokens, 0, len(haystack.tokens), decode)
     for number, (tokens, answer) in enumerate(haystack.questions):
         start = len(haystack.tokens)
-        if number and not backend.forget(0, start):  # a recurrent model's memory can't be cut
-            backend.forget(0, 0)
-            _read(backend, haystack.tokens, 0, start, decode)
-        answers.append(_answer(backend, tokens, start, answer, rows, decode))
+        if number and not context.forget(0, start):  # a recurrent model's memory can't be cut
+            context.forget(0, 0)
+            _read(context, haystack.tokens, 0, start, decode)
+        answers.append(_answer(context, tokens, start, answer, rows, decode))
     return answers
 
 
-def _read(backend: Backend, tokens: list[int], start: int, wanted: int, decode: Decode) -> None:
+def _read(context: Context, tokens: list[int], start: int, wanted: int, decode: Decode) -> None:
     """Decode tokens from position `start` on; those from index `wanted` on give logits."""
-    for begin in range(0, len(tokens), backend.n_batch):
-        part = tokens[begin : begin + backend.n_batch]
+    for begin in range(0, len(tokens), context.n_batch):
+        part = tokens[begin : begin + context.n_batch]
         entries = [Entry(token, start + begin + i, 0, begin + i >= wanted) for i, token in enumerate(part)]
-        decode(backend, entries)
+        decode(context, entries)
 
 
-def _answer(backend: Backend, tokens: list[int], start: int, answer: int, rows: Rows, decode: Decode) -> Answer:
+def _answer(context: Context, tokens: list[int], start: int, answer: int, rows: Rows, decode: Decode) -> Answer:
     """Whether each token from index `answer` on is the likeliest one, and the probability of all of them.
 
     A question is shorter than a batch, so the logits of all its tokens are there at the end.
     """
-    _read(backend, tokens, start, answer - 1, decode)
-    scored = [rows.score(backend.logits(index - 1), tokens[index]) for index in range(answer, len(tokens))]
+    _read(context, tokens, start, answer - 1, decode)
+    scored = [rows.score(context.logits(index - 1), tokens[index]) for index in range(answer, len(tokens))]
     return all(top for _, top in scored), math.exp(-sum(nll for nll, _ in scored))

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from llmrun.engine.llama.llama import LlamaBackend, LlamaModel
+from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.service import LoadedModel
 from llmrun.errors import BadModelError, BadTemplateError, UsageError
 from llmrun.protocol.jobs.importance import Prompt
@@ -47,18 +48,18 @@ class Author:
             model.path, n_ctx, n_ctx, n_batch=512, n_seq_max=PARALLEL, threads=threads, gpu_layers=model.gpu_layers
         )
         try:
-            self._backend = LlamaBackend(model, load)
+            self._context = LlamaContext(model, load)
         except BadModelError as error:
             raise UsageError(
                 "this model can't write its own calibration text",
                 why=error.why,
                 hint="give it one: --calibration FILE",
             ) from None
-        self._loaded = LoadedModel(model, self._backend, load)
+        self._loaded = LoadedModel(model, self._context, load)
 
     def close(self) -> None:
         """Give the memory back."""
-        self._backend.close()
+        self._context.close()
 
     def write(
         self, prompts: Sequence[Prompt], n_tokens: int, seconds: float, seed: int, report: Callable[[int, float], None]
@@ -102,7 +103,7 @@ class Author:
         """All of them, or only those without a chat template, where there is none that leaves room for an answer."""
         questions = [prompt for prompt in prompts if prompt.is_question]
         with suppress(BadTemplateError):
-            if questions and len(self._tokens(questions[0])) <= self._backend.n_ctx // 2:
+            if questions and len(self._tokens(questions[0])) <= self._context.n_ctx // 2:
                 return list(prompts)
         return [prompt for prompt in prompts if not prompt.is_question]
 
@@ -110,7 +111,7 @@ class Author:
         """Give a request to the loop."""
         tokens = self._tokens(prompt)
         sampling = replace(_SAMPLING, seed=(seed + number) % 2**32)
-        room = max(1, self._backend.n_ctx - len(tokens))
+        room = max(1, self._context.n_ctx - len(tokens))
         self._loaded.engine.add(number, tokens, sampling, Limits(min(most, room)))
         return _Piece(prompt, tokens)
 
@@ -120,16 +121,14 @@ class Author:
 
     def _joined(self, pieces: Sequence[_Piece]) -> tuple[list[int], str]:
         """All texts one after another: each as it stood in the model's context, but for the mark of its beginning."""
-        model, llama = self._model, self._model.llama
-        turn_ends = int(llama.llama_vocab_eot(model.vocab))
-        end = turn_ends if turn_ends >= 0 else int(llama.llama_vocab_eos(model.vocab))
+        vocabulary = self._model.vocabulary
         tokens: list[int] = []
         for piece in pieces:
-            tokens += piece.start[1:] if piece.start[:1] == [model.bos] else piece.start
-            tokens += model.tokenize(piece.text, special=False)
-            if piece.prompt.is_question and piece.is_whole and end >= 0:
-                tokens.append(end)
-            tokens += model.tokenize("\n\n", special=False)
+            tokens += piece.start[1:] if piece.start[:1] == [vocabulary.bos] else piece.start
+            tokens += vocabulary.tokenize(piece.text, special=False)
+            if piece.prompt.is_question and piece.is_whole and vocabulary.end_of_turn >= 0:
+                tokens.append(vocabulary.end_of_turn)
+            tokens += vocabulary.tokenize("\n\n", special=False)
         return tokens, "\n\n".join(map(_readable, pieces))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from llmrun import _native
 from llmrun.engine.jobs.importance.activations import Activations
 from llmrun.engine.jobs.importance.calibration import Author
-from llmrun.engine.llama.llama import LlamaModel
+from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, ResourceError, UsageError
 from llmrun.protocol.jobs.importance import Importance, ImportanceUpdate, Summed, TensorSums
 
@@ -42,9 +42,9 @@ def run(command: Importance, report: Report, flag: _native.CancelFlag) -> Summed
     if model.llama.llama_model_has_encoder(model.pointer) and model.llama.llama_model_has_decoder(model.pointer):
         raise UsageError("this model can't have an importance matrix", why="it translates: an encoder and a decoder")
     n_ctx = min(command.n_ctx, model.n_ctx_train or command.n_ctx)
-    began = time.monotonic()
+    began, vocabulary = time.monotonic(), model.vocabulary
     if command.text:
-        n_written, tokens = 0, model.with_bos(model.tokenize(text, special=False))
+        n_written, tokens = 0, vocabulary.with_bos(vocabulary.tokenize(text, special=False))
     else:
         tokens, text = _write(model, command, n_ctx, report)
         n_written = len(tokens)
@@ -145,7 +145,6 @@ def _read(model: LlamaModel, context: Any, pieces: list[list[int]], activations:
     """
     llama, tell = model.llama, _Pace(report)
     memory = llama.llama_get_memory(context)
-    adds_bos = llama.llama_vocab_get_add_bos(model.vocab) and model.bos >= 0
     batch = llama.llama_batch_init(len(pieces[0]), 0, 1)
     done, total = 0, sum(map(len, pieces))
     try:
@@ -154,7 +153,7 @@ def _read(model: LlamaModel, context: Any, pieces: list[list[int]], activations:
                 llama.llama_memory_clear(memory, True)
             batch.n_tokens = len(piece)
             for i, token in enumerate(piece):
-                batch.token[i] = model.bos if adds_bos and i == 0 else token
+                batch.token[i] = model.vocabulary.bos if model.vocabulary.adds_bos and i == 0 else token
                 batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = i, 1, 0, True
             activations.begin()
             status = llama.llama_decode(context, batch)

@@ -257,7 +257,7 @@ def _keep_memory() -> None:
 
 def start_llama() -> Any:
     """llama.cpp, loaded as the engine loads it."""
-    from llmrun.engine.llama.llama import import_llama
+    from llmrun.engine.llama.library import import_llama
     from llmrun.engine.main import set_environment
 
     set_environment()

@@ -23,7 +23,8 @@ from llmrun import _native
 from llmrun.engine.jobs.mix.quants import F16, F32, Array, Quants
 from llmrun.engine.jobs.mix.sensitivity import Reader
 from llmrun.engine.jobs.quantize.imatrix import read_imatrix
-from llmrun.engine.llama.llama import LlamaModel, import_llama
+from llmrun.engine.llama.library import import_llama
+from llmrun.engine.llama.model import LlamaModel
 from llmrun.gguf.reader import read_header
 from llmrun.protocol.jobs.mix import Measure, Measured, MeasureUpdate
 
@@ -141,7 +142,9 @@ def _slopes(
 ) -> tuple[dict[str, float], int, int]:
     """Of each tensor the divergence that a relative error of 1 would bring, were it linear; groups and positions."""
     wish = max(_FEWEST_TOKENS, min(_TOKENS, _TOKENS * _SMALL_MODEL // weights.n_elements))
-    tokens = model.with_bos(model.tokenize(command.text, special=False))[: min(wish, model.n_ctx_train or wish)]
+    vocabulary = model.vocabulary
+    tokens = vocabulary.with_bos(vocabulary.tokenize(command.text, special=False))
+    tokens = tokens[: min(wish, model.n_ctx_train or wish)]
     reader = Reader(model, tokens, command.candidates, command.threads)
     if not reader.predicts:
         return dict.fromkeys(command.candidates, 1.0), 0, 0

@@ -16,7 +16,7 @@ import numpy as np
 from llmrun import _native
 from llmrun.engine.jobs.importance.activations import GgmlTensor, plain_name
 from llmrun.engine.jobs.mix.quants import Array
-from llmrun.engine.llama.llama import LlamaModel
+from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadLogitsError, BadModelError, OutOfMemoryError
 
 _LOGITS = 1 << 24  # floats that are compared: 64 MiB
@@ -47,7 +47,7 @@ class Reader:
         self._memory = self._llama.llama_get_memory(self._context)
         self.predicts = bool(self._memory)
         later = range(min(_SKIPPED, len(tokens) // 2), len(tokens))
-        self._scored = set(later[:: -(-len(later) * model.n_vocab // _LOGITS)])
+        self._scored = set(later[:: -(-len(later) * model.vocabulary.n_tokens // _LOGITS)])
         self.positions = len(self._scored)
         self._batch = self._make_batch()
         self._reference: Array | None = None
@@ -97,7 +97,7 @@ class Reader:
         status = self._llama.llama_decode(self._context, self._batch)
         if status != 0:
             raise BadModelError("llama.cpp could not read a text with this model", why=f"status {status}")
-        rows, columns = self.positions, self._model.n_vocab
+        rows, columns = self.positions, self._model.vocabulary.n_tokens
         pointer = ctypes.cast(self._llama.llama_get_logits(self._context), ctypes.c_void_p).value
         assert pointer
         memory: Any = (ctypes.c_float * (rows * columns)).from_address(pointer)

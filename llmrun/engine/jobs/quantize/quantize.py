@@ -18,7 +18,7 @@ from typing import Any
 
 from llmrun import _native
 from llmrun.engine.jobs.quantize.imatrix import Imatrix, read_imatrix
-from llmrun.engine.llama.llama import import_llama
+from llmrun.engine.llama.library import import_llama
 from llmrun.errors import BadModelError, LlmrunError, OutOfMemoryError, ResourceError, UsageError
 from llmrun.gguf.header import Tensor
 from llmrun.gguf.reader import read_header

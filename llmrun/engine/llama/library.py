@@ -1,0 +1,98 @@
+"""Finds llama.cpp's library and loads it through the ctypes layer of llama-cpp-python.
+
+Owns the version, what has to be set before the library decides about its kernels, and its log; must not know models.
+llama-cpp-python's package `__init__` is not executed: it drags in numpy, jinja2 and diskcache, a third of a second for
+nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llmrun.engine.llama.submodules import import_submodule, package_folder
+from llmrun.errors import LlmrunError
+
+VERSION = "0.3.36"
+# sizeof of what crosses the border by value, on 64-bit machines; another layout would corrupt memory silently.
+_SIZES = {"llama_model_params": 80, "llama_context_params": 160, "llama_batch": 56}
+_CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
+_SMALL_STACK = ctypes.create_string_buffer(2048)  # Linux's MINSIGSTKSZ on x86; tiles need 8 KiB more
+
+
+@functools.cache
+def import_llama() -> Any:
+    """llama_cpp.llama_cpp without its package's `__init__`.
+
+    Raises:
+        LlmrunError: it is missing, or not the version this file was written for.
+    """
+    folder = package_folder("llama_cpp")
+    if folder is None:
+        raise LlmrunError("llama-cpp-python is not installed", hint=f"pip install llama-cpp-python=={VERSION}")
+    found = re.search(r'__version__ = "([^"]+)"', (folder / "__init__.py").read_text(encoding="utf-8"))
+    if not found or found[1] != VERSION:
+        raise LlmrunError(
+            f"llama-cpp-python is version {found[1] if found else 'unknown'}",
+            why=f"llmrun is written for the memory layout of {VERSION}",
+            hint=f"pip install llama-cpp-python=={VERSION}",
+        )
+    with _small_signal_stack():
+        llama = import_submodule("llama_cpp", "llama_cpp")
+        _choose_kernels(llama._lib)
+    for struct, size in _SIZES.items():
+        if ctypes.sizeof(getattr(llama, struct)) != size:
+            raise LlmrunError(f"{struct} of llama-cpp-python has an unexpected size on this platform")
+    return llama
+
+
+class _SignalStack(ctypes.Structure):
+    _fields_ = (("pointer", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+@contextmanager
+def _small_signal_stack() -> Iterator[None]:
+    """Inside, the kernel refuses Intel's AMX tiles on Linux, where GCC miscompiles their set-up: prompts would crash.
+
+    See ggml-org/llama.cpp issue 20824 and pull request 26954. The kernel grants tiles only if every thread's signal
+    stack could hold them, so a small one on this thread makes ggml fall back to its AVX-512 kernels. Afterwards the
+    thread has its own again: a signal handler would not fit on the small one.
+    """
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    sigaltstack = ctypes.CDLL(None).sigaltstack
+    small = _SignalStack(ctypes.addressof(_SMALL_STACK), 0, len(_SMALL_STACK))
+    before = _SignalStack()
+    sigaltstack(ctypes.byref(small), ctypes.byref(before))
+    try:
+        yield
+    finally:
+        sigaltstack(ctypes.byref(before), None)
+
+
+def _choose_kernels(library: Any) -> None:
+    """Let ggml decide now, and for good, which of the processor's special kernels it uses."""
+    pointer, names = ctypes.c_void_p, "ggml_backend_dev_by_type ggml_backend_dev_backend_reg"
+    for name in (*names.split(), "ggml_backend_reg_get_proc_address"):
+        getattr(library, name).restype = pointer
+    device = library.ggml_backend_dev_by_type(_CPU_DEVICE)
+    registry = library.ggml_backend_dev_backend_reg(pointer(device))
+    found = library.ggml_backend_reg_get_proc_address(pointer(registry), b"ggml_backend_dev_get_extra_bufts")
+    if found:
+        ctypes.CFUNCTYPE(pointer, pointer)(found)(device)
+
+
+def devices() -> tuple[str, ...]:
+    """What ggml can compute on, e.g. ("CPU",) or ("CUDA0", "CPU")."""
+    library = import_llama()._lib
+    get, name = library.ggml_backend_dev_get, library.ggml_backend_dev_name
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    library.ggml_backend_dev_count.restype = ctypes.c_size_t
+    return tuple(name(get(i)).decode() for i in range(library.ggml_backend_dev_count()))

@@ -1,0 +1,89 @@
+"""The weights of one model file.
+
+Owns a llama_model: loading, progress, what it says about itself. Must not know contexts, chat or sampling.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+from llmrun import _native
+from llmrun.engine.llama.library import import_llama
+from llmrun.engine.llama.vocabulary import LlamaVocabulary
+from llmrun.errors import BadModelError, CancelledError
+from llmrun.protocol.messages import Load
+
+
+class LlamaModel:
+    """Weights and vocabulary of one model file.
+
+    Attributes:
+        path: of the file.
+        gpu_layers: how many layers are on the GPU, as asked.
+        repack: whether weights may be brought into another order, as asked.
+        mmap: whether the file may be mapped into memory, as asked.
+        vocabulary: its tokens.
+        n_ctx_train: context window the model was trained on.
+        description: llama.cpp's, e.g. "llama 135M Q4_1".
+        chat_template: Jinja text from the file, or None.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        gpu_layers: int,
+        flag: _native.CancelFlag,
+        *,
+        verbose: bool = False,
+        repack: bool = True,
+        mmap: bool = True,
+    ) -> None:
+        """Load the weights.
+
+        Args:
+            flag: setting it stops the load; its progress tells how far it is.
+            verbose: llama.cpp's whole log goes to stderr, not only its warnings.
+            repack: weights may be brought into the order that this processor's kernels like best.
+            mmap: the file is mapped into memory, not read.
+
+        Raises:
+            BadModelError: llama.cpp refuses the file; its log says why.
+            CancelledError: the flag was set.
+        """
+        self.llama = llama = import_llama()
+        self.path, self.gpu_layers, self.flag = path, gpu_layers, flag
+        self.repack, self.mmap = repack, mmap
+        self._log = llama.llama_log_callback(_native.log_callback_address)
+        llama.llama_log_set(self._log, ctypes.c_void_p(int(verbose)))
+        llama.llama_backend_init()
+        params = llama.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers
+        params.use_extra_bufts = repack
+        if not mmap:
+            params.load_mode = llama.LLAMA_LOAD_MODE_NONE
+        params.progress_callback = llama.llama_progress_callback(_native.progress_callback_address)
+        params.progress_callback_user_data = flag.address
+        self.pointer = llama.llama_model_load_from_file(os.fsencode(path), params)
+        if flag.is_set:
+            raise CancelledError("loading was cancelled")
+        if not self.pointer:
+            raise BadModelError(f"llama.cpp can't load {Path(path).name}")
+        self.n_ctx_train = int(llama.llama_model_n_ctx_train(self.pointer))
+        buffer = ctypes.create_string_buffer(256)
+        llama.llama_model_desc(self.pointer, buffer, len(buffer))
+        self.description = buffer.value.decode("utf-8", "replace")
+        template = llama.llama_model_chat_template(self.pointer, None)
+        self.chat_template = template.decode("utf-8", "replace") if template else None
+        self.vocabulary = LlamaVocabulary(llama, self.pointer)
+
+    def is_for(self, load: Load) -> bool:
+        """Whether these weights were loaded as this asks for."""
+        asked = (load.path, load.gpu_layers, load.repack, load.mmap)
+        return (self.path, self.gpu_layers, self.repack, self.mmap) == asked
+
+    def close(self) -> None:
+        """Free the weights; the model can't be used any more."""
+        self.vocabulary.close()
+        self.llama.llama_model_free(self.pointer)

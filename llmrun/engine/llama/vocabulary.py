@@ -1,0 +1,114 @@
+"""A model's tokens: text in and out of them, which of them end an answer, and which are control tokens.
+
+Owns all that llama.cpp's llama_vocab is asked; must not know contexts or prompts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+_NO_TOKEN = -1
+
+
+class LlamaVocabulary:
+    """base.Vocabulary over llama.cpp.
+
+    Attributes:
+        pointer: the llama_vocab.
+        bos: the begin-of-sequence token, negative where there is none.
+        adds_bos: whether prompts begin with it.
+        bos_text: its text, "" where there is none.
+        eos_text: the same for the end-of-sequence token.
+        end_of_turn: the token that ends a turn, or else the text; negative where there is none.
+    """
+
+    def __init__(self, llama: Any, model: Any) -> None:
+        """Look at the vocabulary of a llama_model, which has to live until close()."""
+        self._llama = llama
+        self.pointer = vocab = llama.llama_model_get_vocab(model)
+        self.n_tokens = int(llama.llama_vocab_n_tokens(vocab))
+        self.bos = int(llama.llama_vocab_bos(vocab))
+        self.adds_bos = bool(llama.llama_vocab_get_add_bos(vocab)) and self.bos != _NO_TOKEN
+        self.bos_text = self._text(self.bos)
+        eos, end_of_turn = int(llama.llama_vocab_eos(vocab)), int(llama.llama_vocab_eot(vocab))
+        self.eos_text = self._text(eos)
+        self.end_of_turn = eos if end_of_turn == _NO_TOKEN else end_of_turn
+        count = ctypes.c_int32()
+        tokens = llama.llama_vocab_get_suppress_tokens(vocab, ctypes.byref(count))
+        self.suppressed: tuple[int, ...] = tuple(tokens[: count.value]) if tokens else ()
+        self._pieces: list[bytes | None] = [None] * self.n_tokens
+        self._ends: list[bool | None] = [None] * self.n_tokens
+        self._control_texts: tuple[str, ...] = ()
+        # Beside the making of the context, which needs no Python.
+        self._collecting = threading.Thread(target=self._collect, daemon=True)
+        self._collecting.start()
+
+    def close(self) -> None:
+        """Wait until nothing looks at the vocabulary any more; call it before the model is freed."""
+        self._collecting.join()
+
+    @property
+    def control_texts(self) -> tuple[str, ...]:
+        """See base.Vocabulary."""
+        self._collecting.join()
+        return self._control_texts
+
+    def _collect(self) -> None:
+        """Find the texts of all control tokens."""
+        llama, vocab = self._llama, self.pointer
+        attribute = llama.llama_vocab_get_attr
+        special = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
+        tokens = [token for token in range(self.n_tokens) if attribute(vocab, token) & special]
+        self._control_texts = tuple(map(self._text, tokens))
+
+    def _text(self, token: int) -> str:
+        """A token's text in the vocabulary; "" for no token."""
+        if token == _NO_TOKEN:
+            return ""
+        return bytes(self._llama.llama_vocab_get_text(self.pointer, token)).decode("utf-8", "replace")
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]:
+        """See base.Vocabulary; lone surrogates become U+FFFD."""
+        data = text.encode("utf-8", "replace")
+        room = len(data) + 8
+        while True:
+            tokens = (ctypes.c_int32 * room)()
+            count = self._llama.llama_tokenize(self.pointer, data, len(data), tokens, room, False, special)
+            if count >= 0:
+                return tokens[:count]
+            room = -count
+
+    def with_bos(self, tokens: list[int]) -> list[int]:
+        """See base.Vocabulary."""
+        if not self.adds_bos or tokens[:1] == [self.bos]:
+            return tokens
+        return [self.bos, *tokens]
+
+    def piece(self, token: int) -> bytes:
+        """See base.Vocabulary."""
+        known = self._pieces[token]
+        if known is None:
+            self._pieces[token] = known = self._piece(token, control=False)
+        return known
+
+    def control_piece(self, token: int) -> bytes:
+        """See base.Vocabulary."""
+        return self._piece(token, control=True)
+
+    def _piece(self, token: int, *, control: bool) -> bytes:
+        room = 64
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            count = self._llama.llama_token_to_piece(self.pointer, token, buffer, room, 0, control)
+            if count >= 0:
+                return buffer.raw[:count]
+            room = -count
+
+    def is_end(self, token: int) -> bool:
+        """See base.Vocabulary."""
+        known = self._ends[token]
+        if known is None:
+            self._ends[token] = known = bool(self._llama.llama_vocab_is_eog(self.pointer, token))
+        return known
