@@ -18,7 +18,7 @@ from support.grammar_cases import BROKEN_FOR_LLGUIDANCE, BROKEN_GRAMMARS, BROKEN
 from support.grammar_twin import Twin
 from support.mutations import mutations
 
-from llmrun.engine.constraint.matcher import Constraint, compile_grammar
+from llmrun.engine.constraint.matcher import Matcher, compile_grammar
 from llmrun.errors import BadGrammarError
 from llmrun.grammar import Grammar, gbnf, read_grammar, read_json_schema
 
@@ -68,7 +68,7 @@ def plain() -> FakeBackend:
     return FakeBackend(scripted({}))
 
 
-def allowed(constraint: Constraint, n_vocab: int = Vocabulary.n_tokens) -> list[int]:
+def allowed(constraint: Matcher, n_vocab: int = Vocabulary.n_tokens) -> list[int]:
     """The tokens of the mask, read as the native sampler reads it."""
     words = (ctypes.c_uint32 * ((n_vocab + 31) // 32)).from_address(constraint.mask())
     tokens = [token for token in range(len(words) * 32) if words[token // 32] >> (token % 32) & 1]
@@ -76,7 +76,7 @@ def allowed(constraint: Constraint, n_vocab: int = Vocabulary.n_tokens) -> list[
     return tokens
 
 
-def follows(constraint: Constraint, text: str) -> bool:
+def follows(constraint: Matcher, text: str) -> bool:
     """Whether a text is a whole answer, byte by byte; the constraint is afterwards where it was."""
     accepted = 0
     try:
@@ -142,7 +142,7 @@ def test_random_grammars_allow_exactly_what_their_twin_does(plain: FakeBackend) 
             assert follows(constraint, answer) == Twin(rules, answer).follows, (text, answer)
 
 
-def all_answers(constraint: Constraint, vocabulary: Vocabulary, longest: int, force: bool) -> set[bytes]:
+def all_answers(constraint: Matcher, vocabulary: Vocabulary, longest: int, force: bool) -> set[bytes]:
     """Every answer of a, b and c up to some length that can be drawn, in every way to cut it into tokens."""
     found: set[bytes] = set()
 
