@@ -1,4 +1,4 @@
-"""An engine over the fake backend, with shorthands for what tests of the loop ask and look at."""
+"""An engine over the fake context, with shorthands for what tests of the loop ask and look at."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.states import KVStore
 from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
-from support.fake_backend import FakeBackend, Model, tokens_of
+from support.fake_context import FakeContext, Model, tokens_of
 
 GREEDY = SamplingParams(temperature=0)
 
 
 class Conversation:
-    """The events of one engine, and its backend. The clock ticks once each time it is read."""
+    """The events of one engine, and its context. The clock ticks once each time it is read."""
 
-    def __init__(self, model: Model, states: KVStore | None = None, **backend: int) -> None:
-        self.backend = FakeBackend(model, **backend)
-        self.engine = Engine(self.backend, clock=itertools.count().__next__, states=states)
+    def __init__(self, model: Model, states: KVStore | None = None, **context: int) -> None:
+        self.context = FakeContext(model, **context)
+        self.engine = Engine(self.context, clock=itertools.count().__next__, states=states)
         self.events: list[Event] = []
 
     def ask(
@@ -75,4 +75,4 @@ class Conversation:
 
     def computed(self) -> int:
         """Tokens that went through the model."""
-        return sum(map(len, self.backend.calls))
+        return sum(map(len, self.context.calls))

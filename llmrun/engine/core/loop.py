@@ -1,6 +1,6 @@
 """The one generation loop: schedule, decode, sample, emit. One user is a batch of one.
 
-Owns sequences and their slots in the KV cache; must not know pipes, templates or llama.cpp.
+Owns which sequences run and which wait; must not know pipes, templates or llama.cpp.
 """
 
 from __future__ import annotations
@@ -8,57 +8,73 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.engine.core.metrics import Metrics
-from llmrun.engine.core.prefix import common_prefix, gap_after, reusable
 from llmrun.engine.core.sampler import SequenceSampler
-from llmrun.engine.core.scheduler import schedule
+from llmrun.engine.core.scheduler import budget, schedule
 from llmrun.engine.core.sequence import Extras, Sequence
+from llmrun.engine.core.slots import Slots
 from llmrun.engine.core.text import TextStream
-from llmrun.engine.llama.base import Aborted, Context, Entry
-from llmrun.errors import BadGrammarError, BadLogitsError, ContextOverflowError, LlmrunError, UsageError
+from llmrun.engine.llama.base import Aborted, Context, Entry, NoRoom
+from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.messages import Event, Explained, Failed, Finished, PrefillProgress, Started
 from llmrun.protocol.params import Limits, SamplingParams
 
 if TYPE_CHECKING:
     from llmrun.engine.core.states import KVStore
 
-_WORTH_READING = 64  # tokens: fewer are prefilled faster than files are looked through
-_WORTH_MOVING = 32
+_MIXED_BATCH = 64  # tokens, where some decode and some prefill: ggml's flash attention computes tiles of 64 rows
 _PLAIN = Extras()
 
 
-class Engine:
-    """Answers any number of requests at once, as many in parallel as the backend has sequences.
+class _Part(NamedTuple):
+    """A sequence's part of a batch: how many tokens, and which of the batch's entries have logits for it."""
 
-    A slot keeps its KV cache when its request ends: the next prompt that begins alike reuses it.
+    sequence: Sequence
+    n_tokens: int
+    rows: range
+
+
+class Engine:
+    """Answers any number of requests at once, as many in parallel as there are slots and cells in the KV cache.
+
+    Whoever came first is never held up by those who came later: where cells run out, the youngest goes back to the
+    front of the queue, and answers as if that had never happened.
     """
 
     def __init__(
-        self, backend: Context, clock: Callable[[], float] = time.perf_counter, states: KVStore | None = None
+        self, context: Context, clock: Callable[[], float] = time.perf_counter, states: KVStore | None = None
     ) -> None:
         """Begin without requests.
 
         Args:
-            backend: what computes logits.
+            context: what computes logits.
             clock: seconds, monotonic.
             states: KV states saved on disk, where a prompt's beginning may be found.
         """
-        self._backend = backend
+        self._context = context
+        self._vocabulary = context.vocabulary
+        self._window = min(context.n_ctx, context.n_cells)
         self._clock = clock
-        self._states = states
-        self._active: list[Sequence] = []
-        self._waiting: deque[Sequence] = deque()
-        self._changed = False  # somebody came, was cancelled or left a slot free
-        self._finished: Sequence | None = None  # the answer that ended last
-        self._cached: dict[int, list[int]] = {slot: [] for slot in range(backend.n_seq_max)}
+        self._slots = Slots(context, states)
+        self._active: list[Sequence] = []  # in the order in which they came
+        self._waiting: deque[Sequence] = deque()  # in that order too, all of them younger than those
+        self._suspects: list[Sequence] = []  # of a batch that failed: each is computed alone, to see whose fault it was
+        self._crowded = False  # there were no cells for somebody: nobody gets in before somebody has left
+        self._cancelled = False
+        self._ended: dict[int, Sequence] = {}  # slot -> the answer that ended there last
+        self._alone: int | None = None  # the request that had the last batch for itself
 
     @property
     def busy(self) -> bool:
         """Whether step() has something to do."""
         return bool(self._active or self._waiting)
+
+    def alone(self, request: int) -> bool:
+        """Whether a batch that runs now is only this request's. Safe from any thread."""
+        return self._alone == request
 
     def add(
         self,
@@ -73,117 +89,252 @@ class Engine:
         Args:
             request: the caller's number for it; events name it.
             prompt: token ids, at least one.
-            sampling: how logits become a token.
+            sampling: how logits become a token. Where extras bring a sampler along, its own, seed included.
             limits: when the answer ends, and what it must not say.
             extras: what else is wanted.
 
         Raises:
             ContextOverflowError: the prompt alone is longer than the context window.
+            UsageError: the sampling parameters make no sense for this model.
         """
-        n_ctx = self._backend.n_ctx
-        if len(prompt) > n_ctx:
+        if len(prompt) > self._window:
             raise ContextOverflowError(
-                f"the prompt is {len(prompt):,} tokens long, the context window {n_ctx:,}",
+                f"the prompt is {len(prompt):,} tokens long, the context window {self._window:,}",
                 hint="shorten it, or ask for a larger context window with --ctx",
             )
         seed = int.from_bytes(os.urandom(4), "little") if sampling.seed is None else sampling.seed
-        self._changed = True
-        sampler = SequenceSampler(sampling, seed, self._backend.vocabulary, extras.constraint, extras.remember)
-        sampler.accept_prompt(prompt)
-        self._waiting.append(
-            Sequence(
-                request=request,
-                slot=-1,
-                tokens=list(prompt),
-                n_prompt=len(prompt),
-                n_reused=0,
-                n_cached=0,
-                seed=seed,
-                sampler=sampler,
-                text=TextStream(limits.stop, limits.ban),
-                limits=limits,
-                metrics=Metrics(self._clock()),
-                extras=extras,
-            )
-        )
+        sampler = extras.sampler
+        if sampler is None:
+            sampler = SequenceSampler(sampling, seed, self._vocabulary, extras.constraint, extras.remember)
+            sampler.accept_prompt(prompt)
+        text, metrics = TextStream(limits.stop, limits.ban), Metrics(self._clock())
+        self._waiting.append(Sequence(request, list(prompt), len(prompt), seed, sampler, text, limits, metrics, extras))
 
     def cancel(self, request: int) -> None:
         """Let a request end at the next step(), if it still runs."""
         for sequence in (*self._active, *self._waiting):
             if sequence.request == request:
-                sequence.cancelled = self._changed = True
+                sequence.cancelled = self._cancelled = True
 
     def step(self) -> list[Event]:
         """Say who begins or was cancelled; if nobody, run one batch through the model and say what came of it."""
-        events = self._drop_cancelled() + self._admit() if self._changed else []
-        self._changed = False
+        events = self._drop_cancelled() + self._admit() if self._cancelled or self._waiting else []
         if events or not self._active:
             return events
-        batch, shares, rows = self._next_batch()
+        parts, batch = self._next_batch()
         began = self._clock()
         try:
-            self._backend.decode(batch)
-        except Aborted:
-            for sequence in self._active:
-                self._keep(sequence, sequence.n_cached)
-            return events
-        except LlmrunError as error:
-            return events + [self._fail(sequence, error) for sequence in list(self._active)]
-        seconds = self._clock() - began
-        for sequence, share in zip(list(self._active), shares, strict=True):
-            if share:
-                events += self._computed(sequence, share, seconds, rows.get(sequence.request))
-        return events
+            self._context.decode(batch)
+        except (Aborted, NoRoom, LlmrunError) as error:
+            return self._undo(parts, error)
+        return self._computed(parts, self._clock() - began)
+
+    # ---- who runs ------------------------------------------------------------------------------------------
 
     def _drop_cancelled(self) -> list[Event]:
-        events: list[Event] = []
-        for sequence in [s for s in self._active if s.cancelled]:
-            events += self._finish(sequence, "cancelled")
-        for sequence in [s for s in self._waiting if s.cancelled]:
-            self._waiting.remove(sequence)
-            events.append(Finished(sequence.request, "cancelled", sequence.stats(self._backend.n_ctx)))
-        return events
+        self._cancelled = False
+        gone = [sequence for sequence in (*self._active, *self._waiting) if sequence.cancelled]
+        return [event for sequence in gone for event in self._finish(sequence, "cancelled")]
 
     def _admit(self) -> list[Event]:
-        """Give waiting requests the free slots that know most of their prompts."""
+        """Give slots to those who wait, in turn, as far as the next batch and the KV cache have room for their prompts.
+
+        Not sooner: what others compute until then may be the beginning of this prompt too.
+        """
         events: list[Event] = []
-        free = set(self._cached) - {sequence.slot for sequence in self._active}
-        while self._waiting and free:
-            self._finished = None  # its slot may be the one that is given away
+        while self._waiting and self._has_room_for(self._waiting[0]):
             sequence = self._waiting.popleft()
-            slot = max(free, key=lambda s: (common_prefix(self._cached[s], sequence.tokens), -len(self._cached[s])))
-            free.remove(slot)
-            sequence.slot = slot
-            if sequence.extras.moves:
-                self._close_gap(slot, sequence.tokens)
-            keep = self._restore(slot, sequence.tokens, reusable(self._cached[slot], sequence.tokens))
-            sequence.n_reused = sequence.n_cached = self._truncate(slot, keep)
+            slot, kept = self._slots.take(sequence.tokens, sequence.n_prompt, moves=sequence.extras.moves)
+            self._ended.pop(slot, None)
+            first = not sequence.admitted
+            sequence.admit(slot, kept)
             self._active.append(sequence)
-            inside = sequence.extras.inside_thought
-            events.append(Started(sequence.request, sequence.n_prompt, sequence.n_reused, sequence.seed, inside))
+            if first:
+                inside = sequence.extras.inside_thought
+                events.append(Started(sequence.request, sequence.n_prompt, kept, sequence.seed, inside))
         return events
 
-    def _close_gap(self, slot: int, tokens: list[int]) -> None:
-        """Where the oldest turns left the prompt, let what the cache holds behind them follow what is in front."""
-        cached = self._cached[slot]
-        shared = common_prefix(cached, tokens)
-        gap = gap_after(cached, tokens, shared, _WORTH_MOVING)
-        if gap and self._backend.drop(slot, shared, shared + gap):
-            del cached[shared : shared + gap]
+    def _has_room_for(self, sequence: Sequence) -> bool:
+        if not self._active:
+            return True
+        if self._crowded or self._suspects or not self._slots.idle:
+            return False
+        waiting = [active.n_waiting for active in self._active]
+        if sum(waiting) >= budget(waiting, self._context.n_batch, _MIXED_BATCH):
+            return False
+        self._crowded = not self._slots.admits(sequence.tokens)
+        return not self._crowded
 
-    def _restore(self, slot: int, tokens: list[int], keep: int) -> int:
-        """Read a saved state in where it spares much prefill; how many tokens can be kept now."""
-        if self._states is None or len(tokens) - keep < _WORTH_READING:
-            return keep
-        saved = self._states.find(tokens, longer_than=keep + _WORTH_READING)
-        if saved is None:
-            return keep
-        restored = self._backend.set_state(slot, saved.state, len(saved.tokens))
-        self._cached[slot] = saved.tokens if restored else []
-        return reusable(self._cached[slot], tokens)
+    def _preempt(self) -> None:
+        """Send the youngest back to the front of the queue, with all but its part of the KV cache."""
+        sequence = self._active.pop()
+        if sequence in self._suspects:
+            self._suspects.remove(sequence)
+        self._slots.truncate(sequence.slot, 0)
+        self._slots.release(sequence.slot)
+        self._waiting.appendleft(sequence)
+        self._crowded = True
+
+    def _leave(self, sequence: Sequence) -> None:
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+            return
+        self._active.remove(sequence)
+        if sequence in self._suspects:
+            self._suspects.remove(sequence)
+        self._slots.release(sequence.slot)
+        self._ended[sequence.slot] = sequence
+        self._crowded = False
+
+    # ---- a batch -------------------------------------------------------------------------------------------
+
+    def _next_batch(self) -> tuple[list[_Part], list[Entry]]:
+        """Whose tokens are computed next, in the order of their slots; there are cells for all of them."""
+        while True:
+            running = self._suspects[:1] or self._active
+            shares = schedule([sequence.n_waiting for sequence in running], self._context.n_batch, _MIXED_BATCH)
+            if self._slots.make_room(sum(shares)) or len(self._active) == 1:
+                break
+            self._preempt()
+        parts: list[_Part] = []
+        batch: list[Entry] = []
+        # Recurrent models need ascending slots, and slots without gaps are not split into several passes.
+        for sequence, share in sorted(zip(running, shares, strict=True), key=lambda pair: pair[0].slot):
+            if not share:
+                continue
+            tokens, slot, start = sequence.tokens, sequence.slot, sequence.n_cached
+            end, last = start + share, len(tokens) - 1
+            batch += [Entry(tokens[position], position, slot, position == last) for position in range(start, end)]
+            parts.append(_Part(sequence, share, range(len(batch) - (end > last), len(batch))))
+        self._alone = parts[0].sequence.request if len(parts) == 1 else None
+        return parts, batch
+
+    def _undo(self, parts: list[_Part], error: Aborted | NoRoom | LlmrunError) -> list[Event]:
+        """A batch did not go through. What was half written goes; its tokens wait again."""
+        for part in parts:
+            self._keep(part.sequence, part.sequence.n_cached)
+        if isinstance(error, Aborted):
+            return []
+        if isinstance(error, NoRoom):
+            return self._give_way()
+        if len(parts) == 1:
+            return [self._fail(parts[0].sequence, error)]
+        self._suspects = [part.sequence for part in parts]
+        return []
+
+    def _give_way(self) -> list[Event]:
+        """The KV cache was full sooner than its cells say: somebody has to go before the batch is tried again."""
+        if self._slots.evict():
+            return []
+        if len(self._active) > 1:
+            self._preempt()
+            return []
+        sequence = self._active[0]
+        if sequence.n_completion:
+            return self._finish(sequence, "length")
+        what = f"the KV cache has no room for a prompt of {sequence.n_prompt:,} tokens"
+        return [self._fail(sequence, ContextOverflowError(what, hint="shorten it"))]
+
+    def _computed(self, parts: list[_Part], seconds: float) -> list[Event]:
+        """A batch went through the model: draw the next token of those who have logits."""
+        events: list[Event] = []
+        drawing: list[Sequence] = []
+        addresses: list[int] = []
+        for sequence, share, rows in parts:
+            self._slots.append(sequence.slot, sequence.tokens[sequence.n_cached : sequence.n_cached + share])
+            sequence.n_cached += share
+            sequence.metrics.computed(seconds)
+            if rows:
+                drawing.append(sequence)
+                addresses.append(self._context.logits(rows[0]))
+            elif not sequence.n_completion:
+                done = sequence.n_cached - sequence.n_reused
+                events.append(PrefillProgress(sequence.request, done, sequence.metrics.prefill_seconds))
+        if drawing and self._suspects:
+            del self._suspects[0]
+        refused = [sequence.refused.get(len(sequence.tokens), ()) for sequence in drawing]
+        tokens = _sample_rows([sequence.sampler for sequence in drawing], addresses, refused)
+        for sequence, token in zip(drawing, tokens, strict=True):
+            if isinstance(token, LlmrunError):
+                events.append(self._fail(sequence, token))
+            else:
+                self._follow(sequence, token, events)
+        return events
+
+    # ---- an answer -----------------------------------------------------------------------------------------
+
+    def _follow(self, sequence: Sequence, token: int, events: list[Event]) -> None:
+        """Take the token that was drawn, and those forced behind it, which need no logits."""
+        try:
+            goes_on = self._grow(sequence, token, events)
+            for forced in self._forced(sequence) if goes_on else ():
+                sequence.sampler.follow(forced)
+                if not self._grow(sequence, forced, events):
+                    break
+        except LlmrunError as error:
+            events.append(self._fail(sequence, error))
+
+    def _forced(self, sequence: Sequence) -> list[int]:
+        """The tokens that come next without being drawn: the grammar's, or those that end a thought."""
+        thinking = sequence.extras.thinking
+        if thinking is not None and thinking.used_up:
+            return self._vocabulary.tokenize(thinking.closing, special=True)
+        return sequence.sampler.forced()
+
+    def _grow(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
+        """The answer has one more token; whether another one may follow it."""
+        vocabulary, extras = self._vocabulary, sequence.extras
+        sequence.tokens.append(token)
+        sequence.metrics.sampled(self._clock())
+        if vocabulary.is_end(token):
+            events += self._finish(sequence, "stop")
+            return False
+        stream = sequence.text
+        text = stream.push(vocabulary.control_piece(token) if token in extras.shown else vocabulary.piece(token))
+        if text:
+            events.append(sequence.delta(text))
+        if stream.banned:
+            # The last token that stays goes through the model once more, for the logits behind it.
+            self._keep(sequence, sequence.retract(stream.step_back()) - 1)
+            return False
+        reason, detail = self._end_reason(sequence, text)
+        if reason:
+            events += self._finish(sequence, reason, detail)
+        return not reason
+
+    def _end_reason(self, sequence: Sequence, text: str) -> tuple[str, str]:
+        """Why the answer ends with its last token, which made text safe to show, and what there is to say; or ""."""
+        if sequence.text.stopped:
+            return "stop", ""
+        extras, most = sequence.extras, sequence.limits.max_tokens
+        if extras.thinking is not None:
+            extras.thinking.push(sequence.text.last)
+        repeated = extras.guard.push(text) if extras.guard is not None else None
+        if repeated is not None:
+            return "repeats", repeated
+        full = len(sequence.tokens) > self._window
+        return ("length", "") if full or (most is not None and sequence.n_completion >= most) else ("", "")
+
+    def _finish(self, sequence: Sequence, reason: str, detail: str = "") -> list[Event]:
+        self._leave(sequence)
+        rest = sequence.text.finish()
+        finished = Finished(sequence.request, reason, sequence.stats(self._window), detail)
+        return [sequence.delta(rest), finished] if rest else [finished]
+
+    def _fail(self, sequence: Sequence, error: LlmrunError) -> Failed:
+        self._leave(sequence)
+        self._slots.truncate(sequence.slot, 0)
+        return Failed.of(error, sequence.request)
+
+    def _keep(self, sequence: Sequence, length: int) -> None:
+        """Cut a sequence's KV cache to its first tokens: what came after was taken back, or half written."""
+        sequence.n_cached = self._slots.truncate(sequence.slot, length)
+        sequence.n_reused = min(sequence.n_reused, sequence.n_cached)
+
+    # ---- afterwards ----------------------------------------------------------------------------------------
 
     def save(self, request: int, *, prompt_only: bool) -> tuple[int, int]:
-        """Save the KV state of the answer that ended last, for prompts that begin like it.
+        """Save the KV state of an answer that ended, for prompts that begin like it.
 
         Args:
             request: the answer's.
@@ -193,106 +344,16 @@ class Engine:
             How many tokens were saved, in how many bytes; none without a store, or one that is too small.
 
         Raises:
-            UsageError: another answer came after it.
+            UsageError: another answer has taken its slot.
             OSError: it can't be written.
         """
-        sequence = self._last_answer(request)
+        sequence = self._answer(request)
         if prompt_only:
-            self._keep(sequence, sequence.n_prompt)
-        tokens = self._cached[sequence.slot]
-        if self._states is None or not tokens:
-            return 0, 0
-        n_bytes = self._states.save(tokens, bytes(self._backend.state(sequence.slot)))
-        return (len(tokens), n_bytes) if n_bytes else (0, 0)
-
-    def _last_answer(self, request: int) -> Sequence:
-        if self._finished is None or self._finished.request != request:
-            raise UsageError("nothing is remembered about that answer")
-        return self._finished
-
-    def _next_batch(self) -> tuple[list[Entry], list[int], dict[int, int]]:
-        """The batch, each sequence's share of it, and for which request which row of logits is wanted."""
-        shares = schedule([sequence.n_waiting for sequence in self._active], self._backend.n_batch)
-        batch: list[Entry] = []
-        rows: dict[int, int] = {}
-        for sequence, share in zip(self._active, shares, strict=True):
-            start, end = sequence.n_cached, sequence.n_cached + share
-            last = len(sequence.tokens) - 1
-            for position in range(start, end):
-                batch.append(Entry(sequence.tokens[position], position, sequence.slot, position == last))
-            if share and end > last:
-                rows[sequence.request] = len(batch) - 1
-        return batch, shares, rows
-
-    def _computed(self, sequence: Sequence, share: int, seconds: float, row: int | None) -> list[Event]:
-        """A sequence's share went through the model; with a row of logits, draw its next token."""
-        self._cached[sequence.slot] += sequence.tokens[sequence.n_cached : sequence.n_cached + share]
-        sequence.n_cached += share
-        sequence.metrics.computed(seconds)
-        if row is None:
-            done = sequence.n_cached - sequence.n_reused
-            return [PrefillProgress(sequence.request, done, sequence.metrics.prefill_seconds)]
-        try:
-            return self._draw(sequence, self._backend.logits(row))
-        except (BadLogitsError, BadGrammarError) as error:
-            return [self._fail(sequence, error)]
-
-    def _draw(self, sequence: Sequence, logits: int) -> list[Event]:
-        """Draw the answer's next token, and take those that a grammar forces after it, which need no logits."""
-        refused = sequence.refused.get(len(sequence.tokens), ())
-        events, goes_on = self._grow(sequence, sequence.sampler.sample(logits, refused))
-        for token in self._forced(sequence) if goes_on else ():
-            sequence.sampler.follow(token)
-            more, goes_on = self._grow(sequence, token)
-            events += more
-            if not goes_on:
-                break
-        return events
-
-    def _forced(self, sequence: Sequence) -> list[int]:
-        """The tokens that come next without being drawn: the grammar's, or those that end a thought."""
-        thinking = sequence.extras.thinking
-        if thinking is not None and thinking.used_up:
-            return self._backend.vocabulary.tokenize(thinking.closing, special=True)
-        return sequence.sampler.forced()
-
-    def _grow(self, sequence: Sequence, token: int) -> tuple[list[Event], bool]:
-        """The answer has one more token. What comes of it, and whether another one may follow it."""
-        sequence.tokens.append(token)
-        sequence.metrics.sampled(self._clock())
-        if self._backend.vocabulary.is_end(token):
-            return self._finish(sequence, "stop"), False
-        vocabulary = self._backend.vocabulary
-        data = vocabulary.control_piece(token) if token in sequence.extras.shown else vocabulary.piece(token)
-        events: list[Event] = [*sequence.delta(sequence.text.push(data))]
-        if sequence.text.banned:
-            # The last token that stays goes through the model once more, for the logits behind it.
-            self._keep(sequence, sequence.retract(sequence.text.step_back()) - 1)
-            return events, False
-        reason, detail = self._end_reason(sequence, data.decode("utf-8", "replace"))
-        return [*events, *self._finish(sequence, reason, detail)] if reason else events, not reason
-
-    def _end_reason(self, sequence: Sequence, text: str) -> tuple[str, str]:
-        """Why the answer ends with its last token, whose text is given, and what there is to say; "" if it does not."""
-        if sequence.text.stopped:
-            return "stop", ""
-        extras = sequence.extras
-        if extras.thinking is not None:
-            extras.thinking.push(text)
-        repeated = extras.guard.push(text) if extras.guard is not None else None
-        if repeated is not None:
-            return "repeats", repeated
-        most = sequence.limits.max_tokens
-        full = len(sequence.tokens) > self._backend.n_ctx
-        return ("length", "") if full or (most is not None and sequence.n_completion >= most) else ("", "")
-
-    def _finish(self, sequence: Sequence, reason: str, detail: str = "") -> list[Event]:
-        self._leave(sequence)
-        rest = sequence.delta(sequence.text.finish())
-        return [*rest, Finished(sequence.request, reason, sequence.stats(self._backend.n_ctx), detail)]
+            self._slots.truncate(sequence.slot, sequence.n_prompt)
+        return self._slots.save(sequence.slot)
 
     def explain(self, request: int, last: int, candidates: int) -> Explained:
-        """How the last tokens of the answer that finished last were chosen.
+        """How the last tokens of an answer that ended were chosen.
 
         Args:
             request: the answer's.
@@ -300,29 +361,24 @@ class Engine:
             candidates: how many of the likeliest to name for each.
 
         Raises:
-            UsageError: another answer came after it.
+            UsageError: another answer has taken its slot.
         """
-        return Explained(request, tuple(self._last_answer(request).sampler.explain(last, candidates)))
+        return Explained(request, tuple(self._answer(request).sampler.explain(last, candidates)))
 
-    def _leave(self, sequence: Sequence) -> None:
-        self._active.remove(sequence)
-        self._finished = sequence
-        self._changed = True
+    def _answer(self, request: int) -> Sequence:
+        for sequence in self._ended.values():
+            if sequence.request == request:
+                return sequence
+        raise UsageError("nothing is remembered about that answer")
 
-    def _fail(self, sequence: Sequence, error: LlmrunError) -> Failed:
-        self._leave(sequence)
-        self._truncate(sequence.slot, 0)
-        return Failed.of(error, sequence.request)
 
-    def _keep(self, sequence: Sequence, length: int) -> None:
-        """Cut a sequence's KV cache to its first tokens: what came after was taken back, or half written."""
-        sequence.n_cached = self._truncate(sequence.slot, length)
-        sequence.n_reused = min(sequence.n_reused, sequence.n_cached)
-
-    def _truncate(self, slot: int, length: int) -> int:
-        """Cut a slot's KV cache to its first tokens, or to none where the model can't; how many are left."""
-        if not self._backend.forget(slot, length):
-            length = 0
-            self._backend.forget(slot, 0)
-        del self._cached[slot][length:]
-        return length
+def _sample_rows(
+    samplers: list[SequenceSampler], addresses: list[int], refused: Iterable[Collection[int]]
+) -> list[int | LlmrunError]:
+    tokens: list[int | LlmrunError] = []
+    for sampler, address, tokens_refused in zip(samplers, addresses, refused, strict=True):
+        try:
+            tokens.append(sampler.sample(address, tokens_refused))
+        except LlmrunError as error:
+            tokens.append(error)
+    return tokens

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import suppress
 
 
-def common_prefix(cached: Sequence[int], prompt: Sequence[int]) -> int:
+def common_prefix(cached: list[int], prompt: list[int]) -> int:
     """How many first tokens are the same in both."""
-    limit = min(len(cached), len(prompt))
-    if cached[:limit] == prompt[:limit]:
-        return limit
-    return next((i for i in range(limit) if cached[i] != prompt[i]), limit)
+    same, different = 0, min(len(cached), len(prompt))
+    if cached[:different] == prompt[:different]:
+        return different
+    while different - same > 1:  # slices are compared by C, as far as they are the same
+        middle = (same + different) // 2
+        if cached[same:middle] == prompt[same:middle]:
+            same = middle
+        else:
+            different = middle
+    return same
 
 
-def reusable(cached: Sequence[int], prompt: Sequence[int]) -> int:
+def reusable(cached: list[int], prompt: list[int]) -> int:
     """How many first tokens of the prompt need no prefill.
 
     The prompt's last token is always computed again: its logits are what the first answer token is drawn from.
@@ -21,7 +27,7 @@ def reusable(cached: Sequence[int], prompt: Sequence[int]) -> int:
     return min(common_prefix(cached, prompt), len(prompt) - 1)
 
 
-def gap_after(cached: Sequence[int], prompt: Sequence[int], shared: int, least: int) -> int:
+def gap_after(cached: list[int], prompt: list[int], shared: int, least: int) -> int:
     """How many cached tokens, from index shared on, have to go so that the prompt goes on as the cache does.
 
     That is what a conversation looks like after its oldest turns were dropped.
@@ -38,7 +44,10 @@ def gap_after(cached: Sequence[int], prompt: Sequence[int], shared: int, least: 
     wanted = prompt[shared : shared + least]
     if len(wanted) < least:
         return 0
-    for start in range(shared + 1, len(cached) - least + 1):
-        if cached[start] == wanted[0] and cached[start : start + least] == wanted:
-            return start - shared
+    start = shared
+    with suppress(ValueError):
+        while True:
+            start = cached.index(wanted[0], start + 1)
+            if cached[start : start + least] == wanted:
+                return start - shared
     return 0

@@ -1,20 +1,31 @@
 """Which sequences decode or prefill in the next batch, and how many tokens each. Pure.
 
-Sequences that decode (one token waiting) go first, so that a long prefill beside them fills only what is left
-of the batch and never holds up their inter-token latency by more than one batch.
+Sequences that decode go first. While some do, prefill beside them gets what is left of a small batch: that bounds
+their inter-token latency, and the batch has the same width step after step, so that llama.cpp reuses its graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+_DECODES = 8  # tokens waiting: one drawn, and maybe some behind it that a grammar forced
+_LEAST_PREFILL = 16  # tokens beside a crowd that decodes
 
-def schedule(waiting: Sequence[int], n_batch: int) -> list[int]:
-    """Share a batch out.
+
+def budget(waiting: Sequence[int], n_batch: int, n_mixed: int) -> int:
+    """Most tokens of the next batch.
 
     Args:
         waiting: for every sequence, how many of its tokens are not in the KV cache yet.
-        n_batch: most tokens of one batch.
+        n_batch: most tokens of any batch.
+        n_mixed: most tokens of a batch in which some decode and some prefill.
+    """
+    decoding = sum(want for want in waiting if want <= _DECODES)
+    return min(n_batch, max(n_mixed, decoding + _LEAST_PREFILL)) if decoding else n_batch
+
+
+def schedule(waiting: Sequence[int], n_batch: int, n_mixed: int) -> list[int]:
+    """Share a batch out; arguments as in budget().
 
     Returns:
         For every sequence, how many of its waiting tokens go into the next batch, in its order.
@@ -22,8 +33,8 @@ def schedule(waiting: Sequence[int], n_batch: int) -> list[int]:
     if len(waiting) == 1:  # one user, whose every token comes through here
         return [min(waiting[0], n_batch)]
     shares = [0] * len(waiting)
-    free = n_batch
-    for index in sorted(range(len(waiting)), key=lambda i: waiting[i] > 1):
+    free = budget(waiting, n_batch, n_mixed)
+    for index in sorted(range(len(waiting)), key=lambda i: waiting[i] > _DECODES):
         shares[index] = min(waiting[index], free)
         free -= shares[index]
     return shares

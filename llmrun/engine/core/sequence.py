@@ -27,8 +27,9 @@ class Extras:
         inside_thought: the prompt ends where the model is to think.
         thinking: how long it may think.
         guard: ends an answer that repeats itself.
-        moves: tokens in the KV cache behind some that left the prompt are moved, not computed again.
+        moves: the conversation lost its oldest turns; what the KV cache holds behind them is moved, not computed again.
         shown: control tokens whose text is part of the answer.
+        sampler: made for this request already, and the prompt accepted; the parameters' seed is its own.
     """
 
     constraint: Constraint | None = None
@@ -38,20 +39,22 @@ class Extras:
     guard: RepeatGuard | None = None
     moves: bool = False
     shown: frozenset[int] = frozenset()
+    sampler: SequenceSampler | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """A prompt and the answer that grows behind it.
 
     Attributes:
         request: the front's number for it.
-        slot: llama.cpp's sequence id, whose KV cache it fills.
         tokens: prompt and answer.
         n_prompt: how many of them are the prompt.
+        seed: of its sampler.
+        admitted: it has, or had, a slot.
+        slot: llama.cpp's sequence id, whose KV cache it fills while it runs.
         n_reused: how many of the prompt were in the KV cache already.
         n_cached: how many of tokens are in the KV cache now.
-        seed: of its sampler.
         n_shown: how many answer tokens the text given out so far accounts for.
         n_retracted: how many answer tokens were taken back.
         refused: index of tokens -> what must not stand there, given what stands before.
@@ -59,21 +62,27 @@ class Sequence:
     """
 
     request: int
-    slot: int
     tokens: list[int]
     n_prompt: int
-    n_reused: int
-    n_cached: int
     seed: int
     sampler: SequenceSampler
     text: TextStream
     limits: Limits
     metrics: Metrics
     extras: Extras
+    admitted: bool = False
+    slot: int = -1
+    n_reused: int = 0
+    n_cached: int = 0
     n_shown: int = 0
     n_retracted: int = 0
     refused: dict[int, set[int]] = field(default_factory=dict)
     cancelled: bool = False
+
+    def admit(self, slot: int, n_cached: int) -> None:
+        """It has a slot, which holds its first tokens."""
+        self.n_reused = min(self.n_reused, n_cached) if self.admitted else n_cached
+        self.admitted, self.slot, self.n_cached = True, slot, n_cached
 
     @property
     def n_waiting(self) -> int:
@@ -97,12 +106,10 @@ class Sequence:
         self.n_shown = min(self.n_shown, self.n_completion)
         return left
 
-    def delta(self, text: str) -> list[TextDelta]:
-        """The event for text that became safe to show, none if there is none."""
-        if not text:
-            return []
+    def delta(self, text: str) -> TextDelta:
+        """The event for text that became safe to show."""
         tokens, self.n_shown = self.n_completion - self.n_shown, self.n_completion
-        return [TextDelta(self.request, text, tokens)]
+        return TextDelta(self.request, text, tokens)
 
     def stats(self, n_ctx: int) -> Stats:
         """What it cost up to now."""

@@ -57,7 +57,7 @@ class KVStore:
         self._key = key.encode()
         self._cap = cap_bytes
 
-    def find(self, prompt: Sequence[int], *, longer_than: int) -> SavedState | None:
+    def find(self, prompt: list[int], *, longer_than: int) -> SavedState | None:
         """The saved state that shares most tokens with the beginning of a prompt.
 
         Args:
@@ -75,7 +75,7 @@ class KVStore:
             _remove(path)
         return None
 
-    def save(self, tokens: Sequence[int], state: bytes) -> int:
+    def save(self, tokens: list[int], state: bytes) -> int:
         """Keep a state; those of its beginnings go. How many bytes were written: none where the cap is too small.
 
         Raises:

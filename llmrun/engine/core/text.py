@@ -33,6 +33,8 @@ class TextStream:
         self._ban_start: int | None = None
         self.stopped = False
         """Whether a stop string was completed; everything after it is dropped."""
+        self.last = ""
+        """The text of the last token, shown or not."""
 
     @property
     def banned(self) -> bool:
@@ -43,7 +45,8 @@ class TextStream:
         """The text that a token with these bytes makes safe to show, maybe none."""
         if self._ban:
             self._undo.append((len(self._held), self._decoder.getstate()))
-        return self._release(self._decoder.decode(data))
+        self.last = self._decoder.decode(data)
+        return self._release(self.last)
 
     def finish(self) -> str:
         """The rest, when no more bytes will come."""

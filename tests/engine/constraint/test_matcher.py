@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 
 import pytest
-from support.fake_backend import BEGIN, END, N_VOCAB, TURN, FakeBackend, scripted, tokens_of
+from support.fake_context import BEGIN, END, N_VOCAB, TURN, FakeVocabulary, tokens_of
 from support.grammar_cases import BROKEN_FOR_LLGUIDANCE, BROKEN_GRAMMARS, BROKEN_SCHEMAS, GRAMMARS, SCHEMAS
 from support.grammar_twin import Twin
 from support.mutations import mutations
@@ -64,8 +64,8 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.fixture(scope="module")
-def plain() -> FakeBackend:
-    return FakeBackend(scripted({}))
+def plain() -> FakeVocabulary:
+    return FakeVocabulary()
 
 
 def allowed(constraint: Matcher, n_vocab: int = Vocabulary.n_tokens) -> list[int]:
@@ -91,7 +91,7 @@ def follows(constraint: Matcher, text: str) -> bool:
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_gbnf_allows_what_it_says(name: str, plain: FakeBackend) -> None:
+def test_gbnf_allows_what_it_says(name: str, plain: FakeVocabulary) -> None:
     text, good, bad = GRAMMARS[name]
     constraint, rules = compile_grammar(read_grammar(text), plain), gbnf.parse(text)
     for answer in [*good, *bad]:
@@ -134,7 +134,7 @@ def good_random_grammars(count: int) -> Iterator[str]:
         yield text
 
 
-def test_random_grammars_allow_exactly_what_their_twin_does(plain: FakeBackend) -> None:
+def test_random_grammars_allow_exactly_what_their_twin_does(plain: FakeVocabulary) -> None:
     answers = ["".join(letters) for size in range(5) for letters in itertools.product("abc", repeat=size)]
     for text in good_random_grammars(120):
         constraint, rules = compile_grammar(Grammar("gbnf", text), plain), gbnf.parse(text)
@@ -192,7 +192,7 @@ def test_what_is_forced_is_cut_as_the_model_cuts_it(vocabulary: Vocabulary) -> N
     assert constraint.forced() == tokens
 
 
-def test_nothing_is_forced_where_the_answer_may_end_or_go_on(plain: FakeBackend) -> None:
+def test_nothing_is_forced_where_the_answer_may_end_or_go_on(plain: FakeVocabulary) -> None:
     constraint = compile_grammar(read_grammar('root ::= "a" "b"? | "ax" | [x-y]'), plain)
     assert constraint.forced() == []
     constraint.accept(ord("a"))
@@ -278,13 +278,13 @@ def test_a_model_without_end_tokens_can_follow_none() -> None:
         compile_grammar(read_grammar('root ::= "a"'), Endless())
 
 
-def test_a_grammar_without_a_way_out_is_refused_when_it_shows(plain: FakeBackend) -> None:
+def test_a_grammar_without_a_way_out_is_refused_when_it_shows(plain: FakeVocabulary) -> None:
     with pytest.raises(BadGrammarError, match="can't be followed any further"):
         compile_grammar(read_grammar("start: a\na: a\n"), plain).mask()
 
 
 @pytest.mark.parametrize("name", BROKEN_FOR_LLGUIDANCE)
-def test_what_only_the_engine_finds_is_named_too(name: str, plain: FakeBackend) -> None:
+def test_what_only_the_engine_finds_is_named_too(name: str, plain: FakeVocabulary) -> None:
     kind, case = BROKEN_FOR_LLGUIDANCE[name]
     grammar = (read_json_schema if kind == "json_schema" else read_grammar)(case.text)
     assert grammar.kind == kind
@@ -298,7 +298,7 @@ def test_what_only_the_engine_finds_is_named_too(name: str, plain: FakeBackend) 
 
 
 @pytest.mark.parametrize("name", [*BROKEN_GRAMMARS, *BROKEN_SCHEMAS])
-def test_the_engine_trusts_nothing_that_the_front_would_refuse(name: str, plain: FakeBackend) -> None:
+def test_the_engine_trusts_nothing_that_the_front_would_refuse(name: str, plain: FakeVocabulary) -> None:
     for cases, kind in ((BROKEN_GRAMMARS, "gbnf"), (BROKEN_SCHEMAS, "json_schema")):
         if name in cases:
             kind = "lark" if name.startswith("Lark") else kind
@@ -307,7 +307,7 @@ def test_the_engine_trusts_nothing_that_the_front_would_refuse(name: str, plain:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_good_schema_compiles_and_begins(name: str, plain: FakeBackend) -> None:
+def test_a_good_schema_compiles_and_begins(name: str, plain: FakeVocabulary) -> None:
     constraint = compile_grammar(read_json_schema(json.dumps(SCHEMAS[name])), plain)
     assert allowed(constraint, N_VOCAB)
 
@@ -337,7 +337,7 @@ def test_a_grammar_that_asks_for_much_takes_little_or_is_refused(name: str, voca
 
 
 @pytest.mark.parametrize("kind", ["gbnf", "lark", "json_schema"])
-def test_whatever_is_written_the_engine_lives(kind: str, plain: FakeBackend) -> None:
+def test_whatever_is_written_the_engine_lives(kind: str, plain: FakeVocabulary) -> None:
     texts = {
         "gbnf": [text for text, _, _ in GRAMMARS.values()],
         "json_schema": [json.dumps(schema) for schema in SCHEMAS.values()],

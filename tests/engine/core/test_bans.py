@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from support.conversation import Conversation
-from support.fake_backend import END, N_VOCAB, favouring, hashed, scripted, tokens_of
+from support.fake_context import END, N_VOCAB, favouring, hashed, scripted, tokens_of
 
 from llmrun.protocol.params import SamplingParams
 
@@ -29,7 +29,7 @@ def second_choice(answer: str, instead: dict[str, str]) -> object:
 def test_a_banned_phrase_is_replaced_from_its_first_token_on() -> None:
     talk = Conversation(second_choice("say no!", {"say ": "x"}))
     assert talk.answer("Hi", ban=("No",)) == ("say x", "stop")
-    assert talk.backend.cached() == tokens_of("Hisay x"), "the KV cache holds nothing of the phrase"
+    assert talk.context.cached() == tokens_of("Hisay x"), "the KV cache holds nothing of the phrase"
     stats = talk.finished().stats
     assert (stats.completion_tokens, stats.retracted_tokens) == (len("say x") + 1, len("no"))
 
@@ -37,7 +37,7 @@ def test_a_banned_phrase_is_replaced_from_its_first_token_on() -> None:
 def test_only_the_token_before_the_phrase_is_computed_again() -> None:
     talk = Conversation(second_choice("say no!", {"say ": "x"}))
     talk.answer("Hi", ban=("no",))
-    assert [[entry.token for entry in batch] for batch in talk.backend.calls] == [
+    assert [[entry.token for entry in batch] for batch in talk.context.calls] == [
         tokens_of("Hi"),
         *([byte] for byte in b"say n"),
         [ord(" ")],
@@ -48,7 +48,7 @@ def test_only_the_token_before_the_phrase_is_computed_again() -> None:
 def test_where_a_model_cannot_be_cut_the_whole_prompt_is_computed_again() -> None:
     talk = Conversation(second_choice("say no!", {"say ": "x"}), cuts=False)
     assert talk.answer("Hi", ban=("no",)) == ("say x", "stop")
-    assert talk.backend.cached() == tokens_of("Hisay x")
+    assert talk.context.cached() == tokens_of("Hisay x")
     assert talk.finished().stats.reused_tokens == 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from support.conversation import Conversation
-from support.fake_backend import END, favouring, hashed, scripted
+from support.fake_context import END, favouring, hashed, scripted
 
 from llmrun.engine.core.sequence import Extras
 from llmrun.errors import UsageError
@@ -87,7 +87,7 @@ def test_tokens_taken_back_are_forgotten_and_refused_ones_shown_as_cut() -> None
 def test_forced_tokens_are_computed_as_one_batch_and_said_to_be_forced() -> None:
     talk = Conversation(scripted({"Hi": "xabcy"}))
     assert talk.answer("Hi", extras=Extras(OnlyLetters(), remember=8)) == ("xabcy", "stop")
-    assert [len(batch) for batch in talk.backend.calls] == [2, 1, 3, 1]
+    assert [len(batch) for batch in talk.context.calls] == [2, 1, 3, 1]
     choices = talk.engine.explain(1, last=8, candidates=1).choices
     assert [(choice.text, choice.forced) for choice in choices] == [
         ("x", False),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
+import random
 from collections.abc import Sequence
 
 import pytest
 from support.conversation import Conversation
-from support.fake_backend import BEGIN, END, HEART, N_VOCAB, TURN, endless, favouring, hashed, scripted, tokens_of
+from support.fake_context import BEGIN, END, HEART, N_VOCAB, TURN, endless, hashed, scripted, tokens_of
 
-from llmrun.engine.llama.base import Aborted, DecodeError
-from llmrun.errors import ContextOverflowError, OutOfMemoryError, UsageError
-from llmrun.protocol.messages import Failed, Finished, PrefillProgress, Started, TextDelta
+from llmrun.engine.core.sampler import SequenceSampler
+from llmrun.engine.core.sequence import Extras
+from llmrun.errors import ContextOverflowError
+from llmrun.protocol.messages import Finished, PrefillProgress, Started, TextDelta
 from llmrun.protocol.params import SamplingParams
 
 FREE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -23,7 +24,7 @@ FREE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 def test_an_answer() -> None:
     talk = Conversation(scripted({"Hi": "Hello!"}))
     assert talk.answer("Hi") == ("Hello!", "stop")
-    assert talk.backend.cached() == tokens_of("HiHello!")
+    assert talk.context.cached() == tokens_of("HiHello!")
     kinds = [type(event) for event in talk.events]
     assert kinds == [Started, *[TextDelta] * 6, Finished]
 
@@ -67,6 +68,14 @@ def test_control_tokens_have_no_text() -> None:
     talk = Conversation(scripted({"Hi": [ord("a"), TURN, ord("b"), BEGIN]}))
     assert talk.answer("Hi") == ("ab", "stop")
     assert talk.finished().stats.completion_tokens == 5
+
+
+def test_control_tokens_have_a_text_where_a_request_shows_them() -> None:
+    talk = Conversation(scripted({"Hi": [ord("a"), TURN, ord("b"), BEGIN]}), n_seq_max=2)
+    talk.ask("Hi", extras=Extras(shown=frozenset({TURN})), request=1)
+    talk.ask("Hi", request=2)
+    talk.run()
+    assert (talk.text(1), talk.text(2)) == ("a<turn>b", "ab")
 
 
 def test_a_stop_string_ends_the_answer() -> None:
@@ -126,13 +135,13 @@ def test_prefill_progress_counts_what_was_computed() -> None:
     talk.answer("x" * 20)
     progress = [event for event in talk.events if isinstance(event, PrefillProgress)]
     assert progress == [PrefillProgress(1, 8, 1), PrefillProgress(1, 16, 2)]
-    assert [len(batch) for batch in talk.backend.calls] == [8, 8, 4, 1]
+    assert [len(batch) for batch in talk.context.calls] == [8, 8, 4, 1]
 
 
 def test_only_the_last_prompt_token_wants_logits() -> None:
     talk = Conversation(scripted({"x" * 20: "a"}), n_batch=8)
     talk.answer("x" * 20)
-    wanted = [entry.position for batch in talk.backend.calls for entry in batch if entry.wants_logits]
+    wanted = [entry.position for batch in talk.context.calls for entry in batch if entry.wants_logits]
     assert wanted == [19, 20]
 
 
@@ -142,7 +151,7 @@ def test_turns_reuse_what_the_cache_knows() -> None:
     for (prompt, answer), reused in zip(turns.items(), (0, 4, 8), strict=True):
         assert talk.answer(prompt) == (answer, "stop")
         assert talk.started() == Started(1, len(prompt), reused, talk.started().seed)
-        assert talk.backend.cached() == tokens_of(prompt + answer)
+        assert talk.context.cached() == tokens_of(prompt + answer)
     assert talk.finished().stats.reused_tokens == 8
     assert talk.computed() == len("Q1A1Q2A2Q3A3"), "every token was computed once"
 
@@ -152,7 +161,7 @@ def test_the_same_prompt_again_computes_one_token_of_it() -> None:
     talk.answer("Hello")
     assert talk.answer("Hello") == ("you", "stop")
     assert talk.started().reused_tokens == 4
-    assert talk.backend.cached() == tokens_of("Helloyou")
+    assert talk.context.cached() == tokens_of("Helloyou")
 
 
 @pytest.mark.parametrize(("prompt", "reused"), [("abX", 2), ("a", 0), ("ab", 1), ("zzz", 0), ("abcdefX", 6)])
@@ -161,7 +170,7 @@ def test_another_prompt_cuts_the_cache(prompt: str, reused: int) -> None:
     talk.answer("abcd")
     assert talk.answer(prompt) == ("ok", "stop")
     assert talk.started().reused_tokens == reused
-    assert talk.backend.cached() == tokens_of(prompt + "ok")
+    assert talk.context.cached() == tokens_of(prompt + "ok")
 
 
 def test_memory_that_cannot_be_cut_starts_anew() -> None:
@@ -169,178 +178,9 @@ def test_memory_that_cannot_be_cut_starts_anew() -> None:
     talk.answer("abcd")
     assert talk.answer("abX") == ("ok", "stop")
     assert talk.started().reused_tokens == 0
-    assert talk.backend.cached() == tokens_of("abXok")
+    assert talk.context.cached() == tokens_of("abXok")
     assert talk.answer("abXokY") == ("so", "stop")
     assert talk.started().reused_tokens == 5, "going on needs no cut"
-
-
-# ---- cancelling and failing -------------------------------------------------------------------------
-
-
-def test_cancel_while_decoding() -> None:
-    talk = Conversation(endless)
-    talk.ask("Hi")
-    talk.backend.before_decode = lambda call: talk.engine.cancel(1) if call == 3 else None
-    talk.run()
-    assert (talk.text(), talk.finished().reason) == ("cdef", "cancelled")
-    assert talk.finished().stats.completion_tokens == 4
-
-
-def test_cancel_in_prefill() -> None:
-    talk = Conversation(endless, n_batch=8)
-    talk.ask("x" * 30)
-    talk.backend.before_decode = lambda call: talk.engine.cancel(1) if call == 1 else None
-    talk.run()
-    assert (talk.text(), talk.finished().reason) == ("", "cancelled")
-    assert talk.backend.cached() == tokens_of("x" * 16)
-    talk.answer("x" * 20, most=1)
-    assert talk.started().reused_tokens == 16
-
-
-def test_cancel_while_queued() -> None:
-    talk = Conversation(endless)
-    talk.ask("Hi", most=3, request=1)
-    talk.ask("Ho", request=2)
-    talk.events += talk.engine.step()
-    talk.engine.cancel(2)
-    talk.run()
-    assert talk.of(2) == [talk.finished(2)]
-    assert talk.finished(2).reason == "cancelled"
-    assert talk.text(1) == "cde"
-
-
-def test_cancel_before_the_first_step() -> None:
-    talk = Conversation(endless)
-    talk.ask("Hi")
-    talk.engine.cancel(1)
-    talk.run()
-    assert talk.of(1) == [talk.finished()]
-    assert talk.computed() == 0
-
-
-def test_cancel_shows_text_held_back() -> None:
-    talk = Conversation(scripted({"Hi": "a<end"}))
-    talk.ask("Hi", stop=("<end>",))
-    talk.backend.before_decode = lambda call: talk.engine.cancel(1) if call == 3 else None
-    talk.run()
-    assert talk.text() == "a<en"
-
-
-def test_cancel_of_nobody() -> None:
-    talk = Conversation(endless)
-    talk.ask("Hi", most=2)
-    talk.engine.cancel(99)
-    talk.run()
-    assert talk.text() == "cd"
-
-
-@pytest.mark.parametrize("cuts", [True, False])
-@pytest.mark.parametrize("call", range(5))
-def test_an_aborted_batch_is_tried_again(call: int, cuts: bool) -> None:
-    prompt = "x" * 20
-    talk = Conversation(scripted({prompt: "abc"}), n_batch=8, cuts=cuts)
-    talk.backend.faults[call] = Aborted()
-    assert talk.answer(prompt) == ("abc", "stop")
-    assert talk.backend.cached() == tokens_of(prompt + "abc")
-    assert talk.finished().stats.completion_tokens == 4
-
-
-@pytest.mark.parametrize("cuts", [True, False])
-def test_prefill_progress_when_an_abort_costs_what_was_reused(cuts: bool) -> None:
-    first, second = "x" * 12, "x" * 12 + "c" + "y" * 40
-    talk = Conversation(scripted({first: "c", second: "ok"}), n_batch=8, cuts=cuts)
-    talk.answer(first)
-    talk.backend.faults[len(talk.backend.calls) + 1] = Aborted()
-    assert talk.answer(second) == ("ok", "stop")
-    progress = [event.tokens for event in talk.events if isinstance(event, PrefillProgress)]
-    assert all(tokens > 0 for tokens in progress), progress
-    assert progress[-1] == (32 if cuts else 48), "what is left fits into the last batch"
-    assert talk.finished().stats.reused_tokens == (13 if cuts else 0)
-
-
-def test_aborted_by_a_cancel() -> None:
-    talk = Conversation(endless, n_batch=8)
-
-    def abort(call: int) -> None:
-        if call == 2:
-            talk.engine.cancel(1)
-
-    talk.backend.before_decode = abort
-    talk.backend.faults[2] = Aborted()
-    talk.ask("x" * 30)
-    talk.run()
-    assert talk.finished().reason == "cancelled"
-    assert talk.backend.cached() == tokens_of("x" * 16), "what the aborted batch wrote is forgotten"
-    assert talk.finished().stats.context_used == 16
-
-
-def test_a_cancel_of_one_does_not_hurt_the_other() -> None:
-    talk = Conversation(hashed, n_seq_max=2)
-    alone = Conversation(hashed).answer("Ho", most=10)[0]
-    talk.ask("Hi", most=10, request=1)
-    talk.ask("Ho", most=10, request=2)
-    talk.backend.before_decode = lambda call: talk.engine.cancel(1) if call == 4 else None
-    talk.backend.faults[4] = Aborted()
-    talk.run()
-    assert talk.finished(1).reason == "cancelled"
-    assert talk.text(2) == alone
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(DecodeError("no", why="status 1"), "internal"), (OutOfMemoryError("no"), "not-enough-memory")],
-)
-@pytest.mark.parametrize("call", [0, 1, 3])
-def test_a_batch_that_fails(error: DecodeError, code: str, call: int) -> None:
-    talk = Conversation(scripted({"x" * 10: "abc"}), n_batch=8)
-    talk.backend.faults[call] = error
-    talk.ask("x" * 10)
-    talk.run()
-    assert talk.failed() == Failed(1, code, "no", error.why)
-    assert talk.backend.cached() == []
-    assert talk.answer("x" * 10) == ("abc", "stop"), "the engine lives on"
-    assert talk.started().reused_tokens == 0
-
-
-@pytest.mark.parametrize("logit", [math.nan, math.inf])
-def test_logits_that_are_not_numbers(logit: float) -> None:
-    def model(tokens: Sequence[int]) -> Sequence[float]:
-        return [*favouring(ord("a"))[:-1], logit] if len(tokens) == 4 else favouring(ord("a"))
-
-    talk = Conversation(model)
-    talk.ask("Hi")
-    talk.run()
-    assert talk.text() == "aa"
-    assert talk.failed().code == "bad-logits"
-    assert talk.failed().hint
-    assert talk.answer("H", most=2) == ("aa", "length")
-
-
-def test_nothing_left_to_sample() -> None:
-    talk = Conversation(endless)
-    talk.ask("Hi", SamplingParams(logit_bias=tuple((token, -math.inf) for token in range(N_VOCAB))))
-    talk.run()
-    assert talk.failed().code == "bad-logits"
-    assert "logit_bias" in talk.failed().hint
-
-
-def test_bad_logits_of_one_do_not_hurt_the_other() -> None:
-    def model(tokens: Sequence[int]) -> Sequence[float]:
-        return [math.nan] * N_VOCAB if tokens[0] == ord("!") else endless(tokens)
-
-    talk = Conversation(model, n_seq_max=2)
-    talk.ask("!!", request=1)
-    talk.ask("Hi", request=2, most=4)
-    talk.run()
-    assert talk.failed(1).code == "bad-logits"
-    assert talk.text(2) == "cdef"
-
-
-def test_a_biased_token_outside_the_vocabulary() -> None:
-    talk = Conversation(endless)
-    with pytest.raises(UsageError, match="logit_bias"):
-        talk.ask("Hi", SamplingParams(logit_bias=((N_VOCAB, 1.0),)))
-    assert not talk.engine.busy
 
 
 # ---- several at once --------------------------------------------------------------------------------
@@ -367,19 +207,47 @@ def test_more_requests_than_slots_wait_in_order() -> None:
         talk.ask(f"prompt {request}", most=3, request=request)
     talk.run()
     assert [event.request for event in talk.events if isinstance(event, Started)] == list(range(5))
-    assert max(len({entry.sequence_id for entry in batch}) for batch in talk.backend.calls) == 2
+    assert max(len({entry.sequence_id for entry in batch}) for batch in talk.context.calls) == 2
 
 
 def test_a_long_prefill_does_not_hold_up_decoding() -> None:
-    talk = Conversation(hashed, n_seq_max=2, n_batch=8)
-    talk.ask("Hi", most=10, request=1)
+    """While somebody decodes, batches are small; then they are as large as can be."""
+    talk = Conversation(hashed, n_ctx=1000, n_seq_max=2, n_batch=512)
+    talk.ask("Hi", most=6, request=1)
     for _ in range(3):
         talk.events += talk.engine.step()
-    talk.ask("x" * 40, most=2, request=2)
-    seen = len(talk.backend.calls)
+    talk.ask("x" * 900, most=2, request=2)
+    seen = len(talk.context.calls)
     talk.run()
-    for batch in talk.backend.calls[seen : seen + 5]:
-        assert [entry.sequence_id for entry in batch] == [0] + [1] * 7
+    for batch in talk.context.calls[seen : seen + 4]:
+        assert [entry.sequence_id for entry in batch] == [0] + [1] * 63
+    assert len(talk.context.calls[seen + 4]) == 512
+
+
+def test_prompts_are_computed_in_turn_whatever_their_slots() -> None:
+    talk = Conversation(hashed, n_ctx=400, n_seq_max=3, n_batch=64)
+    for request, prompt in enumerate(("a" * 10, "b" * 10, "c" * 10)):
+        talk.ask(prompt, most=2, request=request)
+    talk.run()
+    talk.ask("c" * 10 + "x" * 200, most=2, request=3)
+    talk.ask("a" * 10 + "x" * 100, most=2, request=4)
+    talk.run()
+    ended = [event.request for event in talk.events if isinstance(event, Finished)]
+    assert ended == [0, 1, 2, 3, 4]
+
+
+def test_results_are_rows_by_slot() -> None:
+    """Batches are in the order of the slots, also where requests come and go at random."""
+    rng = random.Random(1)
+    talk = Conversation(hashed, n_ctx=100, n_seq_max=5, n_batch=64)
+    for request in range(30):
+        talk.ask(f"{request} Hi", most=rng.randint(1, 30), request=request)
+        for _ in range(rng.randrange(4)):
+            talk.events += talk.engine.step()
+    talk.run()  # the fake context asserts it
+    for request in range(30):
+        text = talk.text(request)
+        assert text == Conversation(hashed).answer(f"{request} Hi", most=len(text))[0]
 
 
 def test_a_request_gets_the_slot_that_knows_its_prompt() -> None:
@@ -457,9 +325,19 @@ def test_penalties_see_the_whole_prompt_even_if_it_is_cached() -> None:
     assert talk.started().reused_tokens == 3
 
 
+def test_a_sampler_may_be_made_before() -> None:
+    talk = Conversation(hashed, n_ctx=200)
+    params = SamplingParams(seed=7, temperature=1.0, repeat_penalty=1.3)
+    expected, _ = talk.answer("Hi there", params, most=30)
+    sampler = SequenceSampler(params, 7, talk.context.vocabulary)
+    sampler.accept_prompt(tokens_of("Hi there"))
+    assert talk.answer("Hi there", params, most=30, extras=Extras(sampler=sampler))[0] == expected
+    assert talk.started().seed == 7
+
+
 def test_suppressed_tokens_are_never_drawn() -> None:
     talk = Conversation(endless)
-    talk.backend.suppressed = (ord("c"), END + 10_000)
+    talk.context.vocabulary.suppressed = (ord("c"), END + 10_000)
     assert talk.answer("Hi", most=1)[0] != "c"
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from support.conversation import Conversation
-from support.fake_backend import hashed, tokens_of
+from support.fake_context import hashed, tokens_of
 
 from llmrun.engine.core.prefix import common_prefix, gap_after
 from llmrun.engine.core.sequence import Extras
@@ -20,11 +20,11 @@ def test_what_stands_behind_dropped_turns_is_not_computed_again() -> None:
     talk = Conversation(hashed, n_ctx=400, n_batch=400)
     talk.answer(SYSTEM + FIRST + SECOND, most=5)
     answer = talk.text()
-    talk.backend.calls.clear()
+    talk.context.calls.clear()
     talk.answer(SYSTEM + SECOND + answer + "?", extras=Extras(moves=True), most=2)
     assert talk.started().reused_tokens == len(SYSTEM + SECOND) + 4
     assert talk.computed() == 2 + 1
-    assert talk.backend.cached() == tokens_of(SYSTEM + SECOND + answer + "?" + talk.text())[:-1]
+    assert talk.context.cached() == tokens_of(SYSTEM + SECOND + answer + "?" + talk.text())[:-1]
 
 
 @pytest.mark.parametrize(("moves", "cuts"), [(False, True), (True, False)])
@@ -34,7 +34,53 @@ def test_else_it_is(moves: bool, cuts: bool) -> None:
     prompt = SYSTEM + SECOND + "?"
     talk.answer(prompt, extras=Extras(moves=moves), most=2)
     assert talk.started().reused_tokens == (len(SYSTEM + "a ") if cuts else 0)
-    assert talk.backend.cached() == tokens_of(prompt + talk.text())[:-1]
+    assert talk.context.cached() == tokens_of(prompt + talk.text())[:-1]
+
+
+def test_thoughts_that_are_gone_leave_no_gap_to_close() -> None:
+    """What the answer behind them was computed with them in view, so it is not used without them."""
+    talk = Conversation(hashed, n_ctx=400, n_batch=400)
+    answer, _ = talk.answer(SYSTEM + FIRST, most=80)
+    thoughts, said = answer[:30], answer[30:]
+    talk.answer(SYSTEM + FIRST + said + "?", extras=Extras(moves=True), most=2)
+    assert talk.started().reused_tokens == len(SYSTEM + FIRST)
+    assert len(thoughts) == 30
+    assert talk.context.cached() == tokens_of(SYSTEM + FIRST + said + "?" + talk.text())[:-1]
+
+
+def test_turns_are_moved_once_and_then_once_more() -> None:
+    third = "a third turn, which goes on for about as long as the others. "
+    talk = Conversation(hashed, n_ctx=400, n_batch=400)
+    talk.answer(SYSTEM + FIRST + SECOND + third, most=5)
+    talk.answer(SYSTEM + SECOND + third + talk.text() + "?", extras=Extras(moves=True), most=5)
+    kept = third + talk.text()
+    talk.answer(SYSTEM + kept + "?", extras=Extras(moves=True), most=2)
+    assert talk.started().reused_tokens == len(SYSTEM + third)
+
+
+def test_the_conversation_that_lost_turns_is_found_among_others_that_begin_alike() -> None:
+    talk = Conversation(hashed, n_ctx=400, n_batch=400, n_seq_max=3)
+    answer, _ = talk.answer(SYSTEM + FIRST + SECOND, most=5)
+    talk.answer(SYSTEM + "another conversation", most=5)
+    talk.answer(SYSTEM + SECOND + answer + "?", extras=Extras(moves=True), most=2)
+    assert talk.started().reused_tokens == len(SYSTEM + SECOND) + 4
+
+
+def test_cells_that_somebody_shares_stay_where_they_are() -> None:
+    talk = Conversation(hashed, n_ctx=400, n_batch=400, n_seq_max=3)
+    talk.ask(SYSTEM + FIRST + SECOND, most=5, request=1)
+    talk.run()
+    talk.ask(SYSTEM + FIRST + SECOND + talk.text(1)[:2] + "something else", most=60, request=2)
+    talk.events += talk.engine.step() + talk.engine.step()
+    talk.ask(SYSTEM + SECOND + "?", extras=Extras(moves=True), most=2, request=3)
+    talk.run()
+    assert talk.started(3).reused_tokens == len(SYSTEM + "a ")
+    assert (
+        talk.text(2)
+        == Conversation(hashed, n_ctx=400).answer(
+            SYSTEM + FIRST + SECOND + talk.text(1)[:2] + "something else", most=60
+        )[0]
+    )
 
 
 @pytest.mark.parametrize("seed", range(200))

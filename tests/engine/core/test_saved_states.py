@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from support.conversation import Conversation
-from support.fake_backend import hashed, tokens_of
+from support.fake_context import hashed, tokens_of
 
 from llmrun.engine.core.states import KVStore
-from llmrun.errors import UsageError
+from llmrun.engine.llama.base import DecodeError
+from llmrun.errors import BadModelError, LlmrunError, OutOfMemoryError, UsageError
 
 LONG = "a system prompt and a file that are the same each time; " * 4
 
 
-def talk(folder: Path, **backend: int) -> Conversation:
+def talk(folder: Path, **context: int) -> Conversation:
     """An engine that has just been started."""
-    return Conversation(hashed, KVStore(folder, "model", 1 << 20), n_ctx=600, n_batch=512, **backend)
+    return Conversation(hashed, KVStore(folder, "model", 1 << 20), n_ctx=600, n_batch=512, **context)
 
 
 def test_a_conversation_goes_on_without_prefill(tmp_path: Path) -> None:
@@ -30,7 +32,7 @@ def test_a_conversation_goes_on_without_prefill(tmp_path: Path) -> None:
     later.run()
     assert later.started().reused_tokens == len(LONG) + 19
     assert later.computed() == 1 + len("And then?") + 4
-    assert later.backend.cached()[: len(LONG)] == tokens_of(LONG)
+    assert later.context.cached()[: len(LONG)] == tokens_of(LONG)
 
 
 def test_the_answer_is_the_same_with_and_without_a_saved_state(tmp_path: Path) -> None:
@@ -50,7 +52,7 @@ def test_another_question_after_the_same_long_prompt(tmp_path: Path) -> None:
     later = talk(tmp_path)
     later.answer(LONG + "How long?", most=5)
     assert later.started().reused_tokens == len(LONG)
-    assert later.backend.cached() == tokens_of(LONG + "How long?" + later.text())[:-1]
+    assert later.context.cached() == tokens_of(LONG + "How long?" + later.text())[:-1]
 
 
 def test_where_a_model_cannot_be_cut_only_a_whole_state_is_used(tmp_path: Path) -> None:
@@ -63,7 +65,7 @@ def test_where_a_model_cannot_be_cut_only_a_whole_state_is_used(tmp_path: Path) 
     other = talk(tmp_path, cuts=False)
     other.answer(LONG + "other", most=2)
     assert other.started().reused_tokens == 0
-    assert other.backend.cached()[: len(LONG)] == tokens_of(LONG)
+    assert other.context.cached()[: len(LONG)] == tokens_of(LONG)
 
 
 def test_what_the_slot_knows_already_is_not_read_again(tmp_path: Path) -> None:
@@ -79,7 +81,55 @@ def test_a_state_that_llama_cpp_refuses_costs_only_the_prefill(tmp_path: Path) -
     later = talk(tmp_path)
     later.answer(LONG + "x", most=2)
     assert later.started().reused_tokens == 0
-    assert later.backend.cached() == tokens_of(LONG + "x" + later.text())[:-1]
+    assert later.context.cached() == tokens_of(LONG + "x" + later.text())[:-1]
+
+
+@pytest.mark.parametrize("error", [OutOfMemoryError("no"), DecodeError("no")], ids=["memory", "llama.cpp"])
+def test_a_state_that_cannot_be_read_in_costs_only_the_prefill(tmp_path: Path, error: LlmrunError) -> None:
+    KVStore(tmp_path, "model", 1 << 20).save(tokens_of(LONG), b"[]")
+    later = talk(tmp_path)
+    later.context.set_state_error = error
+    assert later.answer(LONG + "x", most=2)[1] == "length"
+    assert later.started().reused_tokens == 0
+    assert later.context.cached() == tokens_of(LONG + "x" + later.text())[:-1]
+
+
+@pytest.mark.parametrize("error", [OSError("no"), BadModelError("no")])
+def test_a_store_that_fails_knows_nothing(tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(*args: object, **options: object) -> None:
+        raise error
+
+    later = talk(tmp_path)
+    later.answer(LONG, most=5)
+    monkeypatch.setattr(KVStore, "find", find)
+    later.answer(LONG + "x" * 80, most=2)
+    assert later.started().reused_tokens == len(LONG)
+
+
+def test_a_state_for_which_there_are_no_cells_is_not_used(tmp_path: Path) -> None:
+    KVStore(tmp_path, "model", 1 << 20).save(tokens_of(LONG), json.dumps(tokens_of(LONG)).encode())
+    later = talk(tmp_path, n_seq_max=2, n_cells=500)
+    later.ask("y" * 250, most=200, request=1)
+    for _ in range(100):
+        later.events += later.engine.step()
+    later.ask(LONG[:100] + "x", most=5, request=2)
+    later.run()
+    assert later.started(2).reused_tokens == 0
+    assert later.text(1) == Conversation(hashed, n_ctx=600).answer("y" * 250, most=200)[0]
+
+
+def test_each_answer_can_be_saved_until_its_slot_is_given_away(tmp_path: Path) -> None:
+    first = talk(tmp_path, n_seq_max=2)
+    first.ask(LONG + "one", most=5, request=1)
+    first.ask(LONG + "two", most=5, request=2)
+    first.run()
+    assert first.engine.save(1, prompt_only=False)[0] == len(LONG + "one") + 4
+    assert first.engine.save(2, prompt_only=True)[0] == len(LONG + "two")
+    first.ask(LONG + "one", most=5, request=3)
+    first.run()
+    with pytest.raises(UsageError):
+        first.engine.save(1, prompt_only=False)
+    assert first.engine.save(2, prompt_only=True)[0] == len(LONG + "two")
 
 
 def test_a_state_longer_than_the_context_window_is_not_used(tmp_path: Path) -> None:

@@ -6,50 +6,56 @@ import random
 
 import pytest
 
-from llmrun.engine.core.scheduler import schedule
+from llmrun.engine.core.scheduler import budget, schedule
 
 
 @pytest.mark.parametrize(
     ("waiting", "n_batch", "shares"),
     [
-        ([], 8, []),
-        ([0], 8, [0]),
-        ([1], 8, [1]),
-        ([20], 8, [8]),
-        ([8], 8, [8]),
-        ([20, 1], 8, [7, 1]),
-        ([1, 20, 1], 8, [1, 6, 1]),
-        ([5, 5, 5], 8, [5, 3, 0]),
+        ([], 100, []),
+        ([0], 100, [0]),
+        ([1], 100, [1]),
+        ([200], 100, [100]),
+        ([100], 100, [100]),
+        ([200, 1], 100, [49, 1]),
+        ([1, 200, 1], 100, [1, 48, 1]),
+        ([3, 200, 1], 100, [3, 46, 1]),
+        ([50, 50, 50], 100, [50, 50, 0]),
+        ([200, 20, 1], 20, [19, 0, 1]),
+        ([200, *[1] * 40], 100, [16, *[1] * 40]),
         ([20, 20, 1, 1], 2, [0, 0, 1, 1]),
         ([1, 1, 1], 2, [1, 1, 0]),
     ],
 )
 def test_table(waiting: list[int], n_batch: int, shares: list[int]) -> None:
-    assert schedule(waiting, n_batch) == shares
+    assert schedule(waiting, n_batch, 50) == shares
 
 
 def test_random_loads() -> None:
     rng = random.Random(4)
     for _ in range(1000):
-        n_batch = rng.randint(1, 12)
+        n_batch, n_mixed = rng.randint(1, 100), rng.randint(1, 60)
         waiting = [rng.choice([0, 1, 1, rng.randrange(30)]) for _ in range(rng.randrange(8))]
-        shares = schedule(waiting, n_batch)
+        shares = schedule(waiting, n_batch, n_mixed)
+        most = n_batch if len(waiting) == 1 else budget(waiting, n_batch, n_mixed)
         assert all(0 <= share <= want for share, want in zip(shares, waiting, strict=True))
-        assert sum(shares) == min(sum(waiting), n_batch)
+        assert sum(shares) == min(sum(waiting), most)
         decoding = sum(want == 1 for want in waiting)
         got = sum(share for share, want in zip(shares, waiting, strict=True) if want == 1)
-        assert got == min(decoding, n_batch), "sequences that decode go first"
+        assert got == decoding or sum(waiting) > n_batch, "sequences that decode go first"
 
 
 def test_every_sequence_gets_through() -> None:
-    """While anything waits, batch by batch, everything is computed, in as few batches as can be."""
     rng = random.Random(5)
     for _ in range(200):
-        n_batch = rng.randint(1, 12)
-        waiting = [rng.randrange(40) for _ in range(rng.randint(1, 6))]
-        batches = 0
-        total = sum(waiting)
-        while any(waiting):
-            waiting = [want - share for want, share in zip(waiting, schedule(waiting, n_batch), strict=True)]
-            batches += 1
-        assert batches == -(-total // n_batch)
+        n_batch = rng.randint(1, 100)
+        waiting = [rng.randrange(400) for _ in range(rng.randint(1, 6))]
+        for _ in range(sum(waiting)):
+            waiting = [want - share for want, share in zip(waiting, schedule(waiting, n_batch, 16), strict=True)]
+        assert not any(waiting)
+
+
+def test_while_nobody_decodes_a_batch_is_full() -> None:
+    assert budget([300, 300], 512, 64) == 512
+    assert budget([300, 1], 512, 64) == 64
+    assert budget([300, *[1] * 100], 512, 64) == 116

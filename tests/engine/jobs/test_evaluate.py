@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support import gguf_writer
-from support.fake_backend import BEGIN, N_VOCAB, FakeBackend, tokens_of
+from support.fake_context import BEGIN, N_VOCAB, FakeContext, tokens_of
 
 from llmrun.engine.jobs.evaluate import needles as needles
 from llmrun.engine.jobs.evaluate.evaluate import Evaluation, Layout, check_vocabulary
@@ -53,7 +53,7 @@ def nll_of(model: Callable[[Sequence[int]], Sequence[float]], tokens: Sequence[i
 
 
 def measured(
-    command: Evaluate, backends: Sequence[FakeBackend], begin: list[int] | None = None
+    command: Evaluate, backends: Sequence[FakeContext], begin: list[int] | None = None
 ) -> tuple[Evaluated, list[EvaluateUpdate]]:
     updates: list[EvaluateUpdate] = []
     tokens = [*(begin or []), *tokens_of(command.text)]
@@ -84,7 +84,7 @@ def test_without_a_begin_token_chunks_are_the_text() -> None:
 def test_perplexity_is_that_of_a_slow_twin(begin: list[int], n_batch: int) -> None:
     model, n_ctx, chunks = noisy(1), 32, 4
     command = Evaluate("m", TEXT, n_ctx=n_ctx, chunks=chunks)
-    found, _ = measured(command, [FakeBackend(model, n_ctx=n_ctx, n_batch=n_batch)], begin)
+    found, _ = measured(command, [FakeContext(model, n_ctx=n_ctx, n_batch=n_batch)], begin)
     tokens = [*begin, *tokens_of(TEXT)]
     nlls = []
     for chunk in range(chunks):
@@ -101,7 +101,7 @@ def test_perplexity_is_that_of_a_slow_twin(begin: list[int], n_batch: int) -> No
 @pytest.mark.parametrize("n_batch", [64, 7])
 def test_two_models_are_compared_position_by_position(n_batch: int) -> None:
     model, reference, n_ctx = noisy(1), noisy(2), 24
-    backends = [FakeBackend(each, n_ctx=n_ctx, n_batch=n_batch) for each in (model, reference)]
+    backends = [FakeContext(each, n_ctx=n_ctx, n_batch=n_batch) for each in (model, reference)]
     found, _ = measured(Evaluate("m", TEXT, "r", n_ctx=n_ctx, chunks=2), backends)
     tokens, divergences, same = tokens_of(TEXT), [], []
     for chunk in range(2):
@@ -117,7 +117,7 @@ def test_two_models_are_compared_position_by_position(n_batch: int) -> None:
 
 
 def test_a_model_beside_itself() -> None:
-    backends = [FakeBackend(noisy(3), n_ctx=32, n_batch=16) for _ in range(2)]
+    backends = [FakeContext(noisy(3), n_ctx=32, n_batch=16) for _ in range(2)]
     found, _ = measured(Evaluate("m", TEXT, "m", n_ctx=32, chunks=3), backends)
     assert found.divergence is not None
     assert found.divergence.mean.value == found.divergence.maximum == 0.0
@@ -125,9 +125,9 @@ def test_a_model_beside_itself() -> None:
 
 
 def test_positions_of_the_whole_chunk_change_no_other_figure() -> None:
-    half, _ = measured(Evaluate("m", TEXT, n_ctx=64, chunks=2), [FakeBackend(noisy(1), n_batch=64)])
+    half, _ = measured(Evaluate("m", TEXT, n_ctx=64, chunks=2), [FakeContext(noisy(1), n_batch=64)])
     whole, _ = measured(
-        Evaluate("m", TEXT, n_ctx=64, chunks=2, every_position=True), [FakeBackend(noisy(1), n_batch=64)]
+        Evaluate("m", TEXT, n_ctx=64, chunks=2, every_position=True), [FakeContext(noisy(1), n_batch=64)]
     )
     assert whole.perplexity == half.perplexity
     assert whole.positions == half.positions
@@ -136,7 +136,7 @@ def test_positions_of_the_whole_chunk_change_no_other_figure() -> None:
 
 
 def test_figures_come_as_chunks_are_done() -> None:
-    backends = [FakeBackend(noisy(seed), n_ctx=32, n_batch=16) for seed in (1, 2)]
+    backends = [FakeContext(noisy(seed), n_ctx=32, n_batch=16) for seed in (1, 2)]
     found, updates = measured(Evaluate("m", TEXT, "r", n_ctx=32, chunks=3), backends)
     total = 2 * 3 * 32
     assert [update.done for update in updates] == sorted(update.done for update in updates)
@@ -146,13 +146,13 @@ def test_figures_come_as_chunks_are_done() -> None:
     assert [each.chunks for each in partial] == [1, 2, 3]
     assert partial[-1].divergence == found.divergence
     one, _ = measured(
-        Evaluate("m", TEXT, "r", n_ctx=32, chunks=1), [FakeBackend(noisy(seed), n_ctx=32) for seed in (1, 2)]
+        Evaluate("m", TEXT, "r", n_ctx=32, chunks=1), [FakeContext(noisy(seed), n_ctx=32) for seed in (1, 2)]
     )
     assert partial[0].perplexity == one.perplexity
 
 
 def test_no_more_chunks_than_there_are() -> None:
-    found, updates = measured(Evaluate("m", "x" * 100, n_ctx=40, chunks=1000), [FakeBackend(noisy(1), n_ctx=40)])
+    found, updates = measured(Evaluate("m", "x" * 100, n_ctx=40, chunks=1000), [FakeContext(noisy(1), n_ctx=40)])
     assert found.chunks == found.chunks_there == 2
     assert updates[-1].done == updates[-1].total == 80
 
@@ -163,7 +163,7 @@ def test_logits_that_are_no_numbers_are_named() -> None:
 
     with pytest.raises(BadLogitsError, match="the reference"):
         measured(
-            Evaluate("m", TEXT, "r", n_ctx=32, chunks=2), [FakeBackend(each, n_ctx=32) for each in (noisy(1), broken)]
+            Evaluate("m", TEXT, "r", n_ctx=32, chunks=2), [FakeContext(each, n_ctx=32) for each in (noisy(1), broken)]
         )
 
 
@@ -173,7 +173,7 @@ def test_logits_that_go_wrong_far_behind_are_named_too() -> None:
 
     command = Evaluate("m", "no whole chunk", n_ctx=1024, chunks=1, needles=True)
     with pytest.raises(BadLogitsError, match="the model") as refused:
-        measured(command, [FakeBackend(broken, n_ctx=1024, n_batch=512)])
+        measured(command, [FakeContext(broken, n_ctx=1024, n_batch=512)])
     assert refused.value.why == "in a text of 1,024 tokens"
 
 
@@ -231,8 +231,8 @@ def remembering(far: int) -> Callable[[Sequence[int]], list[float]]:
 @pytest.mark.parametrize("begin", [[], [BEGIN]])
 def test_facts_are_found_as_far_back_as_a_model_remembers(cuts: bool, begin: list[int]) -> None:
     length = 2000
-    backend = FakeBackend(remembering(900), n_ctx=length, n_batch=512, cuts=cuts)
-    haystack = needles.Haystack(backend, begin, length)
+    backend = FakeContext(remembering(900), n_ctx=length, n_batch=512, cuts=cuts)
+    haystack = needles.Haystack(backend.vocabulary, begin, length)
     answers = needles.ask(backend, haystack, Rows(N_VOCAB), lambda backend, batch: backend.decode(batch))
     assert [found for found, _ in answers] == [depth > 0.55 for depth in needles.DEPTHS]
     for found, probability in answers:
@@ -241,9 +241,9 @@ def test_facts_are_found_as_far_back_as_a_model_remembers(cuts: bool, begin: lis
 
 
 def test_a_haystack_is_as_long_as_it_should_be() -> None:
-    backend = FakeBackend(noisy(1))
+    vocabulary = FakeContext(noisy(1)).vocabulary
     for length in (1024, 4096):
-        haystack = needles.Haystack(backend, [BEGIN], length)
+        haystack = needles.Haystack(vocabulary, [BEGIN], length)
         text = bytes(haystack.tokens[1:]).decode()
         longest = max(len(tokens) for tokens, _ in haystack.questions)
         assert length - 150 < len(haystack.tokens) + longest <= length
@@ -251,7 +251,7 @@ def test_a_haystack_is_as_long_as_it_should_be() -> None:
             assert text.count(f"{question}{answer}.\n") == 1
         for tokens, answer_at in haystack.questions:
             assert (bytes(tokens[:answer_at]).decode(), bytes(tokens[answer_at:]).decode()) in needles.FACTS
-    assert haystack.tokens == needles.Haystack(backend, [BEGIN], length).tokens
+    assert haystack.tokens == needles.Haystack(vocabulary, [BEGIN], length).tokens
 
 
 def test_lengths() -> None:
@@ -262,7 +262,7 @@ def test_lengths() -> None:
 
 def test_needles_of_both_models_stand_side_by_side() -> None:
     n_ctx = 1024
-    backends = [FakeBackend(remembering(far), n_ctx=n_ctx, n_batch=512) for far in (500, 2000)]
+    backends = [FakeContext(remembering(far), n_ctx=n_ctx, n_batch=512) for far in (500, 2000)]
     command = Evaluate("m", TEXT, "r", n_ctx=n_ctx, chunks=1, needles=True)
     found, updates = measured(command, backends)
     assert found.perplexity is not None

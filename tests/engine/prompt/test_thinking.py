@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.conversation import Conversation
-from support.fake_backend import scripted
+from support.fake_context import scripted
 
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.prompt.thinking import ThinkingBudget, opens, thinking_tags

@@ -1,0 +1,184 @@
+"""What each slot of the KV cache holds, and which slot a prompt gets.
+
+Owns every change of the KV cache but decode(): a token is only said to be cached when its keys and values really are.
+Idle slots are the parked prefixes. Must not know who waits, or for what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from llmrun.engine.core.prefix import common_prefix, gap_after, reusable
+from llmrun.engine.core.room import Room
+from llmrun.engine.llama.base import Context
+from llmrun.errors import LlmrunError
+
+if TYPE_CHECKING:
+    from llmrun.engine.core.states import KVStore, SavedState
+
+_WORTH_READING = 64  # tokens: fewer are prefilled faster than files are looked through
+_WORTH_MOVING = 32
+_SPARE_SHARE = 32  # one part in so many of the cells stays free when somebody is let in: all the others grow
+
+
+class Slots:
+    """The slots of a context.
+
+    Attributes:
+        cached: slot -> the tokens whose keys and values it holds.
+        idle: slots without a sequence.
+        room: cells that are used.
+    """
+
+    def __init__(self, context: Context, states: KVStore | None = None) -> None:
+        """All slots are empty.
+
+        Args:
+            states: KV states saved on disk, where a prompt's beginning may be found.
+        """
+        self._context = context
+        self._states = states
+        self.cached: dict[int, list[int]] = {slot: [] for slot in range(context.n_seq_max)}
+        self.idle = set(self.cached)
+        self.room = Room(context.n_cells)
+        self._prompts = dict.fromkeys(self.cached, 0)  # how many first tokens were the last request's prompt
+        self._used: dict[int, int] = dict.fromkeys(self.cached, 0)  # when, in releases
+        self._releases = 0
+
+    def admits(self, tokens: list[int]) -> bool:
+        """Whether the cells can hold these tokens, beside the slots that are not idle."""
+        if not self._context.unified:
+            return True
+        source, shared = self._longest(tokens, self.cached)
+        busy = {*self.cached} - self.idle
+        lengths = {} if source in busy else {source: shared}
+        held = self.room.held({*busy, source}, lengths)
+        return held + len(tokens) - shared + self.room.n_cells // _SPARE_SHARE <= self.room.n_cells
+
+    def make_room(self, n_tokens: int) -> bool:
+        """Evict idle slots, those not used for longest first, until so many more tokens fit; whether they do."""
+        while not self.room.admits(n_tokens):
+            if not self.evict():
+                return False
+        return True
+
+    def evict(self) -> bool:
+        """Empty the idle slot that was not used for longest; False if all idle ones are empty."""
+        parked = [slot for slot in self.idle if self.cached[slot]]
+        if parked:
+            self.truncate(min(parked, key=self._used.__getitem__), 0)
+        return bool(parked)
+
+    def take(self, tokens: list[int], n_prompt: int, *, moves: bool) -> tuple[int, int]:
+        """Give a sequence an idle slot, holding as many of its first tokens as can be had without prefill.
+
+        Args:
+            tokens: the sequence's.
+            n_prompt: how many of them are its prompt.
+            moves: the conversation may have lost its oldest turns; what is cached behind them may be moved.
+
+        Returns:
+            The slot, and how many tokens it holds.
+        """
+        if moves:
+            any(self._close_gap(slot, tokens) for slot in sorted(self.idle))
+        slot = self._choose(tokens)
+        keep = self._restore(slot, tokens, reusable(self.cached[slot], tokens))
+        self.idle.remove(slot)
+        self._prompts[slot] = n_prompt
+        return slot, self.truncate(slot, keep)
+
+    def release(self, slot: int) -> None:
+        """A slot's sequence has left; what it holds stays, for prompts that begin alike."""
+        self.idle.add(slot)
+        self._releases += 1
+        self._used[slot] = self._releases
+
+    def append(self, slot: int, tokens: list[int]) -> None:
+        """Tokens went through the model."""
+        self.cached[slot] += tokens
+        self.room.append(slot, len(tokens))
+
+    def truncate(self, slot: int, length: int) -> int:
+        """Cut a slot to its first tokens, or to none where the model can't; how many are left."""
+        if not self._context.forget(slot, length):
+            length = 0
+            self._context.forget(slot, 0)
+        del self.cached[slot][length:]
+        self.room.cut(slot, length)
+        return length
+
+    def _choose(self, tokens: list[int]) -> int:
+        """An idle slot for a prompt, which shares what any slot knows of it where that is possible."""
+        if not self._context.unified:
+            return self._longest(tokens, self.idle)[0]
+        source, shared = self._longest(tokens, self.cached)
+        if source in self.idle and shared in (len(self.cached[source]), len(tokens) - 1, len(tokens)):
+            return source  # it goes on from there, or is asked again: nothing of use is lost
+        slot = min(self.idle - {source} or self.idle, key=lambda each: (bool(self.cached[each]), self._used[each]))
+        if slot == source or not shared:
+            return slot
+        self.truncate(slot, 0)
+        if not self._context.copy(source, slot, shared):
+            return self._longest(tokens, self.idle)[0]
+        self.cached[slot] = self.cached[source][:shared]
+        self.room.share(source, slot, shared)
+        return slot
+
+    def _longest(self, tokens: list[int], slots: Collection[int]) -> tuple[int, int]:
+        """Which of some slots knows most of a prompt, and how much; of equal ones, the one that loses least by it."""
+        known = {slot: common_prefix(self.cached[slot], tokens) for slot in slots}
+        best = max(slots, key=lambda slot: (known[slot], slot in self.idle, -len(self.cached[slot]), -slot))
+        return best, known[best]
+
+    def _close_gap(self, slot: int, tokens: list[int]) -> bool:
+        """Where the oldest turns left the prompt, let what the cache holds behind them follow what is in front.
+
+        Turns that are dropped were in the last prompt. What is missing of the answer behind it are thoughts, and what
+        was computed with them in view must not be used without them.
+        """
+        cached = self.cached[slot]
+        shared = common_prefix(cached, tokens)
+        gap = gap_after(cached, tokens, shared, _WORTH_MOVING)
+        if not gap or shared + gap > self._prompts[slot] or self.room.is_shared(slot, shared):
+            return False
+        if not self._context.drop(slot, shared, shared + gap):
+            return False
+        del cached[shared : shared + gap]
+        self.room.drop(slot, shared, shared + gap)
+        self._prompts[slot] -= gap
+        return True
+
+    def _restore(self, slot: int, tokens: list[int], keep: int) -> int:
+        """Read a saved state in where it spares much prefill; how many tokens can be kept now."""
+        saved = self._saved(tokens, keep)
+        if saved is None:
+            return keep
+        self.truncate(slot, 0)
+        with suppress(LlmrunError):  # it is only a cache
+            n_saved = len(saved.tokens)
+            if self.make_room(n_saved) and self._context.set_state(slot, saved.state, n_saved):
+                self.append(slot, saved.tokens)
+                return reusable(saved.tokens, tokens)
+        return self.truncate(slot, 0)
+
+    def _saved(self, tokens: list[int], keep: int) -> SavedState | None:
+        if self._states is not None and len(tokens) - keep >= _WORTH_READING:
+            with suppress(LlmrunError, OSError):
+                saved = self._states.find(tokens, longer_than=keep + _WORTH_READING)
+                return saved if saved is not None and len(saved.tokens) <= self._context.n_ctx else None
+        return None
+
+    def save(self, slot: int) -> tuple[int, int]:
+        """Save a slot's KV state; how many tokens were saved, in how many bytes.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        tokens = self.cached[slot]
+        if self._states is None or not tokens:
+            return 0, 0
+        n_bytes = self._states.save(tokens, bytes(self._context.state(slot)))
+        return (len(tokens), n_bytes) if n_bytes else (0, 0)

@@ -1,0 +1,247 @@
+"""A Context without a model: deterministic logits, and a KV cache that shows what the model saw.
+
+Tokens 0 to 255 are bytes, a few control tokens follow. The logits lie in real memory, so that the native sampler
+reads them by address as it reads llama.cpp's; like there, they are gone after the next decode call. A batch that
+llama.cpp would refuse fails an assertion here. Where the cache is unified, its cells are counted one by one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from llmrun.engine.llama.base import DecodeError, Entry, NoRoom
+
+BEGIN, END, TURN, HEART = 256, 257, 258, 259
+N_VOCAB = 260
+CONTROL = {BEGIN: "<s>", END: "</s>", TURN: "<turn>"}
+_BYTES = {HEART: b"\xe2\x9d"}  # the first two bytes of a heart: no text alone
+_FAVOURITE = 20.0  # logit; the others stay under 1
+
+Model = Callable[[Sequence[int]], Sequence[float]]
+"""All tokens of a sequence -> the logits of the next one."""
+
+
+def tokens_of(text: str) -> list[int]:
+    """Token ids of plain text."""
+    return list(text.encode())
+
+
+def favouring(token: int) -> list[float]:
+    """Logits with one clear winner."""
+    logits = [0.0] * N_VOCAB
+    logits[token] = _FAVOURITE
+    return logits
+
+
+def scripted(answers: Mapping[str, str | Sequence[int]]) -> Model:
+    """A model that knows what to say to each prompt, then ends; anything else it only ends."""
+    scripts = {tuple(tokens_of(prompt)): _script(answer) for prompt, answer in answers.items()}
+
+    def logits(tokens: Sequence[int]) -> Sequence[float]:
+        seen = tuple(tokens)
+        for prompt, answer in scripts.items():
+            done = len(seen) - len(prompt)
+            if 0 <= done < len(answer) and seen == prompt + answer[:done]:
+                return favouring(answer[done])
+        return favouring(END)
+
+    return logits
+
+
+def _script(answer: str | Sequence[int]) -> tuple[int, ...]:
+    return tuple(tokens_of(answer) if isinstance(answer, str) else answer)
+
+
+def endless(tokens: Sequence[int]) -> Sequence[float]:
+    """A model that goes through the alphabet and never ends."""
+    return favouring(ord("a") + len(tokens) % 26)
+
+
+def hashed(tokens: Sequence[int]) -> Sequence[float]:
+    """A model whose every next letter depends on all tokens before it, in their order; never ends."""
+    seen = zlib.crc32(bytes(token % 256 for token in tokens), len(tokens))
+    logits = [-math.inf] * N_VOCAB
+    for letter in range(ord("a"), ord("z") + 1):
+        logits[letter] = zlib.crc32(bytes([letter]), seen) / 2**31
+    return logits
+
+
+class FakeVocabulary:
+    """See llmrun.engine.llama.base.Vocabulary."""
+
+    def __init__(self) -> None:
+        self.n_tokens = N_VOCAB
+        self.suppressed: tuple[int, ...] = ()
+        self.control_texts = tuple(CONTROL.values())
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]:
+        """Bytes; with special, control texts become their tokens."""
+        for token, control in CONTROL.items() if special else ():
+            if control in text:
+                before, after = text.split(control, 1)
+                return [*self.tokenize(before, special=True), token, *self.tokenize(after, special=True)]
+        return tokens_of(text)
+
+    def with_bos(self, tokens: list[int]) -> list[int]:
+        """As a model that wants none."""
+        return tokens
+
+    def piece(self, token: int) -> bytes:
+        """See base.Vocabulary."""
+        return bytes([token]) if token < 256 else _BYTES.get(token, b"")
+
+    def control_piece(self, token: int) -> bytes:
+        """See base.Vocabulary."""
+        return CONTROL[token].encode() if token in CONTROL else self.piece(token)
+
+    def is_end(self, token: int) -> bool:
+        """See base.Vocabulary."""
+        return token == END
+
+
+class Cell(NamedTuple):
+    """One of the KV cache: a number of its own, and the token whose keys and values it holds."""
+
+    number: int
+    token: int
+
+
+class FakeContext:
+    """See llmrun.engine.llama.base.Context for the attributes and methods that the loop uses.
+
+    Args:
+        model: what computes the logits.
+        cuts: whether forget() can drop a part of a sequence; recurrent models can't.
+        unified: as in base.Context; by default, where there is more than one sequence.
+        n_cells: as many as all sequences' windows have, by default.
+
+    Attributes:
+        calls: every batch that was decoded, or tried.
+        faults: number of a decode call, from 0 -> what it raises, after having written half of its batch.
+        before_decode: called at the beginning of each decode call, with its number.
+        poison: a token; no batch in which it stands can be decoded.
+        set_state_error: what set_state() raises.
+        hidden_cells: how many cells are in use by something that nobody knows of.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int = 64,
+        n_batch: int = 16,
+        n_seq_max: int = 1,
+        cuts: bool = True,
+        unified: bool | None = None,
+        n_cells: int | None = None,
+    ) -> None:
+        self.vocabulary = FakeVocabulary()
+        self.n_ctx = n_ctx
+        self.n_batch = n_batch
+        self.n_seq_max = n_seq_max
+        self.n_cells = n_ctx * n_seq_max if n_cells is None else n_cells
+        self.unified = n_seq_max > 1 if unified is None else unified
+        self.calls: list[list[Entry]] = []
+        self.faults: dict[int, Exception] = {}
+        self.before_decode: Callable[[int], None] = lambda call: None
+        self.poison: int | None = None
+        self.set_state_error: Exception | None = None
+        self.hidden_cells = 0
+        self._model = model
+        self._cuts = cuts
+        self._numbers = itertools.count()
+        self._cells: dict[int, list[Cell]] = {sequence: [] for sequence in range(n_seq_max)}
+        self._rows: dict[int, ctypes.Array[ctypes.c_float]] = {}
+
+    @property
+    def n_used(self) -> int:
+        """Cells that hold something; shared ones count once."""
+        return self.hidden_cells + len(set(itertools.chain.from_iterable(self._cells.values())))
+
+    def cached(self, sequence_id: int = 0) -> list[int]:
+        """The tokens that the model has seen in a sequence, in order."""
+        return [cell.token for cell in self._cells[sequence_id]]
+
+    def decode(self, batch: Sequence[Entry]) -> None:
+        """See base.Context."""
+        number = len(self.calls)
+        self.calls.append(list(batch))
+        self._check(batch)
+        for row in self._rows.values():
+            row[:] = [math.nan] * N_VOCAB
+        self._rows = {}
+        self.before_decode(number)
+        if self.n_used + len(batch) > self.n_cells:
+            raise NoRoom
+        fault = self.faults.get(number)
+        if self.poison in [entry.token for entry in batch]:
+            fault = DecodeError("llama.cpp could not decode it")
+        for index, entry in enumerate(batch[: len(batch) // 2] if fault else batch):
+            cells = self._cells[entry.sequence_id]
+            assert entry.position == len(cells), "a position is missing, or written twice"
+            cells.append(Cell(next(self._numbers), entry.token))
+            if entry.wants_logits:
+                self._rows[index] = (ctypes.c_float * N_VOCAB)(*self._model(self.cached(entry.sequence_id)))
+        if fault:
+            raise fault
+
+    def _check(self, batch: Sequence[Entry]) -> None:
+        assert 0 < len(batch) <= self.n_batch
+        slots = [entry.sequence_id for entry in batch]
+        assert slots == sorted(slots), "recurrent models need ascending slots"
+        for entry in batch:
+            assert 0 <= entry.token < N_VOCAB
+            assert entry.position < self.n_ctx, "written behind the context window"
+
+    def logits(self, index: int) -> int:
+        """See base.Context."""
+        return ctypes.addressof(self._rows[index])
+
+    def forget(self, sequence_id: int, start: int) -> bool:
+        """See base.Context."""
+        cells = self._cells[sequence_id]
+        if not self._cuts and 0 < start < len(cells):
+            return False
+        del cells[start:]
+        return True
+
+    def drop(self, sequence_id: int, start: int, end: int) -> bool:
+        """See base.Context. Like llama.cpp, it would move a shared cell for everybody."""
+        behind = self._cells[sequence_id][start:]
+        others = [cells for other, cells in self._cells.items() if other != sequence_id]
+        assert set(behind).isdisjoint(itertools.chain.from_iterable(others)), "another sequence's cells are moved"
+        if self._cuts:
+            del self._cells[sequence_id][start:end]
+        return self._cuts
+
+    def copy(self, source: int, target: int, length: int) -> bool:
+        """See base.Context."""
+        assert self.unified
+        assert not self._cells[target], "the target is not empty"
+        assert length <= len(self._cells[source])
+        if not self._cuts and length < len(self._cells[source]):
+            return False
+        self._cells[target] = self._cells[source][:length]
+        return True
+
+    def state(self, sequence_id: int) -> bytearray:
+        """See base.Context."""
+        return bytearray(json.dumps(self.cached(sequence_id)).encode())
+
+    def set_state(self, sequence_id: int, state: bytes, n_tokens: int) -> bool:
+        """See base.Context; a state that begins with "bad" is refused."""
+        self._cells[sequence_id] = []
+        if self.set_state_error is not None:
+            raise self.set_state_error
+        if n_tokens > self.n_ctx or state.startswith(b"bad") or self.n_used + n_tokens > self.n_cells:
+            return False
+        tokens = json.loads(state)
+        assert len(tokens) == n_tokens
+        self._cells[sequence_id] = [Cell(next(self._numbers), token) for token in tokens]
+        return True
