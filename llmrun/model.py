@@ -97,11 +97,15 @@ def open_ahead(name: str) -> None:
     """
     with suppress(LlmrunError):
         settings = load_settings()
-        if (settings.state_dir / TUNE_FILE).exists():
-            return  # the weights may be wanted in another order
         path = locate(name, settings).path
-        if path is not None and path.is_file():
-            runner.prestarted().open_ahead(str(path.absolute()))
+        if path is None or not path.is_file():
+            return
+        if (settings.state_dir / TUNE_FILE).exists():  # spares every other start the import
+            from llmrun.planning.tuned import loads_as_usual
+
+            if not loads_as_usual(path, settings.state_dir):
+                return
+        runner.prestarted().open_ahead(str(path.absolute()))
 
 
 class Model:

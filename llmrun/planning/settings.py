@@ -1,6 +1,7 @@
-"""The settings of an engine that change its speed and nothing else (the KV type aside), as one value.
+"""The settings of an engine that change its speed, as one value.
 
-Owns how they get into a Load and into the engine's environment, and their names in words; must not know which are fast.
+Owns how they get into a Load and into the engine's environment, their names in words, and which of them can change
+answers too; must not know which are fast.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ SPINS = 2000
 class EngineSettings:
     """How an engine computes.
 
+    Other kernels round otherwise, and where two tokens are nearly as likely as each other that changes a greedy answer:
+    flash attention, repack, and with flash attention the threads of decode. A quantized KV cache loses precision, too.
+
     Attributes:
         threads: for decode.
         threads_batch: for prefill.
         n_ubatch: most tokens that are computed at once in prefill.
         flash_attention: as in Load.
-        kv_type: of keys and values in the KV cache; the only one here that answers depend on.
+        kv_type: of keys and values in the KV cache.
         repack: as in Load.
         mmap: as in Load.
         spins: of libgomp's threads, see SPINS.
@@ -78,12 +82,24 @@ class EngineSettings:
             variables["GLIBC_TUNABLES"] = ":".join(filter(None, others))
         return variables
 
-    def changes(self, default: EngineSettings) -> tuple[str, ...]:
-        """What differs from other settings, in words, e.g. ("repack off", "2 batch threads")."""
-        names = (field.name for field in fields(self))
+    @property
+    def loads_as_usual(self) -> bool:
+        """Whether weights that were loaded before anybody asked for these settings will do."""
+        return self.repack and self.mmap and not self.environment
+
+    def changes(self, default: EngineSettings, *, in_answers: bool = False) -> tuple[str, ...]:
+        """What differs from other settings, in words, e.g. ("repack off", "2 batch threads").
+
+        Args:
+            in_answers: only what a greedy answer can depend on.
+        """
+        names = _ROUNDING if in_answers else [field.name for field in fields(self)]
         return tuple(
             words(name, getattr(self, name)) for name in names if getattr(self, name) != getattr(default, name)
         )
+
+
+_ROUNDING = ("threads", "flash_attention", "kv_type", "repack")
 
 
 _WORDS = {"flash_attention": "flash attention", "kv_type": "KV cache", "huge_pages": "huge pages"}

@@ -125,6 +125,30 @@ def remembered(header: Header, hardware: Hardware, folder: Path) -> Tuned | None
     return next((_tuned(entry) for entry in entries if entry.get("key") == key), None)
 
 
+def loads_as_usual(path: Path, folder: Path) -> bool:
+    """Whether the weights can be loaded before it is known which settings an answer gets: all of them load it alike.
+
+    Args:
+        path: of the model. It is only read where the settings of some model load it otherwise.
+        folder: config.Settings.state_dir.
+
+    Raises:
+        BadModelError: the file is damaged.
+    """
+    found = [tuned for entry in _entries(folder) if (tuned := _tuned(entry)) is not None]
+    if all(_keep_usual_weights(tuned) for tuned in found):
+        return True
+    from llmrun.gguf.reader import read_header
+    from llmrun.planning.hardware import probe
+
+    own = remembered(read_header(path), probe(), folder)
+    return own is None or _keep_usual_weights(own)
+
+
+def _keep_usual_weights(tuned: Tuned) -> bool:
+    return all(profile.settings.loads_as_usual for profile in tuned.others)
+
+
 def summaries(hardware: Hardware, folder: Path) -> list[str]:
     """What was found on this machine with the llmrun that is installed, a line each, the latest first."""
     entries = _entries(folder)

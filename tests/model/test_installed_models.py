@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.installed import Installed, Running
+from support.installed import WITHOUT_END, Installed, Running
 from support.model_disk import put_lm_studio, put_ollama, tree
 
 ANSWER = ("hi", "--temp", "0", "--max-tokens", "4")
@@ -58,7 +58,7 @@ def test_imported_verified_run_and_removed(
 def test_a_model_that_answers_is_not_removed(llmrun: Installed, place: dict[str, str], model_path: Path) -> None:
     assert llmrun.run("import", str(model_path), "--name", "me/mine", env=place).returncode == 0
     with subprocess.Popen(
-        [llmrun.command, "run", "me/mine", "--json", "Count to a million."],
+        [llmrun.command, "run", "me/mine", "--json", *WITHOUT_END, "Count to a million."],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

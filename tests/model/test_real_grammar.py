@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from support.grammar_cases import GRAMMARS, SCHEMAS
 from support.grammar_twin import Twin
+from support.plain_llama import SMOLLM2_PROMPT, assert_greedy
 
 import llmrun
 from llmrun.errors import BadGrammarError
@@ -65,8 +67,10 @@ def test_a_bad_grammar_that_got_past_the_front_leaves_the_engine_alive(model: ll
     assert answer(model, "Hi", read_json_schema('{"const": [1]}')) == ("[1]", "stop")
 
 
-def test_the_same_question_without_a_grammar_is_free_again(model: llmrun.Model) -> None:
-    asked = [llmrun.Message("user", "Why is the sky blue?")]
-    events = model.chat(asked, sampling=GREEDY, limits=llmrun.Limits(max_tokens=8))
+def test_the_same_question_without_a_grammar_is_free_again(model: llmrun.Model, model_path: Path) -> None:
+    question = "Why is the sky blue?"
+    prompt = SMOLLM2_PROMPT.format(question)
+    assert answer(model, question, read_json_schema('{"const": [1]}')) == ("[1]", "stop")
+    events = model.chat([llmrun.Message("user", question)], sampling=GREEDY, limits=llmrun.Limits(max_tokens=8))
     text = "".join(event.text for event in events if isinstance(event, llmrun.TextDelta))
-    assert text.startswith("The sky is blue because of")
+    assert_greedy(model_path, (prompt, ""), (prompt, text))

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from support.installed import Installed
 
-from llmrun.bench.tune import EngineSettings, Profile, Tuned, remember
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
+from llmrun.planning.settings import EngineSettings
+from llmrun.planning.tuned import Profile, Tuned, remember
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def axes_for(header: Header, hardware: Hardware, default: EngineSettings, *, kv:
     """What to try, the most promising first; what needs the model to be loaded again comes late.
 
     Args:
-        kv: the KV cache may be quantized, which changes answers.
+        kv: the KV cache may be quantized, which loses precision.
     """
     both = (PREFILL, DECODE)
     flips = "on" if default.flash_attention == "off" else "off"

@@ -48,7 +48,7 @@ def tune(
         plan: of the defaults.
         seconds: that it may take.
         depth: tokens in the context while decode is measured; None is what the time allows.
-        kv: try a quantized KV cache too, which changes answers.
+        kv: try a quantized KV cache too, which loses precision.
 
     Raises:
         UsageError: seconds or depth make no sense, or the time is too short for this model.

@@ -117,6 +117,10 @@ def _show_gain(output: Output, name: str, found: Found) -> None:
         output.text(f"{name}: the defaults are best here")
         return
     output.text(f"{name}: prefill ×{tuned.prefill_gain:.2f}, decode ×{tuned.decode_gain:.2f} of the defaults")
+    profiles = [profile.settings.changes(tuned.default.settings, in_answers=True) for profile in tuned.others]
+    changes = sorted({change for each in profiles for change in each})
+    if changes:
+        output.note(f"other kernels round otherwise: a --temp 0 answer can change ({', '.join(changes)})")
     if len(tuned.others) > 1 or any("slower" in (each.prefill.kind, each.decode.kind) for each in found.compared):
         output.note("which of them is used depends on how long prompt and answer are going to be")
     output.note(f"remembered for models of this shape on this machine; llmrun tune {name} --forget undoes it")

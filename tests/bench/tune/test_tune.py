@@ -13,7 +13,6 @@ import pytest
 from support.gguf_writer import tiny_model, write
 
 from llmrun.bench.statistics import Verdict
-from llmrun.bench.tune import EngineSettings, Profile, Tuned, choose, forget, remember, remembered
 from llmrun.bench.tune.axes import _memory_axes, axes_for, thread_counts
 from llmrun.bench.tune.run import Outcome, keep
 from llmrun.bench.tune.search import Compared, Found, Tried, Trying
@@ -21,7 +20,8 @@ from llmrun.errors import ResourceError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.tuned import summaries
+from llmrun.planning.settings import EngineSettings
+from llmrun.planning.tuned import Profile, Tuned, choose, forget, remember, remembered, summaries
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.messages import Load
 from llmrun.ui.terminal.output import Output
@@ -237,6 +237,17 @@ def test_table() -> None:
     assert gain == "tiny: prefill ×1.67, decode ×1.10 of the defaults"
     assert "--forget" in stderr.getvalue()
     assert "meanwhile other programs used 1.5 of 2 cores" in stderr.getvalue()
+
+
+def test_what_can_change_a_greedy_answer_is_said() -> None:
+    out, _, stderr = output()
+    show_outcome(out, "tiny", outcome(), TUNED)
+    assert "--temp 0" in stderr.getvalue()
+    assert "(3 threads, repack off)" in stderr.getvalue()
+    others = (replace(FAST_START, settings=replace(DEFAULT, n_ubatch=128, huge_pages=True, mmap=False)),)
+    out, _, stderr = output()
+    show_outcome(out, "tiny", outcome(tuned=replace(TUNED, others=others)), TUNED)
+    assert "--temp 0" not in stderr.getvalue()
 
 
 def test_defaults_that_are_best_are_said_to_be() -> None:
