@@ -25,7 +25,7 @@ def test_a_batch_that_fails(error: DecodeError, code: str, call: int) -> None:
     talk.context.faults[call] = error
     talk.ask("x" * 10)
     talk.run()
-    assert talk.failed() == Failed(code, "no", error.why, "", 1)
+    assert talk.failed() == Failed(1, code, "no", error.why)
     assert talk.context.cached() == []
     assert talk.answer("x" * 10) == ("abc", "stop"), "the engine lives on"
     assert talk.started().reused_tokens == 0
