@@ -79,7 +79,7 @@ except BadModelError as error:
 @pytest.mark.parametrize(
     ("kind", "tokens", "text", "why"),
     [
-        ("rwkv", ["t", "<", "tea", "of"], "of x", "begin with b'o', but no such token"),
+        ("rwkv", ["t", "<", "tea", "of"], "ox", "begin with b'o', but no such token"),
         ("rwkv", ["t", "<", "tea", "\\x00"], "tea x", "no token for something in the text"),
         ("llama", ["<unk>", "<s>", "</s>", *map(chr, range(32, 127))], "x", "no token for the byte 0x00"),
     ],
