@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.chat.conversation import model_used
-from llmrun.chat.store.files import write_whole
 from llmrun.chat.store.turns import Answer, answer_of, plain_facts
 from llmrun.errors import UsageError
 from llmrun.model import Model
 from llmrun.planning.hardware import probe
 from llmrun.protocol.jobs import from_json
 from llmrun.protocol.messages import AnswerRequest, Finished, as_dict
+from llmrun.storage import write_whole
 
 _KIND, _VERSION = "llmrun-record", 1
 _REQUEST = ("messages", "prompt", "template", "grammar", "thinking", "thinking_tokens")  # sampling is the answer's

@@ -307,7 +307,7 @@ class Chat:
 
     def _export(self, rest: str) -> None:
         from llmrun.chat.store.export import export, format_for
-        from llmrun.chat.store.files import write_whole
+        from llmrun.storage import write_whole
 
         form = format_for(rest)
         if form is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,6 +24,7 @@ from llmrun.planning.settings import EngineSettings
 from llmrun.planning.speed import fingerprint
 from llmrun.protocol.jobs import from_json
 from llmrun.protocol.messages import as_dict
+from llmrun.storage import disk_errors, write_whole
 
 _SCHEMA = 1
 _MOST_BYTES = 1 << 20
@@ -168,7 +168,7 @@ def remember(tuned: Tuned, header: Header, hardware: Hardware, folder: Path, nam
         name: of the model, for people.
 
     Raises:
-        OSError: the folder can't be written.
+        LlmrunError: the folder can't be written.
     """
     key = _key(header, hardware)
     others = [entry for entry in _entries(folder) if entry.get("key") != key]
@@ -179,7 +179,7 @@ def forget(header: Header, hardware: Hardware, folder: Path) -> bool:
     """Go back to the defaults; whether there was something to forget.
 
     Raises:
-        OSError: the folder can't be written.
+        LlmrunError: the folder can't be written.
     """
     key = _key(header, hardware)
     entries = _entries(folder)
@@ -275,14 +275,9 @@ def _is_usable(profile: Profile) -> bool:
 
 def _write(folder: Path, entries: list[dict[str, Any]]) -> None:
     """An empty file is none: who sees one waits for what it says."""
-    if not entries:
-        (folder / TUNE_FILE).unlink(missing_ok=True)
+    path = folder / TUNE_FILE
+    if entries:
+        write_whole(path, json.dumps({"schema": _SCHEMA, "entries": entries}), makes_folder=True)
         return
-    temporary = folder / f"{TUNE_FILE}.{os.getpid()}"
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        temporary.write_text(json.dumps({"schema": _SCHEMA, "entries": entries}), encoding="utf-8")
-        temporary.replace(folder / TUNE_FILE)
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+    with disk_errors(path):
+        path.unlink(missing_ok=True)

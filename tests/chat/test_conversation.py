@@ -92,7 +92,7 @@ def test_turns_are_sent_and_saved(talk: Talk) -> None:
     talk.say("one")
     talk.say("two")
     assert [message.content for message in talk.model.seen[1]] == ["one", "answer 1", "two"]
-    assert Sessions(talk.store._path.parent).open().messages() == talk.chat.messages()
+    assert Sessions(talk.store.folder).open().messages() == talk.chat.messages()
     assert talk.chat.last_answer is not None
     assert talk.chat.last_answer.model.name == "fake"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -23,14 +22,6 @@ def chat(llmrun: Installed) -> Terminal:
     terminal = llmrun.terminal(*GREEDY, "--max-tokens", "12")
     terminal.wait(terminal.at_prompt)
     return terminal
-
-
-def exported(chat: Terminal, folder: Path) -> list[str]:
-    """What was said in a chat, the user's and the model's turns one after the other."""
-    file = folder / "chat.jsonl"
-    file.unlink(missing_ok=True)
-    chat.ask(f"/export {file}")
-    return [json.loads(line)["content"] for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def prompt_tokens(*turns: str) -> int:
@@ -122,7 +113,7 @@ def test_the_engines_death_leaves_the_conversation(llmrun: Installed, tmp_path: 
     chat = llmrun.terminal(*GREEDY, *WITHOUT_END)
     chat.wait(chat.at_prompt)
     stopped_answer(chat, "Why is the sky blue?")
-    before = exported(chat, tmp_path)
+    before = chat.exported(tmp_path)
     chat.type("Write the numbers from 1 to 1000, one a line")
     chat.wait(lambda: "decode" in chat.lines[-1])
     chat.engine.send_signal(cause)
@@ -140,7 +131,7 @@ def test_the_engines_death_leaves_the_conversation(llmrun: Installed, tmp_path: 
 
 def test_the_engines_death_at_the_prompt_is_healed(chat: Terminal, tmp_path: Path) -> None:
     chat.ask("Why is the sky blue?")
-    before = exported(chat, tmp_path)
+    before = chat.exported(tmp_path)
     engine = chat.engine
     engine.kill()
     assert eventually(lambda: gone(engine), SECONDS)
