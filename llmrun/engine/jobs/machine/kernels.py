@@ -257,8 +257,8 @@ def _keep_memory() -> None:
 
 def start_llama() -> Any:
     """llama.cpp, loaded as the engine loads it."""
+    from llmrun.engine.environment import set_environment
     from llmrun.engine.llama.library import import_llama
-    from llmrun.engine.main import set_environment
 
     set_environment()
     llama = import_llama()
