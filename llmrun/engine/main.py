@@ -25,8 +25,9 @@ from llmrun.engine import environment
 from llmrun.engine.channel import Channel, Outbox
 from llmrun.engine.llama.base import Aborted
 from llmrun.errors import CancelledError, LlmrunError
+from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.frames import FrameError
-from llmrun.protocol.jobs import JobKind, from_json
+from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.messages import (
     Cancel,
     Command,
@@ -45,7 +46,6 @@ from llmrun.protocol.messages import (
     Open,
     SaveState,
     Stats,
-    as_dict,
 )
 
 if TYPE_CHECKING:
