@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
+from llmrun.engine.llama.base import ALLOCATING
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import Tags, ThinkingBudget, opens, thinking_tags
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
@@ -159,9 +160,10 @@ class Preparer:
         else:
             if isinstance(request, Generate):
                 self._refuse_endless(asked.messages)
-            send(Rendering(request.request))
-            template = self._chat_template(asked.template)
-            parts = template.render(asked.messages, self._control_texts(), thinking=asked.thinking)
+            with ALLOCATING:
+                send(Rendering(request.request))
+                template = self._chat_template(asked.template)
+                parts = template.render(asked.messages, self._control_texts(), thinking=asked.thinking)
             send(Rendered(request.request))
             empty = UsageError(
                 "the prompt is empty",

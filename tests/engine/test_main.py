@@ -20,6 +20,7 @@ from llmrun.engine.main import EngineProcess
 from llmrun.engine.service import LoadedModel
 from llmrun.protocol.frames import encode
 from llmrun.protocol.messages import (
+    AnswerRequest,
     Cancel,
     Count,
     Counted,
@@ -187,7 +188,7 @@ def running() -> Running:
 
 
 def ask(request: int, text: str = "Hi", most: int | None = 5) -> Generate:
-    return Generate(request, (Message("user", text),), limits=Limits(most))
+    return Generate(request, AnswerRequest((Message("user", text),), limits=Limits(most)))
 
 
 def kinds(events: list[Event], request: int) -> list[str]:
@@ -223,7 +224,7 @@ def test_counting_does_not_wait_for_a_step(running: Running) -> None:
     gate = running.gate_in_decode(0)
     running.channel.say(ask(1))
     gate.wait()
-    running.channel.say(Count(2, (Message("user", "Hi"),)))
+    running.channel.say(Count(2, AnswerRequest((Message("user", "Hi"),))))
     assert running.channel.wait(lambda event: isinstance(event, Counted)) == Counted(2, (2,), 2)
     assert running.channel.sent[-3:-1] == [Rendering(2), Rendered(2)]
     gate.open()
@@ -272,7 +273,9 @@ def test_a_request_can_be_cancelled_while_another_is_computed(running: Running) 
     assert running.channel.finished(1).reason == "length"
 
 
-@pytest.mark.parametrize("command", [Load("/x.gguf", 1, 1, request=3), Job(3, "bench", {}), Count(3, ())], ids=str)
+@pytest.mark.parametrize(
+    "command", [Load("/x.gguf", 1, 1, request=3), Job(3, "bench", {}), Count(3, AnswerRequest())], ids=str
+)
 def test_whatever_waits_can_be_cancelled(command: Any) -> None:
     running = Running()
     gate = running.gate_in_preparing(1)

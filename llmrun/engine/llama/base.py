@@ -5,10 +5,14 @@ Owns the seam; knows nothing of text layout, chat, sampling or scheduling.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from llmrun.errors import LlmrunError
+
+ALLOCATING = threading.Lock()
+"""Held while a KV cache grows, and while a chat template runs: the cap on its memory is the whole process's."""
 
 
 class Aborted(Exception):  # noqa: N818 - an answer, not an error

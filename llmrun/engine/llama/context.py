@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
-from llmrun.engine.llama.base import Aborted, DecodeError, Entry, NoRoom
+from llmrun.engine.llama.base import ALLOCATING, Aborted, DecodeError, Entry, NoRoom
 from llmrun.engine.llama.library import function
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadModelError, OutOfMemoryError
@@ -219,7 +219,8 @@ class LlamaContext:
         if self._room >= self._most:
             raise NoRoom
         try:
-            self._grow(min(self._most, max(2 * self._room, self._room + n_tokens)))
+            with ALLOCATING:
+                self._grow(min(self._most, max(2 * self._room, self._room + n_tokens)))
         except OutOfMemoryError:
             if not self.unified:
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from support.hf_writer import files_of, write
 
 from llmrun import _native
 from llmrun.convert.job import convert_folder
-from llmrun.engine.llama.base import Aborted, DecodeError, Entry, NoRoom
+from llmrun.engine.llama.base import ALLOCATING, Aborted, DecodeError, Entry, NoRoom
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import OutOfMemoryError
@@ -78,6 +79,18 @@ def alone(model: LlamaModel, ids: list[int]) -> Any:
 
 
 # ---- growing
+
+
+def test_a_cache_does_not_grow_while_a_template_runs(model: LlamaModel) -> None:
+    """What a template may allocate is capped by a limit of the whole process."""
+    with opened(model, 2048, STEP) as context:
+        thread = threading.Thread(target=read, args=(context, tokens(1, 2 * STEP)))
+        with ALLOCATING:
+            thread.start()
+            thread.join(0.5)
+            assert thread.is_alive()
+        thread.join()
+        assert context.predicts
 
 
 def test_one_sequence_grows_up_to_its_window(model: LlamaModel) -> None:
