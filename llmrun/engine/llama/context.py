@@ -335,12 +335,11 @@ class _Batch:
         self._tokens, self._positions, self._sequences = ((ctypes.c_int32 * size)() for _ in range(3))
         self._wanted = (ctypes.c_int8 * size)()
         self._counts = (ctypes.c_int32 * size)(*[1] * size)
-        ids = ctypes.POINTER(ctypes.c_int32)
-        start = ctypes.addressof(self._sequences)
-        step = ctypes.sizeof(ctypes.c_int32)
-        self._ids = (ids * size)(*(ctypes.cast(start + i * step, ids) for i in range(size)))
+        start, step = ctypes.addressof(self._sequences), ctypes.sizeof(ctypes.c_int32)
+        self._ids = (ctypes.c_void_p * size)(*range(start, start + step * size, step))
+        ids = ctypes.cast(self._ids, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
         self.native = llama.llama_batch(
-            token=self._tokens, pos=self._positions, n_seq_id=self._counts, seq_id=self._ids, logits=self._wanted
+            token=self._tokens, pos=self._positions, n_seq_id=self._counts, seq_id=ids, logits=self._wanted
         )
 
     def fill(self, batch: Sequence[Entry]) -> int:
