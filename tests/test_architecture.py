@@ -18,7 +18,7 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 # Foreign package -> the only places that may import it: files, or folders with a slash at the end.
 HOMES = {
     "llama_cpp": ("engine/llama/",),
-    "jinja2": ("engine/prompt/template.py", "engine/main.py"),
+    "jinja2": ("engine/prompt/template.py", "engine/environment.py"),
     "rich": ("ui/",),
     "prompt_toolkit": ("ui/",),
     "typer": ("cli/",),

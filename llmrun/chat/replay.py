@@ -18,8 +18,8 @@ from llmrun.chat.store.turns import Answer, answer_of, plain_facts
 from llmrun.errors import UsageError
 from llmrun.model import Model
 from llmrun.planning.hardware import probe
-from llmrun.protocol.jobs import from_json
-from llmrun.protocol.messages import AnswerRequest, Finished, as_dict
+from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.messages import AnswerRequest, Finished
 from llmrun.storage import write_whole
 
 _KIND, _VERSION = "llmrun-record", 1

@@ -8,7 +8,7 @@ Owns what can be said; must not know processes, llama.cpp, or how it is written 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from llmrun.errors import BY_CODE, LlmrunError, UsageError
@@ -467,18 +467,3 @@ Event = (
     | Failed
 )
 Frame = Command | Event
-
-
-def as_dict(value: Any) -> dict[str, Any]:
-    """A dataclass as plain JSON data, nested ones included."""
-    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "__dataclass_fields__"):
-        return as_dict(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return value

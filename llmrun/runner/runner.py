@@ -25,8 +25,9 @@ from llmrun.errors import (
     OutOfMemoryError,
     UsageError,
 )
+from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.frames import PREFIX_BYTES, FrameError, decode, encode, frame_length
-from llmrun.protocol.jobs import JobKind, from_json
+from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.messages import (
     Cancel,
     Command,
@@ -53,7 +54,6 @@ from llmrun.protocol.messages import (
     StateSaved,
     Stats,
     TextDelta,
-    as_dict,
     rendering_share,
 )
 from llmrun.runner.launch import Launched, launch, take_prestarted

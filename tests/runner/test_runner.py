@@ -428,8 +428,8 @@ def test_the_engine_makes_no_core_dumps_and_no_debugger(engine: Runner) -> None:
 
 def test_what_prints_in_the_engine_does_not_disturb_the_pipe() -> None:
     program = (
-        "import llmrun.engine.main as m, os\n"
-        "channel = m._private_channel()\n"
+        "from llmrun.engine.channel import Channel; import os\n"
+        "channel = Channel.private()\n"
         "print('hello from a library', flush=True); os.system('echo and from C')\n"
         "from llmrun.protocol.messages import Rendering, Finished, Stats\n"
         "channel.send(Rendering(1)); channel.send(Finished(1, 'stop', Stats()))\n"
@@ -440,37 +440,3 @@ def test_what_prints_in_the_engine_does_not_disturb_the_pipe() -> None:
         assert list(runner.generate(ASK)) == [Finished(1, "stop", Stats())]
     finally:
         runner.close()
-
-
-def test_a_cancel_sets_the_flag_before_it_can_be_handled() -> None:
-    """Else a quick main thread clears the flag first, and every later computation is stopped by it."""
-    from llmrun.engine.main import EngineProcess
-    from llmrun.protocol.messages import Cancel
-
-    class Ends(BaseException):
-        pass
-
-    class OneCancel:
-        """A channel with one frame."""
-
-        frames = iter([Cancel(1)])
-
-        def receive(self) -> Cancel:
-            for frame in self.frames:
-                return frame
-            raise Ends
-
-        def send(self, event: object) -> None:
-            raise AssertionError("nothing is sent")
-
-    process = EngineProcess(OneCancel())  # type: ignore[arg-type]
-    states: list[bool] = []
-
-    class Inbox:
-        def put(self, command: object) -> None:
-            states.append(process._flag.is_set)
-
-    process._inbox = Inbox()  # type: ignore[assignment]
-    with pytest.raises(Ends):
-        process._read()
-    assert states == [True]

@@ -162,8 +162,10 @@ class Engine:
         waiting = [active.n_waiting for active in self._active]
         if sum(waiting) >= budget(waiting, self._context.n_batch, _MIXED_BATCH):
             return False
-        self._crowded = not self._slots.admits(sequence.tokens)
-        return not self._crowded
+        if self._slots.admits(sequence.tokens, sum(waiting)):
+            return True
+        self._crowded = sum(waiting) == len(waiting)  # until then, what others prefill may be its beginning too
+        return False
 
     def _preempt(self) -> None:
         """Send the youngest back to the front of the queue, with all but its part of the KV cache."""

@@ -39,6 +39,8 @@ class Vocabulary(Protocol):
         n_tokens: how many there are, and floats of one row of logits.
         suppressed: tokens the model's makers say must never be sampled.
         control_texts: texts that tokenize(special=True) turns into control tokens.
+        bos_text: of the begin-of-sequence token, "" where there is none.
+        eos_text: the same for the end-of-sequence token.
     """
 
     @property
@@ -49,6 +51,12 @@ class Vocabulary(Protocol):
 
     @property
     def control_texts(self) -> tuple[str, ...]: ...
+
+    @property
+    def bos_text(self) -> str: ...
+
+    @property
+    def eos_text(self) -> str: ...
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
         """Token ids of text, without a begin-of-sequence token; with special, text of control tokens becomes those."""

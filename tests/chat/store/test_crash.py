@@ -97,7 +97,7 @@ def test_kill_at_200_random_moments(tmp_path: Path, writers: subprocess.Popen[st
         pid = next(line for line in writers.stdout if line.endswith(" began\n")).split()[0]
         # The moment is a number of turns and a little more, so that a busy machine sees the same ones.
         turns = chance.choice((0, 0, 2, 4))
-        opened = killed = False
+        opened, killed, line = False, False, ""
         while not killed or line != f"{pid} ended\n":
             if not turns and not killed:
                 time.sleep(chance.choice((0.001, 0.004, 0.02)) * chance.random())
