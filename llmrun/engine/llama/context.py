@@ -67,7 +67,9 @@ class LlamaContext:
         self.n_outputs = max(n_outputs, load.n_seq_max)
         # One pool of cells is one window to llama.cpp, which would choose the factors of LongRoPE by its size.
         self.unified = load.n_seq_max > 1 and not model.rope_depends_on_window
-        self.n_cells = load.n_cells or load.n_ctx * load.n_seq_max
+        self.n_cells = load.n_ctx * load.n_seq_max
+        if self.unified and load.n_cells:
+            self.n_cells = min(load.n_cells, self.n_cells)
         self._watched = self._llama.ggml_backend_sched_eval_callback(self._called(watch)) if watch else None
         self._failure: BaseException | None = None  # what a watcher raised
         self._shifted: set[int] = set()  # sequences whose keys the next decode turns to their new positions
