@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 from llmrun.errors import BadModelError
@@ -64,17 +65,18 @@ class LlamaVocabulary:
         """Find the texts of all control tokens, and what the tokenizer can't do without."""
         llama, vocab = self._llama, self.pointer
         attribute = llama.llama_vocab_get_attr
-        special = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
-        tokens = [token for token in range(self.n_tokens) if attribute(vocab, token) & special]
-        self._control_texts = tuple(map(self._text, tokens))
+        attributes = [attribute(vocab, token) for token in range(self.n_tokens)]
+        control = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
+        self._control_texts = tuple(self._text(token) for token, found in enumerate(attributes) if found & control)
         if self._kind == _SENTENCE_PIECE:
-            self._damage = self._missing_byte()
+            usual = [token for token, found in enumerate(attributes) if found & llama.LLAMA_TOKEN_ATTR_BYTE]
+            self._damage = self._missing_byte(usual) and self._missing_byte(range(self.n_tokens))
         elif self._kind == _RWKV:
             self._damage = self._missing_beginning()
 
-    def _missing_byte(self) -> str:
+    def _missing_byte(self, tokens: Iterable[int]) -> str:
         """SentencePiece spells what it does not know in byte tokens, and throws where there is none."""
-        texts = {self._raw_text(token) for token in range(self.n_tokens)}
+        texts = set(map(self._raw_text, tokens))
         missing = [byte for byte in range(256) if not texts & {b"<0x%02X>" % byte, bytes([byte])}]
         return f"it has no token for the byte 0x{missing[0]:02X}" if missing else ""
 

@@ -195,6 +195,59 @@ def test_keys_that_moved_are_turned_before_the_cache_grows(model: LlamaModel) ->
     assert same(found[0], found[1])
 
 
+# ---- several sequences at once
+
+
+def ubatches(model: LlamaModel, n_sequences: int) -> tuple[list[int], bool]:
+    """How often the weights are read in each step, while sequences end in any order and others begin; and the layout.
+
+    Every sequence has a token a step, and a prompt of some in its first; the ids in use have gaps.
+    """
+    outputs = 0
+
+    def watch(tensor: Any, ask: bool) -> bool:
+        nonlocal outputs
+        outputs += tensor.plain_name == "result_output"
+        return False
+
+    chance, found = random.Random(n_sequences), []
+    load = Load(model.path, STEP, STEP, n_batch=512, n_seq_max=n_sequences)
+    context = LlamaContext(model, load, watch=watch)
+    lengths = dict.fromkeys(range(n_sequences), 0)
+    for _ in range(40):
+        for sequence in [sequence for sequence, length in lengths.items() if length > chance.randint(2, 30)]:
+            context.forget(sequence, 0)
+            del lengths[sequence]
+        for sequence in set(range(n_sequences)) - set(lengths):
+            if chance.random() < 0.5 or not lengths:
+                lengths[sequence] = 0
+        batch = []
+        for sequence, length in sorted(lengths.items()):
+            batch += entries(tokens(length, 1 if length else chance.randint(2, 20)), length, sequence)
+            lengths[sequence] = batch[-1].position + 1
+        outputs = 0
+        context.decode(batch)
+        found.append(outputs)
+    context.close()
+    return found, context.unified
+
+
+@pytest.mark.parametrize("n_sequences", [2, 4, 8, 16])
+def test_any_mix_of_sequences_goes_through_the_model_at_once(model: LlamaModel, n_sequences: int) -> None:
+    steps, unified = ubatches(model, n_sequences)
+    assert unified
+    assert set(steps) == {1}
+
+
+def test_where_positions_depend_on_the_window_each_sequence_has_its_own(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(model.__dict__, "rope_depends_on_window", True)
+    steps, unified = ubatches(model, 8)
+    assert not unified
+    assert max(steps) > 1, "the price of it, and what this comparison can see"
+
+
 # ---- copying, states
 
 

@@ -100,3 +100,10 @@ def test_an_rwkv_vocabulary_with_all_that_it_needs(tmp_path: Path) -> None:
     with pytest.raises(BadModelError, match="vocabulary can't be used"):
         model.vocabulary.tokenize("tx", special=False)
     model.close()
+
+
+def test_byte_tokens_that_are_not_called_so(tmp_path: Path) -> None:
+    path = file_with(tmp_path, list(RUNNABLE_VOCABULARY), **{"tokenizer.ggml.model": "llama"})
+    model = LlamaModel(str(path), 0, _native.CancelFlag())
+    assert len(model.vocabulary.tokenize("\u00fc", special=False)) == 3
+    model.close()
