@@ -61,9 +61,9 @@ def column_sums(path: Path, text: str, n_ctx: int, chunks: int, names: Sequence[
     return dict(found)
 
 
-def quantize(source: Path, target: Path, file_type: int, weights: dict[str, list[float]] | None = None) -> None:
+def quantize(source: Path, target: Path, kind: str, weights: dict[str, list[float]] | None = None) -> None:
     """What llama-quantize does; weights are those of an importance matrix, divided by their counts."""
-    problem = _do("quantize", source=str(source), target=str(target), file_type=file_type, weights=weights or {})
+    problem = _do("quantize", source=str(source), target=str(target), kind=kind, weights=weights or {})
     assert not problem, problem
 
 
@@ -208,10 +208,10 @@ def _column_sums(path: str, text: str, n_ctx: int, chunks: int, names: list[str]
     return {name: values.tolist() for name, values in sums.items()}
 
 
-def _quantize(source: str, target: str, file_type: int, weights: dict[str, list[float]]) -> str:
+def _quantize(source: str, target: str, kind: str, weights: dict[str, list[float]]) -> str:
     llama = import_llama()
     params = llama.llama_model_quantize_default_params()
-    params.ftype, params.allow_requantize = file_type, True
+    params.ftype, params.allow_requantize = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{kind}"), True
     rows = (llama.llama_model_imatrix_data * (len(weights) + 1))()
     for row, (name, values) in zip(rows, weights.items(), strict=False):
         row.name, row.size, row.data = name.encode(), len(values), (ctypes.c_float * len(values))(*values)

@@ -83,7 +83,7 @@ def writers(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
         assert process.stdin is not None
         process.stdin.close()
-        process.wait(10)
+        process.wait(60)
 
 
 def test_kill_at_200_random_moments(tmp_path: Path, writers: subprocess.Popen[str]) -> None:

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 
 import pytest
+from support.effort import loop_seconds
 from support.fake_context import BEGIN, END, N_VOCAB, TURN, FakeVocabulary, tokens_of
 from support.grammar_cases import BROKEN_FOR_LLGUIDANCE, BROKEN_GRAMMARS, BROKEN_SCHEMAS, GRAMMARS, SCHEMAS
 from support.grammar_twin import Twin
@@ -22,7 +23,7 @@ from llmrun.engine.constraint.matcher import Matcher, compile_grammar
 from llmrun.errors import BadGrammarError
 from llmrun.grammar import Grammar, gbnf, read_grammar, read_json_schema
 
-MOST_SECONDS = 1.0  # of processor time, whatever else the machine does
+MOST_LOOPS = 200  # about a second on an idle machine
 WORDS = [b"ab", b"abc", b"bc", b"aa", b"ab", b'{"', b'": ', b", ", "ü".encode(), "ü".encode()[:1] + b"a"]
 STOP = N_VOCAB + len(WORDS)  # a second token that ends answers
 
@@ -291,7 +292,7 @@ def test_what_only_the_engine_finds_is_named_too(name: str, plain: FakeVocabular
     began = time.process_time()
     with pytest.raises(BadGrammarError) as caught:
         compile_grammar(grammar, plain)
-    assert time.process_time() - began < 2 * MOST_SECONDS
+    assert time.process_time() - began < 2 * MOST_LOOPS * loop_seconds()
     assert case.place in str(caught.value)
     assert case.why in str(caught.value)
     assert len(str(caught.value)) < 500
@@ -333,7 +334,7 @@ def test_a_grammar_that_asks_for_much_takes_little_or_is_refused(name: str, voca
         constraint = compile_grammar(Grammar("gbnf", GREEDY[name]), vocabulary)
         for _ in range(20):
             constraint.accept(allowed(constraint)[0])
-    assert time.process_time() - began < 5 * MOST_SECONDS
+    assert time.process_time() - began < 5 * MOST_LOOPS * loop_seconds()
 
 
 @pytest.mark.parametrize("kind", ["gbnf", "lark", "json_schema"])
@@ -346,6 +347,7 @@ def test_whatever_is_written_the_engine_lives(kind: str, plain: FakeVocabulary) 
             '%llguidance {}\nstart: A | b\nA[max_tokens=5]: /x/i\nb: %json {"type": "object"}\n%ignore / /\n',
         ],
     }[kind]
+    slowest = 0.0
     for text in mutations(texts, seed=5):
         began = time.process_time()
         try:
@@ -354,7 +356,8 @@ def test_whatever_is_written_the_engine_lives(kind: str, plain: FakeVocabulary) 
             constraint.forced()
         except BadGrammarError:
             pass
-        assert time.process_time() - began < MOST_SECONDS, text
+        slowest = max(slowest, time.process_time() - began)
+    assert slowest < MOST_LOOPS * loop_seconds()
 
 
 def test_a_vocabulary_is_looked_through_once_and_forgotten_with_its_model() -> None:
