@@ -98,6 +98,17 @@ def test_llama_cpp_is_named_by_those_who_have_to() -> None:
     assert naming == {"engine/llama/library.py", "doctor/doctor.py", "planning/tuned.py"}
 
 
+def test_llama_cpp_and_ggml_are_called_in_one_room() -> None:
+    calling = set()
+    for file in FILES:
+        called = (ast.unparse(node.func) for node in ast.walk(parsed(file)) if isinstance(node, ast.Call))
+        names = {name.split(".")[-1] for name in called}
+        if any(name.startswith(("llama_", "ggml_")) for name in names):
+            calling.add(file)
+    assert calling
+    assert all(file.startswith("engine/llama/") for file in calling), calling
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_the_engine_stands_apart(file: str) -> None:
     ours = {name.removeprefix("llmrun.") for name in imports(file) if within(name, "llmrun")}

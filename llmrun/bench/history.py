@@ -7,23 +7,16 @@ Owns one SQLite file; must not know what is in a row beyond what a list shows. R
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from llmrun.bench.results import Result
 from llmrun.config import Settings
-from llmrun.errors import DiskFullError, LlmrunError, UsageError
-from llmrun.storage import migrate
-from llmrun.storage import version as version_of
-
-if TYPE_CHECKING:
-    import sqlite3
+from llmrun.errors import ResourceError, UsageError
+from llmrun.storage import Database, Schema
 
 FILE = "bench.db"
 LAST = "last"
@@ -38,8 +31,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX results_by_machine ON results(machine)",
     ),
 )
+SCHEMA = Schema("the bench history", MIGRATIONS, probes=("SELECT max(id) FROM results",))
 _COLUMNS = "id, time, machine, models, version, tests, origin"
-_BUSY_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +65,18 @@ class History:
         settings: say where it is kept.
         clock: seconds since 1970.
 
+    Attributes:
+        note: what has to be told about the opening, "" for nothing.
+
     Raises:
         UsageError: the file is of a newer llmrun.
-        LlmrunError: it can't be read or written.
+        ResourceError: it can't be read or written.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
-        self._path = settings.state_dir / FILE
+        self._database = Database(settings.state_dir / FILE, SCHEMA)
+        self._connection, self.note = self._database.connection, self._database.note
         self._clock = clock
-        with _explained(self._path):
-            self._connection = _open(self._path)
 
     def add(self, result: Result, origin: str = "") -> Entry:
         """Keep a result.
@@ -102,7 +97,7 @@ class History:
             origin,
             json.dumps(result.to_json()),
         )
-        with _explained(self._path):
+        with self._database.explained():
             cursor = self._connection.execute(
                 "INSERT INTO results(time, machine, models, version, tests, origin, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 values,
@@ -117,7 +112,7 @@ class History:
             model: only with this one, or with one whose name begins so.
             version: only of this one.
         """
-        with _explained(self._path):
+        with self._database.explained():
             rows = self._connection.execute(f"SELECT {_COLUMNS} FROM results ORDER BY time DESC, id DESC").fetchall()  # noqa: S608 - a constant
         entries = [_entry(row) for row in rows]
         return [
@@ -162,14 +157,14 @@ class History:
         Raises:
             LlmrunError: it was removed meanwhile, or is damaged.
         """
-        with _explained(self._path):
+        with self._database.explained():
             row = self._connection.execute("SELECT data FROM results WHERE id = ?", (entry.number,)).fetchone()
         if row is None:
             raise _no_such(str(entry.number), self.all())
         try:
             return Result.from_json(json.loads(row[0]))
         except ValueError as error:
-            raise LlmrunError(f"result {entry.number} of the history is damaged", why=str(error)) from None
+            raise ResourceError(f"result {entry.number} of the history is damaged", why=str(error)) from None
 
     def remove(self, which: str) -> Entry:
         """Forget one result.
@@ -178,13 +173,13 @@ class History:
             UsageError: there is none.
         """
         entry = self.find(which)
-        with _explained(self._path):
+        with self._database.explained():
             self._connection.execute("DELETE FROM results WHERE id = ?", (entry.number,))
         return entry
 
     def close(self) -> None:
         """Close the file."""
-        self._connection.close()
+        self._database.close()
 
     def __enter__(self) -> History:
         return self
@@ -238,53 +233,3 @@ def _no_such(which: str, entries: Sequence[Entry]) -> UsageError:
         why=f"{numbers}; {LAST!r}, a machine, a version or a model will do as well",
         hint=f"{guess}llmrun bench history shows all",
     )
-
-
-# ---- the file --------------------------------------------------------------------------------------
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    import sqlite3
-
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with suppress(FileExistsError):  # for its owner alone, and so is what SQLite puts beside it
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
-    try:
-        version = version_of(connection)
-        if version > len(MIGRATIONS):
-            raise UsageError(
-                f"the bench history in {str(path)!r} is of a newer llmrun",
-                why=f"its version is {version}, this llmrun knows {len(MIGRATIONS)}",
-                hint="pip install --upgrade llmrun, or set LLMRUN_HOME to another folder",
-            )
-        if version < len(MIGRATIONS):
-            migrate(connection, MIGRATIONS)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Errors of SQLite and of the disk inside become ours.
-
-    Raises:
-        LlmrunError: says which file, why, and what to do.
-    """
-    import sqlite3
-
-    try:
-        yield
-    except (sqlite3.Error, OSError) as error:
-        what, text = f"the bench history in {str(path)!r} can't be read or written", str(error)
-        if "disk is full" in text:
-            raise DiskFullError("the result can't be kept", why="the disk is full") from error
-        if "locked" in text:
-            raise UsageError("the bench history is busy", why="another llmrun is writing", hint="try again") from error
-        if isinstance(error, sqlite3.DatabaseError) and ("malformed" in text or "not a database" in text):
-            what, hint = f"the bench history in {str(path)!r} is damaged", f"mv {path} {path}.damaged"
-        else:
-            hint = "check the rights to that folder, or set LLMRUN_HOME to another one"
-        raise LlmrunError(what, why=getattr(error, "strerror", None) or text, hint=hint) from error

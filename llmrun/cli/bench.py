@@ -13,12 +13,12 @@ import typer
 from llmrun.cli.completion import complete_model
 from llmrun.cli.options import JsonOption, YesOption, with_options
 from llmrun.config import load_settings
-from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
+from llmrun.errors import OutOfMemoryError, UsageError
+from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.bench.parameters import Wanted
-    from llmrun.bench.results import Result
     from llmrun.bench.run import Loading, Model, Outcome, Request
     from llmrun.models.registry import ModelSpec
     from llmrun.planning.hardware import Hardware
@@ -197,8 +197,7 @@ def _target(form: str) -> tuple[str, Path | None]:
             f"-o {form} makes no sense", why=f"there are {', '.join(_FORMATS)}, and files that end so", hint="-o md"
         )
     file = Path(form)
-    if file.is_dir() or not file.parent.is_dir():
-        raise UsageError(f"-o {form} can't be written", why="there is no such folder, or it is one itself")
+    check_target(file)
     return suffix, file
 
 
@@ -223,14 +222,14 @@ def bench(
     Tests have llama-bench's names and are done its way: pp512 reads a prompt, tg128 makes an answer of random tokens.
     chat128+64 is what `llmrun run` does: with sampling, text and streaming.
     """
-    output = Output(json=after.kind in {"json", "jsonl"})
-    if after.compare is not None or (models and models[0] == _HISTORY):
-        from llmrun.cli import bench_history
+    from llmrun.cli import bench_history
 
-        if after.compare is not None:
-            bench_history.compare(output, after.compare, after.kind)
-        else:
-            bench_history.show(output, (models or [])[1:], after.kind, after.file)
+    output = Output(json=after.kind in {"json", "jsonl"})
+    if after.compare is not None:
+        bench_history.compare(output, after.compare, after.kind)
+        return
+    if models and models[0] == _HISTORY:
+        bench_history.show(output, models[1:], after.kind, after.file)
         return
     if not models:
         raise UsageError("bench needs a model", hint="llmrun bench smollm2")
@@ -238,9 +237,9 @@ def bench(
         request, hardware = _request(output, found, lists, how, after)
         result, error = _measure(output, request, hardware, after)
     if result.rows and after.save:
-        _save(output, result)
+        bench_history.save(output, result)
     if result.rows and after.kind != "table":
-        deliver(output, result, after.kind, after.file)
+        bench_history.deliver(output, result, after.kind, after.file)
     if error is not None:
         raise error
 
@@ -369,38 +368,3 @@ def _measure(output: Output, request: Request, hardware: Hardware, after: Afterm
     outcome = run(request, hardware, view.progress, view.row)
     view.end(outcome.result)
     return outcome
-
-
-def deliver(output: Output, result: Result, kind: str, file: Path | None) -> None:
-    """A result in a format, on stdout or in a file.
-
-    Raises:
-        UsageError: the file can't be written.
-        DiskFullError: the disk is full.
-    """
-    from llmrun.bench.formats import write
-
-    if kind == "html":
-        from llmrun.ui.views.bench_html import bench_page
-
-        text = bench_page(result)
-    else:
-        text = write(result, kind)
-    if file is None:
-        output.text(text.removesuffix("\n"))
-        return
-    from llmrun.chat.store.files import write_whole
-
-    write_whole(file, text)
-    output.note(f"The result is in {file}.")
-
-
-def _save(output: Output, result: Result) -> None:
-    from llmrun.bench.history import History
-
-    try:
-        with History(load_settings()) as history:
-            entry = history.add(result)
-        output.note(f"Kept as number {entry.number}: llmrun bench --compare {entry.number} ...")
-    except LlmrunError as error:  # the result itself is more important
-        output.note(f"it is not in the history: {error}")

@@ -1,14 +1,20 @@
-"""`llmrun bench history` and `llmrun bench --compare A B`: results of before, and whether two of them really differ."""
+"""What becomes of bench results: kept, listed, written in a format, compared (`llmrun bench history`, `--compare`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmrun.config import load_settings
-from llmrun.errors import UsageError
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.ui.terminal.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.bench.history import History
+    from llmrun.bench.results import Result
 
 
 def compare(output: Output, sides: tuple[str, str], kind: str) -> None:
@@ -18,12 +24,11 @@ def compare(output: Output, sides: tuple[str, str], kind: str) -> None:
         UsageError: one of them is nothing, or they have no test in common.
     """
     from llmrun.bench.compare import compare_results, resolve
-    from llmrun.bench.history import History
     from llmrun.ui.views.bench_history import show_comparison
 
     if kind not in {"table", "json"}:
         raise UsageError(f"a comparison can't be had as {kind}", hint="-o table or -o json")
-    with History(load_settings()) as history:
+    with _history(output) as history:
         comparison = compare_results(*(resolve(side, history) for side in sides))
     if kind == "json":
         output.result_json(comparison.to_json())
@@ -40,12 +45,11 @@ def show(output: Output, which: Sequence[str], kind: str, file: Path | None) -> 
     Raises:
         UsageError: there is no such result.
     """
-    from llmrun.bench.history import History
     from llmrun.ui.views.bench_history import show_entries, show_result
 
     if len(which) > 1:
         raise UsageError("history takes one result at most", hint="llmrun bench history 3 -o html > page.html")
-    with History(load_settings()) as history:
+    with _history(output) as history:
         if which:
             result = history.result(history.find(which[0]))
         elif kind in {"table", "json"}:
@@ -55,8 +59,6 @@ def show(output: Output, which: Sequence[str], kind: str, file: Path | None) -> 
     if which and kind == "table":
         show_result(output, result)
     elif which:
-        from llmrun.cli.bench import deliver
-
         deliver(output, result, kind, file)
     elif kind == "json":
         output.result_json([asdict(entry) for entry in entries])
@@ -64,3 +66,47 @@ def show(output: Output, which: Sequence[str], kind: str, file: Path | None) -> 
         show_entries(output, entries)
     else:
         output.note("Nothing was measured yet. `llmrun bench smollm2` begins.")
+
+
+def deliver(output: Output, result: Result, kind: str, file: Path | None) -> None:
+    """A result in a format, on stdout or in a file.
+
+    Raises:
+        LlmrunError: the file can't be written.
+    """
+    from llmrun.bench.formats import write
+
+    if kind == "html":
+        from llmrun.ui.views.bench_html import bench_page
+
+        text = bench_page(result)
+    else:
+        text = write(result, kind)
+    if file is None:
+        output.text(text.removesuffix("\n"))
+        return
+    from llmrun.storage import write_whole
+
+    write_whole(file, text)
+    output.note(f"The result is in {file}.")
+
+
+def save(output: Output, result: Result) -> None:
+    """Keep a result in the history, where that can be written."""
+    try:
+        with _history(output) as history:
+            entry = history.add(result)
+        output.note(f"Kept as number {entry.number}: llmrun bench --compare {entry.number} ...")
+    except LlmrunError as error:  # the result itself is more important
+        output.note(f"it is not in the history: {error}")
+
+
+@contextmanager
+def _history(output: Output) -> Iterator[History]:
+    """The history; what has to be told about opening it is told."""
+    from llmrun.bench.history import History
+
+    with History(load_settings()) as history:
+        if history.note:
+            output.note(history.note)
+        yield history

@@ -9,6 +9,7 @@ import typer
 
 from llmrun.cli.options import JsonOption
 from llmrun.errors import CancelledError, UsageError
+from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
 
 
@@ -65,8 +66,7 @@ def _target(folder: Path, out: Path | None, kind: str) -> Path:
         return (out or Path()) / name
     if out.suffix.lower() != ".gguf":
         raise UsageError(f"{str(out)!r} does not end in .gguf", hint=f"llmrun convert {folder} {out}.gguf")
-    if not out.parent.is_dir():
-        raise UsageError(f"there is no folder {str(out.parent)!r}", hint=f"mkdir -p {out.parent}")
+    check_target(out)
     return out
 
 

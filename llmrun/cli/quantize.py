@@ -12,6 +12,7 @@ from llmrun.cli.completion import complete_model
 from llmrun.cli.options import JsonOption, with_options
 from llmrun.errors import CancelledError, UsageError
 from llmrun.quantize.size import Goal, read_size
+from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -354,7 +355,6 @@ class _Target:
 def _check_name(target: Path) -> None:
     if target.suffix.lower() != ".gguf":
         raise UsageError(f"{str(target)!r} does not end in .gguf", hint=f"name it {target.name}.gguf")
-    if not target.parent.is_dir():
-        raise UsageError(f"there is no folder {str(target.parent)!r}", hint=f"mkdir -p {target.parent}")
+    check_target(target)
     if target.exists() and not target.is_file():
         raise UsageError(f"{str(target)!r} is no file", hint="name another OUT")

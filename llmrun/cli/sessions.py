@@ -117,7 +117,7 @@ def export_session(
 ) -> None:
     """Write a saved chat as Markdown, JSON, JSONL, or a line for OpenAI's fine-tuning."""
     from llmrun.chat.store.export import export, format_for
-    from llmrun.chat.store.files import write_whole
+    from llmrun.storage import write_whole
 
     output = Output()
     wanted = form.value if form else (format_for(to.name) if to else None) or "markdown"

@@ -9,7 +9,7 @@ import typer
 
 from llmrun.cli.options import JsonOption, ModelArgument, YesOption
 from llmrun.config import load_settings
-from llmrun.errors import CancelledError, ResourceError
+from llmrun.errors import CancelledError
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -79,10 +79,7 @@ def _path(output: Output, name: str, *, yes: bool) -> tuple[Path, str]:
 def _forget(output: Output, name: str, header: Header, hardware: Hardware, folder: Path) -> None:
     from llmrun.planning.tuned import forget
 
-    try:
-        known = forget(header, hardware, folder)
-    except OSError as error:
-        raise ResourceError("it can't be forgotten", why=error.strerror or str(error)) from None
+    known = forget(header, hardware, folder)
     if output.json:
         output.result_json({"model": name, "forgotten": known})
     else:

@@ -25,8 +25,9 @@ from llmrun.engine import environment
 from llmrun.engine.channel import Channel, Outbox
 from llmrun.engine.llama.base import Aborted
 from llmrun.errors import CancelledError, LlmrunError
+from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.frames import FrameError
-from llmrun.protocol.jobs import JobKind, from_json
+from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.messages import (
     Cancel,
     Command,
@@ -45,7 +46,6 @@ from llmrun.protocol.messages import (
     Open,
     SaveState,
     Stats,
-    as_dict,
 )
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class EngineProcess:
 
     def _load(self, load: Load) -> Loaded:
         from llmrun.engine.llama.context import LlamaContext
-        from llmrun.engine.llama.library import devices
+        from llmrun.engine.llama.devices import devices
 
         began = time.perf_counter()
         weights, self._weights = self._weights, None
@@ -262,7 +262,7 @@ class EngineProcess:
             n_vocab=weights.vocabulary.n_tokens,
             description=weights.description,
             has_template=weights.chat_template is not None,
-            devices=devices(),
+            devices=tuple(device.name for device in devices()),
             load_seconds=time.perf_counter() - began,
             thinking_tags=model.preparer.thinking_tags or (),
             request=load.request,

@@ -20,6 +20,7 @@ from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Par
 from llmrun.engine.prompt.thinking import Tags, ThinkingBudget, opens, thinking_tags
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.messages import (
+    AnswerRequest,
     Count,
     Counted,
     Event,
@@ -85,22 +86,23 @@ class Preparer:
             BadModelError: the vocabulary lacks what the prompt is made of.
             UsageError: the prompt is empty, or certainly too long, or the sampling parameters make no sense.
         """
-        matcher = self._matcher(generate.grammar)
+        asked = generate.asked
+        matcher = self._matcher(asked.grammar)
         text, tokens = self.prompt(generate, send)
-        tags = thinking_tags(generate.template) or self.thinking_tags
+        tags = thinking_tags(asked.template) or self.thinking_tags
         inside = tags is not None and opens(text, tags)
         constraint: Constraint | None = matcher
         if matcher is not None and tags is not None:
             from llmrun.engine.constraint.thoughts import AfterThoughts
 
-            may_think = generate.prompt is None and generate.thinking is not False
+            may_think = asked.prompt is None and asked.thinking is not False
             constraint = AfterThoughts(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
-        sampling = generate.sampling
+        sampling = asked.sampling
         seed = int.from_bytes(os.urandom(4), "little") if sampling.seed is None else sampling.seed
-        sampler = SequenceSampler(sampling, seed, self._vocabulary, constraint, generate.remember)
+        sampler = SequenceSampler(sampling, seed, self._vocabulary, constraint, asked.remember)
         sampler.accept_prompt(tokens)
-        extras = self._extras(generate, sampler, tags, inside=inside)
-        return Prepared(generate.request, tokens, replace(sampling, seed=seed), generate.limits, extras)
+        extras = self._extras(asked, sampler, tags, inside=inside)
+        return Prepared(generate.request, tokens, replace(sampling, seed=seed), asked.limits, extras)
 
     def _matcher(self, grammar: Grammar | None) -> Matcher | None:
         if grammar is None:
@@ -109,20 +111,20 @@ class Preparer:
 
         return compile_grammar(grammar, self._vocabulary)
 
-    def _extras(self, generate: Generate, sampler: SequenceSampler, tags: Tags | None, *, inside: bool) -> Extras:
+    def _extras(self, asked: AnswerRequest, sampler: SequenceSampler, tags: Tags | None, *, inside: bool) -> Extras:
         thinking = guard = None
-        if tags is not None and generate.thinking_tokens is not None:
-            thinking = ThinkingBudget(tags, inside, generate.thinking_tokens)
-        if generate.stops_repeats:
+        if tags is not None and asked.thinking_tokens is not None:
+            thinking = ThinkingBudget(tags, inside, asked.thinking_tokens)
+        if asked.stops_repeats:
             from llmrun.engine.core.repeats import RepeatGuard
 
             guard = RepeatGuard()
         return Extras(
-            remember=generate.remember,
+            remember=asked.remember,
             inside_thought=inside,
             thinking=thinking,
             guard=guard,
-            moves=generate.moves,
+            moves=asked.moves,
             shown=self._control_tokens(tags or ()),
             sampler=sampler,
         )
@@ -135,8 +137,8 @@ class Preparer:
             BadModelError: the vocabulary lacks what the conversation is made of.
             UsageError: the prompt is empty, or its last message alone certainly too long.
         """
-        self._refuse_endless(count.messages[-1:])
-        each = tuple(len(self._vocabulary.tokenize(message.content, special=False)) for message in count.messages)
+        self._refuse_endless(count.asked.messages[-1:])
+        each = tuple(len(self._vocabulary.tokenize(message.content, special=False)) for message in count.asked.messages)
         return Counted(count.request, each, len(self.prompt(count, send)[1]))
 
     def prompt(
@@ -149,16 +151,17 @@ class Preparer:
             BadModelError: the vocabulary lacks what the prompt is made of.
             UsageError: the prompt is empty, or certainly too long.
         """
-        if isinstance(request, Generate) and request.prompt is not None:
-            self._refuse_endless([Message("user", request.prompt)])
-            parts = [Part(request.prompt, False)]
+        asked = request.asked
+        if asked.prompt is not None:
+            self._refuse_endless([Message("user", asked.prompt)])
+            parts = [Part(asked.prompt, False)]
             empty = UsageError("the prompt is empty", hint="type something")
         else:
             if isinstance(request, Generate):
-                self._refuse_endless(request.messages)
+                self._refuse_endless(asked.messages)
             send(Rendering(request.request))
-            template = self._chat_template(request.template)
-            parts = template.render(request.messages, self._control_texts(), thinking=request.thinking)
+            template = self._chat_template(asked.template)
+            parts = template.render(asked.messages, self._control_texts(), thinking=asked.thinking)
             send(Rendered(request.request))
             empty = UsageError(
                 "the prompt is empty",

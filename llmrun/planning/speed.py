@@ -20,6 +20,7 @@ from typing import Any
 from llmrun.errors import LlmrunError
 from llmrun.planning.hardware import Gpu, Hardware
 from llmrun.planning.inquiry import ask
+from llmrun.storage import write_whole
 
 WEEKS = 4
 """After that a measurement is made again."""
@@ -195,14 +196,8 @@ def fingerprint(hardware: Hardware) -> dict[str, Any]:
 
 def _remember(speed: Speed, hardware: Hardware, folder: Path) -> None:
     data = {"machine": fingerprint(hardware), "time": time.time(), "figures": _plain(speed)}
-    temporary = folder / f"{_FILE}.{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(data), encoding="utf-8")
-        temporary.replace(folder / _FILE)
-    except OSError:  # then it is measured again next time
-        with suppress(OSError):
-            temporary.unlink()
+    with suppress(LlmrunError):  # then it is measured again next time
+        write_whole(folder / _FILE, json.dumps(data), makes_folder=True)
 
 
 def _plain(speed: Speed) -> dict[str, Any]:

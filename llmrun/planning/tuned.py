@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,8 +22,8 @@ from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import KV_BYTES, UBATCH
 from llmrun.planning.settings import EngineSettings
 from llmrun.planning.speed import fingerprint
-from llmrun.protocol.jobs import from_json
-from llmrun.protocol.messages import as_dict
+from llmrun.protocol.codec import as_dict, from_json
+from llmrun.storage import disk_errors, write_whole
 
 _SCHEMA = 1
 _MOST_BYTES = 1 << 20
@@ -168,7 +167,7 @@ def remember(tuned: Tuned, header: Header, hardware: Hardware, folder: Path, nam
         name: of the model, for people.
 
     Raises:
-        OSError: the folder can't be written.
+        LlmrunError: the folder can't be written.
     """
     key = _key(header, hardware)
     others = [entry for entry in _entries(folder) if entry.get("key") != key]
@@ -179,7 +178,7 @@ def forget(header: Header, hardware: Hardware, folder: Path) -> bool:
     """Go back to the defaults; whether there was something to forget.
 
     Raises:
-        OSError: the folder can't be written.
+        LlmrunError: the folder can't be written.
     """
     key = _key(header, hardware)
     entries = _entries(folder)
@@ -260,12 +259,10 @@ def _is_usable(profile: Profile) -> bool:
     """Whether an engine can be started with it, and times computed: somebody may have edited the file."""
     settings = profile.settings
     counts = (settings.threads, settings.threads_batch, settings.n_ubatch, settings.spins + 1)
-    switches = (settings.repack, settings.mmap, settings.huge_pages)
     return (
         all(0 < rate < math.inf for rate in (profile.prefill_rate, profile.decode_rate))
         and 0 <= profile.load_seconds < math.inf
-        and all(isinstance(count, int) and count > 0 for count in counts)
-        and all(isinstance(switch, bool) for switch in switches)
+        and min(counts) > 0
         and max(settings.threads, settings.threads_batch) <= _MOST_THREADS
         and settings.n_ubatch <= UBATCH
         and settings.flash_attention in _FLASH_ATTENTION
@@ -275,14 +272,9 @@ def _is_usable(profile: Profile) -> bool:
 
 def _write(folder: Path, entries: list[dict[str, Any]]) -> None:
     """An empty file is none: who sees one waits for what it says."""
-    if not entries:
-        (folder / TUNE_FILE).unlink(missing_ok=True)
+    path = folder / TUNE_FILE
+    if entries:
+        write_whole(path, json.dumps({"schema": _SCHEMA, "entries": entries}), makes_folder=True)
         return
-    temporary = folder / f"{TUNE_FILE}.{os.getpid()}"
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        temporary.write_text(json.dumps({"schema": _SCHEMA, "entries": entries}), encoding="utf-8")
-        temporary.replace(folder / TUNE_FILE)
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+    with disk_errors(path):
+        path.unlink(missing_ok=True)

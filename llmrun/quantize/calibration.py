@@ -15,12 +15,12 @@ from llmrun.errors import BadModelError
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.models.store import new_file
-from llmrun.models.store.disk import disk_errors
 from llmrun.planning.hardware import probe
 from llmrun.protocol.jobs.importance import IMPORTANCE, Importance, ImportanceUpdate, Prompt, Summed
 from llmrun.quantize.imatrix_file import Entry, Imatrix, read_imatrix, require_fit, unused_experts, write_imatrix
 from llmrun.quantize.prompts import OPENINGS, QUESTIONS
 from llmrun.runner.runner import Runner
+from llmrun.storage import disk_errors
 
 OnUpdate = Callable[[ImportanceUpdate], None]
 

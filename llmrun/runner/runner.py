@@ -25,8 +25,9 @@ from llmrun.errors import (
     OutOfMemoryError,
     UsageError,
 )
+from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.frames import PREFIX_BYTES, FrameError, decode, encode, frame_length
-from llmrun.protocol.jobs import JobKind, from_json
+from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.messages import (
     Cancel,
     Command,
@@ -53,7 +54,6 @@ from llmrun.protocol.messages import (
     StateSaved,
     Stats,
     TextDelta,
-    as_dict,
     rendering_share,
 )
 from llmrun.runner.launch import Launched, launch, take_prestarted
@@ -158,7 +158,7 @@ class Runner:
             if event.request != generate.request:
                 continue  # of an answer that nobody read to its end
             if isinstance(event, Rendering):
-                rendering_ends = time.monotonic() + RENDER_SECONDS + rendering_share(generate.messages)
+                rendering_ends = time.monotonic() + RENDER_SECONDS + rendering_share(generate.asked.messages)
                 continue
             if isinstance(event, Rendered):
                 rendering_ends = None
@@ -248,7 +248,7 @@ class Runner:
             if event.request != question.request:
                 continue
             if isinstance(event, Rendering) and isinstance(question, Count):
-                deadline = time.monotonic() + RENDER_SECONDS + rendering_share(question.messages)
+                deadline = time.monotonic() + RENDER_SECONDS + rendering_share(question.asked.messages)
             elif isinstance(event, Rendered):
                 deadline = None
             if isinstance(event, kind):

@@ -14,7 +14,7 @@ from support.bench_rows import XEON, result, row
 from llmrun.bench import history
 from llmrun.bench.history import History
 from llmrun.config import Settings, load_settings
-from llmrun.errors import DiskFullError, LlmrunError, UsageError
+from llmrun.errors import ResourceError, UsageError
 
 
 @pytest.fixture
@@ -133,24 +133,20 @@ def test_a_newer_file_is_left_alone(settings: Settings) -> None:
         History(settings)
 
 
-def test_a_damaged_file_is_named_with_what_to_do(settings: Settings) -> None:
+def test_a_damaged_file_is_moved_aside(settings: Settings) -> None:
     settings.state_dir.mkdir(parents=True)
     path = settings.state_dir / history.FILE
-    path.write_bytes(b"this is no database, but long enough to be one" * 200)
-    with pytest.raises(LlmrunError, match="is damaged") as raised:
-        History(settings)
-    assert raised.value.hint == f"mv {path} {path}.damaged"
+    damaged = b"this is not a database, but long enough to be one" * 200
+    path.write_bytes(damaged)
+    with History(settings) as opened:
+        assert str(path) in opened.note
+        assert opened.add(result()).number == 1
+    (aside,) = path.parent.glob("bench.damaged-*.db")
+    assert aside.read_bytes() == damaged
 
 
 def test_a_folder_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "home").write_text("a file")
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    with pytest.raises(LlmrunError, match="can't be read or written"):
+    with pytest.raises(ResourceError, match="can't read or write"):
         History(load_settings())
-
-
-def test_sqlites_words_become_ours() -> None:
-    with pytest.raises(DiskFullError), history._explained(Path("b")):
-        raise sqlite3.OperationalError("database or disk is full")
-    with pytest.raises(UsageError, match="busy"), history._explained(Path("b")):
-        raise sqlite3.OperationalError("database is locked")

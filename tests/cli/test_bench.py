@@ -123,7 +123,7 @@ def test_several_models_take_turns_unless_told_otherwise(tmp_path: Path, asked: 
         (["-r", "0"], "--repetitions 0"),
         (["-o", "xml"], "-o xml makes no sense"),
         (["-o", "x.txt"], "-o x.txt makes no sense"),
-        (["-o", "no/such/folder/x.json"], "can't be written"),
+        (["-o", "no/such/folder/x.json"], "there is no folder"),
     ],
 )
 def test_refused_before_anything_runs(model: str, asked: list[Request], arguments: list[str], words: str) -> None:

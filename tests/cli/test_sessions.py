@@ -120,7 +120,7 @@ def test_export_and_import(tmp_path: Path) -> None:
     assert "Saved as sky-2" in llmrun("import", str(target)).stderr
     assert json.loads(llmrun("import", str(target), "--name", "other", "--json").stdout)["turns"] == 2
     assert sorted(names()) == ["cats", "other", "sky", "sky-2"]
-    assert "can't be written" in llmrun("export", "sky", "-o", str(tmp_path / "no" / "x.md"), status=2).stderr
+    assert "there is no folder" in llmrun("export", "sky", "-o", str(tmp_path / "no" / "x.md"), status=2).stderr
     assert "no such file" in llmrun("import", str(tmp_path / "missing"), status=2).stderr
     target.write_text("{}")
     assert "no exported chat" in llmrun("import", str(target), status=2).stderr
@@ -189,5 +189,5 @@ def test_a_damaged_file_is_told(home: Path) -> None:
     (home / "sessions").mkdir(parents=True)
     (home / "sessions" / "sessions.db").write_bytes(b"no database" * 1000)
     done = llmrun("list")
-    assert "The saved chats were damaged. They are kept as" in done.stderr
+    assert "sessions.db was damaged. It is kept as" in done.stderr
     assert "damaged" not in llmrun("list").stderr

@@ -311,7 +311,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "out").mkdir()
     target = tmp_path / "out" / "x.gguf"
     target.write_bytes(b"old")
-    monkeypatch.setattr("llmrun.models.store.new_file.free_bytes", lambda folder: 1000)
+    monkeypatch.setattr("llmrun.storage.free_bytes", lambda folder: 1000)
     with pytest.raises(DiskFullError):
         convert_folder(source, target)
     assert (target.read_bytes(), list(target.parent.iterdir())) == (b"old", [target])

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.installed import SECONDS, eventually, gone
-from support.plain_llama import SMOLLM2_PROMPT, assert_greedy
+from support.plain_llama import assert_greedy, smollm2_prompt
 
 import llmrun
 from llmrun.errors import EngineCrashedError, ModelNotFoundError, UsageError
@@ -33,8 +33,8 @@ def text_of(events: Iterator[llmrun.Event]) -> str:
 def assert_answers(model: llmrun.Model, path: Path, *before: llmrun.Message) -> str:
     """The model gives llama.cpp's own answer after this question; gives it."""
     answer = text_of(model.chat([ASKED], sampling=GREEDY, limits=SHORT))
-    turns = [(SMOLLM2_PROMPT.format(message.content), "") for message in before]
-    assert_greedy(path, *turns, (SMOLLM2_PROMPT.format(ASKED.content), answer))
+    turns = [(smollm2_prompt(message.content), "") for message in before]
+    assert_greedy(path, *turns, (smollm2_prompt(ASKED.content), answer))
     return answer
 
 

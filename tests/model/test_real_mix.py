@@ -10,9 +10,9 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from support.gguf_writer import TensorSpec, runnable_model, write
 
 from llmrun._native import CancelFlag
-from llmrun.engine.jobs.mix.quants import F16, F32, Quants
 from llmrun.engine.jobs.mix.sensitivity import Reader
 from llmrun.engine.llama.model import LlamaModel
+from llmrun.engine.llama.quants import F16, F32, Quants
 from llmrun.errors import UsageError
 from llmrun.gguf.reader import read_header
 from llmrun.protocol.jobs.mix import MIX, Measure, Measured
@@ -109,7 +109,7 @@ def test_every_matrix_matters(measured: Measured) -> None:
 
 def test_swapped_matrices_change_what_is_said_and_swapping_back_undoes_it(small: Path) -> None:
     model = LlamaModel(str(small), 0, CancelFlag(), repack=False)
-    quants = Quants(model.llama, 2)
+    quants = Quants(2)
     name = "blk.0.ffn_down.weight"
     tensor = next(tensor for tensor in read_header(small).tensors if tensor.name == name)
     stored = np.fromfile(small, np.uint8, tensor.n_bytes, offset=tensor.offset)

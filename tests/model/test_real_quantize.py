@@ -18,7 +18,7 @@ from gguf import GGUFWriter
 from support import hf_writer
 from support.gguf_writer import TensorSpec, runnable_model, runnable_tensors, write
 from support.installed import Installed, engine_of, eventually, gone, only_error_line
-from support.plain_llama import SMOLLM2_PROMPT, assert_greedy
+from support.plain_llama import assert_greedy, smollm2_prompt
 
 from llmrun.gguf.reader import read_header
 from llmrun.quantize.types import NEED_IMATRIX
@@ -142,7 +142,7 @@ def test_what_comes_out_answers(llmrun: Installed, half: Path, tmp_path: Path) -
     assert b"180 of 272 tensors get another type" in done.stderr
     question = "What is the capital of France?"
     answer = llmrun.run("run", str(path), "--temp", "0", "-n", "16", question)
-    assert_greedy(path, (SMOLLM2_PROMPT.format(question), answer.stdout.decode().removesuffix("\n")))
+    assert_greedy(path, (smollm2_prompt(question), answer.stdout.decode().removesuffix("\n")))
 
 
 def test_the_best_4_bit_type_of_smollm2(llmrun: Installed, half: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from support.gguf_writer import tiny_model
 from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
 
+from llmrun import storage
 from llmrun.config import Settings
 from llmrun.errors import (
     BadModelError,
@@ -27,7 +28,6 @@ from llmrun.models.download import mirror
 from llmrun.models.download.transfer import Patience
 from llmrun.models.pull import FALLBACK_NOTE, UNVERIFIED_NOTE, pull
 from llmrun.models.registry import Mirror, ModelSpec
-from llmrun.models.store import disk
 from llmrun.models.store.store import Store
 
 MODEL = tiny_model()
@@ -129,7 +129,7 @@ def test_room_for_all_parts_is_asked_for_before(
     hub: StandInHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.files = {f"big-Q8_0-0000{number}-of-00002.gguf": MODEL + bytes([number]) for number in (1, 2)}
-    monkeypatch.setattr(disk, "free_bytes", lambda folder: len(MODEL) + 10)
+    monkeypatch.setattr(storage, "free_bytes", lambda folder: len(MODEL) + 10)
     with pytest.raises(DiskFullError, match=f"{2 * len(MODEL) + 2:,} bytes are needed"):
         pull(replace(SPEC, quant="Q8_0"), settings)
     assert not hub.transfers()

@@ -23,6 +23,7 @@ from llmrun.errors import (
     OutOfMemoryError,
 )
 from llmrun.protocol.messages import (
+    AnswerRequest,
     Count,
     Counted,
     Event,
@@ -43,8 +44,8 @@ from llmrun.runner.runner import Runner
 FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
 LAST_WORDS = "fake_engine.cpp:42: GGML_ASSERT(fake) failed"
 LOAD = Load("/model.gguf", n_ctx=512, n_ctx_start=512)
-COUNT = Count(2, (Message("user", "Hi"),))
-ASK = Generate(1, messages=(Message("user", "Hi"),))
+HI = AnswerRequest((Message("user", "Hi"),))
+COUNT, ASK = Count(2, HI), Generate(1, HI)
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 Start = Callable[[str], Runner]
@@ -110,7 +111,7 @@ def test_load_and_generate(start: Start) -> None:
 def test_request_after_request(start: Start) -> None:
     runner = start("normal")
     for request in range(3):
-        events = list(runner.generate(Generate(request, prompt="Hi" * 100_000)))
+        events = list(runner.generate(Generate(request, AnswerRequest(prompt="Hi" * 100_000))))
         assert events[-1] == Finished(request, "stop", Stats(3, completion_tokens=2))
 
 
@@ -273,7 +274,7 @@ def test_cancel_from_a_signal_handler(start: Start, mode: str) -> None:
     before = signal.signal(signal.SIGALRM, lambda *_: runner.cancel(1))
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.15)
-        events = list(runner.generate(Generate(1, prompt="Hi" * 200_000)))
+        events = list(runner.generate(Generate(1, AnswerRequest(prompt="Hi" * 200_000))))
     finally:
         signal.signal(signal.SIGALRM, before)
     assert events[-1] == Finished(1, "cancelled", Stats(3, completion_tokens=1))
@@ -306,7 +307,7 @@ def test_an_answer_that_nobody_reads_to_its_end_does_not_leak_into_the_next(star
     for event in runner.generate(ASK):
         if isinstance(event, Started):
             break
-    events = list(runner.generate(Generate(2, prompt="Hi")))
+    events = list(runner.generate(Generate(2, HI)))
     assert {getattr(event, "request", None) for event in events} == {2}
     assert isinstance(events[-1], Finished)
 
@@ -355,11 +356,11 @@ def test_twenty_crashes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) ->
 FRONT = """
 import time
 from llmrun.errors import LlmrunError
-from llmrun.protocol.messages import Generate
+from llmrun.protocol.messages import AnswerRequest, Generate
 from llmrun.runner.runner import Runner
 engine = Runner()
 try:
-    list(engine.generate(Generate(1, prompt="Hi")))
+    list(engine.generate(Generate(1, AnswerRequest(prompt="Hi"))))
 except LlmrunError:
     print(engine.pid, flush=True)  # it is up: it answered
 time.sleep(60)

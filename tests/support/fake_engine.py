@@ -90,7 +90,7 @@ def render(request: int) -> None:
 
 def count(command: Count) -> None:
     render(command.request)
-    send(Counted(command.request, (3,) * len(command.messages), 7))
+    send(Counted(command.request, (3,) * len(command.asked.messages), 7))
 
 
 def generate(command: Generate) -> None:

@@ -13,7 +13,7 @@ from llmrun.bench.noise import Watch
 from llmrun.bench.tune.axes import axes_for
 from llmrun.bench.tune.measure import RealMachine
 from llmrun.bench.tune.search import Found, Step, search
-from llmrun.errors import ResourceError, UsageError
+from llmrun.errors import UsageError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import Plan, margin
@@ -75,13 +75,10 @@ def keep(outcome: Outcome, header: Header, hardware: Hardware, folder: Path, nam
         name: of the model, for people.
 
     Raises:
-        ResourceError: the folder can't be written.
+        LlmrunError: the folder can't be written.
     """
     tuned, known = outcome.found.tuned, remembered(header, hardware, folder)
     if outcome.marks and not tuned.others and known is not None and known.others:
         return known
-    try:
-        remember(tuned, header, hardware, folder, name)
-    except OSError as error:
-        raise ResourceError("what was found can't be remembered", why=error.strerror or str(error)) from None
+    remember(tuned, header, hardware, folder, name)
     return tuned

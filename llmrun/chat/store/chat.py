@@ -9,18 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llmrun.chat.store import rows
 from llmrun.chat.store.locks import Locks
-from llmrun.chat.store.schema import explained, writing
 from llmrun.chat.store.turns import Answer, Entry, Question, WindowTurn, in_window
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Message
-
-if TYPE_CHECKING:
-    import sqlite3
+from llmrun.storage import Database
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +50,7 @@ class SavedChat:
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
-        path: Path,
+        database: Database,
         locks: Locks,
         clock: Callable[[], float],
         *,
@@ -64,7 +58,8 @@ class SavedChat:
         name: str = "",
         system: str = "",
     ) -> None:
-        self._connection, self._path, self._locks, self._clock = connection, path, locks, clock
+        self._database, self._connection = database, database.connection
+        self._locks, self._clock = locks, clock
         self.id = session
         self.name, self.system, self.branch = name, system, rows.MAIN
         self.open_elsewhere = False
@@ -194,7 +189,7 @@ class SavedChat:
             "coalesce((SELECT substr(CASE q.typed WHEN '' THEN q.content ELSE q.typed END, 1, 200) FROM messages q "
             "WHERE q.id = CASE m.role WHEN 'user' THEN m.id ELSE m.parent END), '')"
         )
-        with explained(self._path):
+        with self._database.explained():
             named = self._connection.execute(
                 f"SELECT b.name, b.head, coalesce(m.turn, 0), {last} FROM branches b "  # noqa: S608 - no input
                 "LEFT JOIN messages m ON m.id = b.head WHERE b.session = ? ORDER BY b.name",
@@ -210,7 +205,7 @@ class SavedChat:
 
     def reload(self) -> None:
         """Read the chat again, as another process may have changed it."""
-        with explained(self._path):
+        with self._database.explained():
             found = self._connection.execute(
                 "SELECT s.name, s.system, s.branch, b.head FROM sessions s "
                 "LEFT JOIN branches b ON b.session = s.id AND b.name = s.branch WHERE s.id = ?",
@@ -282,5 +277,5 @@ class SavedChat:
     def _writing(self) -> Iterator[None]:
         if self.open_elsewhere:
             raise UsageError(f"{self.name} is open in another llmrun", hint="leave that chat first, or open a copy")
-        with writing(self._connection, self._path):
+        with self._database.writing():
             yield

@@ -1,4 +1,4 @@
-"""Who has which saved chat open: one file, one byte of it locked for each chat.
+"""Who has which saved chat open: one file, the byte of its id locked for each chat.
 
 The system drops a lock when its process ends, however that happens, and nothing is left to clean up. Where files
 can't be locked (Windows, some network disks) nobody is known to have anything open.
@@ -7,11 +7,8 @@ can't be locked (Windows, some network disks) nobody is known to have anything o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-
-_SETUP = 0  # the byte of whoever makes, migrates or replaces the file; a chat's byte is its id, 1 or more
 
 
 class Locks:
@@ -27,7 +24,7 @@ class Locks:
 
     def claim(self, session: int) -> bool:
         """Say that a chat is open here; False if it is open in another process."""
-        if session not in self._held and not self._lock(session, wait=False):
+        if session not in self._held and not self._lock(session):
             return False
         self._held.add(session)
         return True
@@ -42,31 +39,22 @@ class Locks:
         """Whether no other process has a chat open."""
         if session in self._held:
             return True
-        free = self._lock(session, wait=False)
+        free = self._lock(session)
         if free:
             self._unlock(session)
         return free
-
-    @contextmanager
-    def setup(self) -> Iterator[None]:
-        """Only one process at a time is inside."""
-        self._lock(_SETUP, wait=True)
-        try:
-            yield
-        finally:
-            self._unlock(_SETUP)
 
     def close(self) -> None:
         """Release everything."""
         os.close(self._descriptor)
 
-    def _lock(self, byte: int, *, wait: bool) -> bool:
+    def _lock(self, byte: int) -> bool:
         try:
             import fcntl
         except ImportError:
             return True
         try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, byte)
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
         except (BlockingIOError, PermissionError):
             return False
         except OSError:  # this disk has no locks
@@ -89,7 +77,7 @@ class NoLocks(Locks):
     def close(self) -> None:
         """There is nothing to release."""
 
-    def _lock(self, byte: int, *, wait: bool) -> bool:
+    def _lock(self, byte: int) -> bool:
         return True
 
     def _unlock(self, byte: int) -> None:

@@ -5,6 +5,7 @@ Owns the shelf; must not know how a chat goes on (sessions.chat) or what a row l
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from types import TracebackType
 
 from llmrun.chat.store import rows, search
 from llmrun.chat.store.chat import SavedChat
-from llmrun.chat.store.schema import FILE, explained, open_file, open_memory, writing
+from llmrun.chat.store.locks import Locks, NoLocks
+from llmrun.chat.store.schema import FILE, SCHEMA
 from llmrun.chat.store.search import Hit
 from llmrun.chat.store.turns import Tree
 from llmrun.errors import UsageError
+from llmrun.storage import Database
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +60,15 @@ class Sessions:
 
     Raises:
         UsageError: the file is of a newer llmrun.
-        LlmrunError: it can't be read or written.
+        ResourceError: it can't be read or written.
     """
 
     def __init__(self, folder: Path | None, clock: Callable[[], float] = time.time) -> None:
         self.folder = folder
-        self._path = folder / FILE if folder else Path(":memory:")
-        opened = open_file(folder) if folder else open_memory()
-        self._connection, self._locks, self.note = opened.connection, opened.locks, opened.note
+        self._database = Database(folder / FILE if folder else None, SCHEMA)
+        self._connection, self.note = self._database.connection, self._database.note
+        with self._database.explained():
+            self._locks = _own(folder) if folder else NoLocks()
         self._clock = clock
 
     def all(self) -> list[SessionFacts]:
@@ -95,7 +99,7 @@ class Sessions:
         if name:
             name = rows.checked_name(name)
             self._refuse_taken(name)
-        return SavedChat(self._connection, self._path, self._locks, self._clock, name=name, system=system)
+        return SavedChat(self._database, self._locks, self._clock, name=name, system=system)
 
     def open(self, which: str = "") -> SavedChat:
         """Go on with a chat; its `open_elsewhere` says whether another process has it, then only copy() helps.
@@ -121,7 +125,7 @@ class Sessions:
             UsageError: the name can't be one.
         """
         wanted = rows.checked_name(name or tree.name)
-        with writing(self._connection, self._path):
+        with self._database.writing():
             session = rows.add_tree(self._connection, tree, wanted)
         return self._opened(session)
 
@@ -132,7 +136,7 @@ class Sessions:
             UsageError: there is no such chat.
         """
         found = self.find(which)
-        with explained(self._path):
+        with self._database.explained():
             return rows.tree(self._connection, found.id)
 
     def rename(self, which: str, name: str) -> None:
@@ -145,7 +149,7 @@ class Sessions:
         name = rows.checked_name(name)
         if name.lower() != found.name.lower():
             self._refuse_taken(name)
-        with writing(self._connection, self._path):
+        with self._database.writing():
             self._connection.execute("UPDATE sessions SET name = ? WHERE id = ?", (name, found.id))
 
     def delete(self, which: str) -> None:
@@ -157,20 +161,20 @@ class Sessions:
         found = self.find(which)
         if not self._locks.is_free(found.id):
             raise UsageError(f"{found.name} is open in another llmrun", hint="leave that chat first")
-        with writing(self._connection, self._path):
+        with self._database.writing():
             search.forget(self._connection, found.id)
             self._connection.execute("DELETE FROM sessions WHERE id = ?", (found.id,))
-        with explained(self._path):
+        with self._database.explained():
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log still has the text
 
     def search(self, text: str, limit: int = 20) -> list[Hit]:
         """Messages that hold every word of a text, best first."""
-        with writing(self._connection, self._path):
+        with self._database.writing():
             return search.search(self._connection, text, limit)
 
     def close(self) -> None:
         """Close the file and say that no chat is open any more."""
-        self._connection.close()
+        self._database.close()
         self._locks.close()
 
     def __enter__(self) -> Sessions:
@@ -182,7 +186,7 @@ class Sessions:
         self.close()
 
     def _opened(self, session: int) -> SavedChat:
-        return SavedChat(self._connection, self._path, self._locks, self._clock, session=session)
+        return SavedChat(self._database, self._locks, self._clock, session=session)
 
     def _named(self, which: str) -> list[SessionFacts]:
         if which.isdecimal():
@@ -199,7 +203,7 @@ class Sessions:
             "FROM sessions s LEFT JOIN branches c ON c.session = s.id AND c.name = s.branch "
             "LEFT JOIN messages h ON h.id = c.head "
         )
-        with explained(self._path):
+        with self._database.explained():
             return [SessionFacts(*row) for row in self._connection.execute(query + which, values)]
 
     def _refuse_taken(self, name: str) -> None:
@@ -221,3 +225,10 @@ class Sessions:
 def folder_in(state_dir: Path) -> Path:
     """Where below config.Settings.state_dir the saved chats are."""
     return state_dir / "sessions"
+
+
+def _own(folder: Path) -> Locks:
+    """See that only its owner looks into the folder; gives the locks of its chats."""
+    if os.name != "nt" and folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)
+    return Locks(folder / "sessions.lock")

@@ -6,170 +6,354 @@ The only owner of a llama_context and of everything that is set on it; must not 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
 from llmrun.engine.llama.base import Aborted, DecodeError, Entry, NoRoom
+from llmrun.engine.llama.library import function
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadModelError, OutOfMemoryError
 from llmrun.protocol.messages import Load
 
+if TYPE_CHECKING:
+    from llmrun.engine.llama.tensors import GgmlTensor
+
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 """Types that llama.cpp's KV cache can have -> ggml's number."""
-_NO_ROOM, _ABORTED = 1, 2  # what llama_decode gives
+_NO_ROOM, _ABORTED = 1, 2  # what llama_decode returns
+_TO_THE_END = -1
+
+Watch = Callable[["GgmlTensor", bool], bool]
+"""Called with everything that is computed: first with True, to ask whether it is wanted; then, if it is, with False,
+when its numbers are there: False in return ends the computation. What it raises, decode() raises."""
 
 
 class LlamaContext:
     """base.Context over llama.cpp.
 
-    The KV cache begins small and doubles when a sequence outgrows it, up to the context window that was asked for:
-    a window of 128k tokens costs its gigabytes only when they are used, and no start waits for their zeroing.
+    The KV cache begins small and doubles when there is no room left, up to what was asked for: a window of 128k tokens
+    costs its gigabytes only when they are used, and no start waits for their zeroing. One sequence has a cache of its
+    own; several share one, so that a batch of any of them goes through the model at once.
+
+    Attributes:
+        n_outputs: most entries of one decode call whose logits are wanted.
     """
 
-    def __init__(self, model: LlamaModel, load: Load) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        load: Load,
+        *,
+        n_outputs: int = 0,
+        watch: Watch | None = None,
+        on_processor: bool = False,
+    ) -> None:
         """Make the context.
 
+        Args:
+            n_outputs: 0 is one for each sequence. More take memory: a row of logits each.
+            watch: sees what is computed.
+            on_processor: nothing of it is put on a GPU, so that tensors are where the weights are.
+
         Raises:
-            BadModelError: the model has no KV cache, so it can't generate text.
+            BadModelError: the model has no KV cache, so it can't generate text, and nobody watches it read.
             OutOfMemoryError: the context does not fit.
         """
-        self.model = model
-        self._llama = model.llama
-        self._load = load
-        self.vocabulary = model.vocabulary
-        self.n_ctx = load.n_ctx
-        self.n_batch = load.n_batch
-        self.n_seq_max = load.n_seq_max
-        self.unified = load.n_seq_max > 1
+        self.model, self.vocabulary = model, model.vocabulary
+        self._llama, self._load, self._on_processor = model.llama, load, on_processor
+        self.n_ctx, self.n_seq_max = load.n_ctx, load.n_seq_max
+        self.n_outputs = max(n_outputs, load.n_seq_max)
+        # One pool of cells is one window to llama.cpp, which would choose the factors of LongRoPE by its size.
+        self.unified = load.n_seq_max > 1 and not model.rope_depends_on_window
         self.n_cells = load.n_ctx * load.n_seq_max
-        self._room = min(load.n_ctx_start, load.n_ctx)
-        self._context = self._make_context(self._room)
-        self._memory = self._llama.llama_get_memory(self._context)
-        if not self._memory:
-            raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
-        # Indexing a library makes a function object of our own, whose result is the bare address.
-        self._get_logits = self._llama._lib["llama_get_logits_ith"]
-        self._get_logits.argtypes, self._get_logits.restype = (ctypes.c_void_p, ctypes.c_int32), ctypes.c_void_p
-        self._batch = self._llama.llama_batch_init(self.n_batch, 0, 1)
-        for i in range(self.n_batch):
-            self._batch.n_seq_id[i] = 1
+        if self.unified and load.n_cells:
+            self.n_cells = min(load.n_cells, self.n_cells)
+        self._watched = self._llama.ggml_backend_sched_eval_callback(self._called(watch)) if watch else None
+        self._failure: BaseException | None = None  # what a watcher raised
+        self._shifted: set[int] = set()  # sequences whose keys the next decode turns to their new positions
+        # No batch is longer than the cache, or llama.cpp would abort.
+        self.n_batch = min(load.n_batch, self._most)
+        grows = self.unified or self.n_seq_max == 1
+        self._open(min(max(load.n_ctx_start, self.n_batch), self._most) if grows else self.n_ctx)
+        self._batch = _Batch(self._llama, self.n_batch)
+        self._decode = function("llama_decode", ctypes.c_int32, ctypes.c_void_p, self._llama.llama_batch)
+        self._get_logits = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
         if load.warm_up:
             self._warm_up()
 
     def close(self) -> None:
         """Free the context and its KV cache; it can't be used any more."""
-        self._llama.llama_batch_free(self._batch)
-        self._llama.llama_free(self._context)
+        self._llama.llama_free(self._pointer)
 
-    def _make_context(self, n_ctx: int) -> Any:
+    # ---- making it ----
+
+    @property
+    def _most(self) -> int:
+        """Cells that the cache may grow to: of all sequences together, or of each."""
+        return self.n_cells if self.unified else self.n_ctx
+
+    def _open(self, room: int) -> None:
+        """Make the llama_context with so many cells."""
         llama, load = self._llama, self._load
         params = llama.llama_context_default_params()
-        params.n_ctx = n_ctx * load.n_seq_max
+        params.n_ctx = room if self.unified else room * load.n_seq_max
         params.n_batch = load.n_batch
         params.n_ubatch = min(load.n_batch, load.n_ubatch)
         params.n_seq_max = load.n_seq_max
+        params.n_outputs_max = self.n_outputs
         params.kv_unified = self.unified
         params.n_threads = load.threads
         params.n_threads_batch = load.threads_batch or load.threads
         params.flash_attn_type = _FLASH_ATTENTION[load.flash_attention]
         params.type_k, params.type_v = KV_TYPES[load.kv_type_k], KV_TYPES[load.kv_type_v]
+        if self._on_processor:
+            params.op_offload = params.offload_kqv = False
+        if self._watched is not None:
+            params.cb_eval = self._watched
         params.abort_callback = llama.ggml_abort_callback(_native.abort_callback_address)
         params.abort_callback_data = self.model.flag.address
         context = llama.llama_init_from_model(self.model.pointer, params)
         if not context:
             raise OutOfMemoryError(
-                f"there is no memory for a context window of {n_ctx:,} tokens",
-                hint="ask for a smaller one with --ctx",
+                f"there is no memory for a context window of {room:,} tokens", hint="ask for a smaller one with --ctx"
             )
-        return context
+        memory = llama.llama_get_memory(context)
+        if not memory and self._watched is None:
+            llama.llama_free(context)
+            raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
+        self._pointer, self._memory, self._room = context, memory, room
+
+    def _called(self, watch: Watch) -> Callable[[int, bool, Any], bool]:
+        """llama_context_params.cb_eval. Nothing can be raised through C++."""
+        from llmrun.engine.llama.tensors import GgmlTensor
+
+        def called(address: int, ask: bool, data: Any) -> bool:
+            try:
+                return watch(GgmlTensor.from_address(address), ask)
+            except BaseException as failure:
+                self._failure = failure
+                return False
+
+        return called
 
     def _warm_up(self) -> None:
         """One decode of one token, so that pages and threads are there when the first prompt comes."""
         self.decode([Entry(max(self.vocabulary.bos, 0), 0, 0, False)])
         self.forget(0, 0)
 
+    def _grow(self, room: int) -> None:
+        """Move everything into a larger context. The old one goes before: both beside the copy may not fit.
+
+        Raises:
+            OutOfMemoryError: it does not fit; all is as before.
+            DecodeError: llama.cpp can't move it; all is as before.
+        """
+        before = self._room
+        state = self._whole_state()
+        self._llama.llama_free(self._pointer)
+        try:
+            self._open(room)
+            self._put_whole_state(state)
+        except OutOfMemoryError:
+            self._reopen(before, state)
+            raise
+        except DecodeError:
+            self._llama.llama_free(self._pointer)
+            self._reopen(before, state)
+            raise
+
+    def _reopen(self, room: int, state: bytearray) -> None:
+        """The context as it was. Should that fail too, nobody knows what the cache holds: the process has to end."""
+        try:
+            self._open(room)
+            self._put_whole_state(state)
+        except (OutOfMemoryError, DecodeError) as error:
+            raise MemoryError("the KV cache is lost") from error
+
+    def _whole_state(self) -> bytearray:
+        """The KV cache of all sequences: cells that several share once, and also those that a window has passed."""
+        llama = self._llama
+        try:
+            state = bytearray(llama.llama_state_get_size(self._pointer))
+        except MemoryError:
+            raise OutOfMemoryError("there is no memory to move the KV cache") from None
+        if llama.llama_state_get_data(self._pointer, _bytes_of(state), len(state)) != len(state):
+            raise DecodeError("llama.cpp could not read out the KV cache")
+        return state
+
+    def _put_whole_state(self, state: bytearray) -> None:
+        if self._llama.llama_state_set_data(self._pointer, _bytes_of(state), len(state)) != len(state):
+            raise DecodeError("llama.cpp could not move the KV cache into a larger context")
+
+    # ---- computing ----
+
     def decode(self, batch: Sequence[Entry]) -> None:
-        """See base.Context."""
-        native = self._batch
-        native.n_tokens = len(batch)
-        tokens, positions, sequences, logits = native.token, native.pos, native.seq_id, native.logits
-        for i, (token, position, sequence_id, wants_logits) in enumerate(batch):
-            tokens[i] = token
-            positions[i] = position
-            sequences[i][0] = sequence_id
-            logits[i] = wants_logits
-        needed = max(entry.position for entry in batch) + 1
-        if needed > self._room:
-            self._grow(needed)
-        status = self._llama.llama_decode(self._context, native)
+        """See base.Context; an OutOfMemoryError, where one sequence's cache can't grow, leaves all as it was."""
+        if self._batch.fill(batch) > self.n_outputs:
+            raise DecodeError(f"at most {self.n_outputs} entries of a batch can have logits")
+        status = self._decode(self._pointer, self._batch.native)
+        self._shifted.clear()
+        while status == _NO_ROOM:
+            self._make_room(len(batch))
+            status = self._decode(self._pointer, self._batch.native)
+        if self._watched is not None:
+            self._raise_failure()
         if status == _ABORTED:
             raise Aborted
-        if status == _NO_ROOM:
-            raise NoRoom
         if status != 0:
             raise DecodeError(f"llama.cpp could not decode a batch of {len(batch)} tokens", why=f"status {status}")
 
-    def _grow(self, needed: int) -> None:
-        """Move every sequence into a context with room for more tokens."""
-        llama = self._llama
-        room = min(self.n_ctx, max(2 * self._room, needed))
-        bigger = self._make_context(room)
-        for sequence in range(self.n_seq_max):
-            state = self.state(sequence)
-            if llama.llama_state_seq_set_data(bigger, _bytes_of(state), len(state), sequence) != len(state):
-                llama.llama_free(bigger)
-                raise DecodeError("llama.cpp could not move the KV cache into a larger context")
-        llama.llama_free(self._context)
-        self._context, self._room = bigger, room
-        self._memory = llama.llama_get_memory(bigger)
+    def _raise_failure(self) -> None:
+        self.synchronize()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _make_room(self, n_tokens: int) -> None:
+        """Double the cache.
+
+        Raises:
+            NoRoom: it is as large as it may be, or as there is memory for it, and other sequences could give some up.
+            OutOfMemoryError: there is no memory for it, and nobody else to give some up.
+        """
+        if self._room >= self._most:
+            raise NoRoom
+        try:
+            self._grow(min(self._most, max(2 * self._room, self._room + n_tokens)))
+        except OutOfMemoryError:
+            if not self.unified:
+                raise
+            self.n_cells = self._room
+            raise NoRoom from None
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the model generates text; encoders don't."""
+        return bool(self._memory)
+
+    def logits(self, index: int) -> int:
+        """See base.Context; negative indexes count from the last row that was wanted."""
+        return self._get_logits(self._pointer, index) or 0
+
+    def synchronize(self) -> None:
+        """Wait until what was decoded is computed; whoever reads logits waits for them anyway."""
+        self._llama.llama_synchronize(self._pointer)
+
+    # ---- what the cache holds ----
+
+    def clear(self) -> None:
+        """Empty the KV cache."""
+        if self._memory:
+            self._llama.llama_memory_clear(self._memory, False)
+        self._shifted.clear()
+
+    def forget(self, sequence_id: int, start: int) -> bool:
+        """See base.Context."""
+        if start > 0 and not self._has_window(sequence_id, start):
+            return False
+        return bool(self._llama.llama_memory_seq_rm(self._memory, sequence_id, start, _TO_THE_END))
+
+    def _has_window(self, sequence_id: int, start: int) -> bool:
+        """Whether all that a token at position start looks back at is there. What goes on at the end always has it."""
+        window = self.model.sliding_window
+        if not window or start > self._llama.llama_memory_seq_pos_max(self._memory, sequence_id):
+            return True
+        return bool(self._first(sequence_id) <= max(0, start - window + 1))
+
+    def _first(self, sequence_id: int) -> int:
+        """The first position of a sequence from which on all cells are there, negative if it has none."""
+        return int(self._llama.llama_memory_seq_pos_min(self._memory, sequence_id))
 
     def drop(self, sequence_id: int, start: int, end: int) -> bool:
         """See base.Context."""
-        llama = self._llama
-        if not llama.llama_memory_can_shift(self._memory):
+        llama, memory = self._llama, self._memory
+        if not llama.llama_memory_can_shift(memory):
             return False
-        if not llama.llama_memory_seq_rm(self._memory, sequence_id, start, end):
+        if self.model.sliding_window and self._first(sequence_id) > 0:
+            return False  # cells before the window would be in it again
+        if not llama.llama_memory_seq_rm(memory, sequence_id, start, end):
             return False
-        llama.llama_memory_seq_add(self._memory, sequence_id, end, -1, start - end)
+        llama.llama_memory_seq_add(memory, sequence_id, end, _TO_THE_END, start - end)
+        self._shifted.add(sequence_id)
         return True
 
     def copy(self, source: int, target: int, length: int) -> bool:
         """See base.Context."""
-        if not self.unified:
+        if not self.unified or source in self._shifted:
             return False
-        self._llama.llama_memory_seq_cp(self._memory, source, target, 0, length)
-        return True
+        # Not every kind of memory can copy a part.
+        self._llama.llama_memory_seq_cp(self._memory, source, target, 0, _TO_THE_END)
+        if self.forget(target, length):
+            return True
+        self.forget(target, 0)
+        return False
 
     def state(self, sequence_id: int) -> bytearray:
-        """See base.Context."""
+        """See base.Context; without the cells that a sliding window has passed."""
         llama = self._llama
-        state = bytearray(llama.llama_state_seq_get_size(self._context, sequence_id))
-        copied = llama.llama_state_seq_get_data(self._context, _bytes_of(state), len(state), sequence_id)
+        if sequence_id in self._shifted:
+            return bytearray()
+        state = bytearray(llama.llama_state_seq_get_size(self._pointer, sequence_id))
+        copied = llama.llama_state_seq_get_data(self._pointer, _bytes_of(state), len(state), sequence_id)
         del state[copied:]
         return state
 
     def set_state(self, sequence_id: int, state: bytes, n_tokens: int) -> bool:
-        """See base.Context."""
+        """See base.Context; never raises, for it is only a cache that is missed."""
         if n_tokens > self.n_ctx:
             return False
-        if n_tokens > self._room:
-            self._grow(n_tokens)
         self.forget(sequence_id, 0)
+        while not self._put_state(sequence_id, state):
+            self.forget(sequence_id, 0)
+            if self._room >= self._most or self._room >= self._used() + n_tokens or self._shifted:
+                return False
+            try:
+                self._make_room(n_tokens)
+            except (NoRoom, OutOfMemoryError, DecodeError):
+                return False
+        return True
+
+    def _put_state(self, sequence_id: int, state: bytes) -> bool:
         pointer = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
-        if self._llama.llama_state_seq_set_data(self._context, pointer, len(state), sequence_id) == len(state):
-            return True
-        self.forget(sequence_id, 0)
-        return False
+        copied = self._llama.llama_state_seq_set_data(self._pointer, pointer, len(state), sequence_id)
+        return len(state) > 0 and bool(copied == len(state))
 
-    def logits(self, index: int) -> int:
-        """See base.Context."""
-        return self._get_logits(self._context, index) or 0
+    def _used(self) -> int:
+        """How many cells are used at most: those that are shared are counted for each."""
+        last = self._llama.llama_memory_seq_pos_max
+        return sum(last(self._memory, sequence_id) + 1 for sequence_id in range(self.n_seq_max))
 
-    def forget(self, sequence_id: int, start: int) -> bool:
-        """See base.Context."""
-        return bool(self._llama.llama_memory_seq_rm(self._memory, sequence_id, start, -1))
+
+class _Batch:
+    """A llama_batch over arrays of our own, made once.
+
+    Attributes:
+        native: the llama_batch.
+    """
+
+    def __init__(self, llama: Any, size: int) -> None:
+        self._tokens, self._positions, self._sequences = ((ctypes.c_int32 * size)() for _ in range(3))
+        self._wanted = (ctypes.c_int8 * size)()
+        self._counts = (ctypes.c_int32 * size)(*[1] * size)
+        start, step = ctypes.addressof(self._sequences), ctypes.sizeof(ctypes.c_int32)
+        self._ids = (ctypes.c_void_p * size)(*range(start, start + step * size, step))
+        ids = ctypes.cast(self._ids, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
+        self.native = llama.llama_batch(
+            token=self._tokens, pos=self._positions, n_seq_id=self._counts, seq_id=ids, logits=self._wanted
+        )
+
+    def fill(self, batch: Sequence[Entry]) -> int:
+        """Put entries in; how many of them want logits."""
+        self.native.n_tokens = len(batch)
+        tokens, positions, sequences, wanted = self._tokens, self._positions, self._sequences, self._wanted
+        n_wanted = 0
+        for index, (token, position, sequence_id, wants_logits) in enumerate(batch):
+            tokens[index], positions[index], sequences[index] = token, position, sequence_id
+            wanted[index] = wants_logits
+            n_wanted += wants_logits
+        return n_wanted
 
 
 def _bytes_of(data: bytearray) -> Any:

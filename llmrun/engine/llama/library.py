@@ -51,6 +51,18 @@ def import_llama() -> Any:
     return llama
 
 
+def start() -> None:
+    """Load the library, and let it look for devices."""
+    import_llama().llama_backend_init()
+
+
+def function(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of the library with this C signature, of our own: llama-cpp-python's stays as it is."""
+    found = import_llama()._lib[name]
+    found.restype, found.argtypes = result, arguments
+    return found
+
+
 class _SignalStack(ctypes.Structure):
     _fields_ = (("pointer", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
 
@@ -86,13 +98,3 @@ def _choose_kernels(library: Any) -> None:
     found = library.ggml_backend_reg_get_proc_address(pointer(registry), b"ggml_backend_dev_get_extra_bufts")
     if found:
         ctypes.CFUNCTYPE(pointer, pointer)(found)(device)
-
-
-def devices() -> tuple[str, ...]:
-    """What ggml can compute on, e.g. ("CPU",) or ("CUDA0", "CPU")."""
-    library = import_llama()._lib
-    get, name = library.ggml_backend_dev_get, library.ggml_backend_dev_name
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-    library.ggml_backend_dev_count.restype = ctypes.c_size_t
-    return tuple(name(get(i)).decode() for i in range(library.ggml_backend_dev_count()))

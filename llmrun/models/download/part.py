@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
-from llmrun.models.store.disk import sync_folder
+from llmrun.storage import sync_folder
 
 CHUNK_BYTES = 1 << 20
 SEVERAL_PIECES_BYTES = 128 << 20

@@ -20,9 +20,10 @@ from llmrun.gguf.reader import read_header
 from llmrun.models.hashing import sha256_of
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store import foreign
-from llmrun.models.store.disk import disk_errors, exclusive, require_space, sync_folder
+from llmrun.models.store.disk import disk_errors, exclusive, require_space
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import Store
+from llmrun.storage import sync_folder
 
 How = Literal["copy", "move", "link"]
 OnProgress = Callable[[int, int], None]

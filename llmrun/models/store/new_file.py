@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from llmrun.errors import DiskFullError, UsageError
+from llmrun import storage
+from llmrun.errors import UsageError
 from llmrun.gguf.filenames import all_parts
-from llmrun.models.store.disk import disk_errors, free_bytes, sync_folder
 
 try:
     import fcntl
@@ -34,35 +34,13 @@ def temporary(target: Path, kind: str = "") -> Path:
     return target.with_name(f".{name}.gguf.{os.getpid()}.tmp")
 
 
-@contextmanager
-def arriving(target: Path, n_bytes: int = 0) -> Iterator[Path]:
-    """A temporary file, empty at first, that gets the target's name when the block ends well.
-
-    It is on the disk by then, and so is its name when this returns. If anything is raised it is gone, and the target
-    is as it was.
+def arriving(target: Path, n_bytes: int = 0) -> AbstractContextManager[Path]:
+    """A temporary file that gets the target's name when the block ends well, see storage.arriving().
 
     Args:
         n_bytes: that the file will have, to be told when there is no room; 0 when nobody knows.
-
-    Raises:
-        DiskFullError: there is no room.
-        ResourceError: it can't be written there.
     """
-    path = temporary(target)
-    with _errors(target, n_bytes):
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-        try:
-            if fcntl is not None:
-                with suppress(OSError):  # some network disks can't
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield path
-            os.fsync(descriptor)
-            path.replace(target)
-            sync_folder(target.parent)
-        finally:
-            os.close(descriptor)
-            path.unlink(missing_ok=True)
+    return storage.arriving(target, temporary(target), needed=lambda: n_bytes, hint=_other_disk(target))
 
 
 def probe(path: Path) -> None:
@@ -73,25 +51,9 @@ def probe(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-@contextmanager
-def _errors(target: Path, n_bytes: int) -> Iterator[None]:
-    """What the file system says, in words that fit a file which can be made again."""
-    try:
-        with disk_errors(target, lambda: n_bytes):
-            yield
-    except DiskFullError as error:
-        raise DiskFullError(error.what, why=error.why, hint=_other_disk(target)) from error
-
-
 def require_room(target: Path, n_bytes: int) -> None:
     """Raises DiskFullError unless the target's disk has so many free bytes beside what is there now."""
-    free = free_bytes(target.parent)
-    if n_bytes > free:
-        raise DiskFullError(
-            f"the disk of {str(target.parent)!r} is too full",
-            why=f"{n_bytes:,} bytes are needed, {free:,} are free",
-            hint=_other_disk(target),
-        )
+    storage.require_room(target.parent, n_bytes, _other_disk(target))
 
 
 def _other_disk(target: Path) -> str:

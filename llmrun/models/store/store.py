@@ -23,8 +23,9 @@ from llmrun.config import Settings
 from llmrun.gguf import filenames
 from llmrun.models.registry import ModelSpec, load_catalogue
 from llmrun.models.store import foreign
-from llmrun.models.store.disk import disk_errors, sync_folder
+from llmrun.models.store.disk import disk_errors
 from llmrun.models.store.installed import LINK, Installed, measure
+from llmrun.storage import sync_folder, write_whole
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PREFIX = "models--"
@@ -231,14 +232,13 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             _link(self.blob(repository, sha256), path)
             if not _COMMIT.fullmatch(revision):
-                _write(folder / "refs" / revision, commit)
+                write_whole(folder / "refs" / revision, commit, makes_folder=True)
         return path
 
     def install_link(self, url: str) -> None:
         """Note what link a file at link_target() came from, without what may be secret in it."""
         path = self.link_target(url).with_name(_LINK_FILE)
-        with disk_errors(path):
-            _write(path, _plain_link(url))
+        write_whole(path, _plain_link(url), makes_folder=True)
 
 
 def _plain_link(url: str) -> str:
@@ -324,10 +324,3 @@ def _link(blob: Path, path: Path) -> None:
             shutil.copyfile(blob, temporary)
     temporary.replace(path)
     sync_folder(path.parent)
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llmrun.errors import DiskFullError
-from llmrun.models.store.disk import disk_errors, free_bytes
+from llmrun.storage import disk_errors, free_bytes
 
 _SPARE = 1.02  # file systems need some room for themselves
 _PREFIX, _LOCK = ".llmrun-report-", ".lock"

@@ -17,6 +17,7 @@ from llmrun.errors import CancelledError, UsageError
 from llmrun.quantize.report.card import Card, to_json
 from llmrun.quantize.report.job import ReportUpdate
 from llmrun.quantize.report.verdict import recommended, verdicts
+from llmrun.storage import check_target, write_whole
 from llmrun.ui.terminal.cells import width
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.progress import rounded_seconds
@@ -46,8 +47,7 @@ def checked_target(path: Path) -> Path:
             why="the file's ending tells the format",
             hint=f"one of {', '.join(path.stem + suffix for suffix in FORMATS)}",
         )
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {str(path.parent)!r}", hint=f"mkdir -p {path.parent}")
+    check_target(path)
     return path
 
 
@@ -58,8 +58,6 @@ def write(card: Card, path: Path) -> None:
         UsageError: it tells none.
         ResourceError: it can't be written there.
     """
-    from llmrun.models.store.disk import disk_errors
-
     suffix = checked_target(path).suffix.lower()
     if suffix == ".html":
         from llmrun.ui.views.report_html import report_page
@@ -67,13 +65,7 @@ def write(card: Card, path: Path) -> None:
         text = report_page(card)
     else:
         text = markdown(card) if suffix == ".md" else json_text(card)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with disk_errors(path):
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    write_whole(path, text)
 
 
 def show(output: Output, card: Card) -> None:

@@ -16,7 +16,7 @@ from llmrun.bench.statistics import Verdict
 from llmrun.bench.tune.axes import _memory_axes, axes_for, thread_counts
 from llmrun.bench.tune.run import Outcome, keep
 from llmrun.bench.tune.search import Compared, Found, Tried, Trying
-from llmrun.errors import ResourceError
+from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
@@ -97,7 +97,7 @@ def test_noise_does_not_undo_what_was_found_in_quiet(header: Header, tmp_path: P
 
 def test_a_folder_that_can_not_be_written_is_said(header: Header, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ResourceError, match="can't be remembered"):
+    with pytest.raises(LlmrunError, match="can't write"):
         keep(outcome(), header, MACHINE, tmp_path / "file")
 
 

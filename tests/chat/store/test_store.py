@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.chat.store import schema, search
+from llmrun.chat.store import search, store
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.export import export, format_for, read_json
 from llmrun.chat.store.rows import name_from
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import SUMMARY, Answer, Departure, Entry, ModelUsed, Question, in_window
 from llmrun.chat.truncation import SUMMARY_QUESTION
-from llmrun.errors import DiskFullError, LlmrunError, UsageError
+from llmrun.errors import DiskFullError, LlmrunError, ResourceError, UsageError
 from llmrun.protocol.messages import Message, Stats
 from llmrun.protocol.params import Limits, SamplingParams
 
@@ -271,7 +271,7 @@ def test_a_python_without_full_text_search_loses_nothing(sessions: Sessions) -> 
     # What such a Python does: it writes and deletes, and knows no FTS5.
     sessions._connection.execute("PRAGMA writable_schema=ON")
     sessions._connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'fts5', 'fts0') WHERE name = 'words'")
-    folder = sessions._path.parent
+    folder = sessions.folder
     sessions.close()
     with Sessions(folder) as again:
         ask(again.open("one"), "second")
@@ -529,7 +529,7 @@ def test_a_damaged_file_is_moved_aside(tmp_path: Path, damage: str) -> None:
 
 def test_damage_that_is_found_later_is_explained(sessions: Sessions) -> None:
     ask(sessions.new("one"), "a")
-    with pytest.raises(LlmrunError, match="damaged") as caught, schema.explained(sessions._path):
+    with pytest.raises(ResourceError, match="damaged") as caught, sessions._database.explained():
         raise sqlite3.DatabaseError("database disk image is malformed")
     assert caught.value.hint
 
@@ -549,11 +549,11 @@ def test_an_older_file_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     folder = tmp_path / "kept"
     with Sessions(folder) as sessions:
         ask(sessions.new("one"), "a")
-    newer = (*schema.MIGRATIONS, ("ALTER TABLE sessions ADD COLUMN mood TEXT NOT NULL DEFAULT 'good'",))
-    monkeypatch.setattr(schema, "MIGRATIONS", (*newer, ("BROKEN",)))
+    newer = (*store.SCHEMA.migrations, ("ALTER TABLE sessions ADD COLUMN mood TEXT NOT NULL DEFAULT 'good'",))
+    monkeypatch.setattr(store, "SCHEMA", replace(store.SCHEMA, migrations=(*newer, ("BROKEN",))))
     with pytest.raises(LlmrunError):
         Sessions(folder)
-    monkeypatch.setattr(schema, "MIGRATIONS", newer)
+    monkeypatch.setattr(store, "SCHEMA", replace(store.SCHEMA, migrations=newer))
     with Sessions(folder) as sessions:
         assert sessions._connection.execute("SELECT name, mood FROM sessions").fetchall() == [("one", "good")]
         assert sessions._connection.execute("PRAGMA user_version").fetchone() == (2,)
@@ -565,7 +565,7 @@ def test_a_full_disk_changes_nothing_and_says_so(sessions: Sessions) -> None:
     ask(talk, "a")
     pages = sessions._connection.execute("PRAGMA page_count").fetchone()[0]
     sessions._connection.execute(f"PRAGMA max_page_count={pages + 1}")
-    with pytest.raises(DiskFullError, match="can't be saved"):
+    with pytest.raises(DiskFullError, match="can't write"):
         ask(talk, "word " * 20_000)
     assert said(talk) == "a A"
     sessions._connection.execute("PRAGMA max_page_count=100000")
@@ -576,7 +576,7 @@ def test_a_full_disk_changes_nothing_and_says_so(sessions: Sessions) -> None:
 
 def test_a_folder_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(LlmrunError, match="can't be read or written") as caught:
+    with pytest.raises(LlmrunError, match="can't read or write") as caught:
         Sessions(tmp_path / "file" / "kept")
     assert "LLMRUN_HOME" in caught.value.hint
 

@@ -118,13 +118,15 @@ def test_the_same_seed_decodes_the_same_tokens(model: Path) -> None:
 
     weights = LlamaModel(str(model), 0, _native.CancelFlag())
     load = Load(str(model), 64, 64, n_batch=16)
-    works = [BenchContext(weights, load, seed).prompt(40) for seed in (1, 1, 2)]
-    tokens = [list(work.tokens) for work in works]
+    contexts = [BenchContext(weights, load, seed) for seed in (1, 1, 2)]
+    works = [context.prompt(40, 8) for context in contexts]
+    tokens = [[entry.token for batch in work.batches for entry in batch] for work in works]
     assert tokens[0] == tokens[1] != tokens[2]
     assert tokens[0][0] == weights.vocabulary.bos, "as llama-bench, a prompt begins with the begin-of-sequence token"
-    assert [batch.n_tokens for batch in works[0].batches] == [16, 16, 8]
-    read = [batch.token[i] for batch in works[0].batches for i in range(batch.n_tokens)]
-    assert read == tokens[0], "the batches hold exactly these tokens, in their order"
+    assert [len(batch) for batch in works[0].batches] == [16, 16, 8]
+    entries = [entry for batch in works[0].batches for entry in batch]
+    assert [entry.position for entry in entries] == list(range(8, 48))
+    assert [entry.position for entry in entries if entry.wants_logits] == [23, 39, 47], "of each batch's last token"
 
 
 def test_the_cache_holds_what_a_test_says(model: Path) -> None:
@@ -133,20 +135,21 @@ def test_the_cache_holds_what_a_test_says(model: Path) -> None:
     from llmrun.engine.llama.model import LlamaModel
 
     weights = LlamaModel(str(model), 0, _native.CancelFlag())
-    context = BenchContext(weights, Load(str(model), 64, 64, n_batch=16), 1)
+    bench = BenchContext(weights, Load(str(model), 64, 64, n_batch=16), 1)
+    context = bench.context
 
     def held() -> int:
         return int(weights.llama.llama_memory_seq_pos_max(context._memory, 0)) + 1
 
-    context.do(context.prompt(24))
+    bench.do(bench.prompt(24))
     assert held() == 24
     state = bytes(context.state(0))
-    context.do(context.answer(4))
+    bench.do(bench.answer(4, 24))
     assert held() == 28
     context.clear()
     assert held() == 0
     assert context.set_state(0, state, 24)
-    context.do(context.prompt(20))
+    bench.do(bench.prompt(20, 24))
     assert held() == 44
     context.close()
     weights.close()

@@ -14,11 +14,11 @@ from support.numpy_llama import logits
 
 from llmrun import _native
 from llmrun.convert.job import convert_folder
-from llmrun.engine.jobs.importance.activations import Activations, GgmlTensor, _Ggml
+from llmrun.engine.jobs.importance.activations import Activations
 from llmrun.engine.jobs.importance.calibration import PARALLEL
 from llmrun.engine.jobs.importance.importance import run
-from llmrun.engine.llama.library import import_llama
 from llmrun.engine.llama.model import LlamaModel
+from llmrun.engine.llama.tensors import GgmlTensor, TensorNumbers, operation_numbers
 from llmrun.errors import BadModelError, ModelNotFoundError, ResourceError, UsageError
 from llmrun.protocol.jobs.importance import Importance, ImportanceUpdate
 from llmrun.quantize import calibration
@@ -127,7 +127,7 @@ def test_what_is_on_a_gpu_is_copied_first(tmp_path: Path, monkeypatch: pytest.Mo
     model, text = model_file(tmp_path, llama_like(N_BYTE_LEVEL)), text_file(tmp_path)
     for name, is_here in (("here", True), ("copied", False)):
         if not is_here:  # ggml copies from a processor's memory just as well
-            monkeypatch.setattr(_Ggml, "_is_here", lambda self, tensor: False)
+            monkeypatch.setattr(TensorNumbers, "_is_here", lambda self, tensor: False)
         command = Importance(str(model), str(tmp_path / name), str(text), gpu_layers=0)
         run(command, lambda update: None, _native.CancelFlag())
     assert (tmp_path / "here").read_bytes() == (tmp_path / "copied").read_bytes()
@@ -259,13 +259,15 @@ class Product:
     def show(self, operation: int) -> bool:
         """Whether it is wanted; if so it is shown."""
         self.result.op = operation
-        address = ctypes.addressof(self.result)
-        return self.activations._called(address, True, None) and self.activations._called(address, False, None)
+        return self.activations.watch(self.result, True) and self.activations.watch(self.result, False)
+
+
+MUL_MAT, MUL_MAT_ID = (operation_numbers()[name] for name in ("MUL_MAT", "MUL_MAT_ID"))
 
 
 @pytest.fixture
 def activations() -> Activations:
-    return Activations(import_llama(), includes_output=False)
+    return Activations(includes_output=False)
 
 
 def test_stacked_matrices_take_their_own_inputs(activations: Activations) -> None:
@@ -274,7 +276,7 @@ def test_stacked_matrices_take_their_own_inputs(activations: Activations) -> Non
     product = Product(activations, "CUDA0#blk.0.attn_k_b.weight#0")
     product.weights.ne[:] = [8, 5, 3, 1]
     product.give(1, inputs)
-    assert product.show(activations._ggml.mul_mat)
+    assert product.show(MUL_MAT)
     wanted = np.zeros((3, 8))
     for outer in range(2):
         for inner in range(6):
@@ -298,14 +300,13 @@ def test_experts_count_the_tokens_they_are_given(activations: Activations, own_i
         activations.begin()
         product.give(1, rows)
         product.give(2, ranked[None, None, :, :n_used])  # a view of longer rows, as in llama.cpp
-        product.show(activations._ggml.mul_mat_id)
+        product.show(MUL_MAT_ID)
     wanted, counts = np.zeros((n_experts, 16)), np.zeros(n_experts)
     for token in range(n_tokens):
         for place in range(n_used):
             expert = ranked[token, place]
             wanted[expert] += 2 * rows[0, token, place if own_inputs else 0].astype("f8") ** 2
             counts[expert] += 2
-    activations.check()
     found = activations.sums["blk.1.ffn_up_exps.weight"]
     assert found.squares == pytest.approx(wanted, rel=1e-6)
     assert found.counts.tolist() == counts.tolist()
@@ -315,9 +316,9 @@ def test_experts_count_the_tokens_they_are_given(activations: Activations, own_i
 def test_what_llama_cpp_does_not_count_is_not_counted(activations: Activations) -> None:
     few = np.ones((1, 1, 15, 4), "f4")
     for name, inputs, operation in (
-        ("blk.0.attn_q.weight", few, activations._ggml.mul_mat),  # fewer rows than any text
-        ("output.weight", np.ones((1, 1, 16, 4), "f4"), activations._ggml.mul_mat),
-        ("blk.0.attn_q.weight", np.ones((1, 1, 16, 4), "f4"), activations._ggml.mul_mat + 40),
+        ("blk.0.attn_q.weight", few, MUL_MAT),  # fewer rows than any text
+        ("output.weight", np.ones((1, 1, 16, 4), "f4"), MUL_MAT),
+        ("blk.0.attn_q.weight", np.ones((1, 1, 16, 4), "f4"), MUL_MAT + 40),
     ):
         product = Product(activations, name)
         product.weights.ne[:] = [4, 4, 1, 1]
@@ -333,6 +334,6 @@ def test_a_computation_ends_behind_the_last_matrix(activations: Activations) -> 
     went_on = []
     for _ in range(3):
         activations.begin()
-        went_on.append(product.show(activations._ggml.mul_mat))
+        went_on.append(product.show(MUL_MAT))
     assert went_on == [True, False, False]
     assert activations.sums["blk.0.ffn_down.weight"].squares.tolist() == [[48.0] * 4]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmrun.engine.jobs.mix.mix import grouped
-from llmrun.engine.jobs.mix.quants import Quants
+from llmrun.engine.llama.quants import Quants
 from llmrun.errors import UsageError
 from llmrun.gguf.header import Header, Tensor
 from llmrun.protocol.jobs.mix import Measured
@@ -119,9 +119,7 @@ def test_groups_are_neighbours_of_one_kind() -> None:
 @pytest.fixture(scope="module")
 def quants() -> Quants:
     """ggml's types."""
-    from llmrun.engine.llama.library import import_llama
-
-    return Quants(import_llama(), 2)
+    return Quants(2)
 
 
 @pytest.mark.parametrize("kind", ["F16", *mix.CANDIDATES])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
 
+from llmrun import storage
 from llmrun.errors import (
     BadModelError,
     DiskFullError,
@@ -27,7 +28,6 @@ from llmrun.models.download import download as module
 from llmrun.models.download import part
 from llmrun.models.download.download import download
 from llmrun.models.download.transfer import Patience, Source
-from llmrun.models.store import disk
 
 CONTENT = random.Random(1).randbytes(3_000_000)
 QUICK = Patience(connect_seconds=2, stall_seconds=2, retries=2, backoff_seconds=0.0)
@@ -387,7 +387,7 @@ def test_file_that_begins_otherwise_ends_at_once(hub: StandInHub, target: Path) 
 
 
 def test_full_disk_is_noticed_before(hub: StandInHub, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
+    monkeypatch.setattr(storage, "free_bytes", lambda path: 1000)
     with pytest.raises(DiskFullError) as caught:
         fetch(hub, target)
     assert "3,000,000 bytes are needed, 1,000 are free" in caught.value.why
@@ -397,7 +397,7 @@ def test_full_disk_is_noticed_before(hub: StandInHub, target: Path, monkeypatch:
 def test_what_is_there_needs_no_room(hub: StandInHub, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target.parent.mkdir()
     part_of(target).write_bytes(CONTENT[:2_500_000])
-    monkeypatch.setattr(disk, "free_bytes", lambda path: 500_000)
+    monkeypatch.setattr(storage, "free_bytes", lambda path: 500_000)
     fetch(hub, target)
     assert target.read_bytes() == CONTENT
 

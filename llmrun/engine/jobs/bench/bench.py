@@ -7,7 +7,6 @@ starts: between two decode calls Python only goes to the next of the prepared ba
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import random
 import time
@@ -15,12 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from llmrun import _native
 from llmrun.engine.jobs.bench.energy import Energy
-from llmrun.engine.llama.base import DecodeError
+from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.devices import backends, build, devices, supports_offload
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.protocol.jobs.bench import Bench, Benched, BenchModel, BenchTest, BenchUpdate, Repetition
 from llmrun.protocol.messages import Load
@@ -32,77 +31,66 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5)
 
 
-class BenchContext(LlamaContext):
-    """A context in which the same work can be done again and again."""
-
-    def __init__(self, model: LlamaModel, load: Load, seed: int) -> None:
-        """Make the context. seed is of the random tokens; for the errors see LlamaContext."""
-        super().__init__(model, load)
-        self._random = random.Random(seed)  # noqa: S311 - the same tokens every time is the point
-        self.load = load
-
-    def clear(self) -> None:
-        """Empty the KV cache."""
-        self._llama.llama_memory_clear(self._memory, False)
-
-    def prompt(self, n_tokens: int) -> Work:
-        """The decode calls of a prompt of random tokens."""
-        tokens = self._tokens(n_tokens)
-        starts = range(0, n_tokens, self.n_batch)
-        return Work(tokens, [self._piece(tokens, start, min(self.n_batch, n_tokens - start)) for start in starts])
-
-    def answer(self, n_tokens: int) -> Work:
-        """The decode calls of random tokens, one by one."""
-        tokens = self._tokens(n_tokens)
-        return Work(tokens, [self._piece(tokens, start, 1) for start in range(n_tokens)], one_by_one=True)
-
-    def do(self, work: Work) -> None:
-        """Compute it, behind what the KV cache holds; waits until the last token is computed.
-
-        Raises:
-            DecodeError: llama.cpp can't.
-        """
-        decode, synchronize, context = self._llama.llama_decode, self._llama.llama_synchronize, self._context
-        status = 0
-        for batch in work.batches:
-            status = decode(context, batch)
-            if status:
-                raise DecodeError("llama.cpp could not decode a batch of random tokens", why=f"status {status}")
-            if work.one_by_one:
-                synchronize(context)
-        synchronize(context)
-
-    def close(self) -> None:
-        """Free the context; it can't be used any more."""
-        self._llama.llama_batch_free(self._batch)
-        self._llama.llama_free(self._context)
-
-    def _tokens(self, count: int) -> Any:
-        """Random ones behind the begin-of-sequence token, where the model wants one: as llama-bench has them."""
-        tokens = (ctypes.c_int32 * count)(*self._random.choices(range(self.vocabulary.n_tokens), k=count))
-        if count and self.vocabulary.adds_bos:
-            tokens[0] = self.vocabulary.bos
-        return tokens
-
-    def _piece(self, tokens: Any, start: int, count: int) -> Any:
-        address = ctypes.addressof(tokens) + start * ctypes.sizeof(ctypes.c_int32)
-        pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_int32))
-        return self._llama.llama_batch_get_one(pointer, count)
-
-
 @dataclass(frozen=True, slots=True)
 class Work:
     """Decode calls, prepared.
 
     Attributes:
-        tokens: what the batches point to.
-        batches: llama_batch, in their order.
+        batches: what each of them computes.
         one_by_one: each one is waited for, since its logits would be wanted.
     """
 
-    tokens: Any
-    batches: Sequence[Any]
+    batches: Sequence[Sequence[Entry]]
     one_by_one: bool = False
+
+
+class BenchContext:
+    """A context in which the same work can be done again and again.
+
+    Attributes:
+        context: llama.cpp's.
+        load: what it was made for.
+    """
+
+    def __init__(self, model: LlamaModel, load: Load, seed: int) -> None:
+        """Make the context. seed is of the random tokens; for the errors see LlamaContext."""
+        self.context, self.load = LlamaContext(model, load), load
+        self._random = random.Random(seed)  # noqa: S311 - the same tokens every time is the point
+
+    def prompt(self, n_tokens: int, start: int = 0) -> Work:
+        """The decode calls of a prompt of random tokens, from position start on."""
+        tokens, size = self._tokens(n_tokens), self.context.n_batch
+        return Work([_batch(tokens[i : i + size], start + i) for i in range(0, n_tokens, size)])
+
+    def answer(self, n_tokens: int, start: int = 0) -> Work:
+        """The decode calls of random tokens, one by one."""
+        tokens = self._tokens(n_tokens)
+        return Work([_batch([token], start + i) for i, token in enumerate(tokens)], one_by_one=True)
+
+    def do(self, work: Work) -> None:
+        """Compute it; waits until the last token is computed.
+
+        Raises:
+            DecodeError: llama.cpp can't.
+        """
+        decode, synchronize = self.context.decode, self.context.synchronize
+        for batch in work.batches:
+            decode(batch)
+            if work.one_by_one:
+                synchronize()
+        synchronize()
+
+    def _tokens(self, count: int) -> list[int]:
+        """Random ones behind the begin-of-sequence token, where the model wants one: as llama-bench has them."""
+        vocabulary = self.context.vocabulary
+        tokens = self._random.choices(range(vocabulary.n_tokens), k=count)
+        return [vocabulary.bos, *tokens[1:]] if count and vocabulary.adds_bos else tokens
+
+
+def _batch(tokens: Sequence[int], start: int) -> list[Entry]:
+    """One decode call, with the logits of its last token."""
+    last = len(tokens) - 1
+    return [Entry(token, start + index, 0, index == last) for index, token in enumerate(tokens)]
 
 
 @dataclass(slots=True)
@@ -117,7 +105,7 @@ class _Kept:
 
     def drop_context(self) -> None:
         if self.context is not None:
-            self.context.close()
+            self.context.context.close()
             self.context = None
 
     def close(self) -> None:
@@ -141,7 +129,7 @@ def run(command: Bench, report: Report, flag: _native.CancelFlag) -> Benched:
     _reset_peak()
     kept = _with_weights(load, report, flag)
     context = _with_context(kept, load, command.seed)
-    energy = Energy(with_gpus=_uses_gpus(load, kept.weights))
+    energy = Energy(with_gpus=load.gpu_layers != 0 and supports_offload())
     measure = _measure_chat if test.chat else _measure
     with _no_collection():
         if command.warm_up:
@@ -183,20 +171,21 @@ def _with_context(kept: _Kept, load: Load, seed: int) -> BenchContext:
 
 def _warm_up(context: BenchContext, test: BenchTest) -> None:
     """As llama-bench does: the prompt once, and one token."""
-    context.clear()
+    context.context.clear()
     if test.n_prompt:
         context.do(context.prompt(test.n_prompt))
     if test.n_gen:
-        context.do(context.answer(1))
+        context.do(context.answer(1, test.n_prompt))
 
 
 def _measure(
     kept: _Kept, context: BenchContext, test: BenchTest, seed: int, energy: Energy, report: Report
 ) -> Repetition:
-    context.clear()
+    context.context.clear()
     if test.n_depth:
         _fill(kept, context, test.n_depth, report)
-    work = [context.prompt(test.n_prompt), context.answer(test.n_gen)]
+    depth = test.n_depth
+    work = [context.prompt(test.n_prompt, depth), context.answer(test.n_gen, depth + test.n_prompt)]
     before = energy.read()
     began = time.perf_counter_ns()
     for part in work:
@@ -207,12 +196,12 @@ def _measure(
 
 def _fill(kept: _Kept, context: BenchContext, depth: int, report: Report) -> None:
     """Let the KV cache hold so many tokens: from the state that was saved, where there is one that fits."""
-    if kept.depth == depth and context.set_state(0, kept.state, depth):
+    if kept.depth == depth and context.context.set_state(0, kept.state, depth):
         return
     report(BenchUpdate("depth"))
-    context.clear()
+    context.context.clear()
     context.do(context.prompt(depth))
-    kept.depth, kept.state = depth, bytes(context.state(0))
+    kept.depth, kept.state = depth, bytes(context.context.state(0))
 
 
 def _measure_chat(
@@ -220,8 +209,8 @@ def _measure_chat(
 ) -> Repetition:
     from llmrun.engine.jobs.bench.chat import Conversation
 
-    context.clear()
-    conversation = Conversation(context, test, seed)
+    context.context.clear()
+    conversation = Conversation(context.context, test, seed)
     if test.n_depth:
         report(BenchUpdate("depth"))
         conversation.fill()
@@ -232,52 +221,20 @@ def _measure_chat(
 
 def describe(weights: LlamaModel) -> BenchModel:
     """What llama.cpp says of the model and of itself."""
-    llama, library = weights.llama, weights.llama._lib
-    devices = _devices(library)
-    backends = [name for name in _registries(library) if name != "CPU"]
+    found = devices()
+    commit, version = build()
     return BenchModel(
         description=weights.description,
-        size=int(llama.llama_model_size(weights.pointer)),
-        n_params=int(llama.llama_model_n_params(weights.pointer)),
-        n_layers=int(llama.llama_model_n_layer(weights.pointer)),
+        size=weights.n_bytes,
+        n_params=weights.n_params,
+        n_layers=weights.n_layers,
         n_ctx_train=weights.n_ctx_train,
-        build_commit=_text(library, "ggml_commit"),
-        version=_text(library, "ggml_version"),
-        backends=",".join(backends) or "CPU",
-        cpu=", ".join(text for kind, text in devices if kind in _PROCESSORS),
-        gpus=", ".join(text for kind, text in devices if kind not in _PROCESSORS),
+        build_commit=commit,
+        version=version,
+        backends=",".join(name for name in backends() if name != "CPU") or "CPU",
+        cpu=", ".join(device.description for device in found if device.is_processor),
+        gpus=", ".join(device.description for device in found if not device.is_processor),
     )
-
-
-_PROCESSORS = (0, 3)  # GGML_BACKEND_DEVICE_TYPE_CPU, _ACCEL
-
-
-def _function(library: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """A function of ggml's, of our own: what llama-cpp-python makes of it stays as it is."""
-    function = library[name]
-    function.restype, function.argtypes = result, arguments
-    return function
-
-
-def _text(library: Any, name: str) -> str:
-    return bytes(_function(library, name, ctypes.c_char_p)() or b"").decode("utf-8", "replace")
-
-
-def _devices(library: Any) -> list[tuple[int, str]]:
-    """Kind and description of what ggml can compute on."""
-    get = _function(library, "ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-    kind = _function(library, "ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
-    description = _function(library, "ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
-    count = _function(library, "ggml_backend_dev_count", ctypes.c_size_t)()
-    devices = [get(index) for index in range(count)]
-    return [(kind(device), description(device).decode("utf-8", "replace")) for device in devices]
-
-
-def _registries(library: Any) -> list[str]:
-    get = _function(library, "ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t)
-    name = _function(library, "ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
-    count = _function(library, "ggml_backend_reg_count", ctypes.c_size_t)()
-    return [name(get(index)).decode("utf-8", "replace") for index in range(count)]
 
 
 @contextmanager
@@ -304,7 +261,3 @@ def _peak() -> int | None:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
     except (OSError, StopIteration, ValueError, IndexError):
         return None
-
-
-def _uses_gpus(load: Load, weights: LlamaModel) -> bool:
-    return load.gpu_layers != 0 and bool(weights.llama.llama_supports_gpu_offload())

@@ -22,7 +22,7 @@ from llmrun.protocol.messages import Event, Failed, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 
 if TYPE_CHECKING:
-    from llmrun.engine.jobs.bench.bench import BenchContext
+    from llmrun.engine.llama.context import LlamaContext
 
 _TEXT = (
     "A library in the old harbour kept every letter that had ever been sent from the islands. In winter, when no ship "
@@ -38,12 +38,12 @@ class _Stopwatch:
     into text until the next decode().
     """
 
-    def __init__(self, context: BenchContext) -> None:
+    def __init__(self, context: LlamaContext) -> None:
         self.context = context
         self.vocabulary = self
         self.n_ctx, self.n_seq_max = context.n_ctx, context.n_seq_max
         self.n_cells, self.unified = context.n_cells, context.unified
-        self.n_batch = min(context.n_batch, context.n_ctx)
+        self.n_batch = context.n_batch
         self.forget, self.drop, self.copy = context.forget, context.drop, context.copy
         self.state, self.set_state = context.state, context.set_state
         known = context.vocabulary
@@ -79,7 +79,7 @@ class _Stopwatch:
 class Conversation:
     """One prompt, and the answer to it. The context has to be empty."""
 
-    def __init__(self, context: BenchContext, test: BenchTest, seed: int) -> None:
+    def __init__(self, context: LlamaContext, test: BenchTest, seed: int) -> None:
         """seed is of the sampler."""
         self._stopwatch = _Stopwatch(context)
         self._engine = Engine(self._stopwatch)

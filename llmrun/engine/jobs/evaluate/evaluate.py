@@ -85,7 +85,7 @@ def _context(model: LlamaModel, command: Evaluate) -> LlamaContext:
         threads=command.threads,
         gpu_layers=model.gpu_layers,
     )
-    return LlamaContext(model, load)
+    return LlamaContext(model, load, n_outputs=load.n_batch)
 
 
 def _too_short(n_tokens: int, command: Evaluate) -> UsageError:

@@ -1,7 +1,7 @@
 """Sums the squares of what a model's matrices are multiplied with, column by column, while ggml computes.
 
-Owns ggml's tensors as they lie in memory, and the arithmetic, which is llama.cpp's (tools/imatrix/imatrix.cpp); must
-not know what text the model reads, nor files.
+Owns the arithmetic, which is llama.cpp's (tools/imatrix/imatrix.cpp); must not know what text the model reads, nor
+files.
 """
 
 from __future__ import annotations
@@ -10,33 +10,11 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-from llmrun.errors import BadModelError, LlmrunError
+from llmrun.engine.llama.tensors import GgmlTensor, TensorNumbers, check_layout, operation_numbers
+from llmrun.errors import BadModelError
 
-_MAX_SOURCES, _NAME_BYTES, _PARAMETER_BYTES = 10, 64, 64  # GGML_MAX_SRC, GGML_MAX_NAME, GGML_MAX_OP_PARAMS
-_OBJECT_BYTES = 32  # ggml_tensor_overhead() counts the object around a tensor too
 _F32 = 0
 _LEAST_ROWS = 16  # of the tokens of a matrix product; fewer are no text
-
-
-class GgmlTensor(ctypes.Structure):
-    """struct ggml_tensor."""
-
-    _fields_ = (
-        ("type", ctypes.c_int32),
-        ("buffer", ctypes.c_void_p),
-        ("ne", ctypes.c_int64 * 4),  # elements of each dimension, the contiguous one first
-        ("nb", ctypes.c_size_t * 4),  # bytes from one to the next
-        ("op", ctypes.c_int32),
-        ("op_params", ctypes.c_int32 * (_PARAMETER_BYTES // 4)),
-        ("flags", ctypes.c_int32),
-        ("src", ctypes.c_void_p * _MAX_SOURCES),
-        ("view_src", ctypes.c_void_p),
-        ("view_offs", ctypes.c_size_t),
-        ("data", ctypes.c_void_p),
-        ("name", ctypes.c_char * _NAME_BYTES),
-        ("extra", ctypes.c_void_p),
-        ("padding", ctypes.c_char * 8),
-    )
 
 
 @dataclass(slots=True)
@@ -53,28 +31,27 @@ class Sums:
 
 
 class Activations:
-    """What ggml calls for every step of a computation: llama_context_params.cb_eval.
+    """Watches a context: sees every step of a computation.
 
     Attributes:
         sums: tensor -> what was summed so far.
-        callback: for llama.cpp; lives as long as this object.
     """
 
-    def __init__(self, llama: Any, *, includes_output: bool) -> None:
+    def __init__(self, *, includes_output: bool) -> None:
         """Begin with nothing.
 
         Args:
-            llama: llama-cpp-python's module.
             includes_output: "output.weight" counts too.
 
         Raises:
             LlmrunError: ggml's tensors have another layout.
         """
+        check_layout()
         self.sums: dict[str, Sums] = {}
-        self.callback = llama.ggml_backend_sched_eval_callback(self._called)
         self._includes_output = includes_output
-        self._ggml = _Ggml(llama._lib)
-        self._failure: BaseException | None = None
+        self._numbers = TensorNumbers()
+        numbers = operation_numbers()
+        self._mul_mat, self._mul_mat_id = numbers["MUL_MAT"], numbers["MUL_MAT_ID"]
         self._seen = 0  # tensors of this computation
         self._last = 0  # tensors of the first one: what comes after them need not be computed
         self._source: tuple[Any, Any] = (None, None)  # what was summed last, and its sums
@@ -84,49 +61,41 @@ class Activations:
         self._last = self._last or self._seen
         self._seen, self._source = 0, (None, None)
 
-    def check(self) -> None:
-        """Raise what went wrong inside ggml's computation, where nothing can be raised.
+    def watch(self, tensor: GgmlTensor, ask: bool) -> bool:
+        """Whether a tensor is wanted, if that is asked; otherwise it is there, and False ends the computation.
 
         Raises:
             BadModelError: the model computed numbers that are not finite.
         """
-        if self._failure is not None:
-            raise self._failure
-
-    def _called(self, address: int, ask: bool, data: Any) -> bool:
-        """Whether a tensor is wanted, if that is asked; otherwise it is there, and False ends the computation."""
-        tensor = GgmlTensor.from_address(address)
         if ask:
             return self._wants(tensor)
-        try:
-            self._add(tensor)
-        except BaseException as failure:  # it can't go up through C++: check() raises it
-            self._failure = failure
-            return False
+        self._add(tensor)
         self._seen += 1
         return self._seen != self._last
 
     def _wants(self, tensor: GgmlTensor) -> bool:
-        if tensor.op == self._ggml.mul_mat_id:
+        if tensor.op == self._mul_mat_id:
             return True
-        if tensor.op != self._ggml.mul_mat:
+        if tensor.op != self._mul_mat:
             return False
-        weights, inputs = (GgmlTensor.from_address(tensor.src[i]) for i in (0, 1))
+        weights, inputs = tensor.source(0), tensor.source(1)
         if inputs.ne[1] < _LEAST_ROWS or inputs.type != _F32:
             return False
-        name = plain_name(weights.name)
+        name = weights.plain_name
         return name.startswith("blk.") or (self._includes_output and name == "output.weight")
 
     def _add(self, tensor: GgmlTensor) -> None:
-        weights, inputs = (GgmlTensor.from_address(tensor.src[i]) for i in (0, 1))
-        name = plain_name(weights.name)
-        if tensor.op == self._ggml.mul_mat_id:
-            chosen = self._ggml.numbers(GgmlTensor.from_address(tensor.src[2]), ctypes.c_int32)
-            squares, counts = _experts(self._ggml.numbers(inputs), chosen[0, 0], weights.ne[2])
+        import numpy as np
+
+        weights, inputs = tensor.source(0), tensor.source(1)
+        name = weights.plain_name
+        if tensor.op == self._mul_mat_id:
+            chosen = self._numbers(tensor.source(2), ctypes.c_int32)
+            squares, counts = _experts(self._numbers(inputs), chosen[0, 0], weights.ne[2])
         else:
             source = (tensor.src[1], weights.ne[3], weights.ne[2])
             if source != self._source[0]:  # query, key and value have the same inputs
-                self._source = (source, _dense(self._ggml.numbers(inputs), weights.ne[3], weights.ne[2]))
+                self._source = (source, _dense(self._numbers(inputs), weights.ne[3], weights.ne[2]))
             squares, counts = self._source[1]
         before = self.sums.get(name)
         if before is None:
@@ -134,14 +103,8 @@ class Activations:
         else:
             before.squares += squares
             before.counts += counts
-        if not self._ggml.numpy.isfinite(before.squares).all():
+        if not np.isfinite(before.squares).all():
             raise BadModelError(f"the inputs of {name} are not finite numbers", why="the model is damaged or overflows")
-
-
-def plain_name(name: bytes) -> str:
-    """A weight's name without what ggml puts around it for its copy on another device: "CUDA0#NAME#0"."""
-    text = name.decode("utf-8", "replace")
-    return text.split("#")[1] if "#" in text else text
 
 
 def _dense(inputs: Any, n_outer: int, n_inner: int) -> tuple[Any, Any]:
@@ -180,39 +143,3 @@ def _experts(inputs: Any, chosen: Any, n_experts: int) -> tuple[Any, Any]:
         rows = inputs[0, tokens, places % inputs.shape[2]]
         squares[expert] = np.einsum("rc,rc->c", rows, rows)
     return squares, np.bincount(chosen.reshape(-1), minlength=n_experts)
-
-
-class _Ggml:
-    """The few functions of ggml that are needed, and its numbers of two operations."""
-
-    def __init__(self, library: Any) -> None:
-        import numpy
-
-        self.numpy = numpy
-        library.ggml_tensor_overhead.restype = ctypes.c_size_t
-        if library.ggml_tensor_overhead() != ctypes.sizeof(GgmlTensor) + _OBJECT_BYTES:
-            raise LlmrunError("ggml_tensor has an unexpected size on this platform")
-        library.ggml_op_name.restype = ctypes.c_char_p
-        names = {library.ggml_op_name(number): number for number in range(64)}
-        self.mul_mat, self.mul_mat_id = names[b"MUL_MAT"], names[b"MUL_MAT_ID"]
-        self._is_host, self._get = library.ggml_backend_buffer_is_host, library.ggml_backend_tensor_get
-        self._is_host.argtypes, self._is_host.restype = [ctypes.c_void_p], ctypes.c_bool
-        self._get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
-        self._get.restype = None
-        self._bytes = library.ggml_nbytes
-        self._bytes.argtypes, self._bytes.restype = [ctypes.c_void_p], ctypes.c_size_t
-
-    def numbers(self, tensor: GgmlTensor, kind: Any = ctypes.c_float) -> Any:
-        """A tensor's elements as an array of four dimensions, the contiguous one last; from a GPU they are copied."""
-        address, numpy = ctypes.addressof(tensor), self.numpy
-        size = self._bytes(address)
-        if self._is_here(tensor):
-            flat = numpy.frombuffer((ctypes.c_char * size).from_address(tensor.data), kind)
-        else:
-            flat = numpy.empty(size // ctypes.sizeof(kind), kind)
-            self._get(address, flat.ctypes.data, 0, size)
-        return numpy.lib.stride_tricks.as_strided(flat, tensor.ne[::-1], tensor.nb[::-1], writeable=False)
-
-    def _is_here(self, tensor: GgmlTensor) -> bool:
-        """Whether its data can be read where they are."""
-        return not tensor.buffer or bool(self._is_host(tensor.buffer))

@@ -17,7 +17,7 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.service import Preparer
 from llmrun.errors import BadModelError, BadTemplateError, UsageError
 from llmrun.protocol.jobs.importance import Prompt
-from llmrun.protocol.messages import Failed, Finished, Generate, Load, Message, Started, TextDelta
+from llmrun.protocol.messages import AnswerRequest, Failed, Finished, Generate, Load, Message, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 
 PARALLEL = 16
@@ -118,8 +118,11 @@ class Author:
         return _Piece(prompt, tokens)
 
     def _tokens(self, prompt: Prompt) -> list[int]:
-        asked = Generate(0, (Message("user", prompt.text),)) if prompt.is_question else Generate(0, prompt=prompt.text)
-        return self._preparer.prompt(asked)[1]
+        if prompt.is_question:
+            asked = AnswerRequest((Message("user", prompt.text),))
+        else:
+            asked = AnswerRequest(prompt=prompt.text)
+        return self._preparer.prompt(Generate(0, asked))[1]
 
     def _joined(self, pieces: Sequence[_Piece]) -> tuple[list[int], str]:
         """All texts one after another: each as it stood in the model's context, but for the mark of its beginning."""

@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from llmrun import _native
 from llmrun.engine.jobs.importance.activations import Activations
 from llmrun.engine.jobs.importance.calibration import Author
+from llmrun.engine.llama.base import DecodeError, Entry
+from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, ResourceError, UsageError
 from llmrun.protocol.jobs.importance import Importance, ImportanceUpdate, Summed, TensorSums
+from llmrun.protocol.messages import Load
 
 _UPDATE_SECONDS = 0.1
 _MOST_TOKEN_BYTES = 32  # a text is not looked at beyond what its tokens can be made of
@@ -39,7 +41,7 @@ def run(command: Importance, report: Report, flag: _native.CancelFlag) -> Summed
     report(ImportanceUpdate("loading"))
     text = _text(command)
     model = LlamaModel(command.model, command.gpu_layers, flag)
-    if model.llama.llama_model_has_encoder(model.pointer) and model.llama.llama_model_has_decoder(model.pointer):
+    if model.translates:
         raise UsageError("this model can't have an importance matrix", why="it translates: an encoder and a decoder")
     n_ctx = min(command.n_ctx, model.n_ctx_train or command.n_ctx)
     began, vocabulary = time.monotonic(), model.vocabulary
@@ -50,9 +52,9 @@ def run(command: Importance, report: Report, flag: _native.CancelFlag) -> Summed
         n_written = len(tokens)
     written = time.monotonic()
     pieces = _pieces(tokens, n_ctx, command)
-    activations = Activations(model.llama, includes_output=command.includes_output)
+    activations = Activations(includes_output=command.includes_output)
     with _context(model, activations, n_ctx, command.threads) as context:
-        _read(model, context, pieces, activations, report)
+        _read(context, pieces, activations, report)
     tensors = _save(activations, command.sums)
     return Summed(
         tensors=tensors,
@@ -112,59 +114,41 @@ def _pieces(tokens: list[int], n_ctx: int, command: Importance) -> list[list[int
 
 
 @contextmanager
-def _context(model: LlamaModel, activations: Activations, n_ctx: int, threads: int) -> Iterator[Any]:
+def _context(model: LlamaModel, activations: Activations, n_ctx: int, threads: int) -> Iterator[LlamaContext]:
     """A context that shows all it computes.
+
+    Every token asks for logits, or llama.cpp would leave most tokens out of the last layer; the logits themselves are
+    never computed: activations.py ends each computation before.
 
     Raises:
         OutOfMemoryError: it does not fit.
     """
-    llama = model.llama
-    params = llama.llama_context_default_params()
-    params.n_ctx = params.n_batch = params.n_ubatch = n_ctx
-    params.n_seq_max = 1
-    params.n_threads = params.n_threads_batch = threads
-    params.cb_eval = activations.callback
-    params.abort_callback = llama.ggml_abort_callback(_native.abort_callback_address)
-    params.abort_callback_data = model.flag.address
-    context = llama.llama_init_from_model(model.pointer, params)
-    if not context:
-        raise OutOfMemoryError(
-            f"there is no memory for reading {n_ctx} tokens at once", hint="close other programs, or use fewer layers"
-        )
+    load = Load(model.path, n_ctx, n_ctx, n_batch=n_ctx, n_ubatch=n_ctx, threads=threads)
+    try:
+        context = LlamaContext(model, load, n_outputs=n_ctx, watch=activations.watch)
+    except OutOfMemoryError:
+        hint = "close other programs, or use fewer layers"
+        raise OutOfMemoryError(f"there is no memory for reading {n_ctx} tokens at once", hint=hint) from None
     try:
         yield context
     finally:
-        llama.llama_free(context)
+        context.close()
 
 
-def _read(model: LlamaModel, context: Any, pieces: list[list[int]], activations: Activations, report: Report) -> None:
-    """Let each piece go through the model on its own.
-
-    Every token asks for logits, or llama.cpp would leave most tokens out of the last layer; the logits themselves are
-    never computed: activations.py ends each computation before.
-    """
-    llama, tell = model.llama, _Pace(report)
-    memory = llama.llama_get_memory(context)
-    batch = llama.llama_batch_init(len(pieces[0]), 0, 1)
+def _read(context: LlamaContext, pieces: list[list[int]], activations: Activations, report: Report) -> None:
+    """Let each piece go through the model on its own."""
+    tell, vocabulary = _Pace(report), context.vocabulary
     done, total = 0, sum(map(len, pieces))
-    try:
-        for piece in pieces:
-            if memory:
-                llama.llama_memory_clear(memory, True)
-            batch.n_tokens = len(piece)
-            for i, token in enumerate(piece):
-                batch.token[i] = model.vocabulary.bos if model.vocabulary.adds_bos and i == 0 else token
-                batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = i, 1, 0, True
-            activations.begin()
-            status = llama.llama_decode(context, batch)
-            llama.llama_synchronize(context)
-            activations.check()
-            if status != 0:
-                raise LlmrunError("llama.cpp could not read the calibration text", why=f"status {status}")
-            done += len(piece)
-            tell(ImportanceUpdate("reading", done, total, done / total))
-    finally:
-        llama.llama_batch_free(batch)
+    for piece in pieces:
+        context.clear()
+        tokens = [vocabulary.bos, *piece[1:]] if vocabulary.adds_bos else piece
+        activations.begin()
+        try:
+            context.decode([Entry(token, position, 0, True) for position, token in enumerate(tokens)])
+        except DecodeError as error:
+            raise LlmrunError("llama.cpp could not read the calibration text", why=error.why) from None
+        done += len(piece)
+        tell(ImportanceUpdate("reading", done, total, done / total))
 
 
 def _save(activations: Activations, path: str) -> tuple[TensorSums, ...]:

@@ -10,6 +10,8 @@ import os
 import re
 from typing import Any
 
+from llmrun.engine.llama.devices import features, gpus, supports_offload
+
 
 def parse_system_info(text: str) -> dict[str, list[str]]:
     """Backend -> its features, from llama_print_system_info's "CPU : AVX2 = 1 | FMA = 1 | CUDA : ARCHS = 500 | "."""
@@ -24,15 +26,9 @@ def parse_system_info(text: str) -> dict[str, list[str]]:
     return found
 
 
-def describe(llama: Any) -> dict[str, Any]:
+def describe() -> dict[str, Any]:
     """Features by backend, the GPUs, and whether a GPU could be used at all."""
-    from llmrun.engine.jobs.machine.kernels import Ggml
-
-    return {
-        "features": parse_system_info(llama.llama_print_system_info().decode("utf-8", "replace")),
-        "gpus": list(Ggml(llama._lib, 1).gpus()),
-        "offload": bool(llama.llama_supports_gpu_offload()),
-    }
+    return {"features": parse_system_info(features()), "gpus": gpus(), "offload": supports_offload()}
 
 
 def main() -> None:
@@ -41,4 +37,5 @@ def main() -> None:
 
     result = os.dup(1)
     os.dup2(2, 1)  # what the library prints goes to stderr
-    os.write(result, json.dumps(describe(start_llama())).encode())
+    start_llama()
+    os.write(result, json.dumps(describe()).encode())

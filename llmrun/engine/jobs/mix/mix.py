@@ -20,11 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from llmrun import _native
-from llmrun.engine.jobs.mix.quants import F16, F32, Array, Quants
 from llmrun.engine.jobs.mix.sensitivity import Reader
 from llmrun.engine.jobs.quantize.imatrix import read_imatrix
-from llmrun.engine.llama.library import import_llama
 from llmrun.engine.llama.model import LlamaModel
+from llmrun.engine.llama.quants import F16, F32, Array, Quants
 from llmrun.gguf.reader import read_header
 from llmrun.protocol.jobs.mix import Measure, Measured, MeasureUpdate
 
@@ -47,7 +46,7 @@ def run(command: Measure, report: Report, flag: _native.CancelFlag) -> Measured:
         BadModelError: llama.cpp can't load the model, or it computes what are no numbers.
         OutOfMemoryError: there is no memory for it.
     """
-    quants = Quants(import_llama(), command.threads)
+    quants = Quants(command.threads)
     weights = Weights(command.files, quants)
     importance = read_imatrix(Path(command.imatrix)).weights if command.imatrix else {}
     errors, coarse_errors = {}, {}

@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from llmrun import _native
-from llmrun.engine.jobs.importance.activations import GgmlTensor, plain_name
-from llmrun.engine.jobs.mix.quants import Array
+from llmrun.engine.llama.base import DecodeError, Entry
+from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.errors import BadLogitsError, BadModelError, OutOfMemoryError
+from llmrun.engine.llama.quants import Array
+from llmrun.engine.llama.tensors import GgmlTensor
+from llmrun.errors import BadLogitsError, BadModelError
+from llmrun.protocol.messages import Load
 
 _LOGITS = 1 << 24  # floats that are compared: 64 MiB
 _SKIPPED = 16  # positions at a text's beginning, where there is no context to predict from
@@ -39,68 +41,42 @@ class Reader:
     """
 
     def __init__(self, model: LlamaModel, tokens: list[int], names: Collection[str], threads: int) -> None:
-        self._model, self._llama, self._tokens = model, model.llama, tokens
         self._wanted = frozenset(names)
         self._found: dict[str, dict[int, GgmlTensor]] = {}
-        self._callback = self._llama.ggml_backend_sched_eval_callback(self._look)
-        self._context = self._make_context(threads)
-        self._memory = self._llama.llama_get_memory(self._context)
-        self.predicts = bool(self._memory)
-        later = range(min(_SKIPPED, len(tokens) // 2), len(tokens))
-        self._scored = set(later[:: -(-len(later) * model.vocabulary.n_tokens // _LOGITS)])
-        self.positions = len(self._scored)
-        self._batch = self._make_batch()
+        n_vocab, size = model.vocabulary.n_tokens, len(tokens)
+        later = range(min(_SKIPPED, size // 2), size)
+        scored = later[:: -(-len(later) * n_vocab // _LOGITS)]
+        self.positions, self._first = len(scored), scored[0]
+        self._batch = [Entry(token, position, 0, position in scored) for position, token in enumerate(tokens)]
+        load = Load(model.path, size, size, n_batch=size, n_ubatch=size, threads=threads)
+        # Tensors elsewhere would be copies.
+        self._context = LlamaContext(model, load, n_outputs=self.positions, watch=self._look, on_processor=True)
+        self.predicts = self._context.predicts
         self._reference: Array | None = None
         self._probabilities: Array | None = None
 
-    def _make_context(self, threads: int) -> Any:
-        params = self._llama.llama_context_default_params()
-        params.n_ctx = params.n_batch = params.n_ubatch = len(self._tokens)
-        params.n_seq_max = 1
-        params.n_threads = params.n_threads_batch = threads
-        params.op_offload = params.offload_kqv = False  # tensors elsewhere would be copies
-        params.cb_eval = self._callback
-        params.abort_callback = self._llama.ggml_abort_callback(_native.abort_callback_address)
-        params.abort_callback_data = self._model.flag.address
-        context = self._llama.llama_init_from_model(self._model.pointer, params)
-        if not context:
-            raise OutOfMemoryError(f"there is no memory for reading {len(self._tokens)} tokens at once")
-        return context
-
-    def _make_batch(self) -> Any:
-        batch = self._llama.llama_batch_init(len(self._tokens), 0, 1)
-        batch.n_tokens = len(self._tokens)
-        for index, token in enumerate(self._tokens):
-            batch.token[index], batch.pos[index] = token, index
-            batch.n_seq_id[index], batch.seq_id[index][0] = 1, 0
-            batch.logits[index] = index in self._scored
-        return batch
-
-    def _look(self, address: int, ask: bool, data: Any) -> bool:
-        """llama_context_params.cb_eval: note where the tensors are; no result is asked for."""
-        for source in GgmlTensor.from_address(address).src:
-            if source:
-                tensor = GgmlTensor.from_address(source)
-                name = plain_name(tensor.name)
-                if name in self._wanted and not tensor.view_src:
-                    self._found.setdefault(name, {})[source] = tensor
+    def _look(self, tensor: GgmlTensor, ask: bool) -> bool:
+        """Note where the tensors are; no result is asked for."""
+        for address in filter(None, tensor.src):
+            source = GgmlTensor.from_address(address)
+            if source.plain_name in self._wanted and not source.view_src:
+                self._found.setdefault(source.plain_name, {})[address] = source
         return False
 
     def close(self) -> None:
         """Free the context."""
-        self._llama.llama_batch_free(self._batch)
-        self._llama.llama_free(self._context)
+        self._context.close()
 
     def read(self) -> Array:
         """Log-probabilities of all tokens at the compared positions, float32 [positions, vocabulary]."""
-        self._llama.llama_memory_clear(self._memory, True)
-        status = self._llama.llama_decode(self._context, self._batch)
-        if status != 0:
-            raise BadModelError("llama.cpp could not read a text with this model", why=f"status {status}")
-        rows, columns = self.positions, self._model.vocabulary.n_tokens
-        pointer = ctypes.cast(self._llama.llama_get_logits(self._context), ctypes.c_void_p).value
-        assert pointer
-        memory: Any = (ctypes.c_float * (rows * columns)).from_address(pointer)
+        self._context.clear()
+        try:
+            self._context.decode(self._batch)
+        except DecodeError as error:
+            raise BadModelError("llama.cpp could not read a text with this model", why=error.why) from None
+        rows, columns = self.positions, self._context.vocabulary.n_tokens
+        # Rows lie one after the other.
+        memory: Any = (ctypes.c_float * (rows * columns)).from_address(self._context.logits(self._first))
         logits = np.frombuffer(memory, np.float32).reshape(rows, columns)
         logits = logits - logits.max(axis=1, keepdims=True)
         logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))

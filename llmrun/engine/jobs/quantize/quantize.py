@@ -18,24 +18,15 @@ from typing import Any
 
 from llmrun import _native
 from llmrun.engine.jobs.quantize.imatrix import Imatrix, read_imatrix
-from llmrun.engine.llama.library import import_llama
-from llmrun.errors import BadModelError, LlmrunError, OutOfMemoryError, ResourceError, UsageError
+from llmrun.engine.llama.quantization import check_layout, listening, loads_without_weights, quantize
+from llmrun.engine.llama.tensors import row_check, type_numbers
+from llmrun.errors import BadModelError, OutOfMemoryError, ResourceError, UsageError
 from llmrun.gguf.header import Tensor
 from llmrun.gguf.reader import read_header
 from llmrun.protocol.jobs.quantize import Quantize, Quantized, QuantizeUpdate
 
-_SLAB_BYTES = 16 << 20  # of a tensor's rows in memory at a time: 5 to 10 % faster than all of them, by the caches
 _UPDATE_SECONDS = 0.1
 _SYNC_SECONDS = 0.5
-# sizeof of what crosses the border; another layout would corrupt memory silently.
-_SIZES = {
-    "llama_model_quantize_params": 64,
-    "llama_model_imatrix_data": 24,
-    "llama_model_tensor_override": 16,
-    "llama_model_kv_override": 264,
-}
-_KV_INT, _KV_STR = 0, 3  # llama_model_kv_override_type
-_KV_BYTES = 127
 _DISK = "iostream error"  # all that C++ says when a write fails
 _MEMORY = "bad_alloc"
 _PATTERN = re.compile(r"regex|regular expression")
@@ -57,21 +48,17 @@ def run(command: Quantize, report: Callable[[QuantizeUpdate], None], flag: _nati
         ResourceError: the file can't be written.
         OutOfMemoryError: there is no memory for it.
     """
-    llama = import_llama()
-    for struct, size in _SIZES.items():
-        if ctypes.sizeof(getattr(llama, struct)) != size:
-            raise LlmrunError(f"{struct} of llama-cpp-python has an unexpected size on this platform")
-    params = _Params(llama, command)
+    check_layout()
     log = _Log()
-    with _listening(llama, log):
+    with listening(log.add):
         if command.target:
             with _reporting(command.target, log, report):
-                _quantize(llama, command, params, log)
+                _quantize(command, log)
         else:
-            _quantize(llama, command, params, log)
-            _load_without_weights(llama, command.source, log)
+            _quantize(command, log)
+            _load(command.source, log)
     if command.target:
-        _verify(llama, command, log.types)
+        _verify(command, log.types)
     return Quantized(log.types, log.wanted, log.needs_imatrix, tuple(log.unimportant))
 
 
@@ -124,22 +111,6 @@ class _Log:
 
 
 @contextmanager
-def _listening(llama: Any, log: _Log) -> Iterator[None]:
-    """Inside, llama.cpp's log is understood, and kept for the front to find a reason in; then all is as before."""
-    usual = llama.llama_log_callback(_native.log_callback_address)
-
-    def hear(level: int, text: bytes, data: Any) -> None:
-        log.add(text.decode("utf-8", "replace"))
-
-    heard = llama.llama_log_callback(hear)
-    llama.llama_log_set(heard, None)
-    try:
-        yield
-    finally:
-        llama.llama_log_set(usual, None)
-
-
-@contextmanager
 def _reporting(target: str, log: _Log, report: Callable[[QuantizeUpdate], None]) -> Iterator[None]:
     """Inside, tell how far the file is, and bring it to the disk bit by bit, so that its end need not wait for it."""
     over = threading.Event()
@@ -166,56 +137,13 @@ def _reporting(target: str, log: _Log, report: Callable[[QuantizeUpdate], None])
         threads[0].join()
 
 
-class _Params:
-    """llama.cpp's parameters, and the memory that they point to."""
-
-    def __init__(self, llama: Any, command: Quantize) -> None:
-        self.params = params = llama.llama_model_quantize_default_params()
-        params.ftype = command.file_type
-        params.nthread = command.threads
-        params.allow_requantize = True  # the front has warned
-        params.pure = command.pure
-        params.quantize_output_tensor = not command.keeps_output
-        params.max_buf_size = _SLAB_BYTES
-        if command.output_type >= 0:
-            params.output_tensor_type = command.output_type
-        if command.embedding_type >= 0:
-            params.token_embedding_type = command.embedding_type
-        if command.overrides:
-            rows = [(pattern.encode(), kind) for pattern, kind in command.overrides]
-            self._overrides = (llama.llama_model_tensor_override * (len(rows) + 1))(*rows)
-            params.tt_overrides = self._overrides
-        if command.imatrix:
-            self._add_imatrix(llama, Path(command.imatrix).name, read_imatrix(Path(command.imatrix)))
-
-    def _add_imatrix(self, llama: Any, name: str, imatrix: Imatrix) -> None:
-        """The weights, and what llama-quantize writes into the file's metadata about them."""
-        self._weights = imatrix.weights
-        rows = (llama.llama_model_imatrix_data * (len(imatrix.weights) + 1))()
-        for row, (tensor, weights) in zip(rows, imatrix.weights.items(), strict=False):
-            row.name, row.size = tensor.encode(), len(weights)
-            row.data = weights.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        self._rows = self.params.imatrix = rows
-        facts: dict[str, str | int] = {"file": name}  # not the whole path: who gets the model need not know it
-        if imatrix.dataset:
-            facts["dataset"] = imatrix.dataset
-        facts["entries_count"] = len(imatrix.weights)
-        if imatrix.n_chunks > 0:
-            facts["chunks_count"] = imatrix.n_chunks
-        self._facts = (llama.llama_model_kv_override * (len(facts) + 1))()
-        for fact, (key, value) in zip(self._facts, facts.items(), strict=False):
-            fact.key = f"quantize.imatrix.{key}".encode()
-            if isinstance(value, int):
-                fact.tag, fact.value.val_i64 = _KV_INT, value
-            else:
-                fact.tag, fact.value.val_str = _KV_STR, value.encode()[:_KV_BYTES]
-        self.params.kv_overrides = self._facts
-
-
-def _quantize(llama: Any, command: Quantize, params: _Params, log: _Log) -> None:
-    params.params.dry_run = not command.target
-    source, target = os.fsencode(command.source), os.fsencode(command.target)
-    if llama.llama_model_quantize(source, target, ctypes.byref(params.params)) == 0:
+def _quantize(command: Quantize, log: _Log) -> None:
+    weights: dict[str, Any] = {}
+    facts: dict[str, str | int] = {}
+    if command.imatrix:
+        imatrix = read_imatrix(Path(command.imatrix))
+        weights, facts = imatrix.weights, _facts(Path(command.imatrix).name, imatrix)
+    if quantize(command, weights, facts):
         return
     name = Path(command.source).name
     if _DISK in log.error:
@@ -227,10 +155,21 @@ def _quantize(llama: Any, command: Quantize, params: _Params, log: _Log) -> None
     raise BadModelError(f"llama.cpp can't quantize {name}", why=log.error)
 
 
+def _facts(name: str, imatrix: Imatrix) -> dict[str, str | int]:
+    """What llama-quantize writes into the file's metadata about an importance matrix."""
+    facts: dict[str, str | int] = {"file": name}  # not the whole path: who gets the model need not know it
+    if imatrix.dataset:
+        facts["dataset"] = imatrix.dataset
+    facts["entries_count"] = len(imatrix.weights)
+    if imatrix.n_chunks > 0:
+        facts["chunks_count"] = imatrix.n_chunks
+    return {f"quantize.imatrix.{key}": value for key, value in facts.items()}
+
+
 # ---- is what was written good? ---------------------------------------------------------------------
 
 
-def _verify(llama: Any, command: Quantize, types: dict[str, str]) -> None:
+def _verify(command: Quantize, types: dict[str, str]) -> None:
     """Read the file as a stranger would.
 
     Raises:
@@ -239,33 +178,23 @@ def _verify(llama: Any, command: Quantize, types: dict[str, str]) -> None:
     tensors = read_header(Path(command.target)).tensors
     if {tensor.name: tensor.type for tensor in tensors} != types:
         raise BadModelError("the new file's tensors are not those that were meant", hint="run the same command again")
-    if broken := _not_finite(llama, command.target, tensors, command.threads):
+    if broken := _not_finite(command.target, tensors, command.threads):
         raise BadModelError(f"{broken} of the new file holds numbers that are not finite")
     log = _Log()
-    with _listening(llama, log):
-        _load_without_weights(llama, command.target, log)
+    with listening(log.add):
+        _load(command.target, log)
 
 
-def _load_without_weights(llama: Any, path: str, log: _Log) -> None:
-    """Have llama.cpp load everything but the weights: metadata, vocabulary, and every tensor's name and shape."""
-    params = llama.llama_model_default_params()
-    params.n_gpu_layers = 0
-    params.no_alloc = True
-    params.use_extra_bufts = False
-    params.load_mode = llama.LLAMA_LOAD_MODE_NONE
-    model = llama.llama_model_load_from_file(os.fsencode(path), params)
-    if not model:
+def _load(path: str, log: _Log) -> None:
+    if not loads_without_weights(path):
         raise BadModelError(f"llama.cpp can't load {Path(path).name}", why=log.error)
-    llama.llama_model_free(model)
 
 
-def _not_finite(llama: Any, path: str, tensors: tuple[Tensor, ...], n_threads: int) -> str:
+def _not_finite(path: str, tensors: tuple[Tensor, ...], n_threads: int) -> str:
     """The first tensor that ggml finds a number in which is none; "" when all are well."""
     from concurrent.futures import ThreadPoolExecutor
 
-    is_valid = llama._lib.ggml_validate_row_data
-    is_valid.restype, is_valid.argtypes = ctypes.c_bool, (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
-    numbers = _type_numbers(llama)
+    is_valid, numbers = row_check(), type_numbers()
     # A private mapping, because ctypes tells addresses of writable memory only.
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as data:  # noqa: PTH123
         start = ctypes.c_char.from_buffer(data)
@@ -285,10 +214,3 @@ def _not_finite(llama: Any, path: str, tensors: tuple[Tensor, ...], n_threads: i
                 return next((tensor.name for tensor, good in results if not good), "")
         finally:
             del start
-
-
-def _type_numbers(llama: Any) -> dict[str, int]:
-    """ggml's name of a type, upper case -> its number."""
-    name_of = llama._lib.ggml_type_name
-    name_of.restype, name_of.argtypes = ctypes.c_char_p, (ctypes.c_int,)
-    return {name_of(number).decode().upper(): number for number in range(llama.GGML_TYPE_COUNT) if name_of(number)}

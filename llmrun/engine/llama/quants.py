@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from llmrun.engine.llama.library import function
+from llmrun.engine.llama.tensors import type_numbers
+
 Array = Any  # of numpy; its own types say little more
 
 F32, F16 = 0, 1  # ggml_type
@@ -35,7 +38,6 @@ class Quants:
     """ggml's types.
 
     Args:
-        llama: llama-cpp-python's module.
         threads: that work at the same time.
 
     Attributes:
@@ -43,17 +45,13 @@ class Quants:
         run: map(), on all threads.
     """
 
-    def __init__(self, llama: Any, threads: int) -> None:
-        library = llama._lib
-        self._chunk = library.ggml_quantize_chunk
-        self._chunk.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p]
-        self._chunk.restype = ctypes.c_size_t
-        self._get_traits = library.ggml_get_type_traits
-        self._get_traits.argtypes, self._get_traits.restype = [ctypes.c_int], ctypes.POINTER(_Traits)
+    def __init__(self, threads: int) -> None:
+        rows = (*[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p)
+        self._chunk = function("ggml_quantize_chunk", ctypes.c_size_t, ctypes.c_int, *rows)
+        self._get_traits = function("ggml_get_type_traits", ctypes.POINTER(_Traits), ctypes.c_int)
         self._pool = ThreadPoolExecutor(threads)
         self.run = self._pool.map
-        names = {number: self._traits(number).type_name for number in range(llama.GGML_TYPE_COUNT)}
-        self.numbers = {name.decode().upper(): number for number, name in names.items() if name}
+        self.numbers = type_numbers()
 
     @cache  # noqa: B019 - lives as long as the job
     def _traits(self, kind: int) -> _Traits:

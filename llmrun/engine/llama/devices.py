@@ -1,0 +1,95 @@
+"""What ggml can compute on in this process, and what its build says of itself.
+
+Owns ggml's registry of devices; must not know models.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from llmrun.engine.llama.library import function, import_llama
+
+CPU, _GPU, _INTEGRATED, _ACCELERATOR = 0, 1, 2, 3  # enum ggml_backend_dev_type
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A processor or a GPU.
+
+    Attributes:
+        name: ggml's, e.g. "CUDA0".
+        description: e.g. of the processor's maker.
+        kind: enum ggml_backend_dev_type.
+        pointer: ggml's.
+    """
+
+    name: str
+    description: str
+    kind: int
+    pointer: int
+
+    @property
+    def is_processor(self) -> bool:
+        """Not a GPU."""
+        return self.kind in (CPU, _ACCELERATOR)
+
+
+def devices() -> tuple[Device, ...]:
+    """All of them, e.g. "CUDA0" and "CPU"."""
+    get = function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    name = function("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
+    description = function("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
+    kind = function("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
+    pointers = [get(index) for index in range(function("ggml_backend_dev_count", ctypes.c_size_t)())]
+    return tuple(Device(_text(name(p)), _text(description(p)), kind(p), p) for p in pointers)
+
+
+def gpus() -> list[dict[str, Any]]:
+    """Name, description, memory in bytes, and whether that is the machine's own, of every GPU."""
+    size = ctypes.POINTER(ctypes.c_size_t)
+    ask = function("ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)
+    found = []
+    for device in devices():
+        if device.kind not in (_GPU, _INTEGRATED):
+            continue
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        ask(device.pointer, ctypes.byref(free), ctypes.byref(total))
+        found.append(
+            {
+                "name": device.name,
+                "description": device.description,
+                "memory_total": total.value,
+                "memory_free": free.value,
+                "shared": device.kind == _INTEGRATED,
+            }
+        )
+    return found
+
+
+def backends() -> list[str]:
+    """Names of what ggml was built with, e.g. "CPU" and "CUDA"."""
+    get = function("ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t)
+    name = function("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
+    return [_text(name(get(index))) for index in range(function("ggml_backend_reg_count", ctypes.c_size_t)())]
+
+
+def build() -> tuple[str, str]:
+    """ggml's commit and version."""
+    commit, version = (function(f"ggml_{name}", ctypes.c_char_p)() for name in ("commit", "version"))
+    return _text(commit), _text(version)
+
+
+def features() -> str:
+    """What the backends were built with: "CPU : AVX2 = 1 | FMA = 1 | CUDA : ARCHS = 500 | "."""
+    return _text(import_llama().llama_print_system_info())
+
+
+def supports_offload() -> bool:
+    """Whether a GPU could be used at all."""
+    return bool(import_llama().llama_supports_gpu_offload())
+
+
+def _text(data: bytes | None) -> str:
+    return (data or b"").decode("utf-8", "replace")

@@ -1,0 +1,131 @@
+"""Single operations of ggml on the processor: tensors without a model, computed and timed.
+
+Owns ggml's contexts, graphs and buffers; must not know what is computed, or why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from llmrun.engine.llama.devices import CPU
+from llmrun.engine.llama.library import function
+
+_FILL = 0x2C  # as every byte of a tensor: an ordinary number in all types, so that no denormal slows anything
+_Pointer = ctypes.c_void_p
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", _Pointer), ("no_alloc", ctypes.c_bool))
+
+
+# Name -> result, arguments; ggml.h and ggml-backend.h.
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "ggml_init": (_Pointer, (_InitParams,)),
+    "ggml_free": (None, (_Pointer,)),
+    "ggml_row_size": (ctypes.c_size_t, (ctypes.c_int, ctypes.c_int64)),
+    "ggml_new_tensor_4d": (_Pointer, (_Pointer, ctypes.c_int, *[ctypes.c_int64] * 4)),
+    "ggml_mul_mat": (_Pointer, (_Pointer, _Pointer, _Pointer)),
+    "ggml_add": (_Pointer, (_Pointer, _Pointer, _Pointer)),
+    "ggml_permute": (_Pointer, (_Pointer, _Pointer, *[ctypes.c_int] * 4)),
+    "ggml_flash_attn_ext": (_Pointer, (*[_Pointer] * 5, *[ctypes.c_float] * 3)),
+    "ggml_new_graph": (_Pointer, (_Pointer,)),
+    "ggml_build_forward_expand": (None, (_Pointer, _Pointer)),
+    "ggml_backend_alloc_ctx_tensors_from_buft": (_Pointer, (_Pointer, _Pointer)),
+    "ggml_backend_buffer_clear": (None, (_Pointer, ctypes.c_uint8)),
+    "ggml_backend_buffer_free": (None, (_Pointer,)),
+    "ggml_backend_graph_compute": (ctypes.c_int, (_Pointer, _Pointer)),
+    "ggml_backend_dev_by_type": (_Pointer, (ctypes.c_int,)),
+    "ggml_backend_dev_init": (_Pointer, (_Pointer, ctypes.c_char_p)),
+    "ggml_backend_dev_buffer_type": (_Pointer, (_Pointer,)),
+    "ggml_backend_dev_supports_op": (ctypes.c_bool, (_Pointer, _Pointer)),
+    "ggml_backend_dev_backend_reg": (_Pointer, (_Pointer,)),
+    "ggml_backend_reg_get_proc_address": (_Pointer, (_Pointer, ctypes.c_char_p)),
+}
+
+
+class Operations:
+    """ggml's operations on the processor. Each of its functions above is a method, without the "ggml_".
+
+    Args:
+        threads: that compute.
+
+    Attributes:
+        plain: the kind of buffers that leave matrices as they are.
+        repacking: kinds of buffers that reorder some types of matrices when they are loaded.
+    """
+
+    def __init__(self, threads: int) -> None:
+        for name, (result, arguments) in _FUNCTIONS.items():
+            setattr(self, name.removeprefix("ggml_"), function(name, result, *arguments))
+        self._device = self.backend_dev_by_type(CPU)
+        self._backend = self.backend_dev_init(self._device, None)
+        registry = self.backend_dev_backend_reg(self._device)
+        address = self.backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads")
+        ctypes.CFUNCTYPE(None, _Pointer, ctypes.c_int)(address)(self._backend, threads)
+        self.plain = self.backend_dev_buffer_type(self._device)
+        self.repacking = tuple(self._extra_buffers(registry))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:  # set in __init__, one by one
+        raise AttributeError(name)
+
+    def _extra_buffers(self, registry: int) -> Iterator[int]:
+        address = self.backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
+        kinds = ctypes.CFUNCTYPE(ctypes.POINTER(_Pointer), _Pointer)(address)(self._device) if address else None
+        index = 0
+        while kinds and kinds[index]:
+            yield kinds[index]
+            index += 1
+
+    def supports(self, result: int) -> bool:
+        """Whether an operation can be computed with its tensors where they are."""
+        return bool(self.backend_dev_supports_op(self._device, result))
+
+    @contextlib.contextmanager
+    def tensors(self) -> Iterator[int]:
+        """A ggml context, which holds descriptions of tensors and graphs."""
+        context = self.init(_InitParams(1 << 20, None, True))
+        try:
+            yield context
+        finally:
+            self.free(context)
+
+    @contextlib.contextmanager
+    def memory(self, context: int, kind: int) -> Iterator[bool]:
+        """Memory for the context's tensors that have none yet, filled; whether there was some."""
+        buffer = self.backend_alloc_ctx_tensors_from_buft(context, kind)
+        if buffer:
+            self.backend_buffer_clear(buffer, _FILL)
+        try:
+            yield bool(buffer)
+        finally:
+            if buffer:
+                self.backend_buffer_free(buffer)
+
+    def tensor(self, context: int, kind: int, *shape: int) -> int:
+        """Description of a tensor, the contiguous dimension first."""
+        return int(self.new_tensor_4d(context, kind, *(*shape, 1, 1, 1)[:4]))
+
+    def seconds(self, result: int, enough: float, repeats: int) -> float:
+        """To compute a tensor and what it depends on: the quickest of some times, after one that warms up.
+
+        Args:
+            enough: seconds after which it is not repeated.
+            repeats: at most.
+        """
+        with self.tensors() as place:
+            graph = self.new_graph(place)
+            self.build_forward_expand(graph, result)
+            self.backend_graph_compute(self._backend, graph)
+            best, began = float("inf"), time.perf_counter()
+            for _ in range(repeats):
+                start = time.perf_counter()
+                self.backend_graph_compute(self._backend, graph)
+                now = time.perf_counter()
+                best = min(best, now - start)
+                if now - began > enough:
+                    break
+        return best
