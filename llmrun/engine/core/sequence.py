@@ -110,8 +110,8 @@ class Sequence:
 
     def delta(self, text: str) -> TextDelta:
         """The event for text that became safe to show."""
-        tokens, self.n_shown = self.n_completion - self.n_shown, self.n_completion
-        return TextDelta(self.request, text, tokens)
+        before, self.n_shown = self.n_shown, self.n_completion
+        return TextDelta(self.request, text, self.n_shown - before)
 
     def stats(self, n_ctx: int) -> Stats:
         """What it cost up to now."""

@@ -177,6 +177,23 @@ def test_cells_that_are_not_there_although_they_should_be() -> None:
     assert talk.answer("Hi", SAMPLING, most=5)[0] == alone("Hi", 5)
 
 
+def test_a_cache_that_cannot_grow_as_far_as_it_was_meant_to() -> None:
+    talk = Conversation(hashed, n_ctx=100, n_seq_max=4, n_cells=400, n_batch=64)
+
+    def shrink(call: int) -> None:
+        if talk.context.n_used > 100:
+            talk.context.n_cells = 110
+
+    talk.context.before_decode = shrink
+    for request in range(4):
+        talk.ask(f"{request}" * 20, SAMPLING, most=60, request=request)
+    talk.run()
+    assert_books_are_right(talk)
+    assert [talk.text(request) for request in range(4)] == [alone(f"{request}" * 20, 60) for request in range(4)]
+    with pytest.raises(ContextOverflowError, match="100"):
+        talk.ask("x" * 101)
+
+
 def test_nobody_overtakes_a_long_prompt_that_waits_for_cells() -> None:
     talk = Conversation(hashed, n_ctx=100, n_seq_max=3, n_cells=100, n_batch=64)
     talk.ask("a" * 20, SAMPLING, most=50, request=1)
