@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.broken_headers import BROKEN, experts, other
+from support.effort import loops
 from support.gguf_writer import TENSORS, TensorSpec, gguf, metadata, tiny_model, write
 
 from llmrun.errors import BadModelError
@@ -141,7 +141,4 @@ def test_vocabulary_of_numbers(tmp_path: Path) -> None:
 
 def test_checks_are_cheap(tmp_path: Path) -> None:
     header = header_of(tmp_path, {"tokenizer.ggml.tokens": [f"token {n}" for n in range(50_000)]})
-    start = time.perf_counter()
-    check(header)
-    check_vocabulary(header)
-    assert time.perf_counter() - start < 0.5  # 20 ms on an idle machine
+    assert loops(lambda: (check(header), check_vocabulary(header))) < 100

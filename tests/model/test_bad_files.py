@@ -27,7 +27,7 @@ from llmrun.runner.runner import Runner
 
 Refused = Callable[[Path], tuple[int, str]]
 
-SECONDS = 20.0
+SECONDS = 120.0
 OK, USAGE, NOT_FOUND, BAD_MODEL, CRASHED = 0, 2, 3, 7, 8
 
 

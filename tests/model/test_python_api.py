@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import psutil
@@ -81,6 +82,16 @@ def test_an_answer_given_up_halfway_does_not_leak_into_the_next(model: llmrun.Mo
             break
     del events, event
     assert_answers(model, model_path, LONG)
+
+
+def test_two_open_answers_both_go_on(model: llmrun.Model) -> None:
+    questions = [[ASKED], [llmrun.Message("user", "Count to five.")]]
+    answers = [model.chat(question, sampling=GREEDY, limits=SHORT) for question in questions]
+    for events in zip(*zip_longest(*answers), strict=True):
+        there = [event for event in events if event is not None]
+        assert isinstance(there[0], llmrun.Started)
+        assert isinstance(there[-1], llmrun.Finished)
+        assert text_of(iter(there))
 
 
 def test_close_ends_the_engine(pulled: None) -> None:

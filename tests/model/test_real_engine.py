@@ -40,20 +40,18 @@ def test_a_growing_kv_cache_changes_no_word(model_path: Path) -> None:
 INSPECT = """\
 import json, sys
 from llmrun import _native
-from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.engine.service import LoadedModel
-from llmrun.protocol.messages import AnswerRequest, Generate, Load, Message
+from llmrun.engine.service import Preparer
+from llmrun.protocol.messages import AnswerRequest, Generate, Message
 
 path, contents = sys.argv[1], json.loads(sys.argv[2])
 weights = LlamaModel(path, 0, _native.CancelFlag())
-load = Load(path, n_ctx=512, n_ctx_start=512)
-loaded = LoadedModel(weights, LlamaContext(weights, load), load)
+preparer = Preparer(weights.vocabulary, weights.chat_template, 512)
 vocabulary = weights.vocabulary
 control = {vocabulary.tokenize(text, special=True)[0] for text in vocabulary.control_texts}
 result = []
 for content in contents:
-    _, tokens = loaded.prompt(Generate(1, AnswerRequest((Message("user", content),))))
+    _, tokens = preparer.prompt(Generate(1, AnswerRequest((Message("user", content),))))
     text = b"".join(vocabulary.control_piece(token) for token in tokens).decode()
     result.append({"control": [token for token in tokens if token in control], "text": text, "tokens": len(tokens)})
 print(json.dumps(result))

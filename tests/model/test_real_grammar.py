@@ -94,3 +94,39 @@ def test_the_same_question_without_a_grammar_is_free_again(model: llmrun.Model, 
     events = model.chat([llmrun.Message("user", question)], sampling=GREEDY, limits=llmrun.Limits(max_tokens=8))
     text = "".join(event.text for event in events if isinstance(event, llmrun.TextDelta))
     assert_greedy(model_path, (prompt, ""), (prompt, text))
+
+
+# SmolLM2's own way of writing, and then it is told that it thinks.
+THINKS = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{% endfor %}{{ '<|im_start|>assistant\n<think>\n' }}{# </think> #}"
+)
+YEAR = read_json_schema('{"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]}')
+
+
+def thoughts_and_answer(grammar: Grammar | None, thinking_tokens: int) -> tuple[str, str, str]:
+    """What a new engine thinks, what it says then, and why that ends."""
+    with llmrun.load("smollm2", pull=False, n_ctx=1024) as model:
+        question = [llmrun.Message("user", "In which year did men first walk on the Moon?")]
+        events = list(
+            model.chat(
+                question,
+                sampling=GREEDY,
+                limits=llmrun.Limits(max_tokens=60),
+                template=THINKS,
+                grammar=grammar,
+                thinking_tokens=thinking_tokens,
+            )
+        )
+    text = "".join(event.text for event in events if isinstance(event, llmrun.TextDelta))
+    thoughts, _, said = text.partition("</think>")
+    assert isinstance(events[-1], llmrun.Finished)
+    return thoughts, said, events[-1].reason
+
+
+@pytest.mark.parametrize("thinking_tokens", [0, 3, 12])
+def test_a_schema_binds_the_answer_and_not_the_thoughts_before_it(pulled: None, thinking_tokens: int) -> None:
+    thoughts, said, reason = thoughts_and_answer(YEAR, thinking_tokens)
+    assert thoughts == thoughts_and_answer(None, thinking_tokens)[0]
+    assert reason == "stop"
+    assert [*json.loads(said)] == ["year"]

@@ -79,7 +79,7 @@ def test_an_exception_meanwhile_ends_the_engine_at_once(start: Callable[[str], R
     with pytest.raises(CancelledError):
         runner.do(SAY, Say(""), stop)
     assert not runner.alive
-    assert time.monotonic() - began < 10  # it would have slept for a minute
+    assert time.monotonic() - began < 50  # it would have slept for a minute
 
 
 def test_the_engine_names_a_job_that_it_does_not_know() -> None:

@@ -152,7 +152,7 @@ def deaf(request: int) -> None:
 
 
 def slow(request: int) -> None:
-    time.sleep(0.3)
+    time.sleep(1.0)
     send(Finished(request, "stop", Stats()))
 
 
