@@ -10,9 +10,9 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from support.gguf_writer import TensorSpec, runnable_model, write
 
 from llmrun._native import CancelFlag
-from llmrun.engine.llama.quants import F16, F32, Quants
 from llmrun.engine.jobs.mix.sensitivity import Reader
 from llmrun.engine.llama.model import LlamaModel
+from llmrun.engine.llama.quants import F16, F32, Quants
 from llmrun.errors import UsageError
 from llmrun.gguf.reader import read_header
 from llmrun.protocol.jobs.mix import MIX, Measure, Measured
