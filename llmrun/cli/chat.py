@@ -22,7 +22,7 @@ from llmrun.cli.options import Loading, StatsOption, Wanted, loading, wanted, wi
 from llmrun.cli.sampling import sampling_flags
 from llmrun.cli.slash import REMEMBERED, Chat, completions
 from llmrun.config import load_settings
-from llmrun.errors import UsageError
+from llmrun.errors import ResourceError, UsageError
 from llmrun.model import A_CHAT
 from llmrun.ui.prompt.input import ChatInput
 from llmrun.ui.terminal.output import Output
@@ -102,7 +102,7 @@ def chat(
     settings = load_settings()
     with (
         ChatInput(output, settings.state_dir / "chat_history") as typed,
-        _store(output, private=saving.private) as store,
+        _store(output, saving) as store,
     ):
         saved = _saved_chat(store, saving, wanted.system or "")
         name = model or _last_model(saved)
@@ -131,9 +131,20 @@ def chat(
 
 
 @contextmanager
-def _store(output: Output, *, private: bool) -> Iterator[Sessions]:
-    """Where the chat is saved: only in memory when it is private."""
-    with Sessions(None if private else folder_in(load_settings().state_dir)) as store:
+def _store(output: Output, saving: Saving) -> Iterator[Sessions]:
+    """Where the chat is saved: only in memory when it is private, or new and the disk refuses.
+
+    Raises:
+        ResourceError: the disk refuses, and the chat is one that may be saved there.
+    """
+    try:
+        store = Sessions(None if saving.private else folder_in(load_settings().state_dir))
+    except ResourceError as error:
+        if saving.last or saving.session is not None:
+            raise
+        output.note(f"This chat is not saved: {error}")
+        store = Sessions(None)
+    with store:
         if store.note:
             output.note(store.note)
         yield store

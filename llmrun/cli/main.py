@@ -15,7 +15,7 @@ import typer
 from llmrun.cli.commands import register
 from llmrun.cli.completion import completes_model, mend_words, typed_command
 from llmrun.config import load_settings
-from llmrun.errors import CancelledError, DiskFullError, LlmrunError, TerminatedError
+from llmrun.errors import CancelledError, DiskFullError, LlmrunError, OutOfMemoryError, ResourceError, TerminatedError
 from llmrun.ui.terminal.output import Output, quiet_broken_pipe
 
 START_PAGE = """\
@@ -86,8 +86,13 @@ def run() -> NoReturn:
 
 
 def _explained(error: Exception) -> LlmrunError:
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return DiskFullError("the output can't be written", why="the disk is full")
+    if isinstance(error, OSError):
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return DiskFullError("the output can't be written", why="the disk is full")
+        what = f"can't use {str(error.filename)!r}" if error.filename else "the system refused something"
+        return ResourceError(what, why=error.strerror or str(error), hint="--debug shows where")
+    if isinstance(error, MemoryError):
+        return OutOfMemoryError("there is not enough memory", hint="close other programs")
     return LlmrunError(f"{type(error).__name__}: {error}", hint="--debug shows where")
 
 

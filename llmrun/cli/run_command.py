@@ -14,9 +14,10 @@ from llmrun.cli.answering import ShownAs, cancelling, collecting, show, show_att
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import Loading, ModelArgument, StatsOption, Wanted, loading, wanted, with_options
 from llmrun.cli.sampling import sampling_flags, sampling_rows
-from llmrun.errors import CancelledError, UsageError
+from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.model import Expected, Model
 from llmrun.protocol.messages import AnswerRequest, Message
+from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
 
 _WORTH_SAVING = 64  # tokens that had to be prefilled
@@ -74,6 +75,8 @@ def run(
 ) -> None:
     """Answer one prompt. What comes in on stdin stands before it."""
     output = Output(json=json)
+    if record is not None:
+        check_target(record)
     text = read_prompt(output, prompt or [])
     if wanted.attached is not None:
         show_attached(output, wanted.attached)
@@ -91,13 +94,21 @@ def run(
         with cancelling(loaded):
             finished = show(output, collecting(loaded.answer(asked), pieces), loaded, shown_as)
         if prompt_cache and finished.stats.prompt_tokens - finished.stats.reused_tokens >= _WORTH_SAVING:
-            loaded.save_state(prompt_only=True)
+            _save_state(output, loaded)
         if record is not None:
             from llmrun.chat.replay import record_of, write
 
             write(record, record_of(loaded, asked, "".join(pieces), finished))
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")
+
+
+def _save_state(output: Output, model: Model) -> None:
+    """Keep the prompt's KV state; the answer is there whether that succeeds or not."""
+    try:
+        model.save_state(prompt_only=True)
+    except LlmrunError as error:
+        output.note(f"The next prompt will be read anew: {error}")
 
 
 def _asked(output: Output, model: Model, text: str, wanted: Wanted, *, raw: bool) -> AnswerRequest:

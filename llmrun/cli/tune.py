@@ -9,7 +9,7 @@ import typer
 
 from llmrun.cli.options import JsonOption, ModelArgument, YesOption
 from llmrun.config import load_settings
-from llmrun.errors import CancelledError
+from llmrun.errors import CancelledError, LlmrunError
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -58,11 +58,17 @@ def tune(
     except CancelledError:
         output.note("stopped: nothing was changed")
         raise
-    kept = keep(outcome, header, hardware, settings.state_dir, name)
+    kept, error = None, None
+    try:
+        kept = keep(outcome, header, hardware, settings.state_dir, name)
+    except LlmrunError as refused:
+        error = refused
     if json:
         output.result_json(as_json(name, outcome))
     else:
         show_outcome(output, name, outcome, kept)
+    if error is not None:  # only now: what was measured is shown even where it can't be kept
+        raise error
 
 
 def _path(output: Output, name: str, *, yes: bool) -> tuple[Path, str]:

@@ -254,9 +254,9 @@ def _memory(machine: Hardware) -> Finding:
 def _directory(topic: str, path: Path) -> Finding:
     existing = next((place for place in (path, *path.parents) if _exists(place)), path)
     if not existing.is_dir():
-        return Finding(topic, "problem", f"{existing} is no directory", f"move {existing} away")
+        return Finding(topic, "problem", f"{existing} is not a directory", f"move {existing} away", 6)
     if not os.access(existing, os.W_OK | os.X_OK):
-        return Finding(topic, "problem", f"{existing} can't be written to", f"change the owner of {existing}")
+        return Finding(topic, "problem", f"{existing} can't be written to", f"change the owner of {existing}", 6)
     free = shutil.disk_usage(existing).free
     text = f"{path} ({'' if existing == path else 'not there yet, '}{readable_size(free)} free)"
     if free < _LITTLE_DISK:

@@ -85,7 +85,8 @@ class SamplingParams:
         mirostat_tau: target surprise, in bits.
         mirostat_eta: learning rate.
         logit_bias: (token id, added logit) pairs; -inf bans a token.
-        order: of the chain's steps, names of STEPS; one that is missing is off. Mirostat has its own.
+        order: of the chain's steps, names of STEPS; one that is missing is off, but for
+            temperature where that is 0. Mirostat has its own.
     """
 
     seed: int | None = None
@@ -120,6 +121,8 @@ class SamplingParams:
             object.__setattr__(self, name, value)
         check_parameter("logit_bias", self.logit_bias)
         check_parameter("order", self.order)
+        if self.temperature <= 0 and "temperature" not in self.order:  # it says greedy, whatever the order leaves out
+            object.__setattr__(self, "order", (*self.order, "temperature"))
 
 
 def check_parameter(name: str, value: Any, label: str = "") -> Any:

@@ -70,6 +70,12 @@ def test_bad_order(order: tuple[str, ...]) -> None:
     assert "penalties, dry, top_n_sigma" in caught.value.why
 
 
+@pytest.mark.parametrize("order", [(), ("top_k", "min_p")])
+def test_temperature_0_is_greedy_whatever_the_order_leaves_out(order: tuple[str, ...]) -> None:
+    assert SamplingParams(temperature=0.0, order=order).order == (*order, "temperature")
+    assert resolve_sampling(("flag", {"order": order, "temperature": 0}))[0].order == (*order, "temperature")
+
+
 @pytest.mark.parametrize("order", [(), ("temperature", "top_k"), STEPS[::-1]])
 def test_good_order(order: tuple[str, ...]) -> None:
     assert SamplingParams(order=order).order == order

@@ -127,7 +127,9 @@ class LlamaContext:
 
     def _called(self, watch: Watch) -> Callable[[int, bool, Any], bool]:
         """llama_context_params.cb_eval. Nothing can be raised through C++."""
-        from llmrun.engine.llama.tensors import GgmlTensor
+        from llmrun.engine.llama.tensors import GgmlTensor, check_layout
+
+        check_layout()
 
         def called(address: int, ask: bool, data: Any) -> bool:
             try:

@@ -83,11 +83,11 @@ def times(ratio: Ratio | Verdict) -> str:
     return f"×{mean:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
-def show_outcome(output: Output, name: str, outcome: Outcome, kept: Tuned) -> None:
+def show_outcome(output: Output, name: str, outcome: Outcome, kept: Tuned | None) -> None:
     """Default and tuned settings side by side on stdout, and the gain; what to make of it on stderr.
 
     Args:
-        kept: what is remembered now.
+        kept: what is remembered now; None where nothing can be.
     """
     found = outcome.found
     tests = [each.name for each in (found.prefill_test, found.decode_test)]
@@ -107,6 +107,10 @@ def show_outcome(output: Output, name: str, outcome: Outcome, kept: Tuned) -> No
         output.note(f"meanwhile {mark}")
     if outcome.marks:
         output.note("that hides differences, and can change what is best: tune again when it is quieter")
+    if kept is None:
+        return
+    if kept == found.tuned and kept.others:
+        output.note(f"remembered for models of this shape on this machine; llmrun tune {name} --forget undoes it")
     if kept != found.tuned:
         output.note(f"what was known stays: {kept.summary}")
 
@@ -123,7 +127,6 @@ def _show_gain(output: Output, name: str, found: Found) -> None:
         output.note(f"other kernels round otherwise: a --temp 0 answer can change ({', '.join(changes)})")
     if len(tuned.others) > 1 or any("slower" in (each.prefill.kind, each.decode.kind) for each in found.compared):
         output.note("which of them is used depends on how long prompt and answer are going to be")
-    output.note(f"remembered for models of this shape on this machine; llmrun tune {name} --forget undoes it")
 
 
 def _default_cells(profile: Profile) -> list[str]:
