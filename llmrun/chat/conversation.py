@@ -145,16 +145,16 @@ class Conversation:
         if any_seed:
             sampling = replace(sampling, seed=None)
         messages, departures = self._make_room(list(turns), question, sampling)
-        inside, pieces = False, list[str]()
+        inside, tags, pieces = False, tuple[str, ...](), list[str]()
         asked = replace(self.manner.asked, messages=tuple(messages), sampling=sampling, moves=bool(departures))
         for event in self.model.answer(asked):
             if isinstance(event, Started):
-                inside = event.thinking
+                inside, tags = event.thinking, event.thinking_tags
             elif isinstance(event, TextDelta):
                 pieces.append(event.text)
             elif isinstance(event, Finished):
                 self.last = event
-                reasoning, content = split("".join(pieces), self.model.loaded.thinking_tags, inside=inside)
+                reasoning, content = split("".join(pieces), tags, inside=inside)
                 model = model_used(self.model)
                 answer = Answer(
                     content, reasoning, event.reason, model, sampling, asked.limits, event.stats, tuple(departures)
@@ -246,8 +246,10 @@ class Conversation:
             thinking=False,
             stops_repeats=True,
         )
-        text = "".join(event.text for event in self.model.answer(asked) if isinstance(event, TextDelta))
-        return split(text, self.model.loaded.thinking_tags, inside=False)[1]
+        events = list(self.model.answer(asked))
+        text = "".join(event.text for event in events if isinstance(event, TextDelta))
+        started = next((event for event in events if isinstance(event, Started)), None)
+        return split(text, started.thinking_tags, inside=started.thinking)[1] if started else ""
 
     def _with_system(self, turns: Sequence[WindowTurn], question: Question) -> list[Message]:
         system = [Message("system", self.chat.system)] if self.chat.system else []

@@ -53,7 +53,6 @@ def show(output: Output, events: Iterable[Event], model: Model, shown_as: ShownA
         stats=output.stdout_is_terminal if shown_as.stats is None else shown_as.stats,
         markdown=shown_as.markdown,
         think=shown_as.think,
-        thinking_tags=model.loaded.thinking_tags,
     ) as view:
         return _to_the_end(events, view.show)
 

@@ -123,6 +123,7 @@ class Preparer:
         return Extras(
             remember=asked.remember,
             inside_thought=inside,
+            thinking_tags=tags or (),
             thinking=thinking,
             guard=guard,
             moves=asked.moves,

@@ -259,6 +259,7 @@ class Started:
         reused_tokens: how many of them were in the KV cache already and need no prefill.
         seed: of this answer's random generator.
         thinking: the answer begins inside the model's thoughts.
+        thinking_tags: the texts between which the model thinks, by this request's chat template; none if it does not.
     """
 
     request: int
@@ -266,6 +267,7 @@ class Started:
     reused_tokens: int
     seed: int
     thinking: bool = False
+    thinking_tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

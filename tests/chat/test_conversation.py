@@ -49,7 +49,7 @@ class FakeModel:
             raise EngineCrashedError("the engine died")
         prompt = self.count(asked.messages).total
         assert prompt <= self.loaded.n_ctx, "the engine would refuse it"
-        yield Started(1, prompt, 0, 0)
+        yield Started(1, prompt, 0, 0, thinking_tags=("<think>", "</think>"))
         text = self.says or f"answer {len(self.seen)}"
         if text:
             yield TextDelta(1, text, 1)

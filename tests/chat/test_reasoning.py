@@ -72,11 +72,11 @@ class Case:
 
     def __init__(self, think: Think, columns: int = 60, *, styled: bool = True, unicode: bool = True) -> None:
         self.terminal, self.clock = Terminal(columns, 12), Clock()
-        page = Page(self.clock, tags=TAGS, think=think, markdown=True, styled=styled, unicode=unicode)
+        page = Page(self.clock, think=think, markdown=True, styled=styled, unicode=unicode)
         self.view = AnswerView(
             self.terminal, clock=self.clock, size=self.terminal.size, page=page, unicode=unicode, dim=styled
         )
-        self.view.show(Started(1, 31, 0, 1234, thinking=True))
+        self.view.show(Started(1, 31, 0, 1234, thinking=True, thinking_tags=TAGS))
 
     def text(self, *pieces: str) -> None:
         for piece in pieces:
@@ -157,7 +157,11 @@ def test_plain_terminal_gets_ascii_and_no_style() -> None:
 
 
 def events(*texts: str) -> list[Event]:
-    return [Started(1, 31, 0, 1234), *(TextDelta(1, text, 1) for text in texts), Finished(1, "stop", Stats())]
+    return [
+        Started(1, 31, 0, 1234, thinking_tags=TAGS),
+        *(TextDelta(1, text, 1) for text in texts),
+        Finished(1, "stop", Stats()),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +171,7 @@ def events(*texts: str) -> list[Event]:
 def test_pipe_gets_the_answer_as_it_is_and_thoughts_only_when_they_are_on(think: Think, expected: str) -> None:
     stdout = io.StringIO()
     output = Output(stdin=io.StringIO(), stdout=stdout, stderr=io.StringIO())
-    with answer_view(output, markdown=True, think=think, thinking_tags=TAGS) as view:
+    with answer_view(output, markdown=True, think=think) as view:
         for event in events("<th", "ink>\na", " b</think", ">\n\n**Hel", "lo**\n"):
             view.show(event)
     assert stdout.getvalue() == expected
@@ -176,7 +180,7 @@ def test_pipe_gets_the_answer_as_it_is_and_thoughts_only_when_they_are_on(think:
 def test_dumb_terminal_says_why_nothing_comes() -> None:
     terminal = Terminal()
     output = Output(stdin=io.StringIO(), stdout=terminal, stderr=terminal, environment={"TERM": "dumb"})
-    with answer_view(output, markdown=True, stats=False, thinking_tags=TAGS) as view:
+    with answer_view(output, markdown=True, stats=False) as view:
         for event in events("<think>a", "b</think>", "\n\nHello"):
             view.show(event)
     assert terminal.getvalue() == "(thinking ...)\nHello\n"

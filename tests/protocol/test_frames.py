@@ -85,7 +85,7 @@ FRAMES: list[Frame] = [
     StateSaved(3, 2000, 2**36),
     Counted(4, (1, 2), 9),
     Finished(1, "repeats", Stats(), "again and again"),
-    Started(1, 10, 5, 0, thinking=True),
+    Started(1, 10, 5, 0, thinking=True, thinking_tags=("<think>", "</think>")),
     Explained(1, ()),
     Explained(1, (Choice("é", False, ("a", "é"), 1, (ChainStep("model", 9, (0.5, 0.25)),)), Choice('"', True))),
     Failed(3, "bad-model", "it broke", "it was old", "buy one"),

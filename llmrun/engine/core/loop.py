@@ -150,8 +150,8 @@ class Engine:
             sequence.admit(slot, kept)
             self._active.append(sequence)
             if first:
-                inside = sequence.extras.inside_thought
-                events.append(Started(sequence.request, sequence.n_prompt, kept, sequence.seed, inside))
+                inside, tags = sequence.extras.inside_thought, sequence.extras.thinking_tags
+                events.append(Started(sequence.request, sequence.n_prompt, kept, sequence.seed, inside, tags))
         return events
 
     def _has_room_for(self, sequence: Sequence) -> bool:

@@ -25,6 +25,7 @@ class Extras:
         constraint: the grammar that the answer follows.
         remember: how many of its last tokens Engine.explain() can be asked about.
         inside_thought: the prompt ends where the model is to think.
+        thinking_tags: what encloses its thoughts; none where it does not think.
         thinking: how long it may think.
         guard: ends an answer that repeats itself.
         moves: the conversation lost its oldest turns; what the KV cache holds behind them is moved, not computed again.
@@ -35,6 +36,7 @@ class Extras:
     constraint: Constraint | None = None
     remember: int = 0
     inside_thought: bool = False
+    thinking_tags: tuple[str, ...] = ()
     thinking: ThinkingBudget | None = None
     guard: RepeatGuard | None = None
     moves: bool = False

@@ -56,7 +56,6 @@ class Page:
 
     Args:
         clock: seconds that only grow.
-        tags: what opens and closes the model's thoughts; none when it has none.
         think: how they are shown.
         markdown: the answer is Markdown.
         styled: the terminal may show bold, dim and colour.
@@ -67,16 +66,14 @@ class Page:
         self,
         clock: Callable[[], float],
         *,
-        tags: Sequence[str] = (),
         think: Think = "fold",
         markdown: bool = False,
         styled: bool = True,
         unicode: bool = True,
     ) -> None:
         self._clock = clock
-        self._tags = tags
         self._markdown, self._styled, self._unicode = markdown, styled, unicode
-        self._splitter = Splitter(tags)
+        self._splitter = Splitter(())
         self._think: Think = think
         self._thoughts: _Thoughts | None = None
         self._body: Body | None = None
@@ -85,9 +82,14 @@ class Page:
         self._tokens = 0  # of the thoughts
         self._gap = ""  # between thoughts and answer
 
-    def begin(self, *, inside: bool) -> None:
-        """The prompt is known; inside: it ended with what opens the thoughts."""
-        self._splitter = Splitter(self._tags, inside=inside)
+    def begin(self, tags: Sequence[str], *, inside: bool) -> None:
+        """The prompt is known.
+
+        Args:
+            tags: what opens and closes the model's thoughts; none when it has none.
+            inside: the prompt ended with what opens them.
+        """
+        self._splitter = Splitter(tags, inside=inside)
         self._made_body()  # its modules are loaded while the engine reads the prompt
 
     def add(self, text: str, tokens: int) -> None:

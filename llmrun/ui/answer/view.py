@@ -72,7 +72,6 @@ def answer_view(
     stats: bool = True,
     markdown: bool = False,
     think: Think = "fold",
-    thinking_tags: Sequence[str] = (),
 ) -> View:
     """The right view for where stdout goes.
 
@@ -82,7 +81,6 @@ def answer_view(
         markdown: show the answer as Markdown, where the terminal can; other places get its text as it is.
         think: how the model's thoughts are shown. In a pipe "on" is the whole text as it is, tags included; with
             anything else only the answer comes through.
-        thinking_tags: what opens and closes them, as Loaded tells.
     """
     summary_to = output.stderr if stats and output.stderr_is_terminal else None
     dim = output.stderr_has_color
@@ -92,12 +90,11 @@ def answer_view(
             summary_to,
             end_line=output.stdout_is_terminal,
             dim=dim,
-            thinking_tags=() if think == "on" else thinking_tags,
+            thoughts=think == "on",
         )
     unicode = can_show(output.stdout, "•│─·…")
     page = Page(
         time.monotonic,
-        tags=thinking_tags,
         think=think,
         markdown=markdown,
         styled=output.stdout_has_color,
@@ -115,7 +112,7 @@ class PlainView:
         summary_to: gets the summary; None is nowhere.
         end_line: end the text with a newline if it has none.
         dim: the summary may be dim.
-        thinking_tags: what opens and closes thoughts that are left out; none leaves nothing out.
+        thoughts: the model's are written too, with the tags around them.
     """
 
     def __init__(
@@ -125,15 +122,15 @@ class PlainView:
         *,
         end_line: bool = False,
         dim: bool = False,
-        thinking_tags: Sequence[str] = (),
+        thoughts: bool = False,
     ) -> None:
         self._stream = stream
         self._summary_to = summary_to
         self._end_line = end_line
         self._dim = dim
         self._sanitizer = Sanitizer()
-        self._tags = thinking_tags
-        self._splitter = Splitter(thinking_tags)
+        self._thoughts = thoughts
+        self._splitter = Splitter(())
         self._told_of_thoughts = False
         self._at_line_start = True
 
@@ -142,7 +139,7 @@ class PlainView:
         if isinstance(event, TextDelta):
             self._write(self._splitter.feed(self._sanitizer.feed(event.text)))
         elif isinstance(event, Started):
-            self._splitter = Splitter(self._tags, inside=event.thinking)
+            self._splitter = Splitter(() if self._thoughts else event.thinking_tags, inside=event.thinking)
         elif isinstance(event, Finished):
             self.close()
             if self._summary_to is not None:
@@ -234,7 +231,7 @@ class AnswerView:
             self.close()
         else:
             if isinstance(event, Started):
-                self._page.begin(inside=event.thinking)
+                self._page.begin(event.thinking_tags, inside=event.thinking)
             self.tick()
         if isinstance(event, Finished) and self._summary_to is not None:
             write_summary(self._summary_to, event, dim=self._dim, columns=self._columns)

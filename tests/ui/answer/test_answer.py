@@ -257,9 +257,9 @@ OURS = re.compile(
 def written(text: str, pieces: Iterable[str], place: str) -> str:
     """What a view writes to the terminal for a text in pieces."""
     stream, clock = io.StringIO(), Clock()
-    page = Page(clock, markdown=place != "as it is", tags=("<think>", "</think>"), think="on")
+    page = Page(clock, markdown=place != "as it is", think="on")
     with AnswerView(stream, clock=clock, size=lambda: (30, 10), page=page) as view:
-        view.show(Started(1, 31, 0, 1234))
+        view.show(Started(1, 31, 0, 1234, thinking_tags=("<think>", "</think>")))
         for piece in pieces:
             clock.now += 0.01
             view.show(TextDelta(1, piece, 1))
