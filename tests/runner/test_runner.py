@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from support.gguf_writer import tiny_model, write
 
 from llmrun.errors import (
     BadModelError,
@@ -23,6 +25,12 @@ from llmrun.errors import (
     LlmrunError,
     OutOfMemoryError,
 )
+from llmrun.protocol.jobs import JobKind
+from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
+from llmrun.protocol.jobs.evaluate import EVALUATE, Evaluate
+from llmrun.protocol.jobs.importance import IMPORTANCE, Importance
+from llmrun.protocol.jobs.mix import MIX, Measure
+from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize
 from llmrun.protocol.messages import (
     AnswerRequest,
     Count,
@@ -194,6 +202,31 @@ def test_a_dead_engine_takes_no_request(start: Start, eventually: Eventually) ->
     assert eventually(lambda: not runner.alive, 60.0)
     assert "SIGKILL" in crash(runner).why
     assert "SIGKILL" in crash(runner).why, "and again"
+
+
+def test_a_file_that_kills_engines_is_named_whatever_it_was_read_for(start: Start, tmp_path: Path) -> None:
+    twice = str(write(tmp_path / "twice.gguf", tiny_model({"tokenizer.ggml.tokens": ["a", "b", "a"]})))
+    good = str(write(tmp_path / "good.gguf", tiny_model({})))
+    load = Load(twice, 512, 512)
+    jobs: list[tuple[JobKind[Any, Any, Any], object]] = [
+        (BENCH, Bench(load, BenchTest(4))),
+        (QUANTIZE, Quantize(twice, "", 2)),
+        (EVALUATE, Evaluate(good, "text", reference=twice)),
+        (IMPORTANCE, Importance(twice, "")),
+        (MIX, Measure((twice,), {}, "text")),
+    ]
+    for kind, command in jobs:
+        with pytest.raises(BadModelError, match="tokens 0 and 2"):
+            start("die:job:SIGABRT").do(kind, command)
+    with pytest.raises(BadModelError, match="tokens 0 and 2"):
+        start("die:load:SIGABRT").load(load)
+    runner = start("die:prefill:SIGABRT")
+    runner.load(load)
+    with pytest.raises(BadModelError, match="tokens 0 and 2") as caught:
+        list(runner.generate(ASK))
+    assert isinstance(caught.value.__cause__, EngineCrashedError)
+    with pytest.raises(EngineCrashedError):
+        start("die:job:SIGABRT").do(QUANTIZE, Quantize(good, "", 2))
 
 
 def test_a_command_that_does_not_exist() -> None:
