@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llmrun.models.registry import ModelSpec
     from llmrun.planning.estimate import Candidate
     from llmrun.planning.hardware import Hardware
-    from llmrun.planning.speed import Speed
+    from llmrun.protocol.jobs.kernels import MachineSpeed
 
 
 def plan(
@@ -89,7 +89,7 @@ def _say_what_is_known(output: Output, spec: ModelSpec) -> None:
     )
 
 
-def _speed(output: Output, hardware: Hardware, candidates: list[Candidate], settings: Settings) -> Speed | None:
+def _speed(output: Output, hardware: Hardware, candidates: list[Candidate], settings: Settings) -> MachineSpeed | None:
     from llmrun.planning.estimate import types_of
     from llmrun.planning.hardware_details import probe_details
     from llmrun.planning.speed import BUSY, speed_of

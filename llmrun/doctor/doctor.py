@@ -10,11 +10,12 @@ import os
 import platform
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from llmrun.config import Settings
 from llmrun.doctor.trial import Trial
@@ -22,8 +23,10 @@ from llmrun.errors import LlmrunError
 from llmrun.models.registry import load_catalogue
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.hardware_details import Details, probe_details
-from llmrun.planning.inquiry import ask
 from llmrun.planning.plan import readable_size
+from llmrun.protocol.jobs import Nothing
+from llmrun.protocol.jobs.build import BUILD, Build
+from llmrun.runner.runner import Runner
 
 Status = Literal["ok", "warning", "problem"]
 
@@ -150,16 +153,17 @@ _GPU_FLAGS = {"NVIDIA": "-DGGML_CUDA=on", "AMD": "-DGGML_HIP=on"}
 def _build(machine: Hardware, details: Details) -> Iterator[Finding]:
     """What llama.cpp was built with, against what the machine has."""
     try:
-        build = ask("build", seconds=_BUILD_SECONDS)
-        features = set(build["features"].get("CPU", []))
+        build = _ask_build()
     except LlmrunError as error:
         yield Finding.of("build", error)
         return
-    except (KeyError, TypeError, AttributeError):
-        yield Finding("build", "warning", "llama.cpp does not say what it was built with")
-        return
-    yield _processor_build(machine, features)
+    yield _processor_build(machine, set(build.features.get("CPU", ())))
     yield from _gpus(build, details)
+
+
+def _ask_build() -> Build:
+    with closing(Runner()) as engine:
+        return engine.do(BUILD, Nothing(), seconds=_BUILD_SECONDS)
 
 
 def _processor_build(machine: Hardware, features: set[str]) -> Finding:
@@ -176,16 +180,16 @@ def _processor_build(machine: Hardware, features: set[str]) -> Finding:
     return Finding("build", "ok", text)
 
 
-def _gpus(build: Mapping[str, Any], details: Details) -> Iterator[Finding]:
-    for gpu in build["gpus"]:
-        total, free = readable_size(gpu["memory_total"]), readable_size(gpu["memory_free"])
-        yield Finding("GPU", "ok", f"{gpu['description']} ({gpu['name']}), {free} of {total} free")
-    if build["gpus"]:
+def _gpus(build: Build, details: Details) -> Iterator[Finding]:
+    for gpu in build.gpus:
+        total, free = readable_size(gpu.memory_total), readable_size(gpu.memory_free)
+        yield Finding("GPU", "ok", f"{gpu.description} ({gpu.name}), {free} of {total} free")
+    if build.gpus:
         return
     version = _installed_version("llama-cpp-python")
     for maker in sorted(set(details.graphics)):
         flag = _GPU_FLAGS.get(maker)
-        if build["offload"]:
+        if build.offload:
             text = f"{maker}'s card is not used: llama.cpp can use GPUs, but sees none"
             yield Finding("GPU", "warning", text, "install or load the card's driver; in a container, pass the card in")
         elif flag:

@@ -19,7 +19,7 @@ from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory, repacked_types
 from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, Wishes, make_plan, margin, split_memory, trained_context
 from llmrun.planning.predict import Work, main_type, predict, tensor_types, work_of, work_of_quant
-from llmrun.planning.speed import Speed
+from llmrun.protocol.jobs.kernels import MachineSpeed
 
 CONTEXTS = (4096, 8192, 32_768)
 """Context windows that are looked at besides the one the model was trained on, in tokens."""
@@ -199,7 +199,7 @@ def contexts_for(header: Header, wished: Sequence[int] = ()) -> tuple[int, ...]:
 
 
 def look_ahead(
-    candidate: Candidate, hardware: Hardware, speed: Speed | None, contexts: Sequence[int], kv_type: str = "f16"
+    candidate: Candidate, hardware: Hardware, speed: MachineSpeed | None, contexts: Sequence[int], kv_type: str = "f16"
 ) -> Outlook:
     """What one quantization takes and gives.
 
@@ -241,7 +241,9 @@ def _plan(facts: _Resized, hardware: Hardware, kv_type: str) -> Plan | None:
         return None
 
 
-def _at(n_ctx: int, facts: _Resized, work: Work, hardware: Hardware, speed: Speed | None, kv_type: str) -> AtContext:
+def _at(
+    n_ctx: int, facts: _Resized, work: Work, hardware: Hardware, speed: MachineSpeed | None, kv_type: str
+) -> AtContext:
     needs = memory(facts, n_ctx, kv_type=kv_type, start=n_ctx)
     split = split_memory(facts, needs, n_ctx, hardware.gpus, None)
     free = hardware.memory_available
@@ -258,7 +260,7 @@ def _at(n_ctx: int, facts: _Resized, work: Work, hardware: Hardware, speed: Spee
 
 
 def _rates(
-    work: Work, hardware: Hardware, speed: Speed | None, depth: int, kv_type: str
+    work: Work, hardware: Hardware, speed: MachineSpeed | None, depth: int, kv_type: str
 ) -> tuple[float | None, float | None, float | None]:
     """Load seconds, prefill and decode rates."""
     if speed is None:
@@ -286,6 +288,6 @@ def parse_contexts(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def with_gpus(hardware: Hardware, speed: Speed | None) -> Hardware:
+def with_gpus(hardware: Hardware, speed: MachineSpeed | None) -> Hardware:
     """The machine with what the engine saw of its GPUs."""
     return replace(hardware, gpus=speed.gpus) if speed else hardware

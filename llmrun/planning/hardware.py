@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmrun.protocol.devices import Gpu
+
 # What ggml has kernels for, in the spelling of /proc/cpuinfo: x86 first, then Arm.
 INTERESTING_FLAGS = (
     "sse4_2", "avx", "avx2", "fma", "f16c", "bmi2", "avx_vnni",
@@ -27,25 +29,6 @@ _CPUINFO_BYTES = 8192
 
 # Version 1 writes 2^63 rounded down to a page for "no limit".
 _NO_LIMIT_V1 = 1 << 60
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A device that ggml can compute on beside the processor. Only the engine can see it.
-
-    Attributes:
-        name: ggml's, e.g. "CUDA0".
-        description: e.g. "NVIDIA GeForce RTX 3060".
-        memory_total: in bytes.
-        memory_free: of that.
-        shared: its memory is the machine's own, as of integrated graphics.
-    """
-
-    name: str
-    description: str
-    memory_total: int
-    memory_free: int
-    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from llmrun.errors import OutOfMemoryError, UsageError
-from llmrun.planning.hardware import Gpu, Hardware
+from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import (
     KV_BYTES,
     UBATCH,
@@ -22,6 +22,7 @@ from llmrun.planning.memory import (
     memory,
     reserved_bytes,
 )
+from llmrun.protocol.devices import Gpu
 from llmrun.protocol.messages import Load
 
 # Bounds of what may be wished for, inclusive.

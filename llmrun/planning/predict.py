@@ -16,7 +16,7 @@ from llmrun.planning.memory import KV_BYTES
 
 if TYPE_CHECKING:
     from llmrun.gguf.header import Header, Tensor
-    from llmrun.planning.speed import Speed
+    from llmrun.protocol.jobs.kernels import MachineSpeed
 
 # What a block does besides its matrices: norms, RoPE, KV cells, activations, additions, and conversions.
 _OPERATIONS_A_LAYER = 30
@@ -147,7 +147,7 @@ def main_type(quant: str) -> str:
 
 
 def predict(
-    work: Work, speed: Speed, *, depth: int = 0, prompt: int = 512, kv_type: str = "f16", copies: int = 0
+    work: Work, speed: MachineSpeed, *, depth: int = 0, prompt: int = 512, kv_type: str = "f16", copies: int = 0
 ) -> Prediction:
     """How fast it will be.
 

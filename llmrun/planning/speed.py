@@ -1,25 +1,26 @@
 """How fast this machine computes, as measured: asked from the engine once, and remembered on this disk.
 
-Owns the figures, their file and when they are out of date; must not know models. The measuring is done by
-engine/jobs/machine/kernels.py in a process of its own, with ggml's kernels. Only commands that show predictions ask
-for it: `run` and `chat` never wait for a measurement.
+Owns the file of the figures, and when they are out of date; must not know models. The measuring is done
+by the job `kernels`, in an engine of its own. Only commands that show predictions ask for it: `run` and `chat` never
+wait for a measurement.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
-from collections.abc import Collection, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from llmrun.errors import LlmrunError
-from llmrun.planning.hardware import Gpu, Hardware
-from llmrun.planning.inquiry import ask
+from llmrun.planning.hardware import Hardware
+from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.jobs.kernels import KERNELS, STAND_IN, MachineSpeed, MeasureKernels, Rates
+from llmrun.runner.runner import Runner
 from llmrun.storage import write_whole
 
 WEEKS = 4
@@ -28,76 +29,11 @@ BUSY = 0.3
 """Cores. ggml's threads wait for each other, so a busy one slows all of them down."""
 
 _FILE = "speed.json"
-_UNKNOWN_TYPE = "Q4_K"  # stands in for a type that can't be measured
 _MOST_BYTES = 1 << 20
+_MOST_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Of one type of weights.
-
-    Attributes:
-        decode: (bytes, bytes/s) of matrices times one token, the smaller first; empty when it can't be measured.
-        prefill: multiply-adds/s of a matrix times many tokens.
-    """
-
-    decode: tuple[tuple[float, float], ...] = ()
-    prefill: float = 0.0
-
-    def at(self, size: float) -> float:
-        """Bytes/s in decode when all matrices of the model have that size: caches are faster than memory."""
-        (small, fast), (large, slow) = self.decode[0], self.decode[-1]
-        if size <= small or small == large:
-            return fast
-        share = min(math.log(size / small) / math.log(large / small), 1.0)
-        return fast + share * (slow - fast)
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Figures of one machine with one number of threads.
-
-    Attributes:
-        read: bytes/s that all threads read from memory.
-        operation: seconds of a small operation, mostly for the threads to meet.
-        looks: KV type -> head length -> seconds for a query head to look at one position, in decode.
-        prefill_looks: the same in prefill.
-        types: type -> its rates.
-        gpus: that ggml can compute on.
-        others: cores that other programs used while this was measured; from BUSY on it is not remembered.
-    """
-
-    read: float
-    operation: float
-    looks: Mapping[str, Mapping[int, float]]
-    prefill_looks: Mapping[str, Mapping[int, float]]
-    types: Mapping[str, Rates]
-    gpus: tuple[Gpu, ...] = ()
-    others: float = 0.0
-
-    def decode(self, kind: str, size: float) -> float:
-        """Bytes/s of this type's matrices in decode, in a model of that size."""
-        rates = self._rates(kind)
-        return rates.at(size) if rates.decode else self.read
-
-    def prefill(self, kind: str) -> float:
-        """Multiply-adds/s of this type's matrices in prefill."""
-        return self._rates(kind).prefill or self.read
-
-    def _rates(self, kind: str) -> Rates:
-        rates = self.types.get(kind, Rates())
-        return rates if rates.decode else self.types.get(_UNKNOWN_TYPE, Rates())
-
-    def attention(self, kv_type: str, head_length: int, *, prefill: bool = False) -> float:
-        """Seconds for a query head to look at one position; between measured lengths in proportion to the nearest."""
-        table = (self.prefill_looks if prefill else self.looks).get(kv_type.upper(), {})
-        if not table:
-            return 0.0
-        nearest = min(table, key=lambda length: abs(length - head_length))
-        return table[nearest] * head_length / nearest
-
-
-def remembered(hardware: Hardware, folder: Path) -> Speed | None:
+def remembered(hardware: Hardware, folder: Path) -> MachineSpeed | None:
     """What was measured on this machine before, None when there is nothing or it is too old."""
     try:
         with (folder / _FILE).open("rb") as file:
@@ -105,12 +41,12 @@ def remembered(hardware: Hardware, folder: Path) -> Speed | None:
         age = time.time() - data["time"]
         if data["machine"] != fingerprint(hardware) or not 0 <= age < WEEKS * 7 * 86_400:
             return None
-        return _speed(data["figures"])
+        return from_json(MachineSpeed, data["figures"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def speed_of(hardware: Hardware, types: Collection[str], folder: Path, *, cache: int = 0) -> Speed:
+def speed_of(hardware: Hardware, types: Collection[str], folder: Path, *, cache: int = 0) -> MachineSpeed:
     """This machine's speed with these types of weights, measured where it isn't known yet.
 
     Args:
@@ -122,7 +58,7 @@ def speed_of(hardware: Hardware, types: Collection[str], folder: Path, *, cache:
         LlmrunError: llama.cpp can't be loaded, or measuring takes too long.
     """
     known = remembered(hardware, folder)
-    missing = sorted({*types, _UNKNOWN_TYPE} - set(known.types if known else ()))
+    missing = sorted({*types, STAND_IN} - set(known.types if known else ()))
     if known and not missing:
         return known
     measured = measure(hardware.usable_cores, missing, cache=cache)
@@ -134,20 +70,16 @@ def speed_of(hardware: Hardware, types: Collection[str], folder: Path, *, cache:
     return speed
 
 
-def measure(threads: int, types: Collection[str], *, cache: int = 0) -> Speed:
+def measure(threads: int, types: Collection[str], *, cache: int = 0) -> MachineSpeed:
     """Measure now; takes half a second, and for each type a tenth more where caches are large.
 
     Raises:
         LlmrunError: see speed_of().
     """
     before = Clock.now()
-    answer = ask("kernels", str(threads), str(cache), *types)
-    try:
-        return replace(_speed(answer), others=before.others())
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise LlmrunError(
-            "this machine's speed can't be measured", why=f"the engine sent garbage ({error!r})"
-        ) from error
+    with closing(Runner()) as engine:
+        measured = engine.do(KERNELS, MeasureKernels(threads, tuple(types), cache), seconds=_MOST_SECONDS)
+    return replace(measured, others=before.others())
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,47 +126,7 @@ def fingerprint(hardware: Hardware) -> dict[str, Any]:
     }
 
 
-def _remember(speed: Speed, hardware: Hardware, folder: Path) -> None:
-    data = {"machine": fingerprint(hardware), "time": time.time(), "figures": _plain(speed)}
+def _remember(speed: MachineSpeed, hardware: Hardware, folder: Path) -> None:
+    data = {"machine": fingerprint(hardware), "time": time.time(), "figures": as_dict(speed)}
     with suppress(LlmrunError):  # then it is measured again next time
         write_whole(folder / _FILE, json.dumps(data), makes_folder=True)
-
-
-def _plain(speed: Speed) -> dict[str, Any]:
-    return {
-        "read": speed.read,
-        "operation": speed.operation,
-        "attention": speed.looks,
-        "attention_prefill": speed.prefill_looks,
-        "types": {
-            kind: {"decode": dict(rates.decode), "prefill": rates.prefill} for kind, rates in speed.types.items()
-        },
-        "gpus": [asdict(gpu) for gpu in speed.gpus],
-    }
-
-
-def _speed(data: Mapping[str, Any]) -> Speed:
-    """The engine's figures; what is no number is refused.
-
-    Raises:
-        KeyError, TypeError, ValueError: they are damaged.
-    """
-
-    def looks(name: str) -> dict[str, dict[int, float]]:
-        return {kv: {int(length): float(t) for length, t in table.items()} for kv, table in data[name].items()}
-
-    return Speed(
-        float(data["read"]),
-        float(data["operation"]),
-        looks("attention"),
-        looks("attention_prefill"),
-        {kind: _rates(rates) for kind, rates in data["types"].items()},
-        tuple(Gpu(**gpu) for gpu in data["gpus"]),
-    )
-
-
-def _rates(data: Mapping[str, Any]) -> Rates:
-    if not data:
-        return Rates()
-    decode = sorted((float(size), float(rate)) for size, rate in data["decode"].items())
-    return Rates(tuple(decode), float(data["prefill"]))

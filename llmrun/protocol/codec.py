@@ -7,9 +7,10 @@ annotations name are made of it, and every value is of the kind that its annotat
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Value = TypeVar("Value")
@@ -44,6 +45,22 @@ def from_json(cls: type[Value], data: Any, *, newer: bool = False) -> Value:
     return cls(**values)
 
 
+# To evaluate an annotation takes longer than to read a frame, and every start waits for it.
+_FREQUENT: dict[Any, Any] = {
+    "str": str,
+    "int": int,
+    "bool": bool,
+    "float": float,
+    "str | None": str | None,
+    "int | None": int | None,
+    "bool | None": bool | None,
+    "float | None": float | None,
+    "tuple[int, ...]": tuple[int, ...],
+    "tuple[str, ...]": tuple[str, ...],
+    "tuple[float, ...]": tuple[float, ...],
+}
+
+
 class _Field(NamedTuple):
     """How the values of a field are read: those of the exact type are taken as they are, which is quick."""
 
@@ -58,8 +75,11 @@ def _names(cls: Any) -> tuple[str, ...]:
 
 @functools.cache
 def _fields(cls: Any, newer: bool) -> dict[str, _Field]:
-    hints = get_type_hints(cls)
-    return {name: _field(hints[name], f"{name} of {cls.__name__}", newer) for name in _names(cls)}
+    written = {field.name: field.type for field in fields(cls)}
+    others = SimpleNamespace(__annotations__={name: kind for name, kind in written.items() if kind not in _FREQUENT})
+    hints = get_type_hints(others, vars(sys.modules[cls.__module__]))
+    kinds = {name: hints[name] if name in hints else _FREQUENT[kind] for name, kind in written.items()}
+    return {name: _field(kind, f"{name} of {cls.__name__}", newer) for name, kind in kinds.items()}
 
 
 def _plain(value: Any) -> Any:

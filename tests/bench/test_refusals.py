@@ -13,7 +13,8 @@ from llmrun.bench.refusals import Subject, fit_together, kv_element_bytes, neede
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
-from llmrun.planning.hardware import Gpu, Hardware
+from llmrun.planning.hardware import Hardware
+from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.bench import BenchTest
 
 GIB = 1 << 30

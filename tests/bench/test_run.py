@@ -16,7 +16,8 @@ from llmrun.bench.results import Row
 from llmrun.bench.run import Loading, Model, Progress, Request, Step, engines_of, quantile, run, steps
 from llmrun.errors import CancelledError, EngineCrashedError
 from llmrun.gguf.reader import read_header
-from llmrun.planning.hardware import Gpu, Hardware
+from llmrun.planning.hardware import Hardware
+from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.bench import Answer, Bench, Benched, BenchModel, BenchTest, BenchUpdate, Repetition
 from llmrun.protocol.jobs.limits import MeasuredLimits, MeasureLimits
 from llmrun.protocol.messages import Load

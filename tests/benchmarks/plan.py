@@ -31,7 +31,8 @@ from llmrun.planning.hardware_details import probe_details
 from llmrun.planning.memory import memory, repacked_types
 from llmrun.planning.plan import Wishes
 from llmrun.planning.predict import predict, tensor_types, work_of
-from llmrun.planning.speed import BUSY, Clock, Rates, Speed, measure
+from llmrun.planning.speed import BUSY, Clock, measure
+from llmrun.protocol.jobs.kernels import MachineSpeed, Rates
 from llmrun.protocol.messages import Finished, Stats
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.runner import runner
@@ -132,7 +133,7 @@ class Patience:
             time.sleep(1)
 
 
-def best_of(first: Speed | None, second: Speed) -> Speed:
+def best_of(first: MachineSpeed | None, second: MachineSpeed) -> MachineSpeed:
     """The better figure of each kind."""
     if first is None:
         return second
@@ -155,7 +156,7 @@ def best_of(first: Speed | None, second: Speed) -> Speed:
     )
 
 
-def joined(parts: list[Speed]) -> Speed:
+def joined(parts: list[MachineSpeed]) -> MachineSpeed:
     """One machine's figures, measured a type at a time: short measurements are disturbed less often.
 
     What every part measures again is taken from the middle one, as one measurement of all types would give it.
@@ -164,7 +165,7 @@ def joined(parts: list[Speed]) -> Speed:
     return replace(middle, types={kind: rates for part in parts for kind, rates in part.types.items()})
 
 
-def report(case: Case, path: Path, used: int, measured: Measured, speed: Speed) -> tuple[float, float]:
+def report(case: Case, path: Path, used: int, measured: Measured, speed: MachineSpeed) -> tuple[float, float]:
     """Print one line; gives both errors, as shares."""
     header = read_header(path)
     work = work_of(header)
@@ -191,7 +192,7 @@ def main() -> int:
     patience = Patience(options.patience)
     results = {case: Measured() for case in cases}
     used: dict[Case, int] = {}
-    speed: Speed | None = None
+    speed: MachineSpeed | None = None
     with tempfile.TemporaryDirectory() as folder:
         paths = {
             case: write_model(Path(folder, f"{index}.gguf"), SHAPES[case.shape], types_of(case.quant))

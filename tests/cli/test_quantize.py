@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from llmrun.cli.quantize import quantize
 from llmrun.errors import CancelledError, LlmrunError, ModelNotFoundError, UsageError
-from llmrun.planning.hardware import Gpu, Hardware
+from llmrun.planning.hardware import Hardware
+from llmrun.protocol.devices import Gpu
 from llmrun.quantize import decide
 from llmrun.quantize.size import Goal, goal_bytes, read_size
 from llmrun.quantize.source import find

@@ -6,11 +6,11 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,18 +21,23 @@ from llmrun.doctor.trial import Trial
 from llmrun.errors import BadModelError, EngineCrashedError, LlmrunError
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.hardware_details import Details
+from llmrun.protocol.devices import Gpu
+from llmrun.protocol.jobs.build import Build
 
 GIB = 1 << 30
 MACHINE = Hardware("Good CPU", ("avx", "avx2"), 4, 8, None, 16 * GIB, 8 * GIB)
-BUILD: dict[str, Any] = {"features": {"CPU": ["AVX", "AVX2", "LLAMAFILE"]}, "gpus": [], "offload": False}
+BUILD = Build({"CPU": ("AVX", "AVX2", "LLAMAFILE")}, (), offload=False)
 
 
 @pytest.fixture(autouse=True)
-def build(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What llama.cpp says it was built with."""
-    answer = dict(BUILD)
-    monkeypatch.setattr(doctor, "ask", lambda question, seconds: answer)
-    return answer
+def says(monkeypatch: pytest.MonkeyPatch) -> Callable[[Build], None]:
+    """says(build): what llama.cpp says of itself."""
+
+    def say(build: Build) -> None:
+        monkeypatch.setattr(doctor, "_ask_build", lambda: build)
+
+    say(BUILD)
+    return say
 
 
 @pytest.fixture
@@ -170,8 +175,8 @@ def test_processor_can_more_than_the_build(settings: Settings) -> None:
     assert finding.fix.startswith('CMAKE_ARGS="-DGGML_NATIVE=on" pip install')
 
 
-def test_build_is_for_another_processor(settings: Settings, build: dict[str, Any]) -> None:
-    build["features"] = {"CPU": ["AVX", "AVX2", "AVX512"]}
+def test_build_is_for_another_processor(settings: Settings, says: Callable[[Build], None]) -> None:
+    says(replace(BUILD, features={"CPU": ("AVX", "AVX2", "AVX512")}))
     finding = findings(settings)["build"]
     assert (finding.status, finding.exit_status) == ("problem", 1)
     assert "no AVX512" in finding.text
@@ -182,22 +187,16 @@ def test_unknown_processor_is_not_accused(settings: Settings) -> None:
 
 
 def test_llama_cpp_that_can_not_be_asked(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(question: str, seconds: float) -> None:
-        raise EngineCrashedError("llama.cpp crashed", hint="do this")
+    def ask() -> None:
+        raise EngineCrashedError("the engine died", hint="do this")
 
-    monkeypatch.setattr(doctor, "ask", ask)
+    monkeypatch.setattr(doctor, "_ask_build", ask)
     finding = findings(settings)["build"]
     assert (finding.status, finding.exit_status, finding.fix) == ("problem", 8, "do this")
 
 
-def test_llama_cpp_that_answers_nonsense(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "ask", lambda question, seconds: {"features": 3})
-    assert findings(settings)["build"].status == "warning"
-
-
-def test_gpu_that_is_used(settings: Settings, build: dict[str, Any]) -> None:
-    card = {"name": "CUDA0", "description": "Card", "memory_total": 8 * GIB, "memory_free": 6 * GIB, "shared": False}
-    build["gpus"] = [card]
+def test_gpu_that_is_used(settings: Settings, says: Callable[[Build], None]) -> None:
+    says(replace(BUILD, gpus=(Gpu("CUDA0", "Card", 8 * GIB, 6 * GIB),)))
     finding = findings(settings, details=Details(graphics=("NVIDIA",)))["GPU"]
     assert (finding.status, finding.text) == ("ok", "Card (CUDA0), 6.0 GiB of 8.0 GiB free")
 
@@ -212,9 +211,9 @@ def test_gpu_that_is_used(settings: Settings, build: dict[str, Any]) -> None:
     ],
 )
 def test_gpu_that_is_not_used(
-    settings: Settings, build: dict[str, Any], maker: str, offload: bool, status: str, fix: str
+    settings: Settings, says: Callable[[Build], None], maker: str, offload: bool, status: str, fix: str
 ) -> None:
-    build["offload"] = offload
+    says(replace(BUILD, offload=offload))
     finding = findings(settings, details=Details(graphics=(maker, maker)))["GPU"]
     assert finding.status == status
     assert fix in finding.fix

@@ -28,13 +28,14 @@ from llmrun.planning.estimate import (
     types_of,
     with_gpus,
 )
-from llmrun.planning.hardware import Gpu, Hardware
-from llmrun.planning.speed import Rates, Speed
+from llmrun.planning.hardware import Hardware
+from llmrun.protocol.devices import Gpu
+from llmrun.protocol.jobs.kernels import MachineSpeed, Rates
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.plan import context_name, show_outlooks
 
 GIB = 1 << 30
-SPEED = Speed(1e10, 1e-6, {"F16": {64: 1e-8}}, {"F16": {64: 1e-9}}, {"Q4_K": Rates(((100.0, 1e10),), 1e11)})
+SPEED = MachineSpeed(1e10, 1e-6, {"F16": {64: 1e-8}}, {"F16": {64: 1e-9}}, {"Q4_K": Rates(((100.0, 1e10),), 1e11)})
 
 
 def machine(free: int = 16 * GIB, gpus: tuple[Gpu, ...] = ()) -> Hardware:
@@ -130,7 +131,7 @@ def test_contexts_of_a_small_model(tmp_path: Path) -> None:
 
 def test_gpus_come_with_the_speed() -> None:
     gpu = Gpu("CUDA0", "card", 8, 4)
-    assert with_gpus(machine(), Speed(1.0, 1.0, {}, {}, {}, (gpu,))).gpus == (gpu,)
+    assert with_gpus(machine(), MachineSpeed(1.0, 1.0, {}, {}, {}, (gpu,))).gpus == (gpu,)
     assert with_gpus(machine(), None).gpus == ()
 
 

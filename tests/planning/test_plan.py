@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from llmrun.errors import OutOfMemoryError, UsageError
-from llmrun.planning.hardware import Gpu, Hardware
+from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory
 from llmrun.planning.plan import ALL_LAYERS, Wishes, make_plan, margin, readable_size, scores_fit
+from llmrun.protocol.devices import Gpu
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from support.gguf_writer import TensorSpec
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.planning.predict import Prediction, Work, main_type, predict, tensor_types, work_of, work_of_quant
-from llmrun.planning.speed import Rates, Speed
+from llmrun.protocol.jobs.kernels import MachineSpeed, Rates
 
 F32, Q4_1, Q8_0 = 0, 3, 8
 EMBEDDING = TensorSpec("token_embd.weight", (64, 16), Q8_0, 64 * 16 // 32 * 34)
@@ -20,7 +20,7 @@ OUTPUT = TensorSpec("output.weight", (64, 16), F32, 64 * 16 * 4)
 QUERY = TensorSpec("blk.0.attn_q.weight", (64, 64), Q4_1, 64 * 64 // 32 * 20)
 NORM = TensorSpec("output_norm.weight", (64,), F32, 64 * 4)
 EXPERTS = TensorSpec("blk.0.ffn_up_exps.weight", (64, 32, 8), Q4_1, 64 * 32 * 8 // 32 * 20)
-SPEED = Speed(
+SPEED = MachineSpeed(
     read=1e9,
     operation=1e-6,
     looks={"F16": {64: 1e-8, 128: 4e-8}, "Q8_0": {64: 2e-8}},
@@ -140,7 +140,7 @@ def test_what_can_not_be_measured_is_taken_for_q4_k(kind: str) -> None:
 
 
 def test_nothing_measured_at_all() -> None:
-    empty = Speed(1e9, 1e-6, {}, {}, {})
+    empty = MachineSpeed(1e9, 1e-6, {}, {}, {})
     assert empty.decode("Q4_0", 100) == empty.prefill("Q4_0") == 1e9
     assert empty.attention("f16", 64) == 0.0
 

@@ -6,55 +6,52 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from llmrun.errors import LlmrunError
 from llmrun.planning import speed
-from llmrun.planning.hardware import Gpu, Hardware
-from llmrun.planning.speed import Rates, fingerprint, measure, remembered, speed_of
+from llmrun.planning.hardware import Hardware
+from llmrun.planning.speed import fingerprint, measure, remembered, speed_of
+from llmrun.protocol.codec import as_dict
+from llmrun.protocol.devices import Gpu
+from llmrun.protocol.jobs.kernels import KERNELS, MachineSpeed, MeasureKernels, Rates
 
 GIB = 1 << 30
 MACHINE = Hardware("CPU", ("avx2",), 4, 8, None, 16 * GIB, 8 * GIB)
-ANSWER: dict[str, Any] = {
-    "read": 3e10,
-    "operation": 1e-6,
-    "attention": {"F16": {"64": 1e-8}},
-    "attention_prefill": {"F16": {"64": 1e-9}},
-    "types": {},
-    "gpus": [{"name": "CUDA0", "description": "card", "memory_total": 8, "memory_free": 4, "shared": False}],
-}
+RATES = Rates(((100.0, 1e9), (400.0, 5e8)), 1e11)
+ANSWER = MachineSpeed(3e10, 1e-6, {"F16": {64: 1e-8}}, {"F16": {64: 1e-9}}, {}, (Gpu("CUDA0", "card", 8, 4),))
 
 
 class Engine:
     """Stands in for the process that measures."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, ...]] = []
+        self.asked: list[MeasureKernels] = []
         self.others = 0.0
         self.can = {"Q4_K", "Q6_K", "Q8_0"}
 
-    def __call__(self, question: str, *arguments: str) -> dict[str, Any]:
-        assert question == "kernels"
-        self.asked.append(arguments)
-        types = {kind: {"decode": {"100": 1e9, "400": 5e8}, "prefill": 1e11} for kind in arguments[2:]}
-        return {**ANSWER, "types": {kind: rates for kind, rates in types.items() if kind in self.can}}
+    def do(self, kind: object, command: MeasureKernels, *, seconds: float) -> MachineSpeed:
+        assert kind is KERNELS
+        self.asked.append(command)
+        return replace(ANSWER, types={kind: RATES for kind in command.types if kind in self.can})
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     fake = Engine()
-    monkeypatch.setattr(speed, "ask", fake)
+    monkeypatch.setattr(speed, "Runner", lambda: fake)
     monkeypatch.setattr(speed.Clock, "others", lambda self: fake.others)
     return fake
 
 
 def test_measured_once(engine: Engine, tmp_path: Path) -> None:
     first = speed_of(MACHINE, {"Q6_K"}, tmp_path / "new", cache=123)
-    assert engine.asked == [("4", "123", "Q4_K", "Q6_K")]
-    assert first.types["Q6_K"] == Rates(((100.0, 1e9), (400.0, 5e8)), 1e11)
-    assert first.gpus == (Gpu("CUDA0", "card", 8, 4),)
+    assert engine.asked == [MeasureKernels(4, ("Q4_K", "Q6_K"), 123)]
+    assert first.types["Q6_K"] == RATES
+    assert first.gpus == ANSWER.gpus
     again = speed_of(MACHINE, {"Q6_K"}, tmp_path / "new")
     assert len(engine.asked) == 1
     assert again == first
@@ -63,7 +60,7 @@ def test_measured_once(engine: Engine, tmp_path: Path) -> None:
 def test_another_type_is_measured_and_joins(engine: Engine, tmp_path: Path) -> None:
     speed_of(MACHINE, {"Q6_K"}, tmp_path)
     found = speed_of(MACHINE, {"Q6_K", "Q8_0"}, tmp_path)
-    assert engine.asked[1] == ("4", "0", "Q8_0")
+    assert engine.asked[1] == MeasureKernels(4, ("Q8_0",))
     assert set(found.types) == {"Q4_K", "Q6_K", "Q8_0"}
 
 
@@ -115,7 +112,8 @@ def test_damaged_file(engine: Engine, tmp_path: Path, text: str) -> None:
 
 
 def test_damaged_figures(engine: Engine, tmp_path: Path) -> None:
-    for figures in ({}, {**ANSWER, "types": {"Q4_K": {"decode": 3}}}, {**ANSWER, "gpus": [{"name": "x"}]}):
+    good = as_dict(ANSWER)
+    for figures in ({}, {**good, "types": {"Q4_K": {"decode": 3}}}, {**good, "gpus": [{"name": "x"}]}):
         data = {"machine": fingerprint(MACHINE), "time": time.time(), "figures": figures}
         (tmp_path / "speed.json").write_text(json.dumps(data))
         assert remembered(MACHINE, tmp_path) is None
@@ -124,12 +122,6 @@ def test_damaged_figures(engine: Engine, tmp_path: Path) -> None:
 def test_a_folder_that_can_not_be_written_is_no_trouble(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert speed_of(MACHINE, {"Q4_K"}, tmp_path / "file")
-
-
-def test_garbage_from_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "ask", lambda *arguments: {"read": "fast"})
-    with pytest.raises(LlmrunError, match="can't be measured"):
-        measure(1, ["Q4_K"])
 
 
 def test_others_are_counted_without_our_children(monkeypatch: pytest.MonkeyPatch) -> None:

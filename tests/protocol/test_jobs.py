@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,23 @@ def test_a_failed_job_raises_its_own_error(start: Callable[[str], Runner]) -> No
 def test_a_dead_engine_is_named(start: Callable[[str], Runner]) -> None:
     with pytest.raises(EngineCrashedError, match=r"in its job, say.*GGML_ASSERT"):
         start("die:job:SIGSEGV").do(SAY, Say(""))
+
+
+def test_a_job_that_takes_too_long_is_given_up(start: Callable[[str], Runner]) -> None:
+    runner = start("deaf")
+    with pytest.raises(LlmrunError, match="does not answer: nothing came within 0 seconds"):
+        runner.do(SAY, Say(""), seconds=0.2)
+    assert not runner.alive
+
+
+@pytest.mark.parametrize("kind", [replace(SAY, result=Done), replace(SAY, update=Said)])
+def test_a_job_that_tells_something_else_is_a_crash(
+    start: Callable[[str], Runner], kind: JobKind[Any, Any, Any]
+) -> None:
+    runner = start("normal")
+    with pytest.raises(EngineCrashedError, match="in its job, say: it sent garbage"):
+        runner.do(kind, Say(""))
+    assert not runner.alive
 
 
 def test_an_exception_meanwhile_ends_the_engine_at_once(start: Callable[[str], Runner]) -> None:

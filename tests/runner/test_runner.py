@@ -1,28 +1,31 @@
-"""The front's end of the pipe: against a fake engine with every fault, and the real one without a model."""
+"""One engine for one user: against a fake engine with every fault."""
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
+from support.gguf_writer import tiny_model, write
 
 from llmrun.errors import (
     BadModelError,
     BadTemplateError,
     ContextOverflowError,
     EngineCrashedError,
-    LlmrunError,
     OutOfMemoryError,
 )
+from llmrun.protocol.jobs import JobKind
+from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
+from llmrun.protocol.jobs.evaluate import EVALUATE, Evaluate
+from llmrun.protocol.jobs.importance import IMPORTANCE, Importance
+from llmrun.protocol.jobs.mix import MIX, Measure
+from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize
 from llmrun.protocol.messages import (
     AnswerRequest,
     Count,
@@ -42,7 +45,6 @@ from llmrun.runner import calls, pipe
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
 
-FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
 LAST_WORDS = "fake_engine.cpp:42: GGML_ASSERT(fake) failed"
 LOAD = Load("/model.gguf", n_ctx=512, n_ctx_start=512)
 HI = AnswerRequest((Message("user", "Hi"),))
@@ -51,36 +53,6 @@ COUNT, ASK = Count(2, HI), Generate(1, HI)
 pytestmark = pytest.mark.usefixtures("package_on_path")
 Start = Callable[[str], Runner]
 Eventually = Callable[[Callable[[], bool], float], bool]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """start(mode): a runner of a fake engine, closed in the end."""
-    runners: list[Runner] = []
-
-    def make(mode: str = "normal") -> Runner:
-        runners.append(Runner(launch((sys.executable, str(FAKE_ENGINE), mode))))
-        return runners[-1]
-
-    yield make
-    for runner in runners:
-        runner.close()
-
-
-@pytest.fixture
-def engine() -> Iterator[Runner]:
-    """The real engine process."""
-    runner = Runner()
-    yield runner
-    runner.close()
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody waited for yet has, too."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def crash(runner: Runner, request: Generate = ASK) -> EngineCrashedError:
@@ -194,6 +166,31 @@ def test_a_dead_engine_takes_no_request(start: Start, eventually: Eventually) ->
     assert eventually(lambda: not runner.alive, 60.0)
     assert "SIGKILL" in crash(runner).why
     assert "SIGKILL" in crash(runner).why, "and again"
+
+
+def test_a_file_that_kills_engines_is_named_whatever_it_was_read_for(start: Start, tmp_path: Path) -> None:
+    twice = str(write(tmp_path / "twice.gguf", tiny_model({"tokenizer.ggml.tokens": ["a", "b", "a"]})))
+    good = str(write(tmp_path / "good.gguf", tiny_model({})))
+    load = Load(twice, 512, 512)
+    jobs: list[tuple[JobKind[Any, Any, Any], object]] = [
+        (BENCH, Bench(load, BenchTest(4))),
+        (QUANTIZE, Quantize(twice, "", 2)),
+        (EVALUATE, Evaluate(good, "text", reference=twice)),
+        (IMPORTANCE, Importance(twice, "")),
+        (MIX, Measure((twice,), {}, "text")),
+    ]
+    for kind, command in jobs:
+        with pytest.raises(BadModelError, match="tokens 0 and 2"):
+            start("die:job:SIGABRT").do(kind, command)
+    with pytest.raises(BadModelError, match="tokens 0 and 2"):
+        start("die:load:SIGABRT").load(load)
+    runner = start("die:prefill:SIGABRT")
+    runner.load(load)
+    with pytest.raises(BadModelError, match="tokens 0 and 2") as caught:
+        list(runner.generate(ASK))
+    assert isinstance(caught.value.__cause__, EngineCrashedError)
+    with pytest.raises(EngineCrashedError):
+        start("die:job:SIGABRT").do(QUANTIZE, Quantize(good, "", 2))
 
 
 def test_a_command_that_does_not_exist() -> None:
@@ -356,134 +353,3 @@ def test_a_death_ends_both(start: Start) -> None:
 
 def test_an_answer_to_something_else_ends_the_engine(start: Start) -> None:
     assert crash(start("mistaken")).why == "it answered Generate with Counted"
-
-
-# ---- the process ------------------------------------------------------------------------------------
-
-
-def test_close_twice(start: Start) -> None:
-    runner = start("normal")
-    pid = runner.pid
-    runner.close()
-    runner.close()
-    assert not runner.alive
-    assert not psutil.pid_exists(pid), "ended and waited for: no zombie"
-    process = runner._pipe._process
-    assert all(pipe is not None and pipe.closed for pipe in (process.stdin, process.stdout))
-
-
-def test_close_in_the_middle_of_an_answer(start: Start) -> None:
-    runner = start("deaf")
-    answer = runner.generate(ASK)
-    next(answer)
-    runner.close()
-    assert not psutil.pid_exists(runner.pid)
-
-
-def test_twenty_runners_leave_nothing_behind() -> None:
-    process = psutil.Process()
-    gc.collect()  # what other tests left
-    before, children = process.num_fds(), len(process.children())
-    for _ in range(20):
-        Runner(launch((sys.executable, "-c", "input()"))).close()
-    assert process.num_fds() == before
-    assert len(process.children()) == children
-
-
-def test_twenty_crashes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = psutil.Process()
-    before, children = process.num_fds(), len(process.children())
-    for _ in range(20):
-        with pytest.raises(EngineCrashedError):
-            Runner(launch(("false",))).load(LOAD)
-    assert process.num_fds() == before
-    assert len(process.children()) == children
-
-
-FRONT = """
-import time
-from llmrun.errors import LlmrunError
-from llmrun.protocol.messages import AnswerRequest, Generate
-from llmrun.runner.runner import Runner
-engine = Runner()
-try:
-    list(engine.generate(Generate(1, AnswerRequest(prompt="Hi"))))
-except LlmrunError:
-    print(engine.pid, flush=True)  # it is up: it answered
-time.sleep(60)
-"""
-
-
-def test_the_engine_does_not_outlive_a_killed_front(eventually: Eventually) -> None:
-    with subprocess.Popen([sys.executable, "-c", FRONT], stdout=subprocess.PIPE) as front:
-        assert front.stdout is not None
-        engine = int(front.stdout.readline())
-        assert not gone(engine)
-        front.kill()
-    assert eventually(lambda: gone(engine), 60.0)
-
-
-def test_the_engine_does_not_outlive_a_front_that_just_ends(eventually: Eventually) -> None:
-    program = "from llmrun.runner.runner import Runner; print(Runner().pid)"
-    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, timeout=60)
-    assert eventually(lambda: gone(int(done.stdout)), 60.0)
-
-
-# ---- the real engine, without a model ---------------------------------------------------------------
-
-
-def test_a_file_that_is_no_model(engine: Runner, tmp_path: Path) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_text("This is no model at all.\n" * 100)
-    with pytest.raises(BadModelError) as caught:
-        engine.load(Load(str(path), n_ctx=512, n_ctx_start=512))
-    assert "notes.txt" in caught.value.what
-    assert caught.value.why, "llama.cpp's log says why"
-
-
-def test_a_guess_that_is_no_model_is_told_by_load(engine: Runner, tmp_path: Path) -> None:
-    path = tmp_path / "empty.gguf"
-    path.touch()
-    engine.open_ahead(str(path))
-    with pytest.raises(BadModelError, match=r"empty\.gguf"):
-        engine.load(Load(str(path), n_ctx=512, n_ctx_start=512))
-
-
-def test_a_request_before_a_model_and_sigint(engine: Runner) -> None:
-    """Ctrl-C reaches the whole process group; it is the front's business."""
-    with pytest.raises(LlmrunError, match="before a model"):
-        list(engine.generate(ASK))
-    os.kill(engine.pid, signal.SIGINT)
-    with pytest.raises(LlmrunError, match="before a model") as caught:
-        list(engine.generate(ASK))
-    assert not isinstance(caught.value, EngineCrashedError)
-    assert engine.alive
-
-
-def test_cancel_without_a_request(engine: Runner) -> None:
-    engine.cancel()
-    with pytest.raises(LlmrunError, match="before a model"):
-        list(engine.generate(ASK))
-    assert engine.alive
-
-
-def test_the_engine_makes_no_core_dumps_and_no_debugger(engine: Runner) -> None:
-    with pytest.raises(LlmrunError, match="before a model"):
-        list(engine.generate(ASK))
-    assert psutil.Process(engine.pid).rlimit(psutil.RLIMIT_CORE) == (0, 0)
-
-
-def test_what_prints_in_the_engine_does_not_disturb_the_pipe() -> None:
-    program = (
-        "from llmrun.engine.channel import Channel; import os\n"
-        "channel = Channel.private()\n"
-        "print('hello from a library', flush=True); os.system('echo and from C')\n"
-        "from llmrun.protocol.messages import Rendering, Finished, Stats\n"
-        "channel.send(Rendering(1)); channel.send(Finished(1, 'stop', Stats()))\n"
-        "channel.receive(); channel.receive()\n"
-    )
-    runner = Runner(launch((sys.executable, "-c", program)))
-    try:
-        assert list(runner.generate(ASK)) == [Finished(1, "stop", Stats())]
-    finally:
-        runner.close()

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any
 
 from llmrun.engine.llama.library import function, import_llama
+from llmrun.protocol.devices import Gpu
 
 CPU, _GPU, _INTEGRATED, _ACCELERATOR = 0, 1, 2, 3  # enum ggml_backend_dev_type
 
@@ -46,26 +46,17 @@ def devices() -> tuple[Device, ...]:
     return tuple(Device(_text(name(p)), _text(description(p)), kind(p), p) for p in pointers)
 
 
-def gpus() -> list[dict[str, Any]]:
-    """Name, description, memory in bytes, and whether that is the machine's own, of every GPU."""
+def gpus() -> tuple[Gpu, ...]:
+    """Every GPU, with its memory."""
+    return tuple(_gpu(device) for device in devices() if device.kind in (_GPU, _INTEGRATED))
+
+
+def _gpu(device: Device) -> Gpu:
     size = ctypes.POINTER(ctypes.c_size_t)
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
     ask = function("ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)
-    found = []
-    for device in devices():
-        if device.kind not in (_GPU, _INTEGRATED):
-            continue
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        ask(device.pointer, ctypes.byref(free), ctypes.byref(total))
-        found.append(
-            {
-                "name": device.name,
-                "description": device.description,
-                "memory_total": total.value,
-                "memory_free": free.value,
-                "shared": device.kind == _INTEGRATED,
-            }
-        )
-    return found
+    ask(device.pointer, ctypes.byref(free), ctypes.byref(total))
+    return Gpu(device.name, device.description, total.value, free.value, shared=device.kind == _INTEGRATED)
 
 
 def backends() -> list[str]:

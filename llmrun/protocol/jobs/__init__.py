@@ -16,6 +16,11 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
+class Nothing:
+    """Of a job that has nothing to be told, or nothing to tell meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobKind(Generic[Command, Update, Result]):
     """One kind of job.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmrun.protocol.jobs import JobKind
+from llmrun.protocol.jobs import JobKind, Nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,6 @@ class MeasureLimits:
     n_bytes: int
     threads: int
     seconds: float = 0.15
-
-
-@dataclass(frozen=True, slots=True)
-class LimitsUpdate:
-    """There is nothing to tell meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,4 +39,4 @@ class MeasuredLimits:
     single: float
 
 
-LIMITS = JobKind("limits", MeasureLimits, LimitsUpdate, MeasuredLimits, "machine.roofline")
+LIMITS = JobKind("limits", MeasureLimits, Nothing, MeasuredLimits, "machine.roofline")

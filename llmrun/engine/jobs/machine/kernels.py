@@ -1,23 +1,21 @@
-"""How fast ggml computes here what a model is made of: matrices of each type, attention, small operations.
+"""The job `kernels`: how fast ggml computes what a model is made of: matrices, attention, small operations.
 
 Owns the measuring, with ggml's own kernels on the threads that a model would get: what a processor's data sheet
 promises says little about the kernel that a type really runs on. Must not know models or what is made of the figures.
-main() takes THREADS CACHE TYPE... and prints them as one line of JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
-import os
-import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from llmrun import _native
 from llmrun.engine.llama.devices import gpus
 from llmrun.engine.llama.library import start
 from llmrun.engine.llama.operations import Operations
+from llmrun.protocol.jobs import Nothing
+from llmrun.protocol.jobs.kernels import MachineSpeed, MeasureKernels, Rates
 
 TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
@@ -42,41 +40,31 @@ _SECONDS = 0.02  # after that a measurement is not repeated ...
 _REPEATS = 2  # ... nor more often than that; the first turn only warms up
 
 
-def measure(ggml: Operations, types: Sequence[str], cache: int = 0) -> dict[str, Any]:
-    """Figures of these types, and those that every model needs.
-
-    Args:
-        cache: bytes of the last-level cache; 0 when that isn't known.
-
-    Returns:
-        read: bytes/s that all threads read from memory.
-        operation: seconds of a small operation, mostly for the threads to meet.
-        attention: KV type -> head length -> seconds for one query head to look at one position that is in a cache.
-        attention_prefill: the same in prefill, where many tokens look at the same positions.
-        types: type -> decode, size of a matrix in bytes -> bytes/s of it times one token; prefill, multiply-adds/s of
-            a matrix times many.
-        gpus: name, description, memory_total and memory_free in bytes, and whether that is the machine's own memory.
-    """
+def run(command: MeasureKernels, report: Callable[[Nothing], None], flag: _native.CancelFlag) -> MachineSpeed:
+    """Measure."""
+    _keep_memory()
+    start()
+    ggml = Operations(command.threads)
     # Of matrices for decode: two where a cache is so large that it may hold a small model.
-    sizes = sorted({_LARGE[0], min(max(int(_CACHES * cache), _LARGE[0]), _LARGE[1])})
-    return {
-        "read": _matrix(ggml, TYPES["F32"], ggml.plain, sizes[-1], 1),
-        "operation": _operation(ggml),
-        "attention": {name: _attention(ggml, TYPES[name], 1) for name in ("F16", "Q8_0")},
-        "attention_prefill": {name: _attention(ggml, TYPES[name], _PROMPT) for name in ("F16", "Q8_0")},
-        "types": {name: _type(ggml, TYPES[name], sizes) for name in types if name in TYPES},
-        "gpus": gpus(),
-    }
+    sizes = sorted({_LARGE[0], min(max(int(_CACHES * command.cache), _LARGE[0]), _LARGE[1])})
+    return MachineSpeed(
+        read=_matrix(ggml, TYPES["F32"], ggml.plain, sizes[-1], 1),
+        operation=_operation(ggml),
+        looks={name: _attention(ggml, TYPES[name], 1) for name in ("F16", "Q8_0")},
+        prefill_looks={name: _attention(ggml, TYPES[name], _PROMPT) for name in ("F16", "Q8_0")},
+        types={name: _rates(ggml, TYPES[name], sizes) for name in command.types if name in TYPES},
+        gpus=gpus(),
+    )
 
 
-def _type(ggml: Operations, kind: int, sizes: Sequence[int]) -> dict[str, Any]:
+def _rates(ggml: Operations, kind: int, sizes: Sequence[int]) -> Rates:
     for buffer in (*ggml.repacking, ggml.plain):
-        decode = {size: _matrix(ggml, kind, buffer, size, 1) for size in sizes}
-        if all(decode.values()):
+        decode = tuple((float(size), _matrix(ggml, kind, buffer, size, 1)) for size in sizes)
+        if all(rate for _, rate in decode):
             bytes_a_weight = ggml.row_size(kind, _COLUMNS) / _COLUMNS
             prefill = _matrix(ggml, kind, buffer, _SMALL, _PROMPT) * _PROMPT / bytes_a_weight
-            return {"decode": decode, "prefill": prefill}
-    return {}
+            return Rates(decode, prefill)
+    return Rates()
 
 
 def _matrix(ggml: Operations, kind: int, buffer: int, n_bytes: int, tokens: int) -> float:
@@ -127,21 +115,3 @@ def _keep_memory() -> None:
         library = ctypes.CDLL(None)
         for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
             library.mallopt(option, 2 * _LARGE[1])
-
-
-def start_llama() -> None:
-    """Load llama.cpp as the engine loads it."""
-    from llmrun.engine.environment import set_environment
-
-    set_environment()
-    start()
-
-
-def main() -> None:
-    """Measure and print. Arguments: threads, bytes of the last-level cache, then types."""
-    result = os.dup(1)
-    os.dup2(2, 1)  # what the library prints goes to stderr
-    _keep_memory()
-    threads, cache, *types = sys.argv[1:]
-    start_llama()
-    os.write(result, json.dumps(measure(Operations(int(threads)), types, int(cache))).encode())

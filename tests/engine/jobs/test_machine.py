@@ -1,0 +1,22 @@
+"""Jobs that need no model: what llama.cpp says of itself."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from llmrun.engine.jobs.machine.build import parse_system_info
+from llmrun.protocol.jobs import Nothing
+from llmrun.protocol.jobs.build import BUILD
+from llmrun.runner.runner import Runner
+
+
+def test_what_llama_cpp_was_built_with() -> None:
+    with closing(Runner()) as engine:
+        build = engine.do(BUILD, Nothing())
+    assert build.features["CPU"]
+
+
+def test_system_info() -> None:
+    text = "CUDA : ARCHS = 500,610 | USE_GRAPHS = 1 | CPU : SSE3 = 1 | AVX512 = 0 | REPACK = 1 | "
+    assert parse_system_info(text) == {"CUDA": ("ARCHS", "USE_GRAPHS"), "CPU": ("SSE3", "REPACK")}
+    assert parse_system_info("") == {}

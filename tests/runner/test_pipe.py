@@ -1,0 +1,99 @@
+"""The engine's process: what is left of it after a close, a crash, or the front's own end."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from llmrun.errors import EngineCrashedError
+from llmrun.protocol.messages import AnswerRequest, Generate, Load, Message
+from llmrun.runner.launch import launch
+from llmrun.runner.runner import Runner
+
+LOAD = Load("/model.gguf", n_ctx=512, n_ctx_start=512)
+ASK = Generate(1, AnswerRequest((Message("user", "Hi"),)))
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+Start = Callable[[str], Runner]
+Eventually = Callable[[Callable[[], bool], float], bool]
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody waited for yet has, too."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_close_twice(start: Start) -> None:
+    runner = start("normal")
+    pid = runner.pid
+    runner.close()
+    runner.close()
+    assert not runner.alive
+    assert not psutil.pid_exists(pid), "ended and waited for: no zombie"
+    process = runner._pipe._process
+    assert all(pipe is not None and pipe.closed for pipe in (process.stdin, process.stdout))
+
+
+def test_close_in_the_middle_of_an_answer(start: Start) -> None:
+    runner = start("deaf")
+    answer = runner.generate(ASK)
+    next(answer)
+    runner.close()
+    assert not psutil.pid_exists(runner.pid)
+
+
+def test_twenty_runners_leave_nothing_behind() -> None:
+    process = psutil.Process()
+    gc.collect()  # what other tests left
+    before, children = process.num_fds(), len(process.children())
+    for _ in range(20):
+        Runner(launch((sys.executable, "-c", "input()"))).close()
+    assert process.num_fds() == before
+    assert len(process.children()) == children
+
+
+def test_twenty_crashes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = psutil.Process()
+    before, children = process.num_fds(), len(process.children())
+    for _ in range(20):
+        with pytest.raises(EngineCrashedError):
+            Runner(launch(("false",))).load(LOAD)
+    assert process.num_fds() == before
+    assert len(process.children()) == children
+
+
+FRONT = """
+import time
+from llmrun.errors import LlmrunError
+from llmrun.protocol.messages import AnswerRequest, Generate
+from llmrun.runner.runner import Runner
+engine = Runner()
+try:
+    list(engine.generate(Generate(1, AnswerRequest(prompt="Hi"))))
+except LlmrunError:
+    print(engine.pid, flush=True)  # it is up: it answered
+time.sleep(60)
+"""
+
+
+def test_the_engine_does_not_outlive_a_killed_front(eventually: Eventually) -> None:
+    with subprocess.Popen([sys.executable, "-c", FRONT], stdout=subprocess.PIPE) as front:
+        assert front.stdout is not None
+        engine = int(front.stdout.readline())
+        assert not gone(engine)
+        front.kill()
+    assert eventually(lambda: gone(engine), 60.0)
+
+
+def test_the_engine_does_not_outlive_a_front_that_just_ends(eventually: Eventually) -> None:
+    program = "from llmrun.runner.runner import Runner; print(Runner().pid)"
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, timeout=60)
+    assert eventually(lambda: gone(int(done.stdout)), 60.0)
