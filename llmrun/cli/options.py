@@ -232,7 +232,7 @@ def read_think(text: str, label: str = "--think") -> Think:
         return Think(shown="hide" if text == "hide" else "fold")
     if text.isdecimal():
         return Think(tokens=int(text))
-    raise UsageError(f"{label} {text} makes no sense", hint=f"{label} on, off, hide, fold, or a number of tokens")
+    raise UsageError(f"invalid {label} {text}", why="must be on, off, hide, fold, or a number of tokens")
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def wanted(
     """The options of a command that answers; what is wrong with them is said before anything is loaded.
 
     Raises:
-        UsageError: a value makes no sense, or a file can't be read.
+        UsageError: a value is invalid, or a file can't be read.
         BadGrammarError: the grammar is broken; says at which line and column.
     """
     limits = Limits(max_tokens, tuple(stop or ()), tuple(ban or ()))
