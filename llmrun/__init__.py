@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from llmrun.grammar import read_json_schema as read_json_schema
     from llmrun.model import Model as Model
     from llmrun.model import load as load
+    from llmrun.protocol.messages import AnswerRequest as AnswerRequest
     from llmrun.protocol.messages import Event as Event
     from llmrun.protocol.messages import Finished as Finished
     from llmrun.protocol.messages import Message as Message
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "AnswerRequest": "protocol.messages",
     "Event": "protocol.messages",
     "Finished": "protocol.messages",
     "Grammar": "grammar",

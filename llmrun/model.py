@@ -7,23 +7,24 @@ commands use the same objects as the Python API.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from llmrun.config import TUNE_FILE, Settings, load_settings
-from llmrun.errors import EngineCrashedError, LlmrunError, ModelNotFoundError, UsageError
+from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
-from llmrun.gguf.rules import check, explain_crash
+from llmrun.gguf.rules import check
 from llmrun.grammar import Grammar
 from llmrun.models.registry import ModelSpec, load_catalogue, resolve
 from llmrun.models.store.store import Store
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.plan import Plan, Wishes, make_plan, scores_fit
 from llmrun.protocol.messages import (
+    AnswerRequest,
     Count,
     Counted,
     Event,
@@ -163,55 +164,39 @@ class Model:
             EngineCrashedError: the file killed the engine.
         """
         self._runner = engine
-        with self._explaining():
-            self.loaded = engine.load(self.load, on_progress)
+        self.loaded = engine.load(self.load, on_progress)
 
     def chat(
         self,
         messages: Iterable[Message],
         *,
         sampling: SamplingParams | None = None,
-        limits: Limits | None = None,
+        limits: Limits = Limits(),
         template: str | None = None,
         grammar: Grammar | None = None,
-        remember: int = 0,
         thinking: bool | None = None,
         thinking_tokens: int | None = None,
         stops_repeats: bool = False,
-        moves: bool = False,
+        remember: int = 0,
     ) -> Iterator[Event]:
-        """Answer a conversation; yields Started, PrefillProgress and TextDelta, at last Finished.
+        """Answer a conversation: answer() with an AnswerRequest of these fields.
 
         Args:
             messages: the whole conversation; what the KV cache knows of it already is reused.
-            sampling: as sampling() gives it by default.
-            limits: max tokens, stop strings and banned phrases.
-            template: Jinja text in place of the model's own chat template.
-            grammar: what the answer has to follow, see llmrun.grammar.
-            remember: how many of the answer's last tokens explain() can be asked about.
-            thinking: whether a model that can think before it answers does; None leaves it to its chat template.
-            thinking_tokens: how many tokens it may think at most.
-            stops_repeats: end an answer that repeats itself, with the reason "repeats".
-            moves: turns have left the conversation since the last answer; what the KV cache holds behind them is moved,
-                which spares their prefill. What they saw of the turns that left stays in them.
-
-        Raises:
-            BadTemplateError: the model has no chat template, or it fails.
-            BadGrammarError: the grammar is broken, or asks for too much.
-            ContextOverflowError: the conversation alone is longer than the context window.
-            EngineCrashedError: the engine died; the next call starts a new one.
+            sampling: None is what the model's makers advise, see sampling().
         """
-        return self._generate(
-            sampling,
-            limits,
-            messages=tuple(messages),
-            template=template,
-            grammar=grammar,
-            remember=remember,
-            thinking=thinking,
-            thinking_tokens=thinking_tokens,
-            stops_repeats=stops_repeats,
-            moves=moves,
+        return self.answer(
+            AnswerRequest(
+                messages=tuple(messages),
+                sampling=sampling or self.sampling()[0],
+                limits=limits,
+                template=template,
+                grammar=grammar,
+                thinking=thinking,
+                thinking_tokens=thinking_tokens,
+                stops_repeats=stops_repeats,
+                remember=remember,
+            )
         )
 
     def generate(
@@ -219,15 +204,35 @@ class Model:
         prompt: str,
         *,
         sampling: SamplingParams | None = None,
-        limits: Limits | None = None,
+        limits: Limits = Limits(),
         grammar: Grammar | None = None,
-        remember: int = 0,
         stops_repeats: bool = False,
+        remember: int = 0,
     ) -> Iterator[Event]:
-        """Continue a plain text, without a chat template. Arguments, events and errors as chat()."""
-        return self._generate(
-            sampling, limits, prompt=prompt, grammar=grammar, remember=remember, stops_repeats=stops_repeats
+        """Continue a plain text, without a chat template: answer() with an AnswerRequest of these fields, as chat()."""
+        return self.answer(
+            AnswerRequest(
+                prompt=prompt,
+                sampling=sampling or self.sampling()[0],
+                limits=limits,
+                grammar=grammar,
+                stops_repeats=stops_repeats,
+                remember=remember,
+            )
         )
+
+    def answer(self, asked: AnswerRequest) -> Iterator[Event]:
+        """Answer what is asked; yields Started, PrefillProgress and TextDelta, at last Finished.
+
+        Raises:
+            BadTemplateError: the model has no chat template, or it fails.
+            BadGrammarError: the grammar is broken, or asks for too much.
+            ContextOverflowError: the prompt alone is longer than the context window.
+            EngineCrashedError: the engine died; the next call starts a new one.
+        """
+        engine = self._living_engine()
+        self._request = engine.next_request()
+        return engine.generate(Generate(self._request, asked))
 
     @property
     def needs_own_engine(self) -> bool:
@@ -254,8 +259,9 @@ class Model:
         Raises:
             BadTemplateError: the model has no chat template, or it fails.
         """
+        asked = AnswerRequest(tuple(messages), template=template, thinking=thinking)
         engine = self._living_engine()
-        return engine.count(Count(engine.next_request(), tuple(messages), template, thinking))
+        return engine.count(Count(engine.next_request(), asked))
 
     def explain(self, last: int, candidates: int = 8) -> Explained:
         """How the last tokens of the answer before were chosen; chat() has to have been told to remember them.
@@ -270,27 +276,6 @@ class Model:
         if self._runner is None or not self._runner.alive:
             raise UsageError("there is no answer yet that could be explained")
         return self._runner.explain(Explain(self._runner.next_request(), self._request, last, candidates))
-
-    def _generate(self, sampling: SamplingParams | None, limits: Limits | None, **request: Any) -> Iterator[Event]:
-        engine = self._living_engine()
-        self._request = engine.next_request()
-        wishes = Generate(self._request, sampling=sampling or self.sampling()[0], limits=limits or Limits(), **request)
-        return self._explained(engine.generate(wishes))
-
-    def _explained(self, events: Iterator[Event]) -> Iterator[Event]:
-        with self._explaining():
-            yield from events
-
-    @contextmanager
-    def _explaining(self) -> Iterator[None]:
-        """A crash whose cause can be read from the file becomes an error about the file."""
-        try:
-            yield
-        except EngineCrashedError as crash:
-            reason = explain_crash(self.header, crash)
-            if reason is crash:
-                raise
-            raise reason from crash
 
     def save_state(self, *, prompt_only: bool = False) -> StateSaved:
         """Save the KV state of the answer before, so that a prompt which begins like it needs no prefill.
@@ -309,9 +294,9 @@ class Model:
         return self._runner.save_state(SaveState(self._runner.next_request(), self._request, prompt_only))
 
     def cancel(self) -> None:
-        """Stop the running answer, which then ends with Finished. Safe in a signal handler."""
+        """Stop what is being answered, which then ends with Finished. Safe in a signal handler."""
         if self._runner is not None:
-            self._runner.cancel(self._request)
+            self._runner.cancel()
 
     def close(self) -> None:
         """End the engine."""

@@ -18,7 +18,7 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 # Foreign package -> the only places that may import it: files, or folders with a slash at the end.
 HOMES = {
     "llama_cpp": ("engine/llama/",),
-    "jinja2": ("engine/prompt/template.py", "engine/main.py"),
+    "jinja2": ("engine/prompt/template.py", "engine/environment.py"),
     "rich": ("ui/",),
     "prompt_toolkit": ("ui/",),
     "typer": ("cli/",),
@@ -96,6 +96,17 @@ def test_llama_cpp_is_named_by_those_who_have_to() -> None:
         if any(node.value == "llama_cpp" for node in ast.walk(parsed(file)) if isinstance(node, ast.Constant))
     }
     assert naming == {"engine/llama/library.py", "doctor/doctor.py", "planning/tuned.py"}
+
+
+def test_llama_cpp_and_ggml_are_called_in_one_room() -> None:
+    calling = set()
+    for file in FILES:
+        called = (ast.unparse(node.func) for node in ast.walk(parsed(file)) if isinstance(node, ast.Call))
+        names = {name.split(".")[-1] for name in called}
+        if any(name.startswith(("llama_", "ggml_")) for name in names):
+            calling.add(file)
+    assert calling
+    assert all(file.startswith("engine/llama/") for file in calling), calling
 
 
 @pytest.mark.parametrize("file", FILES)

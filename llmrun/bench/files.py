@@ -1,19 +1,18 @@
 """Results that somebody handed over as a file: ours, or llama-bench's.
 
-Owns reading and distrusting them: every value has to be of the kind that it should be before anything computes with it.
+Owns reading and distrusting them: numbers have to be of a size that can be computed with.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn
 
 from llmrun.bench.results import Result
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.protocol.codec import as_dict
 
 _MOST = 2**63  # what SQLite and other programs take for a whole number
 
@@ -41,7 +40,7 @@ def read_file(path: Path) -> Result:
     try:
         result = Result.from_json([data] if isinstance(data, dict) else data)
         for row in result.rows:
-            _check(row, "a row")
+            _check(as_dict(row), "a row")
     except LlmrunError as error:
         raise LlmrunError(f"{str(path)!r}: {error.what}", why=error.why, hint=error.hint) from None
     except (ValueError, TypeError, OverflowError) as error:
@@ -61,36 +60,16 @@ def _refuse(name: str) -> NoReturn:
 
 
 def _check(value: Any, what: str) -> None:
-    """A dataclass whose fields hold what their annotations say.
+    """Data whose numbers can be computed with, and written again.
 
     Raises:
-        ValueError: names the field that does not.
+        ValueError: names the one that can't.
     """
-    hints = get_type_hints(type(value))
-    for each in fields(value):
-        item = getattr(value, each.name)
-        if not _is(item, hints[each.name]):
-            raise ValueError(f"{each.name} of {what} is {str(item)[:40]!r}")
-
-
-def _is(value: Any, kind: Any) -> bool:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_is(item, arguments[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_is(item, arguments[1]) for item in value.values())
-    if arguments:  # of a union with None
-        return any(_is(value, one) for one in arguments)
-    if kind is NoneType:
-        return value is None
-    if is_dataclass(kind):
-        if isinstance(value, kind):  # type: ignore[arg-type]
-            _check(value, kind.__name__.lower())  # type: ignore[union-attr]
-            return True
-        return False
-    if kind in (int, float):
-        numbers = (int,) if kind is int else (int, float)
-        return (
-            isinstance(value, numbers) and not isinstance(value, bool) and math.isfinite(value) and abs(value) < _MOST
-        )
-    return isinstance(value, kind)
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _check(item, name)
+    elif isinstance(value, list):
+        for item in value:
+            _check(item, what)
+    elif isinstance(value, (int, float)) and not (math.isfinite(value) and abs(value) < _MOST):
+        raise ValueError(f"{what} is {str(value)[:40]}")

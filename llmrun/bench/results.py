@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmrun.errors import LlmrunError
-from llmrun.protocol.jobs import from_json
+from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.jobs.bench import BenchTest
-from llmrun.protocol.messages import as_dict
 
 SCHEMA = 1
 """Version of the rows' fields; a reader refuses newer ones."""
@@ -301,30 +300,12 @@ class Row:
                     hint="pip install --upgrade llmrun",
                 )
             foreign = "schema" not in data
-            row = from_json(cls, {name: value for name, value in data.items() if name in _FIELDS})
-            _check(row)
+            row = from_json(cls, data, newer=True)
+            if not row.samples_ns or min(row.samples_ns) <= 0 or row.n_tokens <= 0:
+                raise ValueError("a row has no samples")
             return _named(row) if foreign else row
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise LlmrunError("this is no bench result", why=str(error)) from None
-
-
-_FIELDS = {each.name for each in fields(Row)}
-
-
-def _check(row: Row) -> None:
-    """A file may come from anywhere.
-
-    Raises:
-        ValueError: a value is of another kind than it has to be.
-    """
-    for each in fields(Row):
-        value = getattr(row, each.name)
-        if isinstance(each.default, str | int) and not isinstance(value, type(each.default)):
-            raise ValueError(f"{each.name} is {value!r}")
-    if not row.samples_ns or not all(isinstance(ns, int) and ns > 0 for ns in row.samples_ns) or row.n_tokens <= 0:
-        raise ValueError("a row has no samples")
-    if not all(isinstance(mark, str) for mark in row.marks) or not all(isinstance(j, float) for j in row.joules):
-        raise ValueError("a row's marks or joules are something else")
 
 
 def _named(row: Row) -> Row:

@@ -28,9 +28,8 @@ from llmrun.chat.truncation import (
     summary_turn,
 )
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
-from llmrun.grammar import Grammar
 from llmrun.model import Model
-from llmrun.protocol.messages import Counted, Event, Finished, Message, Started, TextDelta
+from llmrun.protocol.messages import AnswerRequest, Counted, Event, Finished, Message, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 
 _ANSWER_ROOM = 512  # tokens that are kept free for an answer of no stated length
@@ -49,28 +48,16 @@ class Manner:
     Attributes:
         flags: sampling parameters that were typed on the command line.
         session: those that were set in the chat; they count before the flags.
-        limits: when an answer ends.
-        template: Jinja text in place of the model's own chat template.
-        grammar: what every answer has to follow.
-        thinking: whether a model that can think does; None leaves it to its template.
-        thinking_tokens: how many tokens it may think at most.
+        asked: of every answer, all but its messages and sampling.
         overflow: what happens when the conversation is longer than the context window.
         keep: how many of the first turns never leave it.
-        stops_repeats: an answer that repeats itself is ended.
-        remember: how many tokens /why can be asked about.
     """
 
     flags: Mapping[str, Any] = field(default_factory=dict)
     session: dict[str, Any] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
-    template: str | None = None
-    grammar: Grammar | None = None
-    thinking: bool | None = None
-    thinking_tokens: int | None = None
+    asked: AnswerRequest = field(default_factory=AnswerRequest)
     overflow: Overflow = "stop"
     keep: int = 0
-    stops_repeats: bool = True
-    remember: int = 0
 
 
 class Conversation:
@@ -159,19 +146,8 @@ class Conversation:
             sampling = replace(sampling, seed=None)
         messages, departures = self._make_room(list(turns), question, sampling)
         inside, pieces = False, list[str]()
-        manner = self.manner
-        for event in self.model.chat(
-            messages,
-            sampling=sampling,
-            limits=manner.limits,
-            template=manner.template,
-            grammar=manner.grammar,
-            remember=manner.remember,
-            thinking=manner.thinking,
-            thinking_tokens=manner.thinking_tokens,
-            stops_repeats=manner.stops_repeats,
-            moves=bool(departures),
-        ):
+        asked = replace(self.manner.asked, messages=tuple(messages), sampling=sampling, moves=bool(departures))
+        for event in self.model.answer(asked):
             if isinstance(event, Started):
                 inside = event.thinking
             elif isinstance(event, TextDelta):
@@ -181,7 +157,7 @@ class Conversation:
                 reasoning, content = split("".join(pieces), self.model.loaded.thinking_tags, inside=inside)
                 model = model_used(self.model)
                 answer = Answer(
-                    content, reasoning, event.reason, model, sampling, manner.limits, event.stats, tuple(departures)
+                    content, reasoning, event.reason, model, sampling, asked.limits, event.stats, tuple(departures)
                 )
                 # Before the caller sees the end: what was shown as finished is on the disk.
                 if pieces or event.reason != "cancelled":
@@ -262,15 +238,15 @@ class Conversation:
         return sum(message.tokens for message in _sizes(turn.messages, counted))
 
     def _plain_answer(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
-        events = self.model.chat(
-            messages,
+        asked = AnswerRequest(
+            tuple(messages),
             sampling=sampling,
             limits=Limits(_SUMMARY_ROOM),
-            template=self.manner.template,
+            template=self.manner.asked.template,
             thinking=False,
             stops_repeats=True,
         )
-        text = "".join(event.text for event in events if isinstance(event, TextDelta))
+        text = "".join(event.text for event in self.model.answer(asked) if isinstance(event, TextDelta))
         return split(text, self.model.loaded.thinking_tags, inside=False)[1]
 
     def _with_system(self, turns: Sequence[WindowTurn], question: Question) -> list[Message]:
@@ -280,12 +256,13 @@ class Conversation:
 
     def _window(self) -> Window:
         n_ctx = self.model.loaded.n_ctx
-        reserve = min(self.manner.limits.max_tokens or _ANSWER_ROOM, n_ctx // 4)
+        reserve = min(self.manner.asked.limits.max_tokens or _ANSWER_ROOM, n_ctx // 4)
         summary = min(_SUMMARY_ROOM + 32, n_ctx // 4)
         return Window(n_ctx, reserve=reserve, keep=self.manner.keep, summary=summary)
 
     def _counted(self, messages: Sequence[Message]) -> Counted:
-        return self.model.count(messages, template=self.manner.template, thinking=self.manner.thinking)
+        asked = self.manner.asked
+        return self.model.count(messages, template=asked.template, thinking=asked.thinking)
 
 
 def _sizes(messages: Sequence[Message], counted: Counted) -> list[Sized]:

@@ -8,23 +8,22 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from llmrun.chat.conversation import model_used
-from llmrun.chat.request import Request
 from llmrun.chat.store.turns import Answer, answer_of, plain_facts
 from llmrun.errors import UsageError
-from llmrun.grammar import Grammar
 from llmrun.model import Model
 from llmrun.planning.hardware import probe
-from llmrun.protocol.messages import Finished, Message
-from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.messages import AnswerRequest, Finished
 from llmrun.storage import write_whole
 
 _KIND, _VERSION = "llmrun-record", 1
+_REQUEST = ("messages", "prompt", "template", "grammar", "thinking", "thinking_tokens")  # sampling is the answer's
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +31,24 @@ class Record:
     """A request, its answer, and the place where it was made.
 
     Attributes:
+        asked: the request.
         place: name -> value of what an answer's bytes depend on besides the request.
         answer: its text, with the parameters and the seed that were used.
-        stops_repeats: the answer would have been ended if it had repeated itself.
     """
 
-    request: Request
+    asked: AnswerRequest
     place: Mapping[str, str]
     answer: Answer
-    stops_repeats: bool = False
+
+    def again(self) -> AnswerRequest:
+        """The request with the seed that its answer was drawn with."""
+        return replace(self.asked, sampling=replace(self.answer.sampling, seed=self.answer.stats.seed))
 
 
-def record_of(
-    model: Model,
-    request: Request,
-    sampling: SamplingParams,
-    limits: Limits,
-    text: str,
-    finished: Finished,
-    *,
-    stops_repeats: bool,
-) -> Record:
+def record_of(model: Model, asked: AnswerRequest, text: str, finished: Finished) -> Record:
     """The record of an answer that was just given."""
-    answer = Answer(text, "", finished.reason, model_used(model), sampling, limits, finished.stats)
-    return Record(request, place_of(model), answer, stops_repeats)
+    answer = Answer(text, "", finished.reason, model_used(model), asked.sampling, asked.limits, finished.stats)
+    return Record(asked, place_of(model), answer)
 
 
 def place_of(model: Model) -> dict[str, str]:
@@ -90,12 +83,13 @@ def write(path: Path, record: Record) -> None:
         DiskFullError: the disk is full.
         UsageError: it can't be written there.
     """
+    asked = as_dict(record.asked)
     document = {
         "kind": _KIND,
         "version": _VERSION,
         "place": dict(record.place),
-        "request": asdict(record.request),
-        "stops_repeats": record.stops_repeats,
+        "request": {name: asked[name] for name in _REQUEST},
+        "stops_repeats": record.asked.stops_repeats,
         "answer": {"content": record.answer.content, **plain_facts(record.answer)},
     }
     write_whole(path, json.dumps(document, ensure_ascii=False, indent=1) + "\n")
@@ -111,13 +105,11 @@ def read(path: Path) -> Record:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
         if (document["kind"], document["version"]) != (_KIND, _VERSION):
             raise ValueError("it is of another kind or version")
-        asked = dict(document["request"])
-        asked["messages"] = tuple(Message(**message) for message in asked["messages"])
-        asked["grammar"] = Grammar(**asked["grammar"]) if asked["grammar"] else None
+        asked = from_json(AnswerRequest, {**document["request"], "stops_repeats": document["stops_repeats"]})
         facts = document["answer"]
         answer = answer_of(str(facts["content"]), "", facts)
         place = {str(name): str(value) for name, value in document["place"].items()}
-        return Record(Request(**asked), place, answer, bool(document["stops_repeats"]))
+        return Record(replace(asked, sampling=answer.sampling, limits=answer.limits), place, answer)
     except OSError as error:
         raise UsageError(f"{str(path)!r} can't be read", why=error.strerror or str(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated, Any
 
@@ -116,20 +116,14 @@ def chat(
         ) as loaded:
             manner = Manner(
                 flags=flags,
-                limits=wanted.limits,
-                template=wanted.template,
-                grammar=wanted.grammar,
-                thinking=wanted.think.thinking,
-                thinking_tokens=wanted.think.tokens,
+                asked=replace(wanted.asked, remember=REMEMBERED if typed.interactive else 0),
                 overflow=(saving.overflow or (Overflow.ask if output.can_ask else Overflow.stop)).value,
                 keep=saving.keep,
-                stops_repeats=wanted.stops_repeats,
-                remember=REMEMBERED if typed.interactive else 0,
             )
             conversation = Conversation(
                 loaded, saved, manner, on_note=output.note, on_overflow=lambda misfit: _ask_policy(output, misfit)
             )
-            shown_as = ShownAs(stats, markdown=not (wanted.plain or wanted.grammar), think=wanted.think.shown)
+            shown_as = ShownAs(stats, markdown=not (wanted.plain or wanted.asked.grammar), think=wanted.thoughts)
             talk = Chat(output, typed, store, conversation, loading, shown_as, wanted.attached or Attached())
             typed.commands = completions(talk)
             talk.greet()

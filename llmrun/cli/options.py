@@ -23,6 +23,7 @@ from llmrun.protocol.params import Limits
 if TYPE_CHECKING:
     from llmrun.chat.attachments import Attached
     from llmrun.grammar import Grammar
+    from llmrun.protocol.messages import AnswerRequest
 
 ModelArgument = Annotated[
     str,
@@ -241,20 +242,17 @@ class Wanted:
 
     Attributes:
         system: the system prompt.
-        template: Jinja text, or "chatml", in place of the model's own.
+        asked: how it is asked for; messages and sampling come later.
         attached: files that go before the prompt.
+        thoughts: what is shown of them, see Think.shown.
         plain: the answer's text as it is.
-        stops_repeats: end an answer that repeats itself.
     """
 
     system: str | None
-    template: str | None
-    limits: Limits
-    grammar: Grammar | None
+    asked: AnswerRequest
     attached: Attached | None
-    think: Think
+    thoughts: Literal["on", "hide", "fold"]
     plain: bool
-    stops_repeats: bool
 
 
 def wanted(
@@ -276,17 +274,18 @@ def wanted(
         UsageError: a value is invalid, or a file can't be read.
         BadGrammarError: the grammar is broken; says at which line and column.
     """
-    limits = Limits(max_tokens, tuple(stop or ()), tuple(ban or ()))
-    return Wanted(
-        system,
-        template_text(template),
-        limits,
-        read_constraint(grammar, json_schema),
-        _attached(files) if files else None,
-        read_think(think),
-        plain,
-        loop_guard,
+    from llmrun.protocol.messages import AnswerRequest
+
+    limits, how = Limits(max_tokens, tuple(stop or ()), tuple(ban or ())), read_think(think)
+    asked = AnswerRequest(
+        limits=limits,
+        template=template_text(template),
+        grammar=read_constraint(grammar, json_schema),
+        thinking=how.thinking,
+        thinking_tokens=how.tokens,
+        stops_repeats=loop_guard,
     )
+    return Wanted(system, asked, _attached(files) if files else None, how.shown, plain)
 
 
 def _attached(files: list[str]) -> Attached:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -32,9 +31,8 @@ def replay(
             output.note(line)
         pieces: list[str] = []
         with cancelling(loaded):
-            sampling = replace(record.answer.sampling, seed=record.answer.stats.seed)
-            events = record.request.ask(loaded, sampling, record.answer.limits, stops_repeats=record.stops_repeats)
-            finished = show(output, collecting(events, pieces), loaded, ShownAs(markdown=False))
+            events = collecting(loaded.answer(record.again()), pieces)
+            finished = show(output, events, loaded, ShownAs(markdown=False))
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")
     at = _first_difference("".join(pieces), record.answer.content)

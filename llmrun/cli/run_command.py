@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from llmrun.chat.request import Request
 from llmrun.cli.answering import ShownAs, cancelling, collecting, show, show_attached
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import Loading, ModelArgument, StatsOption, Wanted, loading, wanted, with_options
 from llmrun.cli.sampling import sampling_flags, sampling_rows
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.model import Expected, Model
-from llmrun.protocol.messages import Finished, Message
-from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
 
@@ -82,23 +81,24 @@ def run(
     if wanted.attached is not None:
         show_attached(output, wanted.attached)
         text = wanted.attached.before(text)
-    expected = Expected(len(text.encode()) // _BYTES_A_TOKEN, wanted.limits.max_tokens or _ANSWER_TOKENS)
+    expected = Expected(len(text.encode()) // _BYTES_A_TOKEN, wanted.asked.limits.max_tokens or _ANSWER_TOKENS)
     with open_model(output, model, loading, keeps_states=prompt_cache, expected=expected) as loaded:
         sampling, origins = loaded.sampling(flags)
         if explain_sampling:
             from llmrun.ui.views.sampling import show_sampling
 
             show_sampling(output, sampling_rows(sampling, origins))
-        request = _request(output, loaded, text, wanted, raw=raw)
-        shown_as = ShownAs(stats, markdown=not (wanted.plain or raw or wanted.grammar), think=wanted.think.shown)
+        asked = replace(_asked(output, loaded, text, wanted, raw=raw), sampling=sampling)
+        shown_as = ShownAs(stats, markdown=not (wanted.plain or raw or asked.grammar), think=wanted.thoughts)
         pieces: list[str] = []
         with cancelling(loaded):
-            events = request.ask(loaded, sampling, wanted.limits, stops_repeats=wanted.stops_repeats)
-            finished = show(output, collecting(events, pieces), loaded, shown_as)
+            finished = show(output, collecting(loaded.answer(asked), pieces), loaded, shown_as)
         if prompt_cache and finished.stats.prompt_tokens - finished.stats.reused_tokens >= _WORTH_SAVING:
             _save_state(output, loaded)
         if record is not None:
-            _write_record(record, loaded, request, sampling, wanted, "".join(pieces), finished)
+            from llmrun.chat.replay import record_of, write
+
+            write(record, record_of(loaded, asked, "".join(pieces), finished))
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")
 
@@ -111,26 +111,12 @@ def _save_state(output: Output, model: Model) -> None:
         output.note(f"The next prompt will be read anew: {error}")
 
 
-def _request(output: Output, model: Model, text: str, wanted: Wanted, *, raw: bool) -> Request:
+def _asked(output: Output, model: Model, text: str, wanted: Wanted, *, raw: bool) -> AnswerRequest:
     """A text as a conversation, or to be continued where there is no chat template."""
-    if raw or not (wanted.template or has_template(output, model)):
-        return Request(prompt="\n\n".join(filter(None, (wanted.system, text))), grammar=wanted.grammar)
-    return Request(
-        tuple(conversation(wanted.system, text)),
-        template=wanted.template,
-        grammar=wanted.grammar,
-        thinking=wanted.think.thinking,
-        thinking_tokens=wanted.think.tokens,
-    )
-
-
-def _write_record(
-    path: Path, model: Model, request: Request, sampling: SamplingParams, wanted: Wanted, text: str, finished: Finished
-) -> None:
-    from llmrun.chat.replay import record_of, write
-
-    repeats = wanted.stops_repeats
-    write(path, record_of(model, request, sampling, wanted.limits, text, finished, stops_repeats=repeats))
+    if raw or not (wanted.asked.template or has_template(output, model)):
+        prompt = "\n\n".join(filter(None, (wanted.system, text)))
+        return replace(wanted.asked, prompt=prompt, template=None, thinking=None, thinking_tokens=None)
+    return replace(wanted.asked, messages=tuple(conversation(wanted.system, text)))
 
 
 def read_prompt(output: Output, words: list[str]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from llmrun.chat.attachments import Attached, attach
@@ -224,7 +225,7 @@ class Chat:
     def _think(self, rest: str) -> None:
         think = read_think(rest, "/think")
         manner = self.conversation.manner
-        manner.thinking, manner.thinking_tokens = think.thinking, think.tokens
+        manner.asked = replace(manner.asked, thinking=think.thinking, thinking_tokens=think.tokens)
         self._shown_as = ShownAs(self._shown_as.stats, self._shown_as.markdown, think.shown)
         if not self.conversation.model.loaded.thinking_tags:
             self._output.note(f"{self.conversation.model.spec.name} is no model that thinks first.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmrun.config import Settings
 from llmrun.model import Model, locate, prepare
@@ -18,7 +18,7 @@ from llmrun.planning.memory import repacked_types
 from llmrun.planning.plan import Wishes
 from llmrun.planning.predict import predict, work_of
 from llmrun.planning.speed import remembered
-from llmrun.protocol.messages import Finished, Message, Stats, TextDelta
+from llmrun.protocol.messages import AnswerRequest, Finished, Message, Stats, TextDelta
 from llmrun.protocol.params import SamplingParams
 from llmrun.runner import runner
 
@@ -93,12 +93,12 @@ def _answer(model: Model) -> Stats:
     """Greedy, until the context is full or the time is over."""
     began = time.monotonic()
     stats = Stats()
-    greedy = SamplingParams(temperature=0)
+    asked = AnswerRequest(sampling=SamplingParams(temperature=0))
     if model.loaded.has_template:
-        events = model.chat([Message("user", _PROMPT)], sampling=greedy)
+        asked = replace(asked, messages=(Message("user", _PROMPT),))
     else:
-        events = model.generate(_PROMPT, sampling=greedy)
-    for event in events:
+        asked = replace(asked, prompt=_PROMPT)
+    for event in model.answer(asked):
         if isinstance(event, TextDelta) and time.monotonic() - began > ANSWER_SECONDS:
             model.cancel()
         if isinstance(event, Finished):

@@ -1,30 +1,33 @@
 """The engine process: commands in on stdin, events out on what was stdout.
 
-Owns the process (signals, limits, descriptors, threads) and the order of things; must not know terminals or files
-other than the model. One thread reads the pipe, one owns the llama context. The front's death ends the process, even
-in the middle of a computation; SIGINT is the front's business.
+Owns the threads and the order of things; must not know terminals or files other than the model. One thread reads the
+pipe, one prepares requests, one owns llama.cpp. The front's death ends the process, even in the middle of a
+computation, and so does whatever goes wrong in a thread; SIGINT is the front's business.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-import math
 import os
 import queue
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
-from llmrun.engine.llama.submodules import import_submodule
-from llmrun.errors import LlmrunError
-from llmrun.protocol.frames import encode, read_frame
-from llmrun.protocol.jobs import JobKind, from_json
+from llmrun.engine import environment
+from llmrun.engine.channel import Channel, Outbox
+from llmrun.engine.llama.base import Aborted
+from llmrun.errors import CancelledError, LlmrunError
+from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.frames import FrameError
+from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.messages import (
     Cancel,
     Command,
@@ -32,7 +35,7 @@ from llmrun.protocol.messages import (
     Event,
     Explain,
     Failed,
-    Frame,
+    Finished,
     Generate,
     Job,
     JobDone,
@@ -41,74 +44,53 @@ from llmrun.protocol.messages import (
     Loaded,
     LoadProgress,
     Open,
-    TextDelta,
-    as_dict,
+    SaveState,
+    Stats,
 )
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.model import LlamaModel
-    from llmrun.engine.service import LoadedModel
+    from llmrun.engine.service import LoadedModel, Prepared
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
-_HOMES = {"limits": "machine.roofline"}  # where a job is done whose name is not its module's
-_TEXT_INTERVAL = 0.05  # seconds between two TextDelta of an answer
 
 
-class Channel:
-    """The pipe to the front. Sending is safe from any thread."""
+class Commands:
+    """What a cancel has to know: which commands wait, which are in the loop, and which one llama.cpp is busy with.
 
-    def __init__(self, commands: BinaryIO, events: BinaryIO) -> None:
-        self._commands = commands
-        self._events = events
-        self._lock = threading.Lock()
-
-    def receive(self) -> Frame | None:
-        """The next frame; None when the front is gone."""
-        return read_frame(self._commands.read)
-
-    def send(self, event: Event) -> None:
-        """Give an event to the front; without a front there is nothing left to do."""
-        data = encode(event)
-        try:
-            with self._lock:
-                self._events.write(data)
-                self._events.flush()
-        except OSError:
-            os._exit(0)
-
-
-class Outbox:
-    """Sends events on, the text of fast models a few tokens at a time.
-
-    Every frame wakes the front up, on a core that computes the next token: at hundreds of tokens/s that costs decode
-    several percent, and nobody reads that fast. Text waits for _TEXT_INTERVAL at most, or for the next token if that
-    takes longer.
+    Attributes:
+        answering: requests that were given to the loop.
+        busy: the command that is being done, None between two of them, when the loop may run.
     """
 
-    def __init__(self, send: Callable[[Event], None], clock: Callable[[], float] = time.perf_counter) -> None:
-        self._send = send
-        self._clock = clock
-        self._waiting: dict[int, TextDelta] = {}
-        self._sent_at = -math.inf
+    def __init__(self) -> None:
+        self.answering: set[int] = set()
+        self.busy: int | None = None
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Command] = {}
 
-    def add(self, event: Event) -> None:
-        """Send an event now, or with the next ones."""
-        if not isinstance(event, TextDelta):
-            self._flush()
-            self._send(event)
-            return
-        before = self._waiting.get(event.request)
-        if before is not None:
-            event = TextDelta(event.request, before.text + event.text, before.tokens + event.tokens)
-        self._waiting[event.request] = event
-        if self._clock() - self._sent_at >= _TEXT_INTERVAL:
-            self._flush()
+    def add(self, command: Command) -> None:
+        """A command was read. One with the same number is superseded: a guess of what to load, by the load."""
+        with self._lock:
+            self._waiting[command.request] = command
 
-    def _flush(self) -> None:
-        for event in self._waiting.values():
-            self._send(event)
-        self._waiting.clear()
-        self._sent_at = self._clock()
+    def waits(self, command: Command) -> bool:
+        """Whether nobody has taken a command up, or cancelled it."""
+        return self._waiting.get(command.request) is command
+
+    def take(self, command: Command, *, busy: bool = False) -> bool:
+        """Take a command up that waited, maybe to keep llama.cpp busy with; False where it waits no more."""
+        with self._lock:
+            if not self.waits(command):
+                return False
+            del self._waiting[command.request]
+            self.busy = command.request if busy else self.busy
+            return True
+
+    def drop(self, request: int) -> Command | None:
+        """A command that still waited, and does so no more; None for any other."""
+        with self._lock:
+            return self._waiting.pop(request, None)
 
 
 class EngineProcess:
@@ -118,108 +100,178 @@ class EngineProcess:
         self._channel = channel
         self._outbox = Outbox(channel.send)
         self._flag = _native.CancelFlag()
-        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._commands = Commands()
+        self._asked: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        # For the thread that owns llama.cpp; a request comes prepared.
+        self._inbox: queue.SimpleQueue[tuple[Command, Prepared | None]] = queue.SimpleQueue()
+        self._loading_ended = threading.Event()
         self._weights: LlamaModel | None = None
         self._model: LoadedModel | None = None
 
     def run(self) -> None:
-        """Serve until the front is gone."""
-        threading.Thread(target=self._read, daemon=True).start()
-        _import_llama_ahead()
+        """Serve until the front is gone. Prepares requests itself: a template's time is limited by a signal."""
+        for work in (self._read, self._compute):
+            threading.Thread(target=_or_end, args=(work,), daemon=True).start()
         while True:
-            while self._model is None or not self._model.engine.busy or not self._inbox.empty():
-                self._handle(self._inbox.get())
-            for event in self._model.engine.step():
-                self._outbox.add(event)
+            self._prepare(self._asked.get())
+
+    # ---- the thread that reads -----------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Own thread: commands into the inbox, and a cancel at once into the running computation."""
+        """Hand commands on, and stop what is cancelled."""
         while True:
             frame = self._channel.receive()
             if frame is None:
                 os._exit(0)
             if isinstance(frame, Cancel):
-                self._flag.set()  # before the main thread can take the command, which clears the flag
-            if isinstance(frame, Command):
-                self._inbox.put(frame)
-            if isinstance(frame, Open | Load):
-                _import_ahead()
-
-    def _handle(self, command: Command) -> None:
-        try:
-            if isinstance(command, Open):
-                self._open(command)
-            elif isinstance(command, Load):
-                self._load(command)
-            elif isinstance(command, Cancel):
-                self._cancel(command)
-            elif isinstance(command, Job):
-                self._channel.send(JobDone(command.request, self._do(command)))
-            elif self._model is None:
-                raise LlmrunError("a request came before a model")
-            elif isinstance(command, Generate):
-                self._model.generate(command, self._channel.send)
-            elif isinstance(command, Count):
-                self._channel.send(self._model.count(command, self._channel.send))
-            elif isinstance(command, Explain):
-                explained = self._model.engine.explain(command.answer, command.last, command.candidates)
-                self._channel.send(replace(explained, request=command.request))
+                self._cancel(frame)
+            elif isinstance(frame, Command):
+                self._commands.add(frame)
+                self._asked.put(frame)
             else:
-                self._channel.send(self._model.save(command))
-        except LlmrunError as error:
-            self._channel.send(Failed.of(error, command.request))
+                raise FrameError("an event came instead of a command")
 
-    def _open(self, guess: Open) -> None:
+    def _cancel(self, cancel: Cancel) -> None:
+        """End what still waits; stop a computation that is this request's alone. Else it ends after the step."""
+        request, commands = cancel.request, self._commands
+        command = commands.drop(request)
+        if isinstance(command, Generate):
+            self._channel.send(Finished(request, "cancelled", Stats()))
+        elif command is not None:
+            self._channel.send(Failed.of(CancelledError("it was cancelled"), request))
+        else:
+            if commands.busy == request or (commands.busy is None and self._is_alone(request)):
+                self._flag.set()  # before the other thread can take the command, which clears the flag
+            self._inbox.put((cancel, None))
+
+    def _is_alone(self, request: int) -> bool:
+        """Whether a batch that runs is this request's alone."""
+        return self._commands.answering == {request} or (self._model is not None and self._model.engine.alone(request))
+
+    # ---- the thread that prepares --------------------------------------------------------------------------
+
+    def _prepare(self, command: Command) -> None:
+        if not self._commands.waits(command):
+            return
+        try:
+            if isinstance(command, Generate):
+                self._inbox.put((command, self._living_model().preparer.prepare(command, self._channel.send)))
+            elif isinstance(command, Count):
+                self._answer(command, self._living_model().preparer.count(command, self._channel.send))
+            else:
+                self._inbox.put((command, None))
+        except LlmrunError as error:
+            self._answer(command, Failed.of(error, command.request))
+        if isinstance(command, Open | Load):
+            environment.import_for_requests()
+        if isinstance(command, Load):
+            self._loading_ended.wait()
+            self._loading_ended.clear()
+            if self._model is not None and command.n_seq_max > 1:
+                self._model.preparer.look_ahead()
+
+    def _living_model(self) -> LoadedModel:
+        if self._model is None:
+            raise LlmrunError("a request came before a model")
+        return self._model
+
+    def _answer(self, command: Command, event: Event) -> None:
+        if self._commands.take(command):
+            self._channel.send(event)
+
+    # ---- the thread that owns llama.cpp --------------------------------------------------------------------
+
+    def _compute(self) -> None:
+        environment.load_libraries()
+        while True:
+            while self._model is None or not self._model.engine.busy or not self._inbox.empty():
+                self._handle(*self._inbox.get())
+            for event in self._model.engine.step():
+                if isinstance(event, Finished | Failed):
+                    self._commands.answering.discard(event.request)
+                self._outbox.add(event)
+
+    def _handle(self, command: Command, prepared: Prepared | None) -> None:
+        if isinstance(command, Cancel):
+            self._flag.clear()  # it may have stopped a batch in which other requests took part: they try again
+            if self._model is not None:
+                self._model.engine.cancel(command.request)
+        elif self._commands.take(command, busy=True):
+            try:
+                event = self._do(command, prepared)
+            except LlmrunError as error:
+                event = Failed.of(error, command.request)
+            self._commands.busy = None
+            if event is not None:
+                self._channel.send(event)
+        if isinstance(command, Load):
+            self._loading_ended.set()
+
+    def _do(self, command: Command, prepared: Prepared | None) -> Event | None:
+        """Do what a command asks for; the event that answers it, if that is not up to the loop."""
+        if isinstance(command, Open):
+            with suppress(LlmrunError):  # Load will say what is wrong
+                self._weights = self._load_weights(Load(command.path, 0, 0, gpu_layers=command.gpu_layers))
+            return None
+        if isinstance(command, Load):
+            return self._load(command)
+        if isinstance(command, Job):
+            return JobDone(command.request, self._do_job(command))
+        model = self._living_model()
+        if prepared is not None:
+            model.engine.add(*prepared)
+            self._commands.answering.add(command.request)
+            return None
+        if isinstance(command, Explain):
+            explained = model.engine.explain(command.answer, command.last, command.candidates)
+            return replace(explained, request=command.request)
+        assert isinstance(command, SaveState)
+        return model.save(command)
+
+    def _load_weights(self, load: Load) -> LlamaModel:
         from llmrun.engine.llama.model import LlamaModel
 
-        with suppress(LlmrunError), self._reporting_progress(guess.request):  # Load will say what is wrong
-            self._weights = LlamaModel(guess.path, guess.gpu_layers, self._flag)
+        with self._reporting_progress(load.request):
+            return LlamaModel(
+                load.path, load.gpu_layers, self._flag, verbose=load.verbose, repack=load.repack, mmap=load.mmap
+            )
 
-    def _load(self, load: Load) -> None:
+    def _load(self, load: Load) -> Loaded:
         from llmrun.engine.llama.context import LlamaContext
         from llmrun.engine.llama.devices import devices
-        from llmrun.engine.llama.model import LlamaModel
 
         began = time.perf_counter()
         weights, self._weights = self._weights, None
         if weights is not None and not weights.is_for(load):
             weights.close()
             weights = None
-        if weights is None:
-            with self._reporting_progress(load.request):
-                weights = LlamaModel(
-                    load.path,
-                    load.gpu_layers,
-                    self._flag,
-                    verbose=load.verbose,
-                    repack=load.repack,
-                    mmap=load.mmap,
-                )
+        weights = weights or self._load_weights(load)
+        try:
+            context = LlamaContext(weights, load)
+        except Aborted:
+            raise CancelledError("loading was cancelled") from None
         from llmrun.engine.service import LoadedModel
 
-        context = LlamaContext(weights, load)
-        self._model = LoadedModel(weights, context, load)
+        self._model = model = LoadedModel(weights, context, load)
         gc.freeze()  # whatever is there now stays; launch.py begins without collection to start sooner
         gc.enable()
-        self._channel.send(
-            Loaded(
-                n_ctx=context.n_ctx,
-                n_ctx_train=weights.n_ctx_train,
-                n_vocab=weights.vocabulary.n_tokens,
-                description=weights.description,
-                has_template=weights.chat_template is not None,
-                devices=tuple(device.name for device in devices()),
-                load_seconds=time.perf_counter() - began,
-                thinking_tags=self._model.thinking_tags or (),
-                request=load.request,
-            )
+        return Loaded(
+            n_ctx=context.n_ctx,
+            n_ctx_train=weights.n_ctx_train,
+            n_vocab=weights.vocabulary.n_tokens,
+            description=weights.description,
+            has_template=weights.chat_template is not None,
+            devices=tuple(device.name for device in devices()),
+            load_seconds=time.perf_counter() - began,
+            thinking_tags=model.preparer.thinking_tags or (),
+            request=load.request,
         )
 
-    def _do(self, job: Job) -> dict[str, Any]:
+    def _do_job(self, job: Job) -> dict[str, Any]:
         kind: JobKind[Any, Any, Any] = getattr(
             importlib.import_module(f"llmrun.protocol.jobs.{job.name}"), job.name.upper()
         )
-        run = importlib.import_module(f"llmrun.engine.jobs.{_HOMES.get(job.name, f'{job.name}.{job.name}')}").run
+        run = importlib.import_module(f"llmrun.engine.jobs.{kind.module}").run
         command = from_json(kind.command, job.arguments)
         gc.enable()  # launch.py begins without collection to start sooner
 
@@ -227,12 +279,6 @@ class EngineProcess:
             self._channel.send(JobUpdate(job.request, as_dict(update)))
 
         return as_dict(run(command, report, self._flag))
-
-    def _cancel(self, cancel: Cancel) -> None:
-        # The flag may have stopped a batch in which other requests took part: they try again.
-        self._flag.clear()
-        if self._model is not None:
-            self._model.engine.cancel(cancel.request)
 
     @contextmanager
     def _reporting_progress(self, request: int) -> Iterator[None]:
@@ -251,53 +297,23 @@ class EngineProcess:
             thread.join()
 
 
-def _import_ahead() -> None:
-    """Import what the first request needs while llama.cpp loads the weights without Python's lock."""
-    for name in ("ext", "sandbox"):
-        import_submodule("jinja2", name)
-    for name in ("prompt.template", "service"):
-        importlib.import_module(f"llmrun.engine.{name}")
-
-
-def _import_llama_ahead() -> None:
-    """Load llama.cpp's libraries while the front still makes its plan; if they are missing, Load will say so."""
-    with suppress(LlmrunError):
-        from llmrun.engine.llama.library import import_llama
-
-        import_llama()
-
-
-def _private_channel() -> Channel:
-    """The pipe's ends under our own descriptors: what prints to stdout from now on goes to stderr."""
-    events = os.dup(1)
-    os.dup2(2, 1)
-    return Channel(os.fdopen(0, "rb", closefd=False), os.fdopen(events, "wb"))
-
-
-def set_environment() -> None:
-    """What the libraries read when they are loaded."""
-    os.environ["GGML_NO_BACKTRACE"] = "1"  # ggml would start a debugger on itself when it aborts
-    # libgomp's threads wait for each other by spinning, for milliseconds by default: when another program wants a core,
-    # they take its turns and their own away. Spinning for microseconds is as fast alone, and several times faster then.
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "2000"
-
-
-def _no_core_dumps() -> None:
+def _or_end(work: Callable[[], None]) -> None:
+    """Do what a thread does for ever. Where it can't, the process ends: nobody would answer what that thread has to."""
     try:
-        import resource
-    except ImportError:
-        return
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        work()
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
 
 
 def main() -> None:
     """Entry of the engine process; returns never."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    set_environment()
-    _no_core_dumps()
+    environment.set_environment()
+    environment.no_core_dumps()
+    environment.share_the_interpreter()
     _native.exit_when_closed(0)
-    EngineProcess(_private_channel()).run()
+    _or_end(EngineProcess(Channel.private()).run)
 
 
 if __name__ == "__main__":

@@ -1,99 +1,146 @@
-"""A loaded model with the loop over it: how a request becomes a prompt's tokens, and what else it brings along.
+"""A loaded model: how a request becomes what the loop takes, and the loop.
 
-Owns templates, grammars and saved states of one model; must not know the pipe.
+Owns templates, grammars and saved states of one model; must not know the pipe. Preparing needs no context, so that
+another thread than the loop's can do it: no step waits for a template or a grammar.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.engine.core.loop import Engine
+from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
-from llmrun.engine.prompt.thinking import ThinkingBudget, opens, thinking_tags
-from llmrun.errors import BadTemplateError, LlmrunError, ResourceError
-from llmrun.protocol.messages import Count, Counted, Event, Generate, Load, Rendered, Rendering, SaveState, StateSaved
+from llmrun.engine.llama.base import ALLOCATING
+from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
+from llmrun.engine.prompt.thinking import Tags, ThinkingBudget, opens, thinking_tags
+from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
+from llmrun.protocol.messages import (
+    AnswerRequest,
+    Count,
+    Counted,
+    Event,
+    Generate,
+    Load,
+    Message,
+    Rendered,
+    Rendering,
+    SaveState,
+    StateSaved,
+)
+from llmrun.protocol.params import Limits, SamplingParams
 
 if TYPE_CHECKING:
-    from llmrun.engine.constraint.matcher import Constraint
+    from llmrun.engine.constraint.matcher import Constraint, Matcher
     from llmrun.engine.core.states import KVStore
-    from llmrun.engine.llama.context import LlamaContext
+    from llmrun.engine.llama.base import Context, Vocabulary
     from llmrun.engine.llama.model import LlamaModel
-    from llmrun.engine.prompt.template import ChatTemplate, ControlTexts
+    from llmrun.grammar import Grammar
+
+_LONG_TOKEN = 32  # bytes; most are a few
 
 
-class LoadedModel:
-    """What answers requests.
+class Prepared(NamedTuple):
+    """A request as Engine.add() takes it."""
+
+    request: int
+    tokens: list[int]
+    sampling: SamplingParams
+    limits: Limits
+    extras: Extras
+
+
+class Preparer:
+    """Turns requests into what the loop takes.
 
     Attributes:
-        engine: the loop.
         thinking_tags: the texts between which the model thinks, as its own chat template has them; None if it doesn't.
     """
 
-    def __init__(self, weights: LlamaModel, context: LlamaContext, load: Load) -> None:
-        self._weights, self._vocabulary = weights, weights.vocabulary
-        self.engine = Engine(context, states=_states(load, weights))
-        self.thinking_tags = thinking_tags(weights.chat_template)
-        self._shown = frozenset(self._control_tokens(self.thinking_tags or ()))
+    def __init__(self, vocabulary: Vocabulary, template: str | None, n_ctx: int) -> None:
+        """For a model with these tokens, this chat template, and a context window of so many tokens."""
+        self._vocabulary = vocabulary
+        self._template = template
+        self._n_ctx = n_ctx
+        self.thinking_tags = thinking_tags(template)
         self._templates: dict[str, ChatTemplate] = {}
         self._control: ControlTexts | None = None
 
-    def generate(self, generate: Generate, send: Callable[[Event], None]) -> None:
-        """Give a request to the loop.
+    def look_ahead(self) -> None:
+        """Look through the vocabulary now, which the first grammar would otherwise do while others wait for Python."""
+        from llmrun.engine.constraint.matcher import known_tokens
+
+        with suppress(LlmrunError):  # the grammar will say it
+            known_tokens(self._vocabulary)
+
+    def prepare(self, generate: Generate, send: Callable[[Event], None]) -> Prepared:
+        """All that a request needs before its first step.
 
         Raises:
             BadTemplateError: there is no chat template, or it fails.
             BadGrammarError: the grammar is broken, or asks for too much.
-            ContextOverflowError: the prompt alone is longer than the context window.
+            BadModelError: the vocabulary lacks what the prompt is made of.
+            UsageError: the prompt is empty, or certainly too long, or the sampling parameters make no sense.
         """
-        constraint = self._constraint(generate)
+        asked = generate.asked
+        matcher = self._matcher(asked.grammar)
         text, tokens = self.prompt(generate, send)
-        tags = thinking_tags(generate.template) or self.thinking_tags
-        extras = self._extras(generate, constraint, tags, inside=tags is not None and opens(text, tags))
-        self.engine.add(generate.request, tokens, generate.sampling, generate.limits, extras)
+        tags = thinking_tags(asked.template) or self.thinking_tags
+        inside = tags is not None and opens(text, tags)
+        constraint: Constraint | None = matcher
+        if matcher is not None and tags is not None:
+            from llmrun.engine.constraint.thoughts import AfterThoughts
+
+            may_think = asked.prompt is None and asked.thinking is not False
+            constraint = AfterThoughts(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
+        sampling = asked.sampling
+        seed = int.from_bytes(os.urandom(4), "little") if sampling.seed is None else sampling.seed
+        sampler = SequenceSampler(sampling, seed, self._vocabulary, constraint, asked.remember)
+        sampler.accept_prompt(tokens)
+        extras = self._extras(asked, sampler, tags, inside=inside)
+        return Prepared(generate.request, tokens, replace(sampling, seed=seed), asked.limits, extras)
+
+    def _matcher(self, grammar: Grammar | None) -> Matcher | None:
+        if grammar is None:
+            return None
+        from llmrun.engine.constraint.matcher import compile_grammar
+
+        return compile_grammar(grammar, self._vocabulary)
+
+    def _extras(self, asked: AnswerRequest, sampler: SequenceSampler, tags: Tags | None, *, inside: bool) -> Extras:
+        thinking = guard = None
+        if tags is not None and asked.thinking_tokens is not None:
+            thinking = ThinkingBudget(tags, inside, asked.thinking_tokens)
+        if asked.stops_repeats:
+            from llmrun.engine.core.repeats import RepeatGuard
+
+            guard = RepeatGuard()
+        return Extras(
+            remember=asked.remember,
+            inside_thought=inside,
+            thinking=thinking,
+            guard=guard,
+            moves=asked.moves,
+            shown=self._control_tokens(tags or ()),
+            sampler=sampler,
+        )
 
     def count(self, count: Count, send: Callable[[Event], None]) -> Counted:
         """How many tokens a conversation has.
 
         Raises:
             BadTemplateError: there is no chat template, or it fails.
+            BadModelError: the vocabulary lacks what the conversation is made of.
+            UsageError: the prompt is empty, or its last message alone certainly too long.
         """
-        each = tuple(len(self._vocabulary.tokenize(message.content, special=False)) for message in count.messages)
+        self._refuse_endless(count.asked.messages[-1:])
+        each = tuple(len(self._vocabulary.tokenize(message.content, special=False)) for message in count.asked.messages)
         return Counted(count.request, each, len(self.prompt(count, send)[1]))
-
-    def save(self, save: SaveState) -> StateSaved:
-        """Save an answer's KV state.
-
-        Raises:
-            ResourceError: it can't be written.
-            UsageError: another answer came after it.
-        """
-        try:
-            tokens, n_bytes = self.engine.save(save.answer, prompt_only=save.prompt_only)
-        except OSError as error:
-            raise ResourceError("the KV state can't be saved", why=error.strerror or str(error)) from None
-        return StateSaved(save.request, tokens, n_bytes)
-
-    def _constraint(self, generate: Generate) -> Constraint | None:
-        if generate.grammar is None:
-            return None
-        from llmrun.engine.constraint.matcher import compile_grammar
-
-        return compile_grammar(generate.grammar, self._vocabulary)
-
-    def _extras(
-        self, generate: Generate, constraint: Constraint | None, tags: tuple[str, str] | None, *, inside: bool
-    ) -> Extras:
-        thinking = guard = None
-        if tags is not None and generate.thinking_tokens is not None:
-            thinking = ThinkingBudget(tags, inside, generate.thinking_tokens)
-        if generate.stops_repeats:
-            from llmrun.engine.core.repeats import RepeatGuard
-
-            guard = RepeatGuard()
-        return Extras(constraint, generate.remember, inside, thinking, guard, generate.moves, self._shown)
 
     def prompt(
         self, request: Generate | Count, send: Callable[[Event], None] = lambda event: None
@@ -102,27 +149,71 @@ class LoadedModel:
 
         Raises:
             BadTemplateError: there is no chat template, or it fails.
+            BadModelError: the vocabulary lacks what the prompt is made of.
+            UsageError: the prompt is empty, or certainly too long.
         """
-        vocabulary = self._vocabulary
-        if isinstance(request, Generate) and request.prompt is not None:
-            text = request.prompt
-            tokens = vocabulary.tokenize(text, special=False)
+        asked = request.asked
+        if asked.prompt is not None:
+            self._refuse_endless([Message("user", asked.prompt)])
+            parts = [Part(asked.prompt, False)]
+            empty = UsageError("the prompt is empty", hint="type something")
         else:
-            send(Rendering(request.request))
-            template = self._template(request.template)
-            parts = template.render(request.messages, self._control_texts(), thinking=request.thinking)
+            if isinstance(request, Generate):
+                self._refuse_endless(asked.messages)
+            with ALLOCATING:
+                send(Rendering(request.request))
+                template = self._chat_template(asked.template)
+                parts = template.render(asked.messages, self._control_texts(), thinking=asked.thinking)
             send(Rendered(request.request))
-            text = "".join(part.text for part in parts)
-            tokens = [token for part in parts for token in vocabulary.tokenize(part.text, special=part.special)]
-        tokens = vocabulary.with_bos(tokens)
+            empty = UsageError(
+                "the prompt is empty",
+                why="the chat template writes nothing for this conversation",
+                hint="another one goes with --template",
+            )
+        text = "".join(part.text for part in parts)
+        tokens = self._tokens(parts)
         if not tokens:
-            raise LlmrunError("the prompt is empty", hint="type something")
+            raise empty
         return text, tokens
 
-    def _template(self, template: str | None) -> ChatTemplate:
-        from llmrun.engine.prompt.template import NAMED, ChatTemplate
+    def _refuse_endless(self, messages: Sequence[Message]) -> None:
+        """Refuse what has more tokens than the context window, whatever they are: finding out which takes minutes.
 
-        source = template or self._weights.chat_template
+        Raises:
+            ContextOverflowError: it has.
+        """
+        n_bytes = sum(len(message.content.encode("utf-8", "replace")) for message in messages)
+        if n_bytes <= self._n_ctx * _LONG_TOKEN:
+            return
+        vocabulary = self._vocabulary
+        longest = max(len(vocabulary.piece(token)) for token in range(vocabulary.n_tokens))
+        least = n_bytes // max(longest, 1)
+        if least > self._n_ctx:
+            raise ContextOverflowError(
+                f"the prompt is at least {least:,} tokens long, the context window {self._n_ctx:,}",
+                hint="shorten it, or ask for a larger context window with --ctx",
+            )
+
+    def _tokens(self, parts: Sequence[Part]) -> list[int]:
+        """Token ids of a prompt; none where it has no text.
+
+        Raises:
+            BadModelError: the vocabulary lacks some.
+        """
+        vocabulary = self._vocabulary
+        found = [token for part in parts for token in vocabulary.tokenize(part.text, special=part.special)]
+        tokens = vocabulary.with_bos(found)
+        lost = not found and any(part.text for part in parts)
+        if lost or (tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary.n_tokens):
+            raise BadModelError(
+                "the model's vocabulary can't write this prompt",
+                why="it has no token for some of its characters",
+                hint="the file is probably damaged, or badly converted: download another one",
+            )
+        return tokens
+
+    def _chat_template(self, template: str | None) -> ChatTemplate:
+        source = template or self._template
         if source is None:
             raise BadTemplateError(
                 "this model comes without a chat template",
@@ -130,20 +221,43 @@ class LoadedModel:
             )
         source = NAMED.get(source, source)
         if source not in self._templates:
-            self._templates[source] = ChatTemplate(source, bos=self._vocabulary.bos_text, eos=self._vocabulary.eos_text)
+            vocabulary = self._vocabulary
+            self._templates[source] = ChatTemplate(source, bos=vocabulary.bos_text, eos=vocabulary.eos_text)
         return self._templates[source]
 
     def _control_texts(self) -> ControlTexts:
-        from llmrun.engine.prompt.template import ControlTexts
-
         if self._control is None:
             self._control = ControlTexts(self._vocabulary.control_texts)
         return self._control
 
-    def _control_tokens(self, texts: tuple[str, ...]) -> list[int]:
+    def _control_tokens(self, texts: Sequence[str]) -> frozenset[int]:
         """The texts that are one token each."""
         tokens = (self._vocabulary.tokenize(text, special=True) for text in texts)
-        return [found[0] for found in tokens if len(found) == 1]
+        return frozenset(found[0] for found in tokens if len(found) == 1)
+
+
+class LoadedModel:
+    """The loop over one model, and what prepares its requests.
+
+    Attributes:
+        preparer: for a thread of its own.
+        engine: the loop.
+    """
+
+    def __init__(self, weights: LlamaModel, context: Context, load: Load) -> None:
+        self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx)
+        self.engine = Engine(context, states=_states(load, weights))
+
+    def save(self, save: SaveState) -> StateSaved:
+        """Save an answer's KV state; nothing is saved where it can't be written, because it is only a cache.
+
+        Raises:
+            UsageError: another answer came after it.
+        """
+        tokens = n_bytes = 0
+        with suppress(OSError):
+            tokens, n_bytes = self.engine.save(save.answer, prompt_only=save.prompt_only)
+        return StateSaved(save.request, tokens, n_bytes)
 
 
 def _states(load: Load, weights: LlamaModel) -> KVStore | None:

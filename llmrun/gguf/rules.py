@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from math import isfinite
+from pathlib import Path
 from typing import Any, NoReturn
 
-from llmrun.errors import BadModelError, EngineCrashedError, LlmrunError
+from llmrun.errors import BadModelError, LlmrunError
 from llmrun.gguf.header import ArrayInfo, Header, Tensor
 from llmrun.gguf.kv_layers import sliding_layers
-from llmrun.gguf.reader import read_part
+from llmrun.gguf.reader import read_header, read_part
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
@@ -115,7 +116,7 @@ def check(header: Header) -> None:
 def check_vocabulary(header: Header) -> None:
     """Refuse a vocabulary that would make llama.cpp abort. Reads the file again: 20 ms for 50,000 tokens.
 
-    Good files need not wait for that: explain_crash() does it when there was one.
+    Good files need not wait for that: cause_of_crash() does it when there was one.
 
     Raises:
         BadModelError: two tokens are the same, or one that has to be there is missing.
@@ -139,13 +140,17 @@ def check_vocabulary(header: Header) -> None:
               f" which the tokenizer {header.tokenizer_model!r} does not have")  # fmt: skip
 
 
-def explain_crash(header: Header, crash: EngineCrashedError) -> LlmrunError:
-    """What in the model's file killed the engine, if anything that is known to; else the crash itself."""
+def cause_of_crash(path: Path) -> BadModelError | None:
+    """What in a model's file kills engines; None where nothing is known to."""
     try:
+        header = read_header(path)
+        check(header)
         check_vocabulary(header)
-    except LlmrunError as reason:
+    except BadModelError as reason:
         return reason
-    return crash
+    except LlmrunError:  # it can't be read any more
+        return None
+    return None
 
 
 def _fail(header: Header, why: str) -> NoReturn:

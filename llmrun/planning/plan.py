@@ -249,7 +249,7 @@ def split_memory(header: HeaderFacts, needs: Memory, n_ctx: int, gpus: tuple[Gpu
     layers = header.n_layers + 1  # llama.cpp counts the output as one
     if not own:
         return Split(ALL_LAYERS if wish is None else wish, needs.needed, 0)
-    of_layer = (needs.weights + needs.kv + needs.growth / 2) / layers  # the copy that growing takes is in RAM
+    of_layer = (needs.weights + needs.kv) / layers  # the copy that growing takes is in RAM
     scratch = len(own) * reserved_bytes(header, n_ctx)
     free = sum(max(gpu.memory_free - _GPU_MARGIN, 0) for gpu in own)
     fitting = max(0, min(layers, int((free - scratch) / max(of_layer, 1.0))))

@@ -22,8 +22,7 @@ from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import KV_BYTES, UBATCH
 from llmrun.planning.settings import EngineSettings
 from llmrun.planning.speed import fingerprint
-from llmrun.protocol.jobs import from_json
-from llmrun.protocol.messages import as_dict
+from llmrun.protocol.codec import as_dict, from_json
 from llmrun.storage import disk_errors, write_whole
 
 _SCHEMA = 1
@@ -260,12 +259,10 @@ def _is_usable(profile: Profile) -> bool:
     """Whether an engine can be started with it, and times computed: somebody may have edited the file."""
     settings = profile.settings
     counts = (settings.threads, settings.threads_batch, settings.n_ubatch, settings.spins + 1)
-    switches = (settings.repack, settings.mmap, settings.huge_pages)
     return (
         all(0 < rate < math.inf for rate in (profile.prefill_rate, profile.decode_rate))
         and 0 <= profile.load_seconds < math.inf
-        and all(isinstance(count, int) and count > 0 for count in counts)
-        and all(isinstance(switch, bool) for switch in switches)
+        and min(counts) > 0
         and max(settings.threads, settings.threads_batch) <= _MOST_THREADS
         and settings.n_ubatch <= UBATCH
         and settings.flash_attention in _FLASH_ATTENTION

@@ -8,42 +8,12 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import get_args
 
 from llmrun.errors import LlmrunError
-from llmrun.grammar import Grammar
-from llmrun.protocol.messages import (
-    Cancel,
-    ChainStep,
-    Choice,
-    Count,
-    Counted,
-    Explain,
-    Explained,
-    Failed,
-    Finished,
-    Frame,
-    Generate,
-    Job,
-    JobDone,
-    JobUpdate,
-    Load,
-    Loaded,
-    LoadProgress,
-    Message,
-    Open,
-    PrefillProgress,
-    Rendered,
-    Rendering,
-    SaveState,
-    Started,
-    StateSaved,
-    Stats,
-    TextDelta,
-    as_dict,
-)
-from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.messages import Command, Event, Frame
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
@@ -54,44 +24,7 @@ class FrameError(Exception):
     """The other side sent bytes that are no frame of ours."""
 
 
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        Open, Load, Generate, Count, Cancel, Explain, SaveState, Job, LoadProgress, Loaded, Rendering,
-        Rendered, Started, PrefillProgress, TextDelta, Finished, Counted, Explained, StateSaved, JobUpdate, JobDone,
-        Failed,
-    )
-}  # fmt: skip
-
-
-def _sampling(value: Mapping[str, Any]) -> SamplingParams:
-    pairs = tuple((int(token), float(bias)) for token, bias in value["logit_bias"])
-    texts = {name: tuple(value[name]) for name in ("dry_breakers", "order")}
-    return SamplingParams(**{**value, **texts, "logit_bias": pairs})
-
-
-def _messages(value: list[dict[str, str]]) -> tuple[Message, ...]:
-    return tuple(Message(**item) for item in value)
-
-
-def _choice(value: Mapping[str, Any]) -> Choice:
-    steps = tuple(ChainStep(step["name"], step["remaining"], tuple(step["probabilities"])) for step in value["steps"])
-    return Choice(value["text"], value["forced"], tuple(value["candidates"]), value["chosen"], steps)
-
-
-# Fields that JSON can't give back as they were.
-_FROM_JSON: dict[tuple[str, str], Callable[[Any], Any]] = {
-    ("Generate", "messages"): _messages,
-    ("Count", "messages"): _messages,
-    ("Counted", "each"): tuple,
-    ("Loaded", "thinking_tags"): tuple,
-    ("Generate", "sampling"): _sampling,
-    ("Generate", "limits"): lambda value: Limits(value["max_tokens"], tuple(value["stop"]), tuple(value["ban"])),
-    ("Generate", "grammar"): lambda value: Grammar(**value) if value else None,
-    ("Loaded", "devices"): tuple,
-    ("Finished", "stats"): lambda value: Stats(**value),
-    ("Explained", "choices"): lambda value: tuple(_choice(item) for item in value),
-}
+_KINDS: dict[str, type[Frame]] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}
 
 
 def encode(frame: Frame) -> bytes:
@@ -114,15 +47,9 @@ def decode(body: bytes) -> Frame:
     """
     try:
         data = json.loads(body)
-        kind = data.pop("kind")
-        for name in data:
-            convert = _FROM_JSON.get((kind, name))
-            if convert:
-                data[name] = convert(data[name])
-        frame: Frame = _KINDS[kind](**data)
+        return from_json(_KINDS[data.pop("kind")], data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LlmrunError) as error:
         raise FrameError(f"not a frame: {error!r}") from error
-    return frame
 
 
 def frame_length(data: bytes | bytearray) -> int | None:

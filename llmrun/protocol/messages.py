@@ -8,7 +8,7 @@ Owns what can be said; must not know processes, llama.cpp, or how it is written 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from llmrun.errors import BY_CODE, LlmrunError, UsageError
@@ -28,6 +28,38 @@ class Message:
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise UsageError(f"there is no role {self.role!r}", why=f"a message is of one of {', '.join(ROLES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """What is to be answered, a conversation or a plain text, and how.
+
+    Attributes:
+        messages: the whole conversation; empty when `prompt` is used.
+        prompt: plain text to continue, without a chat template.
+        sampling: how tokens are chosen.
+        limits: when the answer ends.
+        template: Jinja text, or "chatml", in place of the model's own chat template.
+        grammar: what the answer has to follow, see llmrun.grammar; None is anything.
+        thinking: whether a model that can think before it answers does; None leaves it to its template.
+        thinking_tokens: how many tokens it may think at most.
+        stops_repeats: end an answer that repeats itself, with the reason "repeats".
+        remember: how many of the answer's last tokens Explain can ask about.
+        moves: turns have left the conversation since the last answer; what the KV cache holds behind them is moved,
+            which spares their prefill. What they saw of the turns that left stays in them.
+    """
+
+    messages: tuple[Message, ...] = ()
+    prompt: str | None = None
+    sampling: SamplingParams = SamplingParams()
+    limits: Limits = Limits()
+    template: str | None = None
+    grammar: Grammar | None = None
+    thinking: bool | None = None
+    thinking_tokens: int | None = None
+    stops_repeats: bool = False
+    remember: int = 0
+    moves: bool = False
 
 
 def rendering_share(messages: Iterable[Message]) -> float:
@@ -102,42 +134,18 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Answer a conversation, or continue a plain text; answered by Rendering .. Finished, or Failed.
-
-    Attributes:
-        messages: the whole conversation; empty when `prompt` is used.
-        prompt: plain text to continue, without a chat template.
-        template: Jinja text, or "chatml", in place of the model's own chat template.
-        grammar: what the answer has to follow; None is anything.
-        remember: how many of the answer's last tokens Explain can ask about.
-        thinking: whether a model that can think before it answers does; None leaves it to its template.
-        thinking_tokens: how many tokens it may think at most.
-        stops_repeats: end an answer that repeats itself.
-        moves: the conversation may have lost turns since the last one; what the KV cache holds behind them is kept.
-    """
+    """Answer something; answered by Rendering .. Finished, or Failed."""
 
     request: int
-    messages: tuple[Message, ...] = ()
-    prompt: str | None = None
-    template: str | None = None
-    sampling: SamplingParams = SamplingParams()
-    limits: Limits = Limits()
-    grammar: Grammar | None = None
-    remember: int = 0
-    thinking: bool | None = None
-    thinking_tokens: int | None = None
-    stops_repeats: bool = False
-    moves: bool = False
+    asked: AnswerRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many tokens a conversation has; answered by Rendering .. Counted, or Failed. Fields as in Generate."""
+    """How many tokens a conversation has; answered by Rendering .. Counted, or Failed."""
 
     request: int
-    messages: tuple[Message, ...]
-    template: str | None = None
-    thinking: bool | None = None
+    asked: AnswerRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +161,7 @@ class Explain:
 
     Attributes:
         answer: the request it was asked with.
-        last: how many of its tokens, at most its Generate's remember.
+        last: how many of its tokens, at most as many as it was told to remember.
         candidates: how many of the likeliest candidates to name for each.
     """
 
@@ -459,18 +467,3 @@ Event = (
     | Failed
 )
 Frame = Command | Event
-
-
-def as_dict(value: Any) -> dict[str, Any]:
-    """A dataclass as plain JSON data, nested ones included."""
-    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "__dataclass_fields__"):
-        return as_dict(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return value

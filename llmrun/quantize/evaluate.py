@@ -12,10 +12,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.errors import EngineCrashedError, OutOfMemoryError, UsageError, require_within
+from llmrun.errors import OutOfMemoryError, UsageError, require_within
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
-from llmrun.gguf.rules import check, explain_crash
+from llmrun.gguf.rules import check
 from llmrun.planning.hardware import probe
 from llmrun.planning.memory import UBATCH, memory
 from llmrun.planning.plan import CONTEXT_BOUNDS, GPU_LAYER_BOUNDS, THREAD_BOUNDS, readable_size
@@ -153,15 +153,8 @@ def evaluate(
         threads=threads or hardware.usable_cores,
         gpu_layers=gpu_layers,
     )
-    try:
-        with closing(Runner()) as engine:
-            return engine.do(EVALUATE, command, on_update)
-    except EngineCrashedError as crash:
-        for header in headers:
-            reason = explain_crash(header, crash)
-            if reason is not crash:
-                raise reason from crash
-        raise
+    with closing(Runner()) as engine:
+        return engine.do(EVALUATE, command, on_update)
 
 
 def choose_context(headers: list[Header], wish: int | None, *, long: bool) -> int:

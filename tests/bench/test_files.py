@@ -99,4 +99,4 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     path.write_text(json.dumps([wrong]))
     with pytest.raises(LlmrunError) as raised:
         read_file(path)
-    assert raised.value.why == "cores of machine is 'many'"
+    assert raised.value.why == "cores of Machine is 'many'"

@@ -13,7 +13,7 @@ import pytest
 from llmrun.bench.machine import describe, fingerprint, label, memory_speed
 from llmrun.bench.results import Machine
 from llmrun.planning.hardware import Hardware
-from llmrun.protocol.messages import as_dict
+from llmrun.protocol.codec import as_dict
 
 HARDWARE = Hardware("AMD Ryzen 7 7840U w/ Radeon 780M Graphics", ("avx2",), 8, 16, 4.0, 33 << 30, 20 << 30)
 

@@ -125,15 +125,13 @@ def test_where_nothing_can_be_read_nothing_is_said(tmp_path: Path) -> None:
 
 def test_own_work_is_not_others_even_in_a_living_child() -> None:
     """The engine is a child that goes on living; psutil counts it while os.times() does not yet."""
-    spin = (
-        "import time; ends = time.monotonic() + 0.6\nwhile time.monotonic() < ends: pass\nprint(1, flush=True); input()"
-    )
+    spin = "import time\nwhile time.process_time() < 0.3: pass\nprint(1, flush=True); input()"
     before = noise.read()
     with subprocess.Popen([sys.executable, "-c", spin], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.read(1)
         alive = noise.read().own - before.own
-        assert alive > 0.15, "on a busy machine it got a part of the 0.6 s"
+        assert alive > 0.2
         child.communicate(b"\n")
     assert noise.read().own - before.own >= alive, "and its time is not lost when it has ended"
 

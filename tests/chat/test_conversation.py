@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import Question
 from llmrun.chat.truncation import Policy
 from llmrun.errors import ContextOverflowError, EngineCrashedError, UsageError
-from llmrun.protocol.messages import Counted, Event, Finished, Message, Started, Stats, TextDelta
+from llmrun.protocol.messages import AnswerRequest, Counted, Event, Finished, Message, Started, Stats, TextDelta
 from llmrun.protocol.params import Limits, resolve_sampling
 
 BEGIN, MARKS, END = 5, 4, 3  # tokens that the template writes before all, around each message, and behind all
@@ -30,7 +30,7 @@ class FakeModel:
         self.spec = SimpleNamespace(name="fake")
         self.loaded = SimpleNamespace(n_ctx=n_ctx, thinking_tags=("<think>", "</think>"))
         self.seen: list[list[Message]] = []
-        self.requests: list[dict[str, Any]] = []
+        self.requests: list[AnswerRequest] = []
         self.says = ""
         self.ends = "stop"
         self.dies = False
@@ -42,12 +42,12 @@ class FakeModel:
         each = tuple(len(message.content.encode()) for message in messages)
         return Counted(0, each, BEGIN + sum(each) + MARKS * len(each) + END)
 
-    def chat(self, messages: Sequence[Message], **request: Any) -> Iterator[Event]:
-        self.seen.append(list(messages))
-        self.requests.append(request)
+    def answer(self, asked: AnswerRequest) -> Iterator[Event]:
+        self.seen.append(list(asked.messages))
+        self.requests.append(asked)
         if self.dies:
             raise EngineCrashedError("the engine died")
-        prompt = self.count(messages).total
+        prompt = self.count(asked.messages).total
         assert prompt <= self.loaded.n_ctx, "the engine would refuse it"
         yield Started(1, prompt, 0, 0)
         text = self.says or f"answer {len(self.seen)}"
@@ -137,7 +137,7 @@ def test_retry_draws_anew_even_with_a_seed(tmp_path: Path) -> None:
     talk = Talk(tmp_path, flags={"seed": 7})
     talk.say("one")
     list(talk.conversation.retry())
-    assert [request["sampling"].seed for request in talk.model.requests] == [7, None]
+    assert [request.sampling.seed for request in talk.model.requests] == [7, None]
 
 
 def test_nothing_to_retry(talk: Talk) -> None:
@@ -163,7 +163,7 @@ def test_set_in_the_chat_counts_before_the_flag(tmp_path: Path) -> None:
 
 
 def test_stop_sends_nothing_that_does_not_fit(tmp_path: Path) -> None:
-    talk = Talk(tmp_path, n_ctx=200, limits=Limits(20))
+    talk = Talk(tmp_path, n_ctx=200, asked=AnswerRequest(limits=Limits(20)))
     talk.say("a" * 60)
     with pytest.raises(ContextOverflowError) as caught:
         talk.say("b" * 100)
@@ -173,7 +173,7 @@ def test_stop_sends_nothing_that_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_ask_asks(tmp_path: Path) -> None:
-    talk = Talk(tmp_path, n_ctx=200, overflow="ask", limits=Limits(20))
+    talk = Talk(tmp_path, n_ctx=200, overflow="ask", asked=AnswerRequest(limits=Limits(20)))
     talk.say("a" * 60)
     talk.say("b" * 100)
     assert len(talk.asked) == 1
@@ -183,16 +183,16 @@ def test_ask_asks(tmp_path: Path) -> None:
 
 def test_what_the_cache_holds_is_moved_only_where_turns_left_since_the_last_answer(tmp_path: Path) -> None:
     """Else every turn behind a thinking answer would reuse what was computed with thoughts that are gone."""
-    talk = Talk(tmp_path, n_ctx=210, overflow="roll", limits=Limits(20))
+    talk = Talk(tmp_path, n_ctx=210, overflow="roll", asked=AnswerRequest(limits=Limits(20)))
     talk.model.says = "<think>hm</think>yes"
     for text in ("a" * 60, "b" * 60, "c" * 60, "d"):
         talk.say(text)
     assert [message.content[0] for message in talk.model.seen[2]] == ["b", "y", "c"]
-    assert [request["moves"] for request in talk.model.requests] == [False, False, True, False]
+    assert [request.moves for request in talk.model.requests] == [False, False, True, False]
 
 
 def test_a_summary_stands_where_the_turns_were(tmp_path: Path) -> None:
-    talk = Talk(tmp_path, n_ctx=4000, overflow="summarize", limits=Limits(500))
+    talk = Talk(tmp_path, n_ctx=4000, overflow="summarize", asked=AnswerRequest(limits=Limits(500)))
     for number in range(8):
         talk.say(f"{number} " + "x" * 600)
     summaries = [text for text in talk.texts() if text.startswith("answer") and "Please" not in text]
@@ -217,7 +217,7 @@ def test_a_thousand_conversations_over_the_limit(policy: Overflow, tmp_path: Pat
         talk.model.loaded.n_ctx = rng.randint(1200, 2500)
         talk.conversation.manner.overflow = policy
         talk.conversation.manner.keep = rng.randint(0, 2)
-        talk.conversation.manner.limits = Limits(rng.randint(20, 200))
+        talk.conversation.manner.asked = AnswerRequest(limits=Limits(rng.randint(20, 200)))
         talk.policy = rng.choice(["roll", "middle", "summarize"])
         system = "s" * rng.randint(0, 100)
         talk.chat.set_system(system)

@@ -11,29 +11,37 @@ from pathlib import Path
 import pytest
 
 from llmrun.chat.replay import Record, differences, read, write
-from llmrun.chat.request import Request
 from llmrun.chat.store.turns import Answer, ModelUsed
 from llmrun.errors import UsageError
 from llmrun.grammar import Grammar
-from llmrun.protocol.messages import Message, Stats
+from llmrun.protocol.messages import AnswerRequest, Message, Stats
 from llmrun.protocol.params import Limits, SamplingParams
 
+SAMPLING = SamplingParams(seed=7, logit_bias=((3, -math.inf),), order=("temperature",))
+LIMITS = Limits(5, ("\n",), ("ban",))
 RECORD = Record(
-    Request((Message("user", "Hi\n💚"),), template="chatml", grammar=Grammar("gbnf", 'root ::= "a"'), thinking=False),
+    AnswerRequest(
+        (Message("user", "Hi\n💚"),),
+        sampling=SAMPLING,
+        limits=LIMITS,
+        template="chatml",
+        grammar=Grammar("gbnf", 'root ::= "a"'),
+        thinking=False,
+        stops_repeats=True,
+    ),
     {"model": "abc", "threads": "2"},
     Answer(
         "Hello\u2028",
         finish="length",
         model=ModelUsed("smollm2", "ab" * 32, "/m.gguf", 5, 1.5),
-        sampling=SamplingParams(seed=7, logit_bias=((3, -math.inf),), order=("temperature",)),
-        limits=Limits(5, ("\n",), ("ban",)),
+        sampling=SAMPLING,
+        limits=LIMITS,
         stats=Stats(seed=9),
     ),
-    stops_repeats=True,
 )
 
 
-@pytest.mark.parametrize("record", [RECORD, Record(Request(prompt="Once"), {}, Answer(""))], ids=["chat", "text"])
+@pytest.mark.parametrize("record", [RECORD, Record(AnswerRequest(prompt="Once"), {}, Answer(""))], ids=["chat", "text"])
 def test_a_record_comes_back(record: Record, tmp_path: Path) -> None:
     write(tmp_path / "r.json", record)
     assert read(tmp_path / "r.json") == record

@@ -177,8 +177,8 @@ def test_templates_and_limits(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text("{{ messages }}")
     assert template_text(str(file)) == "{{ messages }}"
-    assert wanted().limits.stop == ()
-    assert wanted(max_tokens=3, stop=["x"], ban=["y"]).limits == Limits(3, ("x",), ("y",))
+    assert wanted().asked.limits.stop == ()
+    assert wanted(max_tokens=3, stop=["x"], ban=["y"]).asked.limits == Limits(3, ("x",), ("y",))
     with pytest.raises(UsageError):
         wanted(stop=[""])
 

@@ -222,7 +222,7 @@ def test_rm_asks_on_a_terminal(full: Machine) -> None:
     for answer, status in (("n", 130), ("y", 0)):
         environment = {**full.environment, "TERM": "dumb"}
         terminal = pexpect.spawn(
-            sys.executable, ["-m", "llmrun", "rm", "maker/tiny-GGUF"], env=environment, timeout=20, encoding="utf-8"
+            sys.executable, ["-m", "llmrun", "rm", "maker/tiny-GGUF"], env=environment, timeout=120, encoding="utf-8"
         )
         terminal.expect("Remove 1 model")
         assert str(full.folder) in str(terminal.before)

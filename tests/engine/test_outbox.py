@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmrun.engine.main import Outbox
+from llmrun.engine.channel import Outbox
 from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta
 
 

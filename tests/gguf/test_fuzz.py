@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.broken_headers import BROKEN
+from support.effort import loop_seconds, loops
 from support.gguf_writer import (
     ARRAY,
     RUNNABLE_VOCABULARY,
@@ -34,7 +35,7 @@ from llmrun.gguf.reader import Header, NeedMoreBytes, parse_header, read_header
 from llmrun.gguf.rules import check, check_vocabulary
 
 MUTATIONS = 20_000
-MOST_SECONDS = 1.0
+MOST_LOOPS = 200  # about a second on an idle machine
 MOST_BYTES = 48 << 20
 HUGE = (2**31 - 1, 2**32, 2**61, 2**63 - 1, 2**63, 2**64 - 1)
 NUMBER_TYPES = (0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12)
@@ -132,6 +133,13 @@ def _damaged_vocabularies() -> Iterator[tuple[str, bytes]]:
     yield "a vocabulary of numbers", runnable_model({"tokenizer.ggml.tokens": [1.0] * 261})
 
 
+def refused(path: Path) -> BadModelError:
+    """Why."""
+    with pytest.raises(BadModelError) as caught:
+        examine(path)
+    return caught.value
+
+
 def made_by_hand() -> dict[str, bytes]:
     found = {f"rule: {name}": tiny_model(changes) for name, (changes, _) in BROKEN.items()}
     for makers in (_damaged_counts, _damaged_values, _damaged_tensors, _damaged_vocabularies):
@@ -149,11 +157,8 @@ def test_there_are_enough() -> None:
 @pytest.mark.parametrize("name", HAND_MADE)
 def test_refused_at_once(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "bad.gguf", HAND_MADE[name])
-    start = time.perf_counter()
-    with pytest.raises(BadModelError) as caught:
-        examine(path)
-    assert time.perf_counter() - start < MOST_SECONDS
-    error = caught.value
+    assert loops(lambda: refused(path)) < MOST_LOOPS
+    error = refused(path)
     assert error.why
     assert f"{error.what}{error.why}{error.hint}".isprintable()
 
@@ -191,16 +196,12 @@ def test_large_files_take_neither_time_nor_memory(tmp_path: Path, name: str) -> 
         path = large(tmp_path / "large.gguf", content, size)
     except OSError:
         pytest.skip("this file system has no room for sparse files")
-    start = time.perf_counter()
-    with pytest.raises(BadModelError):
-        examine(path)
-    assert time.perf_counter() - start < 2 * MOST_SECONDS  # 0.3 s for four million strings on an idle machine
+    assert loops(lambda: refused(path)) < 2 * MOST_LOOPS
     if "million" in name:  # tracing takes seconds then, and what is kept of them is a place for every 1,024th
         return
     tracemalloc.start()
     try:
-        with pytest.raises(BadModelError):
-            examine(path)
+        refused(path)
         assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
     finally:
         tracemalloc.stop()
@@ -242,12 +243,12 @@ def test_mutations_raise_only_our_errors(tmp_path: Path, base: str) -> None:
     end = len(whole) - sum(-(-tensor.n_bytes // 32) * 32 for tensor in tensors)
     source = random.Random(base)
     path = tmp_path / "mutated.gguf"
-    refused = passed = 0
+    failed = passed = 0
     slowest = 0.0
     messages: set[str] = set()
     for _ in range(MUTATIONS // 2):
         data = mutated(whole, end, source)
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             header = parse_header(data, len(data), path)
             tell_everything(header)
@@ -255,11 +256,11 @@ def test_mutations_raise_only_our_errors(tmp_path: Path, base: str) -> None:
             examine(write(path, data))
             passed += 1
         except LlmrunError as error:
-            refused += 1
+            failed += 1
             messages.add(str(error))
-        slowest = max(slowest, time.perf_counter() - start)
-    assert slowest < MOST_SECONDS
-    assert refused > 1000
+        slowest = max(slowest, time.process_time() - start)
+    assert slowest < MOST_LOOPS * loop_seconds()
+    assert failed > 1000
     assert passed > 100
     assert all(map(str.isprintable, messages))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import random
 import struct
-import time
 from pathlib import Path
 
 import pytest
+from support.effort import loops
 from support.gguf_writer import (
     ARRAY,
     F64,
@@ -283,9 +283,7 @@ def test_names_that_do_not_tell_the_others(tmp_path: Path) -> None:
 
 def test_hundred_thousand_strings_are_skipped_fast(path: Path) -> None:
     write(path, tiny_model({"tokenizer.ggml.tokens": ["token"] * 100_000}))
-    start = time.perf_counter()
-    read_header(path)
-    assert time.perf_counter() - start < 0.5  # 8 ms on an idle machine; gguf-py takes seconds
+    assert loops(lambda: read_header(path)) < 100  # gguf-py takes a thousand
 
 
 # ---- files that are none

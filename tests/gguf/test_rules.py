@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.broken_headers import BROKEN, experts, other
+from support.effort import loops
 from support.gguf_writer import TENSORS, TensorSpec, gguf, metadata, tiny_model, write
 
-from llmrun.errors import BadModelError, EngineCrashedError
+from llmrun.errors import BadModelError
 from llmrun.gguf.reader import Header, read_header
-from llmrun.gguf.rules import check, check_vocabulary, explain_crash
+from llmrun.gguf.rules import cause_of_crash, check, check_vocabulary
 
 
 def header_of(folder: Path, changes: dict[str, Any], tensors: tuple[TensorSpec, ...] = TENSORS) -> Header:
@@ -103,12 +103,11 @@ def test_the_same_token_twice(tmp_path: Path) -> None:
 
 
 def test_a_crash_is_explained_by_the_file_or_not_at_all(tmp_path: Path) -> None:
-    crash = EngineCrashedError("the engine died")
-    twice = header_of(tmp_path, {"tokenizer.ggml.tokens": ["a", "a"]})
-    reason = explain_crash(twice, crash)
-    assert isinstance(reason, BadModelError)
+    reason = cause_of_crash(header_of(tmp_path, {"tokenizer.ggml.tokens": ["a", "a"]}).path)
+    assert reason is not None
     assert "tokens 0 and 1" in reason.why
-    assert explain_crash(header_of(tmp_path, {}), crash) is crash
+    assert cause_of_crash(header_of(tmp_path, {}).path) is None
+    assert cause_of_crash(tmp_path / "gone.gguf") is None
 
 
 def test_tokens_that_differ_in_broken_bytes_only(tmp_path: Path) -> None:
@@ -142,7 +141,4 @@ def test_vocabulary_of_numbers(tmp_path: Path) -> None:
 
 def test_checks_are_cheap(tmp_path: Path) -> None:
     header = header_of(tmp_path, {"tokenizer.ggml.tokens": [f"token {n}" for n in range(50_000)]})
-    start = time.perf_counter()
-    check(header)
-    check_vocabulary(header)
-    assert time.perf_counter() - start < 0.5  # 20 ms on an idle machine
+    assert loops(lambda: (check(header), check_vocabulary(header))) < 100

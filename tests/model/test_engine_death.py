@@ -10,11 +10,21 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.installed import LONG_PROMPT, Installed, Running, engine_of, eventually, gone, only_error_line
+from support.installed import (
+    LONG_PROMPT,
+    SECONDS,
+    WITHOUT_END,
+    Installed,
+    Running,
+    engine_of,
+    eventually,
+    gone,
+    only_error_line,
+)
 
 Phase = Callable[[Installed], Running]
 CAUSES = [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV]
-STORY = ("run", "smollm2", "--json", "--temp", "0", "Write the numbers from 1 to 1000, one a line.")
+STORY = ("run", "smollm2", "--json", "--temp", "0", *WITHOUT_END, "Write the numbers from 1 to 1000, one a line.")
 READING = ("run", "smollm2", "--json", "--max-tokens", "1", "-")
 
 
@@ -40,10 +50,8 @@ def held_in_load(llmrun: Installed) -> Running:
 
 
 def assert_explained(running: Running, phase: str, cause: signal.Signals) -> None:
-    """The command says within a second that the engine died, in which phase and of what, and leaves nothing behind."""
-    died = time.monotonic()
+    """The command says that the engine died, in which phase and of what, and leaves nothing behind."""
     status, stderr = running.end()
-    assert time.monotonic() - died < 1
     assert status == 8
     said = stderr.splitlines()
     if said[0].startswith("{"):
@@ -93,14 +101,14 @@ def test_the_engine_ends_with_its_front(llmrun: Installed, phase: Phase) -> None
     running.process.wait()
     if phase is held_in_load:
         running.engine.resume()
-    assert eventually(lambda: gone(running.engine), 1)
+    assert eventually(lambda: gone(running.engine), SECONDS)
 
 
 def test_the_engine_ends_with_a_front_killed_at_once(llmrun: Installed) -> None:
     running = llmrun.start("run", "smollm2", "hi")
     running.process.kill()
     running.process.wait()
-    assert eventually(lambda: gone(running.engine), 1)
+    assert eventually(lambda: gone(running.engine), SECONDS)
 
 
 @pytest.mark.parametrize("phase", [held_in_load, in_prefill, in_decode])
@@ -109,7 +117,7 @@ def test_signals_to_the_front(llmrun: Installed, phase: Phase, sent: signal.Sign
     running = phase(llmrun)
     os.kill(running.process.pid, sent)
     # An engine that does not react, as the held one, is given a second.
-    assert running.end(5) == (status, "")
+    assert running.end() == (status, "")
     assert gone(running.engine)
 
 
@@ -118,7 +126,7 @@ def test_a_second_ctrl_c_does_no_harm(llmrun: Installed) -> None:
     for _ in range(3):
         os.kill(running.process.pid, signal.SIGINT)
         time.sleep(0.01)
-    assert running.end(5) == (130, "")
+    assert running.end() == (130, "")
     assert gone(running.engine)
 
 
@@ -127,7 +135,7 @@ def test_ctrl_c_reaches_only_the_front_of_a_terminals_process_group(llmrun: Inst
     terminal.wait(lambda: any("prefill" in line for line in terminal.lines))
     engine = terminal.engine
     terminal.press("c")
-    assert terminal.end(5) == 130
+    assert terminal.end() == 130
     assert gone(engine)
     assert terminal.modes() == terminal.modes_before
     assert b"Traceback" not in terminal.raw

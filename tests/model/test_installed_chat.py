@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
-from support.installed import Installed, Terminal, eventually, gone, summary
+from support.installed import SECONDS, WITHOUT_END, Installed, Terminal, eventually, gone, summary
 
 import llmrun as library
 
@@ -71,7 +72,7 @@ def stopped_answer(chat: Terminal, question: str) -> dict[str, int]:
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_it(llmrun: Installed) -> None:
-    chat = llmrun.terminal(*GREEDY)
+    chat = llmrun.terminal(*GREEDY, *WITHOUT_END)
     chat.wait(chat.at_prompt)
     first = stopped_answer(chat, "Write the numbers from 1 to 1000, one a line.")
     second = stopped_answer(chat, "Now write them backwards, one a line.")
@@ -98,43 +99,45 @@ def test_sigterm_puts_the_terminal_back(chat: Terminal) -> None:
     os.kill(chat.pid, signal.SIGTERM)
     assert chat.end() == 143
     assert chat.modes() == chat.modes_before
-    assert eventually(lambda: gone(engine), 1)
+    assert eventually(lambda: gone(engine), SECONDS)
 
 
 def test_a_closed_terminal_ends_both_processes(chat: Terminal) -> None:
     front, engine = psutil.Process(chat.pid), chat.engine
     chat.hang_up()
-    assert eventually(lambda: gone(front) and gone(engine), 3)
+    assert eventually(lambda: gone(front) and gone(engine), SECONDS)
 
 
 @pytest.mark.parametrize("cause", [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV])
-def test_the_engines_death_leaves_the_conversation(llmrun: Installed, cause: signal.Signals) -> None:
-    chat = llmrun.terminal(*GREEDY, "--stop", ".")
+def test_the_engines_death_leaves_the_conversation(llmrun: Installed, tmp_path: Path, cause: signal.Signals) -> None:
+    chat = llmrun.terminal(*GREEDY, *WITHOUT_END)
     chat.wait(chat.at_prompt)
-    (answer, _) = chat.ask("Why is the sky blue?")
+    stopped_answer(chat, "Why is the sky blue?")
+    before = chat.exported(tmp_path)
     chat.type("Write the numbers from 1 to 1000, one a line")
     chat.wait(lambda: "decode" in chat.lines[-1])
     chat.engine.send_signal(cause)
-    chat.wait(chat.at_prompt, 5)
+    chat.wait(chat.at_prompt)
     said = "\n".join(chat.lines)
     assert said.count("error:") == 1
     assert "error: the engine died in decode" in said
     assert cause.name in said
-    after = summary(chat.ask("And at night?"))
-    assert after["prefilled"] == prompt_tokens("Why is the sky blue?", answer, "And at night?")
+    after = stopped_answer(chat, "And at night?")
+    assert after["prefilled"] == prompt_tokens(*before, "And at night?")
     chat.press("d")
     assert chat.end() == 0
     assert chat.modes() == chat.modes_before
 
 
-def test_the_engines_death_at_the_prompt_is_healed(chat: Terminal) -> None:
-    (answer, _) = chat.ask("Why is the sky blue?")
+def test_the_engines_death_at_the_prompt_is_healed(chat: Terminal, tmp_path: Path) -> None:
+    chat.ask("Why is the sky blue?")
+    before = chat.exported(tmp_path)
     engine = chat.engine
     engine.kill()
-    assert eventually(lambda: gone(engine), 1)
+    assert eventually(lambda: gone(engine), SECONDS)
     time.sleep(0.2)  # its threads may end after it
     after = summary(chat.ask("And at night?"))
-    assert after["prefilled"] == prompt_tokens("Why is the sky blue?", answer, "And at night?")
+    assert after["prefilled"] == prompt_tokens(*before, "And at night?")
     assert "error" not in "\n".join(chat.lines)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.installed import WITHOUT_END, Installed
-from support.plain_llama import SMOLLM2_PROMPT, assert_greedy
+from support.plain_llama import assert_greedy, smollm2_prompt
 
 QUESTION = "Why is the sky blue?"
 
@@ -23,7 +23,7 @@ def test_the_answer_alone_goes_to_stdout_and_is_the_text_of_the_events(llmrun: I
     options = ("--temp", "0", "--max-tokens", "32", QUESTION)
     events = llmrun.events(*options)
     assert llmrun.answer(*options) == text_of(events)
-    assert_greedy(model_path, (SMOLLM2_PROMPT.format(QUESTION), text_of(events)))
+    assert_greedy(model_path, (smollm2_prompt(QUESTION), text_of(events)))
 
 
 def test_events_are_one_json_object_a_line_in_their_order(llmrun: Installed) -> None:

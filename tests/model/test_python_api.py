@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import psutil
 import pytest
 from support.installed import SECONDS, eventually, gone
-from support.plain_llama import SMOLLM2_PROMPT, assert_greedy
+from support.plain_llama import assert_greedy, smollm2_prompt
 
 import llmrun
 from llmrun.errors import EngineCrashedError, ModelNotFoundError, UsageError
@@ -33,8 +34,8 @@ def text_of(events: Iterator[llmrun.Event]) -> str:
 def assert_answers(model: llmrun.Model, path: Path, *before: llmrun.Message) -> str:
     """The model gives llama.cpp's own answer after this question; gives it."""
     answer = text_of(model.chat([ASKED], sampling=GREEDY, limits=SHORT))
-    turns = [(SMOLLM2_PROMPT.format(message.content), "") for message in before]
-    assert_greedy(path, *turns, (SMOLLM2_PROMPT.format(ASKED.content), answer))
+    turns = [(smollm2_prompt(message.content), "") for message in before]
+    assert_greedy(path, *turns, (smollm2_prompt(ASKED.content), answer))
     return answer
 
 
@@ -81,6 +82,16 @@ def test_an_answer_given_up_halfway_does_not_leak_into_the_next(model: llmrun.Mo
             break
     del events, event
     assert_answers(model, model_path, LONG)
+
+
+def test_two_open_answers_both_go_on(model: llmrun.Model) -> None:
+    questions = [[ASKED], [llmrun.Message("user", "Count to five.")]]
+    answers = [model.chat(question, sampling=GREEDY, limits=SHORT) for question in questions]
+    for events in zip(*zip_longest(*answers), strict=True):
+        there = [event for event in events if event is not None]
+        assert isinstance(there[0], llmrun.Started)
+        assert isinstance(there[-1], llmrun.Finished)
+        assert text_of(iter(there))
 
 
 def test_close_ends_the_engine(pulled: None) -> None:

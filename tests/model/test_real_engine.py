@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.protocol.messages import Generate, Load, Message, Started, TextDelta
+from llmrun.protocol.messages import AnswerRequest, Generate, Load, Message, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.runner.runner import Runner
 
@@ -22,7 +22,7 @@ def greedy_text(path: Path, *, n_ctx_start: int) -> str:
     try:
         engine.load(Load(str(path), n_ctx=8192, n_ctx_start=n_ctx_start, n_batch=128, threads=2))
         text = " ".join(str(number * number) for number in range(107))
-        request = Generate(1, prompt=text, sampling=GREEDY, limits=Limits(max_tokens=30))
+        request = Generate(1, AnswerRequest(prompt=text, sampling=GREEDY, limits=Limits(max_tokens=30)))
         started, *events = engine.generate(request)
         assert isinstance(started, Started)
         assert 482 < started.prompt_tokens < 512, started.prompt_tokens
@@ -40,20 +40,18 @@ def test_a_growing_kv_cache_changes_no_word(model_path: Path) -> None:
 INSPECT = """\
 import json, sys
 from llmrun import _native
-from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.engine.service import LoadedModel
-from llmrun.protocol.messages import Generate, Load, Message
+from llmrun.engine.service import Preparer
+from llmrun.protocol.messages import AnswerRequest, Generate, Message
 
 path, contents = sys.argv[1], json.loads(sys.argv[2])
 weights = LlamaModel(path, 0, _native.CancelFlag())
-load = Load(path, n_ctx=512, n_ctx_start=512)
-loaded = LoadedModel(weights, LlamaContext(weights, load), load)
+preparer = Preparer(weights.vocabulary, weights.chat_template, 512)
 vocabulary = weights.vocabulary
 control = {vocabulary.tokenize(text, special=True)[0] for text in vocabulary.control_texts}
 result = []
 for content in contents:
-    _, tokens = loaded.prompt(Generate(1, (Message("user", content),)))
+    _, tokens = preparer.prompt(Generate(1, AnswerRequest((Message("user", content),))))
     text = b"".join(vocabulary.control_piece(token) for token in tokens).decode()
     result.append({"control": [token for token in tokens if token in control], "text": text, "tokens": len(tokens)})
 print(json.dumps(result))
@@ -91,8 +89,8 @@ def test_any_text_is_answered(model_path: Path, content: str) -> None:
     engine = Runner()
     try:
         engine.load(Load(str(model_path), n_ctx=1024, n_ctx_start=1024, threads=2))
-        request = Generate(1, (Message("user", content),), sampling=GREEDY, limits=Limits(max_tokens=2))
-        assert [type(event).__name__ for event in engine.generate(request)][-1] == "Finished"
+        asked = AnswerRequest((Message("user", content),), sampling=GREEDY, limits=Limits(max_tokens=2))
+        assert [type(event).__name__ for event in engine.generate(Generate(1, asked))][-1] == "Finished"
     finally:
         engine.close()
 

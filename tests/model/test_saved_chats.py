@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from support.installed import Installed, Terminal, summary
+from support.installed import WITHOUT_END, Installed, Terminal, summary
+from support.plain_llama import assert_greedy, smollm2_prompt
 
-GREEDY = ("chat", "smollm2", "--temp", "0", "--max-tokens", "12")
+GREEDY = ("chat", "smollm2", "--temp", "0", "--max-tokens", "12", *WITHOUT_END)
 
 
 def opened(llmrun: Installed, *options: str, env: dict[str, str] | None = None) -> Terminal:
@@ -24,29 +25,21 @@ def left(chat: Terminal) -> None:
     assert chat.modes() == chat.modes_before
 
 
-def answer_of(lines: list[str]) -> str:
-    """What was answered: all before the summary."""
-    end = next(index for index, line in enumerate(lines) if line.startswith("prefill "))
-    return "\n".join(lines[:end])
-
-
-def test_a_chat_goes_on_as_if_it_had_not_been_left(llmrun: Installed) -> None:
+def test_a_chat_goes_on_as_if_it_had_not_been_left(llmrun: Installed, model_path: Path) -> None:
     question = "Why is the sky blue" + ", so very blue" * 12
-    whole = opened(llmrun, "--private")
-    whole.ask(question)
-    expected = answer_of(whole.ask("And at night?"))
-    left(whole)
-
     first = opened(llmrun)
     used = summary(first.ask(question))["used"]
     left(first)
-    second = llmrun.terminal("chat", "--continue", "--temp", "0", "--max-tokens", "12")
+    second = llmrun.terminal("chat", "--continue", *GREEDY[2:])
     second.wait(second.at_prompt)
     assert any("Going on with" in line and "1 turn" in line for line in second.lines)
     again = second.ask("And at night?")
-    assert answer_of(again) == expected
     assert summary(again)["reused"] >= used - 1, "the KV cache was read from the disk"
     left(second)
+    (line,) = llmrun.run("sessions", "export", "1", "--format", "openai").stdout.splitlines()
+    asked, answered, *last, answer = (message["content"] for message in json.loads(line)["messages"])
+    turns = (smollm2_prompt(asked), answered), (smollm2_prompt(asked, answered, *last), answer)
+    assert_greedy(model_path, *turns, ends=False)
 
 
 def test_a_named_chat_and_a_private_one(llmrun: Installed) -> None:
@@ -65,12 +58,13 @@ def test_a_named_chat_and_a_private_one(llmrun: Installed) -> None:
     )
 
 
-def test_undo_retry_edit_and_branches(llmrun: Installed) -> None:
+def test_undo_retry_edit_and_branches(llmrun: Installed, model_path: Path, tmp_path: Path) -> None:
     chat = opened(llmrun)
-    first = answer_of(chat.ask("Name a river"))
+    chat.ask("Name a river")
     chat.ask("Name another")
     assert any("Name another" in line for line in chat.ask("/undo"))
-    assert answer_of(chat.ask("/retry")) == first, "greedy: the same again"
+    chat.ask("/retry")
+    retried = chat.exported(tmp_path)
     chat.ask("/branch side")
     chat.ask("/edit Name a mountain")
     assert any("Name a mountain" in line for line in chat.ask("/branch"))
@@ -79,6 +73,8 @@ def test_undo_retry_edit_and_branches(llmrun: Installed) -> None:
     chat.ask(f"/export {exported}")
     left(chat)
     assert {"main", "side"} <= set(json.loads(exported.read_text())["branches"])
+    asked, answer = retried
+    assert_greedy(model_path, (smollm2_prompt(asked), ""), (smollm2_prompt(asked), answer), ends=False)
 
 
 def test_context_why_stats_and_values(llmrun: Installed) -> None:

@@ -234,11 +234,10 @@ def test_a_search_answered_with_nonsense(hub: StandInHub, body: bytes) -> None:
         search(["x"], settings(hub.url))
 
 
-def test_a_search_without_a_hub_fails_at_once() -> None:
-    began = time.monotonic()
+def test_a_search_without_a_hub_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waits and tries again"))
     with pytest.raises(NetworkError, match="can't reach the hub"):
         search(["x"], settings("http://127.0.0.1:9"))
-    assert time.monotonic() - began < 3
     with pytest.raises(NetworkError, match="HF_HUB_OFFLINE"):
         search(["x"], settings("http://127.0.0.1:9", offline=True))
 

@@ -18,6 +18,7 @@ from llmrun.grammar import Grammar
 from llmrun.protocol import frames, messages
 from llmrun.protocol.frames import MAX_FRAME_BYTES, PREFIX_BYTES, FrameError, decode, encode, frame_length, read_frame
 from llmrun.protocol.messages import (
+    AnswerRequest,
     Cancel,
     ChainStep,
     Choice,
@@ -48,7 +49,9 @@ from llmrun.protocol.messages import (
 )
 from llmrun.protocol.params import Limits, SamplingParams
 
-REQUEST = Generate(2**40, prompt="", sampling=SamplingParams(seed=2**32 - 1, logit_bias=((0, -math.inf), (7, 1.5))))
+REQUEST = Generate(
+    2**40, AnswerRequest(prompt="", sampling=SamplingParams(seed=2**32 - 1, logit_bias=((0, -math.inf), (7, 1.5))))
+)
 FRAMES: list[Frame] = [
     Open("/m.gguf"),
     Open("/m.gguf", 7),
@@ -57,18 +60,18 @@ FRAMES: list[Frame] = [
     Job(8, "quantize", {"path": "/m.gguf", "types": {"a": ["Q8_0", 1.5, None, True]}}),
     JobUpdate(8, {"done": 0.5}),
     JobDone(8, {}),
-    Generate(1),
-    Generate(2, messages=(Message("system", ""), Message("user", "Hi\n\0\u2028")), template="chatml"),
-    Generate(3, prompt="lone \ud83d and \udc00 surrogates", limits=Limits(5, ("\n", "</s>"))),
+    Generate(1, AnswerRequest()),
+    Generate(2, AnswerRequest(messages=(Message("system", ""), Message("user", "Hi\n\0\u2028")), template="chatml")),
+    Generate(3, AnswerRequest(prompt="lone \ud83d and \udc00 surrogates", limits=Limits(5, ("\n", "</s>")))),
     REQUEST,
-    Generate(4, sampling=SamplingParams(dry_breakers=()), limits=Limits(None, ())),
-    Generate(5, limits=Limits(ban=("as an AI",)), grammar=Grammar("gbnf", 'root ::= "a"'), remember=16),
-    Generate(6, thinking=False, thinking_tokens=100, stops_repeats=True, moves=True),
-    Generate(6, sampling=SamplingParams(order=("temperature", "top_k"))),
+    Generate(4, AnswerRequest(sampling=SamplingParams(dry_breakers=()), limits=Limits(None, ()))),
+    Generate(5, AnswerRequest(limits=Limits(ban=("as an AI",)), grammar=Grammar("gbnf", 'root ::= "a"'), remember=16)),
+    Generate(6, AnswerRequest(thinking=False, thinking_tokens=100, stops_repeats=True, moves=True)),
+    Generate(6, AnswerRequest(sampling=SamplingParams(order=("temperature", "top_k")))),
     Cancel(0),
     Explain(9, 1, last=3, candidates=8),
     SaveState(4, 3, prompt_only=True),
-    Count(4, (Message("user", "Hi"),), "chatml", False),
+    Count(4, AnswerRequest((Message("user", "Hi"),), template="chatml", thinking=False)),
     LoadProgress(0.1 + 0.2),
     Loaded(4096, 8192, 49152, "llama 135M Q4_1", False, ("CUDA0", "CPU"), 0.5, ("<think>", "</think>")),
     Rendering(1),
@@ -105,7 +108,7 @@ def test_every_kind_of_frame_is_tried() -> None:
 def test_nested_values_come_back_as_tuples_and_dataclasses() -> None:
     frame = decode(encode(REQUEST)[PREFIX_BYTES:])
     assert isinstance(frame, Generate)
-    assert isinstance(frame.sampling.logit_bias[0], tuple)
+    assert isinstance(frame.asked.sampling.logit_bias[0], tuple)
     assert hash(frame) == hash(REQUEST)
 
 
@@ -162,10 +165,16 @@ def test_a_frame_that_is_too_large_is_not_sent(monkeypatch: pytest.MonkeyPatch) 
         b'{"kind": "Cancel", "request": 1, "extra": 2}',
         b'{"kind": "Finished", "request": 1, "reason": "stop", "stats": 5}',
         b'{"kind": "Finished", "request": 1, "reason": "stop", "stats": {"no": 1}}',
-        b'{"kind": "Generate", "request": 1, "messages": [{"role": "user"}]}',
-        b'{"kind": "Generate", "request": 1, "sampling": {}}',
-        b'{"kind": "Generate", "request": 1, "limits": {"max_tokens": 0, "stop": []}}',
+        b'{"kind": "Generate", "request": 1, "asked": {"messages": [{"role": "user"}]}}',
+        b'{"kind": "Generate", "request": 1, "asked": {"sampling": []}}',
+        b'{"kind": "Generate", "request": 1, "asked": {"limits": {"max_tokens": 0, "stop": []}}}',
         b'{"kind": "Cancel", "request": ' + b"1" * 5000 + b"}",
+        b'{"kind": "TextDelta", "request": 1, "text": 5, "tokens": 1}',
+        b'{"kind": "TextDelta", "request": true, "text": "", "tokens": 1}',
+        b'{"kind": "TextDelta", "request": 1, "text": {"kind": "Cancel"}, "tokens": 1}',
+        b'{"kind": "LoadProgress", "fraction": "0.5"}',
+        b'{"kind": "Counted", "request": 1, "each": [1, null], "total": 2}',
+        b'{"kind": "Counted", "request": 1, "each": "12", "total": 2}',
         b"[" * 100_000,
         pickle.dumps(Cancel(1)),
     ],
@@ -177,8 +186,8 @@ def test_garbage_is_no_frame(body: bytes) -> None:
 
 
 def test_numbers_out_of_bounds_do_not_come_in() -> None:
-    body = json.loads(encode(Generate(1))[PREFIX_BYTES:])
-    body["sampling"]["top_p"] = 5
+    body = json.loads(encode(Generate(1, AnswerRequest()))[PREFIX_BYTES:])
+    body["asked"]["sampling"]["top_p"] = 5
     with pytest.raises(FrameError, match="top_p"):
         decode(json.dumps(body).encode())
 

@@ -1,8 +1,7 @@
-"""Jobs: how their dataclasses cross the pipe, and what becomes of the engine when one ends in another way."""
+"""Jobs: what they tell and give back, and what becomes of the engine when one ends in another way."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.errors import CancelledError, DiskFullError, EngineCrashedError, LlmrunError
-from llmrun.protocol.jobs import JobKind, from_json
-from llmrun.protocol.messages import as_dict
+from llmrun.protocol.jobs import JobKind
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
 
@@ -38,35 +36,7 @@ class Said:
     name: str
 
 
-SAY = JobKind("say", Say, Done, Said)
-
-
-@dataclass(frozen=True, slots=True)
-class Everything:
-    one: Say
-    many: tuple[Say, ...]
-    pair: tuple[str, int]
-    named: dict[str, tuple[float, ...]]
-    maybe: Say | None
-    other: float | None = None
-    flag: bool = False
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        Everything(Say("a"), (), ("x", 1), {}, None),
-        Everything(Say(""), (Say("b"), Say("c")), ("", -1), {"n": (0.5, 2.0), "e": ()}, Say("d"), 1.5, True),
-    ],
-)
-def test_dataclasses_cross_the_pipe(value: Everything) -> None:
-    assert from_json(Everything, json.loads(json.dumps(as_dict(value)))) == value
-
-
-@pytest.mark.parametrize("data", [{}, {"say": "a", "more": 1}, {"other": 1}])
-def test_data_of_something_else_are_refused(data: dict[str, object]) -> None:
-    with pytest.raises((TypeError, KeyError)):
-        from_json(Say, data)
+SAY = JobKind("say", Say, Done, Said, "say.say")
 
 
 @pytest.fixture
@@ -109,7 +79,7 @@ def test_an_exception_meanwhile_ends_the_engine_at_once(start: Callable[[str], R
     with pytest.raises(CancelledError):
         runner.do(SAY, Say(""), stop)
     assert not runner.alive
-    assert time.monotonic() - began < 10  # it would have slept for a minute
+    assert time.monotonic() - began < 50  # it would have slept for a minute
 
 
 def test_the_engine_names_a_job_that_it_does_not_know() -> None:

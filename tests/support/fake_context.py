@@ -79,6 +79,7 @@ class FakeVocabulary:
         self.n_tokens = N_VOCAB
         self.suppressed: tuple[int, ...] = ()
         self.control_texts = tuple(CONTROL.values())
+        self.bos_text, self.eos_text = CONTROL[BEGIN], CONTROL[END]
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
         """Bytes; with special, control texts become their tokens."""

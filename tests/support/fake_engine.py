@@ -90,7 +90,7 @@ def render(request: int) -> None:
 
 def count(command: Count) -> None:
     render(command.request)
-    send(Counted(command.request, (3,) * len(command.messages), 7))
+    send(Counted(command.request, (3,) * len(command.asked.messages), 7))
 
 
 def generate(command: Generate) -> None:
@@ -113,6 +113,25 @@ def generate(command: Generate) -> None:
         fault(command.request)
 
 
+OPEN: list[int] = []
+
+
+def together(command: Generate) -> None:
+    """Two answers side by side: nothing but their beginnings before both are asked for."""
+    render(command.request)
+    send(Started(command.request, 3, 0, 7))
+    OPEN.append(command.request)
+    if len(OPEN) < 2:
+        return
+    if MODE == "half_deaf":  # a cancel has to wait for the step that both are in, and is not heard even then
+        receive()
+        time.sleep(0.5)
+    send(*(TextDelta(request, text, 1) for text in ("Hel", "lo") for request in OPEN))
+    phase("together")
+    send(*(Finished(request, "stop", Stats()) for request in OPEN))
+    OPEN.clear()
+
+
 # ---- modes -----------------------------------------------------------------------------------------
 
 
@@ -133,7 +152,7 @@ def deaf(request: int) -> None:
 
 
 def slow(request: int) -> None:
-    time.sleep(0.3)
+    time.sleep(1.0)
     send(Finished(request, "stop", Stats()))
 
 
@@ -159,6 +178,10 @@ def send_command(request: int) -> None:
     sys.stdout.buffer.write(encode(Cancel(request)))
     sys.stdout.buffer.flush()
     time.sleep(60)
+
+
+def mistaken(request: int) -> None:
+    send(Counted(request, (), 0))
 
 
 def truncated(request: int) -> None:
@@ -187,6 +210,8 @@ def main() -> None:
         command = receive()
         if isinstance(command, Load):
             load(command)
+        elif isinstance(command, Generate) and MODE in {"together", "half_deaf", "die:together:SIGSEGV"}:
+            together(command)
         elif isinstance(command, Generate):
             generate(command)
         elif isinstance(command, Count):

@@ -256,6 +256,13 @@ class Terminal:
         self.wait(lambda: self.between(text) is not None, seconds)
         return self.between(text) or []
 
+    def exported(self, folder: Path) -> list[str]:
+        """What was said in a chat, the user's and the model's turns one after the other."""
+        file = folder / "chat.jsonl"
+        file.unlink(missing_ok=True)
+        self.ask(f"/export {file}")
+        return [json.loads(line)["content"] for line in file.read_text(encoding="utf-8").splitlines()]
+
     def between(self, typed: str) -> list[str] | None:
         """The lines between the last prompt with this text and the empty prompt after it; None before that is there."""
         lines = self.lines

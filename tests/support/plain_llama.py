@@ -8,23 +8,28 @@ beforehand; here the same kernels say them, on the same machine. Run as a progra
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrun.engine.llama.llama import import_llama
+from llmrun.engine.llama.library import import_llama
 
 TIE = 0.1
 """Logits of two tokens this close may change places with the number of threads."""
-SMOLLM2_PROMPT = (
-    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-)
-"""What SmolLM2's own template makes of one question."""
 SECONDS = 300.0
+
+
+def smollm2_prompt(*turns: str) -> str:
+    """What SmolLM2's own template makes of a conversation, the user's turn first and last."""
+    text = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    for role, turn in zip(itertools.cycle(("user", "assistant")), turns, strict=False):
+        text += f"<|im_start|>{role}\n{turn}<|im_end|>\n"
+    return text + "<|im_start|>assistant\n"
 
 
 def assert_greedy(path: Path, *turns: tuple[str, str], ends: bool = True) -> None:
@@ -50,9 +55,15 @@ def logits(path: Path, text: str, n_ctx: int, chunks: int, target: Path) -> Any:
     return np.load(target, mmap_mode="r"), np.array(tokens)
 
 
-def quantize(source: Path, target: Path, file_type: int, weights: dict[str, list[float]] | None = None) -> None:
+def column_sums(path: Path, text: str, n_ctx: int, chunks: int, names: Sequence[str]) -> dict[str, list[float]]:
+    """What llama-imatrix sums up: squares of each column of what these matrices are multiplied with."""
+    found = _do("column_sums", path=str(path), text=text, n_ctx=n_ctx, chunks=chunks, names=list(names))
+    return dict(found)
+
+
+def quantize(source: Path, target: Path, kind: str, weights: dict[str, list[float]] | None = None) -> None:
     """What llama-quantize does; weights are those of an importance matrix, divided by their counts."""
-    problem = _do("quantize", source=str(source), target=str(target), file_type=file_type, weights=weights or {})
+    problem = _do("quantize", source=str(source), target=str(target), kind=kind, weights=weights or {})
     assert not problem, problem
 
 
@@ -68,7 +79,7 @@ def _do(task: str, **arguments: Any) -> Any:
 
 
 class _Model:
-    def __init__(self, path: str, n_ctx: int) -> None:
+    def __init__(self, path: str, n_ctx: int, eval_callback: Any = None) -> None:
         self.llama = llama = import_llama()
         self._quiet = llama.llama_log_callback(lambda *_: None)
         llama.llama_log_set(self._quiet, None)
@@ -79,6 +90,8 @@ class _Model:
         params = llama.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = n_ctx
         params.n_threads = params.n_threads_batch = 1  # beside busy neighbours several would wait for each other
+        if eval_callback:
+            self._callback = params.cb_eval = llama.ggml_backend_sched_eval_callback(eval_callback)
         self.context = llama.llama_init_from_model(self.model, params)
 
     def tokens(self, text: str) -> list[int]:
@@ -159,10 +172,46 @@ def _chunks(path: str, text: str, n_ctx: int, chunks: int, target: str) -> list[
     return cut
 
 
-def _quantize(source: str, target: str, file_type: int, weights: dict[str, list[float]]) -> str:
+class _Tensor(ctypes.Structure):
+    """struct ggml_tensor, up to its name."""
+
+    _fields_ = (
+        ("type", ctypes.c_int32), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4), ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int32), ("op_params", ctypes.c_int32 * 16), ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10), ("view_src", ctypes.c_void_p), ("view_offs", ctypes.c_size_t),
+        ("data", ctypes.c_void_p), ("name", ctypes.c_char * 64),
+    )  # fmt: skip
+
+
+def _column_sums(path: str, text: str, n_ctx: int, chunks: int, names: list[str]) -> dict[str, list[float]]:
+    import numpy as np
+
+    sums: dict[str, Any] = dict.fromkeys(names, 0.0)
+
+    def look(address: int, ask: bool, _: Any) -> bool:
+        tensor = _Tensor.from_address(address)
+        name = _Tensor.from_address(tensor.src[0]).name.decode() if tensor.src[0] else ""
+        if name not in sums or not tensor.src[1]:
+            return not ask
+        if not ask:
+            inputs = _Tensor.from_address(tensor.src[1])
+            columns, rows = inputs.ne[0], inputs.ne[1]
+            values = np.ctypeslib.as_array((ctypes.c_float * (columns * rows)).from_address(inputs.data))
+            sums[name] += (values.reshape(rows, columns).astype("f8") ** 2).sum(0)
+        return True
+
+    model = _Model(path, n_ctx, look)
+    tokens = model.tokens(text)
+    for start in range(0, chunks * n_ctx, n_ctx):
+        model.forget(0)
+        model.decode(tokens[start : start + n_ctx], 0, 0)  # all rows of logits, or the last layer leaves rows out
+    return {name: values.tolist() for name, values in sums.items()}
+
+
+def _quantize(source: str, target: str, kind: str, weights: dict[str, list[float]]) -> str:
     llama = import_llama()
     params = llama.llama_model_quantize_default_params()
-    params.ftype, params.allow_requantize = file_type, True
+    params.ftype, params.allow_requantize = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{kind}"), True
     rows = (llama.llama_model_imatrix_data * (len(weights) + 1))()
     for row, (name, values) in zip(rows, weights.items(), strict=False):
         row.name, row.size, row.data = name.encode(), len(values), (ctypes.c_float * len(values))(*values)
@@ -173,6 +222,6 @@ def _quantize(source: str, target: str, file_type: int, weights: dict[str, list[
 
 
 if __name__ == "__main__":
+    tasks = {"follow": _follow, "chunks": _chunks, "column_sums": _column_sums, "quantize": _quantize}
     task, arguments = json.load(sys.stdin)
-    result = {"follow": _follow, "chunks": _chunks, "quantize": _quantize}[task](**arguments)
-    print(json.dumps(result))
+    print(json.dumps(tasks[task](**arguments)))

@@ -6,10 +6,11 @@ Owns these values, their plain JSON form, and which of them a model still sees; 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmrun.chat.truncation import summary_turn
+from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.messages import Message, Stats
 from llmrun.protocol.params import Limits, SamplingParams
 
@@ -202,7 +203,8 @@ def in_window(path: Sequence[Entry]) -> list[WindowTurn]:
 
 def plain_facts(answer: Answer) -> dict[str, Any]:
     """What made an answer, as plain JSON data; its content and reasoning are left out."""
-    plain = {name: value for name, value in asdict(answer).items() if name not in {"content", "reasoning"}}
+    plain = as_dict(answer)
+    del plain["content"], plain["reasoning"]
     # JSON knows no infinity.
     biases = answer.sampling.logit_bias
     plain["sampling"]["logit_bias"] = [[token, "-inf" if bias == -float("inf") else bias] for token, bias in biases]
@@ -218,41 +220,10 @@ def answer_of(content: str, reasoning: str, facts: Mapping[str, Any], model: Mod
         model: in place of the one in facts.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError, UsageError: they are none of ours.
+        ValueError, TypeError, AttributeError, UsageError: they are none of ours.
     """
     sampling = dict(facts.get("sampling", {}))
-    sampling["logit_bias"] = tuple((int(token), float(bias)) for token, bias in sampling.get("logit_bias", ()))
-    return Answer(
-        content,
-        reasoning,
-        str(facts.get("finish", "stop")),
-        model or _filled(ModelUsed, {"name": "", **facts.get("model", {})}),
-        _filled(SamplingParams, sampling),
-        _filled(Limits, facts.get("limits", {})),
-        _filled(Stats, facts.get("stats", {})),
-        tuple(_filled(Departure, departure) for departure in facts.get("departures", ())),
-    )
-
-
-def _filled(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    given: dict[str, Any] = {}
-    for field in fields(kind):
-        if field.name in values:
-            value = values[field.name]
-            given[field.name] = _like(field.default, tuple(value) if isinstance(value, list) else value)
-    return kind(**given)
-
-
-def _like(default: Any, value: Any) -> Any:
-    """A value that came from a file, in the type of a field's default.
-
-    Raises:
-        TypeError: it has another one.
-    """
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
-    optional = default is None and (value is None or isinstance(value, int))
-    required = isinstance(default, (bool, int, float, str, tuple))
-    if not optional and required and not isinstance(value, type(default)):
-        raise TypeError(f"{value!r} is of another type than {default!r}")
-    return value
+    sampling["logit_bias"] = [[token, float(bias)] for token, bias in sampling.get("logit_bias", ())]
+    plain = {**facts, "content": content, "reasoning": reasoning, "sampling": sampling}
+    answer = from_json(Answer, plain, newer=True)
+    return replace(answer, model=model) if model else answer

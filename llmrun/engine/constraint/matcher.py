@@ -11,9 +11,9 @@ import ctypes
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from llmrun.engine.llama.submodules import import_submodule
@@ -48,56 +48,58 @@ _QUOTED = re.compile(r'(?:unknown name:|invalid regex) "((?:[^"\\]|\\.)+)"')
 _Result = TypeVar("_Result")
 
 
-class Constraint:
-    """Where one answer is in its grammar; compile_grammar() makes it."""
+class Mask:
+    """A bit for each token, whether it may come next: bit t % 32 of 32-bit word t // 32 for token t. At first, none."""
 
-    def __init__(self, matcher: Any, tokens: _Tokens, vocabulary: Vocabulary) -> None:
-        self._matcher = matcher
-        self._vocabulary = vocabulary  # the matcher asks it, but does not keep it
-        self._tokens = tokens
-        self._mask = (ctypes.c_uint32 * -(-tokens.n_vocab // _WORD_BITS))()
-        self._known = False  # whether the mask is the one of this place
-        self._ended = False
+    def __init__(self, n_tokens: int) -> None:
+        self._n_tokens = n_tokens
+        self.words = (ctypes.c_uint32 * -(-n_tokens // _WORD_BITS))()
+
+    @property
+    def address(self) -> int:
+        """Where the words lie."""
+        return ctypes.addressof(self.words)
+
+    def allow_all(self) -> None:
+        """Let any token come."""
+        n_words = len(self.words)
+        self.words[:] = [2**_WORD_BITS - 1] * n_words
+        self.forbid(range(self._n_tokens, n_words * _WORD_BITS))
+
+    def allow(self, tokens: Iterable[int]) -> None:
+        """Let these come, too."""
+        for token in tokens:
+            self.words[token // _WORD_BITS] |= 1 << token % _WORD_BITS
+
+    def forbid(self, tokens: Iterable[int]) -> None:
+        """Let these not come."""
+        for token in tokens:
+            self.words[token // _WORD_BITS] &= ~(1 << token % _WORD_BITS)
+
+
+class Constraint(Protocol):
+    """What an answer may go on with, token by token."""
 
     def mask(self) -> int:
-        """Address of the bit mask of the tokens that may come next, bit t % 32 of 32-bit word t // 32 for token t.
-
-        End tokens are among them where the grammar may end, and no control token ever is. Valid until the next call.
+        """Address of the mask of the tokens that may come next, see Mask; valid until the next call.
 
         Raises:
-            BadGrammarError: it takes too much to find out.
+            BadGrammarError: it takes too much to find out, or there are none.
         """
-        if not self._known:
-            with _explained(self._matcher):
-                self._matcher.unsafe_compute_mask_ptr(ctypes.addressof(self._mask), ctypes.sizeof(self._mask))
-            if bytes(self._mask) == bytes(ctypes.sizeof(self._mask)):
-                raise BadGrammarError("the grammar can't be followed any further", why="no token of the model fits")
-            self._known = True
-        return ctypes.addressof(self._mask)
 
     def accept(self, token: int) -> None:
-        """Go on with a token that the mask allowed.
+        """Go on with a token that the mask allowed, or that was forced.
 
         Raises:
             BadGrammarError: the grammar does not allow it.
         """
-        self._known = False
-        if token in self._tokens.ends:
-            self._ended = True
-            return
-        with _explained(self._matcher):
-            self._matcher.consume_token(token)
 
     def forced(self) -> list[int]:
-        """The tokens of the text that the grammar leaves no choice about; mostly none. They are not accepted yet.
+        """The tokens about which there is no choice; mostly none. They are not accepted yet.
 
         Raises:
             BadGrammarError: it takes too much to find out.
         """
-        if self._ended or not self._tokens.canonical:
-            return []
-        with _explained(self._matcher):
-            return list(self._matcher.compute_ff_tokens())
 
     def rewind(self, n_tokens: int) -> None:
         """Take back the last tokens that were accepted.
@@ -105,6 +107,55 @@ class Constraint:
         Raises:
             BadGrammarError: there were not so many.
         """
+
+
+class Matcher:
+    """A Constraint: where one answer is in its grammar; compile_grammar() makes it.
+
+    End tokens may come where the grammar may end, and no control token ever.
+
+    Attributes:
+        tokens: the vocabulary.
+    """
+
+    def __init__(self, matcher: Any, tokens: Tokens, vocabulary: Vocabulary) -> None:
+        self.tokens = tokens
+        self._matcher = matcher
+        self._vocabulary = vocabulary  # the matcher asks it, but does not keep it
+        self._mask = Mask(tokens.n_vocab)
+        self._known = False  # whether the mask is the one of this place
+        self._ended = False
+
+    def mask(self, besides: Collection[int] = ()) -> int:
+        """See Constraint; some tokens may be allowed besides."""
+        if not self._known:
+            words = self._mask.words
+            with _explained(self._matcher):
+                self._matcher.unsafe_compute_mask_ptr(self._mask.address, ctypes.sizeof(words))
+            if bytes(words) == bytes(ctypes.sizeof(words)):
+                raise BadGrammarError("the grammar can't be followed any further", why="no token of the model fits")
+        self._known = not besides
+        self._mask.allow(besides)
+        return self._mask.address
+
+    def accept(self, token: int) -> None:
+        """See Constraint."""
+        self._known = False
+        if token in self.tokens.ends:
+            self._ended = True
+            return
+        with _explained(self._matcher):
+            self._matcher.consume_token(token)
+
+    def forced(self) -> list[int]:
+        """See Constraint: the tokens of the text that the grammar leaves no choice about."""
+        if self._ended or not self.tokens.canonical:
+            return []
+        with _explained(self._matcher):
+            return list(self._matcher.compute_ff_tokens())
+
+    def rewind(self, n_tokens: int) -> None:
+        """See Constraint."""
         self._known = False
         n_tokens -= self._ended
         self._ended = False
@@ -112,22 +163,20 @@ class Constraint:
             self._matcher.rollback(n_tokens)
 
 
-def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> Constraint:
+def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> Matcher:
     """A constraint at the beginning of an answer.
-
-    The first call for a vocabulary looks through all of it, which takes tenths of a second.
 
     Raises:
         BadGrammarError: the grammar is broken, or asks for too much.
     """
     native = import_submodule("llguidance", "_lib")
     source = _source(grammar, native)
-    tokens = _tokens(vocabulary)
+    tokens = known_tokens(vocabulary)
     limits = native.LLParserLimits(**_LIMITS)
     matcher = _with_room(lambda: native.LLMatcher(tokens.native, source, log_level=0, limits=limits))
     if matcher.is_error():
         raise _broken(grammar, matcher.get_error())
-    return Constraint(matcher, tokens, vocabulary)
+    return Matcher(matcher, tokens, vocabulary)
 
 
 def _source(grammar: Grammar, native: Any) -> str:
@@ -148,11 +197,12 @@ def _source(grammar: Grammar, native: Any) -> str:
     return str(native.LLMatcher.grammar_from_lark(text))
 
 
-class _Tokens:
+class Tokens:
     """A vocabulary as llguidance wants it: what its LLTokenizer asks for by these names.
 
     Attributes:
-        n_vocab: tokens.
+        n_vocab: how many tokens there are.
+        tokens: the bytes of each.
         ends: those that end an answer.
         native: the LLTokenizer.
         canonical: whether the model's own tokenizer gives back any text unchanged; only then tokens are forced.
@@ -200,13 +250,18 @@ class _Tokens:
 
 
 _SAMPLES = ('{"name": "', "the quick brown fox", " 12.5", "größer\n\n", "]}, {")
-_known: WeakKeyDictionary[Vocabulary, _Tokens] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Vocabulary, Tokens] = WeakKeyDictionary()
 
 
-def _tokens(vocabulary: Vocabulary) -> _Tokens:
+def known_tokens(vocabulary: Vocabulary) -> Tokens:
+    """A vocabulary as llguidance wants it; the first call looks through all of it, which takes tenths of a second.
+
+    Raises:
+        BadGrammarError: no answer of the model has an end.
+    """
     tokens = _known.get(vocabulary)
     if tokens is None:
-        _known[vocabulary] = tokens = _Tokens(vocabulary)
+        _known[vocabulary] = tokens = Tokens(vocabulary)
     return tokens
 
 

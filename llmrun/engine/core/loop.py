@@ -162,8 +162,10 @@ class Engine:
         waiting = [active.n_waiting for active in self._active]
         if sum(waiting) >= budget(waiting, self._context.n_batch, _MIXED_BATCH):
             return False
-        self._crowded = not self._slots.admits(sequence.tokens)
-        return not self._crowded
+        if self._slots.admits(sequence.tokens, sum(waiting)):
+            return True
+        self._crowded = sum(waiting) == len(waiting)  # until then, what others prefill may be its beginning too
+        return False
 
     def _preempt(self) -> None:
         """Send the youngest back to the front of the queue, with all but its part of the KV cache."""
@@ -189,22 +191,27 @@ class Engine:
     # ---- a batch -------------------------------------------------------------------------------------------
 
     def _next_batch(self) -> tuple[list[_Part], list[Entry]]:
-        """Whose tokens are computed next, in the order of their slots; there are cells for all of them."""
+        """Whose tokens are computed next; there are cells for all of them.
+
+        In the order of slots: recurrent models need that, and slots in a row are not split into several passes.
+        """
         while True:
             running = self._suspects[:1] or self._active
-            shares = schedule([sequence.n_waiting for sequence in running], self._context.n_batch, _MIXED_BATCH)
+            waiting = [len(sequence.tokens) - sequence.n_cached for sequence in running]
+            shares = schedule(waiting, self._context.n_batch, _MIXED_BATCH)
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break
             self._preempt()
+        chosen = [(sequence, share) for sequence, share in zip(running, shares, strict=True) if share]
+        if len(chosen) > 1:
+            chosen.sort(key=lambda pair: pair[0].slot)
         parts: list[_Part] = []
         batch: list[Entry] = []
-        # Recurrent models need ascending slots, and slots without gaps are not split into several passes.
-        for sequence, share in sorted(zip(running, shares, strict=True), key=lambda pair: pair[0].slot):
-            if not share:
-                continue
+        for sequence, share in chosen:
             tokens, slot, start = sequence.tokens, sequence.slot, sequence.n_cached
             end, last = start + share, len(tokens) - 1
-            batch += [Entry(tokens[position], position, slot, position == last) for position in range(start, end)]
+            for position in range(start, end):
+                batch.append(Entry(tokens[position], position, slot, position == last))
             parts.append(_Part(sequence, share, range(len(batch) - (end > last), len(batch))))
         self._alone = parts[0].sequence.request if len(parts) == 1 else None
         return parts, batch
@@ -223,7 +230,12 @@ class Engine:
         return []
 
     def _give_way(self) -> list[Event]:
-        """The KV cache was full sooner than its cells say: somebody has to go before the batch is tried again."""
+        """The KV cache was full sooner than its cells said: somebody has to go before the batch is tried again."""
+        n_cells, room = self._context.n_cells, self._slots.room
+        if n_cells < room.n_cells:  # it could not grow as far as it was meant to
+            room.n_cells = n_cells
+            self._window = min(self._window, n_cells)
+            return []
         if self._slots.evict():
             return []
         if len(self._active) > 1:
@@ -241,20 +253,21 @@ class Engine:
         drawing: list[Sequence] = []
         addresses: list[int] = []
         for sequence, share, rows in parts:
-            self._slots.append(sequence.slot, sequence.tokens[sequence.n_cached : sequence.n_cached + share])
-            sequence.n_cached += share
+            start = sequence.n_cached
+            sequence.n_cached = end = start + share
+            self._slots.append(sequence.slot, sequence.tokens[start:end])
             sequence.metrics.computed(seconds)
             if rows:
                 drawing.append(sequence)
                 addresses.append(self._context.logits(rows[0]))
             elif not sequence.n_completion:
-                done = sequence.n_cached - sequence.n_reused
-                events.append(PrefillProgress(sequence.request, done, sequence.metrics.prefill_seconds))
+                progress = PrefillProgress(sequence.request, end - sequence.n_reused, sequence.metrics.prefill_seconds)
+                events.append(progress)
         if drawing and self._suspects:
             del self._suspects[0]
+        samplers = [sequence.sampler for sequence in drawing]
         refused = [sequence.refused.get(len(sequence.tokens), ()) for sequence in drawing]
-        tokens = _sample_rows([sequence.sampler for sequence in drawing], addresses, refused)
-        for sequence, token in zip(drawing, tokens, strict=True):
+        for sequence, token in zip(drawing, _sample_rows(samplers, addresses, refused), strict=True):
             if isinstance(token, LlmrunError):
                 events.append(self._fail(sequence, token))
             else:

@@ -46,38 +46,45 @@ class RepeatGuard:
             return self._found
         old = len(self._text)
         self._text += text
-        for index in range(old, len(self._text)):
-            if self._loops(index):
-                self._found = _named(self._text[index + 1 - self._period : index + 1])
-                break
+        end = self._loop_in(old)
+        if end is not None:
+            self._found = _named(self._text[end - self._period : end])
         if len(self._text) > 4 * _LONGEST_BLOCK:
             cut = len(self._text) - _LONGEST_BLOCK
             self._text, self._start = self._text[cut:], self._start + cut
         return self._found
 
-    def _loops(self, index: int) -> bool:
-        """Take in the character at an index of _text; whether the text up to it ends in a loop."""
-        text, period = self._text, self._period
-        if period and text[index] == text[index - period]:
-            self._matched += 1
-        else:
-            self._period = self._matched = 0
-        seed = text[index + 1 - _SEED : index + 1] if index + 1 >= _SEED else ""
-        if not seed:
-            return False
-        place = self._start + index
-        if not self._period:
-            self._look_for(seed, place, index)
-        self._young[seed] = place
+    def _loop_in(self, old: int) -> int | None:
+        """Take in the characters of _text from an index on; behind which of them the text ends in a loop, if any."""
+        text = self._text
+        for index in range(old, len(text)):
+            period = self._period
+            if period:
+                if text[index] == text[index - period]:
+                    self._matched += 1
+                else:
+                    self._period = self._matched = period = 0
+            if index + 1 < _SEED:
+                continue
+            seed = text[index + 1 - _SEED : index + 1]
+            if not period:
+                self._look_for(seed, self._start + index, index)
+            self._young[seed] = self._start + index
+            if period and self._matched >= self._needed and self._is_loop(index):
+                return index + 1
         if len(self._young) > _LONGEST_BLOCK:
             self._young, self._old = {}, self._young
-        return bool(self._period) and self._matched >= self._needed and self._is_loop(index)
+        return None
 
     def _look_for(self, seed: str, place: int, index: int) -> None:
         """Where the same characters stood last; that far away each of the next ones is compared."""
-        before = self._young.get(seed, self._old.get(seed, -1))
+        before = self._young.get(seed)
+        if before is None:
+            before = self._old.get(seed)
+        if before is None:
+            return
         period = place - before
-        if before >= 0 and period <= min(_LONGEST_BLOCK, index):
+        if period <= min(_LONGEST_BLOCK, index):
             self._period, self._matched = period, _SEED
             times = _LONG_PROSE_TIMES if period >= _LONG_PROSE else _PROSE_TIMES
             self._needed = max(_PROSE_SPAN, times * period) - period

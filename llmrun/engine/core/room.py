@@ -57,8 +57,9 @@ class Room:
         pieces = self._pieces.setdefault(slot, [])
         if not pieces or pieces[-1].length != self._blocks[pieces[-1].block]:
             pieces.append(_Piece(next(self._names), 0))
-        pieces[-1].length += n_tokens
-        self._blocks[pieces[-1].block] = pieces[-1].length
+        last = pieces[-1]
+        last.length += n_tokens
+        self._blocks[last.block] = last.length
         self.used += n_tokens
 
     def cut(self, slot: int, length: int) -> None:

@@ -101,6 +101,8 @@ class Sequence:
         self.refused.setdefault(left, set()).add(self.tokens[left])
         del self.tokens[left:]
         self.sampler.rewind(n_tokens, self.tokens)
+        if self.extras.thinking is not None:
+            self.extras.thinking.rewind(self.n_completion)
         self.metrics.retracted(n_tokens)
         self.n_retracted += n_tokens
         self.n_shown = min(self.n_shown, self.n_completion)
@@ -108,8 +110,8 @@ class Sequence:
 
     def delta(self, text: str) -> TextDelta:
         """The event for text that became safe to show."""
-        tokens, self.n_shown = self.n_completion - self.n_shown, self.n_completion
-        return TextDelta(self.request, text, tokens)
+        before, self.n_shown = self.n_shown, self.n_completion
+        return TextDelta(self.request, text, self.n_shown - before)
 
     def stats(self, n_ctx: int) -> Stats:
         """What it cost up to now."""

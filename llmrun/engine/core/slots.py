@@ -47,15 +47,20 @@ class Slots:
         self._used: dict[int, int] = dict.fromkeys(self.cached, 0)  # when, in releases
         self._releases = 0
 
-    def admits(self, tokens: list[int]) -> bool:
-        """Whether the cells can hold these tokens, beside the slots that are not idle."""
+    def admits(self, tokens: list[int], pending: int) -> bool:
+        """Whether the cells can hold these tokens, beside the slots that are not idle and what is to come into those.
+
+        Args:
+            pending: how many tokens that is.
+        """
         if not self._context.unified:
             return True
         source, shared = self._longest(tokens, self.cached)
         busy = {*self.cached} - self.idle
         lengths = {} if source in busy else {source: shared}
         held = self.room.held({*busy, source}, lengths)
-        return held + len(tokens) - shared + self.room.n_cells // _SPARE_SHARE <= self.room.n_cells
+        spare = self.room.n_cells // _SPARE_SHARE
+        return held + pending + len(tokens) - shared + spare <= self.room.n_cells
 
     def make_room(self, n_tokens: int) -> bool:
         """Evict idle slots, those not used for longest first, until so many more tokens fit; whether they do."""
@@ -130,7 +135,7 @@ class Slots:
     def _longest(self, tokens: list[int], slots: Collection[int]) -> tuple[int, int]:
         """Which of some slots knows most of a prompt, and how much; of equal ones, the one that loses least by it."""
         known = {slot: common_prefix(self.cached[slot], tokens) for slot in slots}
-        best = max(slots, key=lambda slot: (known[slot], slot in self.idle, -len(self.cached[slot]), -slot))
+        best = max(slots, key=lambda slot: (known[slot], -len(self.cached[slot]), -slot))
         return best, known[best]
 
     def _close_gap(self, slot: int, tokens: list[int]) -> bool:

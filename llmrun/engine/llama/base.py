@@ -5,10 +5,14 @@ Owns the seam; knows nothing of text layout, chat, sampling or scheduling.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from llmrun.errors import LlmrunError
+
+ALLOCATING = threading.Lock()
+"""Held while a KV cache grows, and while a chat template runs: the cap on its memory is the whole process's."""
 
 
 class Aborted(Exception):  # noqa: N818 - an answer, not an error
@@ -39,6 +43,8 @@ class Vocabulary(Protocol):
         n_tokens: how many there are, and floats of one row of logits.
         suppressed: tokens the model's makers say must never be sampled.
         control_texts: texts that tokenize(special=True) turns into control tokens.
+        bos_text: of the begin-of-sequence token, "" where there is none.
+        eos_text: the same for the end-of-sequence token.
     """
 
     @property
@@ -49,6 +55,12 @@ class Vocabulary(Protocol):
 
     @property
     def control_texts(self) -> tuple[str, ...]: ...
+
+    @property
+    def bos_text(self) -> str: ...
+
+    @property
+    def eos_text(self) -> str: ...
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
         """Token ids of text, without a begin-of-sequence token; with special, text of control tokens becomes those."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
-from llmrun.engine.llama.base import Aborted, DecodeError, Entry, NoRoom
+from llmrun.engine.llama.base import ALLOCATING, Aborted, DecodeError, Entry, NoRoom
 from llmrun.engine.llama.library import function
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadModelError, OutOfMemoryError
@@ -67,7 +67,9 @@ class LlamaContext:
         self.n_outputs = max(n_outputs, load.n_seq_max)
         # One pool of cells is one window to llama.cpp, which would choose the factors of LongRoPE by its size.
         self.unified = load.n_seq_max > 1 and not model.rope_depends_on_window
-        self.n_cells = load.n_cells or load.n_ctx * load.n_seq_max
+        self.n_cells = load.n_ctx * load.n_seq_max
+        if self.unified and load.n_cells:
+            self.n_cells = min(load.n_cells, self.n_cells)
         self._watched = self._llama.ggml_backend_sched_eval_callback(self._called(watch)) if watch else None
         self._failure: BaseException | None = None  # what a watcher raised
         self._shifted: set[int] = set()  # sequences whose keys the next decode turns to their new positions
@@ -125,7 +127,9 @@ class LlamaContext:
 
     def _called(self, watch: Watch) -> Callable[[int, bool, Any], bool]:
         """llama_context_params.cb_eval. Nothing can be raised through C++."""
-        from llmrun.engine.llama.tensors import GgmlTensor
+        from llmrun.engine.llama.tensors import GgmlTensor, check_layout
+
+        check_layout()
 
         def called(address: int, ask: bool, data: Any) -> bool:
             try:
@@ -219,7 +223,8 @@ class LlamaContext:
         if self._room >= self._most:
             raise NoRoom
         try:
-            self._grow(min(self._most, max(2 * self._room, self._room + n_tokens)))
+            with ALLOCATING:
+                self._grow(min(self._most, max(2 * self._room, self._room + n_tokens)))
         except OutOfMemoryError:
             if not self.unified:
                 raise
@@ -335,12 +340,11 @@ class _Batch:
         self._tokens, self._positions, self._sequences = ((ctypes.c_int32 * size)() for _ in range(3))
         self._wanted = (ctypes.c_int8 * size)()
         self._counts = (ctypes.c_int32 * size)(*[1] * size)
-        ids = ctypes.POINTER(ctypes.c_int32)
-        start = ctypes.addressof(self._sequences)
-        step = ctypes.sizeof(ctypes.c_int32)
-        self._ids = (ids * size)(*(ctypes.cast(start + i * step, ids) for i in range(size)))
+        start, step = ctypes.addressof(self._sequences), ctypes.sizeof(ctypes.c_int32)
+        self._ids = (ctypes.c_void_p * size)(*range(start, start + step * size, step))
+        ids = ctypes.cast(self._ids, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
         self.native = llama.llama_batch(
-            token=self._tokens, pos=self._positions, n_seq_id=self._counts, seq_id=self._ids, logits=self._wanted
+            token=self._tokens, pos=self._positions, n_seq_id=self._counts, seq_id=ids, logits=self._wanted
         )
 
     def fill(self, batch: Sequence[Entry]) -> int:

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Iterable
 from typing import Any
 
+from llmrun.errors import BadModelError
+
 _NO_TOKEN = -1
+_SENTENCE_PIECE, _RWKV = 1, 5  # enum llama_vocab_type, of those whose tokenizers can't do without some tokens
 
 
 class LlamaVocabulary:
@@ -41,6 +45,8 @@ class LlamaVocabulary:
         self._pieces: list[bytes | None] = [None] * self.n_tokens
         self._ends: list[bool | None] = [None] * self.n_tokens
         self._control_texts: tuple[str, ...] = ()
+        self._kind = int(llama.llama_vocab_type(vocab))
+        self._damage = ""  # why llama.cpp's tokenizer would die of this vocabulary, or never return
         # Beside the making of the context, which needs no Python.
         self._collecting = threading.Thread(target=self._collect, daemon=True)
         self._collecting.start()
@@ -56,29 +62,60 @@ class LlamaVocabulary:
         return self._control_texts
 
     def _collect(self) -> None:
-        """Find the texts of all control tokens."""
+        """Find the texts of all control tokens, and what the tokenizer can't do without."""
         llama, vocab = self._llama, self.pointer
         attribute = llama.llama_vocab_get_attr
-        special = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
-        tokens = [token for token in range(self.n_tokens) if attribute(vocab, token) & special]
-        self._control_texts = tuple(map(self._text, tokens))
+        attributes = [attribute(vocab, token) for token in range(self.n_tokens)]
+        control = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
+        self._control_texts = tuple(self._text(token) for token, found in enumerate(attributes) if found & control)
+        if self._kind == _SENTENCE_PIECE:
+            usual = [token for token, found in enumerate(attributes) if found & llama.LLAMA_TOKEN_ATTR_BYTE]
+            self._damage = self._missing_byte(usual) and self._missing_byte(range(self.n_tokens))
+        elif self._kind == _RWKV:
+            self._damage = self._missing_beginning()
+
+    def _missing_byte(self, tokens: Iterable[int]) -> str:
+        """SentencePiece spells what it does not know in byte tokens, and throws where there is none."""
+        texts = set(map(self._raw_text, tokens))
+        missing = [byte for byte in range(256) if not texts & {b"<0x%02X>" % byte, bytes([byte])}]
+        return f"it has no token for the byte 0x{missing[0]:02X}" if missing else ""
+
+    def _missing_beginning(self) -> str:
+        """RWKV's tokenizer goes on for ever where a text begins like a token, but is none, nor its first byte."""
+        pieces = [self.control_piece(token) for token in range(self.n_tokens)]
+        missing = {piece[:1] for piece in pieces} - set(pieces)
+        return f"it has longer tokens that begin with {min(missing)!r}, but no such token" if missing else ""
 
     def _text(self, token: int) -> str:
         """A token's text in the vocabulary; "" for no token."""
         if token == _NO_TOKEN:
             return ""
-        return bytes(self._llama.llama_vocab_get_text(self.pointer, token)).decode("utf-8", "replace")
+        return self._raw_text(token).decode("utf-8", "replace")
+
+    def _raw_text(self, token: int) -> bytes:
+        return bytes(self._llama.llama_vocab_get_text(self.pointer, token))
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
-        """See base.Vocabulary; lone surrogates become U+FFFD."""
+        """See base.Vocabulary; a lone surrogate becomes a question mark.
+
+        Raises:
+            BadModelError: llama.cpp can't do it with this vocabulary.
+        """
+        if self._kind in (_SENTENCE_PIECE, _RWKV):
+            self._collecting.join()
+        if self._damage:
+            raise _damaged(self._damage)
         data = text.encode("utf-8", "replace")
         room = len(data) + 8
         while True:
             tokens = (ctypes.c_int32 * room)()
             count = self._llama.llama_tokenize(self.pointer, data, len(data), tokens, room, False, special)
-            if count >= 0:
+            if count < 0:
+                room = -count
+            elif min(tokens[:count], default=0) < 0:
+                raise _damaged("it has no token for something in the text, and none for the unknown")
+            else:
                 return tokens[:count]
-            room = -count
 
     def with_bos(self, tokens: list[int]) -> list[int]:
         """See base.Vocabulary."""
@@ -112,3 +149,7 @@ class LlamaVocabulary:
         if known is None:
             self._ends[token] = known = bool(self._llama.llama_vocab_is_eog(self.pointer, token))
         return known
+
+
+def _damaged(why: str) -> BadModelError:
+    return BadModelError("this model's vocabulary can't be used", why=why, hint="try another file of this model")

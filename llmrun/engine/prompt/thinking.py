@@ -5,6 +5,9 @@ Pure; must not know tokens or models. What is shown of it is the front's busines
 
 from __future__ import annotations
 
+import enum
+from typing import NamedTuple
+
 # (opening, closing), as makers write them; a model's chat template tells which are its own.
 _KNOWN = (
     ("<think>", "</think>"),
@@ -15,16 +18,62 @@ _KNOWN = (
     ("<thought>", "</thought>"),
 )
 
+Tags = tuple[str, str]
 
-def thinking_tags(template: str | None) -> tuple[str, str] | None:
+
+def thinking_tags(template: str | None) -> Tags | None:
     """The texts between which a model with this chat template thinks; None if it does not."""
     return next((tags for tags in _KNOWN if template and tags[1] in template), None)
 
 
-def opens(prompt: str, tags: tuple[str, str]) -> bool:
+def opens(prompt: str, tags: Tags) -> bool:
     """Whether a rendered prompt ends inside the thinking part, so that the answer begins there."""
     opening, closing = tags
     return prompt.rfind(opening) > prompt.rfind(closing) and prompt.rstrip().endswith(opening)
+
+
+class Stage(enum.Enum):
+    """Where an answer is."""
+
+    BEFORE = enum.auto()  # it has begun neither to think nor to speak
+    INSIDE = enum.auto()
+    BEHIND = enum.auto()  # nothing but blanks has come since it stopped thinking
+    ANSWER = enum.auto()
+
+
+class Thoughts(NamedTuple):
+    """Where an answer is, from what it says. Tags count at its beginning only, so that it can speak of them.
+
+    Attributes:
+        tags: what encloses the thoughts.
+        stage: as it says.
+        tail: the end of the text in which a tag may have begun.
+    """
+
+    tags: Tags
+    stage: Stage
+    tail: str = ""
+
+    @classmethod
+    def begin(cls, tags: Tags, *, inside: bool) -> Thoughts:
+        """At the beginning of an answer, which the prompt may have put inside the thoughts."""
+        return cls(tags, Stage.INSIDE if inside else Stage.BEFORE)
+
+    def after(self, text: str) -> Thoughts:
+        """Where it is when this text has come, too."""
+        if self.stage is Stage.ANSWER:
+            return self
+        tail = self.tail + text
+        if self.stage is Stage.INSIDE:
+            _, found, rest = tail.partition(self.tags[1])
+            return Thoughts(self.tags, Stage.BEHIND).after(rest) if found else self._replace(tail=self._kept(tail))
+        begun = tail.lstrip()
+        if begun.startswith(self.tags[0]):
+            return Thoughts(self.tags, Stage.INSIDE).after(begun[len(self.tags[0]) :])
+        return self._replace(tail=tail) if self.tags[0].startswith(begun) else Thoughts(self.tags, Stage.ANSWER)
+
+    def _kept(self, tail: str) -> str:
+        return tail[1 - len(self.tags[1]) :]
 
 
 class ThinkingBudget:
@@ -36,16 +85,17 @@ class ThinkingBudget:
         most: how many tokens it may take.
     """
 
-    def __init__(self, tags: tuple[str, str], inside: bool, most: int) -> None:
+    def __init__(self, tags: Tags, inside: bool, most: int) -> None:
         self._tags = tags
-        self._inside = inside
-        self._left = most
-        self._tail = ""
+        self._most = most
+        # After each token of the answer, and before the first: where it is, and how many tokens of thoughts it has.
+        self._known = [(Thoughts.begin(tags, inside=inside), 0)]
 
     @property
     def used_up(self) -> bool:
         """Whether the part has to be closed now."""
-        return self._inside and self._left <= 0
+        thoughts, used = self._known[-1]
+        return thoughts.stage is Stage.INSIDE and used >= self._most
 
     @property
     def closing(self) -> str:
@@ -54,10 +104,10 @@ class ThinkingBudget:
 
     def push(self, text: str) -> None:
         """One more token of the answer, with this text."""
-        awaited = self._tags[self._inside]
-        self._tail = (self._tail + text)[-len(text) - len(awaited) :]
-        if awaited in self._tail:
-            self._inside = not self._inside
-            self._tail = self._tail.rpartition(awaited)[2]
-        elif self._inside:
-            self._left -= 1
+        before, used = self._known[-1]
+        after = before.after(text)
+        self._known.append((after, used + (before.stage is after.stage is Stage.INSIDE)))
+
+    def rewind(self, n_tokens: int) -> None:
+        """The answer has only so many tokens left."""
+        del self._known[n_tokens + 1 :]

@@ -156,4 +156,4 @@ class Benched:
     peak_bytes: int | None
 
 
-BENCH = JobKind("bench", Bench, BenchUpdate, Benched)
+BENCH = JobKind("bench", Bench, BenchUpdate, Benched, "bench.bench", lambda command: (command.load.path,))

@@ -176,4 +176,8 @@ class EvaluateUpdate:
     so_far: Evaluated | None = None
 
 
-EVALUATE = JobKind("evaluate", Evaluate, EvaluateUpdate, Evaluated)
+def _models(command: Evaluate) -> tuple[str, ...]:
+    return tuple(filter(None, (command.model, command.reference)))
+
+
+EVALUATE = JobKind("evaluate", Evaluate, EvaluateUpdate, Evaluated, "evaluate.evaluate", _models)

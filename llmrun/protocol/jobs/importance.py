@@ -108,4 +108,6 @@ class Summed:
     text: str = ""
 
 
-IMPORTANCE = JobKind("importance", Importance, ImportanceUpdate, Summed)
+IMPORTANCE = JobKind(
+    "importance", Importance, ImportanceUpdate, Summed, "importance.importance", lambda command: (command.model,)
+)

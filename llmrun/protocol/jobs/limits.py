@@ -44,4 +44,4 @@ class MeasuredLimits:
     single: float
 
 
-LIMITS = JobKind("limits", MeasureLimits, LimitsUpdate, MeasuredLimits)
+LIMITS = JobKind("limits", MeasureLimits, LimitsUpdate, MeasuredLimits, "machine.roofline")

@@ -52,4 +52,4 @@ class Measured:
     positions: int
 
 
-MIX = JobKind("mix", Measure, MeasureUpdate, Measured)
+MIX = JobKind("mix", Measure, MeasureUpdate, Measured, "mix.mix", lambda command: command.files[:1])

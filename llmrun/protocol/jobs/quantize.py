@@ -67,4 +67,6 @@ class Quantized:
     unimportant: tuple[str, ...] = ()
 
 
-QUANTIZE = JobKind("quantize", Quantize, QuantizeUpdate, Quantized)
+QUANTIZE = JobKind(
+    "quantize", Quantize, QuantizeUpdate, Quantized, "quantize.quantize", lambda command: (command.source,)
+)

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from llmrun.bench.results import Machine
-from llmrun.protocol.messages import as_dict
+from llmrun.protocol.codec import as_dict
 
 VERSION = 1
 """Of the JSON; it grows when a name goes or changes its meaning."""

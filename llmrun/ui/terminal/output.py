@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from llmrun.errors import LlmrunError
-from llmrun.protocol.messages import Event, as_dict
+from llmrun.protocol.codec import as_dict
+from llmrun.protocol.messages import Event
 from llmrun.ui.terminal.sanitize import clean
 
 if TYPE_CHECKING:

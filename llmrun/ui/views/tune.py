@@ -13,7 +13,7 @@ from llmrun.bench.tune.paired import Ratio
 from llmrun.bench.tune.run import Outcome
 from llmrun.bench.tune.search import Compared, Found, Step, Tried
 from llmrun.planning.tuned import Profile, Tuned
-from llmrun.protocol.messages import as_dict
+from llmrun.protocol.codec import as_dict
 from llmrun.ui.terminal.cells import cut
 from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output

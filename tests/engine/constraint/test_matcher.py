@@ -13,16 +13,17 @@ import weakref
 from collections.abc import Iterator, Sequence
 
 import pytest
+from support.effort import loop_seconds
 from support.fake_context import BEGIN, END, N_VOCAB, TURN, FakeVocabulary, tokens_of
 from support.grammar_cases import BROKEN_FOR_LLGUIDANCE, BROKEN_GRAMMARS, BROKEN_SCHEMAS, GRAMMARS, SCHEMAS
 from support.grammar_twin import Twin
 from support.mutations import mutations
 
-from llmrun.engine.constraint.matcher import Constraint, compile_grammar
+from llmrun.engine.constraint.matcher import Matcher, compile_grammar
 from llmrun.errors import BadGrammarError
 from llmrun.grammar import Grammar, gbnf, read_grammar, read_json_schema
 
-MOST_SECONDS = 1.0
+MOST_LOOPS = 200  # about a second on an idle machine
 WORDS = [b"ab", b"abc", b"bc", b"aa", b"ab", b'{"', b'": ', b", ", "ü".encode(), "ü".encode()[:1] + b"a"]
 STOP = N_VOCAB + len(WORDS)  # a second token that ends answers
 
@@ -68,7 +69,7 @@ def plain() -> FakeVocabulary:
     return FakeVocabulary()
 
 
-def allowed(constraint: Constraint, n_vocab: int = Vocabulary.n_tokens) -> list[int]:
+def allowed(constraint: Matcher, n_vocab: int = Vocabulary.n_tokens) -> list[int]:
     """The tokens of the mask, read as the native sampler reads it."""
     words = (ctypes.c_uint32 * ((n_vocab + 31) // 32)).from_address(constraint.mask())
     tokens = [token for token in range(len(words) * 32) if words[token // 32] >> (token % 32) & 1]
@@ -76,7 +77,7 @@ def allowed(constraint: Constraint, n_vocab: int = Vocabulary.n_tokens) -> list[
     return tokens
 
 
-def follows(constraint: Constraint, text: str) -> bool:
+def follows(constraint: Matcher, text: str) -> bool:
     """Whether a text is a whole answer, byte by byte; the constraint is afterwards where it was."""
     accepted = 0
     try:
@@ -142,7 +143,7 @@ def test_random_grammars_allow_exactly_what_their_twin_does(plain: FakeVocabular
             assert follows(constraint, answer) == Twin(rules, answer).follows, (text, answer)
 
 
-def all_answers(constraint: Constraint, vocabulary: Vocabulary, longest: int, force: bool) -> set[bytes]:
+def all_answers(constraint: Matcher, vocabulary: Vocabulary, longest: int, force: bool) -> set[bytes]:
     """Every answer of a, b and c up to some length that can be drawn, in every way to cut it into tokens."""
     found: set[bytes] = set()
 
@@ -288,10 +289,10 @@ def test_what_only_the_engine_finds_is_named_too(name: str, plain: FakeVocabular
     kind, case = BROKEN_FOR_LLGUIDANCE[name]
     grammar = (read_json_schema if kind == "json_schema" else read_grammar)(case.text)
     assert grammar.kind == kind
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(BadGrammarError) as caught:
         compile_grammar(grammar, plain)
-    assert time.perf_counter() - began < 2 * MOST_SECONDS
+    assert time.process_time() - began < 2 * MOST_LOOPS * loop_seconds()
     assert case.place in str(caught.value)
     assert case.why in str(caught.value)
     assert len(str(caught.value)) < 500
@@ -328,12 +329,12 @@ GREEDY = {
 
 @pytest.mark.parametrize("name", GREEDY)
 def test_a_grammar_that_asks_for_much_takes_little_or_is_refused(name: str, vocabulary: Vocabulary) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     with contextlib.suppress(BadGrammarError):
         constraint = compile_grammar(Grammar("gbnf", GREEDY[name]), vocabulary)
         for _ in range(20):
             constraint.accept(allowed(constraint)[0])
-    assert time.perf_counter() - began < 5 * MOST_SECONDS
+    assert time.process_time() - began < 5 * MOST_LOOPS * loop_seconds()
 
 
 @pytest.mark.parametrize("kind", ["gbnf", "lark", "json_schema"])
@@ -346,15 +347,17 @@ def test_whatever_is_written_the_engine_lives(kind: str, plain: FakeVocabulary) 
             '%llguidance {}\nstart: A | b\nA[max_tokens=5]: /x/i\nb: %json {"type": "object"}\n%ignore / /\n',
         ],
     }[kind]
+    slowest = 0.0
     for text in mutations(texts, seed=5):
-        began = time.perf_counter()
+        began = time.process_time()
         try:
             constraint = compile_grammar(Grammar(kind, text), plain)
             constraint.accept(allowed(constraint, N_VOCAB)[0])
             constraint.forced()
         except BadGrammarError:
             pass
-        assert time.perf_counter() - began < MOST_SECONDS, text
+        slowest = max(slowest, time.process_time() - began)
+    assert slowest < MOST_LOOPS * loop_seconds()
 
 
 def test_a_vocabulary_is_looked_through_once_and_forgotten_with_its_model() -> None:

@@ -8,6 +8,9 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import END, N_VOCAB, favouring, hashed, scripted, tokens_of
 
+from llmrun.engine.core.repeats import RepeatGuard
+from llmrun.engine.core.sequence import Extras
+from llmrun.engine.prompt.thinking import ThinkingBudget
 from llmrun.protocol.params import SamplingParams
 
 HOT = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7)
@@ -88,6 +91,20 @@ def test_when_no_token_is_left_it_fails_and_says_why() -> None:
     talk.run()
     assert talk.failed().code == "bad-logits"
     assert "ban" in talk.failed().hint
+
+
+def test_thoughts_that_are_taken_back_do_not_count() -> None:
+    budget = ThinkingBudget(("<think>", "</think>"), True, 4)
+    talk = Conversation(second_choice("abno!", {"ab": "x"}))
+    assert talk.answer("Hi", ban=("no",), extras=Extras(thinking=budget)) == ("abx", "stop")
+
+
+def test_text_that_is_taken_back_is_no_repetition() -> None:
+    """The guard reads what is shown."""
+    guard = RepeatGuard()
+    talk = Conversation(second_choice("say no!", {"say ": "x"}))
+    talk.answer("Hi", ban=("no",), extras=Extras(guard=guard))
+    assert guard._text == "say x"
 
 
 def test_metrics_count_what_stayed() -> None:

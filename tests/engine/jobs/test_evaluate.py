@@ -18,7 +18,7 @@ from llmrun.engine.jobs.evaluate.scores import Rows
 from llmrun.errors import BadLogitsError, OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
-from llmrun.protocol.jobs import from_json
+from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.jobs.evaluate import (
     EVALUATE,
     Divergence,
@@ -29,7 +29,6 @@ from llmrun.protocol.jobs.evaluate import (
     Needle,
     Stretch,
 )
-from llmrun.protocol.messages import as_dict
 from llmrun.quantize import evaluate
 
 pytestmark = pytest.mark.usefixtures("package_on_path")

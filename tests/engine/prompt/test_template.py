@@ -9,11 +9,11 @@ import re
 import resource
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support.effort import loops
 
 from llmrun.engine.prompt import template as module
 from llmrun.engine.prompt.template import MAX_TEMPLATE_CHARACTERS, NAMED, ChatTemplate, ControlTexts, Part, RenderLimits
@@ -468,10 +468,9 @@ def test_another_thread_than_the_main_one_renders_too() -> None:
 def test_a_vocabulary_of_thousands_of_control_texts_is_searched_quickly() -> None:
     control = ControlTexts(f"<unused{number}>" for number in range(6000))
     text = "<unused99999> <unused17>" * 20_000
-    started = time.process_time()
-    parts = ChatTemplate("<unused1>{{ messages[0].content }}", bos="", eos="").render(user(text), control)
-    assert parts == [Part("<unused1>", True), Part(text, False)]
-    assert time.process_time() - started < 1
+    template = ChatTemplate("<unused1>{{ messages[0].content }}", bos="", eos="")
+    assert template.render(user(text), control) == [Part("<unused1>", True), Part(text, False)]
+    assert loops(lambda: template.render(user(text), control)) < 200
 
 
 def test_control_texts_are_found_as_by_trying_them_all_the_longest_first() -> None:

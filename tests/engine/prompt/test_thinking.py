@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from support.conversation import Conversation
-from support.fake_context import scripted
+from support.fake_context import favouring, scripted, tokens_of
 
 from llmrun.engine.core.sequence import Extras
-from llmrun.engine.prompt.thinking import ThinkingBudget, opens, thinking_tags
+from llmrun.engine.prompt.thinking import Stage, ThinkingBudget, Thoughts, opens, thinking_tags
 
 TAGS = ("<think>", "</think>")
 
@@ -63,3 +65,38 @@ def test_no_thought_at_all() -> None:
 def test_only_thoughts_count() -> None:
     assert think("a long answer, no thoughts", 3) == "a long answer, no thoughts"
     assert think("<think>a</think>a long answer", 9) == "<think>a</think>a long answer"
+
+
+def test_what_is_taken_back_was_neither_thought_nor_said() -> None:
+    """A banned phrase begins in the thoughts and ends behind them: the model thinks on, with the tokens it has left."""
+    script = tokens_of("Hi<think>ab</think>cd")
+
+    def model(tokens: Sequence[int]) -> Sequence[float]:
+        logits = favouring(script[len(tokens)] if [*tokens] == script[: len(tokens)] else ord("x"))
+        logits[ord("x")] += 1
+        return logits
+
+    talk = Conversation(model, n_ctx=200)
+    text, _ = talk.answer("Hi", extras=Extras(thinking=ThinkingBudget(TAGS, False, 10)), most=30, ban=("k>c",))
+    assert text == "<think>ab</thinxx\n</think>\n\nxx"
+
+
+@pytest.mark.parametrize(
+    ("text", "stage"),
+    [
+        ("", Stage.BEFORE),
+        (" \n<th", Stage.BEFORE),
+        ("<th e", Stage.ANSWER),
+        ("\n<think>x</thi", Stage.INSIDE),
+        ("<think></think>\n", Stage.BEHIND),
+        ("<think></think>\n<think>", Stage.INSIDE),
+        ("<think></think>\nyes <think>", Stage.ANSWER),
+        ("say <think>", Stage.ANSWER),
+    ],
+)
+@pytest.mark.parametrize("cut", [1, 2, 3, 100])
+def test_where_an_answer_is_does_not_depend_on_its_tokens(text: str, stage: Stage, cut: int) -> None:
+    thoughts = Thoughts.begin(TAGS, inside=False)
+    for start in range(0, len(text), cut):
+        thoughts = thoughts.after(text[start : start + cut])
+    assert thoughts.stage is stage

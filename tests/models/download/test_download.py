@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from llmrun.models.download.download import download
 from llmrun.models.download.transfer import Patience, Source
 
 CONTENT = random.Random(1).randbytes(3_000_000)
-QUICK = Patience(connect_seconds=2, stall_seconds=2, retries=2, backoff_seconds=0.0)
+QUICK = Patience(connect_seconds=30, stall_seconds=30, retries=2, backoff_seconds=0.0)
 
 
 @pytest.fixture
@@ -199,18 +200,18 @@ def test_busy_server_is_asked_again(hub: StandInHub, target: Path) -> None:
     assert target.read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("date", [False, True], ids=["seconds", "date"])
-def test_retry_after_is_heeded(hub: StandInHub, target: Path, date: bool) -> None:
+def test_retry_after_is_heeded(hub: StandInHub, target: Path) -> None:
     hub.faults.statuses = [429]
-    hub.faults.headers = {"Retry-After": formatdate(time.time() + 2, usegmt=True) if date else "1"}
+    hub.faults.headers = {"Retry-After": "1"}
     began = time.monotonic()
     fetch(hub, target)
-    assert 0.9 < time.monotonic() - began < 5
+    assert time.monotonic() - began > 0.9
 
 
-def test_long_wait_is_said(hub: StandInHub, target: Path) -> None:
+@pytest.mark.parametrize("date", [False, True], ids=["seconds", "date"])
+def test_long_wait_is_said(hub: StandInHub, target: Path, date: bool) -> None:
     hub.faults.statuses = [429]
-    hub.faults.headers = {"Retry-After": "60"}
+    hub.faults.headers = {"Retry-After": formatdate(time.time() + 100, usegmt=True) if date else "60"}
     notes: list[str] = []
 
     def note(text: str) -> None:
@@ -220,15 +221,16 @@ def test_long_wait_is_said(hub: StandInHub, target: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fetch(hub, target, on_note=note)
     assert "429" in notes[0]
-    assert "again in 60 seconds" in notes[0]
+    (seconds,) = re.findall(r"again in (\d+) seconds", notes[0])
+    assert 60 <= int(seconds) <= 100 if date else seconds == "60"
 
 
-def test_back_off_grows(monkeypatch: pytest.MonkeyPatch, hub: StandInHub, target: Path) -> None:
+def test_back_off_grows(hub: StandInHub, target: Path) -> None:
     hub.faults.statuses = [503] * 10
     began = time.monotonic()
     with pytest.raises(NetworkError):
         fetch(hub, target, patience=Patience(retries=3, backoff_seconds=0.1))
-    assert (0.1 + 0.2 + 0.4) * 0.75 <= time.monotonic() - began < 3
+    assert time.monotonic() - began >= (0.1 + 0.2 + 0.4) * 0.75
 
 
 @pytest.mark.parametrize("wait", ["3600", formatdate(4e9, usegmt=True)])
@@ -251,10 +253,8 @@ def test_patience_ends(hub: StandInHub, target: Path) -> None:
 def test_stall_is_noticed(hub: StandInHub, target: Path, drip: bool) -> None:
     hub.faults.stall_after = 1000
     hub.faults.drip = drip
-    began = time.monotonic()
     with pytest.raises(NetworkError, match="stopped arriving"):
         fetch(hub, target, patience=Patience(stall_seconds=0.5, retries=0))
-    assert time.monotonic() - began < 2
     assert 1000 <= part_of(target).stat().st_size < 2000
 
 
@@ -270,13 +270,13 @@ def test_server_that_answers_nothing_is_asked_again(hub: StandInHub, target: Pat
 
 def test_progress_comes_while_nothing_arrives(hub: StandInHub, target: Path) -> None:
     hub.faults.stall_after = 1000
-    seen: list[float] = []
+    seen: list[int] = []
     with pytest.raises(NetworkError):
         fetch(
             hub,
             target,
-            patience=Patience(stall_seconds=1.0, retries=0),
-            on_progress=lambda done, total: seen.append(time.monotonic()),
+            patience=Patience(stall_seconds=2.0, retries=0),
+            on_progress=lambda done, total: seen.append(done),
         )
     assert len(seen) >= 4
 
@@ -474,12 +474,10 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_large_files_come_over_several_connections(hub: StandInHub, target: Path) -> None:
     hub.faults.bytes_per_second = 5_000_000
     seen: list[int] = []
-    began = time.monotonic()
     fetch(hub, target, on_progress=lambda done, total: seen.append(done))
     assert target.read_bytes() == CONTENT
     assert hub.sent == len(CONTENT)
     assert hub.most_busy == module.CONNECTIONS
-    assert time.monotonic() - began < 0.5  # 0.6 s over one
     assert seen == sorted(seen)
     assert list(target.parent.iterdir()) == [target]
     # The signed link is asked for once, not for every piece.

@@ -19,7 +19,7 @@ from llmrun.models.download.part import SEVERAL_PIECES_BYTES, arrived_bytes
 
 NAME = "tiny-Q4_K_M.gguf"
 SMALL = tiny_model() + random.Random(2).randbytes(20_000_000)
-SECONDS = 60
+SECONDS = 180
 
 pytestmark = [
     pytest.mark.usefixtures("package_on_path"),

@@ -274,7 +274,7 @@ def test_on_a_real_terminal_which_is_as_before_afterwards(leave: str) -> None:
     import termios
 
     child = pexpect.spawn(
-        sys.executable, ["-c", CHAT], encoding="utf-8", timeout=30, env={**os.environ, "TERM": "xterm"}
+        sys.executable, ["-c", CHAT], encoding="utf-8", timeout=120, env={**os.environ, "TERM": "xterm"}
     )
     before = termios.tcgetattr(child.child_fd)
     child.expect(">>>")

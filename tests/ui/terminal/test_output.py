@@ -199,7 +199,7 @@ except BrokenPipeError:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(timeout=30) == 3
+        assert process.wait(timeout=120) == 3
 
 
 def test_quiet_broken_pipe_takes_a_stream() -> None:

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from llmrun.engine.channel import Outbox
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.llama.base import Entry
-from llmrun.engine.main import Outbox
 from llmrun.errors import LlmrunError
 from llmrun.protocol.jobs.bench import Answer, BenchTest
 from llmrun.protocol.messages import Event, Failed, TextDelta
@@ -48,6 +48,7 @@ class _Stopwatch:
         self.state, self.set_state = context.state, context.set_state
         known = context.vocabulary
         self.n_tokens, self.suppressed, self.control_texts = known.n_tokens, known.suppressed, known.control_texts
+        self.bos_text, self.eos_text = known.bos_text, known.eos_text
         self.tokenize, self.with_bos = known.tokenize, known.with_bos
         self.piece, self.control_piece = known.piece, known.control_piece
         self.sampling_ns = self.text_ns = 0

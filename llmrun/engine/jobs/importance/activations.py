@@ -10,7 +10,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-from llmrun.engine.llama.tensors import GgmlTensor, TensorNumbers, check_layout, operation_numbers
+from llmrun.engine.llama.tensors import GgmlTensor, TensorNumbers, operation_numbers
 from llmrun.errors import BadModelError
 
 _F32 = 0
@@ -42,11 +42,7 @@ class Activations:
 
         Args:
             includes_output: "output.weight" counts too.
-
-        Raises:
-            LlmrunError: ggml's tensors have another layout.
         """
-        check_layout()
         self.sums: dict[str, Sums] = {}
         self._includes_output = includes_output
         self._numbers = TensorNumbers()

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from llmrun.engine.core.loop import Engine
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.engine.service import LoadedModel
+from llmrun.engine.service import Preparer
 from llmrun.errors import BadModelError, BadTemplateError, UsageError
 from llmrun.protocol.jobs.importance import Prompt
-from llmrun.protocol.messages import Failed, Finished, Generate, Load, Message, Started, TextDelta
+from llmrun.protocol.messages import AnswerRequest, Failed, Finished, Generate, Load, Message, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 
 PARALLEL = 16
@@ -55,7 +56,8 @@ class Author:
                 why=error.why,
                 hint="give it one: --calibration FILE",
             ) from None
-        self._loaded = LoadedModel(model, self._context, load)
+        self._engine = Engine(self._context)
+        self._preparer = Preparer(model.vocabulary, model.chat_template, self._context.n_ctx)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -85,7 +87,7 @@ class Author:
             while running < PARALLEL:
                 pieces.append(self._begin(usable[len(pieces) % len(usable)], len(pieces), seed, most))
                 running += 1
-            for event in self._loaded.engine.step():
+            for event in self._engine.step():
                 if isinstance(event, Failed):
                     raise event.error()
                 if isinstance(event, Started):
@@ -112,12 +114,15 @@ class Author:
         tokens = self._tokens(prompt)
         sampling = replace(_SAMPLING, seed=(seed + number) % 2**32)
         room = max(1, self._context.n_ctx - len(tokens))
-        self._loaded.engine.add(number, tokens, sampling, Limits(min(most, room)))
+        self._engine.add(number, tokens, sampling, Limits(min(most, room)))
         return _Piece(prompt, tokens)
 
     def _tokens(self, prompt: Prompt) -> list[int]:
-        asked = Generate(0, (Message("user", prompt.text),)) if prompt.is_question else Generate(0, prompt=prompt.text)
-        return self._loaded.prompt(asked)[1]
+        if prompt.is_question:
+            asked = AnswerRequest((Message("user", prompt.text),))
+        else:
+            asked = AnswerRequest(prompt=prompt.text)
+        return self._preparer.prompt(Generate(0, asked))[1]
 
     def _joined(self, pieces: Sequence[_Piece]) -> tuple[list[int], str]:
         """All texts one after another: each as it stood in the model's context, but for the mark of its beginning."""

@@ -131,7 +131,7 @@ def _keep_memory() -> None:
 
 def start_llama() -> None:
     """Load llama.cpp as the engine loads it."""
-    from llmrun.engine.main import set_environment
+    from llmrun.engine.environment import set_environment
 
     set_environment()
     start()

@@ -1,0 +1,141 @@
+"""A grammar for a model that thinks before it answers: it sleeps while the model thinks, and binds the answer.
+
+Owns where the answer begins; must not know grammars. The blanks behind the closing tag belong to the thoughts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
+
+from llmrun.engine.constraint.matcher import Mask, Matcher, Tokens
+from llmrun.engine.prompt.thinking import Stage, Tags, Thoughts
+
+if TYPE_CHECKING:
+    from llmrun.engine.llama.base import Vocabulary
+
+_MOST_BLANKS = 2  # tokens between the thoughts and the answer
+
+
+class _Place(NamedTuple):
+    """Where an answer is.
+
+    Attributes:
+        thoughts: whether it thinks.
+        blanks: tokens since it stopped thinking.
+        bound: whether its last token was one of the grammar's.
+    """
+
+    thoughts: Thoughts
+    blanks: int = 0
+    bound: bool = False
+
+
+class AfterThoughts:
+    """A Constraint that begins where the thoughts end."""
+
+    def __init__(
+        self, grammar: Matcher, vocabulary: Vocabulary, tags: Tags, *, inside: bool, may_think: bool = True
+    ) -> None:
+        """At the beginning of an answer.
+
+        Args:
+            grammar: what binds the answer itself.
+            tags: what the thoughts are enclosed in.
+            inside: the answer begins inside of them.
+            may_think: the model may open them itself, which takes an opening tag that is one token.
+        """
+        self._grammar = grammar
+        self._vocabulary = vocabulary
+        self._unbound = _unbound(grammar.tokens, tags[1])
+        opening = vocabulary.tokenize(tags[0], special=True) if may_think else []
+        self._opening = opening if len(opening) == 1 else []
+        begin = Thoughts.begin(tags, inside=inside)
+        self._places = [_Place(begin if inside or self._opening else begin._replace(stage=Stage.ANSWER))]
+
+    def mask(self) -> int:
+        """See Constraint."""
+        place = self._places[-1]
+        stage = place.thoughts.stage
+        if stage is Stage.INSIDE:
+            return self._unbound.mask(place.thoughts.tail).address
+        if stage is Stage.BEFORE:
+            return self._grammar.mask(self._opening)
+        blank = stage is Stage.BEHIND and place.blanks < _MOST_BLANKS
+        return self._grammar.mask(self._unbound.blanks if blank else ())
+
+    def accept(self, token: int) -> None:
+        """See Constraint."""
+        self._places.append(self._after(self._places[-1], token))
+
+    def _after(self, place: _Place, token: int) -> _Place:
+        thoughts = place.thoughts
+        if thoughts.stage is Stage.INSIDE or (thoughts.stage is Stage.BEFORE and token in self._opening):
+            return _Place(thoughts.after(self._vocabulary.control_piece(token).decode("utf-8", "replace")))
+        if thoughts.stage is Stage.BEHIND and token in self._unbound.blanks:
+            return place._replace(blanks=place.blanks + 1)
+        self._grammar.accept(token)
+        return _Place(thoughts._replace(stage=Stage.ANSWER), bound=True)
+
+    def forced(self) -> list[int]:
+        """See Constraint."""
+        return self._grammar.forced() if self._places[-1].thoughts.stage is Stage.ANSWER else []
+
+    def rewind(self, n_tokens: int) -> None:
+        """See Constraint."""
+        left = len(self._places) - n_tokens
+        bound = sum(place.bound for place in self._places[left:])
+        del self._places[left:]
+        if bound:
+            self._grammar.rewind(bound)
+
+
+class _Unbound:
+    """What may come in a model's thoughts: all but what ends the answer, and tokens in which thoughts and answer meet.
+
+    Attributes:
+        blanks: tokens of nothing but blanks.
+    """
+
+    def __init__(self, tokens: Tokens, closing: str) -> None:
+        self._tokens = tokens
+        self._closing = closing
+        self.blanks = frozenset(token for token, piece in enumerate(tokens.tokens) if piece.isspace())
+        self._any = self._all_but(tokens.ends)
+        tag = closing.encode()
+        whole = [token for token, piece in enumerate(tokens.tokens) if piece.partition(tag)[2].strip()]
+        near = [(token, piece) for token, piece in enumerate(tokens.tokens) if piece[:1] in tag]
+        # Where so many characters of the tag are there: the tokens that complete it, and go on.
+        self._beyond = [whole] + [
+            [token for token, piece in near if piece.startswith(rest) and piece[len(rest) :].strip()]
+            for rest in (tag[length:] for length in range(1, len(tag)))
+        ]
+        self._masks: dict[str, Mask] = {}
+
+    def mask(self, tail: str) -> Mask:
+        """For thoughts that end with this text."""
+        begun = [length for length in range(len(self._closing)) if tail.endswith(self._closing[:length])]
+        beyond = [token for length in begun for token in self._beyond[length]]
+        if not beyond:
+            return self._any
+        end = self._closing[: max(begun)]
+        if end not in self._masks:
+            self._masks[end] = self._all_but(self._tokens.ends.union(beyond))
+        return self._masks[end]
+
+    def _all_but(self, tokens: Iterable[int]) -> Mask:
+        mask = Mask(self._tokens.n_vocab)
+        mask.allow_all()
+        mask.forbid(tokens)
+        return mask
+
+
+_known: WeakKeyDictionary[Tokens, dict[str, _Unbound]] = WeakKeyDictionary()
+
+
+def _unbound(tokens: Tokens, closing: str) -> _Unbound:
+    known = _known.setdefault(tokens, {})
+    if closing not in known:
+        known[closing] = _Unbound(tokens, closing)
+    return known[closing]

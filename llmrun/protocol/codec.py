@@ -1,0 +1,117 @@
+"""Dataclasses <-> plain JSON data, by the annotations of their fields: for the pipe, and for files.
+
+Owns what such data look like; must not know what they are for. What comes in is untrusted: only dataclasses that the
+annotations name are made of it, and every value is of the kind that its annotation says.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+Value = TypeVar("Value")
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """A dataclass as plain JSON data, nested ones included."""
+    return {name: _plain(getattr(value, name)) for name in _names(value.__class__)}
+
+
+def from_json(cls: type[Value], data: Any, *, newer: bool = False) -> Value:
+    """A dataclass from what as_dict() made of it; fields that are missing get their defaults.
+
+    Args:
+        newer: the data may be of a newer llmrun, and fields that this one does not know are passed over.
+
+    Raises:
+        TypeError, ValueError: they are of something else; says which field.
+        LlmrunError: the dataclass itself refuses a value.
+    """
+    if type(data) is not dict:
+        _refuse(data, cls.__name__)
+    kind: Any = cls  # mypy takes a class for something that has no hash
+    known = _fields(kind, newer)
+    values = {}
+    for name, value in data.items():
+        field = known.get(name)
+        if field is not None:
+            values[name] = value if type(value) is field.exact else field.convert(value)
+        elif not newer:
+            raise ValueError(f"{cls.__name__} has no {name!r:.40}")
+    return cls(**values)
+
+
+class _Field(NamedTuple):
+    """How the values of a field are read: those of the exact type are taken as they are, which is quick."""
+
+    exact: type | None
+    convert: Callable[[Any], Any]
+
+
+@functools.cache
+def _names(cls: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(cls))
+
+
+@functools.cache
+def _fields(cls: Any, newer: bool) -> dict[str, _Field]:
+    hints = get_type_hints(cls)
+    return {name: _field(hints[name], f"{name} of {cls.__name__}", newer) for name in _names(cls)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (str, int, float, NoneType)):
+        return value
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return as_dict(value)
+
+
+def _field(kind: Any, what: str, newer: bool) -> _Field:
+    """How values of an annotation are read. `what` names them where one is refused."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    is_ours: bool = is_dataclass(kind)
+    if kind is Any:
+        return _Field(None, lambda value: value)
+    if kind in (str, int, bool):
+        return _Field(kind, lambda value: _refuse(value, what))
+    if kind is float:
+        return _Field(float, lambda value: float(value) if type(value) is int else _refuse(value, what))
+    if origin is Literal:
+        return _Field(None, lambda value: value if value in arguments else _refuse(value, what))
+    if is_ours:
+        return _Field(None, lambda value: from_json(kind, value, newer=newer))
+    inner = [_field(argument, what, newer) for argument in arguments if argument not in (NoneType, Ellipsis)]
+    if origin in (Union, UnionType) and len(inner) == 1:
+        return _Field(inner[0].exact, lambda value: None if value is None else inner[0].convert(value))
+    if origin is tuple:
+        return _Field(None, lambda value: _tuple(value, inner, what, is_open=Ellipsis in arguments))
+    if origin in (dict, Mapping):
+        return _Field(None, lambda value: _dict(value, arguments[0], inner[1], what))
+    raise AssertionError(f"{what} can't be told from JSON")
+
+
+def _tuple(data: Any, inner: list[_Field], what: str, *, is_open: bool) -> tuple[Any, ...]:
+    """Of a list, as long as it is where that is open."""
+    if type(data) is not list:
+        _refuse(data, what)
+    kinds = inner * len(data) if is_open else inner
+    return tuple(
+        item if type(item) is field.exact else field.convert(item) for field, item in zip(kinds, data, strict=True)
+    )
+
+
+def _dict(data: Any, key: type[str | int], field: _Field, what: str) -> dict[Any, Any]:
+    """Of an object; JSON has its keys as text."""
+    if type(data) is not dict:
+        _refuse(data, what)
+    return {key(name): item if type(item) is field.exact else field.convert(item) for name, item in data.items()}
+
+
+def _refuse(value: Any, what: str) -> NoReturn:
+    raise TypeError(f"{what} is {value!r:.40}")

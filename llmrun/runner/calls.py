@@ -1,0 +1,304 @@
+"""Commands that are under way with one engine: what comes in goes to its command, and what takes too long ends.
+
+Owns which event belongs to which command, deadlines, and what a death means for each; must not know who waits. With
+pipe.py and launch.py, all of the front that knows there is an engine process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+
+from llmrun.errors import BadTemplateError, CancelledError, EngineCrashedError, LlmrunError, UsageError
+from llmrun.protocol.messages import (
+    AnswerRequest,
+    Cancel,
+    Command,
+    Count,
+    Counted,
+    Event,
+    Explain,
+    Explained,
+    Failed,
+    Finished,
+    Generate,
+    Job,
+    JobDone,
+    JobUpdate,
+    Load,
+    Loaded,
+    LoadProgress,
+    Open,
+    PrefillProgress,
+    Rendered,
+    Rendering,
+    SaveState,
+    Started,
+    StateSaved,
+    Stats,
+    TextDelta,
+    rendering_share,
+)
+from llmrun.runner.launch import Launched
+from llmrun.runner.pipe import EngineGone, Pipe
+
+RENDER_SECONDS = 2.0
+"""A chat template that takes longer is hostile: real ones take milliseconds."""
+CANCEL_SECONDS = 1.0
+"""An engine that does not stop within this is ended."""
+_TICK_SECONDS = 0.1  # deadlines are looked at so often: a signal handler, or another thread, may have set one
+
+# What each command is answered by, the end of it last; or Failed.
+_ANSWERS: dict[type[Command], tuple[type[Event], ...]] = {
+    Load: (LoadProgress, Loaded),
+    Generate: (Rendering, Rendered, Started, PrefillProgress, TextDelta, Finished),
+    Count: (Rendering, Rendered, Counted),
+    Explain: (Explained,),
+    SaveState: (StateSaved,),
+    Job: (JobUpdate, JobDone),
+}
+_PHASES = {
+    Rendering: "while rendering the chat template",
+    Rendered: "while tokenizing the prompt",
+    Started: "in prefill",
+    TextDelta: "in decode",
+}
+
+
+class Call:
+    """A command on its way.
+
+    Attributes:
+        command: as it was sent.
+        models: files that the engine reads for it.
+        phase: what the engine is doing with it, in words.
+        events: that came and were not taken yet; an error in place of the last one where it failed, behind it None.
+        ends_at: when the engine's time for it is over, by the monotonic clock; None is never.
+        is_cancelled: it was asked to stop.
+    """
+
+    def __init__(self, command: Command, models: tuple[str, ...], seconds: float | None) -> None:
+        self.command, self.models = command, models
+        self.phase = _first_phase(command)
+        self.events: SimpleQueue[Event | LlmrunError | None] = SimpleQueue()
+        self.ends_at = None if seconds is None else time.monotonic() + seconds
+        self.is_cancelled = False
+        self._seconds = seconds
+
+    def take(self, event: Event) -> bool:
+        """Take an event; whether it was the last.
+
+        Raises:
+            EngineGone: it is no answer to the command.
+        """
+        answers = _ANSWERS[type(self.command)]
+        if not isinstance(event, (*answers, Failed)):
+            raise EngineGone(f"it answered {type(self.command).__name__} with {type(event).__name__}")
+        self.phase = _PHASES.get(type(event), self.phase)
+        if isinstance(event, (Rendering, Rendered)):
+            if not self.is_cancelled:
+                self.ends_at = self._rendering_ends() if isinstance(event, Rendering) else None
+        else:
+            self.events.put(event)
+        return isinstance(event, (answers[-1], Failed))
+
+    def _rendering_ends(self) -> float:
+        asked = self.command.asked if isinstance(self.command, (Generate, Count)) else AnswerRequest()
+        return time.monotonic() + RENDER_SECONDS + rendering_share(asked.messages)
+
+    def overdue(self) -> Event | LlmrunError:
+        """What comes of it now that its time is over."""
+        if self.is_cancelled and isinstance(self.command, Generate):
+            return Finished(self.command.request, "cancelled", Stats())
+        if self.is_cancelled:
+            return CancelledError(f"cancelled {self.phase}")
+        if isinstance(self.command, Job):
+            return LlmrunError("llama.cpp does not answer", why=f"nothing came within {self._seconds:.0f} seconds")
+        return BadTemplateError(
+            f"the chat template takes longer than {RENDER_SECONDS:g} seconds",
+            hint="another one goes with --template",
+        )
+
+    def fail(self, gone: EngineGone) -> None:
+        """The engine is gone: the end of it."""
+        self.events.put(self._crash(gone))
+        self.events.put(None)
+
+    def _crash(self, gone: EngineGone) -> LlmrunError:
+        """What the engine's death means; where a file is known to kill engines, the error is about the file."""
+        crash = EngineCrashedError(f"the engine died {self.phase}", why=gone.why, hint=gone.hint)
+        if self.models:
+            from llmrun.gguf.rules import cause_of_crash
+
+            for path in self.models:
+                reason = cause_of_crash(Path(path))
+                if reason is not None:
+                    reason.__cause__ = crash
+                    return reason
+        return crash
+
+
+def _first_phase(command: Command) -> str:
+    if isinstance(command, Load):
+        return "while loading the model"
+    if isinstance(command, Job):
+        return f"in its job, {command.name}"
+    return "while reading the prompt" if isinstance(command, (Generate, Count)) else "while waiting"
+
+
+class Exchange:
+    """The calls of one engine.
+
+    Attributes:
+        pipe: to the engine.
+    """
+
+    def __init__(self, launched: Launched | None = None) -> None:
+        self.pipe = Pipe(launched)
+        self._calls: dict[int, Call] = {}
+        self._numbers = itertools.count(1)
+        self._models: tuple[str, ...] = ()
+        self._was_overdue = False
+        self._gone: EngineGone | None = None
+        self._lock = threading.Lock()  # between a new call and the end of all
+
+    def next_request(self) -> int:
+        """A number for a command that has none yet."""
+        return next(self._numbers)
+
+    def submit(self, command: Command, *, models: tuple[str, ...] = (), seconds: float | None = None) -> Call:
+        """Send a command. The engine's death is told by the call's events.
+
+        Args:
+            models: files that the engine reads for it, where that is not the loaded model.
+            seconds: after which it is given up.
+
+        Raises:
+            UsageError: it is too long.
+        """
+        if isinstance(command, Load):
+            self._models = (command.path,)
+        call = Call(command, models or self._models, seconds)
+        with self._lock:
+            gone = self._gone
+            if gone is None:
+                self._calls[command.request] = call
+        if gone is not None:
+            call.fail(gone)
+        else:
+            self._send(call)
+        return call
+
+    def _send(self, call: Call) -> None:
+        try:
+            self.pipe.send(call.command)
+        except EngineGone:
+            pass  # pump() will hear of it
+        except UsageError:
+            del self._calls[call.command.request]
+            raise
+
+    def open_ahead(self, path: str) -> None:
+        """Let the engine begin to load weights; there is no answer."""
+        with suppress(EngineGone):
+            self.pipe.send(Open(path))
+
+    def events(self, call: Call, *, pumps: bool) -> Iterator[Event]:
+        """What comes of a call, to its end. Whoever stops before cancels it.
+
+        Args:
+            pumps: nobody else calls pump().
+
+        Raises:
+            LlmrunError: it failed.
+        """
+        try:
+            while True:
+                while pumps and call.events.empty():
+                    self.pump()
+                event = call.events.get()
+                if event is None:
+                    return
+                if isinstance(event, LlmrunError):
+                    raise event
+                if isinstance(event, Failed):
+                    raise self._error(call, event)
+                yield event
+        finally:
+            request = call.command.request
+            if self._calls.get(request) is call:
+                self.cancel(request)
+                self._calls.pop(request, None)
+
+    def _error(self, call: Call, failed: Failed) -> LlmrunError:
+        """What llama.cpp refuses to load or to do is explained by its log alone."""
+        error = failed.error()
+        return self.pipe.with_log(error) if isinstance(call.command, (Load, Job)) else error
+
+    def pump(self) -> bool:
+        """Wait a moment for what the engine says, and give it to whom it belongs. Calls that take too long end.
+
+        Gives whether the engine is still there.
+        """
+        try:
+            self._end_overdue()
+            for event in self.pipe.receive(_TICK_SECONDS):
+                call = self._calls.get(event.request)  # None: nobody wants it any more
+                if call is not None and call.take(event):
+                    self._end(call)
+        except EngineGone as gone:
+            self.end_all(gone)
+            return False
+        return True
+
+    def cancel(self, request: int) -> None:
+        """Ask a call to stop: it ends soon, whatever the engine does. Safe in a signal handler."""
+        call = self._calls.get(request)
+        if call is not None and not call.is_cancelled:
+            call.is_cancelled, call.ends_at = True, time.monotonic() + CANCEL_SECONDS
+            with suppress(EngineGone):
+                self.pipe.send(Cancel(request))
+
+    def cancel_all(self) -> None:
+        """Ask everything to stop. Safe in a signal handler."""
+        for request in list(self._calls):
+            self.cancel(request)
+
+    def _end_overdue(self) -> None:
+        """End the calls whose time is over, and the engine if it hangs.
+
+        Raises:
+            EngineGone: it does.
+        """
+        calls = list(self._calls.values())
+        now = time.monotonic()
+        overdue = [call for call in calls if call.ends_at is not None and now >= call.ends_at]
+        # One more read is granted: we may have been asleep ourselves.
+        if overdue and self._was_overdue:
+            for call in overdue:
+                call.events.put(call.overdue())
+                self._end(call)
+            # In a batch with others a cancel waits for the end of the step: that is not hanging.
+            if len(overdue) == len(calls) or not all(call.is_cancelled for call in overdue):
+                raise EngineGone(f"it hung {overdue[0].phase}")
+        self._was_overdue = bool(overdue)
+
+    def _end(self, call: Call) -> None:
+        call.events.put(None)
+        self._calls.pop(call.command.request, None)
+
+    def end_all(self, gone: EngineGone) -> None:
+        """End the engine and all calls."""
+        with self._lock:
+            if self._gone is None:
+                self._gone = EngineGone(gone.why, gone.hint)  # without the frames that it came through
+            calls, gone = list(self._calls.values()), self._gone
+            self._calls.clear()
+        self.pipe.kill()
+        for call in calls:
+            call.fail(gone)

@@ -1,0 +1,64 @@
+"""One engine for many users at a time: commands from any thread, each with its own answer.
+
+Owns the thread that reads; must not know what is asked. A death is told to all whose answer is open, and to whoever
+asks later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from llmrun.protocol.messages import Command, Event
+from llmrun.runner.calls import Exchange
+from llmrun.runner.launch import Launched
+from llmrun.runner.pipe import EngineGone
+
+
+class Client:
+    """One engine process, shared. Close it, or its thread goes on.
+
+    Args:
+        launched: a process that launch.launch() made; one is started by default.
+    """
+
+    def __init__(self, launched: Launched | None = None) -> None:
+        self._exchange = Exchange(launched)
+        self.next_request = self._exchange.next_request
+        self._reader = threading.Thread(target=self._read, name="engine reader", daemon=True)
+        self._reader.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine can take another command."""
+        return self._exchange.pipe.alive
+
+    def submit(self, command: Command) -> Iterator[Event]:
+        """Send a command; gives its events as they come, to the last. Whoever closes the iterator before cancels it.
+
+        Args:
+            command: its request is a number of next_request(); a Load's is 0.
+
+        Raises:
+            LlmrunError: from the iterator, what the command failed with; the engine's death is an EngineCrashedError.
+            UsageError: the command is too long.
+        """
+        return self._exchange.events(self._exchange.submit(command), pumps=False)
+
+    def cancel(self, request: int) -> None:
+        """Ask a request to stop: it ends soon, whatever the engine does. Nothing happens where it has ended."""
+        self._exchange.cancel(request)
+
+    def close(self) -> None:
+        """End the engine; all whose answer is open are told. May be called again."""
+        self._exchange.end_all(EngineGone("it was closed"))
+        self._reader.join()
+        self._exchange.pipe.close()
+
+    def _read(self) -> None:
+        """Own thread: everything that comes in, to whom it belongs."""
+        try:
+            while self._exchange.pump():
+                pass
+        finally:  # whatever happens here, nobody is left waiting
+            self._exchange.end_all(EngineGone("nobody hears it any more"))

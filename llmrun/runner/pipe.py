@@ -1,0 +1,194 @@
+"""The engine's process and the pipes to it: frames go in, events come out, and a death has a cause.
+
+Owns the bytes, and what an engine said last; must not know what is asked. Any thread may send; one reads.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
+from llmrun.protocol.frames import PREFIX_BYTES, FrameError, decode, encode, frame_length
+from llmrun.protocol.messages import Command, Event, Frame
+from llmrun.runner.launch import Launched, launch
+
+_DEATH_SECONDS = 0.5
+_LOG_TAIL_BYTES = 64 * 1024
+_USUAL = "AMX is not ready"  # see engine/llama/library.py
+_TELLING = ("GGML_ASSERT", "rror", "failed", "terminate")  # in the log lines that say why
+
+
+class EngineGone(Exception):  # noqa: N818 - what it is in the middle of decides about the error
+    """The engine died, or had to be ended. `why` and `hint` are as in EngineCrashedError."""
+
+    def __init__(self, why: str, hint: str = "") -> None:
+        super().__init__(why)
+        self.why, self.hint = why, hint
+
+
+class Pipe:
+    """One engine process.
+
+    Args:
+        launched: a process that launch.launch() made; one is started by default.
+    """
+
+    def __init__(self, launched: Launched | None = None) -> None:
+        self._process, self._log = launched or launch()
+        self._received = bytearray()
+        self._outgoing: deque[bytes] = deque()
+        self._is_sending = False
+        self._lock = threading.RLock()  # a signal handler may send while its own thread does
+        self._poll = select.poll()
+        assert self._process.stdout is not None
+        self._poll.register(self._process.stdout, select.POLLIN)
+        atexit.register(self.close)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine can take another command."""
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The engine's process id."""
+        return self._process.pid
+
+    def send(self, command: Command) -> None:
+        """Send a command. In a signal handler that interrupted another one, it goes behind that one.
+
+        Raises:
+            UsageError: it is too long.
+            EngineGone: the engine is dead.
+        """
+        try:
+            self._outgoing.append(encode(command))
+        except FrameError as error:
+            raise UsageError("the conversation is too long to be sent to the engine", why=str(error)) from None
+        with self._lock:
+            while self._outgoing and not self._is_sending:
+                self._is_sending = True
+                try:
+                    while self._outgoing:
+                        self._write(self._outgoing.popleft())
+                finally:
+                    self._is_sending = False
+
+    def _write(self, frame: bytes) -> None:
+        data, pipe = memoryview(frame), self._process.stdin
+        assert pipe is not None
+        try:
+            while data:
+                data = data[os.write(pipe.fileno(), data) :]
+        except (OSError, ValueError) as error:  # broken, or closed
+            raise self._gone() from error
+
+    def receive(self, seconds: float) -> Iterator[Event]:
+        """What the engine sends next, all that is there already; nothing where it is silent for so long.
+
+        Raises:
+            EngineGone: the engine died, or sent what is no event.
+        """
+        frame = self._next_frame()
+        if frame is None and self._read(seconds):
+            frame = self._next_frame()
+        while frame is not None:
+            if isinstance(frame, Command):
+                raise self._gone("it sent a command instead of an event")
+            yield frame
+            frame = self._next_frame()
+
+    def _read(self, seconds: float) -> bool:
+        """Wait for more bytes; False when none came for so long."""
+        pipe = self._process.stdout
+        assert pipe is not None
+        try:
+            if not self._poll.poll(seconds * 1000):
+                return False
+            data = os.read(pipe.fileno(), 1 << 16)
+        except (OSError, ValueError) as error:  # closed
+            raise self._gone() from error
+        if not data:
+            raise self._gone()
+        self._received += data
+        return True
+
+    def _next_frame(self) -> Frame | None:
+        """Of the bytes that are there."""
+        try:
+            length = frame_length(self._received)
+            if length is None or len(self._received) < length:
+                return None
+            body = bytes(self._received[PREFIX_BYTES:length])
+            del self._received[:length]
+            return decode(body)
+        except FrameError as error:
+            raise self._gone(f"it sent garbage ({error})") from error
+
+    def kill(self) -> None:
+        """End the process."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def close(self) -> None:
+        """End the process and close the pipes. May be called at any time, and again; not while another thread reads."""
+        atexit.unregister(self.close)
+        self.kill()
+        with self._lock:
+            for file in (self._process.stdin, self._process.stdout, self._log):
+                if file is not None:
+                    with contextlib.suppress(OSError):
+                        file.close()
+
+    def _gone(self, why: str = "") -> EngineGone:
+        """The engine is gone, or has to go: of what, and llama.cpp's last words."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_DEATH_SECONDS)
+        status = self._process.poll()
+        self.kill()
+        causes = [why or _cause(status), self._last_words()]
+        return EngineGone("; ".join(cause for cause in causes if cause), _HINTS.get(-(status or 0), ""))
+
+    def with_log(self, error: LlmrunError) -> LlmrunError:
+        """An error of llama.cpp's, with the reason from its log where only that knows it."""
+        if error.why:
+            return error
+        words = self._last_words()
+        kind = OutOfMemoryError if "failed to allocate" in words else type(error)
+        return kind(error.what, why=words, hint=error.hint)
+
+    def _last_words(self) -> str:
+        """The line of llama.cpp's log that best says why it failed."""
+        if self._log is None or self._log.closed:
+            return ""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - _LOG_TAIL_BYTES))
+        text = self._log.read().decode("utf-8", "replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip() and _USUAL not in line]
+        telling = [line for line in lines if any(word in line for word in _TELLING)]
+        return (telling or lines or [""])[-1][:500]
+
+
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: "the system may have run out of memory: try a smaller --ctx or a smaller quant",
+    signal.SIGILL: "llama.cpp was built for another processor: pip install --force-reinstall --no-cache-dir llmrun",
+}
+
+
+def _cause(status: int | None) -> str:
+    if status is None:
+        return "it hangs"
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(-status).name}"
+        return f"killed by signal {-status}"
+    return f"it ended with status {status}"

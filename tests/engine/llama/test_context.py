@@ -1,0 +1,348 @@
+"""A llama_context: one pool of cells for several sequences, growing, copying, and what a full cache says."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.gguf_writer import runnable_model
+from support.gguf_writer import write as write_file
+from support.hf_writer import files_of, write
+
+from llmrun import _native
+from llmrun.convert.job import convert_folder
+from llmrun.engine.llama.base import ALLOCATING, Aborted, DecodeError, Entry, NoRoom
+from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.model import LlamaModel
+from llmrun.errors import OutOfMemoryError
+from llmrun.protocol.messages import Load
+
+STEP = 256  # llama.cpp's caches are multiples of this
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
+    folder = tmp_path_factory.mktemp("model")
+    files = files_of("LlamaForCausalLM", max_position_embeddings=2048)
+    convert_folder(write(folder / "Tiny-1B", files), folder / "tiny.gguf")
+    loaded = LlamaModel(str(folder / "tiny.gguf"), 0, _native.CancelFlag())
+    yield loaded
+    loaded.close()
+
+
+@contextmanager
+def opened(model: LlamaModel, n_ctx: int = STEP, start: int = STEP, **settings: Any) -> Iterator[LlamaContext]:
+    context = LlamaContext(model, Load(model.path, n_ctx, start, **{"n_batch": 64, **settings}))
+    try:
+        yield context
+    finally:
+        context.close()
+
+
+def tokens(seed: int, count: int) -> list[int]:
+    return random.Random(seed).choices(range(3, 100), k=count)
+
+
+def entries(ids: list[int], start: int = 0, sequence: int = 0) -> list[Entry]:
+    """The last token's logits are wanted."""
+    last = len(ids) - 1
+    return [Entry(token, start + index, sequence, index == last) for index, token in enumerate(ids)]
+
+
+def read(context: LlamaContext, ids: list[int], start: int = 0, sequence: int = 0) -> Any:
+    """Logits behind tokens that go through the model in batches."""
+    for begin in range(0, len(ids), context.n_batch):
+        context.decode(entries(ids[begin : begin + context.n_batch], start + begin, sequence))
+    return row(context, -1)
+
+
+def row(context: LlamaContext, index: int) -> Any:
+    n_tokens = context.vocabulary.n_tokens
+    return np.array((ctypes.c_float * n_tokens).from_address(context.logits(index)), dtype=np.float64)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Batches of other shapes round differently; another context changes much more."""
+    return bool(np.abs(one - other).max() < 0.05 * other.std())
+
+
+def alone(model: LlamaModel, ids: list[int]) -> Any:
+    with opened(model, 2048, 2048) as context:
+        return read(context, ids)
+
+
+# ---- growing
+
+
+def test_a_cache_does_not_grow_while_a_template_runs(model: LlamaModel) -> None:
+    """What a template may allocate is capped by a limit of the whole process."""
+    with opened(model, 2048, STEP) as context:
+        thread = threading.Thread(target=read, args=(context, tokens(1, 2 * STEP)))
+        with ALLOCATING:
+            thread.start()
+            thread.join(0.5)
+            assert thread.is_alive()
+        thread.join()
+        assert context.predicts
+
+
+def test_one_sequence_grows_up_to_its_window(model: LlamaModel) -> None:
+    ids = tokens(1, 900)
+    with opened(model, 1024) as context:
+        assert (context.unified, context.n_cells) == (False, 1024)
+        assert same(read(context, ids), alone(model, ids))
+        read(context, tokens(2, 124), 900)
+        with pytest.raises(NoRoom):
+            context.decode(entries([5], 1024))
+
+
+def test_several_sequences_share_one_pool_that_grows(model: LlamaModel) -> None:
+    prompts = [tokens(seed, 200 + seed) for seed in range(4)]
+    with opened(model, 1024, n_seq_max=4, n_cells=1100) as context:
+        assert (context.unified, context.n_cells, context.n_ctx) == (True, 1100, 1024)
+        for sequence, prompt in enumerate(prompts):
+            read(context, prompt[:-1], 0, sequence)
+        context.decode([Entry(prompt[-1], len(prompt) - 1, i, True) for i, prompt in enumerate(prompts)])
+        found = [row(context, index) for index in range(4)]
+    for prompt, logits in zip(prompts, found, strict=True):
+        assert same(logits, alone(model, prompt))
+
+
+def test_without_room_nothing_is_written_and_what_is_evicted_makes_some(model: LlamaModel) -> None:
+    prompts = [tokens(seed, 120) for seed in range(3)]
+    with opened(model, STEP, n_seq_max=4, n_cells=STEP) as context:
+        for sequence, prompt in enumerate(prompts[:2]):
+            read(context, prompt, 0, sequence)
+        with pytest.raises(NoRoom):
+            context.decode(entries(prompts[2][:64], 0, 2))
+        assert context.forget(0, 0)
+        assert same(read(context, prompts[2], 0, 2), alone(model, prompts[2]))
+        assert same(read(context, [9], 120, 1), alone(model, [*prompts[1], 9]))
+
+
+def test_shared_cells_stay_shared_when_the_pool_grows(model: LlamaModel) -> None:
+    prompt = tokens(3, 200)
+    with opened(model, STEP, n_seq_max=16, n_cells=2 * STEP) as context:
+        read(context, prompt)
+        for sequence in range(1, 16):
+            assert context.copy(0, sequence, 190)
+        read(context, tokens(4, 56), 200)  # all of the first 256 cells are used
+        found = read(context, tokens(5, 20), 190, 15)
+        assert same(found, alone(model, prompt[:190] + tokens(5, 20)))
+
+
+def test_a_cache_that_there_is_no_memory_for_stays_as_it_was(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = tokens(6, STEP)
+    expected, opening = alone(model, [*ids[: STEP - 6], 7]), LlamaContext._open
+
+    def limited(context: LlamaContext, room: int) -> None:
+        if room > STEP:
+            raise OutOfMemoryError("there is no memory")
+        opening(context, room)
+
+    monkeypatch.setattr(LlamaContext, "_open", limited)
+    with opened(model, 1024) as context:
+        read(context, ids)
+        with pytest.raises(OutOfMemoryError):
+            context.decode(entries([7], STEP))
+        assert context.forget(0, STEP - 6)
+        assert same(read(context, [7], STEP - 6), expected)
+    with opened(model, 1024, n_seq_max=2) as context:
+        read(context, ids)
+        with pytest.raises(NoRoom):  # others could give some up
+            context.decode(entries([7], 0, 1))
+        assert context.n_cells == STEP
+
+
+def test_a_cache_that_cannot_be_moved_stays_as_it_was(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = tokens(8, STEP)
+    with opened(model, 1024) as context:
+        read(context, ids)
+        putting, calls = LlamaContext._put_whole_state, []
+
+        def fails_once(context: LlamaContext, state: bytearray) -> None:
+            calls.append(len(state))
+            if len(calls) == 1:
+                raise DecodeError("no")
+            putting(context, state)
+
+        monkeypatch.setattr(LlamaContext, "_put_whole_state", fails_once)
+        with pytest.raises(DecodeError):
+            context.decode(entries([7], STEP))
+        assert same(read(context, [7], STEP), alone(model, [*ids, 7]))
+        assert len(calls) == 3, "moved, put back, and moved again"
+
+
+def test_keys_that_moved_are_turned_before_the_cache_grows(model: LlamaModel) -> None:
+    """Positions that drop() moves are turned by the next decode, and what is copied before would stay unturned."""
+    ids, rest = tokens(9, 240), tokens(10, 120)
+    found = []
+    for start in (STEP, 1024):
+        with opened(model, 1024, start) as context:
+            read(context, ids)
+            assert context.drop(0, 20, 40)
+            assert not context.state(0)  # a state of keys that are not turned yet is none
+            found.append(read(context, rest, 220))
+    assert same(found[0], found[1])
+
+
+# ---- several sequences at once
+
+
+def ubatches(model: LlamaModel, n_sequences: int) -> tuple[list[int], bool]:
+    """How often the weights are read in each step, while sequences end in any order and others begin; and the layout.
+
+    Every sequence has a token a step, and a prompt of some in its first; the ids in use have gaps.
+    """
+    outputs = 0
+
+    def watch(tensor: Any, ask: bool) -> bool:
+        nonlocal outputs
+        outputs += tensor.plain_name == "result_output"
+        return False
+
+    chance, found = random.Random(n_sequences), []
+    load = Load(model.path, STEP, STEP, n_batch=512, n_seq_max=n_sequences)
+    context = LlamaContext(model, load, watch=watch)
+    lengths = dict.fromkeys(range(n_sequences), 0)
+    for _ in range(40):
+        for sequence in [sequence for sequence, length in lengths.items() if length > chance.randint(2, 30)]:
+            context.forget(sequence, 0)
+            del lengths[sequence]
+        for sequence in set(range(n_sequences)) - set(lengths):
+            if chance.random() < 0.5 or not lengths:
+                lengths[sequence] = 0
+        batch = []
+        for sequence, length in sorted(lengths.items()):
+            batch += entries(tokens(length, 1 if length else chance.randint(2, 20)), length, sequence)
+            lengths[sequence] = batch[-1].position + 1
+        outputs = 0
+        context.decode(batch)
+        found.append(outputs)
+    context.close()
+    return found, context.unified
+
+
+@pytest.mark.parametrize("n_sequences", [2, 4, 8, 16])
+def test_any_mix_of_sequences_goes_through_the_model_at_once(model: LlamaModel, n_sequences: int) -> None:
+    steps, unified = ubatches(model, n_sequences)
+    assert unified
+    assert set(steps) == {1}
+
+
+def test_where_positions_depend_on_the_window_each_sequence_has_its_own(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(model.__dict__, "rope_depends_on_window", True)
+    steps, unified = ubatches(model, 8)
+    assert not unified
+    assert max(steps) > 1, "the price of it, and what this comparison can see"
+
+
+# ---- copying, states
+
+
+def test_a_copy_goes_on_by_itself(model: LlamaModel) -> None:
+    prompt, other = tokens(11, 100), tokens(12, 30)
+    with opened(model, STEP, n_seq_max=3) as context:
+        read(context, prompt)
+        assert context.copy(0, 2, 70)
+        assert same(read(context, other, 70, 2), alone(model, prompt[:70] + other))
+        assert same(read(context, other, 100), alone(model, prompt + other))
+        assert context.forget(0, 0)
+        assert same(read(context, [5], 100, 2), alone(model, [*prompt[:70], *other, 5]))
+    with opened(model) as context:
+        assert not context.copy(0, 0, 10)
+
+
+def test_a_state_moves_between_caches_of_either_layout(model: LlamaModel) -> None:
+    prompt = tokens(13, 200)
+    with opened(model, 512) as context:
+        read(context, prompt)
+        state = bytes(context.state(0))
+    with opened(model, 512, n_seq_max=3, n_cells=2 * STEP) as context:
+        read(context, tokens(14, 100), 0, 1)
+        assert context.set_state(2, state, 200)  # for which the cache has to grow
+        assert same(read(context, [5], 200, 2), alone(model, [*prompt, 5]))
+        assert same(read(context, [5], 100, 1), alone(model, [*tokens(14, 100), 5]))
+
+
+def test_a_state_that_cannot_be_put_back_leaves_an_empty_sequence(model: LlamaModel) -> None:
+    prompt = tokens(15, 200)
+    with opened(model, 512, 512) as context:
+        read(context, prompt)
+        state = bytes(context.state(0))
+    with opened(model, STEP, n_seq_max=2, n_cells=STEP) as context:
+        for damaged in (b"", state[:-1], b"\\0" * len(state)):
+            read(context, [5])
+            assert not context.set_state(0, damaged, 200)
+        assert not context.set_state(0, state, STEP + 1)
+        read(context, tokens(16, 100), 0, 1)
+        assert not context.set_state(0, state, 200)  # no room
+        assert same(read(context, tokens(17, 9)), alone(model, tokens(17, 9)))
+
+
+# ---- refusing
+
+
+def test_more_rows_of_logits_than_there_is_room_for_are_refused(model: LlamaModel) -> None:
+    with opened(model, n_seq_max=2) as context:
+        assert context.n_outputs == 2
+        with pytest.raises(DecodeError, match="at most 2"):
+            context.decode([Entry(5, position, 0, True) for position in range(3)])
+        read(context, [5, 6])
+    context = LlamaContext(model, Load(model.path, STEP, STEP, n_batch=8), n_outputs=8)
+    context.decode([Entry(token, position, 0, True) for position, token in enumerate(tokens(19, 8))])
+    assert same(row(context, 3), alone(model, tokens(19, 8)[:4]))
+    context.close()
+
+
+def test_a_cancelled_decode(model: LlamaModel) -> None:
+    with opened(model) as context:
+        model.flag.set()
+        try:
+            with pytest.raises(Aborted):
+                context.decode(entries(tokens(18, 64)))
+        finally:
+            model.flag.clear()
+        context.forget(0, 0)
+        assert same(read(context, tokens(18, 64)), alone(model, tokens(18, 64)))
+
+
+def test_a_batch_that_llama_cpp_refuses(model: LlamaModel) -> None:
+    with opened(model) as context:
+        read(context, [5, 6])
+        with pytest.raises(DecodeError, match="status"):
+            context.decode(entries([5], 7))
+
+
+def test_what_a_watcher_raises_comes_out_of_decode(model: LlamaModel) -> None:
+    seen = []
+
+    def watch(tensor: Any, ask: bool) -> bool:
+        seen.append(tensor.plain_name)
+        raise KeyError("enough")
+
+    context = LlamaContext(model, Load(model.path, STEP, STEP, n_batch=8), watch=watch)
+    with pytest.raises(KeyError, match="enough"):
+        context.decode(entries([5]))
+    assert seen
+    context.close()
+
+
+def test_the_smallest_windows(tmp_path: Path) -> None:
+    """A batch is never longer than the cache, which llama.cpp would not survive."""
+    model = LlamaModel(str(write_file(tmp_path / "tiny.gguf", runnable_model())), 0, _native.CancelFlag())
+    with opened(model, 32, 4, n_batch=512) as context:
+        assert context.n_batch == 32
+        context.decode(entries([3] * 32))
+    model.close()

@@ -1,0 +1,434 @@
+"""The engine's threads: what is prepared, computed and cancelled at the same time, and how the process ends."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.fake_context import FakeContext, FakeVocabulary, endless
+
+import llmrun.engine.main as module
+from llmrun.engine.main import EngineProcess
+from llmrun.engine.service import LoadedModel
+from llmrun.protocol.frames import encode
+from llmrun.protocol.messages import (
+    AnswerRequest,
+    Cancel,
+    Count,
+    Counted,
+    Event,
+    Failed,
+    Finished,
+    Frame,
+    Generate,
+    Job,
+    Load,
+    Message,
+    Rendered,
+    Rendering,
+    Started,
+    TextDelta,
+)
+from llmrun.protocol.params import Limits
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+PATIENCE = 20.0  # seconds, for what is only a matter of turns
+
+
+class FakeChannel:
+    """A front that says what the test says, and keeps what it hears."""
+
+    def __init__(self) -> None:
+        self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._heard = threading.Condition()
+        self.sent: list[Event] = []
+
+    def say(self, *frames: Frame | TheEnd) -> None:
+        for frame in frames:
+            self._commands.put(frame)
+
+    def receive(self) -> Frame:
+        frame = self._commands.get()
+        if isinstance(frame, TheEnd):
+            raise EndError
+        return frame
+
+    def send(self, event: Event) -> None:
+        with self._heard:
+            self.sent.append(event)
+            self._heard.notify_all()
+
+    def wait(self, condition: Callable[[Event], bool]) -> Event:
+        """The first event for which this is true."""
+
+        def found() -> Event | None:
+            return next(filter(condition, self.sent), None)
+
+        with self._heard:
+            assert self._heard.wait_for(found, PATIENCE), self.sent
+            event = found()
+        assert event is not None
+        return event
+
+    def finished(self, request: int) -> Finished:
+        event = self.wait(lambda event: isinstance(event, Finished) and event.request == request)
+        assert isinstance(event, Finished)
+        return event
+
+
+class EndError(BaseException):
+    """The test is over."""
+
+
+class TheEnd:
+    """In place of a command: it ends the thread that takes it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise EndError
+
+
+class Gate:
+    """Where a thread of the engine stops until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self._open = threading.Event()
+
+    def stop(self) -> None:
+        self.reached.set()
+        assert self._open.wait(PATIENCE)
+
+    def open(self) -> None:
+        self._open.set()
+
+    def wait(self) -> None:
+        assert self.reached.wait(PATIENCE)
+
+
+STARTED: list[Running] = []
+
+
+class Running:
+    """The engine's threads over a fake context, and the front beside them."""
+
+    def __init__(self, n_seq_max: int = 1) -> None:
+        self.channel = FakeChannel()
+        self.process = EngineProcess(self.channel)  # type: ignore[arg-type]
+        self.context = FakeContext(endless, n_ctx=500, n_batch=100, n_seq_max=n_seq_max)
+        weights: Any = SimpleNamespace(vocabulary=FakeVocabulary(), chat_template=TEMPLATE)
+        self.model = LoadedModel(weights, self.context, Load("/model.gguf", 500, 500))
+        self.process._model = self.model
+        self._threads = [
+            threading.Thread(target=self._until_the_end, args=(work,), daemon=True)
+            for work in (self.process._read, self._prepare, self.process._compute)
+        ]
+        STARTED.append(self)
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self.channel.say(TheEnd())
+        self.process._asked.put(TheEnd())  # type: ignore[arg-type]
+        self.process._inbox.put(TheEnd())  # type: ignore[arg-type]
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(PATIENCE)
+
+    def _until_the_end(self, work: Callable[[], None]) -> None:
+        with contextlib.suppress(EndError):
+            work()
+
+    def _prepare(self) -> None:
+        while not isinstance(command := self.process._asked.get(), TheEnd):
+            self.process._prepare(command)
+
+    def gate_in_preparing(self, request: int) -> Gate:
+        """The preparing thread stops at this request."""
+        gate, prepare = Gate(), self.model.preparer.prepare
+
+        def gated(generate: Generate, send: Callable[[Event], None]) -> Any:
+            if generate.request == request:
+                gate.stop()
+            return prepare(generate, send)
+
+        self.model.preparer.prepare = gated  # type: ignore[method-assign]
+        return gate
+
+    def gate_in_decode(self, call: int) -> Gate:
+        """The computing thread stops in this call of decode()."""
+        gate = Gate()
+        self.context.before_decode = lambda number: gate.stop() if number == call else None
+        return gate
+
+
+@pytest.fixture(autouse=True)
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """They load no libraries, and end with the test."""
+    monkeypatch.setattr(module.environment, "load_libraries", lambda: None)
+    yield
+    while STARTED:
+        STARTED.pop().end()
+
+
+@pytest.fixture
+def running() -> Running:
+    one = Running()
+    one.start()
+    return one
+
+
+def ask(request: int, text: str = "Hi", most: int | None = 5) -> Generate:
+    return Generate(request, AnswerRequest((Message("user", text),), limits=Limits(most)))
+
+
+def kinds(events: list[Event], request: int) -> list[str]:
+    return [type(event).__name__ for event in events if event.request == request]
+
+
+def test_a_request_is_prepared_and_answered(running: Running) -> None:
+    running.channel.say(ask(1))
+    assert running.channel.finished(1).reason == "length"
+    assert kinds(running.channel.sent, 1)[:3] == ["Rendering", "Rendered", "Started"]
+    text = "".join(event.text for event in running.channel.sent if isinstance(event, TextDelta))
+    assert text == "cdefg"
+
+
+def test_preparing_one_request_does_not_hold_up_another() -> None:
+    running = Running(n_seq_max=2)
+    gate = running.gate_in_preparing(2)
+    running.start()
+    running.channel.say(ask(1, most=None))
+    running.channel.wait(lambda event: isinstance(event, TextDelta))
+    running.channel.say(ask(2))
+    gate.wait()
+    done = len(running.context.calls)
+    deadline = time.monotonic() + PATIENCE
+    while len(running.context.calls) < done + 20 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert len(running.context.calls) >= done + 20, "steps go on"
+    gate.open()
+    assert running.channel.finished(2).reason == "length"
+
+
+def test_counting_does_not_wait_for_a_step(running: Running) -> None:
+    gate = running.gate_in_decode(0)
+    running.channel.say(ask(1))
+    gate.wait()
+    running.channel.say(Count(2, AnswerRequest((Message("user", "Hi"),))))
+    assert running.channel.wait(lambda event: isinstance(event, Counted)) == Counted(2, (2,), 2)
+    assert running.channel.sent[-3:-1] == [Rendering(2), Rendered(2)]
+    gate.open()
+    running.channel.finished(1)
+
+
+# ---- cancelling ----------------------------------------------------------------------------------------------
+
+
+def test_a_request_can_be_cancelled_while_it_is_prepared() -> None:
+    running = Running()
+    gate = running.gate_in_preparing(1)
+    running.start()
+    running.channel.say(ask(1))
+    gate.wait()
+    running.channel.say(Cancel(1))
+    assert running.channel.finished(1).reason == "cancelled"
+    gate.open()
+    running.channel.say(ask(2))
+    assert running.channel.finished(2).reason == "length"
+    assert kinds(running.channel.sent, 1).count("Finished") == 1
+    assert "Started" not in kinds(running.channel.sent, 1)
+
+
+def test_a_request_can_be_cancelled_while_it_waits_to_be_prepared() -> None:
+    running = Running()
+    gate = running.gate_in_preparing(1)
+    running.start()
+    running.channel.say(ask(1), ask(2))
+    gate.wait()
+    running.channel.say(Cancel(2))
+    assert running.channel.finished(2).reason == "cancelled"
+    gate.open()
+    assert running.channel.finished(1).reason == "length"
+    assert kinds(running.channel.sent, 2).count("Finished") == 1
+
+
+def test_a_request_can_be_cancelled_while_another_is_computed(running: Running) -> None:
+    gate = running.gate_in_decode(1)
+    running.channel.say(ask(1))
+    gate.wait()
+    running.channel.say(ask(2), Cancel(2))
+    running.channel.wait(lambda event: event.request == 2)
+    gate.open()
+    assert running.channel.finished(2).reason == "cancelled"
+    assert running.channel.finished(1).reason == "length"
+
+
+@pytest.mark.parametrize(
+    "command", [Load("/x.gguf", 1, 1, request=3), Job(3, "bench", {}), Count(3, AnswerRequest())], ids=str
+)
+def test_whatever_waits_can_be_cancelled(command: Any) -> None:
+    running = Running()
+    gate = running.gate_in_preparing(1)
+    running.start()
+    running.channel.say(ask(1), command)
+    gate.wait()
+    running.channel.say(Cancel(3))
+    failed = running.channel.wait(lambda event: event.request == 3)
+    assert isinstance(failed, Failed)
+    assert failed.code == "cancelled"
+    gate.open()
+    running.channel.finished(1)
+    running.channel.say(ask(2))
+    running.channel.finished(2)
+    assert kinds(running.channel.sent, 3) == ["Failed"]
+
+
+def in_a_batch(n_requests: int) -> tuple[Running, Gate]:
+    """So many requests in the batch that runs."""
+    running = Running(n_seq_max=2)
+    gate = Gate()
+    running.context.before_decode = lambda call: (
+        gate.stop() if len({entry.sequence_id for entry in running.context.calls[call]}) == n_requests else None
+    )
+    running.start()
+    running.channel.say(*(ask(request, most=50) for request in range(1, n_requests + 1)))
+    gate.wait()
+    return running, gate
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    ends = time.monotonic() + PATIENCE
+    while not condition() and time.monotonic() < ends:
+        time.sleep(0.001)
+    return condition()
+
+
+def test_a_cancel_stops_a_batch_that_is_its_requests_alone() -> None:
+    running, gate = in_a_batch(1)
+    running.channel.say(Cancel(1))
+    assert eventually(lambda: running.process._flag.is_set)
+    gate.open()
+    assert running.channel.finished(1).reason == "cancelled"
+    assert not running.process._flag.is_set
+
+
+def test_a_cancel_waits_for_the_end_of_a_step_that_others_share() -> None:
+    running, gate = in_a_batch(2)
+    running.channel.say(Cancel(1))
+    assert eventually(lambda: not running.process._inbox.empty())
+    assert not running.process._flag.is_set
+    gate.open()
+    assert running.channel.finished(1).reason == "cancelled"
+    assert running.channel.finished(2).reason == "length"
+
+
+def test_a_cancel_of_a_finished_request_stops_nobody() -> None:
+    running = Running()
+    running.start()
+    running.channel.say(ask(1))
+    running.channel.finished(1)
+    gate = running.gate_in_decode(len(running.context.calls) + 2)
+    running.channel.say(ask(2))
+    gate.wait()
+    running.channel.say(Cancel(1))
+    assert eventually(lambda: not running.process._inbox.empty())
+    assert not running.process._flag.is_set
+    gate.open()
+    assert running.channel.finished(2).reason == "length"
+
+
+def test_a_job_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Running()
+    gate = Gate()
+
+    def job(command: Job) -> dict[str, Any]:
+        gate.stop()
+        return {"stopped": running.process._flag.is_set}
+
+    monkeypatch.setattr(running.process, "_do_job", job)
+    running.start()
+    running.channel.say(Job(1, "bench", {}))
+    gate.wait()
+    running.channel.say(Cancel(2))  # of somebody else
+    running.channel.say(Cancel(1))
+    assert eventually(lambda: running.process._flag.is_set)
+    gate.open()
+    assert running.channel.wait(lambda event: event.request == 1).result == {"stopped": True}  # type: ignore[union-attr]
+    assert eventually(lambda: not running.process._flag.is_set)
+
+
+def test_a_cancel_sets_the_flag_before_it_can_be_handled() -> None:
+    """Else a quick thread clears the flag first, and every later computation is stopped by it."""
+    process = EngineProcess(FakeChannel())  # type: ignore[arg-type]
+    process._commands.answering.add(1)
+    states: list[bool] = []
+    process._inbox = SimpleNamespace(put=lambda item: states.append(process._flag.is_set))  # type: ignore[assignment]
+    process._cancel(Cancel(1))
+    assert states == [True]
+
+
+# ---- how the process ends ------------------------------------------------------------------------------------
+
+
+def end_of(program: str, stdin: bytes) -> subprocess.CompletedProcess[bytes]:
+    """The engine, as launch.py starts it, given these bytes and an open pipe."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
+    )
+    assert process.stdin is not None
+    process.stdin.write(stdin)
+    process.stdin.flush()
+    try:
+        status = process.wait(PATIENCE)  # stdin stays open: nothing but what it read can end it
+        assert process.stdout is not None
+        assert process.stderr is not None
+        return subprocess.CompletedProcess(program, status, process.stdout.read(), process.stderr.read())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+ENGINE = "from llmrun.engine.main import main; main()"
+
+
+@pytest.mark.usefixtures("package_on_path")
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\0\0\0\x05hello",
+        b"\xff\xff\xff\xff",
+        encode(Finished(1, "stop", module.Stats())),
+        b"\0\0\0\x10" + b'{"kind": "Load"}',
+    ],
+    ids=["no JSON", "too long", "an event", "half a command"],
+)
+def test_garbage_ends_the_engine(garbage: bytes) -> None:
+    done = end_of(ENGINE, garbage)
+    assert done.returncode == 1
+    assert b"FrameError" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("package_on_path")
+@pytest.mark.parametrize("thread", ["_read", "_prepare", "_compute"])
+def test_the_engine_ends_with_any_of_its_threads(thread: str) -> None:
+    program = f"import llmrun.engine.main as m; m.EngineProcess.{thread} = lambda *_: 1 / 0; m.main()"
+    done = end_of(program, encode(ask(1)))
+    assert done.returncode == 1
+    assert b"ZeroDivisionError" in done.stderr
+
+
+def test_started_names_the_seed_that_the_sampler_has(running: Running) -> None:
+    running.channel.say(ask(1))
+    running.channel.finished(1)
+    started = next(event for event in running.channel.sent if isinstance(event, Started))
+    assert started.seed == running.channel.finished(1).stats.seed

@@ -1,0 +1,257 @@
+"""How a request becomes what the loop takes: template, tokens, grammar, thoughts, and what is refused before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support import fake_context
+from support.fake_context import BEGIN, END, TURN, FakeContext, FakeVocabulary, Model, scripted, tokens_of
+
+from llmrun.engine.core.loop import Engine
+from llmrun.engine.llama.base import ALLOCATING
+from llmrun.engine.service import LoadedModel, Preparer
+from llmrun.errors import BadModelError, ContextOverflowError, LlmrunError, UsageError
+from llmrun.grammar import Grammar, read_grammar
+from llmrun.protocol.messages import (
+    AnswerRequest,
+    Count,
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    Load,
+    Message,
+    Rendered,
+    Rendering,
+    SaveState,
+    Started,
+    StateSaved,
+    TextDelta,
+)
+from llmrun.protocol.params import Limits, SamplingParams
+
+PLAIN = "{{ messages[-1].content }}"
+OPENS = PLAIN + "<think>{# </think> #}"
+KNOWS = PLAIN + "{# </think> #}"
+GRAMMAR = read_grammar('root ::= "{" [a-z]* "}"')
+GREEDY = SamplingParams(temperature=0)
+
+
+def refuse(event: Event) -> None:
+    raise AssertionError("nothing is said")
+
+
+def preparer(template: str | None = PLAIN, vocabulary: Any = None, n_ctx: int = 100) -> Preparer:
+    return Preparer(vocabulary or FakeVocabulary(), template, n_ctx)
+
+
+def chat(text: str, **more: Any) -> Generate:
+    return Generate(1, AnswerRequest((Message("user", text),), **more))
+
+
+# ---- thoughts ------------------------------------------------------------------------------------------------
+
+
+def answer(model: Model, template: str, **asked: Any) -> tuple[str, Started]:
+    """The whole way from a conversation to an answer; its text, and how it began."""
+    context = FakeContext(model, n_ctx=200)
+    engine = Engine(context)
+    defaults: Mapping[str, Any] = {"sampling": GREEDY, "limits": Limits(60)}
+    engine.add(*preparer(template).prepare(chat("Hi", **{**defaults, **asked}), lambda event: None))
+    events: list[Event] = []
+    while engine.busy:
+        events += engine.step()
+    assert isinstance(events[-1], Finished), events[-1]
+    started = events[0]
+    assert isinstance(started, Started)
+    return "".join(event.text for event in events if isinstance(event, TextDelta)), started
+
+
+def test_a_grammar_lets_the_model_think_first() -> None:
+    model = scripted({"Hi<think>": "what is asked? {</think>\n\n{yes}"})
+    text, started = answer(model, OPENS, grammar=GRAMMAR)
+    assert text == "what is asked? {</think>\n\n{yes}"
+    assert started.thinking
+
+
+def test_thoughts_that_are_closed_by_force_fit_any_grammar() -> None:
+    text, _ = answer(scripted({"Hi<think>": "what is asked?"}), OPENS, grammar=GRAMMAR, thinking_tokens=3)
+    thoughts, closing, said = text.partition("</think>\n\n")
+    assert (thoughts, closing) == ("wha\n", "</think>\n\n")
+    assert said.strip().startswith("{"), "nothing is scripted here, and the grammar has to be followed"
+
+
+def test_a_grammar_binds_at_once_where_the_model_does_not_think() -> None:
+    assert answer(scripted({"Hi": "{yes}"}), PLAIN, grammar=GRAMMAR)[0] == "{yes}"
+    assert answer(scripted({"Hi": "<think>{yes}"}), PLAIN, grammar=GRAMMAR)[0].startswith("{")
+    assert answer(scripted({"Hi": "{yes}"}), KNOWS, grammar=GRAMMAR)[0] == "{yes}"
+
+
+@pytest.fixture
+def tags_are_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fake_context.CONTROL, BEGIN, "<think>")
+    monkeypatch.setitem(fake_context.CONTROL, TURN, "</think>")
+
+
+THINKS = [BEGIN, *tokens_of("hm"), TURN, *tokens_of("\n{yes}"), END]
+
+
+@pytest.mark.usefixtures("tags_are_tokens")
+def test_the_model_may_begin_to_think_by_itself() -> None:
+    assert answer(scripted({"Hi": THINKS}), KNOWS, grammar=GRAMMAR)[0] == "<think>hm</think>\n{yes}"
+
+
+@pytest.mark.usefixtures("tags_are_tokens")
+def test_it_may_not_where_the_user_wants_none() -> None:
+    text, _ = answer(scripted({"Hi": THINKS}), KNOWS, grammar=GRAMMAR, thinking=False)
+    assert text.startswith("{")
+
+
+@pytest.mark.usefixtures("tags_are_tokens")
+def test_which_control_tokens_are_shown_is_the_requests_own() -> None:
+    model = preparer(PLAIN)
+    assert model.prepare(chat("Hi"), lambda event: None).extras.shown == frozenset()
+    assert model.prepare(chat("Hi", template=KNOWS), lambda event: None).extras.shown == {BEGIN, TURN}
+    assert model.prepare(chat("Hi"), lambda event: None).extras.shown == frozenset()
+    assert preparer(KNOWS).prepare(chat("Hi", template=PLAIN), lambda event: None).extras.shown == {BEGIN, TURN}
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [chat("Hi", template="{# nothing #}"), chat(""), Generate(1, AnswerRequest(prompt=""))],
+    ids=["template", "message", "prompt"],
+)
+def test_an_empty_prompt_is_the_users_mistake(request_: Generate) -> None:
+    with pytest.raises(UsageError, match="the prompt is empty") as caught:
+        preparer().prepare(request_, lambda event: None)
+    assert caught.value.hint
+
+
+class Lacking(FakeVocabulary):
+    """A vocabulary that gives the same token ids for every text."""
+
+    def __init__(self, *tokens: int) -> None:
+        super().__init__()
+        self._given = tokens
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]:
+        return list(self._given)
+
+
+@pytest.mark.parametrize("tokens", [(), (-1,), (5, 260), (5, -1)])
+def test_a_vocabulary_that_lacks_the_prompts_tokens_is_a_bad_model(tokens: tuple[int, ...]) -> None:
+    for asked in (chat("Hi"), Generate(1, AnswerRequest(prompt="Hi"))):
+        with pytest.raises(BadModelError, match="can't write this prompt"):
+            preparer(vocabulary=Lacking(*tokens)).prepare(asked, lambda event: None)
+
+
+class Untouchable(FakeVocabulary):
+    """A vocabulary that is not to be asked for tokens: of 20 MB it would take a minute."""
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]:
+        raise AssertionError("it was tokenized")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        chat("x" * 20_000_000),
+        Generate(1, AnswerRequest(prompt="x" * 20_000_000)),
+        Generate(1, AnswerRequest((Message("user", "x" * 10_000),) * 2000)),
+        Count(1, AnswerRequest((Message("user", "Hi"), Message("user", "x" * 20_000_000)))),
+    ],
+    ids=["message", "prompt", "many messages", "counted"],
+)
+def test_what_is_certainly_too_long_is_refused_before_it_is_tokenized(request_: Generate | Count) -> None:
+    """And before its template is rendered: that is not to blame."""
+    model = preparer(vocabulary=Untouchable())
+    with pytest.raises(
+        ContextOverflowError, match=r"at least 10,000,000 tokens long, the context window 100"
+    ) as caught:
+        model.count(request_, refuse) if isinstance(request_, Count) else model.prepare(request_, refuse)
+    assert "--ctx" in caught.value.hint
+
+
+def test_long_conversations_are_counted_because_old_turns_may_leave() -> None:
+    asked = AnswerRequest((*(Message("user", "x" * 9_000),) * 3, Message("user", "Hi")))
+    assert preparer().count(Count(1, asked), lambda event: None).each == (9_000, 9_000, 9_000, 2)
+
+
+# ---- telling, and saving -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Generate, Count])
+def test_the_front_is_told_when_the_template_runs(kind: type[Generate] | type[Count]) -> None:
+    """Tokens and grammar are not its work. Nothing else may allocate much meanwhile."""
+    model = preparer()
+    said: list[tuple[Event, bool]] = []
+
+    def send(event: Event) -> None:
+        said.append((event, ALLOCATING.locked()))
+
+    request = kind(1, AnswerRequest((Message("user", "Hi"),)))
+    model.count(request, send) if isinstance(request, Count) else model.prepare(request, send)
+    assert said == [(Rendering(1), True), (Rendered(1), False)]
+
+
+def test_a_template_that_fails_lets_others_allocate() -> None:
+    with pytest.raises(LlmrunError):
+        preparer("{{ 1 / 0 }}").prepare(chat("Hi"), lambda event: None)
+    assert not ALLOCATING.locked()
+
+
+def states(folder: Path) -> LoadedModel:
+    file = folder / "model.gguf"
+    file.write_bytes(b"GGUF")
+    weights: Any = SimpleNamespace(vocabulary=FakeVocabulary(), chat_template=PLAIN, path=str(file))
+    context = FakeContext(scripted({}), n_ctx=500, n_batch=500)
+    return LoadedModel(weights, context, Load(str(file), 500, 500, states=str(folder / "states"), states_bytes=10**6))
+
+
+def finish(model: LoadedModel, text: str) -> Sequence[Event]:
+    model.engine.add(*model.preparer.prepare(chat(text), lambda event: None))
+    events: list[Event] = []
+    while model.engine.busy:
+        events += model.engine.step()
+    assert not any(isinstance(event, Failed) for event in events)
+    return events
+
+
+@pytest.mark.parametrize("fault", ["a file", "a full disk"])
+def test_a_folder_that_cannot_be_written_saves_nothing_and_breaks_nothing(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = states(tmp_path)
+    if fault == "a file":
+        (tmp_path / "states").write_text("in the way")
+    else:
+        monkeypatch.setattr("llmrun.engine.core.states.os.open", full_disk)
+    finish(model, "x" * 100)
+    assert model.save(SaveState(2, answer=1)) == StateSaved(2, 0, 0)
+    finish(model, "y" * 100)
+
+
+def full_disk(*_: Any, **__: Any) -> int:
+    raise OSError(28, "No space left on device")
+
+
+def test_what_was_saved_is_found(tmp_path: Path) -> None:
+    model = states(tmp_path)
+    finish(model, "x" * 100)
+    assert model.save(SaveState(2, answer=1)).tokens > 90
+    again = states(tmp_path)
+    started = finish(again, "x" * 100)[0]
+    assert isinstance(started, Started)
+    assert started.reused_tokens > 90
+
+
+def test_a_broken_grammar_is_said_before_anything_is_rendered() -> None:
+    with pytest.raises(LlmrunError, match="line 1"):
+        preparer().prepare(chat("Hi", grammar=Grammar("gbnf", "root ::= nothing")), refuse)

@@ -1,0 +1,172 @@
+"""One engine shared by many: everybody gets their own events, whatever happens to the others."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llmrun.errors import BadTemplateError, EngineCrashedError, UsageError
+from llmrun.protocol import frames
+from llmrun.protocol.messages import (
+    AnswerRequest,
+    Count,
+    Counted,
+    Event,
+    Finished,
+    Generate,
+    Load,
+    Loaded,
+    Message,
+    Started,
+    Stats,
+    TextDelta,
+)
+from llmrun.runner import calls
+from llmrun.runner.client import Client
+from llmrun.runner.launch import launch
+
+FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
+HI = AnswerRequest((Message("user", "Hi"),))
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+Start = Callable[[str], Client]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """start(mode): a client of a fake engine, closed in the end."""
+    clients: list[Client] = []
+
+    def make(mode: str = "normal") -> Client:
+        clients.append(Client(launch((sys.executable, str(FAKE_ENGINE), mode))))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+def ask(client: Client) -> tuple[int, Iterator[Event]]:
+    request = client.next_request()
+    return request, client.submit(Generate(request, HI))
+
+
+def test_many_threads_get_their_own_answers(start: Start) -> None:
+    client = start("normal")
+    assert isinstance(list(client.submit(Load("/m.gguf", 512, 512)))[-1], Loaded)
+
+    def talk(_: int) -> None:
+        for _ in range(20):
+            request, events = ask(client)
+            answer = list(events)
+            assert {event.request for event in answer} == {request}
+            assert "".join(event.text for event in answer if isinstance(event, TextDelta)) == "Hello"
+            count = client.next_request()
+            assert list(client.submit(Count(count, HI))) == [Counted(count, (3,), 7)]
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(talk, range(8)))
+
+
+def test_two_answers_side_by_side(start: Start) -> None:
+    client = start("together")
+    (_, one), (_, other) = ask(client), ask(client)
+    assert [type(event) for event in other] == [Started, TextDelta, TextDelta, Finished]
+    assert [type(event) for event in one] == [Started, TextDelta, TextDelta, Finished]
+
+
+def test_a_cancel_ends_one_and_not_the_other(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the engine takes its time: the step that it is in belongs to the other, too."""
+    monkeypatch.setattr(calls, "CANCEL_SECONDS", 0.1)
+    client = start("half_deaf")
+    (request, one), (_, other) = ask(client), ask(client)
+    assert isinstance(next(one), Started)
+    client.cancel(request)
+    assert list(one) == [Finished(request, "cancelled", Stats())]
+    assert [type(event) for event in other] == [Started, TextDelta, TextDelta, Finished]
+    assert client.alive
+
+
+def test_a_cancel_of_the_only_one_that_is_not_heard_ends_the_engine(
+    start: Start, monkeypatch: pytest.MonkeyPatch, eventually: Callable[[Callable[[], bool], float], bool]
+) -> None:
+    monkeypatch.setattr(calls, "CANCEL_SECONDS", 0.1)
+    client = start("deaf")
+    request, events = ask(client)
+    next(events)
+    client.cancel(request)
+    assert list(events)[-1] == Finished(request, "cancelled", Stats())
+    assert eventually(lambda: not client.alive, 5.0)
+    with pytest.raises(EngineCrashedError, match="hung in decode"):
+        list(ask(client)[1])
+
+
+def test_closing_the_iterator_cancels(start: Start) -> None:
+    client = start("obedient")
+    for _ in range(2):  # the second one waits until the first has ended
+        _, events = ask(client)
+        next(events)
+        events.close()  # type: ignore[attr-defined]
+    assert client.alive
+
+
+def test_a_death_is_told_to_all_and_to_those_who_come_later(start: Start) -> None:
+    client = start("die:together:SIGSEGV")
+    answers = [ask(client)[1] for _ in range(2)]
+    for events in answers:
+        with pytest.raises(EngineCrashedError, match=r"in decode.*SIGSEGV"):
+            list(events)
+    for _ in range(2):
+        with pytest.raises(EngineCrashedError, match="SIGSEGV"):
+            list(ask(client)[1])
+
+
+def test_a_hostile_template_ends_the_engine_and_the_others_are_told(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "RENDER_SECONDS", 0.1)
+    client = start("hang_in_render")
+    (_, hostile), (_, other) = ask(client), ask(client)
+    with pytest.raises(BadTemplateError):
+        list(hostile)
+    with pytest.raises(EngineCrashedError, match="hung while rendering"):
+        list(other)
+
+
+def test_closing_tells_all(start: Start) -> None:
+    client = start("deaf")
+    answers = [ask(client)[1] for _ in range(2)]
+    next(answers[0])
+    closing = threading.Timer(0.1, client.close)
+    closing.start()
+    for events in answers:
+        with pytest.raises(EngineCrashedError, match="it was closed"):
+            list(events)
+    closing.join()
+    with pytest.raises(EngineCrashedError, match="it was closed"):
+        list(ask(client)[1])
+
+
+def test_what_is_too_long_is_refused_and_forgotten(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = start("normal")
+    with monkeypatch.context() as patched:
+        patched.setattr(frames, "MAX_FRAME_BYTES", 1000)
+        with pytest.raises(UsageError, match="too long"):
+            client.submit(Generate(client.next_request(), AnswerRequest(prompt="x" * 1000)))
+    assert isinstance(list(ask(client)[1])[-1], Finished)
+
+
+def test_nothing_is_left_behind() -> None:
+    process = psutil.Process()
+    before = process.num_fds(), len(process.children()), threading.active_count()
+    for _ in range(10):
+        client = Client(launch((sys.executable, "-c", "input()")))
+        client.close()
+        client.close()
+    assert (process.num_fds(), len(process.children()), threading.active_count()) == before
