@@ -81,8 +81,7 @@ def nothing_is_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("llmrun.model.locate", "llmrun.cli.loading.locate", "llmrun.cli.chat.Sessions"):
         monkeypatch.setattr(name, touched)
     monkeypatch.setattr("socket.socket.connect", touched)
-    monkeypatch.setattr("llmrun.runner.runner.prestarted", touched)
-    monkeypatch.setattr("llmrun.runner.runner.launch", touched)
+    monkeypatch.setattr("subprocess.Popen", touched)  # an engine
 
 
 def app_of(command: str) -> typer.Typer:
