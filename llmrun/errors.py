@@ -51,11 +51,22 @@ class LlmrunError(Exception):
 
 
 class UsageError(LlmrunError):
-    """An argument or option that makes no sense."""
+    """An argument or option with an invalid value."""
 
     code = "usage"
     exit_status = 2
     http_status = 400
+
+
+def require_within(name: str, value: float | None, bounds: tuple[float, float]) -> None:
+    """See that the value of an option, if there is one, is within bounds, both included.
+
+    Raises:
+        UsageError: it is not, or not a number.
+    """
+    low, high = bounds
+    if value is not None and not low <= value <= high:  # a comparison with NaN is false
+        raise UsageError(f"invalid {name} {value:.12g}", why=f"must be between {low:,} and {high:,}")
 
 
 class ContextOverflowError(UsageError):

@@ -77,7 +77,7 @@ def locate(name: str, settings: Settings) -> Located:
 
     Raises:
         ModelNotFoundError: nothing is called that.
-        UsageError: the name makes no sense.
+        UsageError: the name is invalid.
     """
     spec = resolve(name, load_catalogue())
     if spec.path is not None:
@@ -400,6 +400,7 @@ def load(
     Raises:
         LlmrunError: see llmrun.errors for the kinds.
     """
+    wishes = Wishes(n_ctx=n_ctx, threads=threads, gpu_layers=gpu_layers)
     settings = load_settings()
     located = locate(name, settings)
     path = located.path
@@ -409,6 +410,6 @@ def load(
         from llmrun.models.pull import pull as fetch
 
         path = fetch(located.spec, settings, on_pull, lambda note: None)
-    model = prepare(located.spec, path, Wishes(n_ctx=n_ctx, threads=threads, gpu_layers=gpu_layers))
+    model = prepare(located.spec, path, wishes)
     model.start(runner.Runner(), on_progress)
     return model

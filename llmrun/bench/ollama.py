@@ -273,13 +273,13 @@ def address(text: str) -> tuple[str, int]:
     """Host and port of OLLAMA_HOST: "", "127.0.0.1", ":11434", "http://localhost:1234".
 
     Raises:
-        UsageError: it is another machine's, or makes no sense.
+        UsageError: it is another machine's, or is invalid.
     """
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         host, port = parts.hostname or "127.0.0.1", parts.port or _PORT
     except ValueError:
-        raise UsageError(f"OLLAMA_HOST={text} makes no sense", hint="e.g. OLLAMA_HOST=127.0.0.1:11434") from None
+        raise UsageError(f"invalid OLLAMA_HOST={text}", hint="e.g. OLLAMA_HOST=127.0.0.1:11434") from None
     if host in {"0.0.0.0", "::"}:  # noqa: S104 - what a server listens on; a client finds it here
         host = "127.0.0.1"
     with suppress(ValueError):

@@ -133,7 +133,7 @@ def numbers(texts: Sequence[str], option: str, *, least: int = 0) -> tuple[int, 
 
     Args:
         option: what the person calls it.
-        least: below that a number makes no sense.
+        least: the smallest number that is allowed.
 
     Raises:
         UsageError: it is none of that, or a range is endless or too long.
@@ -143,14 +143,14 @@ def numbers(texts: Sequence[str], option: str, *, least: int = 0) -> tuple[int, 
         match = _RANGE.fullmatch(part.strip())
         if match is None:
             raise UsageError(
-                f"{option} {part.strip() or texts[0]!r} makes no sense".replace("'", ""),
-                why="it is no whole number, list or range",
+                f"invalid {option} {part.strip() or texts[0]}",
+                why="must be a whole number, a list or a range",
                 hint=f"{option} 512, or 128,512, or 128-1024+128, or 128-1024*2",
             )
         found += _range(match, option)
     for value in found:
         if value < least:
-            raise UsageError(f"{option} {value} makes no sense", why=f"{least} is the least")
+            raise UsageError(f"invalid {option} {value}", why=f"must be at least {least}")
     return tuple(found)
 
 
@@ -158,7 +158,7 @@ def _range(match: re.Match[str], option: str) -> list[int]:
     first, last = int(match[1]), int(match[2] or match[1])
     step = int(match[4] or 1)
     if last < first or (match[3] == "*" and (step < 2 or first < 1)) or step < 1:
-        raise UsageError(f"{option} {match[0]} makes no sense", why="this range has no end, or ends before it begins")
+        raise UsageError(f"invalid {option} {match[0]}", why="this range has no end, or ends before it begins")
     found = [first]
     while (following := found[-1] * step if match[3] == "*" else found[-1] + step) <= last:
         if len(found) == _MOST_VALUES:
@@ -182,8 +182,8 @@ def pairs(texts: Sequence[str], option: str) -> tuple[tuple[int, int], ...]:
         match = _PAIR.fullmatch(text.replace(" ", ""))
         if match is None:
             raise UsageError(
-                f"{option} {text} makes no sense",
-                why="it takes two numbers, the tokens of the prompt and of the answer",
+                f"invalid {option} {text}",
+                why="must be two numbers, the tokens of the prompt and of the answer",
                 hint=f"{option} 512,128",
             )
         found.append((int(match[1]), int(match[2])))
@@ -202,6 +202,6 @@ def words(texts: Sequence[str], option: str, known: Mapping[str, Value]) -> tupl
     found = []
     for word in (part.strip() for text in texts for part in text.lower().split(",")):
         if word not in known:
-            raise UsageError(f"{option} {word} makes no sense", why=f"there are {', '.join(known)}")
+            raise UsageError(f"invalid {option} {word}", why=f"must be one of {', '.join(known)}")
         found.append(known[word])
     return tuple(dict.fromkeys(found))

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from llmrun.bench.parameters import Case
-from llmrun.errors import OutOfMemoryError, UsageError
+from llmrun.errors import OutOfMemoryError, UsageError, require_within
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import UBATCH, memory
-from llmrun.planning.plan import CONTEXT_BOUNDS, THREAD_BOUNDS, readable_size
+from llmrun.planning.plan import CONTEXT_BOUNDS, GPU_LAYER_BOUNDS, THREAD_BOUNDS, readable_size
 from llmrun.protocol.jobs.bench import BenchTest
 
 MOST_REPETITIONS = 1000
@@ -38,20 +38,16 @@ def kv_element_bytes(case: Case) -> float:
     return (_KV_ELEMENTS[case.settings.kv_type_k][0] + _KV_ELEMENTS[case.settings.kv_type_v][0]) / 2
 
 
-def refuse(cases: Sequence[Case], subjects: Sequence[Subject], hardware: Hardware, repetitions: int) -> list[str]:
-    """Look at everything before the first test.
+def refuse_cases(cases: Sequence[Case], hardware: Hardware, repetitions: int) -> list[str]:
+    """Look at what is to be measured before models are looked for.
 
     Returns:
         What is odd, in plain words.
 
     Raises:
-        UsageError: something makes no sense.
-        OutOfMemoryError: a model does not fit with the context that a test needs.
+        UsageError: something is impossible.
     """
-    if not 1 <= repetitions <= MOST_REPETITIONS:
-        raise UsageError(
-            f"--repetitions {repetitions} makes no sense", why=f"it has to be between 1 and {MOST_REPETITIONS:,}"
-        )
+    require_within("--repetitions", repetitions, (1, MOST_REPETITIONS))
     if not cases:
         raise UsageError(
             "there is nothing to measure",
@@ -63,7 +59,20 @@ def refuse(cases: Sequence[Case], subjects: Sequence[Subject], hardware: Hardwar
         _check_settings(case)
     for threads in sorted({case.settings.threads for case in cases}):
         _check_threads(threads, hardware)
-    notes = _odd_threads(cases, hardware)
+    return _odd_threads(cases, hardware)
+
+
+def refuse_models(cases: Sequence[Case], subjects: Sequence[Subject], hardware: Hardware) -> list[str]:
+    """Look at the models that refuse_cases()'s cases are to be measured with, before the first test.
+
+    Returns:
+        What is odd, in plain words.
+
+    Raises:
+        UsageError: a model can't be loaded so.
+        OutOfMemoryError: a model does not fit with the context that a test needs.
+    """
+    notes: list[str] = []
     for subject in subjects:
         for case in cases:
             _check_heads(case, subject)
@@ -75,40 +84,36 @@ def refuse(cases: Sequence[Case], subjects: Sequence[Subject], hardware: Hardwar
 def _check_tokens(test: BenchTest) -> None:
     if test.chat and not (test.n_prompt and test.n_gen):
         raise UsageError(
-            f"{test.name} makes no sense",
+            f"invalid test {test.name}",
             why="a chat has a prompt of at least one token, and an answer of at least one",
             hint="--chat 128,64",
         )
     most = CONTEXT_BOUNDS[1]
     if test.n_tokens + test.n_depth > most:
         raise UsageError(
-            f"{test.name} makes no sense",
+            f"invalid test {test.name}",
             why=f"it needs a context of {test.n_tokens + test.n_depth:,} tokens, and {most:,} are the most",
         )
 
 
 def _check_settings(case: Case) -> None:
     settings = case.settings
-    if not 1 <= settings.n_batch <= CONTEXT_BOUNDS[1] or not 1 <= settings.n_ubatch <= CONTEXT_BOUNDS[1]:
-        raise UsageError(
-            f"-b {settings.n_batch} -ub {settings.n_ubatch} makes no sense",
-            why=f"a batch has between 1 and {CONTEXT_BOUNDS[1]:,} tokens",
-        )
+    require_within("-b", settings.n_batch, (1, CONTEXT_BOUNDS[1]))
+    require_within("-ub", settings.n_ubatch, (1, CONTEXT_BOUNDS[1]))
+    require_within("-ngl", settings.gpu_layers, GPU_LAYER_BOUNDS)
     if settings.flash_attention == "off" and settings.kv_type_v not in _PLAIN:
         raise UsageError(
             f"-ctv {settings.kv_type_v} needs flash attention",
             why="llama.cpp computes with quantized values in no other way",
             hint="leave out -fa off",
         )
-    if not -1 <= settings.gpu_layers <= 1000:
-        raise UsageError(f"-ngl {settings.gpu_layers} makes no sense", why="it has to be between -1, all, and 1,000")
 
 
 def _check_threads(threads: int, hardware: Hardware) -> None:
     most = min(max(hardware.logical_cores, 1), THREAD_BOUNDS[1])
     if not 1 <= threads <= most:
         raise UsageError(
-            f"-t {threads} makes no sense",
+            f"invalid -t {threads}",
             why=f"this machine has {most} hardware thread{'s' if most > 1 else ''} for us",
             hint=f"-t {hardware.usable_cores}, which is the default",
         )

@@ -74,6 +74,19 @@ class Versus:
     notes: tuple[str, ...] = ()
 
 
+def kind_of(name: str) -> str:
+    """Which of NAMES a program is, by its name or path.
+
+    Raises:
+        UsageError: none of them.
+    """
+    kind = next((kind for kind in NAMES if kind in Path(name).name.lower()), None)
+    if kind is None:
+        why, hint = f"it knows {' and '.join(NAMES)}", "--vs llama-bench, or its path"
+        raise UsageError(f"--vs can't measure {name!r}", why=why, hint=hint)
+    return kind
+
+
 def find(name: str, environment: Mapping[str, str] = os.environ) -> Rival:
     """Another program by name or path.
 
@@ -85,12 +98,7 @@ def find(name: str, environment: Mapping[str, str] = os.environ) -> Rival:
 
     path = Path(name).expanduser()
     is_path = path.name != name
-    kind = next((kind for kind in NAMES if kind in path.name.lower()), None)
-    if kind is None:
-        raise UsageError(
-            f"--vs can't measure {name!r}", why=f"it knows {' and '.join(NAMES)}", hint="--vs llama-bench, or its path"
-        )
-    if kind == "ollama":
+    if kind_of(name) == "ollama":
         return Ollama.find(environment)
     found = shutil.which(path if is_path else name, path=environment.get("PATH"))
     if found is None:

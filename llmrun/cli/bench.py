@@ -18,7 +18,7 @@ from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.bench.parameters import Wanted
+    from llmrun.bench.parameters import Case, Wanted
     from llmrun.bench.run import Loading, Model, Outcome, Request
     from llmrun.models.registry import ModelSpec
     from llmrun.planning.hardware import Hardware
@@ -181,8 +181,12 @@ def aftermath(
     """Options of the result.
 
     Raises:
-        UsageError: there is no such format.
+        UsageError: there is no such format or program.
     """
+    if versus:
+        from llmrun.bench.rivals import kind_of
+
+        kind_of(versus)
     kind, file = _target("json" if json else form)
     return Aftermath(kind, file, save, machine, compare, versus)
 
@@ -194,7 +198,7 @@ def _target(form: str) -> tuple[str, Path | None]:
     suffix = Path(form).suffix.removeprefix(".").lower()
     if suffix not in _FORMATS[1:]:
         raise UsageError(
-            f"-o {form} makes no sense", why=f"there are {', '.join(_FORMATS)}, and files that end so", hint="-o md"
+            f"invalid -o {form}", why=f"must be one of {', '.join(_FORMATS)}, or a file that ends so", hint="-o md"
         )
     file = Path(form)
     check_target(file)
@@ -233,8 +237,9 @@ def bench(
         return
     if not models:
         raise UsageError("bench needs a model", hint="llmrun bench smollm2")
+    hardware, cases = _cases(output, lists, how, with_chat=not after.versus)
     with _opened(output, models, as_usual=not lists.says_how_to_load, yes=yes) as found:
-        request, hardware = _request(output, found, lists, how, after)
+        request = _request(output, found, cases, hardware, how, after.machine)
         result, error = _measure(output, request, hardware, after)
     if result.rows and after.save:
         bench_history.save(output, result)
@@ -287,21 +292,29 @@ def _usual(spec: ModelSpec, path: Path) -> Loading | None:
     return Loading(load, model.tuned.environment if model.tuned else {})
 
 
-def _request(
-    output: Output, models: tuple[Model, ...], lists: Typed, how: Manner, after: Aftermath
-) -> tuple[Request, Hardware]:
-    """What is to be run; whatever is impossible is refused here."""
-    from llmrun.bench.refusals import Subject, fit_together, refuse
-    from llmrun.bench.run import Request, engines_of
+def _cases(output: Output, lists: Typed, how: Manner, *, with_chat: bool) -> tuple[Hardware, tuple[Case, ...]]:
+    """What is to be measured, and where; what is impossible with any model is refused before one is looked for."""
+    from llmrun.bench.refusals import refuse_cases
     from llmrun.planning.estimate import with_gpus
     from llmrun.planning.hardware import probe
     from llmrun.planning.speed import remembered
 
     hardware = probe()
     hardware = with_gpus(hardware, remembered(hardware, load_settings().state_dir))
-    cases = wanted(lists, hardware.usable_cores, with_chat=not after.versus).cases()
-    subjects = [Subject(model.name, model.header) for model in models]
-    for note in refuse(cases, subjects, hardware, how.repetitions):
+    cases = wanted(lists, hardware.usable_cores, with_chat=with_chat).cases()
+    for note in refuse_cases(cases, hardware, how.repetitions):
+        output.note(note)
+    return hardware, cases
+
+
+def _request(
+    output: Output, models: tuple[Model, ...], cases: tuple[Case, ...], hardware: Hardware, how: Manner, name: str
+) -> Request:
+    """What is to be run; what is impossible with these models is refused."""
+    from llmrun.bench.refusals import Subject, fit_together, refuse_models
+    from llmrun.bench.run import Request, engines_of
+
+    for note in refuse_models(cases, [Subject(model.name, model.header) for model in models], hardware):
         output.note(note)
     several = len(set(engines_of([model.loading(case, {}) for model in models for case in cases]))) > 1
     together = several and fit_together(cases, [model.header for model in models], hardware)
@@ -315,8 +328,8 @@ def _request(
         interleave=together and how.interleave is not False,
         delay=how.delay,
         with_limits=how.with_limits,
-        name=after.machine,
-    ), hardware
+        name=name,
+    )
 
 
 def wanted(lists: Typed, threads: int, *, with_chat: bool = True) -> Wanted:
@@ -327,7 +340,7 @@ def wanted(lists: Typed, threads: int, *, with_chat: bool = True) -> Wanted:
         with_chat: whether a chat is measured when nobody says what is to be.
 
     Raises:
-        UsageError: one makes no sense.
+        UsageError: one is invalid.
     """
     from llmrun.bench import parameters as known
 

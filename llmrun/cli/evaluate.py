@@ -52,14 +52,14 @@ def _sample(
     """What is wrong with them is said before a model is looked for.
 
     Raises:
-        UsageError: an option makes no sense, or the text can't be read.
+        UsageError: an option is invalid, or the text can't be read.
     """
     from llmrun.quantize.evaluate import ALL_CHUNKS, default_text, read_text
 
     try:
         count = ALL_CHUNKS if chunks == "all" else int(chunks) if chunks else None
     except ValueError:
-        raise UsageError(f"--chunks {chunks} makes no sense", hint="--chunks all, or a number") from None
+        raise UsageError(f"invalid --chunks {chunks}", why="must be a number, or all") from None
     return _Sample(read_text(text) if text is not None else default_text(), ctx, count, long)
 
 
@@ -89,9 +89,12 @@ def evaluate(
     interval does not. Ctrl-C shows what is known by then.
     """
     from llmrun.models.store.in_use import using
+    from llmrun.quantize.evaluate import check_wishes
     from llmrun.quantize.evaluate import evaluate as measure
     from llmrun.ui.views.evaluate import About, reading
 
+    layers = -1 if gpu_layers is None else gpu_layers
+    check_wishes(sample.n_ctx, sample.chunks, threads, layers, long=sample.long)
     output, result = Output(json=json), _Result()
     paths = [_file(output, name, yes=yes) for name in (model, reference) if name]
     about = About(paths[0].name, paths[1].name if reference else "", sample.text.name, sample.text.sha256)
@@ -108,7 +111,7 @@ def evaluate(
                 chunks=sample.chunks,
                 long=sample.long,
                 threads=threads,
-                gpu_layers=-1 if gpu_layers is None else gpu_layers,
+                gpu_layers=layers,
                 on_update=result.kept_before(show),
             )
             result.is_whole = True

@@ -11,7 +11,7 @@ import typer
 
 from llmrun.cli.options import JsonOption, ModelArgument
 from llmrun.config import Settings, load_settings
-from llmrun.errors import NetworkError, UsageError
+from llmrun.errors import NetworkError, require_within
 from llmrun.models.registry import CatalogueEntry, load_catalogue
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import everything
@@ -68,8 +68,7 @@ def search(
     from llmrun.models import hub
     from llmrun.ui.terminal.tables import MatchRow, show_matches
 
-    if not 1 <= limit <= _MOST_MATCHES:
-        raise UsageError(f"--limit {limit} makes no sense", why=f"it has to be between 1 and {_MOST_MATCHES}")
+    require_within("--limit", limit, (1, _MOST_MATCHES))
     output = Output(json=json)
     settings = load_settings()
     words = " ".join(words).split()

@@ -233,7 +233,7 @@ def read_think(text: str, label: str = "--think") -> Think:
         return Think(shown="hide" if text == "hide" else "fold")
     if text.isdecimal():
         return Think(tokens=int(text))
-    raise UsageError(f"{label} {text} makes no sense", hint=f"{label} on, off, hide, fold, or a number of tokens")
+    raise UsageError(f"invalid {label} {text}", why="must be on, off, hide, fold, or a number of tokens")
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def wanted(
     """The options of a command that answers; what is wrong with them is said before anything is loaded.
 
     Raises:
-        UsageError: a value makes no sense, or a file can't be read.
+        UsageError: a value is invalid, or a file can't be read.
         BadGrammarError: the grammar is broken; says at which line and column.
     """
     from llmrun.protocol.messages import AnswerRequest

@@ -10,7 +10,8 @@ import typer
 
 from llmrun.cli.completion import complete_model
 from llmrun.cli.options import JsonOption, with_options
-from llmrun.errors import CancelledError, UsageError
+from llmrun.errors import CancelledError, UsageError, require_within
+from llmrun.planning.plan import CONTEXT_BOUNDS
 from llmrun.quantize.size import Goal, read_size
 from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
@@ -33,6 +34,18 @@ class Tensors:
     pure: bool
     keeps_output: bool
 
+    @property
+    def flags(self) -> list[str]:
+        """Those that came."""
+        given = {
+            "--tensor-type": self.overrides,
+            "--output-type": self.output_type,
+            "--embedding-type": self.embedding_type,
+            "--pure": self.pure,
+            "--keep-output": self.keeps_output,
+        }
+        return [flag for flag, value in given.items() if value]
+
 
 def tensors(
     tensor_type: Annotated[
@@ -47,7 +60,7 @@ def tensors(
     """Options of single tensors.
 
     Raises:
-        UsageError: one makes no sense.
+        UsageError: one is invalid.
     """
     from llmrun.quantize.types import tensor_type as read
 
@@ -65,7 +78,7 @@ def _override(text: str) -> tuple[str, str]:
 
     pattern, equals, kind = text.rpartition("=")
     if not equals or not pattern:
-        raise UsageError(f"--tensor-type {text} makes no sense", hint="--tensor-type 'ffn_down=Q6_K'")
+        raise UsageError(f"invalid --tensor-type {text}", hint="--tensor-type 'ffn_down=Q6_K'")
     return pattern, read(kind, f"--tensor-type {pattern}=")
 
 
@@ -84,15 +97,15 @@ def goal(
     """Options that say a size.
 
     Raises:
-        UsageError: they contradict each other, or make no sense.
+        UsageError: they contradict each other, or are invalid.
     """
     given = [flag for flag, value in (("--size", size), ("--bpw", bpw is not None), ("--fit", fit)) if value]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other", hint="give one of them")
     if ctx is not None and not fit:
         raise UsageError("--ctx says nothing here", why="it is for --fit", hint=f"--fit --ctx {ctx}")
-    if bpw is not None and not 1.0 <= bpw <= 32.0:
-        raise UsageError(f"--bpw {bpw:g} makes no sense", why="it has to be between 1 and 32", hint="--bpw 4.5")
+    require_within("--bpw", bpw, (1, 32))
+    require_within("--ctx", ctx, CONTEXT_BOUNDS)
     label = size.replace(" ", "") if size else f"{bpw:g}bpw" if bpw else "fit" if fit else ""
     return Goal(read_size(size) if size else 0, bpw or 0.0, fit, ctx, label)
 
@@ -128,14 +141,14 @@ def importance(
     """
     if calibration is not None and imatrix not in ("", "auto"):
         raise UsageError("--calibration says nothing here", why="--imatrix names a file that is finished")
-    for flag, path in (("--imatrix", imatrix not in ("", "auto") and Path(imatrix)), ("--calibration", calibration)):
-        if path and not path.is_file():
-            raise UsageError(f"{flag}: there is no file {str(path)!r}", hint=f"{flag} takes a file" + _or_auto(flag))
+    _require_file("--imatrix", None if imatrix in ("", "auto") else Path(imatrix), "or the word auto")
+    _require_file("--calibration", calibration, "of text")
     return Importance("auto" if calibration else imatrix, calibration)
 
 
-def _or_auto(flag: str) -> str:
-    return " or the word auto" if flag == "--imatrix" else " of text"
+def _require_file(flag: str, path: Path | None, kind: str) -> None:
+    if path is not None and not path.is_file():
+        raise UsageError(f"{flag}: there is no file {str(path)!r}", hint=f"{flag} takes a file {kind}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +206,7 @@ def several(
         from llmrun.ui.views.report import checked_target
 
         checked_target(report_to)
+    _require_file("--text", text, "of text")
     names = [name for name in (types or _USUAL_TYPES).split(",") if name.strip()]
     return Several(tuple(map(file_type, names)), report_to, text)
 
@@ -242,6 +256,8 @@ def quantize(
         _quantize(output, source, out, wish, may_replace=yes or dry_run, dry_run=dry_run)
     elif type_ or goal or dry_run:
         raise UsageError("a report takes its types from --types", hint="--types Q8_0,Q4_K_M --report")
+    elif tensors.flags:
+        raise UsageError(f"{tensors.flags[0]} says nothing here", why="a report compares types as they are")
     else:
         _report(output, find(source), out, wish, several)
 
@@ -294,6 +310,7 @@ def _report(output: Output, found: Found, out: Path | None, wish: Wish, several:
                 header.path,
                 types,
                 name=found.name,
+                text=several.text,
                 imatrix=imatrix,
                 threads=wish.threads,
                 keep=out,

@@ -82,7 +82,7 @@ def read_value(name: str, text: str, before: str = "") -> tuple[str, Any]:
         before: what errors put before the name.
 
     Raises:
-        UsageError: there is no such parameter, or its value makes no sense.
+        UsageError: there is no such parameter, or its value is invalid.
     """
     spelled = name.lstrip("-").replace("_", "-").lower()
     known = {flag.lstrip("-"): field for field, (flag, _) in FLAGS.items()}
@@ -97,7 +97,7 @@ def read_value(name: str, text: str, before: str = "") -> tuple[str, Any]:
         elif field != "order":
             value = int(text) if field in _INTEGERS else float(text)
     except ValueError:
-        raise UsageError(f"{before}{spelled} {text} makes no sense", why="it has to be a number") from None
+        raise UsageError(f"invalid {before}{spelled} {text}", why="must be a number") from None
     return field, sampling_flags(**{field: value})[field]
 
 
@@ -124,7 +124,7 @@ def _bias(text: str) -> tuple[int, float]:
     try:
         return int(token), float(bias)
     except ValueError:
-        raise UsageError(f"--logit-bias {text!r} makes no sense", hint="--logit-bias 2=-inf") from None
+        raise UsageError(f"invalid --logit-bias {text!r}", hint="--logit-bias 2=-inf") from None
 
 
 # What with_options reads: one parameter for each flag.

@@ -278,7 +278,7 @@ class Chat:
     def _why(self, rest: str) -> None:
         count = rest or "1"
         if not count.isdecimal() or not 1 <= int(count) <= REMEMBERED:
-            raise UsageError(f"/why {rest} makes no sense", hint=f"/why COUNT, 1 to {REMEMBERED} of the last tokens")
+            raise UsageError(f"invalid /why {rest}", why=f"must be a number of tokens, 1 to {REMEMBERED}")
         from llmrun.ui.views.sampling import show_choice
 
         for choice in self.conversation.model.explain(int(count), _CANDIDATES).choices:

@@ -12,7 +12,7 @@ from llmrun.ui.terminal.output import Output
 EXIT_CODES = {
     0: "ok",
     1: "internal error: a bug in llmrun",
-    2: "usage: an argument or option makes no sense",
+    2: "usage: an invalid argument or option",
     3: "model not found",
     4: "the hub wants a login, or its terms accepted",
     5: "network trouble, or the bytes that arrived are wrong",

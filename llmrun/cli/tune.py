@@ -34,10 +34,13 @@ def tune(
     A setting is kept only if it is significantly faster than the default, measured in turns. Other threads, flash
     attention or repacking round otherwise, which can change an answer at --temp 0; what is kept is said.
     """
+    from llmrun.bench.tune.run import check_wishes, keep
+    from llmrun.bench.tune.run import tune as find_fastest
     from llmrun.gguf.reader import read_header
     from llmrun.gguf.rules import check
     from llmrun.planning.hardware import probe
 
+    check_wishes(seconds, depth)
     output = Output(json=json)
     settings = load_settings()
     path, name = _path(output, model, yes=yes)
@@ -46,8 +49,6 @@ def tune(
     if forget:
         _forget(output, name, header, hardware, settings.state_dir)
         return
-    from llmrun.bench.tune.run import keep
-    from llmrun.bench.tune.run import tune as find_fastest
     from llmrun.planning.plan import Wishes, make_plan
     from llmrun.ui.views.tune import TuneView, as_json, show_outcome
 

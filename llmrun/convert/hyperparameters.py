@@ -41,7 +41,7 @@ def shape_of(config: Config, family: Family, folder: Folder) -> Shape:
     """The shape that config.json describes.
 
     Raises:
-        BadModelError: a setting is missing or makes no sense.
+        BadModelError: a setting is missing or is invalid.
         UsageError: the model needs something that llama.cpp does not compute for this architecture; named.
     """
     _check_activation(config, family)

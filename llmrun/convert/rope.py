@@ -45,7 +45,7 @@ def rope_of(config: Config, architecture: str, head_length: int) -> Rope:
 
     Raises:
         UsageError: positions are stretched in a way that llama.cpp does not know for this architecture.
-        BadModelError: a setting is missing or makes no sense.
+        BadModelError: a setting is missing or is invalid.
     """
     scaling = _scaling(config)
     rope = Rope()

@@ -281,9 +281,8 @@ def parse_contexts(text: str) -> tuple[int, ...]:
         digits, factor = (part[:-1], 1024) if part.endswith("k") else (part, 1)
         low, high = CONTEXT_BOUNDS
         if not digits.isascii() or not digits.isdecimal() or not low <= int(digits) * factor <= high:
-            raise UsageError(
-                f"--ctx {part} makes no sense", why=f"it has to be between {low:,} and {high:,}", hint="--ctx 4096,32k"
-            )
+            why = f"must be between {low:,} and {high:,}"
+            raise UsageError(f"invalid --ctx {part}", why=why, hint="--ctx 4096,32k")
         found.append(int(digits) * factor)
     return tuple(found)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from llmrun.errors import OutOfMemoryError, UsageError
+from llmrun.errors import OutOfMemoryError, UsageError, require_within
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import (
     KV_BYTES,
@@ -82,6 +82,9 @@ class Wishes:
         gpu_layers: how many layers go to the GPU; -1 is all.
         kv_type: of the KV cache, a key of memory.KV_BYTES.
         flash_attention: one of FLASH_ATTENTION.
+
+    Raises:
+        UsageError: a wish is out of bounds, or two contradict each other.
     """
 
     n_ctx: int | None = None
@@ -89,6 +92,18 @@ class Wishes:
     gpu_layers: int | None = None
     kv_type: str = "f16"
     flash_attention: str = "auto"
+
+    def __post_init__(self) -> None:
+        require_within("--ctx", self.n_ctx, CONTEXT_BOUNDS)
+        require_within("--threads", self.threads, THREAD_BOUNDS)
+        require_within("--gpu-layers", self.gpu_layers, GPU_LAYER_BOUNDS)
+        if self.kv_type not in KV_BYTES:
+            raise UsageError(f"invalid --kv {self.kv_type}", why=f"must be one of {', '.join(KV_BYTES)}")
+        if self.flash_attention not in FLASH_ATTENTION:
+            why = f"must be one of {', '.join(FLASH_ATTENTION)}"
+            raise UsageError(f"invalid --flash-attention {self.flash_attention}", why=why)
+        if self.flash_attention == "off" and self.kv_type != "f16":
+            raise UsageError(f"--kv {self.kv_type} needs flash attention", hint="leave out --flash-attention off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +184,8 @@ def make_plan(
         repository: "owner/repo" it came from, "" when it has no other quants.
 
     Raises:
-        UsageError: a wish is out of bounds.
         OutOfMemoryError: the model does not fit, or the wished context doesn't.
     """
-    _check("--ctx", wishes.n_ctx, CONTEXT_BOUNDS)
-    _check("--threads", wishes.threads, THREAD_BOUNDS)
-    _check("--gpu-layers", wishes.gpu_layers, GPU_LAYER_BOUNDS)
-    if wishes.kv_type not in KV_BYTES:
-        raise UsageError(f"there is no KV type {wishes.kv_type!r}", why=f"there are {', '.join(KV_BYTES)}")
-    if wishes.flash_attention not in FLASH_ATTENTION:
-        raise UsageError(
-            f"--flash-attention {wishes.flash_attention} makes no sense", why=f"there are {', '.join(FLASH_ATTENTION)}"
-        )
-    if wishes.flash_attention == "off" and wishes.kv_type != "f16":
-        raise UsageError(f"--kv {wishes.kv_type} needs flash attention", hint="leave out --flash-attention off")
     room = _Room(header, hardware, wishes, name, repository)
     n_ctx, context_notes = room.context()
     threads, thread_notes = _threads(hardware, wishes.threads)
@@ -221,12 +224,6 @@ def margin(free: int) -> int:
 def trained_context(header: HeaderFacts) -> int:
     """What a model was trained on, bounded; a guess for files that do not say."""
     return min(header.n_ctx_train or UNKNOWN_CONTEXT, CONTEXT_BOUNDS[1])
-
-
-def _check(option: str, value: int | None, bounds: tuple[int, int]) -> None:
-    low, high = bounds
-    if value is not None and not low <= value <= high:
-        raise UsageError(f"{option} {value} makes no sense", why=f"it has to be between {low:,} and {high:,}")
 
 
 # ---- processor and GPUs ----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from llmrun.errors import UsageError
+from llmrun.errors import UsageError, require_within
 
 _INT32_MAX = 2**31 - 1
 
@@ -148,8 +148,8 @@ def check_parameter(name: str, value: Any, label: str = "") -> Any:
     # A comparison with NaN is false.
     if not low <= value <= high or (whole and value != int(value)):
         raise UsageError(
-            f"{label} = {value} makes no sense",
-            why=f"it has to be {'a whole number ' if whole else ''}between {low:g} and {high:.12g}",
+            f"invalid {label} {value}",
+            why=f"must be {'a whole number ' if whole else ''}between {low:g} and {high:.12g}",
         )
     return int(value) if whole else value
 
@@ -158,7 +158,7 @@ def _check_biases(biases: tuple[tuple[int, float], ...], label: str) -> None:
     for token, bias in biases:
         if token < 0 or math.isnan(bias) or bias == math.inf:
             raise UsageError(
-                f"{label} of token {token} = {bias} makes no sense",
+                f"invalid {label} of token {token}: {bias}",
                 why="a token id is not negative, a bias is a number or -inf",
             )
 
@@ -191,15 +191,11 @@ class Limits:
     ban: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and not 1 <= self.max_tokens <= _INT32_MAX:
-            raise UsageError(
-                f"max_tokens = {self.max_tokens} makes no sense",
-                why=f"it has to be between 1 and {_INT32_MAX}",
-            )
+        require_within("max_tokens", self.max_tokens, (1, _INT32_MAX))
         for name, texts, most in (("stop strings", self.stop, 64), ("banned phrases", self.ban, 1024)):
             if len(texts) > most or any(not text or len(text) > 1024 for text in texts):
                 raise UsageError(
-                    f"these {name} make no sense",
+                    f"invalid {name}",
                     why=f"there may be {most:,} at most, each of 1 to 1,024 characters",
                 )
 

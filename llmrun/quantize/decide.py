@@ -62,7 +62,7 @@ def read_wish(type_: str, wish: Wish) -> Wish:
         type_: as typed; "" is the best 4-bit type.
 
     Raises:
-        UsageError: it makes no sense; says what does.
+        UsageError: it is invalid; says what is not.
     """
     if wish.goal and type_:
         raise UsageError("--type and a size exclude each other", why="all types follow from the size")
@@ -113,7 +113,7 @@ def decide(
     )
     n_bytes = goal_bytes(wish.goal, header, probe()) if wish.goal else 0
     if wish.imatrix == AUTO and not wish.goal and kind not in NEED_IMATRIX:
-        preview(request, engine)  # what makes no sense is refused before minutes of collecting
+        preview(request, engine)  # what is invalid is refused before minutes of collecting
     imatrix = importance_matrix(wish, header, path, say, on_progress)
     if wish.goal:
         from llmrun.quantize.mix import choose

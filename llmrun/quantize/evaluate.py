@@ -12,13 +12,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.errors import OutOfMemoryError, UsageError
+from llmrun.errors import OutOfMemoryError, UsageError, require_within
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.planning.hardware import probe
 from llmrun.planning.memory import UBATCH, memory
-from llmrun.planning.plan import THREAD_BOUNDS, readable_size
+from llmrun.planning.plan import CONTEXT_BOUNDS, GPU_LAYER_BOUNDS, THREAD_BOUNDS, readable_size
 from llmrun.protocol.jobs.evaluate import EVALUATE, Divergence, Evaluate, Evaluated, EvaluateUpdate, Needle
 from llmrun.runner.runner import Runner
 
@@ -129,17 +129,17 @@ def evaluate(
         on_update: how far it is, and the figures so far after each chunk. What it raises ends the engine.
 
     Raises:
-        UsageError: an argument makes no sense, the text is too short, or the vocabularies differ.
+        UsageError: an argument is out of bounds, the text is too short, or the vocabularies differ.
         BadModelError: a file is damaged, or no model that predicts text.
         OutOfMemoryError: it does not fit.
         EngineCrashedError: the engine died.
     """
+    check_wishes(n_ctx, chunks, threads, gpu_layers, long=long)
     headers = [read_header(path) for path in (model, reference) if path is not None]
     for header in headers:
         check(header)
     n_ctx = choose_context(headers, n_ctx, long=long)
     hardware = probe()
-    _check_counts(chunks, threads)
     if hardware.memory_total:
         _check_memory(headers, n_ctx, n_ctx if long else n_ctx // 2, hardware.memory_available)
     command = Evaluate(
@@ -166,27 +166,25 @@ def choose_context(headers: list[Header], wish: int | None, *, long: bool) -> in
     trained = min((header.n_ctx_train for header in headers if header.n_ctx_train), default=LONG_CONTEXT)
     shortest = SHORTEST_LONG_CONTEXT if long else SHORTEST_CONTEXT
     if trained < shortest:
-        what = "--long makes no sense for this model" if long else "this model can't be measured"
+        what = "this model can't be measured" + " with --long" * long
         raise UsageError(what, why=f"it was trained on {trained:,} tokens only")
     chosen = wish if wish is not None else min(LONG_CONTEXT if long else CONTEXT, trained)
-    if chosen < shortest:
-        what = f"--ctx {chosen}{' with --long' if long else ''} makes no sense"
-        raise UsageError(what, why=f"it has to be {shortest:,} at least")
     if chosen > trained:
-        raise UsageError(
-            f"--ctx {chosen} makes no sense",
-            why=f"the model was trained on {trained:,} tokens",
-            hint=f"--ctx {trained}",
-        )
+        why = f"the model was trained on {trained:,} tokens"
+        raise UsageError(f"invalid --ctx {chosen}", why=why, hint=f"--ctx {trained}")
     return chosen
 
 
-def _check_counts(chunks: int | None, threads: int | None) -> None:
-    if chunks is not None and chunks < 1:
-        raise UsageError(f"--chunks {chunks} makes no sense", why="there is nothing to measure without a chunk")
-    low, high = THREAD_BOUNDS
-    if threads is not None and not low <= threads <= high:
-        raise UsageError(f"--threads {threads} makes no sense", why=f"it has to be between {low} and {high}")
+def check_wishes(n_ctx: int | None, chunks: int | None, threads: int | None, gpu_layers: int, *, long: bool) -> None:
+    """What can be refused before there is a model. Arguments as evaluate()'s.
+
+    Raises:
+        UsageError: one is out of bounds.
+    """
+    require_within("--ctx", n_ctx, (SHORTEST_LONG_CONTEXT if long else SHORTEST_CONTEXT, CONTEXT_BOUNDS[1]))
+    require_within("--chunks", chunks, (1, ALL_CHUNKS))
+    require_within("--threads", threads, THREAD_BOUNDS)
+    require_within("--gpu-layers", gpu_layers, GPU_LAYER_BOUNDS)
 
 
 def _check_memory(headers: list[Header], n_ctx: int, scored: int, free: int) -> None:

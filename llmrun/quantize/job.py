@@ -123,7 +123,7 @@ def preview(request: Request, engine: Runner | None = None) -> Preview:
         engine: a running one that may be used, and goes on living.
 
     Raises:
-        UsageError: that makes no sense; says why, and what does.
+        UsageError: that is invalid; says why, and what is not.
         BadModelError: the source is damaged, or llama.cpp can't load it.
     """
     header = read_header(request.source)
@@ -162,7 +162,7 @@ def quantize(
         outlook: what preview() said of this request.
 
     Raises:
-        UsageError: that makes no sense; says why, and what does.
+        UsageError: that is invalid; says why, and what is not.
         BadModelError: the source is damaged, or what came out of it is.
         DiskFullError: there is no room for the file.
         ResourceError: it can't be written there.
@@ -256,7 +256,7 @@ class _Share:
         return work / max(self._work[-1], 1.0)
 
 
-# ---- what makes no sense, and what should be known -------------------------------------------------
+# ---- what is invalid, and what should be known -------------------------------------------------
 
 
 def needs_imatrix(name: str) -> UsageError:

@@ -34,25 +34,25 @@ def test_numbers(texts: list[str], found: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "words_of_error"),
     [
-        ("", "makes no sense"),
-        ("abc", "abc makes no sense"),
-        ("1,,2", "makes no sense"),
-        ("1-", "1- makes no sense"),
-        ("1.5", "1.5 makes no sense"),
-        ("5-1", "5-1 makes no sense"),
-        ("1-5+0", "makes no sense"),
-        ("1-5*1", "makes no sense"),
-        ("0-5*2", "makes no sense"),
+        ("", "invalid"),
+        ("abc", "abc"),
+        ("1,,2", "invalid"),
+        ("1-", "1-"),
+        ("1.5", "1.5"),
+        ("5-1", "5-1"),
+        ("1-5+0", "invalid"),
+        ("1-5*1", "invalid"),
+        ("0-5*2", "invalid"),
         ("1-1000000000", "is too long"),
-        ("-1", "-1 makes no sense"),
-        ("9" * 5000, "makes no sense"),
-        ("1-3-5", "makes no sense"),
+        ("-1", "-1"),
+        ("9" * 5000, "invalid"),
+        ("1-3-5", "invalid"),
     ],
 )
-def test_what_makes_no_sense_is_named(text: str, words_of_error: str) -> None:
+def test_what_is_invalid_is_named(text: str, words_of_error: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words_of_error)) as caught:
         numbers([text], "-p")
-    assert caught.value.what.startswith("-p ")
+    assert "-p " in caught.value.what
 
 
 def test_a_number_may_be_negative_where_that_means_something() -> None:

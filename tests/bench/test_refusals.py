@@ -9,7 +9,7 @@ import pytest
 from support.gguf_writer import runnable_model, write
 
 from llmrun.bench.parameters import KV_TYPES, Case, Settings
-from llmrun.bench.refusals import Subject, fit_together, kv_element_bytes, needed_memory, refuse
+from llmrun.bench.refusals import Subject, fit_together, kv_element_bytes, needed_memory, refuse_cases, refuse_models
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
@@ -26,6 +26,10 @@ SETTINGS = Settings(4)
 def header(tmp_path: Path) -> Header:
     """Of a model with heads of 16 elements, trained on 64 tokens."""
     return read_header(write(tmp_path / "m.gguf", runnable_model()))
+
+
+def refuse(cases: list[Case], subjects: list[Subject], hardware: Hardware, repetitions: int) -> list[str]:
+    return [*refuse_cases(cases, hardware, repetitions), *refuse_models(cases, subjects, hardware)]
 
 
 def refused(

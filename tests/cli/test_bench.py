@@ -116,13 +116,13 @@ def test_several_models_take_turns_unless_told_otherwise(tmp_path: Path, asked: 
     ("arguments", "words"),
     [
         (["-p", "0", "-n", "0"], "nothing to measure"),
-        (["-p", "1000000000"], "pp1000000000 makes no sense"),
-        (["-t", "100000"], "-t 100000 makes no sense"),
-        (["-ctk", "q9"], "-ctk q9 makes no sense"),
+        (["-p", "1000000000"], "invalid test pp1000000000"),
+        (["-t", "100000"], "invalid -t 100000"),
+        (["-ctk", "q9"], "invalid -ctk q9"),
         (["-ctv", "q8_0", "-fa", "off"], "-ctv q8_0 needs flash attention"),
         (["-r", "0"], "--repetitions 0"),
-        (["-o", "xml"], "-o xml makes no sense"),
-        (["-o", "x.txt"], "-o x.txt makes no sense"),
+        (["-o", "xml"], "invalid -o xml"),
+        (["-o", "x.txt"], "invalid -o x.txt"),
         (["-o", "no/such/folder/x.json"], "there is no folder"),
     ],
 )

@@ -58,15 +58,15 @@ def test_version_names_both(tmp_path: Path) -> None:
         (("run", "smolm", "hi"), 3, "Did you mean smollm2"),
         (("run", "./missing.gguf", "hi"), 3, "missing.gguf"),
         (("run", "smollm2"), 2, "there is no prompt"),
-        (("run", "smollm2", "hi", "--temp", "nan"), 2, "--temp = nan makes no sense"),
-        (("run", "smollm2", "hi", "--top-k", "-1"), 2, "--top-k = -1 makes no sense"),
+        (("run", "smollm2", "hi", "--temp", "nan"), 2, "invalid --temp nan"),
+        (("run", "smollm2", "hi", "--top-k", "-1"), 2, "invalid --top-k -1"),
         (("run", "smollm2", "hi", "--sampler-order", "top_k,topp"), 2, "--sampler-order: 'topp' is no step"),
-        (("run", "smollm2", "hi", "--ban", ""), 2, "these banned phrases make no sense"),
+        (("run", "smollm2", "hi", "--ban", ""), 2, "invalid banned phrases"),
         (("run", "smollm2", "hi", "--grammar", "missing.gbnf"), 2, "--grammar missing.gbnf can't be read"),
         (("run", "smollm2", "hi", "--grammar", "/dev/null"), 7, "grammar"),
         (("run", "smollm2", "hi", "--json-schema", "{"), 7, "line 1, column 2"),
         (("run", "smollm2", "hi", "--json-schema", "{}", "--grammar", "g"), 2, "exclude each other"),
-        (("run", "smollm2", "hi", "--max-tokens", "0"), 2, "max_tokens = 0"),
+        (("run", "smollm2", "hi", "--max-tokens", "0"), 2, "invalid max_tokens 0"),
         (("run", "smollm2", "hi", "--template", "missing.jinja"), 2, "missing.jinja"),
         (("run", "smollm2", "hi", "--logit-bias", "x"), 2, "--logit-bias 'x'"),
         (("run", "smollm2", "hi"), 5, "HF_HUB_OFFLINE"),
@@ -142,7 +142,7 @@ def test_every_bound_is_refused_by_its_flag(name: str, value: float) -> None:
     flag = FLAGS[name][0]
     with pytest.raises(UsageError) as caught:
         sampling_flags(**{name: value})
-    assert caught.value.what == f"{flag} = {value} makes no sense"
+    assert caught.value.what == f"invalid {flag} {value}"
     assert "between" in caught.value.why
 
 

@@ -152,7 +152,7 @@ def test_search_without_a_hub_shows_what_llmrun_knows(machine: Machine) -> None:
     assert "the hub can't be asked" in done.stderr
     assert "error: can't reach the hub" in done.stderr
     assert machine.json("search", "qwen3", "4b", status=5)["hub"] is None
-    assert "--limit 0 makes no sense" in machine.error("search", "x", "--limit", "0", status=2)
+    assert "invalid --limit 0" in machine.error("search", "x", "--limit", "0", status=2)
 
 
 # ---- show

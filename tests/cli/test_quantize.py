@@ -135,14 +135,14 @@ def test_single_tensors(engine: Engine) -> None:
         (("tiny-F16.gguf", "out.bin"), "'out.bin' does not end in .gguf"),
         (("tiny-F16.gguf", "nowhere/out.gguf"), "there is no folder 'nowhere'"),
         (("tiny-F16.gguf", "tiny-F16.gguf"), "'tiny-F16.gguf' would be overwritten while it is read"),
-        (("tiny-F16.gguf", "--tensor-type", "abc"), "--tensor-type abc makes no sense"),
+        (("tiny-F16.gguf", "--tensor-type", "abc"), "invalid --tensor-type abc"),
         (("tiny-F16.gguf", "--tensor-type", "a=q4_k_m"), "--tensor-type a=q4_k_m: that is a mix of types"),
         (("tiny-F16.gguf", "--output-type", "q77"), "there is no type for --output-type 'q77'"),
         (("tiny-F16.gguf", "--size", "4GB", "--bpw", "4"), "--size and --bpw exclude each other"),
         (("tiny-F16.gguf", "--size", "4GB", "--type", "q4_0"), "--type and a size exclude each other"),
         (("tiny-F16.gguf", "--bpw", "4", "--tensor-type", "a=q8_0"), "a size and types of single tensors exclude"),
         (("tiny-F16.gguf", "--ctx", "100"), "--ctx says nothing here"),
-        (("tiny-F16.gguf", "--bpw", "99"), "--bpw 99 makes no sense"),
+        (("tiny-F16.gguf", "--bpw", "99"), "invalid --bpw 99"),
         (("tiny-F16.gguf", "--type", "f16", "--imatrix", "tiny-F16.gguf"), "an importance matrix does nothing for F16"),
         (("tiny-F16.gguf", "--type", "q4_0", "--imatrix", "no.gguf"), "--imatrix: there is no file 'no.gguf'"),
         (("tiny-F16.gguf", "--calibration", "no.txt"), "--calibration: there is no file 'no.txt'"),
@@ -158,6 +158,26 @@ def test_what_makes_no_sense(engine: Engine, arguments: tuple[str, ...], what: s
     assert isinstance(error, UsageError)
     assert error.what.startswith(what)
     assert not engine.commands
+
+
+def test_a_report_reads_the_text_that_was_named(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def make_report(source: Path, types: list[str], **options: Any) -> None:
+        asked.update(options)
+        raise CancelledError("that is all")
+
+    monkeypatch.setattr("llmrun.quantize.report.make_report", make_report)
+    (tmp_path / "text.txt").write_text("words")
+    assert isinstance(refused("tiny-F16.gguf", "--report", "--text", "text.txt"), CancelledError)
+    assert asked["text"] == Path("text.txt")
+
+
+@pytest.mark.parametrize("options", [("--tensor-type", "a=q8_0"), ("--output-type", "q8_0"), ("--pure",)])
+def test_a_report_refuses_by_name_what_it_would_not_use(engine: Engine, options: tuple[str, ...]) -> None:
+    assert refused("tiny-F16.gguf", "--report", *options).what == f"{options[0]} says nothing here"
 
 
 # ---- what is quantized -----------------------------------------------------------------------------

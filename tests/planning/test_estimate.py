@@ -143,7 +143,7 @@ def test_typed_contexts() -> None:
 
 @pytest.mark.parametrize("text", ["x", "-1", "255", "k", "1e4", "99999999", "٣٠٠"])
 def test_contexts_that_make_no_sense(text: str) -> None:
-    with pytest.raises(UsageError, match="makes no sense"):
+    with pytest.raises(UsageError, match="invalid"):
         parse_contexts(text)
 
 

@@ -13,10 +13,10 @@ from llmrun.bench.noise import Watch
 from llmrun.bench.tune.axes import axes_for
 from llmrun.bench.tune.measure import RealMachine
 from llmrun.bench.tune.search import Found, Step, search
-from llmrun.errors import UsageError
+from llmrun.errors import require_within
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.plan import Plan, margin
+from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, margin
 from llmrun.planning.settings import EngineSettings
 from llmrun.planning.tuned import Tuned, remember, remembered
 
@@ -51,14 +51,10 @@ def tune(
         kv: try a quantized KV cache too, which loses precision.
 
     Raises:
-        UsageError: seconds or depth make no sense, or the time is too short for this model.
+        UsageError: seconds or depth are out of bounds, or the time is too short for this model.
         LlmrunError: the model can't be loaded.
     """
-    low, high = SECONDS_BOUNDS
-    if not low <= seconds <= high:
-        raise UsageError(f"--seconds {seconds:g} makes no sense", why=f"it has to be between {low:g} and {high:g}")
-    if depth is not None and not 0 <= depth <= plan.n_ctx // 2:
-        raise UsageError(f"--depth {depth} makes no sense", why=f"it has to be between 0 and {plan.n_ctx // 2:,} here")
+    check_wishes(seconds, depth, plan.n_ctx)
     load = plan.load(header.path)
     default = EngineSettings.of(load)
     axes = axes_for(header, hardware, default, kv=kv)
@@ -66,6 +62,19 @@ def tune(
     with RealMachine(load, room, header.weight_bytes + _PROCESS_BYTES) as machine, Watch() as watch:
         found = search(machine, default, axes, seconds=seconds, depth=depth, on_step=on_step)
     return Outcome(found, watch.marks)
+
+
+def check_wishes(seconds: float, depth: int | None, n_ctx: int = CONTEXT_BOUNDS[1]) -> None:
+    """What can be refused before there is a model. Arguments as tune()'s.
+
+    Args:
+        n_ctx: the model's context window.
+
+    Raises:
+        UsageError: one is out of bounds.
+    """
+    require_within("--seconds", seconds, SECONDS_BOUNDS)
+    require_within("--depth", depth, (0, n_ctx // 2))
 
 
 def keep(outcome: Outcome, header: Header, hardware: Hardware, folder: Path, name: str = "") -> Tuned:

@@ -179,7 +179,7 @@ class _Transfer:
                     for attempt in self._attempts:
                         attempt.abandon()
         except httpx2.InvalidURL as error:
-            raise NetworkError(f"the link of {self._source.label} makes no sense", why=str(error)) from error
+            raise NetworkError(f"invalid link of {self._source.label}", why=str(error)) from error
 
     def _start_attempts(self, client: httpx2.Client) -> None:
         """As many as may be. The first is alone until its answer shows that the server understands ranges."""

@@ -172,6 +172,6 @@ def _network_errors(source: Source) -> Iterator[None]:
     try:
         yield
     except httpx2.InvalidURL as error:
-        raise NetworkError(f"the link of {source.label} makes no sense", why=str(error)) from error
+        raise NetworkError(f"invalid link of {source.label}", why=str(error)) from error
     except httpx2.HTTPError as error:
         raise TryAgain(unreachable(source, error)) from error

@@ -181,7 +181,7 @@ def _next_url(url: httpx2.URL, response: httpx2.Response, source: Source) -> htt
 
 
 def _senseless_link(source: Source) -> NetworkError:
-    return NetworkError(f"the server sent us to a link that makes no sense for {source.label}")
+    return NetworkError(f"the server sent us to an invalid link for {source.label}")
 
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
@@ -356,7 +356,7 @@ def fetch_page(source: Source, *, accept: str, most_bytes: int, patience: Patien
                     raise stalled(source, response.url.host)
             return str(response.url), response.headers.get("content-type", ""), bytes(body)
     except httpx2.InvalidURL as error:
-        raise NetworkError(f"the link of {source.label} makes no sense", why=str(error)) from error
+        raise NetworkError(f"invalid link of {source.label}", why=str(error)) from error
     except httpx2.HTTPError as error:
         raise unreachable(source, error) from error
     except TryAgain as trouble:

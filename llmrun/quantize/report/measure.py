@@ -84,7 +84,7 @@ class Measures(Protocol):
         """The source."""
 
     def expected_bytes(self, kind: str) -> int:
-        """How large the file of a type will be; refuses types that make no sense."""
+        """How large the file of a type will be; refuses types that are invalid."""
 
     def make(self, kind: str, target: Path, on_share: OnShare) -> Made:
         """Write the file of a type."""

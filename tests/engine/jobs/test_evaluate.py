@@ -347,18 +347,23 @@ class _Trained:
 
 @pytest.mark.parametrize(
     ("wish", "long", "words"),
-    [(8193, False, "trained on 8,192"), (31, False, "32 at least"), (0, False, "32"), (512, True, "1,024 at least")],
+    [(8193, False, "trained on 8,192"), (31, False, "between 32"), (0, False, "32"), (512, True, "between 1,024")],
 )
-def test_chunks_of_a_senseless_length(wish: int, long: bool, words: str) -> None:
+def test_chunks_of_an_invalid_length(wish: int, long: bool, words: str) -> None:
     trained: Any = _Trained(8192)
-    with pytest.raises(UsageError) as refused:
+
+    def choose() -> None:
+        evaluate.check_wishes(wish, None, None, -1, long=long)
         evaluate.choose_context([trained], wish, long=long)
+
+    with pytest.raises(UsageError) as refused:
+        choose()
     assert words in refused.value.why
 
 
 def test_a_model_that_knows_no_long_texts() -> None:
     trained: Any = _Trained(256)
-    with pytest.raises(UsageError, match="--long makes no sense for this model"):
+    with pytest.raises(UsageError, match="can't be measured with --long"):
         evaluate.choose_context([trained], None, long=True)
 
 
@@ -368,7 +373,7 @@ def test_senseless_wishes_start_no_engine(
 ) -> None:
     model = gguf_writer.write(tmp_path / "m.gguf", gguf_writer.runnable_model())
     monkeypatch.setattr(evaluate, "Runner", None)
-    with pytest.raises(UsageError, match="makes no sense"):
+    with pytest.raises(UsageError, match="invalid --"):
         evaluate.evaluate(model, **wish)  # type: ignore[arg-type]
 
 

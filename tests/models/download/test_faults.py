@@ -126,9 +126,9 @@ MODES = [
     Mode("gated", {"resolve_statuses": [403]}, "wants a login.*accept the terms", status=4),
     Mode("503 of the hub", {"resolve_statuses": [503]}),
     Mode("redirects in a circle", {"circle": True}, "in circles"),
-    Mode("redirect to nowhere", {"location": ""}, "makes no sense"),
-    Mode("redirect to no link", {"location": "http://127.0.0.1:port/"}, "makes no sense"),
-    Mode("redirect to a file", {"location": "file:///etc/passwd"}, "unsafe link|makes no sense"),
+    Mode("redirect to nowhere", {"location": ""}, "invalid"),
+    Mode("redirect to no link", {"location": "http://127.0.0.1:port/"}, "invalid"),
+    Mode("redirect to a file", {"location": "file:///etc/passwd"}, "unsafe link|invalid"),
     Mode("redirect to a dead host", {"location": "http://127.0.0.1:9/x"}, r"can't reach 127\.0\.0\.1"),
     # -- metadata
     Mode("metadata: login", {"metadata": (401, "GatedRepo")}, "gated.*accept the terms", status=4),

@@ -1,0 +1,112 @@
+"""Wrong values are refused by every command before a model is looked for: no network, no disk, no download."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from llmrun.cli.commands import COMMANDS
+from llmrun.cli.sampling import FLAGS
+from llmrun.errors import LlmrunError
+from llmrun.protocol.params import BOUNDS
+
+MODEL = "owner/not-here-GGUF"
+
+LOADING = (
+    ("--ctx", "5"), ("--ctx", "99999999999"), ("--threads", "0"), ("--gpu-layers", "-2"), ("--kv", "q1"),
+    ("--flash-attention", "maybe"), ("--kv", "q8_0", "--flash-attention", "off"),
+)  # fmt: skip
+ANSWERING = (
+    ("--max-tokens", "0"), ("--stop", ""), ("--ban", ""), ("--grammar", "not/there"), ("--json-schema", "{"),
+    ("--json-schema", "{}", "--grammar", "g"), ("--think", "perhaps"), ("--template", "not/there"),
+    ("--file", "not/there"),
+)  # fmt: skip
+SAMPLING = (
+    *((FLAGS[name][0], str(low - 1)) for name, (low, high) in BOUNDS.items()),
+    *((FLAGS[name][0], str(high + 1)) for name, (low, high) in BOUNDS.items()),
+    ("--temp", "nan"), ("--logit-bias", "x"), ("--logit-bias", "5=nan"), ("--sampler-order", "top_k,topp"),
+    ("--sampler-order", "top_k,top_k"),
+)  # fmt: skip
+WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
+    "run": (*LOADING, *ANSWERING, *SAMPLING, ("--record", "not/there/x.json")),
+    "chat": (
+        *LOADING, *ANSWERING, *SAMPLING, ("--overflow", "perhaps"), ("--keep", "-1"), ("--continue", "--private"),
+        ("--session", "x", "--private"),
+    ),
+    "plan": (("--ctx", "5"), ("--ctx", "x"), ("--kv", "q1")),
+    "quantize": (
+        ("--type", "q4_9"), ("--type", "iq1_s"), ("--threads", "0"), ("--tensor-type", "x"),
+        ("--tensor-type", "a=q77"), ("--output-type", "q77"), ("--embedding-type", "q77"), ("--size", "many"),
+        ("--bpw", "99"), ("--bpw", "nan"), ("--fit", "--ctx", "5"), ("--ctx", "4096"), ("--imatrix", "not/there"),
+        ("--calibration", "not/there"), ("--types", "q4_9"), ("--report-to", "x.txt"), ("--text", "x.txt"),
+        ("--report", "--text", "not/there"), ("--size", "4GB", "--bpw", "4"), ("--report", "--tensor-type", "a=q8_0"),
+        ("--report", "--output-type", "q8_0"), ("--report", "--embedding-type", "q8_0"), ("--report", "--pure"),
+        ("--report", "--keep-output"), ("--report", "--dry-run"), ("--report", "--type", "q8_0"),
+    ),
+    "evaluate": (
+        ("--ctx", "5"), ("--long", "--ctx", "512"), ("--chunks", "0"), ("--chunks", "x"), ("--threads", "0"),
+        ("--threads", "9999"), ("--gpu-layers", "-2"), ("--text", "not/there"),
+    ),
+    "bench": (
+        ("-p", "x"), ("-p", "-1"), ("-n", "x"), ("-pg", "5"), ("--chat", "0,5"), ("-d", "-1"), ("-t", "0"),
+        ("-t", "9999"), ("-b", "0"), ("-ub", "0"), ("-fa", "maybe"), ("-ctk", "q1"), ("-ctv", "q1"),
+        ("-fa", "off", "-ctv", "q8_0"), ("-rpk", "2"), ("-ngl", "-5"), ("-r", "0"), ("--delay", "-1"),
+        ("-o", "x.docx"), ("-o", "not/there/x.json"), ("--vs", "nothing"), ("-p", "0", "-n", "0"), ("-p", "99999999"),
+        ("-p", "1-9999"),
+    ),
+    "tune": (("--seconds", "1"), ("--seconds", "nan"), ("--depth", "-1")),
+}  # fmt: skip
+# Any value will do, or what is wrong with it can't be known yet: a name, a text.
+FREE = {
+    "run": {"--system", "--dry-breaker", "--install-completion", "--show-completion"},
+    "chat": {"--system", "--dry-breaker", "--session"},
+    "evaluate": {"--reference"},
+    "bench": {"--machine", "--compare"},
+}
+
+
+@pytest.fixture
+def nothing_is_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Looking for a model, the chats or the network fails the test."""
+
+    def touched(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("a model was looked for")
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("llmrun.model.locate", "llmrun.cli.loading.locate", "llmrun.cli.chat.Sessions"):
+        monkeypatch.setattr(name, touched)
+    monkeypatch.setattr("socket.socket.connect", touched)
+    monkeypatch.setattr("subprocess.Popen", touched)  # an engine
+
+
+def app_of(command: str) -> typer.Typer:
+    module, function = COMMANDS[command]
+    app = typer.Typer()
+    app.command()(getattr(import_module(f"llmrun.cli.{module}"), function))
+    return app
+
+
+@pytest.mark.usefixtures("nothing_is_touched")
+@pytest.mark.parametrize("command", WRONG)
+def test_wrong_values_are_refused_before_anything_is_looked_for(command: str) -> None:
+    app = app_of(command)
+    accepted = []
+    for options in WRONG[command]:
+        done = CliRunner().invoke(app, [MODEL, *options], input="hi")
+        status = done.exception.exit_status if isinstance(done.exception, LlmrunError) else done.exit_code
+        if status not in (2, 7):  # usage, or a broken grammar
+            accepted.append((options, done.exception))
+    assert not accepted
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_the_table_knows_every_option_with_a_value(command: str) -> None:
+    tried = {word for options in WRONG[command] for word in options} | FREE.get(command, set())
+    parameters = typer.main.get_command(app_of(command)).params
+    options = [each for each in parameters if each.param_type_name == "option" and not each.is_flag]
+    assert not [option.opts for option in options if not tried & set(option.opts)]
