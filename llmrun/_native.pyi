@@ -5,6 +5,7 @@ Describes what native/bindings.cpp defines. Addresses are plain integers for cty
 """
 
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
 
 class BadLogits(ValueError):  # noqa: N818 - named after what it is about, as in C++
     """A logit is NaN or +inf, or no logit is finite.
@@ -22,7 +23,7 @@ class Sampler:
 
     Two exceptions: top-p without top-k that leaves over 1024 tokens, of which a few have equal logits, may
     choose another one of those equals; and a token whose logit is -inf is never chosen, whatever overflowed.
-    For one thread at a time. `sample` does not accept the token it chooses.
+    For one thread at a time, which need not be the one that made it.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Sampler:
                 in the vocabulary.
         """
 
-    def sample(self, address: int, allowed: int = 0, banned: Iterable[int] = ()) -> int:
+    def sample(self, address: int, allowed: int | None = None, banned: Iterable[int] = (), accept: bool = False) -> int:
         """Choose the next token; the GIL is released meanwhile.
 
         With `allowed` or `banned` the result is that of a row in which all other logits are -inf. What the row
@@ -84,8 +85,9 @@ class Sampler:
         Args:
             address: of `vocabulary_size` floats, which are only read.
             allowed: address of ceil(vocabulary_size / 32) 32-bit words, which are only read: bit t % 32 of word
-                t // 32 is set when token t may be chosen. 0 allows all.
+                t // 32 is set when token t may be chosen. None and 0 allow all.
             banned: tokens that may not be chosen, whatever their bits.
+            accept: add the token to the history, as `accept` does.
 
         Raises:
             BadLogits: nothing can be sampled from these; the random generators have not moved. `logit` is -inf
@@ -130,7 +132,7 @@ class Sampler:
         """
 
     def accept_many(self, tokens: Sequence[int]) -> None:
-        """Accept each in order, or none if one is not in the vocabulary (ValueError)."""
+        """Accept each in order, or none if one is not in the vocabulary (ValueError); the GIL is released meanwhile."""
 
     def log_probabilities(self, address: int, token: int, count: int) -> list[tuple[int, float]]:
         """Natural logarithms of the probabilities that the model itself gives, before any step of the chain.
@@ -162,17 +164,38 @@ class Sampler:
     def bytes_read(self) -> int:
         """Bytes of logits that the last `sample`, if without mask, read: whole cache lines; without its own lists."""
 
-def sample_batch(samplers: Sequence[Sampler], addresses: Sequence[int]) -> list[int]:
-    """Let each sampler choose from the logits at its address, in one call; the GIL is released meanwhile.
+class Status(IntEnum):
+    """What became of a row of sample_rows()."""
 
-    For sequences without masks and bans.
+    CHOSEN = 0
+    NOT_A_NUMBER = 1
+    """A logit is NaN."""
+    INFINITE = 2
+    """A logit is +inf."""
+    IMPOSSIBLE = 3
+    """No logit is finite, of those that the mask and the bans allow."""
+    NO_MEMORY = 4
+
+def sample_rows(
+    samplers: Sequence[Sampler], addresses: Sequence[int], masks: Sequence[int | None], bans: Sequence[Iterable[int]]
+) -> list[tuple[int, int]]:
+    """Let each sampler choose a token from its row of logits and accept it; the GIL is released meanwhile.
+
+    The outcome is that of `sample` for one row after the other. From 8 rows on a few threads share the work; they are
+    started at the first such call and sleep between calls. In a forked child the calling thread does all of it.
+
+    Args:
+        samplers: no two the same.
+        addresses: `address` of each.
+        masks: `allowed` of each.
+        bans: `banned` of each.
 
     Returns:
-        The tokens, -1 where nothing can be sampled: `sample` of that one raises what is wrong. Its random
-        generators have not moved, and the others are not affected.
+        (token, status) of each row, status being a `Status`. Where it is not CHOSEN, token is the first one at fault,
+        nothing was accepted, and the row's random generators have not moved; the other rows are not affected.
 
     Raises:
-        TypeError, ValueError: the arguments don't match up; nothing was sampled.
+        TypeError, ValueError: an argument is wrong, or they don't match up; nothing was sampled.
     """
 
 cpu_level: str

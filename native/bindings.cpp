@@ -2,16 +2,19 @@
 //
 // The only native file that knows Python. llmrun/_native.pyi describes what is defined here.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <stdexcept>
 
 #include "control.hpp"
 #include "limits.hpp"
+#include "rows.hpp"
 #include "sampler.hpp"
 
 namespace nb = nanobind;
@@ -19,8 +22,10 @@ using llmrun::BadLogits;
 using llmrun::CancelFlag;
 using llmrun::Explanation;
 using llmrun::Mask;
+using llmrun::Row;
 using llmrun::Sampler;
 using llmrun::SamplerParams;
+using llmrun::Status;
 using nb::literals::operator""_a;
 
 namespace {
@@ -98,20 +103,70 @@ const float* logits_at(uintptr_t address) {
     return std::bit_cast<const float*>(address);
 }
 
-int32_t sample(Sampler& sampler, uintptr_t address, uintptr_t allowed, const nb::iterable& banned) {
-    const float* logits = logits_at(address);
+// None and 0 allow every token.
+const uint32_t* mask_at(std::optional<uintptr_t> given) {
+    const uintptr_t address = given.value_or(0);
+    if (address % alignof(uint32_t) != 0) {
+        throw std::invalid_argument("the address of the mask is not that of 32-bit words");
+    }
+    return std::bit_cast<const uint32_t*>(address);
+}
+
+std::vector<int32_t> banned_tokens(nb::handle iterable) {
     std::vector<int32_t> tokens;
-    for (const nb::handle token : banned) {
+    for (const nb::handle token : iterable) {
         if (!nb::try_cast(token, tokens.emplace_back())) {
             throw nb::type_error("a banned token has to be a whole number of 32 bits");
         }
     }
-    if (allowed % alignof(uint32_t) != 0) {
-        throw std::invalid_argument("the address of the mask is not that of 32-bit words");
-    }
-    const Mask mask{std::bit_cast<const uint32_t*>(allowed), tokens};
+    return tokens;
+}
+
+int32_t sample(Sampler& sampler, uintptr_t address, std::optional<uintptr_t> allowed,
+               const nb::iterable& banned, bool accept) {
+    const float* logits = logits_at(address);
+    const std::vector<int32_t> tokens = banned_tokens(banned);
+    const Mask mask{mask_at(allowed), tokens};
     const nb::gil_scoped_release released;
-    return sampler.sample(logits, mask);
+    const int32_t token = sampler.sample(logits, mask);
+    if (accept) {
+        sampler.accept(token);
+    }
+    return token;
+}
+
+// The rows of one call, and what they look at, kept alive whatever another thread does to the lists meanwhile.
+struct HeldRows {
+    std::vector<Row> rows;
+    std::vector<std::pair<nb::object, std::vector<int32_t>>> held;  // [rows.size()] sampler, banned tokens
+
+    explicit HeldRows(size_t count) {
+        rows.reserve(count);
+        held.reserve(count);
+    }
+
+    void add(nb::object sampler, nb::handle address, nb::handle mask, nb::handle bans) {
+        Sampler* native = nullptr;
+        if (!nb::try_cast(sampler, native) || native == nullptr) {
+            throw nb::type_error("every sampler has to be a Sampler");
+        }
+        held.emplace_back(std::move(sampler), banned_tokens(bans));
+        const std::vector<int32_t>& banned = held.back().second;
+        native->require_known(banned);
+        const uint32_t* allowed = mask_at(nb::cast<std::optional<uintptr_t>>(mask));
+        rows.push_back({native, logits_at(nb::cast<uintptr_t>(address)), {allowed, banned}});
+    }
+};
+
+void require_different(const std::vector<Row>& rows) {
+    std::vector<const Sampler*> samplers;
+    for (const Row& row : rows) {
+        samplers.push_back(row.sampler);
+    }
+    std::sort(samplers.begin(), samplers.end());
+    if (std::adjacent_find(samplers.begin(), samplers.end()) != samplers.end()) {
+        throw std::invalid_argument("no two rows may have the same sampler");
+    }
 }
 
 // (chosen, [(step, remaining, [(token, probability)])])
@@ -131,31 +186,29 @@ nb::tuple explain(const Sampler& sampler, size_t back, size_t count) {
     return nb::make_tuple(explanation.chosen, steps);
 }
 
-// The references keep the samplers alive, whatever another thread does to the list meanwhile.
-std::vector<int32_t> sample_batch(const std::vector<nb::object>& objects,
-                                  const std::vector<uintptr_t>& addresses) {
-    if (objects.size() != addresses.size()) {
-        throw std::invalid_argument("there have to be as many addresses as samplers");
+// [(token, status)]; nothing is sampled when an argument is wrong.
+nb::list sample_rows(const nb::sequence& samplers, const nb::sequence& addresses, const nb::sequence& masks,
+                     const nb::sequence& bans) {
+    const size_t count = nb::len(samplers);
+    if (nb::len(addresses) != count || nb::len(masks) != count || nb::len(bans) != count) {
+        throw std::invalid_argument("there have to be as many addresses, masks and bans as samplers");
     }
-    std::vector<std::pair<Sampler*, const float*>> pairs;
-    pairs.reserve(objects.size());
-    for (size_t i = 0; i < objects.size(); ++i) {
-        if (!nb::isinstance<Sampler>(objects[i])) {
-            throw nb::type_error("every sampler has to be a Sampler");
-        }
-        pairs.emplace_back(&nb::cast<Sampler&>(objects[i]), logits_at(addresses[i]));
+    HeldRows held(count);
+    for (size_t row = 0; row < count; ++row) {
+        held.add(samplers[row], addresses[row], masks[row], bans[row]);
     }
-    std::vector<int32_t> tokens;
-    tokens.reserve(pairs.size());
-    const nb::gil_scoped_release released;
-    for (const auto& [sampler, logits] : pairs) {
-        try {
-            tokens.push_back(sampler->sample(logits));
-        } catch (const BadLogits&) {
-            tokens.push_back(-1);
-        }
+    require_different(held.rows);
+    {
+        const nb::gil_scoped_release released;
+        llmrun::sample_rows(held.rows);
     }
-    return tokens;
+    nb::list result = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(count)));
+    for (size_t row = 0; row < count; ++row) {
+        const Row& done = held.rows[row];
+        nb::tuple outcome = nb::make_tuple(done.token, static_cast<int32_t>(done.status));
+        PyList_SET_ITEM(result.ptr(), static_cast<Py_ssize_t>(row), outcome.release().ptr());
+    }
+    return result;
 }
 
 std::vector<std::pair<int32_t, float>> log_probabilities(Sampler& sampler, uintptr_t address, int32_t token,
@@ -171,11 +224,8 @@ std::vector<std::pair<int32_t, float>> log_probabilities(Sampler& sampler, uintp
 
 // All or none: a token out of range must not leave half of the others in the history.
 void accept_many(Sampler& sampler, const std::vector<int32_t>& tokens) {
-    for (const int32_t token : tokens) {
-        if (token < 0 || token >= sampler.vocabulary_size()) {
-            throw std::invalid_argument("a token is not in the vocabulary");
-        }
-    }
+    const nb::gil_scoped_release released;
+    sampler.require_known(tokens);
     for (const int32_t token : tokens) {
         sampler.accept(token);
     }
@@ -198,7 +248,7 @@ void define_sampler(nb::module_& module) {
              "logit_bias"_a = defaults.logit_bias, "dry_breakers"_a = std::vector<std::vector<int32_t>>{},
              "order"_a = std::vector<std::string>(llmrun::step_names.begin(), llmrun::step_names.end()),
              "remember"_a = 0, "exact"_a = false)
-        .def("sample", sample, "address"_a, "allowed"_a = 0, "banned"_a = nb::tuple())
+        .def("sample", sample, "address"_a, "allowed"_a = nb::none(), "banned"_a = nb::tuple(), "accept"_a = false)
         .def("accept", &Sampler::accept, "token"_a)
         .def("accept_many", accept_many, "tokens"_a)
         .def("rewind", [](Sampler& sampler, size_t dropped,
@@ -211,7 +261,13 @@ void define_sampler(nb::module_& module) {
         .def_prop_ro("exact_count", &Sampler::exact_count)
         .def_prop_ro("bytes_read", &Sampler::bytes_read)
         .def_prop_ro("vocabulary_size", &Sampler::vocabulary_size);
-    module.def("sample_batch", sample_batch, "samplers"_a, "addresses"_a);
+    module.def("sample_rows", sample_rows, "samplers"_a, "addresses"_a, "masks"_a, "bans"_a);
+    nb::enum_<Status>(module, "Status", nb::is_arithmetic(), "What became of a row of sample_rows().")
+        .value("CHOSEN", Status::chosen)
+        .value("NOT_A_NUMBER", Status::not_a_number)
+        .value("INFINITE", Status::infinite)
+        .value("IMPOSSIBLE", Status::impossible)
+        .value("NO_MEMORY", Status::no_memory);
     module.attr("cpu_level") = llmrun::loops().level;
 }
 

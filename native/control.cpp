@@ -3,16 +3,14 @@
 #include <cerrno>
 #include <mutex>
 #include <string>
-#include <system_error>
-#include <thread>
+
+#include "background.hpp"
 
 #ifdef _WIN32
 #include <io.h>
 #else
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 #endif
 
@@ -100,22 +98,6 @@ LineFilter& line_filter() {
     }
     ::_exit(0);
 }
-
-// The thread must not receive the signals that are meant for Python's.
-int start_watching(int fd) {
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int problem = 0;
-    try {
-        std::thread(exit_on_hang_up, fd).detach();
-    } catch (const std::system_error& error) {
-        problem = error.code().value();
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return problem;
-}
 #endif
 
 }  // namespace
@@ -148,7 +130,7 @@ int exit_when_closed(int fd) {
     if (watched < 0) {
         return errno;
     }
-    const int problem = start_watching(watched);
+    const int problem = start_in_background([watched] { exit_on_hang_up(watched); });
     if (problem != 0) {
         ::close(watched);
     }

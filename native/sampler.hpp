@@ -74,6 +74,9 @@ class Sampler {
     // many are possible. Equally likely ones come in the order of their ids. Throws BadLogits.
     const std::vector<LogProbability>& log_probabilities(const float* logits, int32_t token, size_t count);
 
+    // Throws std::invalid_argument when a token is not in the vocabulary.
+    void require_known(std::span<const int32_t> tokens) const;
+
     int32_t vocabulary_size() const { return vocabulary_size_; }
     // The state of the random generators, the chain's and XTC's, as std::mt19937 writes it; for tests.
     std::string random_state() const;
@@ -84,7 +87,6 @@ class Sampler {
     size_t bytes_read() const { return peaks_.bytes_read(); }
 
   private:
-    void require_known(std::span<const int32_t> tokens) const;
     void remember(const float* logits, const Mask& mask);
     int32_t choose(const float* logits);
     int32_t choose_allowed(const float* logits);

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.engine.core.metrics import Metrics
-from llmrun.engine.core.sampler import SequenceSampler
+from llmrun.engine.core.sampler import SequenceSampler, sample_rows
 from llmrun.engine.core.scheduler import budget, schedule
 from llmrun.engine.core.sequence import Extras, Sequence
 from llmrun.engine.core.slots import Slots
@@ -267,7 +267,7 @@ class Engine:
             del self._suspects[0]
         samplers = [sequence.sampler for sequence in drawing]
         refused = [sequence.refused.get(len(sequence.tokens), ()) for sequence in drawing]
-        for sequence, token in zip(drawing, _sample_rows(samplers, addresses, refused), strict=True):
+        for sequence, token in zip(drawing, sample_rows(samplers, addresses, refused), strict=True):
             if isinstance(token, LlmrunError):
                 events.append(self._fail(sequence, token))
             else:
@@ -321,7 +321,7 @@ class Engine:
             return "stop", ""
         extras, most = sequence.extras, sequence.limits.max_tokens
         if extras.thinking is not None:
-            extras.thinking.push(sequence.text.last)
+            extras.thinking.push(sequence.text.decoded)
         repeated = extras.guard.push(text) if extras.guard is not None else None
         if repeated is not None:
             return "repeats", repeated
@@ -383,15 +383,3 @@ class Engine:
             if sequence.request == request:
                 return sequence
         raise UsageError("nothing is remembered about that answer")
-
-
-def _sample_rows(
-    samplers: list[SequenceSampler], addresses: list[int], refused: Iterable[Collection[int]]
-) -> list[int | LlmrunError]:
-    tokens: list[int | LlmrunError] = []
-    for sampler, address, tokens_refused in zip(samplers, addresses, refused, strict=True):
-        try:
-            tokens.append(sampler.sample(address, tokens_refused))
-        except LlmrunError as error:
-            tokens.append(error)
-    return tokens

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from llmrun import _native
-from llmrun.errors import BadLogitsError, UsageError
+from llmrun.errors import BadGrammarError, BadLogitsError, LlmrunError, OutOfMemoryError, UsageError
 from llmrun.protocol.messages import ChainStep, Choice
 from llmrun.protocol.params import SamplingParams
 
@@ -29,7 +29,10 @@ _MOST_TAIL_TOKENS = 20
 
 
 class SequenceSampler:
-    """Chooses the tokens of one sequence and remembers them for the penalties."""
+    """Chooses the tokens of one sequence and remembers them for the penalties.
+
+    For one thread at a time: one may make it and let it see the prompt, and another one sample.
+    """
 
     def __init__(
         self,
@@ -69,31 +72,33 @@ class SequenceSampler:
         self._vocabulary = vocabulary
         self._constraint = constraint
         self._bans = any(bias == -math.inf for _, bias in params.logit_bias)
-        # Of each of the last tokens, whether it was drawn, not forced; the native sampler remembers the draws.
-        self._drawn: deque[bool] = deque(maxlen=remember)
-        self._last: deque[int] = deque(maxlen=remember)
+        # The last tokens, and whether each was drawn, not forced; the native sampler remembers the draws.
+        self._last: deque[tuple[int, bool]] = deque(maxlen=remember)
 
     def accept_prompt(self, tokens: Sequence[int]) -> None:
-        """Let the penalties see the prompt, as llama.cpp's server does."""
+        """Let the penalties see the prompt, as llama.cpp's server does; a long one delays no other thread."""
         self._native.accept_many(tokens)
 
     def sample(self, address: int, refused: Collection[int] = ()) -> int:
         """Choose the next token and make it part of the sequence.
 
         Args:
-            address: of the n_vocab float logits; they are only read.
+            address: of the n_tokens float logits; they are only read.
             refused: tokens that it must not be.
 
         Raises:
             BadLogitsError: the logits are not numbers that can be sampled from.
             BadGrammarError: the grammar became too much while it was followed.
+            OutOfMemoryError: there is none to sample with.
         """
-        allowed = self._constraint.mask() if self._constraint else 0
+        mask = self._constraint.mask() if self._constraint else None
         try:
-            token = self._native.sample(address, allowed, tuple(refused))
+            token = self._native.sample(address, mask, refused, True)
         except _native.BadLogits as error:
             raise self._bad_logits(error, bool(refused)) from None
-        self._accept(token, drawn=True)
+        except MemoryError:
+            raise OutOfMemoryError("there is no memory to sample a token") from None
+        self._accepted(token, drawn=True)
         return token
 
     def forced(self) -> list[int]:
@@ -102,7 +107,8 @@ class SequenceSampler:
 
     def follow(self, token: int) -> None:
         """Make a forced token part of the sequence."""
-        self._accept(token, drawn=False)
+        self._native.accept(token)
+        self._accepted(token, drawn=False)
 
     def rewind(self, n_tokens: int, left: Sequence[int]) -> None:
         """Take the last tokens back.
@@ -111,19 +117,17 @@ class SequenceSampler:
             n_tokens: how many.
             left: all tokens of the sequence that stay, prompt included.
         """
-        if self._constraint:
+        if self._constraint and n_tokens:
             self._constraint.rewind(n_tokens)
-        dropped = [self._drawn.pop() for _ in range(min(n_tokens, len(self._drawn)))]
-        for _ in dropped:
-            self._last.pop()
-        self._native.rewind(sum(dropped), left)
+        dropped = [self._last.pop() for _ in range(min(n_tokens, len(self._last)))]
+        self._native.rewind(sum(drawn for _, drawn in dropped), left)
 
-    def _accept(self, token: int, *, drawn: bool) -> None:
-        self._native.accept(token)
+    def _accepted(self, token: int, *, drawn: bool) -> None:
+        """What has to be noted of a token that the native sampler has accepted."""
         if self._constraint:
             self._constraint.accept(token)
-        self._drawn.append(drawn)
-        self._last.append(token)
+        if self._last.maxlen:
+            self._last.append((token, drawn))
 
     def explain(self, last: int, candidates: int) -> list[Choice]:
         """How the last tokens were chosen, oldest first.
@@ -134,7 +138,7 @@ class SequenceSampler:
         """
         choices: list[Choice] = []
         draws = 0
-        for token, drawn in islice(zip(reversed(self._last), reversed(self._drawn), strict=True), last):
+        for token, drawn in islice(reversed(self._last), last):
             if drawn:
                 choices.append(self._choice(draws, candidates))
                 draws += 1
@@ -178,6 +182,48 @@ class SequenceSampler:
             why="every logit is -infinity",
             hint="ban fewer tokens with logit_bias" if self._bans else damaged,
         )
+
+
+def sample_rows(
+    samplers: Sequence[SequenceSampler], addresses: Sequence[int], refused: Sequence[Collection[int]]
+) -> list[int | LlmrunError]:
+    """Let each sequence choose its next token, as SequenceSampler.sample() does, in one native call for all.
+
+    Args:
+        samplers: each of another sequence.
+        addresses: of the n_tokens float logits of each.
+        refused: tokens that each must not choose.
+
+    Returns:
+        The tokens. Where none could be chosen, the error that sample() raises: such a sequence can't go on.
+    """
+    if len(samplers) == 1:  # one user's every token: making lists would take longer than what they spare
+        try:
+            return [samplers[0].sample(addresses[0], refused[0])]
+        except LlmrunError as error:
+            return [error]
+    masks: list[int | None] = []
+    errors: dict[int, BadGrammarError] = {}
+    for row, sampler in enumerate(samplers):
+        try:
+            masks.append(sampler._constraint.mask() if sampler._constraint else None)
+        except BadGrammarError as error:
+            masks.append(None)
+            errors[row] = error
+    drawn = _native.sample_rows([sampler._native for sampler in samplers], addresses, masks, refused)
+    results: list[int | LlmrunError] = []
+    for row, (token, status) in enumerate(drawn):
+        try:
+            if row in errors:
+                raise errors[row]
+            if status == _native.Status.CHOSEN:
+                samplers[row]._accepted(token, drawn=True)
+            else:  # nothing has moved: once more, for the error
+                token = samplers[row].sample(addresses[row], refused[row])
+            results.append(token)
+        except LlmrunError as error:
+            results.append(error)
+    return results
 
 
 def _biases(params: SamplingParams, vocabulary: Vocabulary) -> list[tuple[int, float]]:

@@ -5,8 +5,9 @@ Owns the text side of an answer; must not know tokens or models.
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Sequence
+from bisect import bisect
+from codecs import utf_8_decode
+from collections.abc import Iterable, Sequence
 
 
 class TextStream:
@@ -21,20 +22,20 @@ class TextStream:
     """
 
     def __init__(self, stop: Sequence[str] = (), ban: Sequence[str] = ()) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stop = stop
-        self._ban = [_folded(phrase) for phrase in ban]
+        self._undecoded = b""  # the beginning of a character
+        self._plain = not stop and not ban
         self._held = ""
-        # The end of what was given out: after a step back, a phrase may begin in it.
-        self._shown = ""
-        self._longest_ban = max(map(len, self._ban), default=0)
-        # Of each token that still can be undone: where in _held its text begins, and the decoder before it.
-        self._undo: list[tuple[int, tuple[bytes, int]]] = []
+        self._stop = _Search(stop)
+        # Not only in what is held: after a step back, a phrase may begin in the end of what was given out.
+        self._ban = _Search(map(_folded, ban))
+        self._context = max(map(len, ban), default=1) - 1  # how much of that
+        # Of each token that still can be undone: where in _held its text begins, and what was undecoded before it.
+        self._undo: list[tuple[int, bytes]] = []
         self._ban_start: int | None = None
         self.stopped = False
         """Whether a stop string was completed; everything after it is dropped."""
-        self.last = ""
-        """The text of the last token, shown or not."""
+        self.decoded = ""
+        """The text that the last token completed, whether or not it was given out."""
 
     @property
     def banned(self) -> bool:
@@ -43,14 +44,14 @@ class TextStream:
 
     def push(self, data: bytes) -> str:
         """The text that a token with these bytes makes safe to show, maybe none."""
-        if self._ban:
-            self._undo.append((len(self._held), self._decoder.getstate()))
-        self.last = self._decoder.decode(data)
-        return self._release(self.last)
+        if self._ban.phrases:
+            self._undo.append((len(self._held), self._undecoded))
+        self.decoded = text = self._decode(data)
+        return text if self._plain else self._release(text)
 
     def finish(self) -> str:
         """The rest, when no more bytes will come."""
-        text = self._release(self._decoder.decode(b"", final=True))
+        text = self._release(self._decode(b"", final=True))
         if self.stopped:
             return text
         rest, self._held = self._held, ""
@@ -59,65 +60,130 @@ class TextStream:
     def step_back(self) -> int:
         """Undo the token in which the banned phrase begins and all after it; how many that are."""
         assert self._ban_start is not None
-        undone, start, state = 0, len(self._held), self._decoder.getstate()
+        undone, start = 0, len(self._held)
+        before = len(self._ban.text) - start
         while not undone or start > self._ban_start:
-            start, state = self._undo.pop()
+            start, self._undecoded = self._undo.pop()
             undone += 1
-        self._decoder.setstate(state)
         self._held, self._ban_start = self._held[:start], None
+        self._stop.cut(start)
+        self._ban.cut(before + start)
         return undone
 
-    def _release(self, text: str) -> str:
+    def _decode(self, data: bytes, *, final: bool = False) -> str:
+        if not self._undecoded:
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                pass  # not whole characters, or none
+        data = self._undecoded + data
+        text, used = utf_8_decode(data, "replace", final)
+        self._undecoded = data[used:]
+        return text
+
+    def _release(self, new: str) -> str:
         if self.stopped:
             return ""
-        if not self._stop and not self._ban:
-            return text
-        text = self._held + text
-        before = len(self._shown)
+        folded = _folded(new) if self._ban.phrases else ""
+        if self._stop.is_far_from(new) and self._ban.is_far_from(folded):
+            self._undo.clear()
+            return new
+        before = len(self._ban.text) - len(self._held)
+        text = self._held + new
         # The one that is complete first wins, so that the answer does not depend on how tokens split it.
-        stop, ban = _first(text, self._stop), _first(_folded(self._shown + text), self._ban)
+        stop, ban = self._stop.push(new), self._ban.push(folded)
         if stop and (ban is None or stop[0] <= ban[0] - before):
             self.stopped, self._held = True, ""
             return text[: stop[1]]
         if ban:
             self._held, self._ban_start = text, max(0, ban[1] - before)
             return ""
-        return self._hold_back(text)
+        keep = max(self._stop.n_open, self._ban.n_open)
+        return self._hold_back(text, keep, before) if keep else self._give_out(text)
 
-    def _hold_back(self, text: str) -> str:
-        """Keep the end of text that may still become something else; give out the rest."""
-        keep = max(_overlap(text, self._stop), _overlap(_folded(self._shown + text), self._ban))
+    def _hold_back(self, text: str, keep: int, before: int) -> str:
+        """Keep at least so much of the end of text, which may still become something else; give out the rest."""
         end = max(0, len(text) - keep)
-        if self._ban and keep:
+        if self._ban.phrases:
             # What is shown can't be undone, so it ends where a token ends.
             end = max((start for start, _ in self._undo if start <= end), default=0)
         self._held = text[end:]
-        self._undo = [(start - end, state) for start, state in self._undo if start >= end and keep]
-        if self._longest_ban > 1:
-            self._shown = (self._shown + text[:end])[1 - self._longest_ban :]
+        self._undo = [(start - end, undecoded) for start, undecoded in self._undo if start >= end]
+        self._stop.forget(end)
+        self._ban.forget(before + end - self._context)
         return text[:end]
+
+    def _give_out(self, text: str) -> str:
+        """All of it: no phrase has begun."""
+        self._held = self._stop.text = self._ban.text = ""
+        self._undo.clear()
+        return text
+
+
+class _Search:
+    """Phrases that are looked for in a text as it grows.
+
+    What a step costs depends on its own text and on the phrases that have begun, not on how many there are.
+
+    Attributes:
+        phrases: sorted; none begins with another one, because then the shorter one is completed first.
+        text: what they are looked for in, from where one may have begun.
+        n_open: length of the longest end of the text that is a proper beginning of a phrase.
+    """
+
+    def __init__(self, phrases: Iterable[str]) -> None:
+        self.phrases: list[str] = []
+        for phrase in sorted(phrases):
+            if not self.phrases or not phrase.startswith(self.phrases[-1]):
+                self.phrases.append(phrase)
+        self._firsts = {phrase[0] for phrase in self.phrases}
+        self.text = ""
+        self.n_open = 0
+        self._open: list[int] = []  # where in the text a phrase begins that may become complete
+
+    def is_far_from(self, new: str) -> bool:
+        """Whether none has begun, nor begins in this text that follows."""
+        return not self._open and self._firsts.isdisjoint(new)
+
+    def push(self, new: str) -> tuple[int, int] | None:
+        """More text: end and start of the phrase that it completes first; of two with one end the longer."""
+        old = len(self.text)
+        self.text += new
+        firsts = self._firsts
+        return self._look(self._open + [old + place for place, character in enumerate(new) if character in firsts])
+
+    def cut(self, length: int) -> None:
+        """Less text: only so many first characters."""
+        self.text = self.text[:length]
+        self._look([place for place, character in enumerate(self.text) if character in self._firsts])
+
+    def forget(self, length: int) -> None:
+        """Drop so many first characters, if any, which no open phrase reaches into."""
+        if length > 0:
+            self.text = self.text[length:]
+            self._open = [start - length for start in self._open]
+
+    def _look(self, starts: Sequence[int]) -> tuple[int, int] | None:
+        """What a phrase may begin with at each of these places."""
+        self._open = []
+        found: tuple[int, int] | None = None
+        for start in starts:
+            rest = self.text[start:]
+            # A phrase that the rest begins with comes right before it in the order; one that begins with the rest,
+            # right behind it.
+            place = bisect(self.phrases, rest)
+            if place and rest.startswith(self.phrases[place - 1]):
+                complete = start + len(self.phrases[place - 1]), start
+                found = min(found or complete, complete)
+            elif place < len(self.phrases) and self.phrases[place].startswith(rest):
+                self._open.append(start)
+        self.n_open = len(self.text) - self._open[0] if self._open else 0
+        return found
 
 
 def _folded(text: str) -> str:
-    """Text without upper case, each character in its place."""
+    """Text without upper case, each character in its place, whatever stands beside it."""
     lower = text.lower()
-    if len(lower) == len(text):
-        return lower
-    return "".join(low if len(low := character.lower()) == 1 else character for character in text)
-
-
-def _first(text: str, phrases: Sequence[str]) -> tuple[int, int] | None:
-    """End and start of the phrase that is completed first; of two with one end the longer."""
-    found = ((text.find(phrase), len(phrase)) for phrase in phrases)
-    return min(((start + length, start) for start, length in found if start >= 0), default=None)
-
-
-def _overlap(text: str, phrases: Sequence[str]) -> int:
-    """Length of the longest end of text that is a proper beginning of a phrase."""
-    longest = 0
-    for phrase in phrases:
-        for length in range(min(len(text), len(phrase) - 1), longest, -1):
-            if text.endswith(phrase[:length]):
-                longest = length
-                break
-    return longest
+    if len(lower) != len(text):
+        lower = "".join(low if len(low := character.lower()) == 1 else character for character in text)
+    return lower.replace("ς", "σ")  # lower() makes the one or the other of Σ, as the next character wants it

@@ -21,8 +21,8 @@ from support.sampler_llama import same_as_llama
 from support.sampler_twin import Mt19937, Twin
 
 from llmrun import _native
-from llmrun.engine.core.sampler import SequenceSampler, dry_breaker_tokens
-from llmrun.errors import BadLogitsError, UsageError
+from llmrun.engine.core.sampler import SequenceSampler, dry_breaker_tokens, sample_rows
+from llmrun.errors import BadGrammarError, BadLogitsError, UsageError
 from llmrun.protocol.params import SamplingParams
 
 # ---- against the twin ------------------------------------------------------------------------------
@@ -230,38 +230,6 @@ def test_tokens_out_of_range_are_refused() -> None:
     assert sampler.sample(row.ctypes.data) == 2  # the 2 before the bad token was not accepted either
 
 
-def test_a_batch_is_each_one_alone() -> None:
-    logits = rows(300, 8, seed=9)
-    params = [PARAMETERS[name] for name in ("defaults", "min-p", "xtc", "mirostat-2")]
-    one_by_one, together = ([native_sampler(300, each, 3) for each in params] for _ in range(2))
-    for start in (0, 4):
-        addresses = [row.ctypes.data for row in logits[start : start + 4]]
-        alone = [sampler.sample(address) for sampler, address in zip(one_by_one, addresses, strict=True)]
-        assert _native.sample_batch(together, addresses) == alone
-    assert [sampler.random_state() for sampler in together] == [sampler.random_state() for sampler in one_by_one]
-
-
-def test_one_bad_row_of_a_batch_spoils_no_other() -> None:
-    logits = rows(30, 3, seed=9)
-    logits[1, 4] = math.nan
-    samplers = [native_sampler(30, SamplingParams(temperature=0.0), 3) for _ in logits]
-    tokens = _native.sample_batch(samplers, [row.ctypes.data for row in logits])
-    assert tokens == [int(logits[0].argmax()), -1, int(logits[2].argmax())]
-    with pytest.raises(_native.BadLogits, match="token 4"):
-        samplers[1].sample(logits[1].ctypes.data)
-
-
-def test_a_batch_has_to_match_up() -> None:
-    row = np.zeros(3, np.float32)
-    with pytest.raises(ValueError, match="as many"):
-        _native.sample_batch([_native.Sampler(3)], [])
-    with pytest.raises(ValueError, match="address"):
-        _native.sample_batch([_native.Sampler(3)], [2])
-    with pytest.raises(TypeError, match="Sampler"):
-        _native.sample_batch([3], [row.ctypes.data])  # type: ignore[list-item]
-    assert _native.sample_batch([], []) == []
-
-
 @pytest.mark.parametrize("n_vocab", [5, 300, 49_152])
 @pytest.mark.parametrize("count", [0, 1, 20, 3000])
 def test_log_probabilities_are_numpys(n_vocab: int, count: int) -> None:
@@ -414,3 +382,56 @@ def test_banning_everything_is_not_blamed_on_the_file() -> None:
     with pytest.raises(BadLogitsError, match="no token") as caught:
         SequenceSampler(SamplingParams(), 1, FakeVocabulary(WORDS)).sample(row.ctypes.data)
     assert "damaged" in caught.value.hint
+
+
+class OnlyLetters:
+    """A constraint that allows a, then b, then c, then nothing, and says what it was told."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def mask(self) -> int:
+        if len(self.taken) == 3:
+            raise BadGrammarError("the grammar can't be followed any further")
+        self._words = np.array([1 << len(self.taken)], np.uint32)
+        return self._words.ctypes.data
+
+    def accept(self, token: int) -> None:
+        self.taken.append(token)
+
+    def forced(self) -> list[int]:
+        return [2] if len(self.taken) == 2 else []
+
+    def rewind(self, n_tokens: int) -> None:
+        del self.taken[len(self.taken) - n_tokens :]
+
+
+def greedy(constraint: Any = None) -> SequenceSampler:
+    return SequenceSampler(SamplingParams(temperature=0.0), 1, FakeVocabulary(WORDS), constraint)
+
+
+def test_rows_are_sampled_as_each_one_alone() -> None:
+    logits = np.random.default_rng(3).normal(size=(9, 10)).astype(np.float32)
+    logits[4, 6] = math.nan
+    together, alone = ([greedy(OnlyLetters() if row % 3 == 0 else None) for row in range(9)] for _ in range(2))
+    addresses, refused = [row.ctypes.data for row in logits], [{row} if row == 5 else () for row in range(9)]
+    for count in (9, 1, 9):
+        found = sample_rows(together[:count], addresses[:count], refused[:count])
+        for sampler, address, banned, token in zip(alone, addresses, refused, found, strict=False):
+            if isinstance(token, BadLogitsError):
+                with pytest.raises(BadLogitsError, match="NaN at token 6"):
+                    sampler.sample(address, banned)
+            else:
+                assert sampler.sample(address, banned) == token
+        assert [isinstance(token, BadLogitsError) for token in found] == [row == 4 for row in range(count)]
+    assert sample_rows([], [], []) == []
+
+
+@pytest.mark.parametrize("n_rows", [1, 2])
+def test_a_grammar_that_goes_no_further_is_its_rows_error(n_rows: int) -> None:
+    row = np.arange(10, dtype=np.float32)
+    samplers = [greedy(OnlyLetters()), greedy()][:n_rows]
+    found = [sample_rows(samplers, [row.ctypes.data] * n_rows, [()] * n_rows) for _ in range(4)]
+    assert [tokens[0] for tokens in found[:3]] == [0, 1, 2]
+    assert isinstance(found[3][0], BadGrammarError)
+    assert [tokens[1:] for tokens in found] == [[9][: n_rows - 1]] * 4

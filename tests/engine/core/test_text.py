@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from support.text_twin import SlowTextStream
 
 from llmrun.engine.core.text import TextStream
 
@@ -153,6 +154,16 @@ def test_random_texts_with_random_stop_strings() -> None:
         assert feed(random_pieces(rng, text.encode()), stop) == (expected, expected != text), (text, stop)
 
 
+def test_the_text_of_a_token_is_known_whether_or_not_it_is_shown() -> None:
+    stream = TextStream(stop=("<end>",), ban=("no",))
+    decoded = []
+    for piece in (b"a", b"\xe2\x82", b"\xac<", b"end", b">"):
+        stream.push(piece)
+        decoded.append(stream.decoded)
+    assert decoded == ["a", "", "€<", "end", ">"]
+    assert stream.stopped
+
+
 # ---- banned phrases ---------------------------------------------------------------------------------
 
 
@@ -180,6 +191,14 @@ def test_a_phrase_is_banned_whatever_its_case() -> None:
         stream = TextStream(ban=(phrase,))
         stream.push(text.encode())
         assert stream.banned, phrase
+
+
+@pytest.mark.parametrize("text", ["ΟΔΟΣ", "οδος", "ΟΔΟΣΑ", "ΟΔΟΣ ", "οδοσα"])
+@pytest.mark.parametrize("phrase", ["ΟΔΟΣ", "οδος", "οδοσ"])
+def test_what_stands_behind_a_final_sigma_does_not_matter(text: str, phrase: str) -> None:
+    stream = TextStream(ban=(phrase,))
+    stream.push(text.encode())
+    assert stream.banned
 
 
 def test_a_phrase_within_one_token() -> None:
@@ -227,3 +246,32 @@ def test_no_banned_phrase_ever_comes_and_what_was_shown_stays(seed: int) -> None
     assert text == b"".join(tokens).decode("utf-8", "replace")
     folded = text.lower()
     assert not any(ban.lower() in folded for ban in bans)
+
+
+# ---- against the twin -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_step_is_the_twins(seed: int) -> None:
+    """Few letters, so that phrases overlap, begin with each other and come often; tokens end inside characters."""
+    rng = random.Random(seed)
+    letters = rng.choice(["ab", "abB", "aAéÉ", "σΣςİi", "ab\ufffd😀"])
+
+    def phrases(most: int) -> tuple[str, ...]:
+        longest = rng.choice([2, 4, 9])
+        return tuple("".join(rng.choices(letters, k=rng.randint(1, longest))) for _ in range(rng.randint(0, most)))
+
+    for _ in range(5):
+        stop, ban = phrases(rng.choice([0, 2, 30])), phrases(rng.choice([0, 3, 30]))
+        fast, slow = TextStream(stop, ban), SlowTextStream(stop, ban)
+        left = b""
+        for _ in range(60):
+            left = left or "".join(rng.choices(letters, k=4)).encode()
+            cut = rng.randint(0, len(left))
+            piece, left = left[:cut], left[cut:]
+            assert fast.push(piece) == slow.push(piece)
+            assert (fast.stopped, fast.banned) == (slow.stopped, slow.banned)
+            if fast.banned:
+                assert fast.step_back() == slow.step_back()
+                left = b""  # another token begins, maybe inside the character that was cut
+        assert (fast.finish(), fast.stopped) == (slow.finish(), slow.stopped)
