@@ -15,6 +15,7 @@ does to the inter-token latency of three others. Run it on a machine that does n
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import random
 import statistics
@@ -30,6 +31,7 @@ import server
 
 from llmrun import _native
 from llmrun.engine.core.loop import Engine
+from llmrun.engine.environment import set_environment
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.protocol.messages import Event, Failed, Finished, Load, TextDelta
@@ -139,35 +141,33 @@ def random_lengths(n_sequences: int, n_tokens: int, seed: int) -> list[int]:
 
 def table(bench: Bench, path: Path, options: argparse.Namespace) -> None:
     """A row for each layout and depth, a column for each number of sequences."""
-    tokens, runs = options.tokens, options.runs
+    counts, tokens, runs = options.sequences, options.tokens, options.runs
     print(f"\n{path.name}, {bench.threads} threads, tokens/s (in brackets: ending in random order)\n")
-    print(" " * 32 + "".join(f"{count:>18}" for count in options.sequences))
+    print_row("", counts)
     for depth in options.depths:
         n_ctx = -(-(max(depth, 16) + 2 * tokens) // 256) * 256
-        for unified in (False, True):
-            for flash in ("on", "off"):
-                cells = [measured(bench, Layout(unified, flash, n_ctx, count), depth, tokens, runs)
-                         for count in options.sequences]  # fmt: skip
-                print(
-                    f"{Layout(unified, flash, n_ctx, 1)!s:21}depth {depth:>5}"
-                    + "".join(f"{each:>18}" for each in cells)
-                )
+        for unified, flash in itertools.product((False, True), ("on", "off")):
+            layouts = [Layout(unified, flash, n_ctx, count) for count in counts]
+            cells = [measured(bench, layout, depth, tokens, runs) for layout in layouts]
+            print_row(f"{layouts[0]!s:21}depth {depth:>5}", cells)
         if options.llama_server:
-            cells = [
-                theirs(bench, options.llama_server, n_ctx, count, depth, tokens, runs) for count in options.sequences
-            ]
-            print(f"{'llama-server':21}depth {depth:>5}" + "".join(f"{each:>18}" for each in cells))
+            cells = [theirs(bench, options.llama_server, n_ctx, count, depth, tokens, runs) for count in counts]
+            print_row(f"{'llama-server':21}depth {depth:>5}", cells)
     for unified in (False, True):
-        counts = [bench.ubatches(Layout(unified, "on", 512, count), random_lengths(count, tokens, count))
-                  for count in options.sequences]  # fmt: skip
-        cells = [f"{max(each)} ({statistics.mean(each):.2f})" for each in counts]
-        print(f"{'ubatches ' + ('unified' if unified else 'per stream'):32}" + "".join(f"{each:>18}" for each in cells))
+        steps = [bench.ubatches(Layout(unified, "on", 512, n), random_lengths(n, tokens, n)) for n in counts]
+        cells = [f"{max(each)} ({statistics.mean(each):.2f})" for each in steps]
+        print_row(f"ubatches {'unified' if unified else 'per stream'}", cells)
+
+
+def print_row(label: str, cells: Sequence[object]) -> None:
+    """One line of the table."""
+    print(f"{label:32}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
 
 
 def measured(bench: Bench, layout: Layout, depth: int, tokens: int, runs: int) -> str:
     """One cell of the table."""
     count = layout.n_seq_max
-    lengths = [[tokens] * count, *(random_lengths(count, tokens, seed) for seed in range(1))]
+    lengths = [[tokens] * count, random_lengths(count, tokens, count)]
     with bench.context(layout) as context:
         found = [bench.rates(context, layout, max(depth, 16), lengths) for _ in range(runs)]
     steady, ending = (statistics.median(each) for each in zip(*found, strict=True))
@@ -196,8 +196,7 @@ def crowd(bench: Bench, tokens: int) -> None:
         with bench.context(Layout(True, "on", each, n_seq_max, n_cells)) as context:
             engine = Engine(context)
             for number, prompt in enumerate(prompts):
-                self_contained = tokens if n_seq_max == 1 else tokens
-                bench.add(engine, number, prompt, self_contained)
+                bench.add(engine, number, prompt, tokens)
             events = run(engine)
         finished = [event for event in events if isinstance(event, Finished) and event.reason == "length"]
         answers.append({number: text(events, number) for number in range(12)})
@@ -246,6 +245,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=peers.cores())
     options = parser.parse_args()
+    set_environment()
     peers.warn_if_busy()
     for model in options.models:
         path = (
