@@ -177,7 +177,7 @@ def _room(path: Path, needed: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
+class SqliteSchema:
     """What an SQLite file has to have.
 
     Attributes:
@@ -211,7 +211,7 @@ class Database:
 
     connection: sqlite3.Connection
 
-    def __init__(self, path: Path | None, schema: Schema) -> None:
+    def __init__(self, path: Path | None, schema: SqliteSchema) -> None:
         self._path, self._schema = path or Path(":memory:"), schema
         self.note = ""
         with self.explained():

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from llmrun.errors import DiskFullError, LlmrunError, ResourceError, UsageError
-from llmrun.storage import Database, Schema, arriving, write_whole
+from llmrun.storage import Database, SqliteSchema, arriving, write_whole
 
 OLD, NEW = "what was there", "what is new, é"
-SCHEMA = Schema("some notes", (("CREATE TABLE notes(text TEXT)",),), probes=("SELECT max(rowid) FROM notes",))
+SCHEMA = SqliteSchema("some notes", (("CREATE TABLE notes(text TEXT)",),), probes=("SELECT max(rowid) FROM notes",))
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 

@@ -16,7 +16,7 @@ from typing import Any
 from llmrun.bench import noise, statistics
 from llmrun.bench.files import read_file
 from llmrun.bench.history import History
-from llmrun.bench.results import Machine, Result, Row
+from llmrun.bench.results import BenchRow, Machine, Result
 from llmrun.bench.statistics import Verdict
 from llmrun.errors import UsageError
 
@@ -102,8 +102,8 @@ class Pair:
         notes: what to know about the verdict, in words.
     """
 
-    a: Row
-    b: Row
+    a: BenchRow
+    b: BenchRow
     verdict: Verdict
     runs: tuple[int, int]
     differences: tuple[Difference, ...] = ()
@@ -125,8 +125,8 @@ class Comparison:
     b: str
     pairs: tuple[Pair, ...]
     machines: tuple[Difference, ...]
-    only_a: tuple[Row, ...]
-    only_b: tuple[Row, ...]
+    only_a: tuple[BenchRow, ...]
+    only_b: tuple[BenchRow, ...]
 
     @property
     def summary(self) -> str:
@@ -231,9 +231,9 @@ _Key = tuple[Any, ...]
 _ALL, _BUT_PROGRAM, _MODEL_AND_TEST, _TEST = slice(None), slice(-1), slice(2), slice(1, 2)
 
 
-def _by_key(side: Side) -> dict[_Key, list[Row]]:
+def _by_key(side: Side) -> dict[_Key, list[BenchRow]]:
     """Model, test, settings and program -> rows of all runs, the newest first."""
-    found: dict[_Key, list[Row]] = {}
+    found: dict[_Key, list[BenchRow]] = {}
     for result in side.results:
         for row in result.rows:
             if row.samples_ts:
@@ -242,12 +242,12 @@ def _by_key(side: Side) -> dict[_Key, list[Row]]:
     return found
 
 
-def _model(row: Row) -> _Key:
+def _model(row: BenchRow) -> _Key:
     """Paths and names are different everywhere; kind and size are not, and speed depends on nothing else."""
     return (row.model_type, row.model_size, row.model_n_params)
 
 
-def _settings(row: Row) -> dict[str, Any]:
+def _settings(row: BenchRow) -> dict[str, Any]:
     values = {name: getattr(row, name) for name in _SETTINGS}
     values["n_threads_batch"] = row.n_threads_batch or row.n_threads
     values["environment"] = ", ".join(f"{name}={value}" for name, value in sorted(row.environment.items()))
@@ -256,7 +256,7 @@ def _settings(row: Row) -> dict[str, Any]:
     return values
 
 
-def _partners(a: dict[_Key, list[Row]], b: dict[_Key, list[Row]]) -> Iterator[tuple[_Key, _Key]]:
+def _partners(a: dict[_Key, list[BenchRow]], b: dict[_Key, list[BenchRow]]) -> Iterator[tuple[_Key, _Key]]:
     """The same, then what is the same but for the program, then for the settings, then, of one model each, the test."""
     left, right = list(a), list(b)
 
@@ -275,7 +275,7 @@ def _partners(a: dict[_Key, list[Row]], b: dict[_Key, list[Row]]) -> Iterator[tu
                 yield take(key, like[0])
 
 
-def _pair(a: list[Row], b: list[Row]) -> Pair:
+def _pair(a: list[BenchRow], b: list[BenchRow]) -> Pair:
     newest_a, newest_b = a[0], b[0]
     differences = tuple(_row_differences(newest_a, newest_b))
     if min(len(a), len(b)) >= ENOUGH_RUNS:
@@ -295,14 +295,14 @@ def _pair(a: list[Row], b: list[Row]) -> Pair:
     return Pair(newest_a, newest_b, verdict, (1, 1), differences, tuple(notes))
 
 
-def _between(runs: Sequence[Row]) -> float:
+def _between(runs: Sequence[BenchRow]) -> float:
     """What this machine's runs of one test differ by, where there are enough of them."""
     if len(runs) < ENOUGH_RUNS:
         return 0.0
     return stdev(math.log(median(row.samples_ts)) for row in runs)
 
 
-def _row_differences(a: Row, b: Row) -> Iterator[Difference]:
+def _row_differences(a: BenchRow, b: BenchRow) -> Iterator[Difference]:
     if _model(a) != _model(b):
         yield Difference("model", _model_words(a), _model_words(b))
     if a.program != b.program:
@@ -316,7 +316,7 @@ def _row_differences(a: Row, b: Row) -> Iterator[Difference]:
             yield Difference(words, _words(left), _words(right))
 
 
-def _model_words(row: Row) -> str:
+def _model_words(row: BenchRow) -> str:
     return f"{row.model_type or row.model} ({row.model_size / 1e6:,.0f} MB)"
 
 
@@ -331,7 +331,7 @@ def _words(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value) or "none"
 
 
-def _name(row: Row) -> str:
+def _name(row: BenchRow) -> str:
     return f"{row.model or row.model_type} {row.test}"
 
 

@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from llmrun.bench import statistics
-from llmrun.bench.results import Result, Row
+from llmrun.bench.results import BenchRow, Result
 from llmrun.errors import UsageError
 
 # Columns of our own, in CSV and SQL: their type, and where they come from.
-_OURS: dict[str, tuple[str, Callable[[Row], Any]]] = {
+_OURS: dict[str, tuple[str, Callable[[BenchRow], Any]]] = {
     "model": ("TEXT", lambda row: row.model),
     "test": ("TEXT", lambda row: row.test),
     "program": ("TEXT", lambda row: row.program),
@@ -50,7 +50,7 @@ _VARYING = {
     "n_threads": "threads", "n_threads_batch": "tb", "n_batch": "n_batch", "n_ubatch": "n_ubatch", "type_k": "type_k",
     "type_v": "type_v", "n_gpu_layers": "ngl", "flash_attn": "fa", "load_mode": "lm", "repack": "rpk",
 }  # fmt: skip
-_DEFAULTS = Row()
+_DEFAULTS = BenchRow()
 _TO_THE_LEFT = {"model", "backend", "type_k", "type_v", "lm", "program", "note"}
 
 
@@ -68,7 +68,7 @@ def write(result: Result, kind: str) -> str:
     return WRITERS[kind](tuple(map(without_paths, result.rows)))
 
 
-def without_paths(row: Row) -> Row:
+def without_paths(row: BenchRow) -> BenchRow:
     """The same, but folders, which tell who the user is, are cut off."""
     is_path = row.model.startswith(("/", "~", ".")) or "\\" in row.model
     return replace(row, model_filename=_file(row.model_filename), model=_file(row.model) if is_path else row.model)
@@ -81,18 +81,18 @@ def _file(path: str) -> str:
 # ---- JSON ------------------------------------------------------------------------------------------
 
 
-def _json(rows: Sequence[Row]) -> str:
+def _json(rows: Sequence[BenchRow]) -> str:
     return json.dumps([row.to_json() for row in rows], indent=2, allow_nan=False) + "\n"
 
 
-def _jsonl(rows: Sequence[Row]) -> str:
+def _jsonl(rows: Sequence[BenchRow]) -> str:
     return "".join(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in rows)
 
 
 # ---- CSV -------------------------------------------------------------------------------------------
 
 
-def _csv(rows: Sequence[Row]) -> str:
+def _csv(rows: Sequence[BenchRow]) -> str:
     import csv
     import io
 
@@ -119,7 +119,7 @@ def _cell(value: Any) -> Any:
 # ---- SQL -------------------------------------------------------------------------------------------
 
 
-def _sql(rows: Sequence[Row]) -> str:
+def _sql(rows: Sequence[BenchRow]) -> str:
     """llama-bench's table as it is, and one of ours that points at its rows: both programs can fill one database."""
     names = _llama_bench_names()
     example = _DEFAULTS.to_json()
@@ -170,7 +170,7 @@ def _llama_bench_names() -> list[str]:
     return names[: names.index(_LAST_OF_LLAMA_BENCH) + 1]
 
 
-def _ours(row: Row) -> list[Any]:
+def _ours(row: BenchRow) -> list[Any]:
     return [value(row) for _, value in _OURS.values()]
 
 
@@ -178,7 +178,7 @@ def _mean(samples: Sequence[int]) -> int | None:
     return sum(samples) // len(samples) if samples else None
 
 
-def _end(row: Row, end: str) -> float | None:
+def _end(row: BenchRow, end: str) -> float | None:
     found = statistics.interval(row.samples_ts)
     return getattr(found, end) if found else None
 
@@ -190,9 +190,9 @@ def _one_line(text: str) -> str:
 # ---- Markdown --------------------------------------------------------------------------------------
 
 
-def _markdown(rows: Sequence[Row]) -> str:
+def _markdown(rows: Sequence[BenchRow]) -> str:
     """llama-bench's table, with the mean's 95 % interval, the share of the limit, and what makes a row doubtful."""
-    columns: dict[str, Callable[[Row], str]] = {
+    columns: dict[str, Callable[[BenchRow], str]] = {
         "model": _model_namer(rows),
         "size": lambda row: _size(row.model_size),
         "params": lambda row: _parameters(row.model_n_params),
@@ -212,7 +212,7 @@ def _markdown(rows: Sequence[Row]) -> str:
     return "\n".join(_table(columns, rows)) + f"\n\nbuild: {_builds(rows)}\n"
 
 
-def _table(columns: dict[str, Callable[[Row], str]], rows: Sequence[Row]) -> list[str]:
+def _table(columns: dict[str, Callable[[BenchRow], str]], rows: Sequence[BenchRow]) -> list[str]:
     cells = [[escape(value(row)) for value in columns.values()] for row in rows]
     headings = list(columns)
     widths = [max(len(line[i]) for line in [headings, *cells]) for i in range(len(headings))]
@@ -232,14 +232,14 @@ def escape(text: str) -> str:
     return re.sub(r"([\\`*{}\[\]<>|~&!#]|\b_|_\b|(?<=_)_)", r"\\\1", _one_line(text))
 
 
-def _model_namer(rows: Sequence[Row]) -> Callable[[Row], str]:
+def _model_namer(rows: Sequence[BenchRow]) -> Callable[[BenchRow], str]:
     """llama-bench's kind of model, and what tells two of one kind apart."""
     kinds = {row.model: row.model_type for row in rows}
     alike = {kind for kind in kinds.values() if list(kinds.values()).count(kind) > 1}
     return lambda row: f"{row.model_type} {row.model}" if row.model_type in alike else row.model_type or row.model
 
 
-def _shown_settings(rows: Sequence[Row]) -> list[str]:
+def _shown_settings(rows: Sequence[BenchRow]) -> list[str]:
     """The threads always, as llama-bench does on a processor; the others where they differ or aren't the default."""
     shown = ["n_threads"]
     for name in list(_VARYING)[1:]:
@@ -261,21 +261,21 @@ def _parameters(count: int) -> str:
     return f"{count / 1e6:.2f} M" if count < 1e9 else f"{count / 1e9:.2f} B"
 
 
-def _interval(row: Row) -> str:
+def _interval(row: BenchRow) -> str:
     found = statistics.interval(row.samples_ts)
     return f"{found.low:.2f} - {found.high:.2f}" if found else ""
 
 
-def _note(row: Row) -> str:
+def _note(row: BenchRow) -> str:
     stopped = [f"stopped after {len(row.samples_ns)} of {row.repetitions}"] if row.is_partial else []
     return "; ".join([*row.marks, *stopped])
 
 
-def _builds(rows: Sequence[Row]) -> str:
+def _builds(rows: Sequence[BenchRow]) -> str:
     return ", ".join(dict.fromkeys(f"{row.build_commit or 'unknown'}, by {row.program} {row.version}" for row in rows))
 
 
-WRITERS: dict[str, Callable[[Sequence[Row]], str]] = {
+WRITERS: dict[str, Callable[[Sequence[BenchRow]], str]] = {
     "md": _markdown,
     "csv": _csv,
     "json": _json,

@@ -16,7 +16,7 @@ from types import TracebackType
 from llmrun.bench.results import Result
 from llmrun.config import Settings
 from llmrun.errors import ResourceError, UsageError
-from llmrun.storage import Database, Schema
+from llmrun.storage import Database, SqliteSchema
 
 FILE = "bench.db"
 LAST = "last"
@@ -31,12 +31,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX results_by_machine ON results(machine)",
     ),
 )
-SCHEMA = Schema("the bench history", MIGRATIONS, probes=("SELECT max(id) FROM results",))
+SCHEMA = SqliteSchema("the bench history", MIGRATIONS, probes=("SELECT max(id) FROM results",))
 _COLUMNS = "id, time, machine, models, version, tests, origin"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HistoryEntry:
     """A kept result, as a list shows it.
 
     Attributes:
@@ -78,7 +78,7 @@ class History:
         self._connection, self.note = self._database.connection, self._database.note
         self._clock = clock
 
-    def add(self, result: Result, origin: str = "") -> Entry:
+    def add(self, result: Result, origin: str = "") -> HistoryEntry:
         """Keep a result.
 
         Args:
@@ -104,7 +104,7 @@ class History:
             )
         return self.find(str(cursor.lastrowid))
 
-    def all(self, *, machine: str = "", model: str = "", version: str = "") -> list[Entry]:
+    def all(self, *, machine: str = "", model: str = "", version: str = "") -> list[HistoryEntry]:
         """What is kept, the newest first.
 
         Args:
@@ -123,7 +123,7 @@ class History:
             and (not model or any(_is_model(each, model) for each in entry.models))
         ]
 
-    def find(self, which: str) -> Entry:
+    def find(self, which: str) -> HistoryEntry:
         """One result, by its number, or "last": the newest that was measured here.
 
         Raises:
@@ -137,7 +137,7 @@ class History:
             raise _no_such(which, entries)
         return found
 
-    def select(self, which: str) -> list[Entry]:
+    def select(self, which: str) -> list[HistoryEntry]:
         """Results by number, "last", or the newest first of a machine, a version, or a model.
 
         Raises:
@@ -151,7 +151,7 @@ class History:
                 return found
         raise _no_such(which, entries)
 
-    def result(self, entry: Entry) -> Result:
+    def result(self, entry: HistoryEntry) -> Result:
         """All of it.
 
         Raises:
@@ -166,7 +166,7 @@ class History:
         except ValueError as error:
             raise ResourceError(f"result {entry.number} of the history is damaged", why=str(error)) from None
 
-    def remove(self, which: str) -> Entry:
+    def remove(self, which: str) -> HistoryEntry:
         """Forget one result.
 
         Raises:
@@ -200,9 +200,9 @@ class History:
         return self._clock()
 
 
-def _entry(row: Sequence[object]) -> Entry:
+def _entry(row: Sequence[object]) -> HistoryEntry:
     number, measured, machine, models, version, tests, origin = row
-    return Entry(
+    return HistoryEntry(
         int(str(number)),
         float(str(measured)),
         str(machine),
@@ -219,7 +219,7 @@ def _is_model(name: str, wanted: str) -> bool:
     return name.startswith(wanted) or name.rpartition("/")[2].startswith(wanted)
 
 
-def _no_such(which: str, entries: Sequence[Entry]) -> UsageError:
+def _no_such(which: str, entries: Sequence[HistoryEntry]) -> UsageError:
     if not entries:
         return UsageError("there is no earlier bench result", hint="llmrun bench MODEL makes one")
     from difflib import get_close_matches

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from llmrun.bench.parameters import Settings
+from llmrun.bench.parameters import BenchSettings
 from llmrun.bench.results import Limit
 from llmrun.gguf.header import Header
 from llmrun.planning.predict import Work, work_of
@@ -76,7 +76,7 @@ class Needs:
         """By a model's header."""
         return cls(work_of(header), {share.type: share.bits_per_weight / 8 for share in header.type_shares})
 
-    def phases(self, test: BenchTest, settings: Settings, kv_element: float) -> tuple[Phase, ...]:
+    def phases(self, test: BenchTest, settings: BenchSettings, kv_element: float) -> tuple[Phase, ...]:
         """The parts of a test.
 
         Args:
@@ -89,7 +89,7 @@ class Needs:
             found.append(self._answer(test, kv_element))
         return tuple(found)
 
-    def _prompt(self, test: BenchTest, settings: Settings, kv_element: float) -> Phase:
+    def _prompt(self, test: BenchTest, settings: BenchSettings, kv_element: float) -> Phase:
         """Weights and the KV cache are read once for a micro-batch; the output matrix is for the last token only."""
         micro_batch = min(settings.n_ubatch, settings.n_batch, test.n_prompt)
         middle = test.n_depth + test.n_prompt / 2
@@ -145,7 +145,7 @@ def limit_of(parts: tuple[Phase, ...], machine: MeasuredLimits) -> Limit:
     )
 
 
-class Machine:
+class MachineLimits:
     """What this run has seen of the machine: the best of all measurements with the same bytes and threads.
 
     Args:

@@ -22,8 +22,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from llmrun.bench.parameters import Case
-from llmrun.bench.results import Row
-from llmrun.bench.run import Model
+from llmrun.bench.results import BenchRow
+from llmrun.bench.run import BenchedModel
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.models.hashing import sha256_of
 
@@ -101,14 +101,14 @@ class Ollama:
                 hint = "there is no ollama on the PATH either; --vs llama-bench compares with llama.cpp's own"
             raise UsageError(f"no Ollama answers at {host}:{port}", why=error.why, hint=hint) from None
 
-    def measure(self, model: Model, case: Case) -> Row:
+    def measure(self, model: BenchedModel, case: Case) -> BenchRow:
         """One repetition; see Rival."""
         name = self._imported.get(model.path) or self._import(model.path)
         test, settings = case.test, case.settings
         answer = self._generate(name, model, case)
         prefill = _seconds_a_token(answer, "prompt_eval") if test.n_prompt else 0.0
         decode = _seconds_a_token(answer, "eval") if test.n_gen else 0.0
-        return Row(
+        return BenchRow(
             model_filename=str(model.path),
             model_type=model.header.name,
             model_size=model.header.weight_bytes,
@@ -129,7 +129,7 @@ class Ollama:
             repetitions=1,
         )
 
-    def notes(self, model: Model, case: Case) -> tuple[str, ...]:
+    def notes(self, model: BenchedModel, case: Case) -> tuple[str, ...]:
         """What Ollama does its own way."""
         test, settings = case.test, case.settings
         found = ["Ollama gets words, not token ids, and its own clock counts"]
@@ -168,7 +168,7 @@ class Ollama:
             raise LlmrunError(f"Ollama can't import {path.name}", why=error.why or error.what) from None
         return name
 
-    def _generate(self, name: str, model: Model, case: Case) -> dict[str, Any]:
+    def _generate(self, name: str, model: BenchedModel, case: Case) -> dict[str, Any]:
         """An answer; the prompt's length is found by asking, as Ollama does not count tokens beforehand."""
         test, settings = case.test, case.settings
         wanted = test.n_depth + test.n_prompt

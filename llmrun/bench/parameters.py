@@ -31,7 +31,7 @@ _MOST_CASES = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BenchSettings:
     """How a model is loaded for a test; defaults are llama-bench's, but for the threads."""
 
     threads: int
@@ -64,7 +64,7 @@ class Settings:
 class Case:
     """One row of the result, of each model."""
 
-    settings: Settings
+    settings: BenchSettings
     test: BenchTest
 
 
@@ -123,7 +123,7 @@ class Wanted:
             )
         found: list[Case] = []
         for gpu_layers, repack, batch, ubatch, type_k, type_v, flash, threads, depth in itertools.product(*lists):
-            settings = Settings(threads, batch, ubatch, flash, type_k, type_v, repack, gpu_layers)
+            settings = BenchSettings(threads, batch, ubatch, flash, type_k, type_v, repack, gpu_layers)
             found += (Case(settings, test) for test in self.tests(depth))
         return tuple(dict.fromkeys(found))
 

@@ -118,7 +118,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class ChatTimes:
     """Of answers with our own sampling and text: one entry for each repetition, or for all their tokens.
 
     Attributes:
@@ -141,7 +141,7 @@ class Chat:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One test of one model with one set of settings. Names are llama-bench's up to samples_ns; then ours.
 
     Attributes:
@@ -220,7 +220,7 @@ class Row:
     peak_bytes: int | None = None
     joules: tuple[float, ...] = ()
     limit: Limit | None = None
-    chat: Chat | None = None
+    chat: ChatTimes | None = None
     marks: tuple[str, ...] = ()
     machine: Machine | None = None
 
@@ -286,7 +286,7 @@ class Row:
         return row
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Row:
+    def from_json(cls, data: Mapping[str, Any]) -> BenchRow:
         """A row that to_json() made, or llama-bench; fields that neither of us knows are passed over.
 
         Raises:
@@ -308,7 +308,7 @@ class Row:
             raise LlmrunError("this is no bench result", why=str(error)) from None
 
 
-def _named(row: Row) -> Row:
+def _named(row: BenchRow) -> BenchRow:
     """A row of llama-bench's, with what it leaves out and can be told from the rest."""
     return replace(
         row,
@@ -330,7 +330,7 @@ class Result:
         is_partial: whether it was stopped before its end.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
     machine: Machine = Machine()
     is_partial: bool = False
 
@@ -349,12 +349,12 @@ class Result:
             data = [data]
         if not isinstance(data, Sequence) or not all(isinstance(row, Mapping) for row in data) or not data:
             raise LlmrunError("this is no bench result", why="it is no list of rows")
-        rows = tuple(Row.from_json(row) for row in data)
+        rows = tuple(BenchRow.from_json(row) for row in data)
         machine = next((row.machine for row in rows if row.machine), None)
         return cls(rows, machine or _machine_of(rows[0]), any(row.is_partial for row in rows))
 
 
-def _machine_of(row: Row) -> Machine:
+def _machine_of(row: BenchRow) -> Machine:
     """What a row that carries no machine tells of it."""
     gpus = tuple(gpu for gpu in row.gpu_info.split(", ") if gpu)
     return Machine(cpu=row.cpu_info, threads=row.n_threads, gpus=gpus, build_commit=row.build_commit)

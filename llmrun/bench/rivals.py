@@ -21,8 +21,8 @@ from llmrun.bench import statistics
 from llmrun.bench.compare import same_build
 from llmrun.bench.noise import is_disturbed, sample_marks
 from llmrun.bench.parameters import Case
-from llmrun.bench.results import Result, Row
-from llmrun.bench.run import Model, Request, Worker, run
+from llmrun.bench.results import BenchRow, Result
+from llmrun.bench.run import BenchedModel, BenchRequest, Worker, run
 from llmrun.bench.statistics import Verdict
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.planning.hardware import Hardware
@@ -43,7 +43,7 @@ class Rival(Protocol):
     name: str
     where: str
 
-    def measure(self, model: Model, case: Case) -> Row:
+    def measure(self, model: BenchedModel, case: Case) -> BenchRow:
         """One repetition.
 
         Raises:
@@ -51,7 +51,7 @@ class Rival(Protocol):
             LlmrunError: it fails.
         """
 
-    def notes(self, model: Model, case: Case) -> tuple[str, ...]:
+    def notes(self, model: BenchedModel, case: Case) -> tuple[str, ...]:
         """What can't be the same as on our side, in words."""
 
     def close(self) -> None:
@@ -68,8 +68,8 @@ class Versus:
         notes: what was not the same, in words.
     """
 
-    ours: Row
-    theirs: Row
+    ours: BenchRow
+    theirs: BenchRow
     verdict: Verdict
     notes: tuple[str, ...] = ()
 
@@ -112,8 +112,8 @@ def find(name: str, environment: Mapping[str, str] = os.environ) -> Rival:
 
 def versus(
     rival: Rival,
-    ours: Callable[[], Row],
-    model: Model,
+    ours: Callable[[], BenchRow],
+    model: BenchedModel,
     case: Case,
     *,
     repetitions: int = 5,
@@ -129,7 +129,7 @@ def versus(
     Raises:
         LlmrunError: one side fails.
     """
-    rows: dict[bool, list[Row]] = {True: [], False: []}
+    rows: dict[bool, list[BenchRow]] = {True: [], False: []}
     on_update(0, 2 * repetitions)
     for number in range(repetitions):
         # Whoever comes second finds a warmer machine: that changes with every pair.
@@ -142,7 +142,7 @@ def versus(
     return Versus(left, right, verdict, (*_builds(left, right), *rival.notes(model, case), *why))
 
 
-def merged(rows: Sequence[Row]) -> Row:
+def merged(rows: Sequence[BenchRow]) -> BenchRow:
     """Rows of one repetition each as one row."""
     samples = tuple(ns for row in rows for ns in row.samples_ns)
     peaks = [row.peak_bytes for row in rows if row.peak_bytes]
@@ -167,12 +167,12 @@ def result_of(found: Sequence[Versus]) -> Result:
 
 
 @contextmanager
-def our_side(start: Callable[[], Worker], hardware: Hardware) -> Iterator[Callable[[Model, Case], Row]]:
+def our_side(start: Callable[[], Worker], hardware: Hardware) -> Iterator[Callable[[BenchedModel, Case], BenchRow]]:
     """A function that measures one repetition with an engine that lives as long as the block."""
     engine = _Lasting(start())
 
-    def measure(model: Model, case: Case) -> Row:
-        request = Request((model,), (case,), repetitions=1, with_limits=False)
+    def measure(model: BenchedModel, case: Case) -> BenchRow:
+        request = BenchRequest((model,), (case,), repetitions=1, with_limits=False)
         outcome = run(request, hardware, start=lambda environment: engine)
         if outcome.error is not None:
             raise outcome.error
@@ -195,7 +195,7 @@ class _Lasting:
         """Not yet."""
 
 
-def _builds(ours: Row, theirs: Row) -> tuple[str, ...]:
+def _builds(ours: BenchRow, theirs: BenchRow) -> tuple[str, ...]:
     if not theirs.build_commit or same_build(ours.build_commit, theirs.build_commit):
         return ()
     return (f"another build of ggml: ours {ours.build_commit or 'unknown'}, theirs {theirs.build_commit}",)
@@ -216,7 +216,7 @@ class LlamaBench:
     def __init__(self, where: str) -> None:
         self.where = where
 
-    def measure(self, model: Model, case: Case) -> Row:
+    def measure(self, model: BenchedModel, case: Case) -> BenchRow:
         """One repetition, in a process of its own; see Rival."""
         if case.test.chat:
             raise UsageError(
@@ -237,12 +237,12 @@ class LlamaBench:
         if done.returncode or not lines:
             raise self._failed(done, case)
         try:
-            row = Row.from_json(json.loads(lines[-1]))
+            row = BenchRow.from_json(json.loads(lines[-1]))
         except ValueError:
             raise self._failed(done, case) from None
         return replace(row, model=model.name, test=case.test.name)
 
-    def notes(self, model: Model, case: Case) -> tuple[str, ...]:
+    def notes(self, model: BenchedModel, case: Case) -> tuple[str, ...]:
         """Nothing: it takes all of our settings."""
         return ()
 

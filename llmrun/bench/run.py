@@ -19,12 +19,12 @@ from llmrun.bench.machine import describe
 from llmrun.bench.noise import Watch, sample_marks
 from llmrun.bench.parameters import Case
 from llmrun.bench.refusals import kv_element_bytes
-from llmrun.bench.results import Chat, Limit, Machine, Result, Row
+from llmrun.bench.results import BenchRow, ChatTimes, Limit, Machine, Result
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.jobs import JobKind
-from llmrun.protocol.jobs.bench import BENCH, Answer, Bench, Benched, BenchModel, BenchUpdate, Repetition
+from llmrun.protocol.jobs.bench import BENCH, Bench, BenchAnswer, Benched, BenchModel, BenchUpdate, Repetition
 from llmrun.protocol.jobs.limits import LIMITS, MeasuredLimits, MeasureLimits
 from llmrun.protocol.messages import Load
 from llmrun.runner.launch import launch
@@ -57,7 +57,7 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class BenchedModel:
     """A model that is measured.
 
     Attributes:
@@ -80,7 +80,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BenchRequest:
     """What is to be run.
 
     Attributes:
@@ -95,7 +95,7 @@ class Request:
         name: of this machine, where a person gave it one.
     """
 
-    models: tuple[Model, ...]
+    models: tuple[BenchedModel, ...]
     cases: tuple[Case, ...]
     repetitions: int = 5
     warm_up: bool = True
@@ -129,14 +129,14 @@ class Progress:
     repetitions: int
 
 
-class Outcome(NamedTuple):
+class BenchOutcome(NamedTuple):
     """What was measured, and what ended it before its time."""
 
     result: Result
     error: LlmrunError | None
 
 
-class Step(NamedTuple):
+class BenchStep(NamedTuple):
     """Repetitions in a row of one row of the result, by one engine. Numbers count from 0."""
 
     row: int
@@ -155,28 +155,28 @@ def engines_of(loadings: Sequence[Loading]) -> list[int]:
     return [numbers[key] for key in keys]
 
 
-def steps(engines: Sequence[int], repetitions: int, *, interleave: bool) -> Iterator[Step]:
+def steps(engines: Sequence[int], repetitions: int, *, interleave: bool) -> Iterator[BenchStep]:
     """The order of the work. Interleaved, the n-th rows of all engines take turns, one repetition each."""
     rows: dict[int, list[int]] = {}
     for row, engine in enumerate(engines):
         rows.setdefault(engine, []).append(row)
     if not interleave:
-        yield from (Step(row, engine, repetitions, True) for engine, own in rows.items() for row in own)
+        yield from (BenchStep(row, engine, repetitions, True) for engine, own in rows.items() for row in own)
         return
     for index in range(max(map(len, rows.values()))):
         for repetition in range(repetitions):
             for engine, own in rows.items():
                 if index < len(own):
-                    yield Step(own[index], engine, 1, repetition == 0)
+                    yield BenchStep(own[index], engine, 1, repetition == 0)
 
 
 def run(
-    request: Request,
+    request: BenchRequest,
     hardware: Hardware,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-    on_row: Callable[[Row], None] = lambda row: None,
+    on_row: Callable[[BenchRow], None] = lambda row: None,
     start: Callable[[Mapping[str, str]], Worker] = lambda environment: Runner(launch(environment=environment)),
-) -> Outcome:
+) -> BenchOutcome:
     """Measure everything.
 
     Args:
@@ -193,14 +193,14 @@ def run(
         bench.close()
     rows = tuple(row for number in range(len(bench.rows)) if (row := bench.row(number)).samples_ns)
     partial = error is not None or len(rows) < len(bench.rows)
-    return Outcome(Result(rows, bench.machine, partial), error)
+    return BenchOutcome(Result(rows, bench.machine, partial), error)
 
 
 @dataclass(slots=True)
 class _Open:
     """A row while it is measured."""
 
-    model: Model
+    model: BenchedModel
     case: Case
     loading: Loading
     done: list[Repetition] = field(default_factory=list)
@@ -214,17 +214,17 @@ class _Open:
 class _Run:
     def __init__(
         self,
-        request: Request,
+        request: BenchRequest,
         hardware: Hardware,
         on_progress: Callable[[Progress], None],
-        on_row: Callable[[Row], None],
+        on_row: Callable[[BenchRow], None],
         start: Callable[[Mapping[str, str]], Worker],
     ) -> None:
         self._request, self._hardware, self._start = request, hardware, start
         self._on_progress, self._on_row = on_progress, on_row
         self._workers: dict[int, Worker] = {}
         self._surveyor: Worker | None = None
-        self._limits = limits.Machine(self._measure_machine)
+        self._limits = limits.MachineLimits(self._measure_machine)
         self._needs = {model.path: limits.Needs.of(model.header) for model in request.models}
         self.rows = [
             _Open(model, case, model.loading(case, request.environment))
@@ -275,7 +275,7 @@ class _Run:
             self._surveyor = self._start({})
         return self._surveyor.do(LIMITS, command)
 
-    def _measure(self, row: _Open, step: Step) -> None:
+    def _measure(self, row: _Open, step: BenchStep) -> None:
         request = self._request
         worker = self._workers.get(step.engine)
         if worker is None:
@@ -316,24 +316,24 @@ class _Run:
             )
         )
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> BenchRow:
         """As far as it has been measured."""
         row = self.rows[number]
         facts = row.benched.model if row.benched else self._facts_of(row.model)
         return _row(row, facts, self.machine, self._request.repetitions)
 
-    def _facts_of(self, model: Model) -> BenchModel | None:
+    def _facts_of(self, model: BenchedModel) -> BenchModel | None:
         """What another row of the same model knows."""
         return next((each.benched.model for each in self.rows if each.model is model and each.benched), None)
 
 
-def _row(row: _Open, facts: BenchModel | None, machine: Machine, repetitions: int) -> Row:
+def _row(row: _Open, facts: BenchModel | None, machine: Machine, repetitions: int) -> BenchRow:
     load, test, header = row.loading.load, row.case.test, row.model.header
     samples = tuple(repetition.ns for repetition in row.done)
     joules = tuple(repetition.joules for repetition in row.done if repetition.joules is not None)
     answers = [repetition.answer for repetition in row.done if repetition.answer is not None]
     rates = [1e9 * test.n_tokens / ns for ns in samples]
-    return Row(
+    return BenchRow(
         build_commit=facts.build_commit if facts else "",
         cpu_info=facts.cpu if facts else machine.cpu,
         gpu_info=facts.gpus if facts else "",
@@ -372,10 +372,10 @@ def _row(row: _Open, facts: BenchModel | None, machine: Machine, repetitions: in
     )
 
 
-def _chat(answers: Sequence[Answer], done: Sequence[Repetition]) -> Chat:
+def _chat(answers: Sequence[BenchAnswer], done: Sequence[Repetition]) -> ChatTimes:
     gaps = sorted(gap for answer in answers for gap in answer.token_ns)
     decoding = sum(gaps)
-    return Chat(
+    return ChatTimes(
         ttft_ns=tuple(answer.ttft_ns for answer in answers),
         token_p50_ns=quantile(gaps, 0.50),
         token_p95_ns=quantile(gaps, 0.95),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Kind(enum.Enum):
+class ReasoningKind(enum.Enum):
     """What a part of the text is. END has no text: the thoughts are complete."""
 
     THOUGHT = enum.auto()
@@ -18,10 +18,10 @@ class Kind(enum.Enum):
     ANSWER = enum.auto()
 
 
-class Part(NamedTuple):
+class ReasoningPart(NamedTuple):
     """A piece of the text, of one kind."""
 
-    kind: Kind
+    kind: ReasoningKind
     text: str
 
 
@@ -51,40 +51,40 @@ class Splitter:
         """Whether the text so far ends inside the thoughts."""
         return self._state is _State.INSIDE
 
-    def feed(self, text: str) -> list[Part]:
+    def feed(self, text: str) -> list[ReasoningPart]:
         """The parts that are known with this piece. Tags and the blanks around the thoughts' end are left out."""
         if self._state is _State.ANSWER:
-            return [Part(Kind.ANSWER, text)] if text else []
+            return [ReasoningPart(ReasoningKind.ANSWER, text)] if text else []
         self._held += text
-        parts: list[Part] = []
+        parts: list[ReasoningPart] = []
         while self._held and (self._inside(parts) if self.inside else self._outside(parts)):
             pass
         return parts
 
-    def flush(self) -> list[Part]:
+    def flush(self) -> list[ReasoningPart]:
         """The rest, when no more text comes."""
         held, self._held = self._held, ""
         if not held or (self._state is _State.BEHIND and not held.strip()):
             return []
-        return [Part(Kind.THOUGHT if self.inside else Kind.ANSWER, held)]
+        return [ReasoningPart(ReasoningKind.THOUGHT if self.inside else ReasoningKind.ANSWER, held)]
 
-    def _inside(self, parts: list[Part]) -> bool:
+    def _inside(self, parts: list[ReasoningPart]) -> bool:
         """Take thoughts; gives whether there may be more to take."""
         end = self._held.find(self._closing)
         if end < 0:
             kept = _overlap(self._held, self._closing)
             known = len(self._held) - kept
             if known:
-                parts.append(Part(Kind.THOUGHT, self._held[:known]))
+                parts.append(ReasoningPart(ReasoningKind.THOUGHT, self._held[:known]))
             self._held = self._held[known:]
             return False
         if end:
-            parts.append(Part(Kind.THOUGHT, self._held[:end]))
-        parts.append(Part(Kind.END, ""))
+            parts.append(ReasoningPart(ReasoningKind.THOUGHT, self._held[:end]))
+        parts.append(ReasoningPart(ReasoningKind.END, ""))
         self._held, self._state = self._held[end + len(self._closing) :], _State.BEHIND
         return True
 
-    def _outside(self, parts: list[Part]) -> bool:
+    def _outside(self, parts: list[ReasoningPart]) -> bool:
         """Take what comes before the answer, or between two thoughts."""
         text = self._held.lstrip()
         if text.startswith(self._opening):
@@ -92,7 +92,7 @@ class Splitter:
             return True
         if self._opening.startswith(text):
             return False
-        parts.append(Part(Kind.ANSWER, text if self._state is _State.BEHIND else self._held))
+        parts.append(ReasoningPart(ReasoningKind.ANSWER, text if self._state is _State.BEHIND else self._held))
         self._held, self._state = "", _State.ANSWER
         return False
 
@@ -101,8 +101,8 @@ def split(text: str, tags: Sequence[str], *, inside: bool = False) -> tuple[str,
     """A whole text as (thoughts, answer)."""
     splitter = Splitter(tags, inside=inside)
     parts = [*splitter.feed(text), *splitter.flush()]
-    thoughts = "".join(part.text for part in parts if part.kind is Kind.THOUGHT)
-    return thoughts.strip(), "".join(part.text for part in parts if part.kind is Kind.ANSWER)
+    thoughts = "".join(part.text for part in parts if part.kind is ReasoningKind.THOUGHT)
+    return thoughts.strip(), "".join(part.text for part in parts if part.kind is ReasoningKind.ANSWER)
 
 
 def _overlap(text: str, tag: str) -> int:

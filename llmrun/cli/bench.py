@@ -19,7 +19,7 @@ from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.bench.parameters import Case, Wanted
-    from llmrun.bench.run import Loading, Model, Outcome, Request
+    from llmrun.bench.run import BenchedModel, BenchOutcome, BenchRequest, Loading
     from llmrun.models.registry import ModelSpec
     from llmrun.planning.hardware import Hardware
 
@@ -95,7 +95,7 @@ def typed(
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class BenchManner:
     """How it is measured. interleave is None where nobody said anything. Fields as in bench.run.Request."""
 
     repetitions: int
@@ -119,9 +119,9 @@ def manner(
         float, typer.Option("--delay", metavar="SECONDS", min=0, max=3600, help="Cool down before each test.")
     ] = 0,
     limits: Annotated[bool, typer.Option("--limits/--no-limits", help="Measure what the machine could do.")] = True,
-) -> Manner:
+) -> BenchManner:
     """Options of the way to measure."""
-    return Manner(repetitions, warm_up, interleave, delay, limits)
+    return BenchManner(repetitions, warm_up, interleave, delay, limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ def bench(
     ] = None,
     *,
     lists: Typed,
-    how: Manner,
+    how: BenchManner,
     after: Aftermath,
     yes: YesOption = False,
 ) -> None:
@@ -250,13 +250,13 @@ def bench(
 
 
 @contextmanager
-def _opened(output: Output, names: Sequence[str], *, as_usual: bool, yes: bool) -> Iterator[tuple[Model, ...]]:
+def _opened(output: Output, names: Sequence[str], *, as_usual: bool, yes: bool) -> Iterator[tuple[BenchedModel, ...]]:
     """The models' files, downloaded where they are missing; nobody removes them meanwhile.
 
     Args:
         as_usual: chat tests load them as `llmrun chat` does.
     """
-    from llmrun.bench.run import Model
+    from llmrun.bench.run import BenchedModel
     from llmrun.cli.loading import fetch
     from llmrun.gguf.reader import read_header
     from llmrun.gguf.rules import check
@@ -273,7 +273,7 @@ def _opened(output: Output, names: Sequence[str], *, as_usual: bool, yes: bool) 
             check(header)
             stack.enter_context(using(path))
             label = Path(name).stem if each.spec.path else name
-            models.append(Model(label, path.absolute(), header, _usual(each.spec, path) if as_usual else None))
+            models.append(BenchedModel(label, path.absolute(), header, _usual(each.spec, path) if as_usual else None))
         yield tuple(models)
 
 
@@ -292,7 +292,7 @@ def _usual(spec: ModelSpec, path: Path) -> Loading | None:
     return Loading(load, model.tuned.environment if model.tuned else {})
 
 
-def _cases(output: Output, lists: Typed, how: Manner, *, with_chat: bool) -> tuple[Hardware, tuple[Case, ...]]:
+def _cases(output: Output, lists: Typed, how: BenchManner, *, with_chat: bool) -> tuple[Hardware, tuple[Case, ...]]:
     """What is to be measured, and where; what is impossible with any model is refused before one is looked for."""
     from llmrun.bench.refusals import refuse_cases
     from llmrun.planning.estimate import with_gpus
@@ -308,11 +308,16 @@ def _cases(output: Output, lists: Typed, how: Manner, *, with_chat: bool) -> tup
 
 
 def _request(
-    output: Output, models: tuple[Model, ...], cases: tuple[Case, ...], hardware: Hardware, how: Manner, name: str
-) -> Request:
+    output: Output,
+    models: tuple[BenchedModel, ...],
+    cases: tuple[Case, ...],
+    hardware: Hardware,
+    how: BenchManner,
+    name: str,
+) -> BenchRequest:
     """What is to be run; what is impossible with these models is refused."""
     from llmrun.bench.refusals import Subject, fit_together, refuse_models
-    from llmrun.bench.run import Request, engines_of
+    from llmrun.bench.run import BenchRequest, engines_of
 
     for note in refuse_models(cases, [Subject(model.name, model.header) for model in models], hardware):
         output.note(note)
@@ -320,7 +325,7 @@ def _request(
     together = several and fit_together(cases, [model.header for model in models], hardware)
     if how.interleave and several and not together:
         output.note("the models don't fit into memory together, so they are measured one after the other")
-    return Request(
+    return BenchRequest(
         models=models,
         cases=cases,
         repetitions=how.repetitions,
@@ -367,7 +372,7 @@ def wanted(lists: Typed, threads: int, *, with_chat: bool = True) -> Wanted:
     )
 
 
-def _measure(output: Output, request: Request, hardware: Hardware, after: Aftermath) -> Outcome:
+def _measure(output: Output, request: BenchRequest, hardware: Hardware, after: Aftermath) -> BenchOutcome:
     """Run it, and show it meanwhile. Ctrl-C is an error too: what was measured comes with it."""
     from llmrun.bench.run import run
     from llmrun.ui.views.bench import BenchView

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmrun.bench.rivals import Versus, find, our_side, result_of, versus
-from llmrun.bench.run import Outcome, Progress, Request
+from llmrun.bench.run import BenchOutcome, BenchRequest, Progress
 from llmrun.errors import LlmrunError
 from llmrun.planning.hardware import Hardware
 from llmrun.runner.runner import Runner
@@ -12,7 +12,9 @@ from llmrun.ui.views.bench import BenchView
 from llmrun.ui.views.bench_history import show_versus
 
 
-def measure(output: Output, request: Request, hardware: Hardware, program: str, *, shows_table: bool) -> Outcome:
+def measure(
+    output: Output, request: BenchRequest, hardware: Hardware, program: str, *, shows_table: bool
+) -> BenchOutcome:
     """Every case of every model on both sides. What was measured before Ctrl-C or a failure comes back with it.
 
     Raises:
@@ -49,4 +51,4 @@ def measure(output: Output, request: Request, hardware: Hardware, program: str, 
     view.clear()
     if found and shows_table:
         show_versus(output, found, rival.name)
-    return Outcome(result_of(found), error)
+    return BenchOutcome(result_of(found), error)

@@ -18,7 +18,7 @@ from llmrun.chat.truncation import POLICIES, Misfit, Policy
 from llmrun.cli.answering import ShownAs
 from llmrun.cli.completion import complete_model
 from llmrun.cli.loading import open_model
-from llmrun.cli.options import Loading, StatsOption, Wanted, loading, wanted, with_options
+from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loading, wanted, with_options
 from llmrun.cli.sampling import sampling_flags
 from llmrun.cli.slash import REMEMBERED, Chat, completions
 from llmrun.config import load_settings
@@ -92,9 +92,9 @@ def chat(
     ] = "",
     stats: StatsOption = None,
     *,
-    wanted: Wanted,
+    wanted: AnswerOptions,
     saving: Saving,
-    loading: Loading,
+    loading: LoadingOptions,
     flags: Mapping[str, Any],
 ) -> None:
     """Talk to a model. Ctrl-C stops an answer and keeps it, Ctrl-D leaves."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmrun.cli.options import Loading
+from llmrun.cli.options import LoadingOptions
 from llmrun.config import Settings, load_settings
 from llmrun.model import Expected, Model, locate, not_on_disk, prepare
 from llmrun.models.registry import ModelSpec
@@ -22,7 +22,7 @@ from llmrun.ui.terminal.output import Output
 def open_model(
     output: Output,
     name: str,
-    loading: Loading,
+    loading: LoadingOptions,
     *,
     warm_up: bool = False,
     keeps_states: bool = False,

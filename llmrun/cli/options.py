@@ -155,7 +155,7 @@ def _parameters(group: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 @dataclass(frozen=True, slots=True)
-class Loading:
+class LoadingOptions:
     """How a model is to be loaded: what was wished for, how much is shown, and whether to ask before a download."""
 
     wishes: Wishes
@@ -171,9 +171,9 @@ def loading(
     flash_attention: FlashAttentionOption = "auto",
     verbose: VerboseOption = False,
     yes: YesOption = False,
-) -> Loading:
+) -> LoadingOptions:
     """The options of a command that loads a model."""
-    return Loading(Wishes(ctx, threads, gpu_layers, kv, flash_attention), verbose, yes)
+    return LoadingOptions(Wishes(ctx, threads, gpu_layers, kv, flash_attention), verbose, yes)
 
 
 ThinkOption = Annotated[
@@ -237,7 +237,7 @@ def read_think(text: str, label: str = "--think") -> Think:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AnswerOptions:
     """What an answer is to be like, besides its sampling.
 
     Attributes:
@@ -267,7 +267,7 @@ def wanted(
     plain: PlainOption = False,
     loop_guard: LoopGuardOption = True,
     files: FilesOption = None,
-) -> Wanted:
+) -> AnswerOptions:
     """The options of a command that answers; what is wrong with them is said before anything is loaded.
 
     Raises:
@@ -285,7 +285,7 @@ def wanted(
         thinking_tokens=how.tokens,
         stops_repeats=loop_guard,
     )
-    return Wanted(system, asked, _attached(files) if files else None, how.shown, plain)
+    return AnswerOptions(system, asked, _attached(files) if files else None, how.shown, plain)
 
 
 def _attached(files: list[str]) -> Attached:

@@ -14,7 +14,7 @@ from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.models.registry import ModelSpec
-    from llmrun.planning.estimate import Candidate
+    from llmrun.planning.estimate import QuantCandidate
     from llmrun.planning.hardware import Hardware
     from llmrun.protocol.jobs.kernels import MachineSpeed
 
@@ -54,7 +54,7 @@ def plan(
         show_outlooks(output, model, rows, hardware)
 
 
-def _candidates(output: Output, name: str, settings: Settings, *, every: bool) -> list[Candidate]:
+def _candidates(output: Output, name: str, settings: Settings, *, every: bool) -> list[QuantCandidate]:
     """The file that is here, or everything that the hub has.
 
     Raises:
@@ -89,7 +89,9 @@ def _say_what_is_known(output: Output, spec: ModelSpec) -> None:
     )
 
 
-def _speed(output: Output, hardware: Hardware, candidates: list[Candidate], settings: Settings) -> MachineSpeed | None:
+def _speed(
+    output: Output, hardware: Hardware, candidates: list[QuantCandidate], settings: Settings
+) -> MachineSpeed | None:
     from llmrun.planning.estimate import types_of
     from llmrun.planning.hardware_details import probe_details
     from llmrun.planning.speed import BUSY, speed_of

@@ -18,7 +18,7 @@ from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.quantize.decide import Wish
-    from llmrun.quantize.source import Found
+    from llmrun.quantize.source import FoundSource
 
 _MIX, _IMPORTANCE, _SEVERAL = "A mix of types", "Importance matrix", "Several types"
 _USUAL_TYPES = "Q8_0,Q5_K_M,Q4_K_M,IQ4_NL,Q4_0"
@@ -111,7 +111,7 @@ def goal(
 
 
 @dataclass(frozen=True, slots=True)
-class Importance:
+class ImportanceOptions:
     """Where the importance matrix comes from: "", "auto" or a file; and the text to collect it on."""
 
     source: str
@@ -133,7 +133,7 @@ def importance(
             rich_help_panel=_IMPORTANCE,
         ),
     ] = None,
-) -> Importance:
+) -> ImportanceOptions:
     """Options of the importance matrix.
 
     Raises:
@@ -143,7 +143,7 @@ def importance(
         raise UsageError("--calibration says nothing here", why="--imatrix names a file that is finished")
     _require_file("--imatrix", None if imatrix in ("", "auto") else Path(imatrix), "or the word auto")
     _require_file("--calibration", calibration, "of text")
-    return Importance("auto" if calibration else imatrix, calibration)
+    return ImportanceOptions("auto" if calibration else imatrix, calibration)
 
 
 def _require_file(flag: str, path: Path | None, kind: str) -> None:
@@ -234,7 +234,7 @@ def quantize(
     source: SourceArgument,
     tensors: Tensors,
     goal: Goal,
-    importance: Importance,
+    importance: ImportanceOptions,
     several: Several | None,
     out: OutArgument = None,
     type_: TypeOption = "",
@@ -290,7 +290,7 @@ def _quantize(output: Output, source: str, out: Path | None, wish: Wish, *, may_
     show_done(output, done)
 
 
-def _report(output: Output, found: Found, out: Path | None, wish: Wish, several: Several) -> None:
+def _report(output: Output, found: FoundSource, out: Path | None, wish: Wish, several: Several) -> None:
     """Make and measure several types; the files stay where OUT is a folder."""
     from llmrun.quantize.decide import importance_matrix, settled
     from llmrun.quantize.report import make_report
@@ -328,7 +328,7 @@ class _Target:
         UsageError: what was named can't be a model's file.
     """
 
-    def __init__(self, output: Output, found: Found, out: Path | None, *, may_replace: bool) -> None:
+    def __init__(self, output: Output, found: FoundSource, out: Path | None, *, may_replace: bool) -> None:
         self._output = output
         self._found = found
         self._may_replace = may_replace

@@ -10,7 +10,7 @@ import typer
 from llmrun.chat.replay import Record, differences, place_of, read
 from llmrun.cli.answering import ShownAs, cancelling, collecting, show
 from llmrun.cli.loading import open_model
-from llmrun.cli.options import Loading
+from llmrun.cli.options import LoadingOptions
 from llmrun.errors import CancelledError, IntegrityError, UsageError
 from llmrun.planning.plan import Wishes
 from llmrun.ui.terminal.output import Output
@@ -25,7 +25,9 @@ def replay(
     record = read(file)
     wishes = Wishes(_number(record, "context"), _number(record, "threads"))
     used = record.answer.model
-    with open_model(output, model or used.name or used.path, Loading(wishes, verbose=False, yes=False)) as loaded:
+    with open_model(
+        output, model or used.name or used.path, LoadingOptions(wishes, verbose=False, yes=False)
+    ) as loaded:
         changed = differences(record, place_of(loaded))
         for line in changed:
             output.note(line)

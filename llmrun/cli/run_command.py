@@ -12,7 +12,7 @@ import typer
 
 from llmrun.cli.answering import ShownAs, cancelling, collecting, show, show_attached
 from llmrun.cli.loading import open_model
-from llmrun.cli.options import Loading, ModelArgument, StatsOption, Wanted, loading, wanted, with_options
+from llmrun.cli.options import AnswerOptions, LoadingOptions, ModelArgument, StatsOption, loading, wanted, with_options
 from llmrun.cli.sampling import sampling_flags, sampling_rows
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.model import Expected, Model
@@ -69,8 +69,8 @@ def run(
     json: EventsOption = False,
     explain_sampling: ExplainOption = False,
     *,
-    wanted: Wanted,
-    loading: Loading,
+    wanted: AnswerOptions,
+    loading: LoadingOptions,
     flags: Mapping[str, Any],
 ) -> None:
     """Answer one prompt. What comes in on stdin stands before it."""
@@ -111,7 +111,7 @@ def _save_state(output: Output, model: Model) -> None:
         output.note(f"The next prompt will be read anew: {error}")
 
 
-def _asked(output: Output, model: Model, text: str, wanted: Wanted, *, raw: bool) -> AnswerRequest:
+def _asked(output: Output, model: Model, text: str, wanted: AnswerOptions, *, raw: bool) -> AnswerRequest:
     """A text as a conversation, or to be continued where there is no chat template."""
     if raw or not (wanted.asked.template or has_template(output, model)):
         prompt = "\n\n".join(filter(None, (wanted.system, text)))

@@ -16,7 +16,7 @@ from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import Question
 from llmrun.cli.answering import ShownAs, cancelling, show, show_attached
 from llmrun.cli.loading import open_model
-from llmrun.cli.options import Loading, read_think
+from llmrun.cli.options import LoadingOptions, read_think
 from llmrun.cli.sampling import FLAGS, read_value, sampling_rows, shown_value
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.model import A_CHAT
@@ -67,7 +67,7 @@ class Chat:
         typed: ChatInput,
         store: Sessions,
         conversation: Conversation,
-        loading: Loading,
+        loading: LoadingOptions,
         shown_as: ShownAs,
         attached: Attached,
     ) -> None:

@@ -17,7 +17,7 @@ from llmrun.convert.folder import Folder, Json
 from llmrun.convert.hyperparameters import shape_of
 from llmrun.convert.packed import weight_sources
 from llmrun.convert.safetensors import open_checkpoint
-from llmrun.convert.sources import Source
+from llmrun.convert.sources import TensorSource
 from llmrun.convert.tensors import Written, count_rows, plan_tensors
 from llmrun.convert.vocabulary import read_vocabulary
 from llmrun.convert.write import OnProgress, write_model
@@ -102,7 +102,7 @@ def stored_type(folder: Path) -> str:
         return _default_type(weight_sources(stored, quantization), quantization).lower()
 
 
-def _default_type(sources: Mapping[str, Source], quantization: Json) -> str:
+def _default_type(sources: Mapping[str, TensorSource], quantization: Json) -> str:
     """bfloat16 or float16, whichever loses nothing, or least.
 
     The first matrix tells: "torch_dtype" of config.json is not always right. AWQ and GPTQ have float16 scales.

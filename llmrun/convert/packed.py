@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.convert.encode import to_float32
 from llmrun.convert.safetensors import Stored
-from llmrun.convert.sources import Source, rows_at_once, stored_source
+from llmrun.convert.sources import TensorSource, rows_at_once, stored_source
 from llmrun.errors import BadModelError, UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # which nibble of an int32 holds the fir
 _UNUSED = ("activation_scale", ".input_scale", ".k_scale", ".v_scale", ".q_scale", ".prob_output_scale")
 
 
-def weight_sources(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[str, Source]:
+def weight_sources(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[str, TensorSource]:
     """Name -> values of all weights of a checkpoint, unpacked if config.json says that they are packed.
 
     Args:
@@ -88,13 +88,13 @@ _Reader = Callable[[_Parts], "tuple[tuple[int, int], Callable[[], _Rows]]"]  # s
 _FLOATS = ("F16", "BF16", "F32")
 
 
-def _unpacked(tensors: Mapping[str, Stored], reader: _Reader) -> dict[str, Source]:
-    found: dict[str, Source] = {}
+def _unpacked(tensors: Mapping[str, Stored], reader: _Reader) -> dict[str, TensorSource]:
+    found: dict[str, TensorSource] = {}
     for name, tensor in tensors.items():
         base, _, suffix = name.rpartition(".")
         if suffix == "qweight":
             shape, load = reader(_Parts(base, tensors))
-            found[f"{base}.weight"] = Source(f"{base}.weight", "F32", shape, _row_chunks(shape, load))
+            found[f"{base}.weight"] = TensorSource(f"{base}.weight", "F32", shape, _row_chunks(shape, load))
         elif suffix in ("qzeros", "scales", "g_idx") and f"{base}.qweight" in tensors:
             continue
         elif suffix != "bias" or 0 not in tensor.shape:  # some tools write an empty bias where there is none
@@ -231,8 +231,8 @@ def _is_plain_fp8(config: Mapping[str, Any]) -> bool:
     return config.get("format") in ("float-quantized", "naive-quantized")
 
 
-def _float8(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[str, Source]:
-    found: dict[str, Source] = {}
+def _float8(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[str, TensorSource]:
+    found: dict[str, TensorSource] = {}
     for name, tensor in tensors.items():
         if name.endswith(("weight_scale", "weight_scale_inv", *_UNUSED)):
             continue
@@ -246,7 +246,7 @@ def _float8(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[st
     return found
 
 
-def _scaled(source: Source, scale: Stored, config: Mapping[str, Any]) -> Source:
+def _scaled(source: TensorSource, scale: Stored, config: Mapping[str, Any]) -> TensorSource:
     """float8 values times their scales."""
     import numpy as np
 
@@ -261,7 +261,7 @@ def _scaled(source: Source, scale: Stored, config: Mapping[str, Any]) -> Source:
             yield to_float32(chunk, source.kind) * per_column
             start += len(chunk)
 
-    return Source(source.name, "F32", source.shape, chunks)
+    return TensorSource(source.name, "F32", source.shape, chunks)
 
 
 def _scale_shape(scale: Stored) -> tuple[int, int]:
@@ -270,7 +270,7 @@ def _scale_shape(scale: Stored) -> tuple[int, int]:
     return (scale.shape[0], 1) if scale.shape else (1, 1)
 
 
-def _block(source: Source, scale: Stored, config: Mapping[str, Any]) -> tuple[int, int]:
+def _block(source: TensorSource, scale: Stored, config: Mapping[str, Any]) -> tuple[int, int]:
     """Rows and columns that have one scale.
 
     Raises:

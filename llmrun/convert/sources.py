@@ -23,7 +23,7 @@ Chunks = Callable[[int], "Iterator[Array]"]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TensorSource:
     """A tensor's values.
 
     Attributes:
@@ -44,7 +44,7 @@ def rows_at_once(shape: tuple[int, ...], multiple: int = 1) -> int:
     return max(1, CHUNK_ELEMENTS // max(prod(shape[1:]) * multiple, 1)) * multiple
 
 
-def stored_source(tensor: Stored) -> Source:
+def stored_source(tensor: Stored) -> TensorSource:
     """A tensor as it is in its file.
 
     Raises:
@@ -63,15 +63,15 @@ def stored_source(tensor: Stored) -> Source:
         for start in range(0, shape[0], step):
             yield whole.rows(start, min(start + step, shape[0]))
 
-    return Source(tensor.name, tensor.kind, shape, chunks)
+    return TensorSource(tensor.name, tensor.kind, shape, chunks)
 
 
-def array_source(name: str, values: Floats) -> Source:
+def array_source(name: str, values: Floats) -> TensorSource:
     """Values that were computed."""
-    return Source(name, "F32", values.shape, lambda multiple: iter((values,)))
+    return TensorSource(name, "F32", values.shape, lambda multiple: iter((values,)))
 
 
-def permuted(source: Source, n_heads: int) -> Source:
+def permuted(source: TensorSource, n_heads: int) -> TensorSource:
     """Query or key rows in ggml's order of rotation: pairs side by side, not half a head apart.
 
     Raises:
@@ -93,7 +93,7 @@ def permuted(source: Source, n_heads: int) -> Source:
     return replace(source, chunks=chunks)
 
 
-def shifted(source: Source, by: float) -> Source:
+def shifted(source: TensorSource, by: float) -> TensorSource:
     """Every value plus a number, as float32."""
     import numpy as np
 

@@ -14,7 +14,7 @@ from llmrun.convert.architectures import Family, bare_name, wanted_tensors
 from llmrun.convert.config import Config
 from llmrun.convert.encode import WRITTEN_TYPES, all_finite, encode, to_float32
 from llmrun.convert.hyperparameters import Shape
-from llmrun.convert.sources import Source, array_source, permuted, shifted
+from llmrun.convert.sources import TensorSource, array_source, permuted, shifted
 from llmrun.errors import BadModelError, UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Written:
 
     name: str
     kind: str
-    source: Source
+    source: TensorSource
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ class Written:
 
 
 def plan_tensors(
-    sources: Mapping[str, Source], family: Family, config: Config, shape: Shape, kind: str
+    sources: Mapping[str, TensorSource], family: Family, config: Config, shape: Shape, kind: str
 ) -> list[Written]:
     """The tensors of the file, in its order.
 
@@ -109,8 +109,8 @@ def plan_tensors(
     return planned
 
 
-def _bare_sources(sources: Mapping[str, Source], family: Family) -> dict[str, Source]:
-    bare: dict[str, Source] = {}
+def _bare_sources(sources: Mapping[str, TensorSource], family: Family) -> dict[str, TensorSource]:
+    bare: dict[str, TensorSource] = {}
     for name, source in sources.items():
         short = bare_name(name, family)
         if short is not None and short in bare:
@@ -125,7 +125,7 @@ def embeddings_name(family: Family) -> str:
     return next(iter(family.outer)) + ".weight"
 
 
-def count_rows(sources: Mapping[str, Source], family: Family) -> int:
+def count_rows(sources: Mapping[str, TensorSource], family: Family) -> int:
     """Rows of the embeddings: the number of tokens.
 
     Raises:
@@ -138,7 +138,7 @@ def count_rows(sources: Mapping[str, Source], family: Family) -> int:
 
 
 def _planned(
-    bare: Mapping[str, Source], theirs: str, end: str, ours: str, family: Family, shape: Shape, kind: str
+    bare: Mapping[str, TensorSource], theirs: str, end: str, ours: str, family: Family, shape: Shape, kind: str
 ) -> Written:
     source = bare.get(f"{theirs}.{end}")
     if source is None:
@@ -156,7 +156,7 @@ def _planned(
     return _written(f"{ours}.{end}", source, kind)
 
 
-def _written(name: str, source: Source, kind: str) -> Written:
+def _written(name: str, source: TensorSource, kind: str) -> Written:
     """Vectors and norms are always float32; a row that doesn't divide into blocks is float16."""
     assert len(name) <= MAX_NAME_BYTES, "the tables hold short names"
     if len(source.shape) < 2 or name.endswith("_norm.weight") or name in _ALWAYS_F32:
@@ -182,7 +182,7 @@ def _refuse_unknown(names: list[str]) -> None:
         )
 
 
-def _check_embeddings(bare: Mapping[str, Source], family: Family, config: Config) -> None:
+def _check_embeddings(bare: Mapping[str, TensorSource], family: Family, config: Config) -> None:
     embeddings = bare[embeddings_name(family)]
     width = config.count("hidden_size")
     if embeddings.shape[-1] != width:

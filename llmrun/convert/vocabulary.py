@@ -24,7 +24,7 @@ _ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
 
 
 @dataclass
-class Vocabulary:
+class ConvertedVocabulary:
     """Everything about tokens.
 
     Attributes:
@@ -64,7 +64,7 @@ class _Tokens:
         }
 
 
-def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> Vocabulary:
+def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> ConvertedVocabulary:
     """The vocabulary of a folder.
 
     Args:
@@ -101,7 +101,7 @@ def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> V
     metadata |= {f"tokenizer.ggml.{key}": value for key, value in own.items()}
     metadata |= special_metadata(folder, config, tokens.by_id, _BERT_TOKENS if family == "bert" else {})
     notes = [f"{tokens.ignored} added tokens are left out: the model has no rows for them"] if tokens.ignored else []
-    return Vocabulary(metadata, notes)
+    return ConvertedVocabulary(metadata, notes)
 
 
 def _added(folder: Folder, tokenizer: Json) -> dict[int, tuple[str, bool]]:

@@ -17,7 +17,7 @@ from llmrun.models import hub
 from llmrun.models.download import mirror
 from llmrun.models.download.download import OnNote, OnProgress, download
 from llmrun.models.download.part import arrived_bytes
-from llmrun.models.download.transfer import PATIENT, Patience, Source
+from llmrun.models.download.transfer import PATIENT, Patience, TransferSource
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.disk import disk_errors, exclusive, require_space
 from llmrun.models.store.store import Store
@@ -127,8 +127,8 @@ class _Repository:
             paths.append(self._install(found.commit, part.name, part.sha256))
         return paths[0]
 
-    def _source(self, commit: str, part: hub.RemoteFile) -> Source:
-        return Source(
+    def _source(self, commit: str, part: hub.RemoteFile) -> TransferSource:
+        return TransferSource(
             hub.file_url(self.settings, self.repository, commit, part.name),
             part.name,
             part.sha256,
@@ -196,7 +196,7 @@ def _from_link(
         if target.exists():
             return target
         arrived.unlink(missing_ok=True)
-        source = Source(url, target.name, starts_with=b"GGUF")
+        source = TransferSource(url, target.name, starts_with=b"GGUF")
         transfer_lock = lock.with_suffix(".transfer")
         download(source, arrived, lock=transfer_lock, on_progress=on_progress, on_note=on_note, patience=patience)
         try:

@@ -28,7 +28,7 @@ Verdict = Literal["fits", "fits with less context", "too big"]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class QuantCandidate:
     """A model that could be run.
 
     Attributes:
@@ -145,12 +145,12 @@ class _Resized:
         return self.header.kv_bytes_per_token(bytes_per_element)
 
 
-def local_candidate(path: Path, header: Header) -> Candidate:
+def local_candidate(path: Path, header: Header) -> QuantCandidate:
     """A file on this disk."""
-    return Candidate(header.quant, path.name, header.file_size, header, True)
+    return QuantCandidate(header.quant, path.name, header.file_size, header, True)
 
 
-def remote_candidates(spec: ModelSpec, settings: Settings) -> list[Candidate]:
+def remote_candidates(spec: ModelSpec, settings: Settings) -> list[QuantCandidate]:
     """Every quantization of a repository, or the one file of a link; asks the hub for names, sizes and one header.
 
     Raises:
@@ -161,7 +161,7 @@ def remote_candidates(spec: ModelSpec, settings: Settings) -> list[Candidate]:
 
     if spec.url is not None:
         header = _remote_header(spec.url)
-        return [Candidate(header.quant, header.path.name, header.file_size, header, True)]
+        return [QuantCandidate(header.quant, header.path.name, header.file_size, header, True)]
     assert spec.repository is not None
     found = hub.repository_files(spec.repository, spec.revision, settings)
     choices = hub.by_quant(found.files)
@@ -172,7 +172,7 @@ def remote_candidates(spec: ModelSpec, settings: Settings) -> list[Candidate]:
     url = hub.file_url(settings, found.id, found.commit, first)
     header = _remote_header(url, hub.token())
     return [
-        Candidate(quant, parts[0].name, sum(part.size for part in parts), header, quant == shown)
+        QuantCandidate(quant, parts[0].name, sum(part.size for part in parts), header, quant == shown)
         for quant, parts in choices.items()
     ]
 
@@ -183,7 +183,7 @@ def _remote_header(url: str, token: str | None = None) -> Header:
     return read_remote_header(url, token=token)
 
 
-def types_of(candidates: Iterable[Candidate]) -> set[str]:
+def types_of(candidates: Iterable[QuantCandidate]) -> set[str]:
     """Types of weights whose speeds a prediction needs."""
     types: set[str] = set()
     for candidate in candidates:
@@ -199,7 +199,11 @@ def contexts_for(header: Header, wished: Sequence[int] = ()) -> tuple[int, ...]:
 
 
 def look_ahead(
-    candidate: Candidate, hardware: Hardware, speed: MachineSpeed | None, contexts: Sequence[int], kv_type: str = "f16"
+    candidate: QuantCandidate,
+    hardware: Hardware,
+    speed: MachineSpeed | None,
+    contexts: Sequence[int],
+    kv_type: str = "f16",
 ) -> Outlook:
     """What one quantization takes and gives.
 

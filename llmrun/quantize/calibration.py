@@ -16,8 +16,15 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.models.store import new_file
 from llmrun.planning.hardware import probe
-from llmrun.protocol.jobs.importance import IMPORTANCE, Importance, ImportanceUpdate, Prompt, Summed
-from llmrun.quantize.imatrix_file import Entry, Imatrix, read_imatrix, require_fit, unused_experts, write_imatrix
+from llmrun.protocol.jobs.importance import IMPORTANCE, CalibrationPrompt, Importance, ImportanceUpdate, Summed
+from llmrun.quantize.imatrix_file import (
+    ImatrixEntry,
+    ImatrixFile,
+    read_imatrix,
+    require_fit,
+    unused_experts,
+    write_imatrix,
+)
 from llmrun.quantize.prompts import OPENINGS, QUESTIONS
 from llmrun.runner.runner import Runner
 from llmrun.storage import disk_errors
@@ -111,7 +118,7 @@ def collect(
         includes_output=includes_output,
     )
     summed, entries = _sum(command, target, engine, on_update)
-    imatrix = Imatrix(entries, (_dataset(text, summed, seed),), summed.n_chunks, summed.chunk_size)
+    imatrix = ImatrixFile(entries, (_dataset(text, summed, seed),), summed.n_chunks, summed.chunk_size)
     write_imatrix(target, imatrix)
     return _collected(target, imatrix, summed)
 
@@ -142,7 +149,7 @@ def prepared(imatrix: Path, model: Path, target: Path) -> Path:
     return target
 
 
-def _collected(target: Path, imatrix: Imatrix, summed: Summed) -> Collected:
+def _collected(target: Path, imatrix: ImatrixFile, summed: Summed) -> Collected:
     return Collected(
         path=target,
         n_tensors=len(imatrix.entries),
@@ -157,7 +164,7 @@ def _collected(target: Path, imatrix: Imatrix, summed: Summed) -> Collected:
 
 def _sum(
     command: Importance, target: Path, engine: Runner | None, on_update: OnUpdate
-) -> tuple[Summed, dict[str, Entry]]:
+) -> tuple[Summed, dict[str, ImatrixEntry]]:
     """Have the engine do it, and read what it left."""
     sums = Path(command.sums)
     new_file.remove_leftovers(target.parent)
@@ -173,13 +180,15 @@ def _sum(
             own.close()
 
 
-def _prompts() -> Iterator[Prompt]:
+def _prompts() -> Iterator[CalibrationPrompt]:
     """Both kinds in turn."""
     pairs = zip(QUESTIONS, OPENINGS, strict=True)
-    return chain.from_iterable((Prompt(question, True), Prompt(opening, False)) for question, opening in pairs)
+    return chain.from_iterable(
+        (CalibrationPrompt(question, True), CalibrationPrompt(opening, False)) for question, opening in pairs
+    )
 
 
-def _entries(path: Path, summed: Summed) -> dict[str, Entry]:
+def _entries(path: Path, summed: Summed) -> dict[str, ImatrixEntry]:
     """What the engine left in its file."""
     import numpy as np
 
@@ -189,7 +198,7 @@ def _entries(path: Path, summed: Summed) -> dict[str, Entry]:
     for tensor in summed.tensors:
         end = at + tensor.n_sums
         sums, counts = numbers[at:end], numbers[end : end + tensor.n_counts]
-        entries[tensor.name] = Entry(sums.reshape(tensor.n_counts, -1), counts)
+        entries[tensor.name] = ImatrixEntry(sums.reshape(tensor.n_counts, -1), counts)
         at = end + tensor.n_counts
     if at != numbers.size or not entries:
         raise BadModelError(
@@ -205,7 +214,7 @@ def _dataset(text: Path | None, summed: Summed, seed: int) -> str:
     return f"{summed.written_tokens} tokens that the model wrote itself (llmrun, seed {seed})"
 
 
-def _notes(imatrix: Imatrix, summed: Summed) -> Iterator[str]:
+def _notes(imatrix: ImatrixFile, summed: Summed) -> Iterator[str]:
     if not summed.written_tokens and summed.n_tokens < _FEW_TOKENS:
         yield f"the calibration text has only {summed.n_tokens:,} tokens; {N_TOKENS:,} show more"
     if not summed.written_tokens and summed.n_tokens > MOST_READ_TOKENS - summed.chunk_size:

@@ -16,7 +16,7 @@ from llmrun.gguf.header import Header
 from llmrun.models.store import new_file
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.plan import readable_size
-from llmrun.quantize.job import OnProgress, Request, all_cores, needs_imatrix, preview
+from llmrun.quantize.job import OnProgress, QuantizeRequest, all_cores, needs_imatrix, preview
 from llmrun.quantize.size import Goal, goal_bytes
 from llmrun.quantize.types import BEST_4_BIT, FILE_TYPES, NEED_IMATRIX, UNQUANTIZED, best_4_bit, file_type, slow_prompts
 
@@ -83,7 +83,7 @@ def decide(
     say: Callable[[str], None],
     on_progress: OnProgress,
     engine: Runner | None = None,
-) -> Request:
+) -> QuantizeRequest:
     """Choose what was left open. Collecting an importance matrix and finding a mix take their time.
 
     Args:
@@ -100,7 +100,7 @@ def decide(
         say(f"note: {slow}")
     path = target(wish.goal.label if wish.goal else kind)
     threads = wish.threads or all_cores(probe())
-    request = Request(
+    request = QuantizeRequest(
         source=header.path,
         target=path,
         type=kind,

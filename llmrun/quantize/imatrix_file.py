@@ -35,7 +35,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ImatrixEntry:
     """What is known of one tensor.
 
     Attributes:
@@ -48,7 +48,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Imatrix:
+class ImatrixFile:
     """An importance matrix.
 
     Attributes:
@@ -58,13 +58,13 @@ class Imatrix:
         chunk_size: tokens of each; 0 where the file does not say.
     """
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, ImatrixEntry]
     datasets: tuple[str, ...]
     n_chunks: int
     chunk_size: int
 
 
-def write_imatrix(target: Path, imatrix: Imatrix) -> None:
+def write_imatrix(target: Path, imatrix: ImatrixFile) -> None:
     """Write a file that llama-quantize reads, whole or not at all.
 
     Raises:
@@ -94,7 +94,7 @@ def write_imatrix(target: Path, imatrix: Imatrix) -> None:
             file.write(b"\0" * (padded(tensor.n_bytes) - tensor.n_bytes))
 
 
-def read_imatrix(path: Path) -> Imatrix:
+def read_imatrix(path: Path) -> ImatrixFile:
     """Read a file of either format.
 
     Raises:
@@ -119,7 +119,7 @@ def _open(path: Path) -> Any:
 # ---- GGUF ------------------------------------------------------------------------------------------
 
 
-def _read_gguf(path: Path) -> Imatrix:
+def _read_gguf(path: Path) -> ImatrixFile:
     header = read_part(path, arrays=(_DATASETS,))
     tensors = {tensor.name: tensor for tensor in header.tensors}
     names = [name.removesuffix(_SUMS) for name in tensors if name.endswith(_SUMS)]
@@ -131,7 +131,7 @@ def _read_gguf(path: Path) -> Imatrix:
         entries = {name: _entry(header, file, tensors, name) for name in names}
     datasets = header.metadata.get(_DATASETS)
     texts = datasets if isinstance(datasets, tuple) else ()
-    return Imatrix(
+    return ImatrixFile(
         entries,
         tuple(text.decode("utf-8", "replace") for text in texts if isinstance(text, bytes)),
         header.integer(_N_CHUNKS) or 0,
@@ -139,7 +139,7 @@ def _read_gguf(path: Path) -> Imatrix:
     )
 
 
-def _entry(header: Header, file: Any, tensors: Mapping[str, Tensor], name: str) -> Entry:
+def _entry(header: Header, file: Any, tensors: Mapping[str, Tensor], name: str) -> ImatrixEntry:
     if name + _COUNTS not in tensors:
         raise _damaged(header.path, f"{name} has sums but no counts")
     sums, counts = (_numbers(header, file, tensors[name + end]) for end in (_SUMS, _COUNTS))
@@ -155,14 +155,14 @@ def _numbers(header: Header, file: Any, tensor: Tensor) -> Floats:
     return np.frombuffer(file.read(tensor.n_bytes), "<f4").astype(np.float32)
 
 
-def _checked(path: Path, name: str, sums: Floats, counts: Floats) -> Entry:
+def _checked(path: Path, name: str, sums: Floats, counts: Floats) -> ImatrixEntry:
     import numpy as np
 
     if not counts.size or not sums.size or sums.size % counts.size:
         raise _damaged(path, f"{name} has {sums.size:,} sums for {counts.size:,} counts")
     if not (np.isfinite(sums).all() and np.isfinite(counts).all() and (sums >= 0).all() and (counts >= 0).all()):
         raise _damaged(path, f"{name} holds what can't be a sum of squares or a count")
-    return Entry(sums.reshape(counts.size, -1), counts)
+    return ImatrixEntry(sums.reshape(counts.size, -1), counts)
 
 
 def _damaged(path: Path, why: str) -> BadModelError:
@@ -191,7 +191,7 @@ class _Legacy:
             self.data: bytes = file.read()
         self.path, self.position = path, 0
 
-    def read(self) -> Imatrix:
+    def read(self) -> ImatrixFile:
         count = self.integer()
         if not 1 <= count <= len(self.data) // 16:
             raise _is_none(self.path, "it begins neither as GGUF nor as the older format")
@@ -200,9 +200,9 @@ class _Legacy:
         if self.position < len(self.data):  # the oldest files end here
             n_chunks = self.integer()
             dataset = self.take(self.integer()).decode("utf-8", "replace")
-        return Imatrix(entries, (dataset,) if dataset else (), n_chunks, 0)
+        return ImatrixFile(entries, (dataset,) if dataset else (), n_chunks, 0)
 
-    def entry(self) -> tuple[str, Entry]:
+    def entry(self) -> tuple[str, ImatrixEntry]:
         import numpy as np
 
         name = self.take(self.integer()).decode("utf-8", "replace")
@@ -224,7 +224,7 @@ class _Legacy:
 # ---- and a model -----------------------------------------------------------------------------------
 
 
-def require_fit(imatrix: Imatrix, header: Header, path: Path) -> None:
+def require_fit(imatrix: ImatrixFile, header: Header, path: Path) -> None:
     """See that an importance matrix was collected on this model, or one of the same shape.
 
     Args:
@@ -256,7 +256,7 @@ def _n_columns(tensor: Tensor) -> int:
     return tensor.shape[0] * prod(tensor.shape[2:])
 
 
-def _misfit(tensor: Tensor, entry: Entry) -> str:
+def _misfit(tensor: Tensor, entry: ImatrixEntry) -> str:
     return f"{tensor.name} has {_n_columns(tensor):,} columns in the model, {entry.sums.size:,} in the file"
 
 
@@ -265,7 +265,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
-def unused_experts(imatrix: Imatrix) -> dict[str, int]:
+def unused_experts(imatrix: ImatrixFile) -> dict[str, int]:
     """Tensor -> how many of its experts the calibration text never reached; only those where there are some."""
     found = {name: int((entry.counts == 0).sum()) for name, entry in imatrix.entries.items()}
     return {name: count for name, count in found.items() if count}

@@ -36,7 +36,7 @@ _OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class QuantizeRequest:
     """What is to be made of what.
 
     Attributes:
@@ -116,7 +116,7 @@ class Done:
     n_overrides: int = 0
 
 
-def preview(request: Request, engine: Runner | None = None) -> Preview:
+def preview(request: QuantizeRequest, engine: Runner | None = None) -> Preview:
     """Say what would be written, in some hundredths of a second; nothing is.
 
     Args:
@@ -148,7 +148,7 @@ def preview(request: Request, engine: Runner | None = None) -> Preview:
 
 
 def quantize(
-    request: Request,
+    request: QuantizeRequest,
     on_update: OnProgress = lambda phase, share: None,
     *,
     engine: Runner | None = None,
@@ -199,7 +199,7 @@ def quantize(
     )
 
 
-def _write(request: Request, path: Path, outlook: Preview, engine: Runner, on_update: OnProgress) -> Quantized:
+def _write(request: QuantizeRequest, path: Path, outlook: Preview, engine: Runner, on_update: OnProgress) -> Quantized:
     pace = _Share(outlook, weighted=request.imatrix is not None)
     try:
         return engine.do(
@@ -210,7 +210,7 @@ def _write(request: Request, path: Path, outlook: Preview, engine: Runner, on_up
         raise
 
 
-def _command(request: Request, target: str) -> Quantize:
+def _command(request: QuantizeRequest, target: str) -> Quantize:
     number = {name: kind.number for name, kind in TENSOR_TYPES.items()}
     return Quantize(
         source=str(request.source.absolute()),
@@ -268,7 +268,7 @@ def needs_imatrix(name: str) -> UsageError:
     )
 
 
-def _refuse_nonsense(request: Request, header: Header) -> None:
+def _refuse_nonsense(request: QuantizeRequest, header: Header) -> None:
     if request.type in NEED_IMATRIX and request.imatrix is None:
         raise needs_imatrix(request.type)
     tensors = {tensor.name: tensor for tensor in header.tensors}
@@ -287,7 +287,7 @@ def _refuse_nonsense(request: Request, header: Header) -> None:
             )
 
 
-def _refuse_growth(request: Request, header: Header, outlook: Preview, weight_bytes: int) -> None:
+def _refuse_growth(request: QuantizeRequest, header: Header, outlook: Preview, weight_bytes: int) -> None:
     name = header.path.name
     if all(outlook.types[tensor.name] == tensor.type for tensor in header.tensors):
         raise UsageError(f"{name!r} is {header.quant} already: nothing would change", hint="choose another --type")
@@ -300,7 +300,7 @@ def _refuse_growth(request: Request, header: Header, outlook: Preview, weight_by
         )
 
 
-def _requantizing(request: Request, header: Header) -> list[str]:
+def _requantizing(request: QuantizeRequest, header: Header) -> list[str]:
     if not is_quantized(header.bytes_per_type):
         return []
     if request.type in UNQUANTIZED:
@@ -311,7 +311,7 @@ def _requantizing(request: Request, header: Header) -> list[str]:
     ]
 
 
-def _without_experts(request: Request, header: Header) -> list[str]:
+def _without_experts(request: QuantizeRequest, header: Header) -> list[str]:
     if request.type != "MXFP4_MOE" or header.n_experts:
         return []
     return ["MXFP4_MOE is for experts, and this model has none: all of it gets Q8_0"]
@@ -331,7 +331,7 @@ def _fallbacks(header: Header, planned: Quantized) -> list[str]:
     ]
 
 
-def _unimportant(request: Request, written: Quantized) -> list[str]:
+def _unimportant(request: QuantizeRequest, written: Quantized) -> list[str]:
     missing = [name for name in written.unimportant if name not in (_EMBEDDING, _OUTPUT)]
     if request.imatrix is None or not missing:
         return []

@@ -43,7 +43,7 @@ _LAYER = re.compile(r"blk\.\d+\.")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MixRow:
     """Tensors of one kind, e.g. all of "ffn_down.weight".
 
     Attributes:
@@ -75,7 +75,7 @@ class Mix:
     base: str
     n_bytes: int
     divergence: float
-    table: tuple[Row, ...]
+    table: tuple[MixRow, ...]
 
     @property
     def overrides(self) -> tuple[tuple[str, str], ...]:
@@ -218,12 +218,12 @@ def _exact(n_bytes: int) -> str:
     return f"{readable_size(n_bytes)} ({n_bytes:,} bytes)"
 
 
-def _table(types: Mapping[str, str], chosen: Mapping[str, Option]) -> tuple[Row, ...]:
+def _table(types: Mapping[str, str], chosen: Mapping[str, Option]) -> tuple[MixRow, ...]:
     kinds: dict[str, list[str]] = {}
     for name in types:
         kinds.setdefault(_LAYER.sub("", name), []).append(name)
     rows = [
-        Row(
+        MixRow(
             kind,
             dict(Counter(types[name] for name in names).most_common()),
             sum(chosen[name].size for name in names),

@@ -22,7 +22,7 @@ OnProgress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundSource:
     """What a name leads to.
 
     Attributes:
@@ -36,7 +36,7 @@ class Found:
     is_folder: bool
 
 
-def find(text: str) -> Found:
+def find(text: str) -> FoundSource:
     """Find what is to be quantized, without the network.
 
     Raises:
@@ -47,7 +47,7 @@ def find(text: str) -> Found:
 
     folder = Path(text).expanduser()
     if (folder / "config.json").is_file():
-        return Found(folder, folder.resolve().name, True)
+        return FoundSource(folder, folder.resolve().name, True)
     if folder.is_dir() and not any(folder.glob("*.gguf")):
         raise ModelNotFoundError(
             f"there is no model in the folder {text!r}",
@@ -57,7 +57,7 @@ def find(text: str) -> Found:
     located = locate(text, load_settings())
     if located.path is None:
         raise not_on_disk(text)
-    return Found(located.path, _stem(located.path, located.spec.alias), False)
+    return FoundSource(located.path, _stem(located.path, located.spec.alias), False)
 
 
 def _stem(path: Path, alias: str | None) -> str:
@@ -77,7 +77,7 @@ def _stem(path: Path, alias: str | None) -> str:
 
 @contextmanager
 def opened(
-    found: Found, beside: Path, on_progress: OnProgress, say: Callable[[str], None] = lambda text: None
+    found: FoundSource, beside: Path, on_progress: OnProgress, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[Header]:
     """The header of the GGUF file to read; of a folder that of a conversion, which is gone when the block ends.
 

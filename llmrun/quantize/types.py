@@ -139,14 +139,14 @@ def is_quantized(tensor_types: Iterable[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TypeChoice:
     """A type, and why it is the one."""
 
     type: str
     why: str
 
 
-def best_4_bit(tensors: Iterable[Tensor], cpu_flags: Collection[str], *, gpu: bool = False) -> Choice:
+def best_4_bit(tensors: Iterable[Tensor], cpu_flags: Collection[str], *, gpu: bool = False) -> TypeChoice:
     """The best 4-bit type by kernel, size and quality.
 
     K-quants answer best for their size, but their blocks of 256 want rows that divide by it: others become Q5_0 and
@@ -163,14 +163,16 @@ def best_4_bit(tensors: Iterable[Tensor], cpu_flags: Collection[str], *, gpu: bo
     where = "on a GPU" if gpu else "on this processor"
     if share <= _SMALL_SHARE:
         if gpu or "Q4_K" in fast:
-            return Choice("Q4_K_M", f"it answers best among the 4-bit types and has fast kernels {where}")
-        return Choice(
+            return TypeChoice("Q4_K_M", f"it answers best among the 4-bit types and has fast kernels {where}")
+        return TypeChoice(
             "Q4_K_M", "it answers best among the 4-bit types; this processor has a fast kernel for none of them"
         )
     because = f"rows of {rows} weights don't divide into K-quants' blocks of {_K_BLOCK}, so Q4_K_M would grow"
     if gpu or "IQ4_NL" in fast:
-        return Choice("IQ4_NL", f"{because}; it answers better than Q4_0 at the same size, with fast kernels {where}")
-    return Choice("Q4_0", f"{because}, and without fast kernels Q4_0 is the simplest to unpack")
+        return TypeChoice(
+            "IQ4_NL", f"{because}; it answers better than Q4_0 at the same size, with fast kernels {where}"
+        )
+    return TypeChoice("Q4_0", f"{because}, and without fast kernels Q4_0 is the simplest to unpack")
 
 
 def slow_prompts(kind: str, cpu_flags: Collection[str]) -> str:

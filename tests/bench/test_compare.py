@@ -12,16 +12,16 @@ from support.bench_rows import XEON, result, row
 
 from llmrun.bench.compare import Comparison, Pair, Side, compare_results, machine_differences, resolve
 from llmrun.bench.history import History
-from llmrun.bench.results import Machine, Result, Row
+from llmrun.bench.results import BenchRow, Machine, Result
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, UsageError
 
 
-def sides(a: tuple[Row, ...], b: tuple[Row, ...]) -> tuple[Side, Side]:
+def sides(a: tuple[BenchRow, ...], b: tuple[BenchRow, ...]) -> tuple[Side, Side]:
     return Side("A", (result(*a),)), Side("B", (result(*b),))
 
 
-def compared(a: tuple[Row, ...], b: tuple[Row, ...]) -> Comparison:
+def compared(a: tuple[BenchRow, ...], b: tuple[BenchRow, ...]) -> Comparison:
     return compare_results(*sides(a, b))
 
 

@@ -13,7 +13,7 @@ import pytest
 from support.bench_rows import chat, result, row
 
 from llmrun.bench.formats import WRITERS, escape, write
-from llmrun.bench.results import Result, Row
+from llmrun.bench.results import BenchRow, Result
 from llmrun.errors import UsageError
 
 # What llama-bench writes with -o csv, at the version that is pinned.
@@ -184,5 +184,5 @@ def test_a_single_sample_has_no_interval() -> None:
 
 def test_another_format_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="no format 'xml'") as raised:
-        write(Result((Row(samples_ns=(1,)),)), "xml")
+        write(Result((BenchRow(samples_ns=(1,)),)), "xml")
     assert "jsonl" in raised.value.why

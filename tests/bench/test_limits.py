@@ -11,8 +11,8 @@ from support import gguf_writer
 from support.gguf_writer import TensorSpec
 
 from llmrun import _native
-from llmrun.bench.limits import Machine, Needs, limit_of
-from llmrun.bench.parameters import Settings
+from llmrun.bench.limits import MachineLimits, Needs, limit_of
+from llmrun.bench.parameters import BenchSettings
 from llmrun.engine.jobs.machine.roofline import run
 from llmrun.gguf.reader import read_header
 from llmrun.planning.predict import Work
@@ -35,7 +35,7 @@ WORK = Work(
     file_bytes={},
 )
 NEEDS = Needs(WORK, {"Q4_0": 0.5625, "F16": 2.0})
-SETTINGS = Settings(1, n_batch=2048, n_ubatch=512)
+SETTINGS = BenchSettings(1, n_batch=2048, n_ubatch=512)
 MACHINE = MeasuredLimits(read=1e9, int8=1e12, half=1e11, single=1e10)
 
 
@@ -112,7 +112,7 @@ def test_the_machines_best_counts_and_is_looked_for_three_times() -> None:
         asked.append(command)
         return MeasuredLimits(next(rates), 1.0, 1.0, 1.0)
 
-    machine = Machine(measure)
+    machine = MachineLimits(measure)
     assert [machine.at(1e8, 2).read for _ in range(5)] == [3e9, 5e9, 5e9, 5e9, 5e9]
     assert len(asked) == 3
 
@@ -124,7 +124,7 @@ def test_other_threads_and_other_sizes_are_measured_apart_but_products_only_by_t
         asked.append(command)
         return MeasuredLimits(float(command.n_bytes), float(len(asked)), 1.0, 1.0)
 
-    machine = Machine(measure)
+    machine = MachineLimits(measure)
     assert machine.at(1e8, 1).read < machine.at(2e8, 1).read
     assert machine.at(1e8, 2).int8 == 3.0
     assert machine.at(1e8, 1).int8 == 4.0
@@ -139,7 +139,7 @@ def test_nearly_the_same_size_is_the_same_measurement() -> None:
         asked.add(command)
         return MACHINE
 
-    machine = Machine(measure)
+    machine = MachineLimits(measure)
     for n_bytes in (96.7e6, 96.8e6, 97.0e6):
         machine.at(n_bytes, 1)
     assert len(asked) == 1

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from llmrun.bench.parameters import SWITCH, Case, Settings, Wanted, numbers, pairs, words
+from llmrun.bench.parameters import SWITCH, BenchSettings, Case, Wanted, numbers, pairs, words
 from llmrun.errors import UsageError
 from llmrun.protocol.jobs.bench import BenchTest
 
@@ -116,7 +116,7 @@ def test_cases_are_all_combinations_in_llama_benchs_order() -> None:
 
 def test_nothing_is_measured_twice_and_nothing_is_no_test() -> None:
     assert Wanted((1,), prompts=(0,), answers=(0,), pairs=((0, 0),)).cases() == ()
-    assert Wanted((1, 1), prompts=(8, 8), answers=()).cases() == (Case(Settings(1), BenchTest(8)),)
+    assert Wanted((1, 1), prompts=(8, 8), answers=()).cases() == (Case(BenchSettings(1), BenchTest(8)),)
 
 
 def test_too_many_tests_are_refused_before_they_are_made() -> None:
@@ -126,6 +126,6 @@ def test_too_many_tests_are_refused_before_they_are_made() -> None:
 
 
 def test_settings_become_a_load() -> None:
-    load = Settings(3, 64, 32, "on", "q8_0", "q4_0", False, 7).load("/m.gguf")
+    load = BenchSettings(3, 64, 32, "on", "q8_0", "q4_0", False, 7).load("/m.gguf")
     assert (load.path, load.threads, load.n_batch, load.n_ubatch, load.gpu_layers) == ("/m.gguf", 3, 64, 32, 7)
     assert (load.flash_attention, load.kv_type_k, load.kv_type_v, load.repack) == ("on", "q8_0", "q4_0", False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.gguf_writer import runnable_model, write
 
-from llmrun.bench.parameters import KV_TYPES, Case, Settings
+from llmrun.bench.parameters import KV_TYPES, BenchSettings, Case
 from llmrun.bench.refusals import Subject, fit_together, kv_element_bytes, needed_memory, refuse_cases, refuse_models
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
@@ -19,7 +19,7 @@ from llmrun.protocol.jobs.bench import BenchTest
 
 GIB = 1 << 30
 MACHINE = Hardware("CPU", (), 4, 8, None, 16 * GIB, 8 * GIB)
-SETTINGS = Settings(4)
+SETTINGS = BenchSettings(4)
 
 
 @pytest.fixture
@@ -33,7 +33,11 @@ def refuse(cases: list[Case], subjects: list[Subject], hardware: Hardware, repet
 
 
 def refused(
-    header: Header, test: BenchTest, settings: Settings = SETTINGS, hardware: Hardware = MACHINE, repetitions: int = 1
+    header: Header,
+    test: BenchTest,
+    settings: BenchSettings = SETTINGS,
+    hardware: Hardware = MACHINE,
+    repetitions: int = 1,
 ) -> LlmrunError:
     with pytest.raises(LlmrunError) as caught:
         refuse([Case(settings, test)], [Subject("tiny", header)], hardware, repetitions)
@@ -77,7 +81,7 @@ def test_impossible_tests(header: Header, test: BenchTest, words: str) -> None:
         (replace(SETTINGS, gpu_layers=-2), "-ngl -2"),
     ],
 )
-def test_impossible_settings(header: Header, settings: Settings, words: str) -> None:
+def test_impossible_settings(header: Header, settings: BenchSettings, words: str) -> None:
     error = refused(header, BenchTest(8), settings)
     assert isinstance(error, UsageError)
     assert words in error.what

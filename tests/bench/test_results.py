@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from llmrun.bench.results import SCHEMA, Chat, Limit, Machine, Result, Row
+from llmrun.bench.results import SCHEMA, BenchRow, ChatTimes, Limit, Machine, Result
 from llmrun.errors import LlmrunError
 
 LIMIT = Limit(1000.0, "memory", 1000.0, 2000.0, 3e10, 4e11, 1e8, 1e6, 1e8)
-CHAT = Chat((5, 6), 1, 2, 3, 0.25, 0.5, (100.0, 101.0))
+CHAT = ChatTimes((5, 6), 1, 2, 3, 0.25, 0.5, (100.0, 101.0))
 MACHINE = Machine(name="here", cpu="CPU", cpu_flags=("avx2",), cores=2, gpus=("GPU",), cpu_quota=1.5)
-ROW = Row(
+ROW = BenchRow(
     model_filename="m.gguf",
     n_prompt=512,
     samples_ns=(10**9, 2 * 10**9, 3 * 10**9),
@@ -44,7 +44,7 @@ LLAMA_BENCH: dict[str, Any] = {
 
 
 def test_figures_are_llama_benchs() -> None:
-    row = Row(n_gen=16, samples_ns=(100_000_000, 200_000_000))
+    row = BenchRow(n_gen=16, samples_ns=(100_000_000, 200_000_000))
     assert row.samples_ts == (160.0, 80.0)
     assert (row.avg_ns, row.stddev_ns) == (LLAMA_BENCH["avg_ns"], LLAMA_BENCH["stddev_ns"])
     assert row.avg_ts == pytest.approx(LLAMA_BENCH["avg_ts"])
@@ -52,8 +52,8 @@ def test_figures_are_llama_benchs() -> None:
 
 
 def test_one_sample_has_no_deviation_and_none_no_mean() -> None:
-    assert (Row(n_gen=1, samples_ns=(5,)).stddev_ts, Row(n_gen=1, samples_ns=(5,)).stddev_ns) == (0.0, 0)
-    assert (Row(n_gen=1).avg_ts, Row(n_gen=1).avg_ns) == (0.0, 0)
+    assert (BenchRow(n_gen=1, samples_ns=(5,)).stddev_ts, BenchRow(n_gen=1, samples_ns=(5,)).stddev_ns) == (0.0, 0)
+    assert (BenchRow(n_gen=1).avg_ts, BenchRow(n_gen=1).avg_ns) == (0.0, 0)
 
 
 def test_json_begins_as_llama_benchs_does_with_the_same_kinds_of_values() -> None:
@@ -72,7 +72,7 @@ def test_what_is_computed_is_in_the_json() -> None:
     written = ROW.to_json()
     assert written["share_of_limit"] == pytest.approx(statistics.fmean(ROW.samples_ts) / 1000)
     assert written["joules_per_token"] == pytest.approx(2.0)
-    assert Row(n_prompt=1, samples_ns=(1,)).to_json()["joules_per_token"] is None
+    assert BenchRow(n_prompt=1, samples_ns=(1,)).to_json()["joules_per_token"] is None
 
 
 def test_a_file_of_llama_benchs_can_be_read() -> None:
@@ -90,9 +90,9 @@ def test_rows_that_were_stopped_make_the_result_partial() -> None:
 
 def test_fields_of_later_are_passed_over_but_not_a_later_schema() -> None:
     written = ROW.to_json()
-    assert Row.from_json({**written, "colour": "red"}) == ROW
+    assert BenchRow.from_json({**written, "colour": "red"}) == ROW
     with pytest.raises(LlmrunError, match="newer llmrun"):
-        Row.from_json({**written, "schema": SCHEMA + 1})
+        BenchRow.from_json({**written, "schema": SCHEMA + 1})
 
 
 @pytest.mark.parametrize(

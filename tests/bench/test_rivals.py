@@ -15,10 +15,10 @@ from support.gguf_writer import tiny_model, write
 from support.stand_in_ollama import StandInOllama, serving
 
 from llmrun.bench.ollama import Ollama, address
-from llmrun.bench.parameters import Case, Settings
-from llmrun.bench.results import Row
+from llmrun.bench.parameters import BenchSettings, Case
+from llmrun.bench.results import BenchRow
 from llmrun.bench.rivals import LlamaBench, arguments, find, merged, our_side, result_of, versus
-from llmrun.bench.run import Model
+from llmrun.bench.run import BenchedModel
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
@@ -28,13 +28,13 @@ PREFILL, DECODE, BOTH = BenchTest(n_prompt=512), BenchTest(n_gen=128), BenchTest
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Model:
+def model(tmp_path: Path) -> BenchedModel:
     path = write(tmp_path / "tiny.gguf", tiny_model())
-    return Model("tiny", path, read_header(path))
+    return BenchedModel("tiny", path, read_header(path))
 
 
 def case(test: BenchTest = DECODE, **settings: Any) -> Case:
-    return Case(Settings(**{"threads": 2, **settings}), test)
+    return Case(BenchSettings(**{"threads": 2, **settings}), test)
 
 
 class Scripted:
@@ -45,23 +45,23 @@ class Scripted:
     def __init__(self, rates: list[float], log: list[str]) -> None:
         self._rates, self._log = iter(rates), log
 
-    def measure(self, model: Model, case: Case) -> Row:
+    def measure(self, model: BenchedModel, case: Case) -> BenchRow:
         self._log.append("theirs")
         return row(rate=next(self._rates), spread=(1.0,), program="scripted", build_commit="fff")
 
-    def notes(self, model: Model, case: Case) -> tuple[str, ...]:
+    def notes(self, model: BenchedModel, case: Case) -> tuple[str, ...]:
         return ("it is scripted",)
 
     def close(self) -> None:
         self._log.append("closed")
 
 
-def test_both_take_turns_and_nobody_is_always_first(model: Model) -> None:
+def test_both_take_turns_and_nobody_is_always_first(model: BenchedModel) -> None:
     log: list[str] = []
     seen: list[tuple[int, int]] = []
     ours = iter([40, 41, 39, 40.5, 39.5])
 
-    def measure() -> Row:
+    def measure() -> BenchRow:
         log.append("ours")
         return row(rate=next(ours), spread=(1.0,))
 
@@ -75,7 +75,7 @@ def test_both_take_turns_and_nobody_is_always_first(model: Model) -> None:
     assert found.notes == ("another build of ggml: ours 0c1e570, theirs fff", "it is scripted")
 
 
-def test_rows_of_both_can_be_written_and_kept(model: Model) -> None:
+def test_rows_of_both_can_be_written_and_kept(model: BenchedModel) -> None:
     found = versus(Scripted([20.0] * 2, []), lambda: row(spread=(1.0,)), model, case(), repetitions=2)
     kept = result_of([found])
     assert [each.program for each in kept.rows] == ["llmrun", "scripted"]
@@ -94,7 +94,7 @@ def test_merging_keeps_samples_and_says_a_disturbance_once() -> None:
     assert "odd" not in found.marks
 
 
-def test_the_same_build_from_an_archive_is_the_same(model: Model) -> None:
+def test_the_same_build_from_an_archive_is_the_same(model: BenchedModel) -> None:
     theirs = Scripted([20.0] * 2, [])
     found = versus(theirs, lambda: row(spread=(1.0,), build_commit="fff-dirty"), model, case(), repetitions=2)
     assert found.notes == ("it is scripted",)
@@ -118,7 +118,7 @@ class Worker:
         self.closed += 1
 
 
-def test_our_engine_stays_and_warms_up_before_each_repetition(model: Model) -> None:
+def test_our_engine_stays_and_warms_up_before_each_repetition(model: BenchedModel) -> None:
     worker = Worker()
     hardware = Hardware("cpu", (), 2, 2, None, 1 << 30, 1 << 30)
     with our_side(lambda: worker, hardware) as measure:
@@ -139,7 +139,7 @@ def program(path: Path, body: str) -> str:
     return str(path)
 
 
-def test_llama_bench_gets_our_settings(model: Model) -> None:
+def test_llama_bench_gets_our_settings(model: BenchedModel) -> None:
     assert arguments(Path("m"), case(PREFILL)) == (
         [
             "-m",
@@ -171,7 +171,7 @@ def test_llama_bench_gets_our_settings(model: Model) -> None:
         assert part in " ".join(found)
 
 
-def test_llama_benchs_line_becomes_a_row(model: Model, tmp_path: Path) -> None:
+def test_llama_benchs_line_becomes_a_row(model: BenchedModel, tmp_path: Path) -> None:
     line = {"build_commit": "abc", "build_number": 7, "model_type": "tiny F32", "n_threads": 2, "n_prompt": 0,
             "n_gen": 128, "samples_ns": [2_000_000_000], "samples_ts": [64.0], "avg_ns": 2}  # fmt: skip
     where = program(
@@ -198,14 +198,14 @@ def test_llama_benchs_line_becomes_a_row(model: Model, tmp_path: Path) -> None:
         ("pass", "status 0"),
     ],
 )
-def test_llama_benchs_failures_are_told_in_its_words(model: Model, tmp_path: Path, body: str, why: str) -> None:
+def test_llama_benchs_failures_are_told_in_its_words(model: BenchedModel, tmp_path: Path, body: str, why: str) -> None:
     found = LlamaBench(program(tmp_path / "llama-bench", body))
     with pytest.raises(LlmrunError, match="could not measure tg128") as raised:
         found.measure(model, case())
     assert why in raised.value.why
 
 
-def test_llama_bench_has_no_chats(model: Model) -> None:
+def test_llama_bench_has_no_chats(model: BenchedModel) -> None:
     with pytest.raises(UsageError, match=r"no test like chat64\+16"):
         LlamaBench("llama-bench").measure(model, case(BenchTest(64, 16, chat=True)))
 
@@ -225,7 +225,7 @@ def test_a_rival_that_is_not_there_is_named(name: str, what: str, why: str) -> N
     assert "--vs" in raised.value.hint
 
 
-def test_a_rival_that_can_not_be_started(model: Model, tmp_path: Path) -> None:
+def test_a_rival_that_can_not_be_started(model: BenchedModel, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="can't be started"):
         LlamaBench(str(tmp_path / "llama-bench")).measure(model, case())
 
@@ -239,7 +239,7 @@ def server() -> Iterator[StandInOllama]:
         yield running
 
 
-def test_ollama_gets_the_same_file_and_gives_it_back(model: Model, server: StandInOllama) -> None:
+def test_ollama_gets_the_same_file_and_gives_it_back(model: BenchedModel, server: StandInOllama) -> None:
     found = find("ollama", server.environment)
     rows = [found.measure(model, case(test)) for test in (PREFILL, DECODE, BOTH)]
     assert [round(each.avg_ts, 6) for each in rows] == [100, 20, round(80 / (64 / 100 + 16 / 20), 6)]
@@ -251,7 +251,7 @@ def test_ollama_gets_the_same_file_and_gives_it_back(model: Model, server: Stand
     assert server.models == set()
 
 
-def test_ollama_gets_our_settings_and_never_the_same_prompt_twice(model: Model, server: StandInOllama) -> None:
+def test_ollama_gets_our_settings_and_never_the_same_prompt_twice(model: BenchedModel, server: StandInOllama) -> None:
     found = find("ollama", server.environment)
     for _ in range(2):
         found.measure(model, case(BOTH, gpu_layers=3))
@@ -263,19 +263,19 @@ def test_ollama_gets_our_settings_and_never_the_same_prompt_twice(model: Model, 
     assert len(set(prompts)) == len(prompts) == 3, "a warm-up and two repetitions"
 
 
-def test_ollamas_prompts_are_made_as_long_as_wanted(model: Model, server: StandInOllama) -> None:
+def test_ollamas_prompts_are_made_as_long_as_wanted(model: BenchedModel, server: StandInOllama) -> None:
     server.tokens_a_word = 1.5
     found = find("ollama", server.environment)
     found.measure(model, case(PREFILL))
     assert abs(1.5 * len(server.generated()[-1]["prompt"].split()) - 512) < 0.02 * 512
 
 
-def test_an_answer_that_ends_early_still_gives_a_rate(model: Model, server: StandInOllama) -> None:
+def test_an_answer_that_ends_early_still_gives_a_rate(model: BenchedModel, server: StandInOllama) -> None:
     server.ends_after = 9
     assert find("ollama", server.environment).measure(model, case()).avg_ts == pytest.approx(20)
 
 
-def test_what_ollama_does_its_own_way_is_said(model: Model, server: StandInOllama) -> None:
+def test_what_ollama_does_its_own_way_is_said(model: BenchedModel, server: StandInOllama) -> None:
     found = find("ollama", server.environment)
     assert len(found.notes(model, case(PREFILL))) == 1
     notes = found.notes(model, case(BOTH, repack=False, kv_type_v="q8_0"))
@@ -283,14 +283,14 @@ def test_what_ollama_does_its_own_way_is_said(model: Model, server: StandInOllam
     assert "Ollama chooses KV types, repack by itself" in notes
 
 
-def test_a_model_that_ollama_refuses_is_an_error_in_its_words(model: Model, server: StandInOllama) -> None:
+def test_a_model_that_ollama_refuses_is_an_error_in_its_words(model: BenchedModel, server: StandInOllama) -> None:
     server.refuses["/api/create"] = "unsupported architecture"
     with pytest.raises(LlmrunError, match=r"can't import tiny\.gguf") as raised:
         find("ollama", server.environment).measure(model, case())
     assert raised.value.why == "unsupported architecture"
 
 
-def test_what_was_imported_goes_even_after_a_failure(model: Model, server: StandInOllama) -> None:
+def test_what_was_imported_goes_even_after_a_failure(model: BenchedModel, server: StandInOllama) -> None:
     found = find("ollama", server.environment)
     server.refuses["/api/generate"] = "out of memory"
     with pytest.raises(LlmrunError, match="refused"):
@@ -300,7 +300,7 @@ def test_what_was_imported_goes_even_after_a_failure(model: Model, server: Stand
     assert not server.models
 
 
-def test_an_answer_without_times_is_refused(model: Model, server: StandInOllama) -> None:
+def test_an_answer_without_times_is_refused(model: BenchedModel, server: StandInOllama) -> None:
     server.ends_after = 0
     with pytest.raises(LlmrunError, match="can't be used"):
         find("ollama", server.environment).measure(model, case())
@@ -334,7 +334,7 @@ def test_another_machine_is_never_spoken_to(text: str) -> None:
         Ollama.find({"OLLAMA_HOST": text})
 
 
-def test_a_server_that_is_something_else(server: StandInOllama, model: Model) -> None:
+def test_a_server_that_is_something_else(server: StandInOllama, model: BenchedModel) -> None:
     server.refuses["/api/version"] = "who are you?"
     with pytest.raises(UsageError, match="no Ollama answers") as raised:
         find("ollama", server.environment)

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from support.gguf_writer import runnable_model, write
 
-from llmrun.bench.parameters import Case, Settings, Wanted
-from llmrun.bench.results import Row
-from llmrun.bench.run import Loading, Model, Progress, Request, Step, engines_of, quantile, run, steps
+from llmrun.bench.parameters import BenchSettings, Case, Wanted
+from llmrun.bench.results import BenchRow
+from llmrun.bench.run import BenchedModel, BenchRequest, BenchStep, Loading, Progress, engines_of, quantile, run, steps
 from llmrun.errors import CancelledError, EngineCrashedError
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.jobs.bench import Answer, Bench, Benched, BenchModel, BenchTest, BenchUpdate, Repetition
+from llmrun.protocol.jobs.bench import Bench, BenchAnswer, Benched, BenchModel, BenchTest, BenchUpdate, Repetition
 from llmrun.protocol.jobs.limits import MeasuredLimits, MeasureLimits
 from llmrun.protocol.messages import Load
 
@@ -62,7 +62,7 @@ class Engine:
         for _ in range(command.repetitions):
             if engines.measured == engines.stops_after:
                 raise engines.error("stopped")
-            answer = Answer(5, (10, 20, 30), 6, 12) if command.test.chat else None
+            answer = BenchAnswer(5, (10, 20, 30), 6, 12) if command.test.chat else None
             done.append(Repetition(engines.ns(engines.measured), 0.5, answer))
             engines.measured += 1
             on_update(BenchUpdate("measured", done[-1]))
@@ -73,9 +73,9 @@ class Engine:
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> tuple[Model, ...]:
+def models(tmp_path: Path) -> tuple[BenchedModel, ...]:
     paths = [write(tmp_path / f"{name}.gguf", runnable_model()) for name in ("a", "b")]
-    return tuple(Model(path.stem, path, read_header(path)) for path in paths)
+    return tuple(BenchedModel(path.stem, path, read_header(path)) for path in paths)
 
 
 def wanted(**lists: Any) -> tuple[Case, ...]:
@@ -87,9 +87,9 @@ def wanted(**lists: Any) -> tuple[Case, ...]:
 
 def test_one_after_the_other() -> None:
     assert list(steps([0, 0, 1], 3, interleave=False)) == [
-        Step(0, 0, 3, True),
-        Step(1, 0, 3, True),
-        Step(2, 1, 3, True),
+        BenchStep(0, 0, 3, True),
+        BenchStep(1, 0, 3, True),
+        BenchStep(2, 1, 3, True),
     ]
 
 
@@ -120,11 +120,11 @@ def test_weights_that_differ_have_engines_of_their_own() -> None:
     assert engines_of([loadings[0], tuned, loadings[0]]) == [0, 1, 0]
 
 
-def test_a_chat_is_loaded_as_usual_and_the_row_says_how(models: tuple[Model, ...]) -> None:
+def test_a_chat_is_loaded_as_usual_and_the_row_says_how(models: tuple[BenchedModel, ...]) -> None:
     load = Load(str(models[0].path), 0, 0, threads=2, threads_batch=1, flash_attention="off", mmap=False)
     usual = replace(models[0], usual=Loading(load, {"A": "1"}))
     engines = Engines()
-    request = Request((usual,), wanted(prompts=(), chats=((8, 4),)), repetitions=1, with_limits=False)
+    request = BenchRequest((usual,), wanted(prompts=(), chats=((8, 4),)), repetitions=1, with_limits=False)
     answer, chat = run(request, MACHINE, start=engines.start).result.rows
     assert [command.load for _, command in engines.log if isinstance(command, Bench)][1] == load
     assert (answer.flash_attn, answer.n_threads, answer.environment, answer.load_mode) == (-1, 1, {}, "auto")
@@ -136,9 +136,9 @@ def test_a_chat_is_loaded_as_usual_and_the_row_says_how(models: tuple[Model, ...
 # ---- running ---------------------------------------------------------------------------------------
 
 
-def test_a_model_stays_loaded_and_only_one_at_a_time(models: tuple[Model, ...]) -> None:
+def test_a_model_stays_loaded_and_only_one_at_a_time(models: tuple[BenchedModel, ...]) -> None:
     engines = Engines()
-    request = Request(models, wanted(threads=(1, 2)), repetitions=3, with_limits=False)
+    request = BenchRequest(models, wanted(threads=(1, 2)), repetitions=3, with_limits=False)
     outcome = run(request, MACHINE, start=engines.start)
     assert outcome.error is None
     assert [row.samples_ns for row in outcome.result.rows][:2] == [(1000, 1001, 1002), (1003, 1004, 1005)]
@@ -149,9 +149,9 @@ def test_a_model_stays_loaded_and_only_one_at_a_time(models: tuple[Model, ...]) 
     ]
 
 
-def test_interleaved_models_are_loaded_together_and_warmed_up_once(models: tuple[Model, ...]) -> None:
+def test_interleaved_models_are_loaded_together_and_warmed_up_once(models: tuple[BenchedModel, ...]) -> None:
     engines = Engines()
-    request = Request(models, wanted(answers=()), repetitions=3, interleave=True, with_limits=False)
+    request = BenchRequest(models, wanted(answers=()), repetitions=3, interleave=True, with_limits=False)
     outcome = run(request, MACHINE, start=engines.start)
     assert [row.samples_ns for row in outcome.result.rows] == [(1000, 1002, 1004), (1001, 1003, 1005)]
     assert engines.most == 2
@@ -160,10 +160,10 @@ def test_interleaved_models_are_loaded_together_and_warmed_up_once(models: tuple
     assert seeds == [1, 1, 2, 2, 3, 3], "all models get the same tokens, every repetition other ones"
 
 
-def test_rows_say_what_was_measured(models: tuple[Model, ...]) -> None:
-    settings = Settings(2, 64, 128, "on", "f32", "bf16", False, 0)
-    request = Request(models[:1], (Case(settings, BenchTest(8, 4, 16)),), repetitions=2, environment={"A": "1"})
-    rows: list[Row] = []
+def test_rows_say_what_was_measured(models: tuple[BenchedModel, ...]) -> None:
+    settings = BenchSettings(2, 64, 128, "on", "f32", "bf16", False, 0)
+    request = BenchRequest(models[:1], (Case(settings, BenchTest(8, 4, 16)),), repetitions=2, environment={"A": "1"})
+    rows: list[BenchRow] = []
     outcome = run(request, MACHINE, on_row=rows.append, start=Engines().start)
     (row,) = outcome.result.rows
     assert rows == [row]
@@ -181,19 +181,19 @@ def test_rows_say_what_was_measured(models: tuple[Model, ...]) -> None:
     assert not row.is_partial
 
 
-def test_a_chat_row_tells_where_the_time_went(models: tuple[Model, ...]) -> None:
-    case = Case(Settings(1), BenchTest(8, 4, chat=True))
-    (row,) = run(Request(models[:1], (case,), repetitions=2), MACHINE, start=Engines().start).result.rows
+def test_a_chat_row_tells_where_the_time_went(models: tuple[BenchedModel, ...]) -> None:
+    case = Case(BenchSettings(1), BenchTest(8, 4, chat=True))
+    (row,) = run(BenchRequest(models[:1], (case,), repetitions=2), MACHINE, start=Engines().start).result.rows
     assert row.chat is not None
     assert (row.chat.ttft_ns, row.chat.token_p50_ns, row.chat.token_p99_ns) == ((5, 5), 20, 30)
     assert (row.chat.sampling_share, row.chat.text_share) == (0.1, 0.2)
     assert row.chat.decode_ts == (5e7, 5e7)
 
 
-def test_ctrl_c_keeps_what_was_measured(models: tuple[Model, ...]) -> None:
+def test_ctrl_c_keeps_what_was_measured(models: tuple[BenchedModel, ...]) -> None:
     engines = Engines()
     engines.stops_after = 4
-    outcome = run(Request(models, wanted(), repetitions=3), MACHINE, start=engines.start)
+    outcome = run(BenchRequest(models, wanted(), repetitions=3), MACHINE, start=engines.start)
     assert isinstance(outcome.error, CancelledError)
     assert outcome.result.is_partial
     assert [(row.test, len(row.samples_ns), row.is_partial) for row in outcome.result.rows] == [
@@ -204,39 +204,39 @@ def test_ctrl_c_keeps_what_was_measured(models: tuple[Model, ...]) -> None:
     assert engines.living == set()
 
 
-def test_a_crash_loses_nothing_either(models: tuple[Model, ...]) -> None:
+def test_a_crash_loses_nothing_either(models: tuple[BenchedModel, ...]) -> None:
     engines = Engines()
     engines.stops_after, engines.error = 0, EngineCrashedError
-    outcome = run(Request(models, wanted(), repetitions=3), MACHINE, start=engines.start)
+    outcome = run(BenchRequest(models, wanted(), repetitions=3), MACHINE, start=engines.start)
     assert isinstance(outcome.error, EngineCrashedError)
     assert (outcome.result.rows, outcome.result.is_partial, engines.living) == ((), True, set())
 
 
-def test_an_error_of_our_own_ends_the_engines(models: tuple[Model, ...]) -> None:
+def test_an_error_of_our_own_ends_the_engines(models: tuple[BenchedModel, ...]) -> None:
     engines = Engines()
     engines.stops_after, engines.error = 1, ZeroDivisionError
     with pytest.raises(ZeroDivisionError):
-        run(Request(models, wanted(), repetitions=3), MACHINE, start=engines.start)
+        run(BenchRequest(models, wanted(), repetitions=3), MACHINE, start=engines.start)
     assert engines.living == set()
 
 
-def test_progress_counts_to_the_end(models: tuple[Model, ...]) -> None:
+def test_progress_counts_to_the_end(models: tuple[BenchedModel, ...]) -> None:
     seen: list[Progress] = []
-    run(Request(models, wanted(), repetitions=2), MACHINE, on_progress=seen.append, start=Engines().start)
+    run(BenchRequest(models, wanted(), repetitions=2), MACHINE, on_progress=seen.append, start=Engines().start)
     assert [each.done for each in seen] == sorted(each.done for each in seen)
     assert (seen[0].phase, seen[0].done, seen[0].total) == ("measuring the machine", 0, 8)
     assert (seen[-1].phase, seen[-1].done, seen[-1].total) == ("measured", 8, 8)
     assert all(1 <= each.repetition <= each.repetitions == 2 for each in seen)
 
 
-def test_a_gpu_has_no_limit_of_the_processor(models: tuple[Model, ...]) -> None:
+def test_a_gpu_has_no_limit_of_the_processor(models: tuple[BenchedModel, ...]) -> None:
     known = Hardware("CPU", (), 2, 2, None, 1 << 34, 1 << 33, (Gpu("CUDA0", "GPU", 1, 1),))
     seen_by_engine = BenchModel("llama", 1, 1, 1, 1, "", "", "CUDA", "CPU", "NVIDIA H200")
     for hardware, facts in ((known, FACTS), (MACHINE, seen_by_engine)):
-        outcome = run(Request(models[:1], wanted(), repetitions=1), hardware, start=Engines(facts=facts).start)
+        outcome = run(BenchRequest(models[:1], wanted(), repetitions=1), hardware, start=Engines(facts=facts).start)
         assert [row.limit for row in outcome.result.rows] == [None, None]
     on_cpu = wanted(gpu_layers=(0,))
-    outcome = run(Request(models[:1], on_cpu, repetitions=1), known, start=Engines().start)
+    outcome = run(BenchRequest(models[:1], on_cpu, repetitions=1), known, start=Engines().start)
     assert all(row.limit for row in outcome.result.rows)
 
 

@@ -23,12 +23,12 @@ from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
 
 from llmrun.errors import NetworkError
 from llmrun.models.download import download as module
-from llmrun.models.download.transfer import PATIENT, Patience, Source
+from llmrun.models.download.transfer import PATIENT, Patience, TransferSource
 
 CONNECTIONS = (1, 2, 4, 8)
 
 
-def fetch(hub: StandInHub, source: Source, patience: Patience = PATIENT) -> float:
+def fetch(hub: StandInHub, source: TransferSource, patience: Patience = PATIENT) -> float:
     """Seconds that a download takes; sent bytes beyond the file's are an error."""
     hub.sent = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -40,7 +40,7 @@ def fetch(hub: StandInHub, source: Source, patience: Patience = PATIENT) -> floa
     return took
 
 
-def speeds(hub: StandInHub, source: Source, runs: int) -> dict[int, list[float]]:
+def speeds(hub: StandInHub, source: TransferSource, runs: int) -> dict[int, list[float]]:
     """MB/s of each run, by number of connections; they take turns."""
     found: dict[int, list[float]] = {count: [] for count in CONNECTIONS}
     for _ in range(runs):
@@ -56,7 +56,7 @@ def show(title: str, found: dict[int, list[float]]) -> None:
         print(f"{title:10} {count} connections: {statistics.median(values):7.1f} MB/s   ({min(values):.1f} at least)")
 
 
-def stall(hub: StandInHub, source: Source, *, drip: bool) -> float:
+def stall(hub: StandInHub, source: TransferSource, *, drip: bool) -> float:
     """Seconds until a server that has fallen silent after a megabyte is given up, with the usual patience."""
     hub.faults.stall_after, hub.faults.drip = 1_000_000, drip
     began = time.perf_counter()
@@ -80,7 +80,7 @@ def main() -> int:
     with stand_in_hub() as hub:
         hub.files["file"] = content
         url = f"{hub.url}/{hub.repository}/resolve/{COMMIT}/file"
-        source = Source(url, "file", sha256(content), len(content))
+        source = TransferSource(url, "file", sha256(content), len(content))
         show("free", speeds(hub, source, options.runs))
         hub.faults.bytes_per_second = options.rate * 1e6
         show("throttled", speeds(hub, source, options.runs))

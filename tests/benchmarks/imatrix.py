@@ -23,7 +23,7 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType, dequantiz
 from llmrun.gguf.reader import read_header
 from llmrun.quantize.calibration import collect
 from llmrun.quantize.evaluate import evaluate, read_text
-from llmrun.quantize.job import Request, quantize
+from llmrun.quantize.job import QuantizeRequest, quantize
 
 _BLOCK = 256
 _WIDTH, _HEADS, _KV_HEADS = "llama.embedding_length", "llama.attention.head_count", "llama.attention.head_count_kv"
@@ -55,7 +55,7 @@ def main() -> None:
         for kind in arguments.types:
             for label, imatrix in matrices.items():
                 made = folder / "made.gguf"
-                quantize(Request(model, made, kind, imatrix=imatrix, threads=arguments.threads))
+                quantize(QuantizeRequest(model, made, kind, imatrix=imatrix, threads=arguments.threads))
                 found = evaluate(
                     made, reference=model, text=text, n_ctx=512, chunks=arguments.chunks, threads=arguments.threads
                 ).divergence

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from llmrun.quantize import mix
 from llmrun.quantize.evaluate import Text, evaluate
-from llmrun.quantize.job import Request, quantize
+from llmrun.quantize.job import QuantizeRequest, quantize
 
 _PRESETS = ["Q4_0", "IQ4_NL", "Q4_K_M", "Q5_K_M", "Q6_K"]
 _CONTEXT = 512
@@ -36,7 +36,9 @@ def main() -> None:
         files = _Files(arguments.source.resolve(), Path(folder) / "try.gguf", content, arguments)
         presets: list[tuple[int, float, str]] = []
         for name in arguments.presets or _PRESETS:
-            presets.append((*files.quantized(Request(files.source, files.target, name, imatrix=files.imatrix)), name))
+            presets.append(
+                (*files.quantized(QuantizeRequest(files.source, files.target, name, imatrix=files.imatrix)), name)
+            )
         for n_bytes, _, name in sorted(presets):
             _compare(files, name, n_bytes, presets)
 
@@ -49,7 +51,7 @@ class _Files:
         self._text = Text("the text's end", content)
         self._chunks = arguments.chunks
 
-    def quantized(self, request: Request) -> tuple[int, float]:
+    def quantized(self, request: QuantizeRequest) -> tuple[int, float]:
         """Bytes of a file, and its divergence from the source."""
         n_bytes = quantize(request).n_bytes
         found = evaluate(
@@ -64,7 +66,9 @@ def _compare(files: _Files, name: str, n_bytes: int, presets: list[tuple[int, fl
     began = time.monotonic()
     chosen = mix.choose(files.source, n_bytes, imatrix=files.imatrix)
     seconds = time.monotonic() - began
-    request = Request(files.source, files.target, chosen.base, overrides=chosen.overrides, imatrix=files.imatrix)
+    request = QuantizeRequest(
+        files.source, files.target, chosen.base, overrides=chosen.overrides, imatrix=files.imatrix
+    )
     size, kld = files.quantized(request)
     print(
         f"{name}, {n_bytes:,} bytes: best preset {best[1]}, KLD {best[0]:.5f}; mix {size / n_bytes:.2%} of that, "

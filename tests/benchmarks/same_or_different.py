@@ -142,10 +142,10 @@ def engine() -> object:
 
 def measured(runner: object, path: Path, test: object, repetitions: int, *, warm_up: bool = False) -> Iterator[float]:
     """Tokens/s of each repetition."""
-    from llmrun.bench.parameters import Settings
+    from llmrun.bench.parameters import BenchSettings
     from llmrun.protocol.jobs.bench import BENCH, Bench
 
-    command = Bench(Settings(threads=1).load(str(path)), test, repetitions, warm_up)
+    command = Bench(BenchSettings(threads=1).load(str(path)), test, repetitions, warm_up)
     for repetition in runner.do(BENCH, command).repetitions:
         yield test.n_tokens / repetition.ns * 1e9
 

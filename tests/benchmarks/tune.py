@@ -25,7 +25,7 @@ from random_model import Shape, write_model
 from llmrun.bench.statistics import Verdict, compare
 from llmrun.bench.tune.axes import DECODE, PREFILL, Axis, axes_for
 from llmrun.bench.tune.measure import RealMachine
-from llmrun.bench.tune.search import Found, search
+from llmrun.bench.tune.search import SearchResult, search
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
 from llmrun.planning.plan import Wishes, make_plan
@@ -80,14 +80,14 @@ def take_turns(
     return rates
 
 
-def best_profile(found: Found, goal: str) -> EngineSettings:
+def best_profile(found: SearchResult, goal: str) -> EngineSettings:
     """What would be chosen if nothing but this goal counted."""
     profiles = (found.tuned.default, *found.tuned.others)
     return max(profiles, key=lambda each: each.prefill_rate if goal == PREFILL else each.decode_rate).settings
 
 
 def final(
-    machine: RealMachine, goal: str, found: Found, swept: Mapping[EngineSettings, float], rounds: int
+    machine: RealMachine, goal: str, found: SearchResult, swept: Mapping[EngineSettings, float], rounds: int
 ) -> tuple[Verdict, Verdict]:
     """What tuning found beside the best of the sweep, and beside the default."""
     test = {PREFILL: found.prefill_test, DECODE: found.decode_test}[goal]

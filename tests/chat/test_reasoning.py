@@ -8,7 +8,7 @@ import itertools
 import pytest
 from support.screens import Clock, Terminal
 
-from llmrun.chat.reasoning import Kind, Splitter, split
+from llmrun.chat.reasoning import ReasoningKind, Splitter, split
 from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta
 from llmrun.ui.answer.page import FOLD_CHARACTERS, Page, Think
 from llmrun.ui.answer.view import AnswerView, answer_view
@@ -21,7 +21,10 @@ def parts(pieces: list[str], *, inside: bool = False) -> tuple[str, str]:
     """Thoughts and answer of a text in pieces."""
     splitter = Splitter(TAGS, inside=inside)
     found = [part for piece in pieces for part in splitter.feed(piece)] + splitter.flush()
-    return tuple("".join(part.text for part in found if part.kind is kind) for kind in (Kind.THOUGHT, Kind.ANSWER))
+    return tuple(
+        "".join(part.text for part in found if part.kind is kind)
+        for kind in (ReasoningKind.THOUGHT, ReasoningKind.ANSWER)
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +56,7 @@ def test_split_at_any_place(text: str, inside: bool, thoughts: str, answer: str)
 def test_thoughts_come_at_once_and_only_a_tag_is_held_back() -> None:
     splitter = Splitter(("[THINK]", "[/THINK]"))
     assert [splitter.feed(piece) for piece in ("[TH", "INK]", "a [", "b", "[/THINK]")] == [
-        [], [], [(Kind.THOUGHT, "a ")], [(Kind.THOUGHT, "[b")], [(Kind.END, "")],
+        [], [], [(ReasoningKind.THOUGHT, "a ")], [(ReasoningKind.THOUGHT, "[b")], [(ReasoningKind.END, "")],
     ]  # fmt: skip
 
 

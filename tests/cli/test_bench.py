@@ -15,15 +15,15 @@ from typer.testing import CliRunner
 
 from llmrun.bench import run as bench_run
 from llmrun.bench.parameters import Wanted
-from llmrun.bench.results import Machine, Result, Row
-from llmrun.bench.run import Outcome, Request
+from llmrun.bench.results import BenchRow, Machine, Result
+from llmrun.bench.run import BenchOutcome, BenchRequest
 from llmrun.cli import bench as command
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.planning.hardware import probe
 
 app = typer.Typer()
 app.command()(command.bench)
-ROW = Row(n_gen=8, test="tg8", model="tiny", model_type="llama", samples_ns=(10**9, 2 * 10**9), repetitions=2)
+ROW = BenchRow(n_gen=8, test="tg8", model="tiny", model_type="llama", samples_ns=(10**9, 2 * 10**9), repetitions=2)
 
 
 @pytest.fixture(autouse=True)
@@ -39,13 +39,13 @@ def model(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchRequest]:
     """What would have been run."""
-    requests: list[Request] = []
+    requests: list[BenchRequest] = []
 
-    def run(request: Request, *rest: Any, **more: Any) -> Outcome:
+    def run(request: BenchRequest, *rest: Any, **more: Any) -> BenchOutcome:
         requests.append(request)
-        return Outcome(Result((ROW,), Machine(name="here")), None)
+        return BenchOutcome(Result((ROW,), Machine(name="here")), None)
 
     monkeypatch.setattr(bench_run, "run", run)
     return requests
@@ -86,7 +86,7 @@ def test_every_list_gets_to_its_place() -> None:
     assert (found.repack, found.gpu_layers) == ((False,), (-1, 5))
 
 
-def test_options_as_llama_bench_has_them(model: str, asked: list[Request]) -> None:
+def test_options_as_llama_bench_has_them(model: str, asked: list[BenchRequest]) -> None:
     bench(model, "-p", "8,16", "-p", "4", "-n", "0", "-pg", "8,4", "-ub", "32", "-ctk", "f32", "-fa", "1", "-t", "1")
     (request,) = asked
     assert [case.test.name for case in request.cases] == ["pp8", "pp16", "pp4", "pp8+tg4"]
@@ -95,14 +95,14 @@ def test_options_as_llama_bench_has_them(model: str, asked: list[Request]) -> No
     assert (request.repetitions, request.warm_up, request.with_limits) == (5, True, True)
 
 
-def test_manner(model: str, asked: list[Request]) -> None:
+def test_manner(model: str, asked: list[BenchRequest]) -> None:
     bench(model, "-r", "3", "--no-warmup", "--delay", "1.5", "--no-limits", "--machine", "desk")
     (request,) = asked
     assert (request.repetitions, request.warm_up, request.delay) == (3, False, 1.5)
     assert (request.with_limits, request.name, request.interleave) == (False, "desk", False)
 
 
-def test_several_models_take_turns_unless_told_otherwise(tmp_path: Path, asked: list[Request]) -> None:
+def test_several_models_take_turns_unless_told_otherwise(tmp_path: Path, asked: list[BenchRequest]) -> None:
     names = [str(write(tmp_path / f"{name}.gguf", runnable_model())) for name in "ab"]
     bench(*names)
     bench(*names, "--no-interleave")
@@ -126,14 +126,14 @@ def test_several_models_take_turns_unless_told_otherwise(tmp_path: Path, asked: 
         (["-o", "no/such/folder/x.json"], "there is no folder"),
     ],
 )
-def test_refused_before_anything_runs(model: str, asked: list[Request], arguments: list[str], words: str) -> None:
+def test_refused_before_anything_runs(model: str, asked: list[BenchRequest], arguments: list[str], words: str) -> None:
     with pytest.raises(UsageError) as caught:
         bench(model, *arguments)
     assert words in caught.value.what
     assert asked == []
 
 
-def test_what_does_not_fit_is_refused(model: str, asked: list[Request], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_refused(model: str, asked: list[BenchRequest], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmrun.planning.hardware.probe", lambda: _small())
     with pytest.raises(LlmrunError, match="tiny does not fit into memory for pp16000000"):
         bench(model, "-p", "16000000")
@@ -149,7 +149,7 @@ def test_without_a_model_it_says_what_to_type() -> None:
         bench()
 
 
-def test_formats_are_whole_on_stdout(model: str, asked: list[Request]) -> None:
+def test_formats_are_whole_on_stdout(model: str, asked: list[BenchRequest]) -> None:
     import json
 
     assert json.loads(bench(model, "-o", "json"))[0]["test"] == "tg8"
@@ -158,7 +158,7 @@ def test_formats_are_whole_on_stdout(model: str, asked: list[Request]) -> None:
     assert "<html" in bench(model, "-o", "html")
 
 
-def test_a_file_gets_the_format_of_its_name(model: str, asked: list[Request], tmp_path: Path) -> None:
+def test_a_file_gets_the_format_of_its_name(model: str, asked: list[BenchRequest], tmp_path: Path) -> None:
     import json
 
     target = tmp_path / "result.json"
@@ -166,7 +166,7 @@ def test_a_file_gets_the_format_of_its_name(model: str, asked: list[Request], tm
     assert json.loads(target.read_text())[0]["test"] == "tg8"
 
 
-def test_results_are_kept_unless_told_otherwise(model: str, asked: list[Request]) -> None:
+def test_results_are_kept_unless_told_otherwise(model: str, asked: list[BenchRequest]) -> None:
     bench(model, "--no-save")
     assert bench("history") == ""
     bench(model)
@@ -178,7 +178,7 @@ def test_results_are_kept_unless_told_otherwise(model: str, asked: list[Request]
     assert bench("history", "last", "-o", "md").startswith("|")
 
 
-def test_comparing(model: str, asked: list[Request], tmp_path: Path) -> None:
+def test_comparing(model: str, asked: list[BenchRequest], tmp_path: Path) -> None:
     import json
 
     target = tmp_path / "a.json"
@@ -201,8 +201,8 @@ def test_history_refuses_what_it_can_not_show() -> None:
 def test_ctrl_c_shows_and_keeps_the_rows_and_ends_so(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import json
 
-    def run(*anything: Any, **more: Any) -> Outcome:
-        return Outcome(Result((ROW,), is_partial=True), CancelledError("stopped by Ctrl-C"))
+    def run(*anything: Any, **more: Any) -> BenchOutcome:
+        return BenchOutcome(Result((ROW,), is_partial=True), CancelledError("stopped by Ctrl-C"))
 
     monkeypatch.setattr(bench_run, "run", run)
     done = CliRunner().invoke(app, [model, "--json"])
@@ -219,7 +219,7 @@ class Rival:
     def __init__(self, *, fails: bool = False) -> None:
         self.fails, self.closed = fails, False
 
-    def measure(self, model: Any, case: Any) -> Row:
+    def measure(self, model: Any, case: Any) -> BenchRow:
         if self.fails and case.test.n_gen:
             raise LlmrunError("llama-bench failed")
         return replace(_row(case), samples_ns=(2 * 10**9,), program="llama-bench")
@@ -231,7 +231,7 @@ class Rival:
         self.closed = True
 
 
-def _row(case: Any) -> Row:
+def _row(case: Any) -> BenchRow:
     test = case.test
     return replace(ROW, test=test.name, n_prompt=test.n_prompt, n_gen=test.n_gen, samples_ns=(10**9,), repetitions=1)
 

@@ -11,7 +11,7 @@ from support.gguf_writer import tiny_model, write
 
 from llmrun.bench.statistics import Verdict
 from llmrun.bench.tune import run as tuning
-from llmrun.bench.tune.search import Compared, Found
+from llmrun.bench.tune.search import Compared, SearchResult
 from llmrun.cli.chat import Saving, _store
 from llmrun.cli.main import _explained
 from llmrun.cli.tune import tune
@@ -65,8 +65,8 @@ def test_what_tuning_found_is_shown_where_it_can_not_be_kept(
     faster = Profile(EngineSettings(1, 2), 1.0, 100.0, 20.0)
     verdict = Verdict("faster", 2.0, 1.9, 2.1, (8, 8), True)
     tests = BenchTest(n_prompt=256), BenchTest(n_gen=16)
-    found = Found(Tuned(default, (faster,), 0, 0.0), (Compared(faster, verdict, verdict),), (), (), *tests, 42.0)
-    monkeypatch.setattr(tuning, "tune", lambda *arguments, **options: tuning.Outcome(found, ()))
+    found = SearchResult(Tuned(default, (faster,), 0, 0.0), (Compared(faster, verdict, verdict),), (), (), *tests, 42.0)
+    monkeypatch.setattr(tuning, "tune", lambda *arguments, **options: tuning.TuneOutcome(found, ()))
     with pytest.raises(ResourceError, match="can't write"):
         tune(str(write(tmp_path / "model.gguf", tiny_model())))
     shown = capsys.readouterr()

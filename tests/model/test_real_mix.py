@@ -17,7 +17,7 @@ from llmrun.errors import UsageError
 from llmrun.gguf.reader import read_header
 from llmrun.protocol.jobs.mix import MIX, Measure, Measured
 from llmrun.quantize import mix
-from llmrun.quantize.job import Request
+from llmrun.quantize.job import QuantizeRequest
 from llmrun.quantize.job import quantize as write_quantized
 from llmrun.quantize.types import TENSOR_TYPES
 from llmrun.runner.runner import Runner
@@ -57,7 +57,7 @@ def test_the_file_is_what_was_chosen_and_within_a_per_cent_of_its_size(
     goal = int(share * small.stat().st_size)
     chosen = mix.choose(small, goal, threads=2, text=TEXT)
     target = tmp_path / "out.gguf"
-    write_quantized(Request(small, target, chosen.base, overrides=chosen.overrides, threads=2))
+    write_quantized(QuantizeRequest(small, target, chosen.base, overrides=chosen.overrides, threads=2))
     written = {tensor.name: tensor.type for tensor in read_header(target).tensors}
     assert {name: written[name] for name in chosen.types} == dict(chosen.types)
     n_bytes = target.stat().st_size
@@ -134,10 +134,10 @@ def test_swapped_matrices_change_what_is_said_and_swapping_back_undoes_it(small:
 def test_a_source_that_is_not_f16(small: Path, tmp_path: Path, kind: str) -> None:
     """What F16 kernels change by themselves is not counted; in Q8_0 already, a mix keeps what it has room for."""
     source, target = tmp_path / "source.gguf", tmp_path / "out.gguf"
-    write_quantized(Request(small, source, kind, threads=2))
+    write_quantized(QuantizeRequest(small, source, kind, threads=2))
     goal = int(0.75 * source.stat().st_size)
     chosen = mix.choose(source, goal, threads=2, text=TEXT)
     assert 0 < chosen.divergence < 0.01
-    write_quantized(Request(source, target, chosen.base, overrides=chosen.overrides, threads=2))
+    write_quantized(QuantizeRequest(source, target, chosen.base, overrides=chosen.overrides, threads=2))
     assert 0.9 * goal < target.stat().st_size <= goal
     assert ("Q8_0" in chosen.types.values()) or kind == "BF16"

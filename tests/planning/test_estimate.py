@@ -19,7 +19,7 @@ from llmrun.models import hub
 from llmrun.models.hub import RemoteFile, Repository
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.estimate import (
-    Candidate,
+    QuantCandidate,
     contexts_for,
     local_candidate,
     look_ahead,
@@ -57,8 +57,8 @@ def header(tmp_path: Path) -> Header:
     return read_header(path)
 
 
-def candidate(header: Header, size: int, quant: str = "Q4_K_M") -> Candidate:
-    return Candidate(quant, f"big-{quant}.gguf", size, header, False)
+def candidate(header: Header, size: int, quant: str = "Q4_K_M") -> QuantCandidate:
+    return QuantCandidate(quant, f"big-{quant}.gguf", size, header, False)
 
 
 def test_plenty_of_memory(header: Header) -> None:

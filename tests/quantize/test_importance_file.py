@@ -17,8 +17,8 @@ from llmrun.errors import BadModelError, LlmrunError, ModelNotFoundError, UsageE
 from llmrun.gguf.reader import read_header
 from llmrun.quantize.calibration import prepared
 from llmrun.quantize.imatrix_file import (
-    Entry,
-    Imatrix,
+    ImatrixEntry,
+    ImatrixFile,
     read_imatrix,
     require_fit,
     unused_experts,
@@ -28,16 +28,16 @@ from llmrun.quantize.imatrix_file import (
 DENSE, EXPERTS = "blk.0.attn_q.weight", "blk.0.ffn_up_exps.weight"
 
 
-def some(columns: int = 64) -> Imatrix:
+def some(columns: int = 64) -> ImatrixFile:
     values = np.random.default_rng(3).random((4, columns), np.float32)
     entries = {
-        EXPERTS: Entry(values, np.array([3, 0, 5, 8], np.float32)),
-        DENSE: Entry(values[:1] * 1000, np.array([1024], np.float32)),
+        EXPERTS: ImatrixEntry(values, np.array([3, 0, 5, 8], np.float32)),
+        DENSE: ImatrixEntry(values[:1] * 1000, np.array([1024], np.float32)),
     }
-    return Imatrix(entries, ("wiki.txt", "Ünï"), 2, 512)
+    return ImatrixFile(entries, ("wiki.txt", "Ünï"), 2, 512)
 
 
-def by_hand(imatrix: Imatrix) -> bytes:
+def by_hand(imatrix: ImatrixFile) -> bytes:
     """The file as llama-imatrix lays it out: tensors by name, sums before counts, a row for each matrix."""
     specs, data = [], b""
     for name, entry in sorted(imatrix.entries.items()):
@@ -53,7 +53,7 @@ def by_hand(imatrix: Imatrix) -> bytes:
     return gguf(metadata, specs)[: -len(data)] + data
 
 
-def legacy(imatrix: Imatrix, *, ending: bool = True) -> bytes:
+def legacy(imatrix: ImatrixFile, *, ending: bool = True) -> bytes:
     """The older format: means times the number of calls."""
     out = struct.pack("<i", len(imatrix.entries))
     for name, entry in sorted(imatrix.entries.items()):
@@ -65,7 +65,7 @@ def legacy(imatrix: Imatrix, *, ending: bool = True) -> bytes:
     return out + (struct.pack("<ii", imatrix.n_chunks, len(dataset)) + dataset if ending else b"")
 
 
-def same(one: Imatrix, other: Imatrix) -> bool:
+def same(one: ImatrixFile, other: ImatrixFile) -> bool:
     return one.entries.keys() == other.entries.keys() and all(
         np.array_equal(entry.sums, other.entries[name].sums)
         and np.array_equal(entry.counts, other.entries[name].counts)
@@ -121,7 +121,7 @@ def test_experts_that_nobody_asked_are_counted() -> None:
 def test_a_name_too_long_for_the_format_is_refused(tmp_path: Path) -> None:
     entry = some().entries[DENSE]
     with pytest.raises(UsageError, match="too long"):
-        write_imatrix(tmp_path / "im.gguf", Imatrix({"x" * 56: entry}, ("t",), 1, 512))
+        write_imatrix(tmp_path / "im.gguf", ImatrixFile({"x" * 56: entry}, ("t",), 1, 512))
     assert not list(tmp_path.iterdir())
 
 
@@ -140,8 +140,8 @@ def test_what_is_no_importance_matrix_is_said_to_be_what_it_is(tmp_path: Path) -
             read_imatrix(path)
 
 
-def damaged(name: str, sums: list[float], counts: list[float]) -> Imatrix:
-    return Imatrix({name: Entry(np.array([sums], "f4"), np.array(counts, "f4"))}, ("t",), 1, 512)
+def damaged(name: str, sums: list[float], counts: list[float]) -> ImatrixFile:
+    return ImatrixFile({name: ImatrixEntry(np.array([sums], "f4"), np.array(counts, "f4"))}, ("t",), 1, 512)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_sums_without_counts_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [by_hand, legacy])
-def test_a_broken_file_is_one_of_our_errors(make: Callable[[Imatrix], bytes], tmp_path: Path) -> None:
+def test_a_broken_file_is_one_of_our_errors(make: Callable[[ImatrixFile], bytes], tmp_path: Path) -> None:
     content, chance = make(some()), random.Random(5)
     for _ in range(300):
         broken = bytearray(content[: chance.choice([len(content), chance.randrange(len(content))])])
@@ -180,7 +180,9 @@ def test_it_has_to_be_of_the_model(tmp_path: Path) -> None:
     header = read_header(model(tmp_path))
     require_fit(some(), header, Path("im.gguf"))
     with pytest.raises(UsageError, match=r"another model: blk\.0\.attn_q\.weight has 64 columns in the model, 96 in"):
-        require_fit(Imatrix({DENSE: Entry(np.ones((1, 96), "f4"), np.ones(1, "f4"))}, (), 0, 0), header, Path("im"))
+        require_fit(
+            ImatrixFile({DENSE: ImatrixEntry(np.ones((1, 96), "f4"), np.ones(1, "f4"))}, (), 0, 0), header, Path("im")
+        )
     foreign = {f"blk.{layer}.other.weight": some().entries[DENSE] for layer in range(5)}
     with pytest.raises(UsageError, match=r"model.gguf has no blk\.0\.other\.weight, .* and 2 more"):
-        require_fit(Imatrix(foreign, (), 0, 0), header, Path("im"))
+        require_fit(ImatrixFile(foreign, (), 0, 0), header, Path("im"))

@@ -14,24 +14,24 @@ from llmrun.errors import BadModelError, CancelledError, DiskFullError, EngineCr
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.jobs.quantize import QuantizeUpdate
 from llmrun.quantize import job
-from llmrun.quantize.job import Request, all_cores, preview, quantize
+from llmrun.quantize.job import QuantizeRequest, all_cores, preview, quantize
 
 
 @pytest.fixture
-def request_(tmp_path: Path) -> Request:
+def request_(tmp_path: Path) -> QuantizeRequest:
     source = write(tmp_path / "model-F16.gguf", model("F16"))
-    return Request(source, tmp_path / "model-Q4_0.gguf", "Q4_0", threads=3)
+    return QuantizeRequest(source, tmp_path / "model-Q4_0.gguf", "Q4_0", threads=3)
 
 
-def run(request: Request, engine: Engine, **more: Any) -> job.Done:
+def run(request: QuantizeRequest, engine: Engine, **more: Any) -> job.Done:
     return quantize(request, engine=engine, **more)  # type: ignore[arg-type]
 
 
-def look(request: Request, engine: Engine) -> job.Preview:
+def look(request: QuantizeRequest, engine: Engine) -> job.Preview:
     return preview(request, engine)  # type: ignore[arg-type]
 
 
-def test_a_file_is_made(request_: Request) -> None:
+def test_a_file_is_made(request_: QuantizeRequest) -> None:
     before = request_.source.read_bytes()
     shares: list[float] = []
     done = run(request_, Engine("Q4_0"), on_update=lambda phase, share: shares.append(share))
@@ -43,7 +43,7 @@ def test_a_file_is_made(request_: Request) -> None:
     assert shares == [0.0, 1.0]
 
 
-def test_what_the_engine_is_told(request_: Request, tmp_path: Path) -> None:
+def test_what_the_engine_is_told(request_: QuantizeRequest, tmp_path: Path) -> None:
     engine = Engine("Q4_0")
     asked = replace(request_, overrides=(("ffn", "Q8_0"),), embedding_type="Q8_0", pure=True, imatrix=tmp_path / "i")
     run(asked, engine)
@@ -56,7 +56,7 @@ def test_what_the_engine_is_told(request_: Request, tmp_path: Path) -> None:
     assert (real.threads, real.pure, real.imatrix) == (3, True, str(tmp_path / "i"))
 
 
-def test_the_size_is_known_before(request_: Request) -> None:
+def test_the_size_is_known_before(request_: QuantizeRequest) -> None:
     found = look(request_, Engine("Q4_0"))
     assert found.n_bytes == len(model("Q4_0"))
     assert found.bits_per_weight == pytest.approx(8 * (3 * 576 + 256) / (3 * 1024 + 64))
@@ -66,7 +66,7 @@ def test_the_size_is_known_before(request_: Request) -> None:
 # ---- what makes no sense ---------------------------------------------------------------------------
 
 
-def test_a_type_that_is_larger_than_the_source(request_: Request) -> None:
+def test_a_type_that_is_larger_than_the_source(request_: QuantizeRequest) -> None:
     write(request_.source, model("Q4_0"))
     with pytest.raises(UsageError) as error:
         look(replace(request_, type="Q8_0"), Engine("Q8_0"))
@@ -74,13 +74,13 @@ def test_a_type_that_is_larger_than_the_source(request_: Request) -> None:
     assert "what is lost is lost" in error.value.why
 
 
-def test_nothing_would_change(request_: Request) -> None:
+def test_nothing_would_change(request_: QuantizeRequest) -> None:
     with pytest.raises(UsageError, match="F16 already: nothing would change"):
         look(replace(request_, type="F16"), Engine("F16"))
 
 
 @pytest.mark.parametrize("kind", ["IQ2_XS", "Q2_K_S", "IQ3_XXS"])
-def test_types_that_need_an_importance_matrix(request_: Request, kind: str) -> None:
+def test_types_that_need_an_importance_matrix(request_: QuantizeRequest, kind: str) -> None:
     engine = Engine("Q4_0")
     with pytest.raises(UsageError) as error:
         look(replace(request_, type=kind), engine)
@@ -89,7 +89,7 @@ def test_types_that_need_an_importance_matrix(request_: Request, kind: str) -> N
     assert not engine.commands
 
 
-def test_a_tensor_that_needs_one(request_: Request, tmp_path: Path) -> None:
+def test_a_tensor_that_needs_one(request_: QuantizeRequest, tmp_path: Path) -> None:
     asked = replace(request_, overrides=(("ffn", "IQ2_XS"),))
     with pytest.raises(UsageError, match="needs an importance matrix"):
         look(asked, Engine("Q4_0", needs_imatrix=True))
@@ -97,19 +97,19 @@ def test_a_tensor_that_needs_one(request_: Request, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"overrides": (("ffn", "Q8_0"),)}, {"pure": True}])
-def test_unquantized_types_have_no_mix(request_: Request, change: dict[str, Any]) -> None:
+def test_unquantized_types_have_no_mix(request_: QuantizeRequest, change: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="does nothing with BF16"):
         look(replace(request_, type="BF16", **change), Engine("BF16"))
 
 
 @pytest.mark.parametrize("field", ["embedding_type", "output_type"])
-def test_a_type_whose_blocks_do_not_fit_would_kill_the_engine(request_: Request, field: str) -> None:
+def test_a_type_whose_blocks_do_not_fit_would_kill_the_engine(request_: QuantizeRequest, field: str) -> None:
     with pytest.raises(UsageError) as error:
         look(replace(request_, **{field: "Q6_K"}), Engine("Q4_0"))  # of a tied model the output is the embedding
     assert error.value.why == "its rows of 64 weights don't divide into blocks of 256"
 
 
-def test_the_source_is_never_the_target(request_: Request) -> None:
+def test_the_source_is_never_the_target(request_: QuantizeRequest) -> None:
     before = request_.source.read_bytes()
     link = request_.target.with_name("link.gguf")
     link.symlink_to(request_.source)
@@ -121,7 +121,7 @@ def test_the_source_is_never_the_target(request_: Request) -> None:
     assert request_.source.read_bytes() == before
 
 
-def test_names_that_llama_cpp_garbles(request_: Request) -> None:
+def test_names_that_llama_cpp_garbles(request_: QuantizeRequest) -> None:
     write(request_.source, gguf(metadata(), [*specs("F16"), TensorSpec("odd [1, 2]", (4,), 0, 16)]))
     with pytest.raises(BadModelError, match="can't be told apart"):
         look(request_, Engine("Q4_0"))
@@ -130,7 +130,7 @@ def test_names_that_llama_cpp_garbles(request_: Request) -> None:
 # ---- what should be known --------------------------------------------------------------------------
 
 
-def test_requantizing_is_warned_about(request_: Request) -> None:
+def test_requantizing_is_warned_about(request_: QuantizeRequest) -> None:
     write(request_.source, model("Q8_0"))
     (note,) = look(request_, Engine("Q4_0")).notes
     assert note.startswith("the source is quantized already (Q8_0)")
@@ -138,7 +138,7 @@ def test_requantizing_is_warned_about(request_: Request) -> None:
     assert note == "the source is Q8_0: as F16 it gets larger, not better"
 
 
-def test_other_types_than_were_wanted(request_: Request) -> None:
+def test_other_types_than_were_wanted(request_: QuantizeRequest) -> None:
     wanted = {"blk.0.attn_q.weight": "Q4_K", "blk.0.ffn_down.weight": "Q4_K"}
     (note,) = look(replace(request_, type="Q4_K_M"), Engine("Q4_0", wanted)).notes
     assert note == (
@@ -147,12 +147,12 @@ def test_other_types_than_were_wanted(request_: Request) -> None:
     )
 
 
-def test_experts_of_a_model_that_has_none(request_: Request) -> None:
+def test_experts_of_a_model_that_has_none(request_: QuantizeRequest) -> None:
     (note,) = look(replace(request_, type="MXFP4_MOE"), Engine("Q8_0")).notes
     assert "has none" in note
 
 
-def test_tensors_that_the_importance_matrix_forgot(request_: Request, tmp_path: Path) -> None:
+def test_tensors_that_the_importance_matrix_forgot(request_: QuantizeRequest, tmp_path: Path) -> None:
     engine = Engine("Q4_0")
     engine.unimportant = ("token_embd.weight", "blk.0.attn_q.weight")
     (note,) = run(replace(request_, imatrix=tmp_path / "i.gguf"), engine).notes
@@ -165,7 +165,7 @@ def test_tensors_that_the_importance_matrix_forgot(request_: Request, tmp_path: 
 @pytest.mark.parametrize(
     "error", [CancelledError("stop"), KeyboardInterrupt(), EngineCrashedError("dead"), BadModelError("bad")]
 )
-def test_what_the_engine_raises(request_: Request, error: BaseException) -> None:
+def test_what_the_engine_raises(request_: QuantizeRequest, error: BaseException) -> None:
     def fail(path: Path) -> None:
         path.write_bytes(b"half")
         raise error
@@ -175,7 +175,7 @@ def test_what_the_engine_raises(request_: Request, error: BaseException) -> None
     assert_old_file_stays(request_, engine, type(error))
 
 
-def test_a_write_that_the_system_refuses_says_why(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_the_system_refuses_says_why(request_: QuantizeRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Path) -> None:
         raise ResourceError("can't be written")
 
@@ -186,7 +186,7 @@ def test_a_write_that_the_system_refuses_says_why(request_: Request, monkeypatch
     assert_old_file_stays(request_, engine, DiskFullError)
 
 
-def test_a_file_that_is_not_what_was_planned(request_: Request) -> None:
+def test_a_file_that_is_not_what_was_planned(request_: QuantizeRequest) -> None:
     engine = Engine("Q4_0")
     outlook = look(request_, engine)
     outlook = replace(outlook, types={**outlook.types, "token_embd.weight": "Q8_0"})
@@ -195,7 +195,7 @@ def test_a_file_that_is_not_what_was_planned(request_: Request) -> None:
     assert not request_.target.exists()
 
 
-def assert_old_file_stays(request: Request, engine: Engine, kind: type[BaseException]) -> None:
+def assert_old_file_stays(request: QuantizeRequest, engine: Engine, kind: type[BaseException]) -> None:
     request.target.write_bytes(b"old")
     before = sorted(request.target.parent.iterdir())
     with pytest.raises(kind):
@@ -207,7 +207,7 @@ def assert_old_file_stays(request: Request, engine: Engine, kind: type[BaseExcep
 # ---- how far it is ---------------------------------------------------------------------------------
 
 
-def test_the_share_grows_with_the_work(request_: Request) -> None:
+def test_the_share_grows_with_the_work(request_: QuantizeRequest) -> None:
     outlook = look(request_, Engine("Q4_0"))
     share = job._Share(outlook)
     head = outlook.n_bytes - 3 * 576 - 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from llmrun.bench.results import Chat, Limit, Machine, Result, Row
+from llmrun.bench.results import BenchRow, ChatTimes, Limit, Machine, Result
 
 XEON = Machine(
     name="xeon-a42d42", cpu="Intel(R) Xeon(R) Processor", cpu_flags=("avx2", "avx512f"), cores=2, threads=2,
@@ -17,7 +17,7 @@ STEADY = (1.0, 1.002, 0.998, 1.001, 0.999)
 
 def row(
     test: str = "tg128", rate: float = 40.0, *, spread: Sequence[float] = STEADY, machine: Machine = XEON, **more: Any
-) -> Row:
+) -> BenchRow:
     """A row with as many samples as spread has, around this many tokens/s."""
     n_prompt, n_gen = (512, 0) if test.startswith("pp") else (0, 128)
     facts: dict[str, Any] = {
@@ -38,12 +38,12 @@ def row(
         "limit": Limit(45.0, "memory", 45.0, 900.0, 33e9, 9e11, 8e8, 1e6, 1.2e9),
     }
     samples = tuple(round(1e9 * (n_prompt + n_gen) / (rate * factor)) for factor in spread)
-    return Row(n_prompt=n_prompt, n_gen=n_gen, test=test, samples_ns=samples, **{**facts, **more})
+    return BenchRow(n_prompt=n_prompt, n_gen=n_gen, test=test, samples_ns=samples, **{**facts, **more})
 
 
-def chat() -> Chat:
-    return Chat((250_000_000, 260_000_000), 25_000_000, 27_000_000, 40_000_000, 0.012, 0.004, (39.0, 40.0))
+def chat() -> ChatTimes:
+    return ChatTimes((250_000_000, 260_000_000), 25_000_000, 27_000_000, 40_000_000, 0.012, 0.004, (39.0, 40.0))
 
 
-def result(*rows: Row, machine: Machine = XEON) -> Result:
+def result(*rows: BenchRow, machine: Machine = XEON) -> Result:
     return Result(rows or (row("pp512", 120.0, machine=machine), row(machine=machine)), machine)

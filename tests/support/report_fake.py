@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llmrun.bench.results import Machine
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.quantize.report.card import Card, Method, Quality, Row, Speed
+from llmrun.quantize.report.card import Card, CardRow, CardSpeed, Method, Quality
 from llmrun.quantize.report.measure import Judged, Made, OnShare, Original, Timed
 
 # Type -> bytes, prefill, decode, mean KLD.
@@ -76,22 +76,22 @@ class FakeMeasures:
         return model.stem.partition("-")[2] or "F16"
 
 
-def row(kind: str, **changes: object) -> Row:
+def row(kind: str, **changes: object) -> CardRow:
     """A row with the figures of a type."""
     n_bytes, prefill, decode, kld = FIGURES[kind]
     facts: dict[str, object] = {
         "is_source": kind == "F16",
         "n_bytes": n_bytes,
         "bits_per_weight": 8 * n_bytes / 135e6,
-        "prefill": Speed((prefill, prefill * 1.01, prefill * 0.99)),
-        "decode": Speed((decode, decode * 1.01, decode * 0.99)),
+        "prefill": CardSpeed((prefill, prefill * 1.01, prefill * 0.99)),
+        "decode": CardSpeed((decode, decode * 1.01, decode * 0.99)),
         "peak_memory": n_bytes + 40_000_000,
         "quality": Quality(21.34 * (1 + kld), 0.8, kld, kld / 20, 1 - 2 * kld, 0.01),
     }
-    return Row(**({"type": kind} | facts | changes))  # type: ignore[arg-type]
+    return CardRow(**({"type": kind} | facts | changes))  # type: ignore[arg-type]
 
 
-def card(*rows: Row, **changes: object) -> Card:
+def card(*rows: CardRow, **changes: object) -> Card:
     """A card with these rows, or with all of FIGURES."""
     facts: dict[str, object] = {
         "name": "tiny",

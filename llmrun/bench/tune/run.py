@@ -12,7 +12,7 @@ from pathlib import Path
 from llmrun.bench.noise import Watch
 from llmrun.bench.tune.axes import axes_for
 from llmrun.bench.tune.measure import RealMachine
-from llmrun.bench.tune.search import Found, Step, search
+from llmrun.bench.tune.search import SearchResult, Step, search
 from llmrun.errors import require_within
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
@@ -25,10 +25,10 @@ _PROCESS_BYTES = 400 << 20  # of an engine besides its weights: KV cache, scratc
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TuneOutcome:
     """What was found, and what disturbed meanwhile, in words."""
 
-    found: Found
+    found: SearchResult
     marks: tuple[str, ...]
 
 
@@ -41,7 +41,7 @@ def tune(
     depth: int | None = None,
     kv: bool = False,
     on_step: Callable[[Step], None] = lambda step: None,
-) -> Outcome:
+) -> TuneOutcome:
     """Search for faster settings than the plan's. Nothing is remembered yet.
 
     Args:
@@ -61,7 +61,7 @@ def tune(
     room = hardware.memory_available - margin(hardware.memory_available)
     with RealMachine(load, room, header.weight_bytes + _PROCESS_BYTES) as machine, Watch() as watch:
         found = search(machine, default, axes, seconds=seconds, depth=depth, on_step=on_step)
-    return Outcome(found, watch.marks)
+    return TuneOutcome(found, watch.marks)
 
 
 def check_wishes(seconds: float, depth: int | None, n_ctx: int = CONTEXT_BOUNDS[1]) -> None:
@@ -77,7 +77,7 @@ def check_wishes(seconds: float, depth: int | None, n_ctx: int = CONTEXT_BOUNDS[
     require_within("--depth", depth, (0, n_ctx // 2))
 
 
-def keep(outcome: Outcome, header: Header, hardware: Hardware, folder: Path, name: str = "") -> Tuned:
+def keep(outcome: TuneOutcome, header: Header, hardware: Hardware, folder: Path, name: str = "") -> Tuned:
     """Remember what was found, unless it is nothing, found in noise, and more was known; gives what is remembered now.
 
     Args:

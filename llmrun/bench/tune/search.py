@@ -46,7 +46,7 @@ _START_SECONDS = 0.5  # of an engine
 _OVERHEAD_SECONDS = 0.05  # of a measurement: context, threads, the pipe
 
 
-class Machine(Protocol):
+class TuneMachine(Protocol):
     """What can be measured."""
 
     def rates(self, settings: EngineSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
@@ -115,7 +115,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """What the search came to.
 
     Attributes:
@@ -138,14 +138,14 @@ class Found:
 
 
 def search(
-    machine: Machine,
+    machine: TuneMachine,
     default: EngineSettings,
     axes: Sequence[Axis],
     *,
     seconds: float = SECONDS,
     depth: int | None = None,
     on_step: Callable[[Step], None] = lambda step: None,
-) -> Found:
+) -> SearchResult:
     """Look for faster settings than the default.
 
     Args:
@@ -162,7 +162,7 @@ def search(
 
 class _Search:
     def __init__(
-        self, machine: Machine, default: EngineSettings, seconds: float, on_step: Callable[[Step], None]
+        self, machine: TuneMachine, default: EngineSettings, seconds: float, on_step: Callable[[Step], None]
     ) -> None:
         self._machine = machine
         self._default = default
@@ -178,7 +178,7 @@ class _Search:
         self._slack = 1.0
         self._tries_attention = True
 
-    def run(self, axes: Sequence[Axis], depth: int | None) -> Found:
+    def run(self, axes: Sequence[Axis], depth: int | None) -> SearchResult:
         self._calibrate(depth)
         self._descend(axes)
         compared = self._confirm()
@@ -186,7 +186,9 @@ class _Search:
         kept = tuple(each for each in compared if each.is_faster)
         unsure = tuple(each for each in compared if not each.is_faster)
         tuned = Tuned(default, tuple(each.profile for each in kept), self._tests[DECODE].n_depth, time.time())
-        return Found(tuned, kept, unsure, tuple(self._tried), self._tests[PREFILL], self._tests[DECODE], self._passed)
+        return SearchResult(
+            tuned, kept, unsure, tuple(self._tried), self._tests[PREFILL], self._tests[DECODE], self._passed
+        )
 
     # ---- sizes -------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from llmrun.chat.store import rows
 from llmrun.chat.store.locks import Locks
-from llmrun.chat.store.turns import Answer, Entry, Question, WindowTurn, in_window
+from llmrun.chat.store.turns import Answer, Question, TurnEntry, WindowTurn, in_window
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Message
 from llmrun.storage import Database
@@ -63,19 +63,19 @@ class SavedChat:
         self.id = session
         self.name, self.system, self.branch = name, system, rows.MAIN
         self.open_elsewhere = False
-        self._entries: list[Entry] = []
+        self._entries: list[TurnEntry] = []
         if session is not None:
             # Before it is read: whoever had it has written all then.
             self.open_elsewhere = not locks.claim(session)
             self.reload()
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[TurnEntry, ...]:
         """The conversation of the current branch, from its first question on."""
         return tuple(self._entries)
 
     @property
-    def last_question(self) -> Entry | None:
+    def last_question(self) -> TurnEntry | None:
         """The question of the last turn."""
         return next((entry for entry in reversed(self._entries) if isinstance(entry.part, Question)), None)
 
@@ -94,7 +94,7 @@ class SavedChat:
         system = [Message("system", self.system)] if self.system else []
         return [*system, *(message for turn in self.window() for message in turn.messages)]
 
-    def append(self, question: Question, answer: Answer) -> Entry:
+    def append(self, question: Question, answer: Answer) -> TurnEntry:
         """Save a finished turn after the last one; gives the answer's entry. The first one gives the chat its name.
 
         Raises:
@@ -104,11 +104,11 @@ class SavedChat:
         """
         return self._save(len(self._entries), question, answer)
 
-    def retry(self, answer: Answer) -> Entry:
+    def retry(self, answer: Answer) -> TurnEntry:
         """Save another answer to the last question, beside the one there is. Raises as append()."""
         return self._save(self._place(self.last_question) + 1, None, answer)
 
-    def edit(self, question: Question, answer: Answer, *, place: Entry | None = None) -> Entry:
+    def edit(self, question: Question, answer: Answer, *, place: TurnEntry | None = None) -> TurnEntry:
         """Save another question, with its answer, beside one there is. Raises as append().
 
         Args:
@@ -221,18 +221,18 @@ class SavedChat:
         if self.id is not None and not self.open_elsewhere:
             self._locks.release(self.id)
 
-    def _place(self, question: Entry | None) -> int:
+    def _place(self, question: TurnEntry | None) -> int:
         """Where in the conversation a question is."""
         if question is None or question not in self._entries:
             raise UsageError("there is no such turn", hint="ask something first")
         return self._entries.index(question)
 
-    def _save(self, place: int, question: Question | None, answer: Answer) -> Entry:
+    def _save(self, place: int, question: Question | None, answer: Answer) -> TurnEntry:
         """Save a turn behind the first `place` entries, and make it the end of the current branch."""
         kept = self._entries[:place]
         parent = kept[-1].id if kept else None
         now = self._clock()
-        added: list[Entry] = []
+        added: list[TurnEntry] = []
         with self._writing():
             session, name = self._session(question, now)
             for part in (question, answer) if question else (answer,):
@@ -253,7 +253,7 @@ class SavedChat:
         name = rows.free_name(self._connection, wanted)  # somebody may have taken it meanwhile
         return rows.add_session(self._connection, name, self.system, self.branch, now), name
 
-    def _move(self, head: int | None, entries: list[Entry]) -> None:
+    def _move(self, head: int | None, entries: list[TurnEntry]) -> None:
         if self.id is not None:
             with self._writing():
                 rows.set_head(self._connection, self.id, self.branch, head)

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import Any, Literal, get_args
 
 from llmrun.chat.store.rows import checked_name
-from llmrun.chat.store.turns import Answer, Entry, Question, Tree, answer_of, plain_facts
+from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, answer_of, plain_facts
 from llmrun.errors import LlmrunError, UsageError
 
 Format = Literal["markdown", "json", "jsonl", "openai"]
@@ -96,7 +96,7 @@ def _document(tree: Tree) -> dict[str, Any]:
     }
 
 
-def _message(entry: Entry) -> dict[str, Any]:
+def _message(entry: TurnEntry) -> dict[str, Any]:
     plain: dict[str, Any] = {"id": entry.id, "parent": entry.parent, "created": entry.created, "role": entry.role}
     plain["content"] = entry.part.content
     if isinstance(entry.part, Question):
@@ -109,9 +109,9 @@ def _message(entry: Entry) -> dict[str, Any]:
 
 
 def _tree(document: dict[str, Any]) -> Tree:
-    entries: dict[int, Entry] = {}
+    entries: dict[int, TurnEntry] = {}
     for item in document["messages"]:
-        entry = Entry(_whole(item["id"]), item["parent"], _time(item["created"]), _part(item))
+        entry = TurnEntry(_whole(item["id"]), item["parent"], _time(item["created"]), _part(item))
         above = entries[entry.parent] if entry.parent is not None else None
         if entry.id in entries or (above.role if above else "assistant") == entry.role:
             raise ValueError(f"message {entry.id} comes twice, or at a place where it can't be")
@@ -163,7 +163,7 @@ def _time(value: Any) -> float:
 # ---- lines and Markdown ----------------------------------------------------------------------------
 
 
-def _lines(tree: Tree, path: tuple[Entry, ...]) -> list[dict[str, Any]]:
+def _lines(tree: Tree, path: tuple[TurnEntry, ...]) -> list[dict[str, Any]]:
     system: list[dict[str, Any]] = [{"role": "system", "content": tree.system}] if tree.system else []
     for entry in path:
         plain = _message(entry)
@@ -171,7 +171,7 @@ def _lines(tree: Tree, path: tuple[Entry, ...]) -> list[dict[str, Any]]:
     return system
 
 
-def _markdown(tree: Tree, path: tuple[Entry, ...]) -> str:
+def _markdown(tree: Tree, path: tuple[TurnEntry, ...]) -> str:
     parts = [f"# {tree.name}", f"*{iso_time(tree.created)}*"]
     if tree.system:
         parts += ["## System prompt", _closed(tree.system)]

@@ -10,7 +10,7 @@ import re
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
-from llmrun.chat.store.turns import Answer, Entry, ModelUsed, Question, Tree, answer_of, plain_facts
+from llmrun.chat.store.turns import Answer, ModelUsed, Question, Tree, TurnEntry, answer_of, plain_facts
 from llmrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def add_session(connection: sqlite3.Connection, name: str, system: str, branch: 
 
 def add_entry(
     connection: sqlite3.Connection, session: int, parent: int | None, part: Question | Answer, now: float
-) -> Entry:
+) -> TurnEntry:
     """A new question or answer below a parent."""
     question = isinstance(part, Question)
     turn = connection.execute("SELECT turn FROM messages WHERE id = ?", (parent,)).fetchone()
@@ -105,7 +105,7 @@ def add_entry(
             "INSERT INTO answers(message, reasoning, model, facts) VALUES(?, ?, ?, ?)",
             (row.lastrowid, _text(part.reasoning), _model(connection, part.model), json.dumps(facts)),
         )
-    return Entry(row.lastrowid, parent, now, part)
+    return TurnEntry(row.lastrowid, parent, now, part)
 
 
 def set_head(connection: sqlite3.Connection, session: int, branch: str, head: int | None) -> None:
@@ -117,7 +117,7 @@ def set_head(connection: sqlite3.Connection, session: int, branch: str, head: in
     )
 
 
-def path(connection: sqlite3.Connection, head: int | None) -> list[Entry]:
+def path(connection: sqlite3.Connection, head: int | None) -> list[TurnEntry]:
     """The conversation that ends with an entry, from its first question on."""
     if head is None:
         return []
@@ -159,17 +159,17 @@ def _with_departures(answer: Answer, ids: dict[int, int]) -> Answer:
     return replace(answer, departures=tuple(departures))
 
 
-def _entries(connection: sqlite3.Connection, query: str, key: int) -> list[Entry]:
+def _entries(connection: sqlite3.Connection, query: str, key: int) -> list[TurnEntry]:
     models = _models(connection)
     return [_entry(row, models) for row in connection.execute(query, (key,))]
 
 
-def _entry(row: Any, models: dict[int, ModelUsed]) -> Entry:
+def _entry(row: Any, models: dict[int, ModelUsed]) -> TurnEntry:
     number, parent, created, role, content, typed, reasoning, model, facts = row
     if role == "user":
-        return Entry(number, parent, created, Question(content, typed))
+        return TurnEntry(number, parent, created, Question(content, typed))
     answer = answer_of(content, reasoning or "", json.loads(facts or "{}"), models.get(model))
-    return Entry(number, parent, created, answer)
+    return TurnEntry(number, parent, created, answer)
 
 
 def _models(connection: sqlite3.Connection) -> dict[int, ModelUsed]:

@@ -5,7 +5,7 @@ Owns the file's versions; must not know what the rows mean.
 
 from __future__ import annotations
 
-from llmrun.storage import Schema
+from llmrun.storage import SqliteSchema
 
 FILE = "sessions.db"
 
@@ -37,7 +37,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
 )
 
-SCHEMA = Schema(
+SCHEMA = SqliteSchema(
     "the saved chats",
     MIGRATIONS,
     # The newest parts of the file, where most damage shows.

@@ -100,7 +100,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TurnEntry:
     """A question or an answer at its place in the tree.
 
     Attributes:
@@ -140,9 +140,9 @@ class Tree:
     updated: float
     branch: str
     branches: Mapping[str, int | None]
-    entries: tuple[Entry, ...]
+    entries: tuple[TurnEntry, ...]
 
-    def path(self, branch: str = "") -> tuple[Entry, ...]:
+    def path(self, branch: str = "") -> tuple[TurnEntry, ...]:
         """The conversation of a branch, the current one by default, from its first question on."""
         return path_to(self.branches[branch or self.branch], {entry.id: entry for entry in self.entries})
 
@@ -162,16 +162,16 @@ class WindowTurn:
     messages: tuple[Message, ...]
 
 
-def path_to(end: int | None, entries: Mapping[int, Entry]) -> tuple[Entry, ...]:
+def path_to(end: int | None, entries: Mapping[int, TurnEntry]) -> tuple[TurnEntry, ...]:
     """The entries from the first question to one of them."""
-    path: list[Entry] = []
+    path: list[TurnEntry] = []
     while end is not None:
         path.append(entries[end])
         end = entries[end].parent
     return tuple(reversed(path))
 
 
-def in_window(path: Sequence[Entry]) -> list[WindowTurn]:
+def in_window(path: Sequence[TurnEntry]) -> list[WindowTurn]:
     """The turns of a conversation that the model still sees: all but those that left, a summary in their place."""
     gone: set[int] = set()
     summary = ""

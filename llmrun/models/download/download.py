@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.errors import BadModelError, CancelledError, IntegrityError, NetworkError, TerminatedError
-from llmrun.models.download.part import CHUNK_BYTES, Claim, NotYoursError, Part, WrongBytesError, arrived_bytes
+from llmrun.models.download.part import CHUNK_BYTES, Claim, DownloadPart, NotYoursError, WrongBytesError, arrived_bytes
 from llmrun.models.download.transfer import (
     PATIENT,
     Link,
     Patience,
-    Source,
+    TransferSource,
     TryAgain,
     host_of,
     new_client,
@@ -58,7 +58,7 @@ _LONG_TO_HASH_BYTES = 1 << 30
 
 
 def download(
-    source: Source,
+    source: TransferSource,
     target: Path,
     *,
     lock: Path,
@@ -92,12 +92,12 @@ def download(
             _fetch(source, target, _Progress(on_progress), note, patience)
 
 
-def _fetch(source: Source, target: Path, progress: _Progress, note: OnNote, patience: Patience) -> None:
+def _fetch(source: TransferSource, target: Path, progress: _Progress, note: OnNote, patience: Patience) -> None:
     if source.size is not None:
         require_space(target.parent, source.size - arrived_bytes(target, source.size))
     try:
         with (
-            Part(target, source.size, source.sha256) as part,
+            DownloadPart(target, source.size, source.sha256) as part,
             disk_errors(part.path, lambda: (part.size or 0) - part.arrived),
         ):
             with _saying_what_is_kept(part, note):
@@ -118,7 +118,7 @@ def _fetch(source: Source, target: Path, progress: _Progress, note: OnNote, pati
 
 
 @contextmanager
-def _saying_what_is_kept(part: Part, note: OnNote) -> Iterator[None]:
+def _saying_what_is_kept(part: DownloadPart, note: OnNote) -> Iterator[None]:
     """Whoever stops a download is told that it can go on."""
     try:
         yield
@@ -146,7 +146,9 @@ class _Progress:
 class _Transfer:
     """Brings all bytes of a part, with as many attempts as patience allows, several at once where that works."""
 
-    def __init__(self, source: Source, part: Part, progress: _Progress, note: OnNote, patience: Patience) -> None:
+    def __init__(
+        self, source: TransferSource, part: DownloadPart, progress: _Progress, note: OnNote, patience: Patience
+    ) -> None:
         self._source = source
         self._part = part
         self._progress = progress
@@ -262,7 +264,9 @@ class _Attempt:
         host: that was asked last, for messages.
     """
 
-    def __init__(self, source: Source, link: Link, part: Part, claim: Claim, patience: Patience) -> None:
+    def __init__(
+        self, source: TransferSource, link: Link, part: DownloadPart, claim: Claim, patience: Patience
+    ) -> None:
         self._source = source
         self._link = link
         self._part = part

@@ -24,7 +24,7 @@ from urllib.request import url2pathname
 from llmrun.errors import IntegrityError, LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError
 from llmrun.models.download.download import OnNote, OnProgress, download
 from llmrun.models.download.part import CHUNK_BYTES
-from llmrun.models.download.transfer import Source, fetch_page
+from llmrun.models.download.transfer import TransferSource, fetch_page
 from llmrun.models.store.disk import disk_errors, exclusive, require_space
 from llmrun.storage import arriving
 
@@ -56,9 +56,9 @@ class PipSettings:
     proxy: str | None = None
     trusted_hosts: tuple[str, ...] = ()
 
-    def source(self, url: str, label: str, sha256: str | None = None, size: int | None = None) -> Source:
+    def source(self, url: str, label: str, sha256: str | None = None, size: int | None = None) -> TransferSource:
         """How to get something from an index."""
-        return Source(
+        return TransferSource(
             url,
             label,
             sha256,

@@ -37,7 +37,7 @@ class NotYoursError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class DownloadPiece:
     """A run of bytes of the file.
 
     Attributes:
@@ -65,7 +65,7 @@ class Piece:
 class Claim:
     """The right to write a piece, until it is given back or taken away."""
 
-    piece: Piece
+    piece: DownloadPiece
     valid: bool = True
 
 
@@ -87,7 +87,7 @@ def arrived_bytes(target: Path, size: int) -> int:
     return sum(counts)
 
 
-class Part:
+class DownloadPart:
     """A file that is on its way. Several threads may write, each the piece it has claimed.
 
     Args:
@@ -110,9 +110,9 @@ class Part:
         self._lock = threading.Lock()
         self._claims: list[Claim] = []
         self._map: _Map | None = None
-        self._pieces: list[Piece] = []
+        self._pieces: list[DownloadPiece] = []
 
-    def __enter__(self) -> Part:
+    def __enter__(self) -> DownloadPart:
         self.path.touch()
         # Unbuffered: what was written survives even when we are killed.
         self._file = cast(BinaryIO, self.path.open("r+b", buffering=0))
@@ -124,7 +124,7 @@ class Part:
             self._map = _Map(self.path, self._size)
             self._pieces = self._map.open(length)
         else:
-            self._pieces = [Piece(0, self._size, length)]
+            self._pieces = [DownloadPiece(0, self._size, length)]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
@@ -220,7 +220,7 @@ class Part:
                 raise NotYoursError
             self._truncate()
             self._revoke(but=claim)
-            self._pieces = [Piece(0, self._size)]
+            self._pieces = [DownloadPiece(0, self._size)]
             if claim is not None:
                 claim.piece = self._pieces[0]
 
@@ -353,7 +353,7 @@ class _Map:
             for start, count in zip(starts, counts, strict=True)
         ]
 
-    def open(self, length: int) -> list[Piece]:
+    def open(self, length: int) -> list[DownloadPiece]:
         """The pieces as an earlier run has left them, and the map ready for notes.
 
         Args:
@@ -369,7 +369,7 @@ class _Map:
         fresh.replace(path)
         self._file = cast(BinaryIO, path.open("r+b", buffering=0))
         ends = [min(start + self.piece_bytes, self.size) for start in self._starts()]
-        return [Piece(*facts) for facts in zip(self._starts(), ends, counts, strict=True)]
+        return [DownloadPiece(*facts) for facts in zip(self._starts(), ends, counts, strict=True)]
 
     def note(self, index: int, count: int) -> None:
         """So many bytes of a piece are there."""

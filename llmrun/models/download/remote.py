@@ -20,7 +20,7 @@ from llmrun.models.download.transfer import (
     PATIENT,
     Link,
     Patience,
-    Source,
+    TransferSource,
     TryAgain,
     new_client,
     refuse_errors,
@@ -75,9 +75,9 @@ def read_remote_header(
         return unite(first, [_RemoteFile(part, used, patience).header() for part in parts]) if names else first
 
 
-def _source(url: str, token: str | None, login_hint: str) -> Source:
+def _source(url: str, token: str | None, login_hint: str) -> TransferSource:
     name = unquote(urlsplit(url).path).rpartition("/")[2] or "the file"
-    return Source(url, name, token=token, login_hint=login_hint)
+    return TransferSource(url, name, token=token, login_hint=login_hint)
 
 
 def _beside(url: str, name: str) -> str:
@@ -89,7 +89,7 @@ def _beside(url: str, name: str) -> str:
 class _RemoteFile:
     """The beginning of one file, as far as it was needed."""
 
-    def __init__(self, source: Source, client: httpx2.Client, patience: Patience) -> None:
+    def __init__(self, source: TransferSource, client: httpx2.Client, patience: Patience) -> None:
         self._source = source
         self._client = client
         self._patience = patience
@@ -166,7 +166,7 @@ class _RemoteFile:
 
 
 @contextmanager
-def _network_errors(source: Source) -> Iterator[None]:
+def _network_errors(source: TransferSource) -> Iterator[None]:
     import httpx2
 
     try:

@@ -30,7 +30,7 @@ _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TransferSource:
     """A file on a server.
 
     Attributes:
@@ -96,7 +96,7 @@ class TryAgain(Exception):  # noqa: N818  # no error by itself: it carries the o
         self.bad_range = bad_range
 
 
-def new_client(source: Source, patience: Patience) -> httpx2.Client:
+def new_client(source: TransferSource, patience: Patience) -> httpx2.Client:
     """A client that heeds the environment's proxies and certificates, and the source's."""
     import httpx2
 
@@ -123,7 +123,7 @@ def _certificates(ca_file: str) -> ssl.SSLContext:
 class Link:
     """Where a source's bytes are handed out in the end. A signed link is kept while it works, asked for again after."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TransferSource) -> None:
         self.source = source
         self._lock = threading.Lock()
         self._final = ""
@@ -167,7 +167,7 @@ class Link:
         )
 
 
-def _next_url(url: httpx2.URL, response: httpx2.Response, source: Source) -> httpx2.URL:
+def _next_url(url: httpx2.URL, response: httpx2.Response, source: TransferSource) -> httpx2.URL:
     import httpx2
 
     location = response.headers.get("location", "")
@@ -180,7 +180,7 @@ def _next_url(url: httpx2.URL, response: httpx2.Response, source: Source) -> htt
     return found
 
 
-def _senseless_link(source: Source) -> NetworkError:
+def _senseless_link(source: TransferSource) -> NetworkError:
     return NetworkError(f"the server sent us to an invalid link for {source.label}")
 
 
@@ -193,7 +193,7 @@ def host_of(url: str) -> str:
     return urlsplit(url).hostname or ""
 
 
-def refuse_errors(response: httpx2.Response, source: Source, patience: Patience = PATIENT) -> None:
+def refuse_errors(response: httpx2.Response, source: TransferSource, patience: Patience = PATIENT) -> None:
     """Raises for every answer that does not bring the file: TryAgain where another try may help."""
     status = response.status_code
     host = response.url.host
@@ -224,13 +224,13 @@ def refuse_errors(response: httpx2.Response, source: Source, patience: Patience 
     raise error
 
 
-def _was_redirected(response: httpx2.Response, source: Source) -> bool:
+def _was_redirected(response: httpx2.Response, source: TransferSource) -> bool:
     import httpx2
 
     return response.url != httpx2.URL(source.url)
 
 
-def _refuse_other_things(response: httpx2.Response, source: Source) -> None:
+def _refuse_other_things(response: httpx2.Response, source: TransferSource) -> None:
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in ("text/html", "application/xhtml+xml"):
         raise NetworkError(
@@ -245,7 +245,7 @@ def _refuse_other_things(response: httpx2.Response, source: Source) -> None:
         )
 
 
-def total_bytes(response: httpx2.Response, source: Source, start: int, end: int | None) -> int | None:
+def total_bytes(response: httpx2.Response, source: TransferSource, start: int, end: int | None) -> int | None:
     """The size of the whole file by an answer with status 200 or 206, None when it does not say.
 
     Args:
@@ -302,7 +302,7 @@ def _wait_seconds(response: httpx2.Response, error: LlmrunError, patience: Patie
     return max(seconds, 0.0)
 
 
-def unreachable(source: Source, error: httpx2.HTTPError) -> NetworkError:
+def unreachable(source: TransferSource, error: httpx2.HTTPError) -> NetworkError:
     """What a failed connection means, in our words."""
     import httpx2
 
@@ -322,7 +322,7 @@ def unreachable(source: Source, error: httpx2.HTTPError) -> NetworkError:
     )
 
 
-def stalled(source: Source, host: str) -> NetworkError:
+def stalled(source: TransferSource, host: str) -> NetworkError:
     """The error for a server that has fallen silent."""
     return NetworkError(
         f"{source.label} stopped arriving",
@@ -331,7 +331,9 @@ def stalled(source: Source, host: str) -> NetworkError:
     )
 
 
-def fetch_page(source: Source, *, accept: str, most_bytes: int, patience: Patience = PATIENT) -> tuple[str, str, bytes]:
+def fetch_page(
+    source: TransferSource, *, accept: str, most_bytes: int, patience: Patience = PATIENT
+) -> tuple[str, str, bytes]:
     """A small page: (the url it came from in the end, its content type, its bytes). It may be a web page.
 
     Raises:

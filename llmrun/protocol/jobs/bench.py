@@ -64,7 +64,7 @@ class Bench:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BenchAnswer:
     """One answer of a chat test, as the engine's own clock saw it.
 
     Attributes:
@@ -92,7 +92,7 @@ class Repetition:
 
     ns: int
     joules: float | None = None
-    answer: Answer | None = None
+    answer: BenchAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)

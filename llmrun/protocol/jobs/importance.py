@@ -8,7 +8,7 @@ from llmrun.protocol.jobs import JobKind
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class CalibrationPrompt:
     """What the model is asked to write about.
 
     Attributes:
@@ -41,7 +41,7 @@ class Importance:
     model: str
     sums: str
     text: str = ""
-    prompts: tuple[Prompt, ...] = ()
+    prompts: tuple[CalibrationPrompt, ...] = ()
     n_tokens: int = 1 << 30
     seconds: float = 600.0
     seed: int = 0

@@ -19,7 +19,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class CardSpeed:
     """Tokens/s of several rounds; all types take turns, so that a busy minute slows all of them down.
 
     Attributes:
@@ -64,7 +64,7 @@ class Quality:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CardRow:
     """One type.
 
     Attributes:
@@ -85,8 +85,8 @@ class Row:
     is_source: bool = False
     n_bytes: int | None = None
     bits_per_weight: float | None = None
-    prefill: Speed = Speed()
-    decode: Speed = Speed()
+    prefill: CardSpeed = CardSpeed()
+    decode: CardSpeed = CardSpeed()
     peak_memory: int | None = None
     quality: Quality = Quality()
     seconds: float | None = None
@@ -137,7 +137,7 @@ class Card:
 
     name: str
     source: str
-    rows: tuple[Row, ...] = ()
+    rows: tuple[CardRow, ...] = ()
     method: Method = Method()
     machine: Machine = field(default_factory=Machine)
     started: float = 0.0
@@ -146,7 +146,7 @@ class Card:
     notes: tuple[str, ...] = ()
 
     @property
-    def source_row(self) -> Row | None:
+    def source_row(self) -> CardRow | None:
         """What the others are compared with."""
         return next((row for row in self.rows if row.is_source), None)
 
@@ -189,7 +189,7 @@ def to_json(card: Card, verdicts: Sequence[str], best: str) -> dict[str, Any]:
     }
 
 
-def _row_json(row: Row, verdict: str) -> dict[str, Any]:
+def _row_json(row: CardRow, verdict: str) -> dict[str, Any]:
     quality = row.quality
     same, error = quality.same_top, quality.same_top_error
     return {

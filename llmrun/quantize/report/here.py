@@ -20,7 +20,7 @@ from llmrun.protocol.jobs.bench import BENCH, Bench, Benched, BenchTest, BenchUp
 from llmrun.protocol.jobs.evaluate import Evaluated, EvaluateUpdate, Figure
 from llmrun.protocol.messages import Load
 from llmrun.quantize.evaluate import default_text, evaluate, read_text
-from llmrun.quantize.job import Preview, Request, preview, quantize
+from llmrun.quantize.job import Preview, QuantizeRequest, preview, quantize
 from llmrun.quantize.report.card import Quality
 from llmrun.quantize.report.measure import Judged, Made, OnShare, Original, Timed
 from llmrun.runner.runner import Runner
@@ -122,8 +122,8 @@ class Here:
         )
         return Judged(*_qualities(found), text.name, text.sha256, found.chunks * found.n_ctx)
 
-    def _request(self, kind: str, target: Path) -> Request:
-        return Request(self._source, target, kind, imatrix=self._imatrix, threads=self._wanted_threads)
+    def _request(self, kind: str, target: Path) -> QuantizeRequest:
+        return QuantizeRequest(self._source, target, kind, imatrix=self._imatrix, threads=self._wanted_threads)
 
 
 def chunks_for(prefill: float, most: int) -> int:

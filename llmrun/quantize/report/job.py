@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmrun.errors import CancelledError, EngineCrashedError, LlmrunError, TerminatedError, UsageError
-from llmrun.quantize.report.card import Card, Method, Row, Speed
+from llmrun.quantize.report.card import Card, CardRow, CardSpeed, Method
 from llmrun.quantize.report.folder import working_folder
 from llmrun.quantize.report.measure import Measures, Original
-from llmrun.quantize.report.timetable import Step, Timetable
+from llmrun.quantize.report.timetable import ReportStep, Timetable
 
 ROUNDS = 5
 """How often the speed of each type is measured."""
@@ -38,7 +38,7 @@ class ReportUpdate:
     type: str
     share: float
     seconds_left: float | None
-    row: Row | None = None
+    row: CardRow | None = None
 
 
 OnUpdate = Callable[[ReportUpdate], None]
@@ -133,7 +133,7 @@ class _Work:
         self._measures = measures
         self._targets = targets
         self._on_update = on_update
-        self._rows = {_SOURCE: _source_row(original)} | {kind: Row(kind) for kind in targets}
+        self._rows = {_SOURCE: _source_row(original)} | {kind: CardRow(kind) for kind in targets}
         self._method = Method(
             prompt_tokens=measures.prompt_tokens, answer_tokens=measures.answer_tokens, threads=measures.threads
         )
@@ -141,7 +141,7 @@ class _Work:
 
     def fail(self, kind: str, why: str) -> None:
         """A type can't be made or measured."""
-        self._rows[kind] = replace(self._rows.get(kind, Row(kind)), failure=why)
+        self._rows[kind] = replace(self._rows.get(kind, CardRow(kind)), failure=why)
         self._timetable.drop(kind)
 
     def run(self, rounds: int, *, keeps: bool, imatrix: Path | None) -> Card:
@@ -169,19 +169,23 @@ class _Work:
             notes=self._original.notes,
         )
 
-    def _steps(self, rounds: int) -> list[Step]:
+    def _steps(self, rounds: int) -> list[ReportStep]:
         """Each type is made, judged and timed once; then all types take turns in being timed again."""
         steps = [_timing(_SOURCE)]
         for kind in self._targets:
-            steps += [Step("quantizing", kind, _effort(kind)), Step("judging", kind, _EFFORT["judging"]), _timing(kind)]
+            steps += [
+                ReportStep("quantizing", kind, _effort(kind)),
+                ReportStep("judging", kind, _EFFORT["judging"]),
+                _timing(kind),
+            ]
         for _ in range(rounds - 1):
             steps += [_timing(kind) for kind in (_SOURCE, *self._targets)]
         return steps
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: ReportStep) -> None:
         began = time.monotonic()
 
-        def tell(share: float, row: Row | None = None) -> None:
+        def tell(share: float, row: CardRow | None = None) -> None:
             running = time.monotonic() - began
             timetable = self._timetable
             name = self._original.type if step.type == _SOURCE else step.type
@@ -204,7 +208,7 @@ class _Work:
             self._timetable.finish(time.monotonic() - began)
         tell(1.0, self._rows[step.type])
 
-    def _measure(self, step: Step, tell: Callable[[float], None]) -> None:
+    def _measure(self, step: ReportStep, tell: Callable[[float], None]) -> None:
         row = self._rows[step.type]
         path = self._source if step.type == _SOURCE else self._targets[step.type]
         if step.kind == "quantizing":
@@ -224,13 +228,13 @@ class _Work:
             peaks = [peak for peak in (row.peak_memory, timed.peak_memory) if peak is not None]
             row = replace(
                 row,
-                prefill=Speed((*row.prefill.samples, timed.prefill)),
-                decode=Speed((*row.decode.samples, timed.decode)),
+                prefill=CardSpeed((*row.prefill.samples, timed.prefill)),
+                decode=CardSpeed((*row.decode.samples, timed.decode)),
                 peak_memory=max(peaks, default=None),
             )
         self._rows[step.type] = row
 
-    def _with_path(self, row: Row, keeps: bool) -> Row:
+    def _with_path(self, row: CardRow, keeps: bool) -> CardRow:
         if row.is_source:
             return replace(row, path=str(self._source))
         made = keeps and row.n_bytes is not None
@@ -240,8 +244,8 @@ class _Work:
 _SOURCE = ""  # stands for the source where types are told apart: one of the types may be the source's own
 
 
-def _source_row(original: Original) -> Row:
-    return Row(original.type, is_source=True, n_bytes=original.n_bytes, bits_per_weight=original.bits_per_weight)
+def _source_row(original: Original) -> CardRow:
+    return CardRow(original.type, is_source=True, n_bytes=original.n_bytes, bits_per_weight=original.bits_per_weight)
 
 
 def _file_name(source: Path, original: Original) -> str:
@@ -249,12 +253,12 @@ def _file_name(source: Path, original: Original) -> str:
     return source.name if source.suffix == ".gguf" else f"{original.name} ({original.type})"
 
 
-def _rank(row: Row) -> tuple[bool, bool, int]:
+def _rank(row: CardRow) -> tuple[bool, bool, int]:
     return not row.is_source, bool(row.failure), -(row.n_bytes or 0)
 
 
-def _timing(kind: str) -> Step:
-    return Step("timing", kind, _EFFORT["timing"])
+def _timing(kind: str) -> ReportStep:
+    return ReportStep("timing", kind, _EFFORT["timing"])
 
 
 def _effort(kind: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReportStep:
     """One thing to do.
 
     Attributes:
@@ -28,7 +28,7 @@ class Timetable:
         steps: all there are, in order.
     """
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[ReportStep]) -> None:
         self._left = list(steps)
         self._taken: dict[str, tuple[float, float]] = {}  # kind -> effort and seconds of what is done
         self._seconds = 0.0
@@ -73,7 +73,7 @@ class Timetable:
             self._share = max(self._share, done / max(done + left, 1e-9))
         return self._share
 
-    def _expected(self, step: Step) -> float:
+    def _expected(self, step: ReportStep) -> float:
         """By the steps of its kind; before there is one, by all."""
         effort, seconds = self._taken.get(step.kind, (0.0, 0.0))
         if effort <= 0.0:

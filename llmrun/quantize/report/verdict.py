@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llmrun.bench import statistics
-from llmrun.quantize.report.card import Quality, Row, Speed
+from llmrun.quantize.report.card import CardRow, CardSpeed, Quality
 
 # Mean KLD in nats up to which it is said, from tables of Llama-3-8B: Q8_0 has 0.001, Q5_K_M 0.011, Q4_K_M 0.031,
 # Q4_0 0.072, Q3_K_M about 0.1.
@@ -35,7 +35,7 @@ _SHARED_ERROR = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TypeComparison:
     """What one type is clearly better at than another: each True, or None when one of them was not measured."""
 
     smaller: bool
@@ -58,10 +58,10 @@ class Comparison:
         return said
 
 
-def compare(one: Row, other: Row) -> Comparison:
+def compare(one: CardRow, other: CardRow) -> TypeComparison:
     """What `one` is clearly better at."""
     smaller = _known(one.n_bytes, other.n_bytes, lambda a, b: a < b * (1 - _SAME_SIZE))
-    return Comparison(
+    return TypeComparison(
         smaller,
         _is_exacter(one.quality, other.quality),
         _is_faster(one.decode, other.decode),
@@ -80,7 +80,7 @@ def _is_exacter(one: Quality, other: Quality) -> bool:
     return other.kld - one.kld > max(doubt, _SAME_KLD * other.kld)
 
 
-def _is_faster(one: Speed, other: Speed) -> bool:
+def _is_faster(one: CardSpeed, other: CardSpeed) -> bool:
     """With 95 % confidence, and enough to care. Rounds are pairs: all types were measured in each."""
     if not one.samples or not other.samples or min(*one.samples, *other.samples) <= 0:
         return False
@@ -89,12 +89,12 @@ def _is_faster(one: Speed, other: Speed) -> bool:
     return found.kind == "faster" and found.ratio > 1 + _SAME_SPEED
 
 
-def is_measured(row: Row) -> bool:
+def is_measured(row: CardRow) -> bool:
     """Whether enough is known for a verdict."""
     return not row.failure and row.n_bytes is not None and row.quality.kld is not None
 
 
-def beaten_by(row: Row, rows: Sequence[Row]) -> tuple[Row, Comparison] | None:
+def beaten_by(row: CardRow, rows: Sequence[CardRow]) -> tuple[CardRow, TypeComparison] | None:
     """The type that leaves no reason to take this one: the one with the most words; None when there is none."""
     found = []
     for other in rows:
@@ -106,7 +106,7 @@ def beaten_by(row: Row, rows: Sequence[Row]) -> tuple[Row, Comparison] | None:
     return max(found, key=lambda pair: len(pair[1].words), default=None)
 
 
-def contenders(rows: Sequence[Row]) -> list[Row]:
+def contenders(rows: Sequence[CardRow]) -> list[CardRow]:
     """The measured types that nothing beats, the source not among them.
 
     All of them if each is beaten by another: differences just above what counts can go round in a circle.
@@ -115,7 +115,7 @@ def contenders(rows: Sequence[Row]) -> list[Row]:
     return [row for row in measured if beaten_by(row, rows) is None] or measured
 
 
-def recommended(rows: Sequence[Row]) -> Row | None:
+def recommended(rows: Sequence[CardRow]) -> CardRow | None:
     """The type to take when nothing is known of what it is for: the fastest of those that lose little.
 
     Those that lose as little as possible when all lose much, and the smaller one of equally fast ones.
@@ -130,7 +130,7 @@ def recommended(rows: Sequence[Row]) -> Row | None:
     return min(good, key=lambda row: row.quality.kld or 0.0, default=None)
 
 
-def praise(row: Row) -> str:
+def praise(row: CardRow) -> str:
     """What the type that recommended() gave is: it may be no more than the best of a bad lot."""
     return "recommended" if (row.quality.kld or 0.0) <= _FAIR_KLD else "loses least"
 
@@ -141,7 +141,7 @@ def bits_of(kind: str) -> int:
     return int(found[0]) if found else 0
 
 
-def verdict(row: Row, rows: Sequence[Row]) -> str:
+def verdict(row: CardRow, rows: Sequence[CardRow]) -> str:
     """What is to be said about a type among others, in a few words.
 
     Args:
@@ -165,7 +165,7 @@ def verdict(row: Row, rows: Sequence[Row]) -> str:
     return "; ".join([", ".join(roles[:_MOST_ROLES]), loss] if roles else [loss])
 
 
-def _roles(row: Row, rows: Sequence[Row]) -> list[str]:
+def _roles(row: CardRow, rows: Sequence[CardRow]) -> list[str]:
     """What a type is best at. rows: those that nothing beats."""
     if len(rows) < 2:
         return []
@@ -191,15 +191,15 @@ def joined(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
-def verdicts(rows: Sequence[Row]) -> tuple[str, ...]:
+def verdicts(rows: Sequence[CardRow]) -> tuple[str, ...]:
     """A verdict for each row."""
     return tuple(verdict(row, rows) for row in rows)
 
 
-def front(rows: Sequence[Row]) -> list[Row]:
+def front(rows: Sequence[CardRow]) -> list[CardRow]:
     """The types that none is at once smaller and more exact than, the smallest first; the source may be among them."""
     measured = [row for row in rows if is_measured(row) or (row.is_source and row.n_bytes is not None)]
-    kept: list[Row] = []
+    kept: list[CardRow] = []
     for row in sorted(measured, key=lambda one: (one.n_bytes or 0, one.quality.kld or 0.0)):
         if not kept or (row.quality.kld or 0.0) < (kept[-1].quality.kld or 0.0):
             kept.append(row)

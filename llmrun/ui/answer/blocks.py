@@ -32,7 +32,7 @@ _UNDECIDED = re.compile(
 )
 
 
-class Kind(enum.Enum):
+class LineKind(enum.Enum):
     """What a line is."""
 
     BLANK = enum.auto()
@@ -60,7 +60,7 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BlockLine:
     """A line whose kind is known.
 
     Attributes:
@@ -70,7 +70,7 @@ class Line:
         mark: "##" of a heading, "```" of a fence.
     """
 
-    kind: Kind
+    kind: LineKind
     containers: tuple[Container, ...]
     n_old: int
     text: str = ""
@@ -79,7 +79,7 @@ class Line:
 
 def parse_line(
     line: str, containers: Sequence[Container], *, complete: bool, in_text: bool = False, verbatim: bool = False
-) -> Line | None:
+) -> BlockLine | None:
     """What a line is, or None when more of it is needed to tell.
 
     Args:
@@ -94,9 +94,9 @@ def parse_line(
     old = tuple(containers)
     rest, n_matched = _inside(_spaced(line), old)
     if not rest or rest.isspace():
-        return Line(Kind.BLANK, old[:n_matched], n_matched) if complete else None
+        return BlockLine(LineKind.BLANK, old[:n_matched], n_matched) if complete else None
     if verbatim:
-        return Line(Kind.TEXT, old, len(old), rest.lstrip(" "))
+        return BlockLine(LineKind.TEXT, old, len(old), rest.lstrip(" "))
     opened: list[Container] = []
     while n_matched + len(opened) < MAX_DEPTH:
         found = _opened(rest, complete=complete, deep=any(one.marker for one in (*old, *opened)))
@@ -107,11 +107,11 @@ def parse_line(
     stack = old[:n_matched]
     if not opened and n_matched < len(old) and in_text:
         lazy = _leaf(rest, complete=complete, code=False)
-        if lazy is None or lazy.kind is Kind.TEXT:
-            return lazy and Line(Kind.TEXT, old, len(old), lazy.text)
+        if lazy is None or lazy.kind is LineKind.TEXT:
+            return lazy and BlockLine(LineKind.TEXT, old, len(old), lazy.text)
     in_list = any(one.marker for one in (*stack, *opened))
     leaf = _leaf(rest, complete=complete, code=not in_list and not in_text)
-    return leaf and Line(leaf.kind, (*stack, *opened), n_matched, leaf.text, leaf.mark)
+    return leaf and BlockLine(leaf.kind, (*stack, *opened), n_matched, leaf.text, leaf.mark)
 
 
 def inside_fence(line: str, containers: Sequence[Container]) -> str | None:
@@ -184,26 +184,26 @@ def _opened(rest: str, *, complete: bool, deep: bool) -> tuple[Container, str] |
     return Container(match[2], taken, len(match[1])), rest[taken:]
 
 
-def _leaf(rest: str, *, complete: bool, code: bool) -> Line | None:
+def _leaf(rest: str, *, complete: bool, code: bool) -> BlockLine | None:
     """What a line without its containers is; None when that needs more of it."""
     indent = len(rest) - len(rest.lstrip(" "))
     if code and indent >= _CODE_INDENT and indent < len(rest):
-        return Line(Kind.CODE, (), 0, rest[_CODE_INDENT:])
+        return BlockLine(LineKind.CODE, (), 0, rest[_CODE_INDENT:])
     if len(rest) > MAX_HELD or not _UNDECIDED.match(rest):
         heading = _HEADING.match(rest)
         if heading:
-            return Line(Kind.HEADING, (), 0, rest[heading.end() :], heading[1])
-        return Line(Kind.TEXT, (), 0, rest.lstrip(" "))
+            return BlockLine(LineKind.HEADING, (), 0, rest[heading.end() :], heading[1])
+        return BlockLine(LineKind.TEXT, (), 0, rest.lstrip(" "))
     if not complete:
         return None
     if not rest.strip(" "):
-        return Line(Kind.TEXT, (), 0)  # of an empty item or quote
+        return BlockLine(LineKind.TEXT, (), 0)  # of an empty item or quote
     if _RULE.match(rest) or _UNDERLINE.match(rest):
-        return Line(Kind.RULE, (), 0)
+        return BlockLine(LineKind.RULE, (), 0)
     if fence := _FENCE.match(rest):
-        return Line(Kind.FENCE, (), 0, fence[2], fence[1])
+        return BlockLine(LineKind.FENCE, (), 0, fence[2], fence[1])
     if rest.lstrip(" ").startswith("|"):
-        return Line(Kind.TABLE, (), 0, rest.strip(" "))
+        return BlockLine(LineKind.TABLE, (), 0, rest.strip(" "))
     if heading := _EMPTY_HEADING.match(rest):
-        return Line(Kind.HEADING, (), 0, "", heading[1])
-    return Line(Kind.TEXT, (), 0, rest.lstrip(" "))
+        return BlockLine(LineKind.HEADING, (), 0, "", heading[1])
+    return BlockLine(LineKind.TEXT, (), 0, rest.lstrip(" "))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrun.ui.answer.blocks import Container, Kind, Line, closes_fence, inside_fence, is_delimiter, parse_line
+from llmrun.ui.answer.blocks import BlockLine, Container, LineKind, closes_fence, inside_fence, is_delimiter, parse_line
 from llmrun.ui.answer.grid import Grid, lay_out
 from llmrun.ui.answer.highlight import MAX_LINE, Highlighter
 from llmrun.ui.answer.inline import Inline
@@ -52,7 +52,7 @@ class Markdown:
         self._fence = ""  # what opened the code block, e.g. "```"; "" outside of one
         self._highlighter = Highlighter("")
         self._raw_code = False  # an endless line of code is shown as it comes
-        self._table: list[Line] = []  # lines that are, or may become, a table
+        self._table: list[BlockLine] = []  # lines that are, or may become, a table
         self._grid: Grid | None = None
 
     @property
@@ -117,28 +117,28 @@ class Markdown:
         )
         if line is None:
             return ""
-        if line.kind is Kind.TABLE and self._goes_on(line):
+        if line.kind is LineKind.TABLE and self._goes_on(line):
             return self._table_line(line)
         out = self._table_end()
-        if line.kind is Kind.TABLE:
+        if line.kind is LineKind.TABLE:
             return out + self._table_line(line)
         return out + self._open(line)
 
-    def _open(self, line: Line) -> str:
-        if line.kind is Kind.BLANK:
+    def _open(self, line: BlockLine) -> str:
+        if line.kind is LineKind.BLANK:
             self._containers, self._in_text, self._blank_in = line.containers, False, line.containers
             self._inline.leave_formula()
             return ""
-        if line.kind is Kind.HEADING and self._in_text:
+        if line.kind is LineKind.HEADING and self._in_text:
             self._blank_in = ()
         out = self._gap(line)
         first, rest = self._prefixes(line)
-        self._containers, self._in_text, self._any = line.containers, line.kind is Kind.TEXT, True
-        if line.kind in {Kind.TEXT, Kind.HEADING}:
+        self._containers, self._in_text, self._any = line.containers, line.kind is LineKind.TEXT, True
+        if line.kind in {LineKind.TEXT, LineKind.HEADING}:
             return out + self._text_begins(line, first, rest)
-        if line.kind is Kind.CODE:
+        if line.kind is LineKind.CODE:
             return out + self._raw(rest, line.text)
-        if line.kind is Kind.FENCE:
+        if line.kind is LineKind.FENCE:
             self._fence = line.mark
             words = line.text.split()
             self._highlighter = Highlighter(words[0].strip("{.}") if words and self._styled else "")
@@ -152,7 +152,7 @@ class Markdown:
 
     # ---- text --------------------------------------------------------------------------------------
 
-    def _text_begins(self, line: Line, first: list[Span], rest: list[Span]) -> str:
+    def _text_begins(self, line: BlockLine, first: list[Span], rest: list[Span]) -> str:
         level = len(line.mark)
         self._style = (_HEADING_STYLES.get(level, _LATER_HEADINGS) if level else "") if self._styled else ""
         if line.mark and not self._styled:
@@ -197,13 +197,13 @@ class Markdown:
 
     # ---- tables ------------------------------------------------------------------------------------
 
-    def _goes_on(self, line: Line) -> bool:
+    def _goes_on(self, line: BlockLine) -> bool:
         """Whether a row belongs to the table before it, if there is one."""
         before = self._table[-1].containers if self._table else self._containers
         is_row = len(self._table) != 1 or is_delimiter(line.text)
         return is_row and line.containers == before and line.n_old == len(before)
 
-    def _table_line(self, line: Line) -> str:
+    def _table_line(self, line: BlockLine) -> str:
         self._containers, self._in_text = line.containers, False
         if self._grid is not None:
             return self._grid_rows(self._grid.rows(line.text))
@@ -218,7 +218,7 @@ class Markdown:
         lines, out = self._table, ""
         if len(lines) == 1:
             self._table = []
-            line = Line(Kind.TEXT, lines[0].containers, lines[0].n_old, lines[0].text)
+            line = BlockLine(LineKind.TEXT, lines[0].containers, lines[0].n_old, lines[0].text)
             kept = self._line
             out = self._open(line) + self._text_end()
             self._line = kept
@@ -247,7 +247,7 @@ class Markdown:
 
     # ---- what stands before the text of a row -----------------------------------------------------
 
-    def _gap(self, line: Line) -> str:
+    def _gap(self, line: BlockLine) -> str:
         """The empty line before a line, if there was one: any number of them is one, and none is the first."""
         within, self._blank_in = self._blank_in, None
         if within is None or not self._any:
@@ -255,7 +255,7 @@ class Markdown:
         n_common = min(len(within), line.n_old)
         return self._row(_without_blanks(self._inside(line.containers[:n_common]))) + "\n"
 
-    def _prefixes(self, line: Line) -> tuple[list[Span], list[Span]]:
+    def _prefixes(self, line: BlockLine) -> tuple[list[Span], list[Span]]:
         """What the first row of a line begins with, and the rows after it."""
         rest = self._inside(line.containers)
         n_items = sum(bool(one.marker) for one in line.containers[: line.n_old])

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from llmrun.chat.reasoning import Kind, Part, Splitter
+from llmrun.chat.reasoning import ReasoningKind, ReasoningPart, Splitter
 from llmrun.ui.terminal.ansi import DIM, paint
 from llmrun.ui.terminal.format import seconds
 
@@ -77,7 +77,7 @@ class Page:
         self._think: Think = think
         self._thoughts: _Thoughts | None = None
         self._body: Body | None = None
-        self._waiting: list[Part] = []
+        self._waiting: list[ReasoningPart] = []
         self._began: float | None = None  # when thoughts came first
         self._tokens = 0  # of the thoughts
         self._gap = ""  # between thoughts and answer
@@ -111,9 +111,9 @@ class Page:
         parts, self._waiting = self._waiting, []
         out = []
         for part in parts:
-            if part.kind is Kind.THOUGHT:
+            if part.kind is ReasoningKind.THOUGHT:
                 out.append(self._made_thoughts().feed(part.text, columns))
-            elif part.kind is Kind.END:
+            elif part.kind is ReasoningKind.END:
                 out.append(self._made_thoughts().end(columns, part.text))
                 self._gap = "\n"
             else:
@@ -132,11 +132,11 @@ class Page:
         held = self._body.held if self._body else ""
         return [held] if held else []
 
-    def _follow(self, parts: Sequence[Part]) -> None:
+    def _follow(self, parts: Sequence[ReasoningPart]) -> None:
         for part in parts:
-            if part.kind is Kind.THOUGHT and self._began is None and part.text.strip():
+            if part.kind is ReasoningKind.THOUGHT and self._began is None and part.text.strip():
                 self._began = self._clock()
-            if part.kind is Kind.END:
+            if part.kind is ReasoningKind.END:
                 self._end_thoughts()
             else:
                 self._waiting.append(part)
@@ -144,7 +144,7 @@ class Page:
     def _end_thoughts(self) -> None:
         if self._began is not None:
             took = seconds(self._clock() - self._began, brief=True)
-            self._waiting.append(Part(Kind.END, f"thought for {took}, {self._tokens:,} tokens"))
+            self._waiting.append(ReasoningPart(ReasoningKind.END, f"thought for {took}, {self._tokens:,} tokens"))
             self._began, self._tokens = None, 0
 
     def _made_thoughts(self) -> _Thoughts:

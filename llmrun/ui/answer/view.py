@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, TextIO
 
-from llmrun.chat.reasoning import Kind, Part, Splitter
+from llmrun.chat.reasoning import ReasoningKind, ReasoningPart, Splitter
 from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.ui.answer.meter import Meter, fit, in_rows, summary
 from llmrun.ui.answer.page import Page, Think, in_ascii
@@ -154,11 +154,11 @@ class PlainView:
         """Write what was held back, and the last newline."""
         self._write([*self._splitter.feed(self._sanitizer.flush()), *self._splitter.flush()])
         if self._end_line and not self._at_line_start:
-            self._write([Part(Kind.ANSWER, "\n")])
+            self._write([ReasoningPart(ReasoningKind.ANSWER, "\n")])
 
-    def _write(self, parts: Sequence[Part]) -> None:
-        text = "".join(part.text for part in parts if part.kind is Kind.ANSWER)
-        if self._end_line and not self._told_of_thoughts and any(part.kind is Kind.THOUGHT for part in parts):
+    def _write(self, parts: Sequence[ReasoningPart]) -> None:
+        text = "".join(part.text for part in parts if part.kind is ReasoningKind.ANSWER)
+        if self._end_line and not self._told_of_thoughts and any(part.kind is ReasoningKind.THOUGHT for part in parts):
             self._told_of_thoughts = True  # a person should not look at nothing
             text = "(thinking ...)\n" + text
         if text:

@@ -54,7 +54,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class PageFigure:
     """A chart, and what to see in it."""
 
     svg: Markup
@@ -83,7 +83,7 @@ class Tiles:
     pairs: tuple[tuple[str, str], ...]
 
 
-Part = Table | Figure | Paragraph | Facts | Tiles
+Part = Table | PageFigure | Paragraph | Facts | Tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def _section(section: Section) -> Markup:
 def _part(part: Part) -> Markup:
     if isinstance(part, Table):
         return _table(part)
-    if isinstance(part, Figure):
+    if isinstance(part, PageFigure):
         caption = element("figcaption", part.caption) if part.caption else Markup()
         return element("figure", element("div", part.svg, class_="wide", tabindex=0), caption)
     if isinstance(part, Paragraph):

@@ -49,7 +49,7 @@ STYLE = """
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class PlotAxis:
     """What is measured along an axis.
 
     Attributes:
@@ -146,7 +146,7 @@ def shortened(words: str, most: float, size: float = 12.0, *, bold: bool = False
     return short
 
 
-def y_axis(sheet: Sheet, scale: Scale, axis: Axis) -> Markup:
+def y_axis(sheet: Sheet, scale: Scale, axis: PlotAxis) -> Markup:
     """Horizontal lines with their numbers at the left, and the name above."""
     parts = [element("text", axis.title, x=0, y=sheet.top - 14)] if axis.title else []
     for value, label in _ticks(scale, axis):
@@ -156,7 +156,7 @@ def y_axis(sheet: Sheet, scale: Scale, axis: Axis) -> Markup:
     return element("g", *parts)
 
 
-def x_axis(sheet: Sheet, scale: Scale, axis: Axis, *, grid: bool = False) -> Markup:
+def x_axis(sheet: Sheet, scale: Scale, axis: PlotAxis, *, grid: bool = False) -> Markup:
     """The line below with its numbers, as many as have room, and the name below them."""
     parts = [element("line", x1=sheet.left, x2=sheet.right, y1=sheet.bottom, y2=sheet.bottom, class_="axis")]
     taken = float("-inf")
@@ -173,12 +173,12 @@ def x_axis(sheet: Sheet, scale: Scale, axis: Axis, *, grid: bool = False) -> Mar
     return element("g", *parts)
 
 
-def _ticks(scale: Scale, axis: Axis) -> list[tuple[float, str]]:
+def _ticks(scale: Scale, axis: PlotAxis) -> list[tuple[float, str]]:
     zero = [(0.0, axis.zero)] if scale.base and scale.low_place != scale.start else []
     return [*zero, *((tick, number(tick)) for tick in scale.ticks)]
 
 
-def left_margin(scale: Scale, axis: Axis) -> float:
+def left_margin(scale: Scale, axis: PlotAxis) -> float:
     """Room for the numbers of a vertical axis."""
     return max((text_width(label) for _, label in _ticks(scale, axis)), default=0.0) + 12
 

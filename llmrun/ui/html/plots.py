@@ -17,7 +17,7 @@ from llmrun.ui.html.plot_frame import (
     NAMES,
     TOP,
     WIDTH,
-    Axis,
+    PlotAxis,
     Point,
     Sheet,
     left_margin,
@@ -41,7 +41,7 @@ _LINE = 17.0  # between names one below the other
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class PlotSeries:
     """Points of one thing, which a line joins."""
 
     name: str
@@ -90,7 +90,7 @@ class Dot:
     joined: bool = False
 
 
-def line_chart(series: Sequence[Series], x: Axis, y: Axis, title: str) -> Markup:
+def line_chart(series: Sequence[PlotSeries], x: PlotAxis, y: PlotAxis, title: str) -> Markup:
     """Lines with marks, intervals and single measurements; each has its name at its right end.
 
     Args:
@@ -98,7 +98,7 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis, title: str) -> Markup
         x, y: what is along the axes.
         title: over it.
     """
-    kept = [Series(one.name, tuple(sorted(filter(_is_sound, one.points), key=lambda p: p.x))) for one in series]
+    kept = [PlotSeries(one.name, tuple(sorted(filter(_is_sound, one.points), key=lambda p: p.x))) for one in series]
     kept = [one for one in kept if one.points]
     height = max(380.0, TOP + BELOW + _LINE * len(kept))
     points = [point for one in kept for point in one.points]
@@ -118,7 +118,7 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis, title: str) -> Markup
     return picture(height, title, _described(kept, x, y), *(parts if points else [nothing_measured(height)]))
 
 
-def bar_chart(bars: Sequence[Bar], axis: Axis, title: str) -> Markup:
+def bar_chart(bars: Sequence[Bar], axis: PlotAxis, title: str) -> Markup:
     """Horizontal bars from zero, each with its name before it and its value behind it.
 
     Args:
@@ -142,7 +142,7 @@ def bar_chart(bars: Sequence[Bar], axis: Axis, title: str) -> Markup:
     return picture(height, title, description, *(parts if kept else [nothing_measured(height)]))
 
 
-def dot_chart(dots: Sequence[Dot], x: Axis, y: Axis, title: str) -> Markup:
+def dot_chart(dots: Sequence[Dot], x: PlotAxis, y: PlotAxis, title: str) -> Markup:
     """Named discs; a dashed line shows which ones belong together.
 
     Args:
@@ -186,7 +186,7 @@ def _heights(point: Point) -> list[float]:
     return [value for value in (point.y, point.low, point.high, *point.samples) if value is not None]
 
 
-def _line(one: Series, index: int, columns: Scale, rows: Scale, x: Axis, y: Axis) -> Markup:
+def _line(one: PlotSeries, index: int, columns: Scale, rows: Scale, x: PlotAxis, y: PlotAxis) -> Markup:
     places = [(columns(point.x), rows(point.y)) for point in one.points]
     parts = [element("path", d=polyline(places), class_="line")] if len(places) > 1 else []
     for point, (across, down) in zip(one.points, places, strict=True):
@@ -220,7 +220,7 @@ def _end_label(name: str, index: int, x: float, y: float, label_y: float, room: 
     return element("g", tooltip([name]), lead, words, class_=tone(index))
 
 
-def _described(series: Sequence[Series], x: Axis, y: Axis) -> str:
+def _described(series: Sequence[PlotSeries], x: PlotAxis, y: PlotAxis) -> str:
     said = []
     for one in series:
         first, last = one.points[0], one.points[-1]
@@ -233,14 +233,14 @@ def _described(series: Sequence[Series], x: Axis, y: Axis) -> str:
 # ---- bars ------------------------------------------------------------------------------------------
 
 
-def _bar_value(bar: Bar, axis: Axis) -> str:
+def _bar_value(bar: Bar, axis: PlotAxis) -> str:
     said = axis.label(bar.value)
     if bar.limit is not None and is_drawable(bar.limit) and bar.limit > 0:
         said += f", {bar.value / bar.limit:.0%} of the limit"
     return said
 
 
-def _bar(bar: Bar, across: Scale, names: float, top: float, thick: float, axis: Axis) -> Markup:
+def _bar(bar: Bar, across: Scale, names: float, top: float, thick: float, axis: PlotAxis) -> Markup:
     end, middle = across(bar.value), top + thick / 2
     parts = [
         tooltip([bar.name, _bar_value(bar, axis) + _interval(bar.low, bar.high), bar.note]),
@@ -275,7 +275,7 @@ def _short_name(dot: Dot) -> str:
     return shortened(dot.name, NAMES, 13, bold=True)
 
 
-def _disc(dot: Dot, spot: Spot, x: Axis, y: Axis) -> Markup:
+def _disc(dot: Dot, spot: Spot, x: PlotAxis, y: PlotAxis) -> Markup:
     facts = [dot.name, f"{x.name}: {x.label(dot.x)}", f"{y.name}: {y.label(dot.y)}", dot.caption, dot.note]
     return element(
         "g",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.bench.parameters import Case
-from llmrun.bench.results import Limit, Result, Row
+from llmrun.bench.results import BenchRow, Limit, Result
 from llmrun.ui.terminal.cells import cut, width
 from llmrun.ui.terminal.format import milliseconds, rate_of_bytes, seconds, size
 from llmrun.ui.terminal.output import Output
@@ -36,7 +36,7 @@ _SETTINGS: dict[str, tuple[str, Callable[[Case], str]]] = {
     "repack": ("REPACK", lambda case: "yes" if case.settings.repack else "no"),
     "gpu_layers": ("NGL", lambda case: str(case.settings.gpu_layers)),
 }
-_OF_ROW: dict[str, Callable[[Row], str]] = {
+_OF_ROW: dict[str, Callable[[BenchRow], str]] = {
     "threads": lambda row: str(row.n_threads),
     "n_batch": lambda row: str(row.n_batch),
     "n_ubatch": lambda row: str(row.n_ubatch),
@@ -52,7 +52,7 @@ _OF_ROW: dict[str, Callable[[Row], str]] = {
 class _Column:
     heading: str
     width: int
-    cell: Callable[[Row], str]
+    cell: Callable[[BenchRow], str]
     right: bool = True
 
 
@@ -85,7 +85,7 @@ class BenchView:
         if line != self._last:
             self._write_line(line)
 
-    def row(self, row: Row) -> None:
+    def row(self, row: BenchRow) -> None:
         """A finished row."""
         self.clear()
         if not self._shows_rows:
@@ -162,11 +162,11 @@ def _set(text: str, column: _Column) -> str:
     return padding + text if column.right else text + padding
 
 
-def _deviation(row: Row) -> str:
+def _deviation(row: BenchRow) -> str:
     return f"{row.stddev_ts:,.2f}" if len(row.samples_ns) > 1 else ""
 
 
-def _interval(row: Row) -> str:
+def _interval(row: BenchRow) -> str:
     """How far the mean may be off, with 95 % confidence."""
     from llmrun.bench.statistics import interval
 
@@ -176,21 +176,21 @@ def _interval(row: Row) -> str:
     return f"±{found.half_width:.0%}" if found.half_width >= 0.0995 else f"±{found.half_width:.1%}"
 
 
-def _speed(row: Row) -> str:
+def _speed(row: BenchRow) -> str:
     return f"{row.avg_ts:,.2f} ± {row.stddev_ts:,.2f}"
 
 
-def _limit(row: Row) -> str:
+def _limit(row: BenchRow) -> str:
     share = row.share_of_limit
     return f"{share:4.0%} {row.limit.binds}" if row.limit is not None and share is not None else ""
 
 
-def _limit_words(row: Row) -> str:
+def _limit_words(row: BenchRow) -> str:
     limit = _limit(row).strip()
     return f", {limit}" if limit else ""
 
 
-def _note(row: Row) -> str:
+def _note(row: BenchRow) -> str:
     """A word on what makes a row doubtful; the rest stands below the table."""
     from llmrun.bench.noise import NOISY, is_disturbed
 
@@ -213,7 +213,7 @@ def details(result: Result) -> list[str]:
     return lines + _limits([row for row in result.rows if row.limit])
 
 
-def _chat(row: Row, *, several: bool) -> list[str]:
+def _chat(row: BenchRow, *, several: bool) -> list[str]:
     chat = row.chat
     if chat is None or not chat.ttft_ns:
         return []
@@ -229,7 +229,7 @@ def _chat(row: Row, *, several: bool) -> list[str]:
     ]
 
 
-def _model(rows: Sequence[Row]) -> str:
+def _model(rows: Sequence[BenchRow]) -> str:
     """What a model is, and what it cost to have it."""
     row = rows[0]
     parts = [f"{row.model_type}, {size(row.model_size)}, {_count(row.model_n_params)} parameters, {row.backends}"]
@@ -247,7 +247,7 @@ def _count(parameters: int) -> str:
     return f"{parameters / 1e6:.1f} M" if parameters < 1e9 else f"{parameters / 1e9:.2f} B"
 
 
-def _limits(rows: Sequence[Row]) -> list[str]:
+def _limits(rows: Sequence[BenchRow]) -> list[str]:
     """What the machine can do, as measured, with each number of threads."""
     lines = []
     for threads in dict.fromkeys(row.n_threads for row in rows):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmrun.bench.compare import Comparison, Pair
-from llmrun.bench.history import Entry
+from llmrun.bench.history import HistoryEntry
 from llmrun.bench.results import Result
 from llmrun.bench.rivals import Versus
 from llmrun.bench.statistics import Verdict
@@ -20,10 +20,10 @@ from llmrun.ui.terminal.tables import Column, ago, show_table
 from llmrun.ui.views.bench_html import labels
 
 if TYPE_CHECKING:
-    from llmrun.bench.results import Row
+    from llmrun.bench.results import BenchRow
 
 
-def show_entries(output: Output, entries: Sequence[Entry]) -> None:
+def show_entries(output: Output, entries: Sequence[HistoryEntry]) -> None:
     """The history, the newest first, on stdout."""
     columns = (
         Column("NUMBER", right=True, style="bold"),
@@ -60,7 +60,7 @@ def show_result(output: Output, result: Result) -> None:
         output.note(line)
 
 
-def _limit(row: Row) -> str:
+def _limit(row: BenchRow) -> str:
     share = row.share_of_limit
     return f"{share:.0%} {row.limit.binds}" if row.limit is not None and share is not None else ""
 

@@ -9,20 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from llmrun.bench.results import Limit, Machine, Result, Row
+from llmrun.bench.results import BenchRow, Limit, Machine, Result
 from llmrun.bench.statistics import interval
-from llmrun.ui.html.page import Cell, Facts, Figure, Paragraph, Part, Section, Table, Tiles, page
-from llmrun.ui.html.plot_frame import Axis, Point
-from llmrun.ui.html.plots import Bar, Series, bar_chart, line_chart
+from llmrun.ui.html.page import Cell, Facts, PageFigure, Paragraph, Part, Section, Table, Tiles, page
+from llmrun.ui.html.plot_frame import PlotAxis, Point
+from llmrun.ui.html.plots import Bar, PlotSeries, bar_chart, line_chart
 from llmrun.ui.html.scales import Kind
 from llmrun.ui.terminal.format import milliseconds, rate, size
 from llmrun.ui.views.machine_facts import machine_facts
 from llmrun.ui.views.report_text import NONE
-from llmrun.ui.views.roofline import Ceiling, Work, roofline
+from llmrun.ui.views.roofline import Ceiling, RooflineWork, roofline
 
 _MOST_BARS = 24
 _FEW_DEPTHS = 3
-_SPEED = Axis("", "t/s", from_zero=True)
+_SPEED = PlotAxis("", "t/s", from_zero=True)
 _MOST_ROOFS, _MOST_MODELS = 4, 4
 _MOST_NAMES = 10  # of marks below a roof
 _ROOF_WORDS = (
@@ -60,7 +60,7 @@ def bench_page(result: Result) -> str:
 class _Named:
     """A row, and what tells its model and settings from the others'."""
 
-    row: Row
+    row: BenchRow
     label: str
 
     @property
@@ -68,7 +68,7 @@ class _Named:
         return f"{self.label}, {self.row.test}" if self.label else self.row.test
 
 
-def labels(rows: Sequence[Row], *, without: Sequence[str] = ()) -> list[str]:
+def labels(rows: Sequence[BenchRow], *, without: Sequence[str] = ()) -> list[str]:
     """For each row its model and settings, of which only those that are not the same everywhere.
 
     Args:
@@ -92,7 +92,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return [name[cut:] or name for name in names]
 
 
-def _settings(row: Row) -> dict[str, str]:
+def _settings(row: BenchRow) -> dict[str, str]:
     return {
         "program": row.program,
         "model": _model(row),
@@ -110,15 +110,15 @@ def _settings(row: Row) -> dict[str, str]:
     }
 
 
-def _model(row: Row) -> str:
+def _model(row: BenchRow) -> str:
     return row.model or PurePath(row.model_filename).name or row.model_type or "a model"
 
 
-def _is_prefill(row: Row) -> bool:
+def _is_prefill(row: BenchRow) -> bool:
     return row.n_gen == 0
 
 
-def _base(row: Row) -> str:
+def _base(row: BenchRow) -> str:
     """The test without its depth."""
     return row.test.partition(" @ ")[0]
 
@@ -191,7 +191,7 @@ def _speeds(rows: Sequence[_Named]) -> Table:
     return Table(tuple(names), tuple(lines), numbers, words, note=note + "Click a heading to sort.")
 
 
-def _speed(row: Row) -> str:
+def _speed(row: BenchRow) -> str:
     found = interval(row.samples_ts)
     return f"{row.avg_ts:,.1f}" + (f" ± {(found.high - found.low) / 2:,.1f}" if found else "")
 
@@ -231,7 +231,7 @@ def _bars(rows: Sequence[_Named]) -> list[Part]:
     parts: list[Part] = []
     for title, kept in kinds:
         if kept:
-            parts.append(Figure(bar_chart([_bar(each) for each in kept[:_MOST_BARS]], Axis("", "t/s"), title)))
+            parts.append(PageFigure(bar_chart([_bar(each) for each in kept[:_MOST_BARS]], PlotAxis("", "t/s"), title)))
     if parts:
         said = "Dots are single repetitions, whiskers the 95 % interval of their mean"
         said += "; the upright mark is what the machine could do at most." if any(e.row.limit for e in rows) else "."
@@ -249,28 +249,28 @@ def _bar(each: _Named) -> Bar:
 
 def _by_depth(rows: Sequence[_Named]) -> list[Part]:
     return [
-        Figure(line_chart(series, _depth_axis(series), _SPEED, f"{test} as the context fills"))
+        PageFigure(line_chart(series, _depth_axis(series), _SPEED, f"{test} as the context fills"))
         for test, series in _lines(rows, lambda row: float(row.n_depth), _base, ())
     ]
 
 
-def _depth_axis(series: Sequence[Series]) -> Axis:
+def _depth_axis(series: Sequence[PlotSeries]) -> PlotAxis:
     """Logarithmic when there are enough depths to see a curve."""
     depths = {point.x for one in series for point in one.points}
     kind: Kind = "log2" if len(depths) > _FEW_DEPTHS else "linear"
-    return Axis("tokens in the context before", kind=kind, from_zero=True)
+    return PlotAxis("tokens in the context before", kind=kind, from_zero=True)
 
 
 def _by_threads(rows: Sequence[_Named]) -> list[Part]:
     return [
-        Figure(line_chart(series, Axis("threads", from_zero=True, whole=True), _SPEED, f"{test} by threads"))
+        PageFigure(line_chart(series, PlotAxis("threads", from_zero=True, whole=True), _SPEED, f"{test} by threads"))
         for test, series in _lines(rows, lambda row: float(row.n_threads), lambda row: row.test, ("threads",))
     ]
 
 
 def _lines(
-    rows: Sequence[_Named], x: Callable[[Row], float], test: Callable[[Row], str], without: Sequence[str]
-) -> list[tuple[str, list[Series]]]:
+    rows: Sequence[_Named], x: Callable[[BenchRow], float], test: Callable[[BenchRow], str], without: Sequence[str]
+) -> list[tuple[str, list[PlotSeries]]]:
     """For each test the series of models and settings that were measured at two places of x or more."""
     found = []
     for name in dict.fromkeys(test(each.row) for each in rows):
@@ -278,13 +278,13 @@ def _lines(
         series: dict[str, list[Point]] = {}
         for row, label in zip(of_test, labels(of_test, without=without), strict=True):
             series.setdefault(label, []).append(_point(row, x(row)))
-        kept = [Series(label, tuple(points)) for label, points in series.items() if len({p.x for p in points}) > 1]
+        kept = [PlotSeries(label, tuple(points)) for label, points in series.items() if len({p.x for p in points}) > 1]
         if kept:
             found.append((name, kept))
     return found
 
 
-def _point(row: Row, x: float) -> Point:
+def _point(row: BenchRow, x: float) -> Point:
     found = interval(row.samples_ts)
     low, high = (found.low, found.high) if found else (None, None)
     return Point(x, row.avg_ts, low, high, row.samples_ts, "; ".join(row.marks))
@@ -302,13 +302,13 @@ def _rooflines(rows: Sequence[_Named]) -> list[Part]:
         works = _works(kept[:_MOST_BARS])
         title = f"Roofline, {threads} {'thread' if threads == 1 else 'threads'}"
         svg = roofline(bandwidth, [Ceiling(name, peak) for name, peak in peaks.items()], works, title)
-        parts.append(Figure(svg))
+        parts.append(PageFigure(svg))
     if parts:
         parts.append(Paragraph(_ROOF_WORDS, small=True))
     return parts
 
 
-def _works(rows: Sequence[tuple[_Named, Limit]]) -> list[Work]:
+def _works(rows: Sequence[tuple[_Named, Limit]]) -> list[RooflineWork]:
     """All of them as marks; names only at as many as can be read, first of those with an empty context."""
     names = labels([each.row for each, _ in rows], without=("threads",))
     named = sorted(range(len(rows)), key=lambda index: rows[index][0].row.n_depth)[:_MOST_NAMES]
@@ -319,17 +319,17 @@ def _works(rows: Sequence[tuple[_Named, Limit]]) -> list[Work]:
     return works
 
 
-def _work(each: _Named, limit: Limit) -> Work:
+def _work(each: _Named, limit: Limit) -> RooflineWork:
     """Operations a token, over the bytes that it takes its share of."""
     operations = 2 * limit.multiply_adds
     n_bytes = limit.read_rate / limit.memory_ceiling if limit.memory_ceiling else 0.0
     intensity = operations / n_bytes if n_bytes else 0.0
     share = each.row.share_of_limit
     note = f"{share:.0%} of the limit, which {limit.binds} sets" if share is not None else ""
-    return Work(each.name, intensity, operations * each.row.avg_ts, note)
+    return RooflineWork(each.name, intensity, operations * each.row.avg_ts, note)
 
 
-def _kind(row: Row) -> str:
+def _kind(row: BenchRow) -> str:
     """The type of the weights, by whose kernels the peak was measured: the end of llama.cpp's description."""
     return row.model_type.rpartition(" ")[2] or "compute"
 
@@ -337,12 +337,12 @@ def _kind(row: Row) -> str:
 # ---- machine ---------------------------------------------------------------------------------------
 
 
-def _place(machine: Machine, rows: Sequence[Row]) -> list[tuple[str, str]]:
+def _place(machine: Machine, rows: Sequence[BenchRow]) -> list[tuple[str, str]]:
     times, files = _times(rows), dict.fromkeys(row.model_filename for row in rows if row.model_filename)
     facts = machine_facts(machine)
     facts += [("Measured", " to ".join(sorted({min(times), max(times)})))] if times else []
     return facts + ([("Files", ", ".join(PurePath(file).name for file in files))] if files else [])
 
 
-def _times(rows: Sequence[Row]) -> list[str]:
+def _times(rows: Sequence[BenchRow]) -> list[str]:
     return [row.test_time for row in rows if row.test_time]

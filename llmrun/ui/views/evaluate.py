@@ -35,7 +35,7 @@ class About:
 # ---- while it goes on ------------------------------------------------------------------------------
 
 
-class Reading:
+class EvaluateProgress:
     """Shows how far it is, and the figures so far: a bar on a terminal, a line now and then anywhere else."""
 
     def __init__(self, output: Output, clock: Callable[[], float]) -> None:
@@ -91,9 +91,9 @@ class Reading:
 
 
 @contextmanager
-def reading(output: Output, *, clock: Callable[[], float] = time.monotonic) -> Iterator[Reading]:
+def reading(output: Output, *, clock: Callable[[], float] = time.monotonic) -> Iterator[EvaluateProgress]:
     """Show updates until the block ends, however it ends."""
-    shown = Reading(output, clock)
+    shown = EvaluateProgress(output, clock)
     try:
         yield shown
     finally:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from llmrun.quantize.report.card import Card, Row, iso_time
+from llmrun.quantize.report.card import Card, CardRow, iso_time
 from llmrun.quantize.report.verdict import beaten_by, front, praise, recommended
 from llmrun.ui.html.markup import Markup
-from llmrun.ui.html.page import Cell, Facts, Figure, Paragraph, Part, Section, Table, Tiles, page
-from llmrun.ui.html.plot_frame import Axis
+from llmrun.ui.html.page import Cell, Facts, PageFigure, Paragraph, Part, Section, Table, Tiles, page
+from llmrun.ui.html.plot_frame import PlotAxis
 from llmrun.ui.html.plots import Bar, Dot, bar_chart, dot_chart
 from llmrun.ui.terminal.format import rate, seconds, size
 from llmrun.ui.views.machine_facts import machine_facts
@@ -34,13 +34,13 @@ def _first(card: Card) -> list[Part]:
     if best is not None and source is not None:
         parts.append(_tiles(best, source))
     if any(row.quality.kld is not None and row.n_bytes for row in card.rows):
-        parts.append(Figure(_chart(card), _caption(card)))
+        parts.append(PageFigure(_chart(card), _caption(card)))
     if not card.is_complete:
         parts.append(Paragraph("The report was stopped before its end: what has a dash was not measured."))
     return parts
 
 
-def _tiles(best: Row, source: Row) -> Tiles:
+def _tiles(best: CardRow, source: CardRow) -> Tiles:
     tiles = [(best.type, f"{praise(best)} here")]
     if best.n_bytes and source.n_bytes:
         tiles.append((size(best.n_bytes), f"of {size(source.n_bytes)}: {source.n_bytes / best.n_bytes:.1f}x smaller"))
@@ -72,11 +72,11 @@ def _chart(card: Card) -> Markup:
         )
         for row in rows
     ]
-    y = Axis("KL divergence from the source, in nats: lower is better", kind="log10", zero="0")
-    return dot_chart(dots, Axis("size", unit, "log10"), y, "Size, quality and speed")
+    y = PlotAxis("KL divergence from the source, in nats: lower is better", kind="log10", zero="0")
+    return dot_chart(dots, PlotAxis("size", unit, "log10"), y, "Size, quality and speed")
 
 
-def _note(row: Row) -> str:
+def _note(row: CardRow) -> str:
     quality = row.quality
     same = f"same top token {quality.same_top:.1%}" if quality.same_top is not None else ""
     return same or f"{row.bits_per_weight or 0:.2f} bits per weight"
@@ -128,7 +128,7 @@ def _speeds(card: Card) -> list[Part]:
             if speed.median is not None
         ]
         if bars:
-            parts.append(Figure(bar_chart(bars, Axis("", "t/s"), words)))
+            parts.append(PageFigure(bar_chart(bars, PlotAxis("", "t/s"), words)))
     if parts:
         parts.append(Paragraph("Bars are medians; whiskers and dots are the single rounds.", small=True))
     return parts

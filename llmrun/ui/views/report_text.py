@@ -9,7 +9,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from llmrun.quantize.report.card import Card, Row, Speed
+from llmrun.quantize.report.card import Card, CardRow, CardSpeed
 from llmrun.quantize.report.verdict import compare, recommended, verdicts
 from llmrun.ui.terminal.format import rate, seconds, size
 
@@ -19,7 +19,7 @@ _QUIET_SPREAD = 1.3  # of the rounds, fastest to slowest
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ReportLine:
     """A row in words, each with the unit that the headings name."""
 
     type: str
@@ -62,16 +62,16 @@ def headings(card: Card) -> tuple[str, ...]:
     return ("TYPE", f"SIZE {unit}", "BITS", "PREFILL", "DECODE", f"RAM {unit}", "KLD", "SAME %", "PPL", "VERDICT")
 
 
-def lines(card: Card) -> list[Line]:
+def lines(card: Card) -> list[ReportLine]:
     """All rows in words."""
     bytes_of = unit_of(card)[1]
     return [_line(row, verdict, bytes_of) for row, verdict in zip(card.rows, verdicts(card.rows), strict=True)]
 
 
-def _line(row: Row, verdict: str, unit: float) -> Line:
+def _line(row: CardRow, verdict: str, unit: float) -> ReportLine:
     quality = row.quality
     kld = "0" if row.is_source else with_error(quality.kld, quality.kld_error)
-    return Line(
+    return ReportLine(
         type=row.type,
         n_bytes=fixed(row.n_bytes, unit, 1),
         bits=fixed(row.bits_per_weight, 1, 2),
@@ -118,7 +118,7 @@ def wall(card: Card) -> str:
     return f"{source.type} {size(source.n_bytes)} → {best.type} {size(best.n_bytes)}: {changes}"
 
 
-def decode_words(row: Row, other: Row) -> str:
+def decode_words(row: CardRow, other: CardRow) -> str:
     """How the decode speed of one compares with another's: "2.0x faster"; "" when not both were measured."""
     if not row.decode.median or not other.decode.median:
         return ""
@@ -173,11 +173,11 @@ def notes(card: Card) -> list[str]:
     return said
 
 
-def _spread(speed: Speed) -> float:
+def _spread(speed: CardSpeed) -> float:
     return speed.high / speed.low if speed.low and speed.high else 1.0
 
 
-def finished(row: Row) -> str:
+def finished(row: CardRow) -> str:
     """What is known of a type, in one line, as it is being measured."""
     if row.failure:
         return f"{row.type}: {row.failure}"

@@ -13,7 +13,7 @@ from llmrun.ui.html.plot_frame import (
     NAMES,
     TOP,
     WIDTH,
-    Axis,
+    PlotAxis,
     Sheet,
     left_margin,
     mark,
@@ -42,7 +42,7 @@ class Ceiling:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RooflineWork:
     """Something that was measured.
 
     Attributes:
@@ -59,7 +59,7 @@ class Work:
     label: str | None = None
 
 
-def roofline(bandwidth: float, ceilings: Sequence[Ceiling], works: Sequence[Work], title: str) -> Markup:
+def roofline(bandwidth: float, ceilings: Sequence[Ceiling], works: Sequence[RooflineWork], title: str) -> Markup:
     """How fast work was, below what memory and processor allow; both axes are logarithmic.
 
     Args:
@@ -77,7 +77,10 @@ def roofline(bandwidth: float, ceilings: Sequence[Ceiling], works: Sequence[Work
     if not is_drawable(bandwidth) or bandwidth <= 0 or not (roofs or kept):
         return picture(200.0, title, "Nothing was measured", nothing_measured(200.0))
     height = 440.0
-    x, y = Axis("operations for each byte from memory", kind="log10"), Axis("billion operations/s", kind="log10")
+    x, y = (
+        PlotAxis("operations for each byte from memory", kind="log10"),
+        PlotAxis("billion operations/s", kind="log10"),
+    )
     knees = [roof.operations / bandwidth for roof in roofs]
     reach = [*knees, *(work.intensity for work in kept)]
     ends = [min(reach) / 2, max(reach) * 2]
@@ -155,7 +158,9 @@ def _roof_words(roof: Ceiling) -> str:
     return shortened(f"{roof.name}, {number(roof.operations / 1e9)}", NAMES)
 
 
-def _works(works: Sequence[Work], columns: Scale, rows: Scale, sheet: Sheet, avoid: Sequence[Box]) -> list[Markup]:
+def _works(
+    works: Sequence[RooflineWork], columns: Scale, rows: Scale, sheet: Sheet, avoid: Sequence[Box]
+) -> list[Markup]:
     spots = [
         Spot(columns(work.intensity), rows(work.operations / 1e9), 5.0, _name_width(_label(work)), 16.0)
         for work in works
@@ -174,7 +179,7 @@ def _works(works: Sequence[Work], columns: Scale, rows: Scale, sheet: Sheet, avo
     return parts
 
 
-def _label(work: Work) -> str:
+def _label(work: RooflineWork) -> str:
     return work.name if work.label is None else work.label
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from llmrun.bench.statistics import Verdict
 from llmrun.bench.tune.paired import Ratio
-from llmrun.bench.tune.run import Outcome
-from llmrun.bench.tune.search import Compared, Found, Step, Tried
+from llmrun.bench.tune.run import TuneOutcome
+from llmrun.bench.tune.search import Compared, SearchResult, Step, Tried
 from llmrun.planning.tuned import Profile, Tuned
 from llmrun.protocol.codec import as_dict
 from llmrun.ui.terminal.cells import cut
@@ -83,7 +83,7 @@ def times(ratio: Ratio | Verdict) -> str:
     return f"×{mean:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
-def show_outcome(output: Output, name: str, outcome: Outcome, kept: Tuned | None) -> None:
+def show_outcome(output: Output, name: str, outcome: TuneOutcome, kept: Tuned | None) -> None:
     """Default and tuned settings side by side on stdout, and the gain; what to make of it on stderr.
 
     Args:
@@ -115,7 +115,7 @@ def show_outcome(output: Output, name: str, outcome: Outcome, kept: Tuned | None
         output.note(f"what was known stays: {kept.summary}")
 
 
-def _show_gain(output: Output, name: str, found: Found) -> None:
+def _show_gain(output: Output, name: str, found: SearchResult) -> None:
     tuned = found.tuned
     if not tuned.others:
         output.text(f"{name}: the defaults are best here")
@@ -144,7 +144,7 @@ def _cells(compared: Compared, default: Profile) -> list[str]:
     ]
 
 
-def as_json(name: str, outcome: Outcome) -> dict[str, Any]:
+def as_json(name: str, outcome: TuneOutcome) -> dict[str, Any]:
     """Everything, for --json."""
     found = outcome.found
     return {

@@ -10,7 +10,7 @@ from support.simulated_machines import SimulatedMachine, all_settings
 
 from llmrun.bench.tune.axes import DECODE, PREFILL, Axis
 from llmrun.bench.tune.paired import Scatter, center
-from llmrun.bench.tune.search import Found, Step, Tried, search
+from llmrun.bench.tune.search import SearchResult, Step, Tried, search
 from llmrun.errors import EngineCrashedError, UsageError
 from llmrun.planning.settings import EngineSettings
 from llmrun.protocol.jobs.bench import BenchTest
@@ -40,7 +40,7 @@ def axes_of(machine: SimulatedMachine) -> tuple[Axis, ...]:
     )
 
 
-def share_of_best(machine: SimulatedMachine, found: Found, goal: str) -> float:
+def share_of_best(machine: SimulatedMachine, found: SearchResult, goal: str) -> float:
     """True speed of what was found for this goal, over that of the best combination of all."""
     test = found.prefill_test if goal == PREFILL else found.decode_test
     profiles = (found.tuned.default, *found.tuned.others)
@@ -50,7 +50,7 @@ def share_of_best(machine: SimulatedMachine, found: Found, goal: str) -> float:
     return machine.true_rate(chosen, test) / max(machine.true_rate(each, test) for each in settings)
 
 
-def share_of_default(machine: SimulatedMachine, found: Found) -> float:
+def share_of_default(machine: SimulatedMachine, found: SearchResult) -> float:
     """The worst that any kept profile does at what it was kept for."""
     default, worst = default_of(machine), 1.0
     for compared in found.compared:

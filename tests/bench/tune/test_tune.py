@@ -14,8 +14,8 @@ from support.gguf_writer import tiny_model, write
 
 from llmrun.bench.statistics import Verdict
 from llmrun.bench.tune.axes import _memory_axes, axes_for, thread_counts
-from llmrun.bench.tune.run import Outcome, keep
-from llmrun.bench.tune.search import Compared, Found, Tried, Trying
+from llmrun.bench.tune.run import TuneOutcome, keep
+from llmrun.bench.tune.search import Compared, SearchResult, Tried, Trying
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
@@ -213,11 +213,11 @@ def test_huge_pages_are_tried_where_linux_gives_them(
     assert sum(len(axis.changes) for axis in axes if axis.name == "huge pages") == expected
 
 
-def outcome(**changes: Any) -> Outcome:
+def outcome(**changes: Any) -> TuneOutcome:
     verdict = Verdict("faster", 1.67, 1.6, 1.74, (8, 8), True)
     compared = tuple(Compared(profile, verdict, verdict) for profile in TUNED.others)
-    found = Found(TUNED, compared, (), (), BenchTest(n_prompt=256), BenchTest(n_gen=16, n_depth=512), 42.0)
-    return Outcome(replace(found, **changes), ("other programs used 1.5 of 2 cores",))
+    found = SearchResult(TUNED, compared, (), (), BenchTest(n_prompt=256), BenchTest(n_gen=16, n_depth=512), 42.0)
+    return TuneOutcome(replace(found, **changes), ("other programs used 1.5 of 2 cores",))
 
 
 def output() -> tuple[Output, io.StringIO, io.StringIO]:

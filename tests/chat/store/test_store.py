@@ -20,7 +20,7 @@ from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.export import export, format_for, read_json
 from llmrun.chat.store.rows import name_from
 from llmrun.chat.store.store import Sessions, folder_in
-from llmrun.chat.store.turns import SUMMARY, Answer, Departure, Entry, ModelUsed, Question, in_window
+from llmrun.chat.store.turns import SUMMARY, Answer, Departure, ModelUsed, Question, TurnEntry, in_window
 from llmrun.chat.truncation import SUMMARY_QUESTION
 from llmrun.errors import DiskFullError, LlmrunError, ResourceError, UsageError
 from llmrun.protocol.messages import Message, Stats
@@ -349,13 +349,13 @@ def test_copy_has_everything_under_new_ids(sessions: Sessions) -> None:
 # ---- the window ------------------------------------------------------------------------------------
 
 
-def path_of(*departures: tuple[Departure, ...]) -> list[Entry]:
+def path_of(*departures: tuple[Departure, ...]) -> list[TurnEntry]:
     """One turn for each, questions' ids 1, 3, 5, ..."""
     path = []
     for number, gone in enumerate(departures):
         question, answer = 2 * number + 1, 2 * number + 2
-        path.append(Entry(question, question - 1 or None, 0.0, Question(f"q{question}")))
-        path.append(Entry(answer, question, 0.0, Answer(f"a{answer}", departures=gone)))
+        path.append(TurnEntry(question, question - 1 or None, 0.0, Question(f"q{question}")))
+        path.append(TurnEntry(answer, question, 0.0, Answer(f"a{answer}", departures=gone)))
     return path
 
 

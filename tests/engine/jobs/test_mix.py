@@ -15,7 +15,7 @@ from llmrun.errors import UsageError
 from llmrun.gguf.header import Header, Tensor
 from llmrun.protocol.jobs.mix import Measured
 from llmrun.quantize import mix
-from llmrun.quantize.imatrix_file import Entry, Imatrix, write_imatrix
+from llmrun.quantize.imatrix_file import ImatrixEntry, ImatrixFile, write_imatrix
 from llmrun.quantize.types import FILE_TYPES, tensor_bytes
 
 WIDTH = 512
@@ -102,7 +102,7 @@ def test_nothing_becomes_larger() -> None:
 def test_the_smallest_types_need_an_importance_matrix(tmp_path: Path) -> None:
     path = tmp_path / "i.gguf"
     ones = np.ones((1, WIDTH), np.float32)
-    write_imatrix(path, Imatrix({"a": Entry(ones, np.ones(1, np.float32))}, (), 1, 512))
+    write_imatrix(path, ImatrixFile({"a": ImatrixEntry(ones, np.ones(1, np.float32))}, (), 1, 512))
     assert candidates(matrix("a"), path)[-4:] == mix.SMALL_CANDIDATES
     assert "IQ2_S" not in candidates(matrix("b"), path)
 

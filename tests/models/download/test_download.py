@@ -28,7 +28,7 @@ from llmrun.errors import (
 from llmrun.models.download import download as module
 from llmrun.models.download import part
 from llmrun.models.download.download import download
-from llmrun.models.download.transfer import Patience, Source
+from llmrun.models.download.transfer import Patience, TransferSource
 
 CONTENT = random.Random(1).randbytes(3_000_000)
 QUICK = Patience(connect_seconds=30, stall_seconds=30, retries=2, backoff_seconds=0.0)
@@ -51,10 +51,10 @@ def part_of(target: Path) -> Path:
     return target.with_name(target.name + ".part")
 
 
-def source(hub: StandInHub, **changes: Any) -> Source:
+def source(hub: StandInHub, **changes: Any) -> TransferSource:
     url = f"{hub.url}/{hub.repository}/resolve/{COMMIT}/tiny.gguf"
     fields = {"label": "tiny.gguf", "sha256": sha256(CONTENT), "size": len(CONTENT), **changes}
-    return Source(url, **fields)
+    return TransferSource(url, **fields)
 
 
 def fetch(
@@ -282,7 +282,7 @@ def test_progress_comes_while_nothing_arrives(hub: StandInHub, target: Path) -> 
 
 
 def test_unreachable_server(target: Path) -> None:
-    nowhere = Source("http://127.0.0.1:9/x", "x", "0" * 64, 1)
+    nowhere = TransferSource("http://127.0.0.1:9/x", "x", "0" * 64, 1)
     with pytest.raises(NetworkError, match=r"can't reach 127\.0\.0\.1"):
         download(nowhere, target, lock=target.with_name("l"), patience=Patience(retries=0))
 
@@ -417,7 +417,7 @@ def test_disk_that_fills_up_meanwhile(
 
     with monkeypatch.context() as patch:
         if where == "write":
-            patch.setattr(part.Part, "write", full)
+            patch.setattr(part.DownloadPart, "write", full)
         elif where == "fsync":
             patch.setattr(part.os, "fsync", full)
         else:
@@ -454,7 +454,7 @@ def test_two_at_once_transfer_once(hub: StandInHub, target: Path) -> None:
 
 
 def test_links_stay_out_of_messages(hub: StandInHub, target: Path) -> None:
-    secret = Source(f"{hub.url}/nowhere?signature=canary", "tiny.gguf")
+    secret = TransferSource(f"{hub.url}/nowhere?signature=canary", "tiny.gguf")
     with pytest.raises(ModelNotFoundError) as caught:
         download(secret, target, lock=target.with_name("l"), patience=QUICK)
     assert "canary" not in f"{caught.value} {caught.value.hint}"

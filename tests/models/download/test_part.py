@@ -12,7 +12,7 @@ import pytest
 from support.stand_in_hub import sha256
 
 from llmrun.models.download import part as module
-from llmrun.models.download.part import Claim, NotYoursError, Part, WrongBytesError, arrived_bytes, part_path
+from llmrun.models.download.part import Claim, DownloadPart, NotYoursError, WrongBytesError, arrived_bytes, part_path
 
 CONTENT = random.Random(4).randbytes(1_000_003)
 SIZE = len(CONTENT)
@@ -26,38 +26,40 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SMALLEST_PIECE", PIECE)
 
 
-def claim(part: Part) -> Claim:
+def claim(part: DownloadPart) -> Claim:
     found = part.claim()
     assert found is not None
     return found
 
 
-def write(part: Part, wanted: Claim, n_bytes: int, content: bytes = CONTENT) -> None:
+def write(part: DownloadPart, wanted: Claim, n_bytes: int, content: bytes = CONTENT) -> None:
     at = wanted.piece.position
     part.write(wanted, content[at : at + n_bytes])
 
 
-def complete(part: Part) -> None:
+def complete(part: DownloadPart) -> None:
     while (wanted := part.claim()) is not None:
         while not wanted.piece.whole:
             write(part, wanted, 50_000)
         part.give_back(wanted)
 
 
-def hash_all(part: Part) -> None:
+def hash_all(part: DownloadPart) -> None:
     while part.hash_some():
         pass
 
 
-def interrupted(target: Path, work: Callable[[Part], None], sha: str | None = HASH, size: int | None = SIZE) -> None:
-    with suppress(KeyboardInterrupt), Part(target, size, sha) as part:
+def interrupted(
+    target: Path, work: Callable[[DownloadPart], None], sha: str | None = HASH, size: int | None = SIZE
+) -> None:
+    with suppress(KeyboardInterrupt), DownloadPart(target, size, sha) as part:
         work(part)
         raise KeyboardInterrupt
 
 
 def test_pieces_in_any_order(tmp_path: Path) -> None:
     target = tmp_path / "file"
-    with Part(target, SIZE, HASH) as part:
+    with DownloadPart(target, SIZE, HASH) as part:
         claims = [claim(part) for _ in range(8)]
         assert part.claim() is None
         for wanted in reversed(claims):
@@ -75,7 +77,7 @@ def test_what_is_noted_is_there_at_every_moment(tmp_path: Path) -> None:
     """As if killed after each write: a copy of the two files is a download that can go on, with nothing lost."""
     dice = random.Random(5)
     target = tmp_path / "file"
-    with Part(target, SIZE, HASH) as part:
+    with DownloadPart(target, SIZE, HASH) as part:
         claims: list[Claim] = []
         step = 0
         while not part.complete:
@@ -92,7 +94,7 @@ def test_what_is_noted_is_there_at_every_moment(tmp_path: Path) -> None:
             for path in tmp_path.glob("file.part*"):
                 shutil.copy(path, copy)
             assert arrived_bytes(copy / "file", SIZE) == part.arrived
-            with Part(copy / "file", SIZE, HASH) as resumed:
+            with DownloadPart(copy / "file", SIZE, HASH) as resumed:
                 assert resumed.arrived == part.arrived
                 complete(resumed)
                 hash_all(resumed)
@@ -106,7 +108,7 @@ def test_first_bytes_of_a_plain_part_are_taken_over(tmp_path: Path) -> None:
     target = tmp_path / "file"
     part_path(target).write_bytes(CONTENT[:300_000])
     assert arrived_bytes(target, SIZE) == 300_000
-    with Part(target, SIZE, HASH) as part:
+    with DownloadPart(target, SIZE, HASH) as part:
         assert part.in_pieces
         assert part.arrived == 300_000
         assert claim(part).piece.position == 300_000
@@ -117,7 +119,7 @@ def test_damaged_map_costs_bytes_but_not_the_file(tmp_path: Path, damage: bytes)
     target = tmp_path / "file"
     interrupted(target, lambda part: write(part, claim(part), 90_000))
     (tmp_path / "file.part.map").write_bytes(damage)
-    with Part(target, SIZE, HASH) as part:
+    with DownloadPart(target, SIZE, HASH) as part:
         assert part.arrived == 90_000  # read as a plain part
         complete(part)
         hash_all(part)
@@ -130,20 +132,20 @@ def test_map_that_claims_more_than_is_there(tmp_path: Path) -> None:
     interrupted(target, lambda part: write(part, claim(part), 90_000))
     with part_path(target).open("r+b") as file:
         file.truncate(10_000)
-    with Part(target, SIZE, HASH) as part:
+    with DownloadPart(target, SIZE, HASH) as part:
         assert part.arrived == 10_000
 
 
 def test_map_of_another_size_is_not_believed(tmp_path: Path) -> None:
     target = tmp_path / "file"
     interrupted(target, lambda part: write(part, claim(part), 90_000))
-    with Part(target, SIZE + 1, HASH) as part:
+    with DownloadPart(target, SIZE + 1, HASH) as part:
         assert part.arrived == 90_000
 
 
 def test_wrong_bytes_are_deleted(tmp_path: Path) -> None:
     target = tmp_path / "file"
-    with pytest.raises(WrongBytesError, match="sha256"), Part(target, SIZE, sha256(b"other")) as part:  # noqa: PT012
+    with pytest.raises(WrongBytesError, match="sha256"), DownloadPart(target, SIZE, sha256(b"other")) as part:  # noqa: PT012
         complete(part)
         hash_all(part)
         part.install()
@@ -152,13 +154,13 @@ def test_wrong_bytes_are_deleted(tmp_path: Path) -> None:
 
 def test_missing_bytes_are_not_installed(tmp_path: Path) -> None:
     target = tmp_path / "file"
-    with pytest.raises(WrongBytesError, match="promised"), Part(target, SIZE, HASH) as part:
+    with pytest.raises(WrongBytesError, match="promised"), DownloadPart(target, SIZE, HASH) as part:
         part.install()
     assert not list(tmp_path.iterdir())
 
 
 def test_piece_that_was_taken_away(tmp_path: Path) -> None:
-    with Part(tmp_path / "file", SIZE, HASH) as part:
+    with DownloadPart(tmp_path / "file", SIZE, HASH) as part:
         slow = claim(part)
         write(part, slow, 1000)
         part.give_back(slow)
@@ -169,14 +171,14 @@ def test_piece_that_was_taken_away(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_after_the_end(tmp_path: Path) -> None:
-    with Part(tmp_path / "file", SIZE, HASH) as part:
+    with DownloadPart(tmp_path / "file", SIZE, HASH) as part:
         slow = claim(part)
     with pytest.raises(NotYoursError):
         write(part, slow, 1000)
 
 
 def test_restart_keeps_only_the_one_who_asks(tmp_path: Path) -> None:
-    with Part(tmp_path / "file", SIZE, HASH) as part:
+    with DownloadPart(tmp_path / "file", SIZE, HASH) as part:
         first, second = claim(part), claim(part)
         write(part, first, 1000)
         part.hash_some()
@@ -192,7 +194,7 @@ def test_restart_keeps_only_the_one_who_asks(tmp_path: Path) -> None:
 
 
 def test_what_is_beyond_the_end_is_dropped(tmp_path: Path) -> None:
-    with Part(tmp_path / "file", 100, sha256(CONTENT[:100])) as part:
+    with DownloadPart(tmp_path / "file", 100, sha256(CONTENT[:100])) as part:
         part.write(claim(part), CONTENT[:1000])
         hash_all(part)
         part.install()
@@ -206,7 +208,7 @@ def test_empty_part_does_not_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["", "x" * 5000, "Ünicode"])
 def test_without_hash_and_version_nothing_stays(tmp_path: Path, version: str) -> None:
-    def work(part: Part) -> None:
+    def work(part: DownloadPart) -> None:
         part.remember(version)
         write(part, claim(part), 1000)
 
@@ -215,12 +217,12 @@ def test_without_hash_and_version_nothing_stays(tmp_path: Path, version: str) ->
 
 
 def test_version_is_remembered(tmp_path: Path) -> None:
-    def work(part: Part) -> None:
+    def work(part: DownloadPart) -> None:
         part.remember('"one"')
         write(part, claim(part), 1000)
 
     interrupted(tmp_path / "file", work, None, None)
-    with Part(tmp_path / "file", None, None) as part:
+    with DownloadPart(tmp_path / "file", None, None) as part:
         assert (part.version, part.arrived) == ('"one"', 1000)
 
 

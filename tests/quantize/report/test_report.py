@@ -12,8 +12,8 @@ from support.report_fake import FIGURES, FakeMeasures, card, row
 from llmrun.errors import CancelledError, DiskFullError, LlmrunError, TerminatedError, UsageError
 from llmrun.quantize.report import Card, ReportUpdate, make_report
 from llmrun.quantize.report import folder as report_folder
-from llmrun.quantize.report.card import Quality, Speed, to_json
-from llmrun.quantize.report.timetable import Step, Timetable
+from llmrun.quantize.report.card import CardSpeed, Quality, to_json
+from llmrun.quantize.report.timetable import ReportStep, Timetable
 from llmrun.quantize.report.verdict import beaten_by, contenders, front, loss_in_words, recommended, verdict, verdicts
 
 KINDS = ["Q8_0", "Q4_K_M", "Q4_0"]
@@ -161,7 +161,9 @@ def test_what_the_killed_left_is_removed_but_not_what_is_in_use(
 
 
 def test_a_timetable_learns_from_what_is_done() -> None:
-    table = Timetable([Step("timing", "A", 1.0), Step("judging", "A", 10.0), Step("timing", "B", 1.0)])
+    table = Timetable(
+        [ReportStep("timing", "A", 1.0), ReportStep("judging", "A", 10.0), ReportStep("timing", "B", 1.0)]
+    )
     assert table.seconds_left() is None
     table.finish(2.0)
     assert table.seconds_left() == pytest.approx(22.0)
@@ -174,7 +176,7 @@ def test_a_timetable_learns_from_what_is_done() -> None:
 
 
 def test_the_first_step_tells_by_its_own_pace() -> None:
-    table = Timetable([Step("timing", "A", 1.0)])
+    table = Timetable([ReportStep("timing", "A", 1.0)])
     assert table.seconds_left(0.25, 10.0) == pytest.approx(30.0)
 
 
@@ -192,9 +194,12 @@ def test_a_type_that_is_worse_at_everything_is_named() -> None:
 
 
 def test_noise_beats_nobody() -> None:
-    one = row("Q4_0", decode=Speed((100.0, 130.0, 90.0)), quality=Quality(kld=0.05, kld_error=0.01))
+    one = row("Q4_0", decode=CardSpeed((100.0, 130.0, 90.0)), quality=Quality(kld=0.05, kld_error=0.01))
     other = row(
-        "IQ4_NL", n_bytes=91_700_000, decode=Speed((140.0, 110.0, 110.0)), quality=Quality(kld=0.053, kld_error=0.01)
+        "IQ4_NL",
+        n_bytes=91_700_000,
+        decode=CardSpeed((140.0, 110.0, 110.0)),
+        quality=Quality(kld=0.053, kld_error=0.01),
     )
     assert beaten_by(one, [one, other]) is None
     assert beaten_by(other, [one, other]) is None
@@ -226,7 +231,7 @@ def test_any_card_has_its_verdicts() -> None:
     for _ in range(300):
         rows = [row("F16")]
         for number in range(draw.randrange(6)):
-            decode = Speed(tuple(draw.uniform(50, 60) for _ in range(draw.randrange(5))))
+            decode = CardSpeed(tuple(draw.uniform(50, 60) for _ in range(draw.randrange(5))))
             quality = Quality(kld=draw.choice([None, 0.0, draw.uniform(0, 0.3)]), kld_error=draw.choice([None, 0.01]))
             n_bytes = draw.choice([None, 90, 91, 100])
             rows.append(row("Q4_0", type=f"Q{number}_0", n_bytes=n_bytes, decode=decode, quality=quality))
@@ -250,7 +255,7 @@ def test_the_front_is_smaller_or_more_exact() -> None:
 
 
 def test_json_has_units_and_nulls() -> None:
-    partial = card(row("F16"), row("Q4_0", decode=Speed(), peak_memory=None), is_complete=False)
+    partial = card(row("F16"), row("Q4_0", decode=CardSpeed(), peak_memory=None), is_complete=False)
     data = to_json(partial, verdicts(partial.rows), "Q4_0")
     assert data["types"][1]["decode_tokens_per_second"] is None
     assert data["types"][1]["peak_memory_bytes"] is None

@@ -15,15 +15,15 @@ import pytest
 
 from llmrun.ui.html.label_places import Box, Spot, along, place_labels, spread
 from llmrun.ui.html.markup import Markup, element, joined, text
-from llmrun.ui.html.page import Cell, Facts, Figure, Paragraph, Section, Table, Tiles, page
-from llmrun.ui.html.plot_frame import STYLE, WIDTH, Axis, Point, shortened, text_width
-from llmrun.ui.html.plots import Bar, Dot, Series, bar_chart, dot_chart, line_chart
+from llmrun.ui.html.page import Cell, Facts, PageFigure, Paragraph, Section, Table, Tiles, page
+from llmrun.ui.html.plot_frame import STYLE, WIDTH, PlotAxis, Point, shortened, text_width
+from llmrun.ui.html.plots import Bar, Dot, PlotSeries, bar_chart, dot_chart, line_chart
 from llmrun.ui.html.scales import is_drawable, number, scale
-from llmrun.ui.views.roofline import Ceiling, Work, roofline
+from llmrun.ui.views.roofline import Ceiling, RooflineWork, roofline
 
 HOSTILE = '</text><script>alert("1")</script>&\x1b[31m\x00\u202e\ud800\'"`'
-AXIS = Axis("depth", "tokens", "log2")
-SPEED = Axis("decode", "t/s", from_zero=True)
+AXIS = PlotAxis("depth", "tokens", "log2")
+SPEED = PlotAxis("decode", "t/s", from_zero=True)
 ODD = (0.0, -1.0, 1.0, math.nan, math.inf, -math.inf, 1e308, 5e-324, 1e-9, 123456789.0)
 
 
@@ -122,17 +122,19 @@ def test_long_names_lose_their_middle() -> None:
 # ---- charts ----------------------------------------------------------------------------------------
 
 
-def series(name: str, *ys: float) -> Series:
-    return Series(name, tuple(Point(512.0 * i, y, y * 0.9, y * 1.1, (y * 0.95, y)) for i, y in enumerate(ys)))
+def series(name: str, *ys: float) -> PlotSeries:
+    return PlotSeries(name, tuple(Point(512.0 * i, y, y * 0.9, y * 1.1, (y * 0.95, y)) for i, y in enumerate(ys)))
 
 
 def all_charts(name: str, values: tuple[float, ...]) -> list[Markup]:
     pairs = list(zip(values, reversed(values), strict=True))
     return [
-        line_chart([Series(name, tuple(Point(a, b, b, a, (a, b), name) for a, b in pairs))], AXIS, SPEED, name),
+        line_chart([PlotSeries(name, tuple(Point(a, b, b, a, (a, b), name) for a, b in pairs))], AXIS, SPEED, name),
         bar_chart([Bar(name, a, b, a, (a, b), b, note=name) for a, b in pairs], SPEED, name),
         dot_chart([Dot(name, a, b, name, a, "front", name, True) for a, b in pairs], AXIS, SPEED, name),
-        roofline(values[0], [Ceiling(name, b) for _, b in pairs], [Work(name, a, b, name) for a, b in pairs], name),
+        roofline(
+            values[0], [Ceiling(name, b) for _, b in pairs], [RooflineWork(name, a, b, name) for a, b in pairs], name
+        ),
     ]
 
 
@@ -157,7 +159,7 @@ def test_nothing_that_is_no_number_is_drawn() -> None:
 
 def test_charts_without_data_say_so() -> None:
     empty = [line_chart([], AXIS, SPEED, "t"), bar_chart([], SPEED, "t"), dot_chart([], AXIS, SPEED, "t")]
-    for svg in [*empty, roofline(0.0, [], [], "t"), line_chart([Series("a", ())], AXIS, SPEED, "t")]:
+    for svg in [*empty, roofline(0.0, [], [], "t"), line_chart([PlotSeries("a", ())], AXIS, SPEED, "t")]:
         assert "Nothing was measured." in words(svg)
 
 
@@ -190,7 +192,9 @@ def test_bars_are_as_long_as_their_values() -> None:
 
 
 def test_the_roof_bends_where_memory_and_processor_meet() -> None:
-    svg = roofline(10e9, [Ceiling("int8", 1e12), Ceiling("also int8", 1.01e12)], [Work("tg", 2.0, 15e9)], "Roofline")
+    svg = roofline(
+        10e9, [Ceiling("int8", 1e12), Ceiling("also int8", 1.01e12)], [RooflineWork("tg", 2.0, 15e9)], "Roofline"
+    )
     assert "int8, also int8, 1,010" in words(svg)
     assert "memory, 10 GB/s" in words(svg)
     assert "tg" in words(svg)
@@ -237,7 +241,7 @@ class Reader(HTMLParser):
 
 def whole_page(name: str) -> str:
     table = Table((name, "n"), ((Cell(name), Cell("1", 1.0, 0.5)), (Cell("b"), Cell("–"))), frozenset({1}), marked=0)
-    chart = Figure(bar_chart([Bar(name, 1.0)], SPEED, name), name)
+    chart = PageFigure(bar_chart([Bar(name, 1.0)], SPEED, name), name)
     parts = (Tiles(((name, name),)), Paragraph(name), Facts(((name, name),)), table, chart)
     return page(name, [Section(name, parts)], lead=name)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-from llmrun.bench.parameters import Case, Settings, Wanted
-from llmrun.bench.results import Chat, Limit, Machine, Result, Row
+from llmrun.bench.parameters import BenchSettings, Case, Wanted
+from llmrun.bench.results import BenchRow, ChatTimes, Limit, Machine, Result
 from llmrun.bench.run import Progress
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.ui.terminal.cells import width
@@ -14,7 +14,7 @@ from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.bench import BenchView, details, disturbances
 
 LIMIT = Limit(200.0, "memory", 200.0, 2000.0, 2e10, 4e11, 1e8, 1e6, 1e8)
-ROW = Row(
+ROW = BenchRow(
     n_gen=128,
     test="tg128",
     model="smollm2",
@@ -28,7 +28,7 @@ ROW = Row(
     load_ns=70_000_000,
     peak_bytes=150_000_000,
 )
-CASES = (Case(Settings(2), BenchTest(512)), Case(Settings(2), BenchTest(0, 128)))
+CASES = (Case(BenchSettings(2), BenchTest(512)), Case(BenchSettings(2), BenchTest(0, 128)))
 PROGRESS = Progress("smollm2", "tg128", 3, 10, "warming up", 1, 5)
 
 
@@ -158,7 +158,7 @@ def test_names_from_elsewhere_can_not_steer_the_terminal() -> None:
 
 
 def test_details_of_chats_models_and_limits() -> None:
-    chat = Chat((310_000_000, 330_000_000), 7_500_000, 9_000_000, 12_000_000, 0.002, 0.009, (130.0, 134.0))
+    chat = ChatTimes((310_000_000, 330_000_000), 7_500_000, 9_000_000, 12_000_000, 0.002, 0.009, (130.0, 134.0))
     rows = (ROW, replace(ROW, test="chat128+64", n_prompt=128, n_gen=64, chat=chat, joules=(19.2, 19.2, 19.2)))
     text = "\n".join(details(Result(rows)))
     assert "chat128+64: first text after 0.32 s, then 132.0 t/s (2 threads)" in text

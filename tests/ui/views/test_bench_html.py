@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from xml.etree import ElementTree
 
-from llmrun.bench.results import Chat, Limit, Machine, Result, Row
+from llmrun.bench.results import BenchRow, ChatTimes, Limit, Machine, Result
 from llmrun.ui.views.bench_html import bench_page, labels
 
 LIMIT = Limit(355.0, "memory", 355.0, 4000.0, 30e9, 0.5e12, 84e6, 1000.0, 1.35e8)
-ROW = Row(
+ROW = BenchRow(
     model="tiny-Q4_0", model_type="llama 135M Q4_0", model_filename="/secret/tiny.gguf", test="tg128", n_gen=128,
     n_threads=2, samples_ns=(680_000_000, 700_000_000, 690_000_000), limit=LIMIT, load_ns=200_000_000,
     peak_bytes=140_000_000, test_time="2026-11-21T10:00:00Z",
@@ -58,7 +58,7 @@ def test_rows_are_told_apart_by_what_differs() -> None:
 
 
 def test_answers_doubts_and_energy_have_their_columns() -> None:
-    chat = Chat((100_000_000, 120_000_000), 5_000_000, 6_000_000, 9_000_000, 0.02, 0.01, (188.0, 190.0))
+    chat = ChatTimes((100_000_000, 120_000_000), 5_000_000, 6_000_000, 9_000_000, 0.02, 0.01, (188.0, 190.0))
     row = replace(ROW, test="chat512+128", n_prompt=512, chat=chat, marks=("too noisy",), joules=(10.0, 11.0, 12.0))
     page = bench_page(Result((row,), is_partial=True))
     assert all(words in page for words in ("110.0 ms", "189.0 t/s", "9.0 ms", "too noisy", "0.0172 J", "stopped early"))
@@ -77,7 +77,7 @@ def test_a_result_from_anywhere_is_foreign() -> None:
 
 def test_little_is_a_page_too() -> None:
     assert "Nothing was measured." in bench_page(Result(()))
-    bare = Row(samples_ns=(1,), n_gen=1)
+    bare = BenchRow(samples_ns=(1,), n_gen=1)
     assert "</html>" in bench_page(Result((bare,)))
     odd = replace(ROW, limit=replace(LIMIT, memory_ceiling=0.0, read_rate=0.0, compute_rate=0.0))
     assert "</html>" in bench_page(Result((odd,)))

@@ -13,7 +13,7 @@ from support.report_fake import card, row
 
 from llmrun.errors import CancelledError, ResourceError, UsageError
 from llmrun.quantize.report import ReportUpdate
-from llmrun.quantize.report.card import Card, Quality, Row, Speed
+from llmrun.quantize.report.card import Card, CardRow, CardSpeed, Quality
 from llmrun.ui.terminal.cells import width
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views import report
@@ -37,7 +37,7 @@ def output(stdout: io.StringIO, stderr: io.StringIO | None = None, *, json: bool
 
 def hostile() -> Card:
     nasty = row("Q4_0", type=HOSTILE, notes=(HOSTILE,))
-    failed = replace(row("Q8_0"), type="Q8_0", failure=HOSTILE, quality=Quality(), decode=Speed())
+    failed = replace(row("Q8_0"), type="Q8_0", failure=HOSTILE, quality=Quality(), decode=CardSpeed())
     return card(row("F16"), nasty, failed, name=HOSTILE, source=HOSTILE, notes=(HOSTILE,))
 
 
@@ -90,7 +90,7 @@ def test_foreign_text_steers_no_terminal() -> None:
 
 def test_what_was_not_measured_has_a_dash() -> None:
     stdout, stderr = io.StringIO(), io.StringIO()
-    bare = replace(row("Q4_0"), decode=Speed(), prefill=Speed(), quality=Quality(), peak_memory=None)
+    bare = replace(row("Q4_0"), decode=CardSpeed(), prefill=CardSpeed(), quality=Quality(), peak_memory=None)
     with pytest.raises(CancelledError):  # and yet everything is shown
         show(output(stdout, stderr), card(row("F16"), bare, is_complete=False))
     (line,) = (line for line in stdout.getvalue().splitlines() if line.startswith("Q4_0"))
@@ -99,18 +99,18 @@ def test_what_was_not_measured_has_a_dash() -> None:
 
 
 def test_a_busy_machine_is_told() -> None:
-    quiet, busy = row("F16"), row("F16", decode=Speed((50.0, 100.0)))
+    quiet, busy = row("F16"), row("F16", decode=CardSpeed((50.0, 100.0)))
     assert notes(card(quiet)) == []
     assert notes(card(busy))[0].startswith("the machine was busy: the same speed was up to 2.0x higher")
 
 
 def test_the_wall_says_slower_only_when_it_is_sure() -> None:
-    fast, slow = row("F16", decode=Speed((100.0, 101.0, 99.0))), row("Q8_0", decode=Speed((50.0, 51.0, 50.5)))
+    fast, slow = row("F16", decode=CardSpeed((100.0, 101.0, 99.0))), row("Q8_0", decode=CardSpeed((50.0, 51.0, 50.5)))
     assert decode_words(slow, fast) == "2.0x slower"
     assert decode_words(fast, slow) == "2.0x faster"
-    noisy = row("Q8_0", decode=Speed((60.0, 150.0, 100.0)))
+    noisy = row("Q8_0", decode=CardSpeed((60.0, 150.0, 100.0)))
     assert decode_words(noisy, fast) == "equally fast"
-    assert decode_words(row("Q8_0", decode=Speed()), fast) == ""
+    assert decode_words(row("Q8_0", decode=CardSpeed()), fast) == ""
     assert wall(card(row("F16"))) == ""
 
 
@@ -169,7 +169,7 @@ def test_the_page_has_every_figure_and_no_foreign_markup() -> None:
 
 
 @pytest.mark.parametrize("rows", [(row("F16"),), (row("F16"), replace(row("Q4_0"), quality=Quality(), n_bytes=None))])
-def test_a_page_of_little_is_a_page(rows: tuple[Row, ...]) -> None:
+def test_a_page_of_little_is_a_page(rows: tuple[CardRow, ...]) -> None:
     assert "</html>" in report_page(card(*rows, is_complete=False))
 
 

@@ -32,7 +32,7 @@ _RESET_PEAK = "5"  # proc(5)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class BenchWork:
     """Decode calls, prepared.
 
     Attributes:
@@ -57,17 +57,17 @@ class BenchContext:
         self.context, self.load = LlamaContext(model, load), load
         self._random = random.Random(seed)  # noqa: S311 - the same tokens every time is the point
 
-    def prompt(self, n_tokens: int, start: int = 0) -> Work:
+    def prompt(self, n_tokens: int, start: int = 0) -> BenchWork:
         """The decode calls of a prompt of random tokens, from position start on."""
         tokens, size = self._tokens(n_tokens), self.context.n_batch
-        return Work([_batch(tokens[i : i + size], start + i) for i in range(0, n_tokens, size)])
+        return BenchWork([_batch(tokens[i : i + size], start + i) for i in range(0, n_tokens, size)])
 
-    def answer(self, n_tokens: int, start: int = 0) -> Work:
+    def answer(self, n_tokens: int, start: int = 0) -> BenchWork:
         """The decode calls of random tokens, one by one."""
         tokens = self._tokens(n_tokens)
-        return Work([_batch([token], start + i) for i, token in enumerate(tokens)], one_by_one=True)
+        return BenchWork([_batch([token], start + i) for i, token in enumerate(tokens)], one_by_one=True)
 
-    def do(self, work: Work) -> None:
+    def do(self, work: BenchWork) -> None:
         """Compute it; waits until the last token is computed.
 
         Raises:
@@ -207,10 +207,10 @@ def _fill(kept: _Kept, context: BenchContext, depth: int, report: Report) -> Non
 def _measure_chat(
     kept: _Kept, context: BenchContext, test: BenchTest, seed: int, energy: Energy, report: Report
 ) -> Repetition:
-    from llmrun.engine.jobs.bench.chat import Conversation
+    from llmrun.engine.jobs.bench.chat import BenchConversation
 
     context.context.clear()
-    conversation = Conversation(context.context, test, seed)
+    conversation = BenchConversation(context.context, test, seed)
     if test.n_depth:
         report(BenchUpdate("depth"))
         conversation.fill()

@@ -17,7 +17,7 @@ from llmrun.engine.channel import Outbox
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.llama.base import Entry
 from llmrun.errors import LlmrunError
-from llmrun.protocol.jobs.bench import Answer, BenchTest
+from llmrun.protocol.jobs.bench import BenchAnswer, BenchTest
 from llmrun.protocol.messages import Event, Failed, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 
@@ -76,7 +76,7 @@ class _Stopwatch:
         return self.context.vocabulary.is_end(token)
 
 
-class Conversation:
+class BenchConversation:
     """One prompt, and the answer to it. The context has to be empty."""
 
     def __init__(self, context: LlamaContext, test: BenchTest, seed: int) -> None:
@@ -99,7 +99,7 @@ class Conversation:
         self._stopwatch.sampling_ns = self._stopwatch.text_ns = 0
         self._stopwatch.token_times.clear()
 
-    def answer(self, send: Callable[[str], None]) -> tuple[int, Answer]:
+    def answer(self, send: Callable[[str], None]) -> tuple[int, BenchAnswer]:
         """Ask and answer. send gets the text as it comes.
 
         Returns:
@@ -120,7 +120,7 @@ class Conversation:
         ns = time.perf_counter_ns() - began
         watch, times = self._stopwatch, self._stopwatch.token_times
         gaps = tuple(after - before for before, after in itertools.pairwise(times))
-        return ns, Answer((first_text or [began + ns])[0] - began, gaps, watch.sampling_ns, watch.text_ns)
+        return ns, BenchAnswer((first_text or [began + ns])[0] - began, gaps, watch.sampling_ns, watch.text_ns)
 
     def _prompt(self) -> list[int]:
         """The test's tokens of a text that never ends."""

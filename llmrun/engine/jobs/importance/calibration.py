@@ -16,7 +16,7 @@ from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.service import Preparer
 from llmrun.errors import BadModelError, BadTemplateError, UsageError
-from llmrun.protocol.jobs.importance import Prompt
+from llmrun.protocol.jobs.importance import CalibrationPrompt
 from llmrun.protocol.messages import AnswerRequest, Failed, Finished, Generate, Load, Message, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 
@@ -29,7 +29,7 @@ _SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=0.98, min_p=0.01)
 
 @dataclass(slots=True)
 class _Piece:
-    prompt: Prompt
+    prompt: CalibrationPrompt
     start: list[int]
     text: str = ""
     is_whole: bool = False
@@ -64,7 +64,12 @@ class Author:
         self._context.close()
 
     def write(
-        self, prompts: Sequence[Prompt], n_tokens: int, seconds: float, seed: int, report: Callable[[int, float], None]
+        self,
+        prompts: Sequence[CalibrationPrompt],
+        n_tokens: int,
+        seconds: float,
+        seed: int,
+        report: Callable[[int, float], None],
     ) -> tuple[list[int], str]:
         """Write until there are so many tokens, prompts included, or the time is over.
 
@@ -101,7 +106,7 @@ class Author:
             report(n_written, time.monotonic() - began)
         return self._joined(pieces)
 
-    def _usable(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+    def _usable(self, prompts: Sequence[CalibrationPrompt]) -> list[CalibrationPrompt]:
         """All of them, or only those without a chat template, where there is none that leaves room for an answer."""
         questions = [prompt for prompt in prompts if prompt.is_question]
         with suppress(BadTemplateError):
@@ -109,7 +114,7 @@ class Author:
                 return list(prompts)
         return [prompt for prompt in prompts if not prompt.is_question]
 
-    def _begin(self, prompt: Prompt, number: int, seed: int, most: int) -> _Piece:
+    def _begin(self, prompt: CalibrationPrompt, number: int, seed: int, most: int) -> _Piece:
         """Give a request to the loop."""
         tokens = self._tokens(prompt)
         sampling = replace(_SAMPLING, seed=(seed + number) % 2**32)
@@ -117,7 +122,7 @@ class Author:
         self._engine.add(number, tokens, sampling, Limits(min(most, room)))
         return _Piece(prompt, tokens)
 
-    def _tokens(self, prompt: Prompt) -> list[int]:
+    def _tokens(self, prompt: CalibrationPrompt) -> list[int]:
         if prompt.is_question:
             asked = AnswerRequest((Message("user", prompt.text),))
         else:
