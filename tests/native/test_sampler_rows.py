@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_rows_are_each_one_alone(count: int) -> None:
         possible = [np.flatnonzero(row > -np.inf)[[33, 71]] for row in logits]
         masks = [mask_of(n_vocab, np.append(*both)) for both in zip(allowed, possible, strict=True)]
         words = [mask.ctypes.data if (row + step) % 3 else None for row, mask in enumerate(masks)]
-        bans = [{int(allowed[row][0])} if row % 2 else () for row in range(count)]
+        bans: list[Collection[int]] = [{int(allowed[row][0])} if row % 2 else () for row in range(count)]
         found = _native.sample_rows(together, [row.ctypes.data for row in logits], words, bans)
         expected = []
         for sampler, row, mask, banned in zip(alone, logits, words, bans, strict=True):
@@ -81,7 +81,9 @@ def test_a_bad_row_says_what_is_wrong_and_spoils_no_other(count: int) -> None:
     samplers = [native_sampler(30, SamplingParams(temperature=0.0, presence_penalty=1e-3), 3) for _ in logits]
     states = [sampler.random_state() for sampler in samplers]
     addresses, likeliest = [row.ctypes.data for row in logits], [int(row.argmax()) for row in logits]
-    words, bans = [None] * 4 + [mask.ctypes.data] * 2 + [None] * (count - 6), [()] * 4 + [[3], ()] + [()] * (count - 6)
+    allowed = mask.ctypes.data
+    words: list[int | None] = [None, None, None, None, allowed, allowed, *[None] * (count - 6)]
+    bans: list[Sequence[int]] = [(), (), (), (), [3], (), *[()] * (count - 6)]
     found = _native.sample_rows(samplers, addresses, words, bans)
     assert found[:6] == [
         (likeliest[0], Status.CHOSEN),
@@ -100,9 +102,9 @@ def test_rows_have_to_match_up() -> None:
     row = np.zeros(3, np.float32)
     sampler, address = _native.Sampler(3), row.ctypes.data
     before = sampler.random_state()
-    for wrong in (([], [None], [()]), ([address], [], [()]), ([address], [None], [])):
+    for n_addresses, n_masks, n_bans in ((0, 1, 1), (1, 0, 1), (1, 1, 0)):
         with pytest.raises(ValueError, match="as many"):
-            _native.sample_rows([sampler], *wrong)
+            _native.sample_rows([sampler], [address] * n_addresses, [None] * n_masks, [()] * n_bans)
     with pytest.raises(ValueError, match="address of the logits"):
         _native.sample_rows([sampler], [2], [None], [()])
     with pytest.raises(ValueError, match="mask"):

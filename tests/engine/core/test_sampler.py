@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -414,7 +415,8 @@ def test_rows_are_sampled_as_each_one_alone() -> None:
     logits = np.random.default_rng(3).normal(size=(9, 10)).astype(np.float32)
     logits[4, 6] = math.nan
     together, alone = ([greedy(OnlyLetters() if row % 3 == 0 else None) for row in range(9)] for _ in range(2))
-    addresses, refused = [row.ctypes.data for row in logits], [{row} if row == 5 else () for row in range(9)]
+    addresses = [row.ctypes.data for row in logits]
+    refused: list[Collection[int]] = [{row} if row == 5 else () for row in range(9)]
     for count in (9, 1, 9):
         found = sample_rows(together[:count], addresses[:count], refused[:count])
         for sampler, address, banned, token in zip(alone, addresses, refused, found, strict=False):
