@@ -1,19 +1,34 @@
-"""Who may import what, how long files and functions get, and what a start must not load."""
+"""What import-linter can't say: homes of foreign packages, circles, sizes, names, and what a start must not load.
+
+Who may import whom among our own rooms is said once, in pyproject.toml. Every test here names all that offend it.
+"""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import llmrun
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 PACKAGE = Path(llmrun.__file__).parent
+PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+MOST_LINES, MOST_LINES_OF_A_FUNCTION = 500, 60
+MOST_ROOMS, MOST_LAYERS = 24, 12
+MOST_SHARED_NAMES = 0  # of public classes that stand for two things
 
 # Foreign package -> the only places that may import it: files, or folders with a slash at the end.
 HOMES = {
@@ -25,15 +40,9 @@ HOMES = {
     "click": (),
     "huggingface_hub": ("models/hub.py",),
 }
-# What the engine may know of llmrun: itself, and these.
-ENGINE_KNOWS = (
-    "errors",
-    "protocol",
-    "grammar",
-    "gguf",
-    "_native",
-    "engine",
-)
+# Who may say llama.cpp's and ggml's names: those who call them.
+LLAMA = "engine/llama/"
+LLAMA_ELSEWHERE: frozenset[str] = frozenset()
 
 HEAVY = (
     "llama_cpp",
@@ -49,43 +58,55 @@ HEAVY = (
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
 
+@cache
 def parsed(file: str) -> ast.Module:
     return ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
 
 
-def imports(file: str) -> set[str]:
-    """Full names of the modules, and of the names in modules, that a file imports anywhere, by statement or call."""
+@cache
+def imports(file: str, *, for_types: bool = True) -> frozenset[str]:
+    """Full names of the modules, and of the names in modules, that a file imports anywhere, by statement or call.
+
+    Args:
+        for_types: also those that only the type checker sees.
+    """
     found: set[str] = set()
-    for node in ast.walk(parsed(file)):
+    for node in ast.walk(parsed(file) if for_types else _at_run_time(file)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file} has a relative import"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in {
-            "import_module",
-            "__import__",
-        }:
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in {"import_module", "__import__"}:
             found |= {part.value for part in node.args if isinstance(part, ast.Constant)}
-    return found
+    return frozenset(found)
+
+
+def _at_run_time(file: str) -> ast.AST:
+    class WithoutTypes(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> ast.AST | None:
+            return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
+
+    return WithoutTypes().visit(ast.parse((PACKAGE / file).read_text(encoding="utf-8")))
 
 
 def within(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
-def functions(file: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(parsed(file)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+def at_home(file: str, homes: Iterable[str]) -> bool:
+    return any(file == home or (home.endswith("/") and file.startswith(home)) for home in homes)
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_foreign_packages_stay_in_their_homes(file: str) -> None:
-    for package, homes in HOMES.items():
-        at_home = any(file == home or (home.endswith("/") and file.startswith(home)) for home in homes)
-        strangers = [name for name in imports(file) if within(name, package)]
-        assert at_home or not strangers, f"{file} imports {strangers}"
+def test_foreign_packages_stay_in_their_homes() -> None:
+    strangers = {
+        (file, name)
+        for file in FILES
+        for package, homes in HOMES.items()
+        for name in imports(file)
+        if within(name, package) and not at_home(file, homes)
+    }
+    assert not strangers
 
 
 def test_llama_cpp_is_named_by_those_who_have_to() -> None:
@@ -99,46 +120,134 @@ def test_llama_cpp_is_named_by_those_who_have_to() -> None:
 
 
 def test_llama_cpp_and_ggml_are_called_in_one_room() -> None:
-    calling = set()
-    for file in FILES:
-        called = (ast.unparse(node.func) for node in ast.walk(parsed(file)) if isinstance(node, ast.Call))
-        names = {name.split(".")[-1] for name in called}
-        if any(name.startswith(("llama_", "ggml_")) for name in names):
-            calling.add(file)
-    assert calling
-    assert all(file.startswith("engine/llama/") for file in calling), calling
+    calling = {file for file in FILES if any(name.startswith(("llama_", "ggml_")) for name in used(file))}
+    assert {file for file in calling if not file.startswith(LLAMA)} == LLAMA_ELSEWHERE
+    assert {file for file in calling if file.startswith(LLAMA)}, "the search finds nothing"
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_the_engine_stands_apart(file: str) -> None:
-    ours = {name.removeprefix("llmrun.") for name in imports(file) if within(name, "llmrun")}
-    if file.startswith("engine/"):
-        strangers = {name for name in ours if not any(within(name, known) for known in ENGINE_KNOWS)}
-        assert not strangers, f"{file} imports {strangers}"
-    else:
-        assert not {name for name in ours if within(name, "engine")}, f"{file} imports the engine"
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_every_module_says_what_it_is(file: str) -> None:
-    assert ast.get_docstring(parsed(file)), f"{file} has no docstring"
-    assert file.endswith("__init__.py") or "from __future__ import annotations" in (PACKAGE / file).read_text()
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_files_and_functions_stay_short(file: str) -> None:
-    assert len((PACKAGE / file).read_text(encoding="utf-8").splitlines()) <= 500, file
-    for function in functions(file):
-        length = (function.end_lineno or 0) - function.lineno + 1
-        assert length <= 60, f"{function.name} in {file} has {length} lines"
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_printing_is_for_the_last_layer(file: str) -> None:
-    if file.startswith(("cli/", "ui/")):
-        return
+def used(file: str) -> Iterator[str]:
+    """Attributes of anything, and what getattr or [] may be given in their place."""
     for node in ast.walk(parsed(file)):
-        assert not (isinstance(node, ast.Name) and node.id == "print"), f"{file} prints"
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+            yield from (str(each.value) for each in node.args if isinstance(each, ast.Constant))
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            yield str(node.slice.value)
+
+
+# ---- sizes
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert not [file for file in FILES if not ast.get_docstring(parsed(file))]
+    modern = "from __future__ import annotations"
+    assert not [
+        file for file in FILES if not file.endswith("__init__.py") and modern not in (PACKAGE / file).read_text()
+    ]
+
+
+def test_files_and_functions_stay_short() -> None:
+    lengths = {file: len((PACKAGE / file).read_text(encoding="utf-8").splitlines()) for file in FILES}
+    assert not {file: length for file, length in lengths.items() if length > MOST_LINES}
+    functions = {
+        f"{node.name} in {file}": (node.end_lineno or 0) - node.lineno + 1
+        for file in FILES
+        for node in ast.walk(parsed(file))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert not {name: length for name, length in functions.items() if length > MOST_LINES_OF_A_FUNCTION}
+
+
+def test_printing_is_for_the_last_layer() -> None:
+    others = [file for file in FILES if not file.startswith(("cli/", "ui/"))]
+    names = {file: {node.id for node in ast.walk(parsed(file)) if isinstance(node, ast.Name)} for file in others}
+    assert not [file for file in others if "print" in names[file]]
+
+
+# ---- rooms, circles, names
+
+
+def room(file: str) -> str:
+    return file.split("/")[0].removesuffix(".py")
+
+
+def test_there_are_few_rooms_and_layers() -> None:
+    assert len({room(file) for file in FILES}) <= MOST_ROOMS
+    contracts = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    assert len(layers) <= MOST_LAYERS
+    layered = {name.strip().removeprefix("llmrun.") for layer in layers for name in layer.split("|")}
+    # What is in no layer is held by nothing; the engine has a contract of its own.
+    assert {room(file) for file in FILES} - layered == {"__init__", "engine"}
+
+
+def module(file: str) -> str:
+    return ".".join(["llmrun", *Path(file).with_suffix("").parts]).removesuffix(".__init__")
+
+
+def test_imports_run_in_no_circle() -> None:
+    """Neither between modules nor between rooms; imports inside functions count too, those for types alone do not."""
+    files = {module(file): file for file in FILES}
+    modules: dict[str, set[str]] = {}
+    rooms: dict[str, set[str]] = defaultdict(set)
+    for own, file in files.items():
+        targets = {known(name, files) for name in imports(file, for_types=False)} - {""}
+        modules[own] = targets - {own, "llmrun"}
+        rooms[room(file)] |= {room(files[target]) for target in modules[own]} - {room(file)}
+    assert not circles(modules)
+    assert not circles(rooms)
+
+
+def known(name: str, files: Mapping[str, str]) -> str:
+    """The module of ours that an import loads: the name itself, or what it is a name in; "" for none."""
+    return next((each for each in (name, name.rpartition(".")[0]) if each in files), "")
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
+    """Sets of nodes that all reach each other: Tarjan's strongly connected components of more than one node."""
+    numbers: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(node: str) -> None:
+        numbers[node] = lowest[node] = len(numbers)
+        path.append(node)
+        for target in graph.get(node, ()):
+            if target not in numbers:
+                visit(target)
+                lowest[node] = min(lowest[node], lowest[target])
+            elif target in path:
+                lowest[node] = min(lowest[node], numbers[target])
+        if lowest[node] == numbers[node]:
+            place = path.index(node)
+            if len(path) - place > 1:
+                found.append(set(path[place:]))
+            del path[place:]
+
+    for node in graph:
+        if node not in numbers:
+            visit(node)
+    return found
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [{"b", "c"}]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_a_public_name_stands_for_one_thing() -> None:
+    homes: dict[str, set[str]] = defaultdict(set)
+    for file in FILES:
+        for node in parsed(file).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].add(file)
+    shared = {name: sorted(files) for name, files in homes.items() if len(files) > 1}
+    assert len(shared) <= MOST_SHARED_NAMES, shared
+
+
+# ---- what is loaded
 
 
 def loaded(*arguments: str) -> set[str]:
