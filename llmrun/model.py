@@ -280,13 +280,13 @@ class Model:
     def save_state(self, *, prompt_only: bool = False) -> StateSaved:
         """Save the KV state of the answer before, so that a prompt which begins like it needs no prefill.
 
-        Only where the model was loaded with a place for states; says how much was saved.
+        Only where the model was loaded with a place for states; says how much was saved: nothing where it can't be
+        written, because it is only a cache.
 
         Args:
             prompt_only: leave the answer out, because other questions will follow the prompt's beginning.
 
         Raises:
-            ResourceError: it can't be written.
             UsageError: there was no answer.
         """
         if self._runner is None or not self._runner.alive:

@@ -110,6 +110,8 @@ class Pipe:
         """Wait for more bytes; False when none came for so long."""
         pipe = self._process.stdout
         assert pipe is not None
+        if pipe.closed:  # its number may be another file's by now
+            raise self._gone()
         try:
             if not self._poll.poll(seconds * 1000):
                 return False
