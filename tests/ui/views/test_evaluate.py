@@ -177,12 +177,12 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_json(invoke: Any) -> None:
-    done, asked = invoke("--json", "--chunks", "7", "--ctx", "256", "--long", "--threads", "1")
+    done, asked = invoke("--json", "--chunks", "7", "--ctx", "2048", "--long", "--threads", "1")
     found = json.loads(done.stdout)
     assert (found["model"], found["text"], found["complete"]) == ("m.gguf", "text.txt", True)
     assert found["divergence"]["mean"]["value"] == DIVERGENCE.mean.value
     assert found["verdict"].startswith("much worse")
-    assert (asked["chunks"], asked["n_ctx"], asked["long"], asked["threads"]) == (7, 256, True, 1)
+    assert (asked["chunks"], asked["n_ctx"], asked["long"], asked["threads"]) == (7, 2048, True, 1)
     assert asked["text"].content == "some text"
     assert asked["reference"] is None
 
