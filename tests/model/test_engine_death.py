@@ -45,8 +45,17 @@ def held_in_load(llmrun: Installed) -> Running:
     """The engine stopped right after its start, the front waiting for it to load."""
     running = llmrun.start("run", "smollm2", "hi")
     running.engine.suspend()
-    time.sleep(0.5)
+    front = psutil.Process(running.process.pid)
+    assert eventually(lambda: rests(front), SECONDS), "the front waits for the engine"
     return running
+
+
+def rests(process: psutil.Process) -> bool:
+    """Whether a process computes nothing: all it can do by itself is done."""
+    before = process.cpu_times()
+    time.sleep(0.5)
+    after = process.cpu_times()
+    return process.status() == psutil.STATUS_SLEEPING and (before.user, before.system) == (after.user, after.system)
 
 
 def assert_explained(running: Running, phase: str, cause: signal.Signals) -> None:
