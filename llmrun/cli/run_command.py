@@ -106,7 +106,8 @@ def run(
 def _save_state(output: Output, model: Model) -> None:
     """Keep the prompt's KV state; the answer is there whether that succeeds or not."""
     try:
-        model.save_state(prompt_only=True)
+        if not model.save_state(prompt_only=True).tokens:
+            output.note("The next prompt will be read anew: its KV state can't be written, or there is no room for it.")
     except LlmrunError as error:
         output.note(f"The next prompt will be read anew: {error}")
 
