@@ -6,10 +6,8 @@ another thread than the loop's can do it: no step waits for a template or a gram
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,7 +31,7 @@ from llmrun.protocol.messages import (
     SaveState,
     StateSaved,
 )
-from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint, Matcher
@@ -50,7 +48,7 @@ class Prepared(NamedTuple):
 
     request: int
     tokens: list[int]
-    sampling: SamplingParams
+    sampler: SequenceSampler
     limits: Limits
     extras: Extras
 
@@ -98,12 +96,8 @@ class Preparer:
 
             may_think = asked.prompt is None and asked.thinking is not False
             constraint = AfterThoughts(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
-        sampling = asked.sampling
-        seed = int.from_bytes(os.urandom(4), "little") if sampling.seed is None else sampling.seed
-        sampler = SequenceSampler(sampling, seed, self._vocabulary, constraint, asked.remember)
-        sampler.accept_prompt(tokens)
-        extras = self._extras(asked, sampler, tags, inside=inside)
-        return Prepared(generate.request, tokens, replace(sampling, seed=seed), asked.limits, extras)
+        sampler = SequenceSampler(asked.sampling, self._vocabulary, tokens, constraint, asked.remember)
+        return Prepared(generate.request, tokens, sampler, asked.limits, self._extras(asked, tags, inside=inside))
 
     def _matcher(self, grammar: Grammar | None) -> Matcher | None:
         if grammar is None:
@@ -112,7 +106,7 @@ class Preparer:
 
         return compile_grammar(grammar, self._vocabulary)
 
-    def _extras(self, asked: AnswerRequest, sampler: SequenceSampler, tags: Tags | None, *, inside: bool) -> Extras:
+    def _extras(self, asked: AnswerRequest, tags: Tags | None, *, inside: bool) -> Extras:
         thinking = guard = None
         if tags is not None and asked.thinking_tokens is not None:
             thinking = ThinkingBudget(tags, inside, asked.thinking_tokens)
@@ -121,14 +115,12 @@ class Preparer:
 
             guard = RepeatGuard()
         return Extras(
-            remember=asked.remember,
             inside_thought=inside,
             thinking_tags=tags or (),
             thinking=thinking,
             guard=guard,
             moves=asked.moves,
             shown=self._control_tokens(tags or ()),
-            sampler=sampler,
         )
 
     def count(self, count: Count, send: Callable[[Event], None]) -> Counted:
