@@ -44,7 +44,7 @@ def describe(
 
     Args:
         hardware: when it has been probed already.
-        name: that a person wants to read; made of processor and fingerprint by default.
+        name: that a user wants to read; made of processor and fingerprint by default.
         gpus: as ggml describes them.
         build_commit: of ggml, as the engine tells it.
         root: where proc, sys and etc are; tests put a tree of samples there.
@@ -88,7 +88,7 @@ def _labelled(machine: Machine) -> Machine:
 
 
 def label(machine: Machine) -> str:
-    """A name that is no person's, e.g. "ryzen-7-7840u-3fa2c1"."""
+    """A name that is no user's, e.g. "ryzen-7-7840u-3fa2c1"."""
     words = re.findall(r"[a-z0-9]+", _PADDING.sub(" ", machine.cpu).lower())
     return "-".join([*(words[:4] or ["machine"]), fingerprint(machine)])
 

@@ -83,7 +83,7 @@ class Preparer:
             BadTemplateError: there is no chat template, or it fails.
             BadGrammarError: the grammar is broken, or asks for too much.
             BadModelError: the vocabulary lacks what the prompt is made of.
-            UsageError: the prompt is empty, or certainly too long, or the sampling parameters make no sense.
+            UsageError: the prompt is empty, or certainly too long, or the sampling parameters are invalid.
         """
         asked = generate.asked
         matcher = self._matcher(asked.grammar)

@@ -1,4 +1,4 @@
-"""One native sampler per sequence, made from what a person asked and what the model demands.
+"""One native sampler per sequence, made from what a user asked and what the model demands.
 
 Owns the translation of SamplingParams and a vocabulary into `_native.Sampler`, and of its errors into ours;
 must not know the generation loop. The arithmetic is in native/.
@@ -56,7 +56,7 @@ class SequenceSampler:
             remember: how many last tokens explain() can be asked about.
 
         Raises:
-            UsageError: the parameters make no sense for this vocabulary.
+            UsageError: the parameters are invalid for this vocabulary.
         """
         self.seed = int.from_bytes(os.urandom(4), "little") if params.seed is None else params.seed
         values = asdict(params)
@@ -73,7 +73,7 @@ class SequenceSampler:
                 **values,
             )
         except ValueError as error:
-            raise UsageError("these sampling parameters make no sense", why=str(error)) from None
+            raise UsageError("these sampling parameters are invalid", why=str(error)) from None
         self._native.accept_many(prompt)
         self._vocabulary = vocabulary
         self._constraint = constraint

@@ -112,7 +112,7 @@ def picture(height: float, title: str, description: str, *parts: str) -> Markup:
     Args:
         height: in units of which the picture is WIDTH wide.
         title: over it.
-        description: what a person who can't see it should know.
+        description: what a user who can't see it should know.
     """
     return element(
         "svg",

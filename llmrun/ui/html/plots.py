@@ -1,7 +1,7 @@
 """Charts as SVG text: lines, bars, dots with names. Pure functions from plain data.
 
 Owns which part of a chart goes where; must not know what was measured, or on what page a chart ends up. Names are
-foreign text. Numbers that are none (NaN, infinite) are left out.
+untrusted text. Numbers that are none (NaN, infinite) are left out.
 """
 
 from __future__ import annotations

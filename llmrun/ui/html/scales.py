@@ -57,7 +57,7 @@ def scale(
     """A scale that has a place for all these numbers.
 
     Args:
-        values: what is to be drawn; those that are no numbers don't count.
+        values: what is to be drawn; those that are not numbers don't count.
         kind: a logarithmic scale puts zeros at its start, apart from the rest.
         start, end: places of its ends, e.g. pixels.
         from_zero: a linear scale begins at zero.

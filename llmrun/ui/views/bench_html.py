@@ -35,7 +35,7 @@ _FLASH = {-1: "flash attention auto", 0: "no flash attention", 1: "flash attenti
 
 
 def bench_page(result: Result) -> str:
-    """The whole page. Everything in a result is foreign text: it may come from another machine."""
+    """The whole page. Everything in a result is untrusted text: it may come from another machine."""
     rows = [_Named(row, label) for row, label in zip(result.rows, labels(result.rows), strict=True)]
     sections = [
         Section("", tuple(_first(rows, result))),

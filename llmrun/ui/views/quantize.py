@@ -50,8 +50,8 @@ def stages(output: Output, title: str, *, clock: Callable[[], float] = time.mono
     """Show stages until the block ends, however it ends.
 
     Args:
-        title: what is being made; foreign text.
-        clock: seconds that only grow.
+        title: what is being made; untrusted text.
+        clock: monotonic seconds.
     """
     if output.stderr_cursor_moves and not output.json:
         bar = _Bar(output, clean(title), clock)

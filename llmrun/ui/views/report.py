@@ -186,7 +186,7 @@ def _markdown_row(cells: list[str], widths: list[int], right: list[bool]) -> str
 
 
 def _escaped(text: str) -> str:
-    """Foreign text that stays text in Markdown; an underscore within a word is one there too."""
+    """Untrusted text that stays text in Markdown; an underscore within a word is one there too."""
     text = clean(text)
     return "".join(f"\\{char}" if char in "\\`*[]<>|#" else "&amp;" if char == "&" else char for char in text)
 
@@ -201,7 +201,7 @@ def report_progress(
     """Show how far a report is until the block ends, on stderr: a bar on a terminal, else now and then a line.
 
     Args:
-        clock: seconds that only grow.
+        clock: monotonic seconds.
     """
     if output.stderr_cursor_moves and not output.json:
         bar = _Bar(output)
