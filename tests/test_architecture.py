@@ -247,6 +247,17 @@ def test_a_public_name_stands_for_one_thing() -> None:
     assert len(shared) <= MOST_SHARED_NAMES, shared
 
 
+def test_no_test_imports_another() -> None:
+    """What several of them need lies in support/, or is a fixture."""
+    importing = {
+        (path.name, name)
+        for path in Path(__file__).parent.rglob("*.py")
+        for name in imports(str(path))
+        if any(part.startswith("test_") or part == "conftest" for part in name.split("."))
+    }
+    assert not importing
+
+
 # ---- what is loaded
 
 
