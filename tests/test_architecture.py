@@ -279,9 +279,19 @@ def heavy(modules: set[str]) -> set[str]:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    modules = loaded("-m", "llmrun", "--help")
+    modules = loaded("-m", "llmrun", "run", "--help")
     assert any(within(name, "typer") for name in modules)
     assert not heavy(modules)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("help",), ("--version",), ("--debug", "-h")])
+def test_pages_about_all_commands_load_no_command(arguments: tuple[str, ...]) -> None:
+    modules = loaded("-m", "llmrun", *arguments)
+    assert "llmrun.cli.pages" in modules
+    assert not heavy(modules)
+    assert not {name for name in modules if within(name, "typer") or within(name, "rich")}
+    own = {name for name in modules if within(name, "llmrun.cli")}
+    assert own == {f"llmrun.cli{name}" for name in ("", ".main", ".pages", ".commands")}
 
 
 def test_importing_the_package_loads_nothing() -> None:

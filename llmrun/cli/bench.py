@@ -221,7 +221,7 @@ def bench(
     after: Aftermath,
     yes: YesOption = False,
 ) -> None:
-    """Measure how fast models run here, how sure that is, and how far from what the machine could do.
+    """Measure how fast models run here, and how sure that is.
 
     Tests have llama-bench's names and are done its way: pp512 reads a prompt, tg128 makes an answer of random tokens.
     chat128+64 is what `llmrun run` does: with sampling, text and streaming.

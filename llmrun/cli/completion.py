@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping
 
 from llmrun.errors import LlmrunError
 
@@ -35,16 +35,12 @@ def complete_installed(incomplete: str) -> list[str]:
     return _tails(_on_disk(ours_only=True), head + incomplete, head)
 
 
-def typed_command(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The command that is to be run or completed, "" while it is still being typed."""
-    words = typed_words(environment) if COMPLETE in environment else ["llmrun", *arguments, ""]
-    return words[1] if len(words) > 2 else ""
-
-
-def completes_model(environment: Mapping[str, str]) -> bool:
-    """Whether it is the word behind the command that is being completed, and no option."""
+def completes(environment: Mapping[str, str]) -> str:
+    """What the Tab key completes: "command" or "model", which need no command's module; "" for anything else."""
     words = typed_words(environment) if COMPLETE in environment else []
-    return len(words) == 3 and not words[2].startswith("-")
+    if len(words) == 3 and not words[2].startswith("-"):
+        return "model"
+    return "command" if len(words) == 2 else ""
 
 
 def typed_words(environment: Mapping[str, str]) -> list[str]:

@@ -24,7 +24,10 @@ def convert(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace OUT without asking.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Make a GGUF file from a model's folder in Hugging Face's format; needs neither torch nor transformers."""
+    """Make a GGUF file from a Hugging Face folder.
+
+    Needs neither torch nor transformers.
+    """
     from llmrun.convert.job import convert_folder
     from llmrun.ui.terminal.format import size
     from llmrun.ui.terminal.progress import download_progress

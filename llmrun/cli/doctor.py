@@ -20,7 +20,7 @@ def doctor(
     answer: Annotated[bool, typer.Option("--answer/--no-answer", help="Let a model on this disk answer.")] = True,
     json: JsonOption = False,
 ) -> None:
-    """Look at this machine and installation, and say what to mend.
+    """Check this machine and installation, and say what to fix.
 
     Ends with exit code 0 when nothing is broken, else with that of the first problem.
     """

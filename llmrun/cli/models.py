@@ -21,7 +21,7 @@ _MOST_MATCHES = 1000
 
 
 def pull(model: ModelArgument) -> None:
-    """Download a model, or finish a download that was interrupted."""
+    """Download a model, or finish an interrupted download."""
     from llmrun.cli.loading import fetch
     from llmrun.model import locate
 
@@ -37,7 +37,7 @@ def list_models(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only names, one a line.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the models on this disk, also those of Ollama and LM Studio."""
+    """List the models on this disk, Ollama's and LM Studio's too."""
     from llmrun.ui.terminal.sanitize import clean
     from llmrun.ui.terminal.tables import InstalledRow, show_installed
 
@@ -64,7 +64,7 @@ def search(
     limit: Annotated[int, typer.Option("--limit", "-n", help="Most repositories to show.")] = 20,
     json: JsonOption = False,
 ) -> None:
-    """Search for models: the ones llmrun knows by name, then GGUF repositories of the hub."""
+    """Search for models by name, here and on the hub."""
     from llmrun.models import hub
     from llmrun.ui.terminal.tables import MatchRow, show_matches
 

@@ -28,9 +28,9 @@ def plan(
     every: Annotated[bool, typer.Option("--all", help="Every quant of the repository, even if one is here.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show what each quant of a model takes and gives on this machine; downloads nothing.
+    """Show what each quant of a model needs and gives on this machine.
 
-    Speeds are predicted from what llama.cpp's kernels do here, which is measured once and remembered.
+    Downloads nothing. Speeds are predicted from what llama.cpp's kernels do here, which is measured once.
     """
     from llmrun.planning.estimate import contexts_for, look_ahead, parse_contexts, with_gpus
     from llmrun.planning.hardware import probe

@@ -243,7 +243,10 @@ def quantize(
     yes: ReplaceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Make a smaller file of a model. The source stays as it is; the new file is verified before it gets its name."""
+    """Make a smaller file of a model.
+
+    The source stays as it is; the new file is verified before it gets its name.
+    """
     from llmrun.quantize.decide import AUTO, Wish, read_wish
     from llmrun.quantize.source import find
 

@@ -59,7 +59,10 @@ def collect_garbage(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Remove what is of no use: parts of abandoned downloads, bytes without a name, old revisions, locks."""
+    """Remove what interrupted downloads and updates left behind.
+
+    That is: parts of downloads, bytes without a name, old revisions, locks. Shows them and asks before.
+    """
     from llmrun.models.store.collect import collect, discard
     from llmrun.ui.terminal.tables import FileRow, show_files
 
@@ -96,7 +99,10 @@ def import_file(
     link: Annotated[bool, typer.Option("--link", help="Leave the bytes where they are; they must stay there.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Give a model file a name: put it into the cache, where every command finds it."""
+    """Give a model file a name that every command knows.
+
+    The file is copied into the cache, where it is found.
+    """
     from llmrun.models.store.importing import import_model
     from llmrun.ui.terminal.progress import download_progress
 

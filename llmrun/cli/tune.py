@@ -29,10 +29,11 @@ def tune(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Try the engine's settings and remember the fastest, for models of this shape on this machine.
+    """Find and remember the fastest settings for a model here.
 
-    A setting is kept only if it is significantly faster than the default, measured in turns. Other threads, flash
-    attention or repacking round otherwise, which can change an answer at --temp 0; what is kept is said.
+    They hold for models of this shape on this machine. A setting is kept only if it is significantly faster than the
+    default, measured in turns. Other threads, flash attention or repacking round otherwise, which can change an answer
+    at --temp 0; what is kept is said.
     """
     from llmrun.bench.tune.run import check_wishes, keep
     from llmrun.bench.tune.run import tune as find_fastest

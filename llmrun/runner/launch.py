@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import IO, NamedTuple
 
@@ -59,6 +58,10 @@ def huge_pages() -> dict[str, str]:
 def _nameless_file() -> IO[bytes] | None:
     """A temporary file; None where nothing can be written, and then an engine's last words are lost."""
     try:
+        if sys.platform == "linux":  # in memory, which spares every start the import
+            return open(os.memfd_create("llmrun-engine-log"), "w+b")  # noqa: PTH123 - it has no path
+        import tempfile
+
         return tempfile.TemporaryFile()
     except OSError:
         return None

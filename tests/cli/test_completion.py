@@ -12,7 +12,7 @@ import pytest
 from support.model_disk import lonely_home, put, put_lm_studio, put_ollama, settings
 
 from llmrun.cli.commands import ALIASES, COMMANDS
-from llmrun.cli.completion import complete_installed, complete_model, completes_model, mend_words, typed_command
+from llmrun.cli.completion import complete_installed, complete_model, completes, mend_words
 from llmrun.models.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -98,20 +98,23 @@ def test_nonsense_from_the_shell_changes_nothing(variables: dict[str, str]) -> N
     before = dict(environment)
     mend_words(environment)
     assert environment == before
-    typed_command([], environment)
-    completes_model(environment)
+    completes(environment)
 
 
-def test_which_command_it_is() -> None:
-    assert typed_command(["list", "--json"], {}) == "list"
-    assert typed_command([], {}) == ""
-    zsh = {"_LLMRUN_COMPLETE": "complete_zsh"}
-    assert typed_command([], {**zsh, "_TYPER_COMPLETE_ARGS": "llmrun show qw"}) == "show"
-    assert typed_command([], {**zsh, "_TYPER_COMPLETE_ARGS": "llmrun show "}) == "show"
-    assert typed_command([], {**zsh, "_TYPER_COMPLETE_ARGS": "llmrun show"}) == ""
-    assert completes_model({**zsh, "_TYPER_COMPLETE_ARGS": "llmrun show "})
-    assert not completes_model({**zsh, "_TYPER_COMPLETE_ARGS": "llmrun show --js"})
-    assert not completes_model({**zsh, "_TYPER_COMPLETE_ARGS": "llmrun run qwen3 he"})
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("llmrun ", "command"),
+        ("llmrun show", "command"),
+        ("llmrun show ", "model"),
+        ("llmrun show qw", "model"),
+        ("llmrun show --js", ""),
+        ("llmrun run qwen3 he", ""),
+    ],
+)
+def test_what_is_completed(line: str, what: str) -> None:
+    assert completes({"_LLMRUN_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}) == what
+    assert completes({"_TYPER_COMPLETE_ARGS": line}) == ""
 
 
 def test_every_command_completes(home: Path) -> None:
@@ -155,8 +158,9 @@ def test_in_a_real_bash(home: Path, tmp_path: Path) -> None:
     assert done.stdout.split() == ["Q4_0", "Q8_0"], done.stderr
 
 
-def test_a_key_press_loads_no_engine(home: Path) -> None:
-    variables = {"_LLMRUN_COMPLETE": "complete_bash", "COMP_WORDS": "llmrun\nrun\nmaker", "COMP_CWORD": "2"}
+@pytest.mark.parametrize(("typed", "cursor"), [("llmrun\nrun\nmaker", "2"), ("llmrun\nr", "1")])
+def test_a_key_press_loads_no_engine(home: Path, typed: str, cursor: str) -> None:
+    variables = {"_LLMRUN_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": cursor}
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", ENTRY],
         env={**os.environ, **variables},

@@ -85,9 +85,9 @@ def nothing_is_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def app_of(command: str) -> typer.Typer:
-    module, function = COMMANDS[command]
+    entry = COMMANDS[command]
     app = typer.Typer()
-    app.command()(getattr(import_module(f"llmrun.cli.{module}"), function))
+    app.command()(getattr(import_module(f"llmrun.cli.{entry.module}"), entry.function))
     return app
 
 

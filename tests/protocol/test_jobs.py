@@ -111,10 +111,11 @@ def test_the_environment_reaches_the_engine() -> None:
 
 
 def test_an_engine_starts_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
+    def refuse(*arguments: str) -> None:
         raise FileNotFoundError("no usable temporary directory")
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("os.memfd_create", refuse, raising=False)
     launched = launch((sys.executable, "-c", "import sys; sys.stderr.write('lost'); print('there')"))
     assert launched.log is None
     assert launched.process.communicate()[0].strip() == b"there"

@@ -1,26 +1,23 @@
 """Where things go: stdout carries the result, stderr everything else, and colour only where it is wanted.
 
 Owns the streams and what they can show; must not know commands or the engine. Rich is imported only when a
-table or a progress bar is asked for.
+table or a progress bar is asked for, and so is whatever a page of help needs not.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from llmrun.errors import LlmrunError
-from llmrun.protocol.codec import as_dict
-from llmrun.protocol.messages import Event
 from llmrun.ui.terminal.sanitize import clean
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from llmrun.protocol.messages import Event
 
 _MOST_CLIPBOARD_BYTES = 74_994  # what xterm takes
 _DIM, _RED, _RESET = "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
@@ -111,6 +108,8 @@ class Output:
 
     def event_json(self, event: Event) -> None:
         """An event on stdout, as one line of JSON: {"event": its name, its fields ...}."""
+        from llmrun.protocol.codec import as_dict
+
         self.text(_json({"event": type(event).__name__, **as_dict(event)}))
 
     def confirm(self, question: str) -> bool:
@@ -152,6 +151,8 @@ class Output:
 
     def to_clipboard(self, text: str) -> bool:
         """Put text into the clipboard of the person's own terminal, over ssh too (OSC 52); False if it is too long."""
+        import base64
+
         data = base64.b64encode(text.encode())
         if len(data) > _MOST_CLIPBOARD_BYTES or not self.cursor_moves:
             return False
@@ -204,6 +205,8 @@ def quiet_broken_pipe(stream: TextIO | None = None) -> None:
 
 
 def _json(value: Any, indent: int | None = None) -> str:
+    import json
+
     # json.dumps escapes every control character but DEL, which can only be inside a string.
     return json.dumps(value, indent=indent, ensure_ascii=True).replace("\x7f", "\\u007f")
 
@@ -217,7 +220,7 @@ def _is_terminal(stream: TextIO) -> bool:
 
 def _nothing(mode: str) -> TextIO:
     # Lives as long as the process, as the stream it stands in for would.
-    return cast(TextIO, Path(os.devnull).open(mode, encoding="utf-8"))
+    return cast(TextIO, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123 - pathlib takes longer than a page
 
 
 def _never_fails_to_encode(stream: TextIO) -> TextIO:

@@ -13,7 +13,7 @@ import typer
 from support import gguf_writer
 from typer.testing import CliRunner
 
-from llmrun.cli.commands import register
+from llmrun.cli.evaluate import evaluate
 from llmrun.errors import CancelledError, UsageError
 from llmrun.protocol.jobs.evaluate import Divergence, Evaluated, EvaluateUpdate, Figure, Needle, Stretch
 from llmrun.quantize import evaluate as front
@@ -161,7 +161,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     asked: dict[str, Any] = {}
     app = typer.Typer()
     app.callback()(lambda: None)
-    register(app, "evaluate")
+    app.command()(evaluate)
 
     def run(*arguments: str, measure: Any = None) -> Any:
         def measured(path: Path, **options: Any) -> Evaluated:
