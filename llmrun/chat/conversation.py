@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from llmrun.chat.reasoning import split
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.turns import INTERRUPTED, Answer, Departure, ModelUsed, Question, WindowTurn
 from llmrun.chat.truncation import (
@@ -31,6 +30,7 @@ from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.model import Model
 from llmrun.protocol.messages import AnswerRequest, Counted, Event, Finished, Message, Started, Stats, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.reasoning import split
 
 _ANSWER_ROOM = 512  # tokens that are kept free for an answer of no stated length
 _SUMMARY_ROOM = 256

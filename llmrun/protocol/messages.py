@@ -149,6 +149,19 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokenize:
+    """The token ids of a plain text; answered by Tokenized, or Failed.
+
+    Attributes:
+        special: texts of control tokens become these tokens.
+    """
+
+    request: int
+    text: str
+    special: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Stop that request as soon as possible; it still ends with Finished."""
 
@@ -365,6 +378,14 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokenized:
+    """The token ids of a text."""
+
+    request: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ChainStep:
     """What one step of the sampler chain left.
 
@@ -451,7 +472,7 @@ class Failed:
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 
-Command = Open | Load | Generate | Count | Cancel | Explain | SaveState | Job
+Command = Open | Load | Generate | Count | Tokenize | Cancel | Explain | SaveState | Job
 Event = (
     LoadProgress
     | Loaded
@@ -462,6 +483,7 @@ Event = (
     | TextDelta
     | Finished
     | Counted
+    | Tokenized
     | Explained
     | StateSaved
     | JobUpdate
