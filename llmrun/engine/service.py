@@ -30,6 +30,8 @@ from llmrun.protocol.messages import (
     Rendering,
     SaveState,
     StateSaved,
+    Tokenize,
+    Tokenized,
 )
 from llmrun.protocol.params import Limits
 
@@ -134,6 +136,17 @@ class Preparer:
         self._refuse_endless(count.asked.messages[-1:])
         each = tuple(len(self._vocabulary.tokenize(message.content, special=False)) for message in count.asked.messages)
         return Counted(count.request, each, len(self.prompt(count, send)[1]))
+
+    def tokenize(self, tokenize: Tokenize) -> Tokenized:
+        """The token ids of a text.
+
+        Raises:
+            BadModelError: the vocabulary can't write it.
+            ContextOverflowError: it is certainly longer than the context window.
+        """
+        self._refuse_endless([Message("user", tokenize.text)])
+        tokens = self._vocabulary.tokenize(tokenize.text, special=tokenize.special)
+        return Tokenized(tokenize.request, tuple(tokens))
 
     def prompt(
         self, request: Generate | Count, send: Callable[[Event], None] = lambda event: None

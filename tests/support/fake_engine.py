@@ -33,6 +33,8 @@ from llmrun.protocol.messages import (
     Started,
     Stats,
     TextDelta,
+    Tokenize,
+    Tokenized,
 )
 
 MODE = sys.argv[1]
@@ -208,6 +210,8 @@ def main() -> None:
             generate(command)
         elif isinstance(command, Count):
             count(command)
+        elif isinstance(command, Tokenize):
+            send(Tokenized(command.request, tuple(command.text.encode())))
         elif isinstance(command, Job):
             do(command)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from llmrun.chat.reasoning import ReasoningKind, ReasoningPart, Splitter
+from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
 from llmrun.ui.terminal.ansi import DIM, paint
 from llmrun.ui.terminal.format import seconds
 
