@@ -20,6 +20,7 @@ EXIT_CODES = {
     6: "not enough memory or disk",
     7: "bad model file, chat template or grammar",
     8: "the engine crashed",
+    9: "a limit cut off an answer that has to follow a grammar or JSON schema",
     130: "stopped by Ctrl-C",
     143: "stopped by SIGTERM",
 }
