@@ -22,7 +22,7 @@ EXIT_CODES = {
     8: "the engine crashed",
     9: "a limit cut off an answer that has to follow a grammar or JSON schema",
     130: "stopped by Ctrl-C",
-    143: "stopped by SIGTERM",
+    143: "stopped by SIGTERM, or because the terminal was closed",
 }
 
 TOPICS = {"exit-codes": "\n".join(f"{status:>4}  {meaning}" for status, meaning in EXIT_CODES.items())}
