@@ -6,6 +6,7 @@ commands use the same objects as the Python API.
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -91,7 +92,7 @@ def locate(name: str, settings: Settings) -> Located:
 
 def not_on_disk(name: str) -> ModelNotFoundError:
     """The error for a model that would have to be downloaded first."""
-    return ModelNotFoundError(f"{name} is not on this disk", hint=f"llmrun pull {name}")
+    return ModelNotFoundError(f"{name} is not on this disk", hint=f"llmrun pull {shlex.quote(name)}")
 
 
 def open_ahead(name: str) -> None:

@@ -19,13 +19,17 @@ from llmrun.ui.terminal.output import Output, quiet_broken_pipe
 
 _COMPLETE = "_LLMRUN_COMPLETE"  # set by a shell that wants completions
 
+_ENDING = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # the terminal was closed
+
 
 def run() -> NoReturn:
     """Run the command in sys.argv and end the process with its exit code."""
     gc.freeze()
     gc.enable()
     signal.signal(signal.SIGINT, _cancel)
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has the second one ignored
+            signal.signal(number, _terminate)
     arguments, debug = _without_debug(sys.argv[1:])
     try:
         status = _serve(arguments)
@@ -88,7 +92,7 @@ def _report(error: LlmrunError, *, debug: bool) -> int:
 
 
 def _ignore_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, *_ENDING):
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -99,4 +103,4 @@ def _cancel(number: int, frame: FrameType | None) -> None:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     _ignore_signals()
-    raise TerminatedError("stopped by SIGTERM")
+    raise TerminatedError(f"stopped by {signal.Signals(number).name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Annotated, Any
@@ -43,10 +44,10 @@ def list_models(
 
     output = Output(json=json)
     settings = load_settings()
-    if every:
-        _show_catalogue(output, list(load_catalogue().entries.values()), settings, quiet=quiet)
-        return
     installed = everything(settings)
+    if every:
+        _show_catalogue(output, list(load_catalogue().entries.values()), settings, quiet=quiet, others=installed)
+        return
     if json:
         output.result_json([as_plain(model) for model in installed])
     elif quiet:
@@ -103,18 +104,35 @@ def as_plain(model: Installed) -> dict[str, Any]:
     return {**asdict(model), "path": str(model.path), **times}
 
 
-def _show_catalogue(output: Output, entries: list[CatalogueEntry], settings: Settings, *, quiet: bool = False) -> None:
+def _show_catalogue(
+    output: Output,
+    entries: list[CatalogueEntry],
+    settings: Settings,
+    *,
+    quiet: bool = False,
+    others: Sequence[Installed] = (),
+) -> None:
+    """Models that are known by name, behind those of the others that go by no such name."""
+    from llmrun.ui.terminal.sanitize import clean
     from llmrun.ui.terminal.tables import CatalogueRow, show_catalogue
 
+    aliases = {entry.alias for entry in entries}
+    plain = [_plain_installed(model) for model in others if model.name not in aliases]
+    plain += _plain_entries(entries, settings)
     if quiet and not output.json:
-        for entry in entries:
-            output.text(entry.alias)
+        for facts in plain:
+            output.text(clean(facts["alias"]))
         return
-    plain = _plain_entries(entries, settings)
     if output.json:
         output.result_json(plain)
     else:
         show_catalogue(output, [CatalogueRow(**facts) for facts in plain])
+
+
+def _plain_installed(model: Installed) -> dict[str, Any]:
+    """A model on this disk as a row of the catalogue."""
+    facts = {"alias": model.name, "parameters": "", "quant": model.quant, "n_bytes": model.size}
+    return {**facts, "licence": "", "installed": True}
 
 
 def _plain_entries(entries: list[CatalogueEntry], settings: Settings) -> list[dict[str, Any]]:

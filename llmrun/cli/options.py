@@ -317,7 +317,7 @@ def read_constraint(grammar: str | None, json_schema: str | None) -> Grammar | N
 
 def _file_text(flag: str, path: str, wanted: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")  # Windows' editors put a mark in front
     except (OSError, UnicodeDecodeError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"{flag} {path} can't be read", why=why, hint=f"{flag} takes {wanted}") from None

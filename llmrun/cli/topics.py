@@ -20,8 +20,9 @@ EXIT_CODES = {
     6: "not enough memory or disk",
     7: "bad model file, chat template or grammar",
     8: "the engine crashed",
+    9: "a limit cut off an answer that has to follow a grammar or JSON schema",
     130: "stopped by Ctrl-C",
-    143: "stopped by SIGTERM",
+    143: "stopped by SIGTERM, or because the terminal was closed",
 }
 
 TOPICS = {"exit-codes": "\n".join(f"{status:>4}  {meaning}" for status, meaning in EXIT_CODES.items())}

@@ -156,6 +156,14 @@ def chatty(request: int) -> None:
         send(*[TextDelta(request, "blah", 1)] * 1000)
 
 
+def at_max_tokens(request: int) -> None:
+    send(Finished(request, "length", Stats(3, completion_tokens=2, context_used=5, n_ctx=256)))
+
+
+def window_full(request: int) -> None:
+    send(Finished(request, "length", Stats(3, completion_tokens=2, context_used=256, n_ctx=256)))
+
+
 def garbage(request: int) -> None:
     sys.stdout.buffer.write(b"\0\0\0\x05hello" * 3)
     sys.stdout.buffer.flush()

@@ -82,7 +82,7 @@ def answer_view(
         think: how the model's thoughts are shown. In a pipe "on" is the whole text as it is, tags included; with
             anything else only the answer comes through.
     """
-    summary_to = output.stderr if stats and output.stderr_is_terminal else None
+    summary_to = output.stderr if stats else None
     dim = output.stderr_has_color
     if not output.cursor_moves:
         return PlainView(

@@ -112,21 +112,25 @@ class Output:
 
         self.text(_json({"event": type(event).__name__, **as_dict(event)}))
 
-    def confirm(self, question: str) -> bool:
-        """Ask a yes/no question on the terminal; Enter is yes. Without a terminal the answer is no."""
+    def confirm(self, question: str, *, enter: bool = False) -> bool:
+        """Ask a yes/no question on the terminal. Without a terminal the answer is no.
+
+        Args:
+            enter: what Enter alone says; yes is only for what harms nothing.
+        """
         if not self.can_ask:
             return False
         while True:
-            self.stderr.write(f"{clean(question)} [Y/n] ")
+            self.stderr.write(f"{clean(question)} [{'Y/n' if enter else 'y/N'}] ")
             self.stderr.flush()
             answer = self.stdin.readline()
             if not answer:  # Ctrl-D
                 self.stderr.write("\n")
                 return False
             word = answer.strip().lower()
-            if word in {"", "y", "yes"}:
+            if word in {"y", "yes"} or (enter and not word):
                 return True
-            if word in {"n", "no"}:
+            if word in {"", "n", "no"}:
                 return False
 
     def choose(self, question: str, answers: Mapping[str, str]) -> str:
