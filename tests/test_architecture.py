@@ -35,6 +35,7 @@ HOMES = {
     "llama_cpp": ("engine/llama/",),
     "jinja2": ("engine/prompt/template.py", "engine/environment.py"),
     "rich": ("ui/",),
+    "markdown_it": ("ui/answer/",),
     "prompt_toolkit": ("ui/",),
     "typer": ("cli/",),
     "click": (),

@@ -94,7 +94,7 @@ class Case:
 @pytest.mark.parametrize(
     ("think", "during", "after"),
     [
-        ("on", ["│ The user greets me.", "│", "│ I will greet back.", "│ Kindly.", "│"],
+        ("on", ["│ The user greets me.", "│", "│ I will greet back.", "│ Kindly."],
          ["│ The user greets me.", "│", "│ I will greet back.", "│ Kindly.", "│ Once. Well."]),
         ("fold", ["│ The user greets me.", "│ I will greet back.", "│ Kindly."],
          ["│ The user greets me.", "│ I will greet back.", "│ Kindly."]),
