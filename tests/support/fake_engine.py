@@ -68,7 +68,8 @@ def phase(name: str) -> None:
 def load(command: Load) -> None:
     phase("load")
     if MODE == "refuse":
-        print("llama_model_load: error loading model: no tensors", file=sys.stderr, flush=True)
+        print("llama_model_load: error loading model: no tensors", file=sys.stderr)
+        print("llama_model_load_from_file_impl: failed to load model", file=sys.stderr, flush=True)
         send(Failed(0, "bad-model", f"llama.cpp can't load {command.path}"))
     elif MODE == "no_memory":
         print("ggml_backend_alloc: failed to allocate buffer of size 99", file=sys.stderr, flush=True)
