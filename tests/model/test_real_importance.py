@@ -17,6 +17,7 @@ TEXT = "\n".join(f"Number {i} comes before {i + 1}, and {i * i} is its square." 
 NAMES = ("blk.0.attn_q.weight", "blk.14.attn_output.weight", "blk.29.ffn_down.weight", "blk.29.ffn_up.weight")
 
 
+@pytest.mark.slow
 def test_sums_are_those_of_llama_imatrix(model_path: Path, tmp_path: Path) -> None:
     text = tmp_path / "numbers.txt"
     text.write_text(TEXT, encoding="utf-8")
@@ -29,6 +30,7 @@ def test_sums_are_those_of_llama_imatrix(model_path: Path, tmp_path: Path) -> No
         assert found.entries[name].sums[0] == pytest.approx(np.array(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_it_writes_its_own_text(model_path: Path, tmp_path: Path) -> None:
     updates: list[ImportanceUpdate] = []
     target = tmp_path / "im.gguf"
