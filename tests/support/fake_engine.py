@@ -121,9 +121,10 @@ def together(command: Generate) -> None:
     OPEN.append(command.request)
     if len(OPEN) < 2:
         return
-    if MODE == "half_deaf":  # a cancel has to wait for the step that both are in, and is not heard even then
-        receive()
-        time.sleep(0.5)
+    if MODE == "half_deaf":  # a cancel is not heard, and the step that both are in lasts until a Count
+        while not isinstance(asked := receive(), Count):
+            assert isinstance(asked, Cancel)
+        count(asked)
     send(*(TextDelta(request, text, 1) for text in ("Hel", "lo") for request in OPEN))
     phase("together")
     send(*(Finished(request, "stop", Stats()) for request in OPEN))
