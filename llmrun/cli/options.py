@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from llmrun.cli.completion import complete_model
+from llmrun.cli.completion import complete_model, complete_words
 from llmrun.errors import UsageError
 from llmrun.planning.plan import Wishes
 from llmrun.protocol.params import Limits
@@ -181,6 +181,7 @@ ThinkOption = Annotated[
     typer.Option(
         "--think",
         metavar="on|off|hide|fold|TOKENS",
+        autocompletion=complete_words("on", "off", "hide", "fold"),
         help="Thoughts of a reasoning model: shown, not made, not shown, their beginning, or at most so many tokens.",
         rich_help_panel="Answer",
     ),

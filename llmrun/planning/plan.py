@@ -6,6 +6,7 @@ it is a pure function of facts and wishes. Sizes are in bytes, context lengths i
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -363,7 +364,7 @@ class _Room:
                 f"a context of {wish:,} tokens does not fit into memory",
                 why=f"that takes {readable_size(needed)}, {readable_size(parts.kv)} of it for the "
                 f"KV cache, and {readable_size(free)} are free",
-                hint=f"llmrun run {self.name} --ctx {largest}, the largest that fits",
+                hint=f"llmrun run {shlex.quote(self.name)} --ctx {largest}, the largest that fits",
             )
         notes = []
         if wish > trained and self.header.n_ctx_train:
@@ -380,7 +381,7 @@ class _Room:
         needed = self.ram(smallest)
         hint = self._smaller_quant(smallest) or "use a smaller model (`llmrun list --all`), or close other programs"
         if needed <= free:
-            hint = f"llmrun run {self.name} --ctx {smallest} would take the last of it; better {hint}"
+            hint = f"llmrun run {shlex.quote(self.name)} --ctx {smallest} would take the last of it; better {hint}"
         return OutOfMemoryError(
             "the model does not fit into memory",
             why=f"with the smallest context it takes {readable_size(needed)}, "
