@@ -211,10 +211,8 @@ def make_plan(
 
 
 def readable_size(n_bytes: int) -> str:
-    """E.g. "11.2 GiB" or "512 MiB"."""
-    if n_bytes >= 1 << 30:
-        return f"{n_bytes / (1 << 30):,.1f} GiB"
-    return f"{n_bytes / (1 << 20):,.0f} MiB"
+    """Decimal, as sizes of files are: e.g. "11.2 GB" or "512 MB"."""
+    return f"{n_bytes / 1e9:,.1f} GB" if n_bytes >= 10**9 else f"{n_bytes / 1e6:,.0f} MB"
 
 
 def margin(free: int) -> int:
