@@ -36,6 +36,7 @@ HOMES = {
     "llama_cpp": ("engine/llama/",),
     "jinja2": ("engine/prompt/template.py", "engine/environment.py"),
     "rich": ("ui/",),
+    "markdown_it": ("ui/answer/",),
     "prompt_toolkit": ("ui/",),
     "typer": ("cli/",),
     "click": (),
@@ -274,6 +275,17 @@ def test_a_public_name_stands_for_one_thing() -> None:
                 homes[node.name].add(file)
     shared = {name: sorted(files) for name, files in homes.items() if len(files) > 1}
     assert len(shared) <= MOST_SHARED_NAMES, shared
+
+
+def test_no_test_imports_another() -> None:
+    """What several of them need lies in support/, or is a fixture."""
+    importing = {
+        (path.name, name)
+        for path in Path(__file__).parent.rglob("*.py")
+        for name in imports(str(path))
+        if any(part.startswith("test_") or part == "conftest" for part in name.split("."))
+    }
+    assert not importing
 
 
 # ---- what is loaded

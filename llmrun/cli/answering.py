@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from llmrun.model import Model
-from llmrun.protocol.messages import Event, Finished, TextDelta
+from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta
 from llmrun.ui.answer.view import answer_view
 from llmrun.ui.terminal.format import size
 from llmrun.ui.terminal.output import Output
@@ -55,6 +55,13 @@ def show(output: Output, events: Iterable[Event], model: Model, shown_as: ShownA
         think=shown_as.think,
     ) as view:
         return _to_the_end(events, view.show)
+
+
+def show_again(output: Output, text: str, shown_as: ShownAs) -> None:
+    """Show an answer that was given before as it was shown then, without its thoughts."""
+    events = (Started(1, 0, 0, 0), TextDelta(1, text, 0), Finished(1, "stop", Stats()))
+    with answer_view(output, stats=False, markdown=shown_as.markdown) as view:
+        _to_the_end(events, view.show)
 
 
 def _on_terminal(output: Output) -> bool:

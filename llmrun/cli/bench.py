@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llmrun.planning.hardware import Hardware
 
 _TESTS, _LOADING, _RESULTS = "What is measured", "How the model is loaded", "Results"
-_FORMATS = ("table", "md", "csv", "json", "jsonl", "sql", "html")
+_FORMATS = ("table", "md", "csv", "json", "jsonl", "html")
 _HISTORY = "history"
 
 Lists = list[str] | None

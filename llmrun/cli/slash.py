@@ -5,20 +5,21 @@ Owns what each command does and says; what a conversation is stands in llmrun.ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
 from llmrun.chat.attachments import Attached, attach
 from llmrun.chat.conversation import Conversation
+from llmrun.chat.store.export import ending
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import Question
-from llmrun.cli.answering import ShownAs, cancelling, show, show_attached
+from llmrun.cli.answering import ShownAs, cancelling, show, show_again, show_attached
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import LoadingOptions, read_think
 from llmrun.cli.sampling import FLAGS, read_value, sampling_rows, shown_value
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.errors import LlmrunError, TerminatedError, UsageError
 from llmrun.model import A_CHAT
 from llmrun.protocol.messages import Event
 from llmrun.protocol.params import BOUNDS
@@ -29,6 +30,7 @@ from llmrun.ui.terminal.output import Output
 
 REMEMBERED = 16  # tokens that /why can be asked about; each costs 4 bytes for every token of the vocabulary
 _CANDIDATES = 8
+_TURNS_SHOWN = 2  # of a chat that goes on
 
 HELP = {
     "/help": "this help; also /?",
@@ -95,9 +97,21 @@ class Chat:
         show_attached(self._output, self._attached)
         if chat.entries:
             turns = sum(isinstance(entry.part, Question) for entry in chat.entries)
-            last = chat.last_question
-            asked = f', last "{_short(last.part.shown)}"' if last and isinstance(last.part, Question) else ""
-            self._output.note(f"Going on with {chat.name}: {turns} {'turn' if turns == 1 else 'turns'}{asked}")
+            self._output.note(f"Going on with {chat.name}: {turns} {'turn' if turns == 1 else 'turns'}.")
+            self._show_last_turns()
+
+    def _show_last_turns(self) -> None:
+        """What was said last, and how to have it answered where it was not."""
+        chat = self.conversation.chat
+        for entry in chat.entries[-2 * _TURNS_SHOWN :] if self._output.stdout_is_terminal else ():
+            if isinstance(entry.part, Question):
+                self._output.note(f">>> {_short(entry.part.shown)}")
+            else:
+                show_again(self._output, entry.part.content, self._shown_as)
+                if ending(entry.part):
+                    self._output.note(f"({ending(entry.part)})")
+        if not chat.is_answered:
+            self._output.note("The last question has no answer yet: /retry asks it again.")
 
     def run(self) -> None:
         """Until the person leaves, or stdin ends."""
@@ -122,6 +136,8 @@ class Chat:
             return
         try:
             command(rest.strip())
+        except TerminatedError:
+            raise
         except LlmrunError as error:
             self._output.error(error)
 
@@ -131,18 +147,21 @@ class Chat:
         if self._answer(self.conversation.ask(question)):
             self._attached = Attached()
 
-    def _answer(self, events: Iterator[Event]) -> bool:
+    def _answer(self, events: Generator[Event, None, None]) -> bool:
         """Show an answer as it comes. Where nobody can read the error and try again, it ends the command."""
         conversation = self.conversation
         try:
-            with quiet_keyboard(self._output), cancelling(conversation.model):
+            # Whatever is raised here, what came of the answer is saved before the store is closed.
+            with closing(events), quiet_keyboard(self._output), cancelling(conversation.model):
                 finished = show(self._output, events, conversation.model, self._shown_as)
                 for _ in events:
                     pass  # the turn is saved behind its last event
         except LlmrunError as error:
-            if not self._typed.interactive:
+            if not self._typed.interactive or isinstance(error, TerminatedError):
                 raise
             self._output.error(error)
+            if not isinstance(error, UsageError):
+                self._output.note("What was said is kept. /retry asks the question again.")
             return False
         if finished.reason == "repeats":
             self._output.note(f'Stopped: the answer repeated "{_short(finished.detail)}" (--no-loop-guard lets it).')

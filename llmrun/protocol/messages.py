@@ -147,6 +147,18 @@ class Count(NamedTuple):
     asked: AnswerRequest
 
 
+class Tokenize(NamedTuple):
+    """The token ids of a plain text; answered by Tokenized, or Failed.
+
+    Attributes:
+        special: texts of control tokens become these tokens.
+    """
+
+    request: int
+    text: str
+    special: bool = False
+
+
 class Cancel(NamedTuple):
     """Stop that request as soon as possible; it still ends with Finished."""
 
@@ -350,6 +362,13 @@ class Counted(NamedTuple):
     total: int
 
 
+class Tokenized(NamedTuple):
+    """The token ids of a text."""
+
+    request: int
+    tokens: tuple[int, ...]
+
+
 class ChainStep(NamedTuple):
     """What one step of the sampler chain left.
 
@@ -431,7 +450,7 @@ class Failed(NamedTuple):
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 
-Command = Open | Load | Generate | Count | Cancel | Explain | SaveState | Job
+Command = Open | Load | Generate | Count | Tokenize | Cancel | Explain | SaveState | Job
 Event = (
     LoadProgress
     | Loaded
@@ -442,6 +461,7 @@ Event = (
     | TextDelta
     | Finished
     | Counted
+    | Tokenized
     | Explained
     | StateSaved
     | JobUpdate

@@ -95,7 +95,7 @@ class Pipe:
         """What the engine sends next, all that is there already; nothing where it is silent for so long.
 
         Raises:
-            EngineGone: the engine died, or sent what is no event.
+            EngineGone: the engine died, or sent what is not an event.
         """
         frame = self._next_frame()
         if frame is None and self._read(seconds):

@@ -221,7 +221,7 @@ def test_sizes_as_people_type_them(text: str, n_bytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "4XB", "-4GB", "0", "4GB5"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(UsageError, match="is no size"):
+    with pytest.raises(UsageError, match="is not a size"):
         read_size(text)
 
 

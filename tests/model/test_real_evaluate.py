@@ -131,9 +131,7 @@ def test_divergence_is_llama_perplexitys(
 
 
 def test_long_texts(llmrun: Installed, text: Path) -> None:
-    done = llmrun.run(
-        "evaluate", "smollm2", "--text", str(text), "--ctx", "1024", "--chunks", "1", "--long", "--json", seconds=100
-    )
+    done = llmrun.run("evaluate", "smollm2", "--text", str(text), "--ctx", "1024", "--chunks", "1", "--long", "--json")
     found = json.loads(done.stdout)
     near, far = found["by_position"]
     assert (near["start"], near["end"], far["end"], far["positions"]) == (0, 512, 1024, 511)

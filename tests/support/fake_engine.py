@@ -33,9 +33,12 @@ from llmrun.protocol.messages import (
     Started,
     Stats,
     TextDelta,
+    Tokenize,
+    Tokenized,
 )
 
 MODE = sys.argv[1]
+FOREVER = 3600  # seconds: longer than a test may take
 LAST_WORDS = "fake_engine.cpp:42: GGML_ASSERT(fake) failed"
 
 
@@ -77,15 +80,11 @@ def load(command: Load) -> None:
 
 
 def render(request: int) -> None:
-    if MODE == "busy":
-        time.sleep(0.4)
     send(Rendering(request))
     phase("render")
     if MODE == "hang_in_render":
-        time.sleep(60)
+        time.sleep(FOREVER)
     send(Rendered(request))
-    if MODE == "tokenizing":
-        time.sleep(0.4)
 
 
 def count(command: Count) -> None:
@@ -148,12 +147,7 @@ late = obedient
 
 def deaf(request: int) -> None:
     """Neither hears a cancel nor says a word."""
-    time.sleep(60)
-
-
-def slow(request: int) -> None:
-    time.sleep(1.0)
-    send(Finished(request, "stop", Stats()))
+    time.sleep(FOREVER)
 
 
 def chatty(request: int) -> None:
@@ -173,19 +167,19 @@ def window_full(request: int) -> None:
 def garbage(request: int) -> None:
     sys.stdout.buffer.write(b"\0\0\0\x05hello" * 3)
     sys.stdout.buffer.flush()
-    time.sleep(60)
+    time.sleep(FOREVER)
 
 
 def claim_3_gb(request: int) -> None:
     sys.stdout.buffer.write(b"\xc0\0\0\0" + b"{" * 100)
     sys.stdout.buffer.flush()
-    time.sleep(60)
+    time.sleep(FOREVER)
 
 
 def send_command(request: int) -> None:
     sys.stdout.buffer.write(encode(Cancel(request)))
     sys.stdout.buffer.flush()
-    time.sleep(60)
+    time.sleep(FOREVER)
 
 
 def mistaken(request: int) -> None:
@@ -206,7 +200,7 @@ def do(job: Job) -> None:
     if MODE == "failing":
         send(Failed(job.request, "not-enough-disk", "no space is left"))
     elif MODE == "deaf":
-        time.sleep(60)
+        time.sleep(FOREVER)
     else:
         send(JobDone(job.request, {"said": job.arguments["say"], "name": job.name}))
 
@@ -224,6 +218,8 @@ def main() -> None:
             generate(command)
         elif isinstance(command, Count):
             count(command)
+        elif isinstance(command, Tokenize):
+            send(Tokenized(command.request, tuple(command.text.encode())))
         elif isinstance(command, Job):
             do(command)
 

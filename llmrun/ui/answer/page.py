@@ -6,12 +6,14 @@ never taken back.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from llmrun.chat.reasoning import ReasoningKind, ReasoningPart, Splitter
-from llmrun.ui.terminal.ansi import DIM, paint
+from rich.style import Style
+from rich.text import Text
+
+from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
+from llmrun.ui.answer.rows import ATOM, RowWriter
 from llmrun.ui.terminal.format import seconds
 
 # "on" shows thoughts as they come, "fold" their beginning, "hide" only how long they took.
@@ -20,7 +22,7 @@ Think = Literal["on", "fold", "hide"]
 FOLD_LINES, FOLD_CHARACTERS = 3, 240
 
 _ASCII = str.maketrans({"·": "-", "…": "...", "│": "|"})
-_PIECES = re.compile(r"\n|\s|[^\s]+")
+_DIM = Style(dim=True)
 
 
 class Body(Protocol):
@@ -172,11 +174,10 @@ class _Thoughts:
     def __init__(self, think: Think, *, styled: bool, unicode: bool) -> None:
         self._lines_left = {"on": None, "fold": FOLD_LINES, "hide": 0}[think]
         self._characters_left = FOLD_CHARACTERS
-        from llmrun.ui.answer.wrap import Wrapper  # few models think
-
-        self._styled, self._unicode = styled, unicode
-        self._wrapper = Wrapper(styled=styled)
-        self._bar = [("│ " if unicode else "| ", DIM)]
+        self._unicode = unicode
+        self._rows = RowWriter(styled=styled)
+        self._bar = Text("│ " if unicode else "| ", _DIM)
+        self._held = ""  # a word that may go on
         self._open = False  # a line is being written
         self._blank = self._any = False
 
@@ -184,43 +185,51 @@ class _Thoughts:
         """More thoughts."""
         if self._lines_left == 0:
             return ""
-        return "".join([self._piece(piece, columns - 1) for piece in _PIECES.findall(text)])
+        *lines, rest = (self._held + text).split("\n")
+        out = [self._words(line, columns) + self._line_end() for line in lines]
+        *words, self._held = ATOM.findall(rest) or [""]
+        return "".join([*out, self._words("".join(words), columns)])
 
     def end(self, columns: int, note: str) -> str:
         """The thoughts are complete."""
-        out = self._wrapper.end(columns - 1) if self._open else ""
-        self._open = False
-        note = note if self._unicode else in_ascii(note)
-        return f"{out}{paint(note, DIM) if self._styled else note}\n"
+        out = self._words(self._held, columns) + self._line_end()
+        self._held = ""
+        return f"{out}{self._rows.painted(Text(note if self._unicode else in_ascii(note), _DIM))}\n"
 
-    def _piece(self, piece: str, columns: int) -> str:
-        """A word, a blank or a line break."""
-        if self._lines_left == 0:
-            return ""
-        if piece == "\n":
-            return self._line_end(columns)
-        if not self._open and piece.isspace():
-            return ""
-        folded = self._lines_left is not None
-        if folded and self._characters_left <= 0 and piece.isspace():
-            self._lines_left, self._open = 0, False
-            return self._wrapper.add(" …" if self._unicode else " ...", DIM, columns) + self._wrapper.end(columns)
-        self._characters_left -= len(piece)
-        begin = ""
-        if not self._open:
-            blank = self._wrapper.begin(self._bar, self._bar).rstrip(" ") + "\n" if self._blank and not folded else ""
-            begin = blank + self._wrapper.begin(self._bar, self._bar)
+    def _words(self, text: str, columns: int) -> str:
+        """Whole words of one line."""
+        out = []
+        for word in ATOM.findall(text):
+            if self._lines_left == 0:
+                break
+            if self._open and self._lines_left is not None and self._characters_left <= 0:
+                self._lines_left = 0
+                out.append(
+                    self._rows.add(Text(" …" if self._unicode else " ...", _DIM), columns - 1) + self._line_end()
+                )
+                break
+            if not self._open:
+                word = word.lstrip()
+                out.append(self._line_begin() if word else "")
+            self._characters_left -= len(word)
+            out.append(self._rows.add(Text(word, _DIM), columns - 1))
+        return "".join(out)
+
+    def _line_begin(self) -> str:
+        blank = (
+            self._rows.begin(self._bar, self._bar).rstrip(" ") + "\n" if self._blank and not self._lines_left else ""
+        )
         self._open, self._any, self._blank = True, True, False
-        return begin + self._wrapper.add(piece, DIM, columns)
+        return blank + self._rows.begin(self._bar, self._bar)
 
-    def _line_end(self, columns: int) -> str:
+    def _line_end(self) -> str:
         if not self._open:
             self._blank = self._any
             return ""
         self._open = False
-        if self._lines_left is not None:
+        if self._lines_left:
             self._lines_left -= 1
-        return self._wrapper.end(columns)
+        return "\n"
 
 
 def in_ascii(text: str) -> str:

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, TextIO
 
-from llmrun.chat.reasoning import ReasoningKind, ReasoningPart, Splitter
 from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
+from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
 from llmrun.ui.answer.meter import Meter, fit, in_rows, summary
 from llmrun.ui.answer.page import Page, Think, in_ascii
 from llmrun.ui.terminal.ansi import DIM, bare, paint

@@ -6,7 +6,7 @@ from llmrun.bench.results import Machine
 
 
 def machine_facts(machine: Machine) -> list[tuple[str, str]]:
-    """(what, as it is) of everything that is known; foreign text, since results come from elsewhere."""
+    """(what, as it is) of everything that is known; untrusted text, since results come from elsewhere."""
     facts = [
         ("Machine", machine.name),
         ("Processor", machine.cpu),

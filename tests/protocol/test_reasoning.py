@@ -8,8 +8,8 @@ import itertools
 import pytest
 from support.screens import Clock, Terminal
 
-from llmrun.chat.reasoning import ReasoningKind, Splitter, split
 from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta
+from llmrun.protocol.reasoning import ReasoningKind, Splitter, split
 from llmrun.ui.answer.page import FOLD_CHARACTERS, Page, Think
 from llmrun.ui.answer.view import AnswerView, answer_view
 from llmrun.ui.terminal.output import Output
@@ -94,7 +94,7 @@ class Case:
 @pytest.mark.parametrize(
     ("think", "during", "after"),
     [
-        ("on", ["│ The user greets me.", "│", "│ I will greet back.", "│ Kindly.", "│"],
+        ("on", ["│ The user greets me.", "│", "│ I will greet back.", "│ Kindly."],
          ["│ The user greets me.", "│", "│ I will greet back.", "│ Kindly.", "│ Once. Well."]),
         ("fold", ["│ The user greets me.", "│ I will greet back.", "│ Kindly."],
          ["│ The user greets me.", "│ I will greet back.", "│ Kindly."]),
