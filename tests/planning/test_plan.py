@@ -215,9 +215,10 @@ def test_wished_gpu_layers(layers: int) -> None:
         ({"threads": 513}, "--threads 513", "1 and 512"),
         ({"gpu_layers": -2}, "--gpu-layers -2", "-1 and 1,000"),
         ({"gpu_layers": 1001}, "--gpu-layers", "-1 and 1,000"),
-        ({"kv_type": "q3_0"}, "--kv q3_0", "f16"),
+        ({"cache_type_k": "q3_0"}, "--cache-type-k q3_0", "f16"),
+        ({"cache_type_v": "q3_0"}, "--cache-type-v q3_0", "f16"),
         ({"flash_attention": "maybe"}, "--flash-attention maybe", "auto, on, off"),
-        ({"kv_type": "q8_0", "flash_attention": "off"}, "needs flash attention", ""),
+        ({"cache_type_v": "q8_0", "flash_attention": "off"}, "needs flash attention", ""),
     ],
 )
 def test_bad_wishes(wishes: dict[str, Any], what: str, why: str) -> None:
@@ -300,7 +301,7 @@ def test_wished_layers_with_a_gpu(wish: int, layers: int) -> None:
 
 
 def test_smaller_kv_type_leaves_room_for_more_context() -> None:
-    small = make_plan(LARGE, machine(free=12 * GIB), Wishes(kv_type="q8_0"))
+    small = make_plan(LARGE, machine(free=12 * GIB), Wishes(cache_type_k="q8_0", cache_type_v="q8_0"))
     assert small.n_ctx > make_plan(LARGE, machine(free=12 * GIB), Wishes()).n_ctx
 
 
