@@ -442,7 +442,7 @@ def _as_tuned(load: Load, tuned: EngineSettings, wishes: Wishes, *, without_flas
     if wishes.threads is not None:
         found = replace(found, threads=load.threads, threads_batch=load.threads_batch)
     keeps_flash = wishes.flash_attention != "auto" or (found.flash_attention == "off" and not without_flash)
-    if keeps_flash or wishes.kv_type != "f16":
+    if keeps_flash or (wishes.cache_type_k, wishes.cache_type_v) != ("f16", "f16"):
         found = replace(found, flash_attention=load.flash_attention, kv_type_k=load.kv_type_k, kv_type_v=load.kv_type_v)
     return found
 

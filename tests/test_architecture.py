@@ -6,6 +6,7 @@ Who may import whom among our own rooms is said once, in pyproject.toml. Every t
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -164,6 +165,34 @@ def test_printing_is_for_the_last_layer() -> None:
     others = [file for file in FILES if not file.startswith(("cli/", "ui/"))]
     names = {file: {node.id for node in ast.walk(parsed(file)) if isinstance(node, ast.Name)} for file in others}
     assert not [file for file in others if "print" in names[file]]
+
+
+# What may follow the name of the program in a sentence, where it names no command.
+PROSE = {"again", "can", "choose", "has", "is", "itself", "knows", "only", "process", "runs", "that", "with", "wrote"}
+
+
+def test_commands_that_are_recommended_exist() -> None:
+    """In hints, notes and help, whoever says them: all texts but docstrings."""
+    from llmrun.cli.commands import ALIASES, COMMANDS
+
+    known = {*COMMANDS, *ALIASES} | PROSE
+    named = {(file, word) for file in FILES for text in texts(file) for word in re.findall(r"llmrun ([a-z-]+)", text)}
+    assert {word for _, word in named} >= {"run", "pull", "list", "sessions"}
+    unknown = {(file, word) for file, word in named if word.lstrip("-") not in known and not word.startswith("-")}
+    assert not unknown
+
+
+def texts(file: str) -> Iterator[str]:
+    """Its string constants, without docstrings."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(parsed(file))
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
 
 
 # ---- rooms, circles, names

@@ -212,7 +212,7 @@ def machine_differences(a: Machine, b: Machine) -> tuple[Difference, ...]:
         if left == right or not left or not right:
             continue
         if name == "memory_total":
-            left, right = f"{left / 2**30:.0f} GiB", f"{right / 2**30:.0f} GiB"
+            left, right = f"{left / 1e9:.0f} GB", f"{right / 1e9:.0f} GB"
         elif name == "cpu_flags":
             left, right = sorted(set(left) - set(right)), sorted(set(right) - set(left))
         found.append(Difference(words, _words(left), _words(right)))

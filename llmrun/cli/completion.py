@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 
 from llmrun.errors import LlmrunError
 
@@ -33,6 +33,19 @@ def complete_installed(incomplete: str) -> list[str]:
     """Names of models that can be removed and verified."""
     head = os.environ.get(_HEAD, "")
     return _tails(_on_disk(ours_only=True), head + incomplete, head)
+
+
+def complete_words(*words: str) -> Callable[[str], list[str]]:
+    """What offers these words."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+def complete_type(incomplete: str) -> list[str]:
+    """Types that `llmrun quantize` makes, in small letters where it begins so."""
+    from llmrun.quantize.types import FILE_TYPES
+
+    types = [name.lower() if incomplete.islower() else name for name in FILE_TYPES]
+    return [name for name in ("int4", "int8", *types) if name.startswith(incomplete)]
 
 
 def completes(environment: Mapping[str, str]) -> str:

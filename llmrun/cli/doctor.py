@@ -30,6 +30,8 @@ def doctor(
 
     output = Output(json=json)
     settings = load_settings()
+    if output.stderr_is_terminal and not json:
+        output.note("This takes some seconds: a model answers, the hub is asked." if answer else "The hub is asked.")
     trial = _try(settings) if answer else None
     findings = examine(settings, installed=len(Store(settings).installed()), trial=trial)
     if json:

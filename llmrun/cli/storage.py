@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,7 +43,12 @@ def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = Fal
         output.note(f"{removal.model.name}: {removal.model.path}, {size(removal.freed)} come free")
         for other in removal.shared:
             output.note(f"  not all of its bytes: {other} needs some")
-    _ask(output, f"Remove {_count(len(removals), 'model')}?", yes=yes, command=f"llmrun rm -y {' '.join(models)}")
+    _ask(
+        output,
+        f"Remove {_count(len(removals), 'model')}?",
+        yes=yes,
+        command=shlex.join(["llmrun", "rm", "-y", *models]),
+    )
     for removal in removals:
         do_remove(removal)
     if json:
@@ -118,7 +124,7 @@ def import_file(
     if json:
         output.result_json(as_plain(model))
     else:
-        output.note(f'{model.name} is at {model.path}; try: llmrun run {model.name} "Hello"')
+        output.note(f'{model.name} is at {model.path}; try: llmrun run {shlex.quote(model.name)} "Hello"')
 
 
 def verify(
@@ -220,7 +226,7 @@ def _refuse_damaged(damaged: list[Installed]) -> None:
     if not damaged:
         return
     names = ", ".join(model.name for model in damaged)
-    ours = [model.name for model in damaged if not model.foreign]
+    ours = [shlex.quote(model.name) for model in damaged if not model.foreign]
     raise IntegrityError(
         f"{_count(len(damaged), 'model')} {'is' if len(damaged) == 1 else 'are'} damaged: {names}",
         why="the bytes are not those that were installed",

@@ -24,7 +24,7 @@ def tune(
         int | None,
         typer.Option("--depth", metavar="TOKENS", help="Context behind which decode is measured. Default: by time."),
     ] = None,
-    kv: Annotated[bool, typer.Option("--kv", help="Try a q8_0 KV cache too, which is less precise.")] = False,
+    kv: Annotated[bool, typer.Option("--cache-types", help="Try a q8_0 KV cache too, which is less precise.")] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Go back to the defaults.")] = False,
     yes: YesOption = False,
     json: JsonOption = False,

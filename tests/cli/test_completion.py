@@ -6,11 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
 from support.model_disk import lonely_home, put, put_lm_studio, put_ollama, settings
 
+from llmrun.cli.chat import chat
 from llmrun.cli.commands import ALIASES, COMMANDS
 from llmrun.cli.completion import complete_installed, complete_model, completes, mend_words
 from llmrun.models.store.store import Store
@@ -132,6 +136,27 @@ def test_models_complete_behind_a_command(home: Path, command: str) -> None:
 def test_options_complete_behind_a_command(home: Path) -> None:
     assert "--json" in bash("show", "--")
     assert "--dry-run" in bash("gc", "--")
+
+
+def test_saved_chats_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [SimpleNamespace(name=name) for name in ("trip", "it's $(x)", "cats")]
+    monkeypatch.setattr("llmrun.cli.sessions._sessions", lambda: nullcontext(SimpleNamespace(all=lambda: names)))
+    app = typer.Typer()
+    app.command()(chat)
+    (option,) = (each for each in typer.main.get_command(app).params if "--session" in each.opts)
+    assert [each.value for each in option.shell_complete(None, "")] == ["trip", "cats"]
+    assert [each.value for each in option.shell_complete(None, "t")] == ["trip"]
+
+
+def test_values_of_options_complete(home: Path) -> None:
+    assert bash("run", "smollm2", "--show-thoughts", "") == ["on", "fold", "hide"]
+    assert bash("run", "smollm2", "--show-thoughts", "h") == ["hide"]
+    assert bash("run", "smollm2", "--think") == ["--think", "--think-tokens"]
+    assert bash("chat", "smollm2", "--cache-type-k", "") == ["f16", "q8_0"]
+    assert bash("quantize", "smollm2", "--type", "q4_k") == ["q4_k_m", "q4_k_s"]
+    assert bash("quantize", "smollm2", "--type", "Q4_K") == ["Q4_K_M", "Q4_K_S"]
+    assert "int4" in bash("quantize", "smollm2", "--type", "")
+    assert bash("convert", "folder", "--type", "b") == ["bf16"]
 
 
 def test_other_shells(home: Path) -> None:
