@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Protocol, TextIO
 
 from llmrun.chat.reasoning import ReasoningKind, ReasoningPart, Splitter
-from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
+from llmrun.protocol.messages import Event, Failed, Finished, LoadProgress, Started, TextDelta
 from llmrun.ui.answer.meter import Meter, fit, in_rows, summary
 from llmrun.ui.answer.page import Page, Think, in_ascii
 from llmrun.ui.terminal.ansi import DIM, bare, paint
@@ -230,6 +230,8 @@ class AnswerView:
         elif isinstance(event, (Finished, Failed)):
             self.close()
         else:
+            if isinstance(event, LoadProgress):
+                self._page.prepare()
             if isinstance(event, Started):
                 self._page.begin(event.thinking_tags, inside=event.thinking)
             self.tick()
