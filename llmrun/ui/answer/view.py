@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, TextIO
 
-from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
+from llmrun.protocol.messages import Event, Failed, Finished, LoadProgress, Started, TextDelta
 from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
 from llmrun.ui.answer.meter import Meter, fit, in_rows, summary
 from llmrun.ui.answer.page import Page, Think, in_ascii
@@ -235,6 +235,8 @@ class AnswerView:
         elif isinstance(event, (Finished, Failed)):
             self.close()
         else:
+            if isinstance(event, LoadProgress):
+                self._page.prepare()
             if isinstance(event, Started):
                 self._page.begin(event.thinking_tags, inside=event.thinking)
             self.tick()
