@@ -20,6 +20,12 @@ def show_sampling(output: Output, rows: Sequence[tuple[str, str, str]]) -> None:
     show_table(output, columns, rows, stderr=True)
 
 
+def least_certain(choices: Sequence[Choice]) -> Choice:
+    """The token that the model itself was least certain of; one that the grammar forced only where all were."""
+    free = [choice for choice in choices if not choice.forced]
+    return min(free, key=lambda choice: choice.steps[0].probabilities[choice.chosen], default=choices[-1])
+
+
 def show_choice(output: Output, choice: Choice) -> None:
     """The candidates of one token, their probabilities after each step, and which step cut whom."""
     if choice.forced:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from llmrun.protocol.messages import ChainStep, Choice
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.sampling import show_choice, show_sampling
+from llmrun.ui.views.sampling import least_certain, show_choice, show_sampling
 
 CHOICE = Choice(
     " the",
@@ -36,6 +37,13 @@ def test_a_choice() -> None:
     assert rows[0].split()[1:] == ["the'", "50.0%", "60.0%", "70.0%", "90.0%", "█" * 18, "◀", "chosen"]
     assert rows[2].split()[2:] == ["<0.1%", "<0.1%", "cut"]
     assert rows[-1].split() == ["left", "49,152", "40", "2", "2"]
+
+
+def test_the_least_certain_token() -> None:
+    end = replace(CHOICE, text="<end>", steps=(ChainStep("model", 9, (0.99, 0.0, 0.0)),))
+    forced = Choice('{"', forced=True)
+    assert least_certain((forced, CHOICE, end)) is CHOICE
+    assert least_certain((forced,)) is forced
 
 
 def test_text_of_tokens_can_do_nothing_to_the_terminal() -> None:
