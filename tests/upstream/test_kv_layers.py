@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support import architectures
-from support.architectures import LENGTHS, WINDOW
+from support.architectures import LENGTHS, WINDOW, Case, answers
 
 from llmrun.gguf.header import Header
 from llmrun.gguf.kv_layers import kv_layers, recurrent_bytes
@@ -71,22 +66,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Header, di
     """Architecture -> the header of its model, and what llama.cpp says of it."""
     folder = tmp_path_factory.mktemp("models")
     usual = {"block_count": N_LAYERS, "attention.sliding_window": WINDOW}
-    cases = [
-        {"path": str(folder / f"{name}.gguf"), "architecture": name, "settings": {**usual, **settings}}
-        for name, settings in MODELS.items()
-    ]
-    folders = (Path(__file__).parents[1], Path(read_header.__code__.co_filename).parents[2])
-    done = subprocess.run(
-        [sys.executable, architectures.__file__],
-        input="".join(json.dumps(case) + "\n" for case in cases),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "GGML_NO_BACKTRACE": "1"},
-        check=True,
-    )
-    answers = map(json.loads, done.stdout.splitlines())
-    return {name: (read_header(folder / f"{name}.gguf"), answer) for name, answer in zip(MODELS, answers, strict=True)}
+    cases = {name: Case(name, {**usual, **settings}) for name, settings in MODELS.items()}
+    return {name: (read_header(folder / f"{name}.gguf"), answer) for name, answer in answers(folder, cases).items()}
 
 
 @pytest.mark.parametrize("name", MODELS)
