@@ -112,6 +112,7 @@ def state_bytes(model: Any, kind: int) -> list[int]:
         assert llama.llama_decode(context, llama.llama_batch_get_one(tokens, BATCH)) == 0
         if length in LENGTHS:
             found.append(llama.llama_state_seq_get_size(context, 0))
+    llama.llama_free(context)
     return found
 
 
