@@ -26,11 +26,13 @@ class ShownAs:
         stats: figures during the answer and after it; None is where stdout and stderr are a terminal.
         markdown: as Markdown, where the terminal can.
         think: what is shown of a model's thoughts, "on", "hide" or "fold".
+        end_line: an answer ends with a newline in a pipe too.
     """
 
     stats: bool | None = None
     markdown: bool = True
     think: Literal["on", "hide", "fold"] = "fold"
+    end_line: bool = False
 
 
 @contextmanager
@@ -53,6 +55,7 @@ def show(output: Output, events: Iterable[Event], model: Model, shown_as: ShownA
         stats=_on_terminal(output) if shown_as.stats is None else shown_as.stats,
         markdown=shown_as.markdown,
         think=shown_as.think,
+        end_line=shown_as.end_line,
     ) as view:
         return _to_the_end(events, view.show)
 

@@ -63,7 +63,7 @@ def open_model(
     engine = model.new_engine() if another or model.needs_own_engine else runner.prestarted()
     with using(path):
         try:
-            with answer_view(output) as view:
+            with answer_view(output, markdown=True) as view:  # what shows answers is loaded beside the model
                 model.start(engine, lambda fraction: view.show(LoadProgress(fraction)))
             yield model
         finally:

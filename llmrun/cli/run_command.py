@@ -96,12 +96,11 @@ def run(
 
             show_sampling(output, sampling_rows(sampling, origins))
         asked = replace(_asked(output, loaded, text, wanted, raw=raw), sampling=sampling)
-        shown_as = ShownAs(stats, markdown=not (wanted.plain or raw or asked.grammar), think=wanted.thoughts)
+        markdown = not (wanted.plain or raw or asked.grammar)
+        shown_as = ShownAs(stats, markdown, wanted.thoughts, end_line=not raw)
         pieces: list[str] = []
         with cancelling(loaded):
             finished = show(output, collecting(loaded.answer(asked), pieces), loaded, shown_as)
-        if not (json or raw or output.stdout_is_terminal or "".join(pieces).endswith("\n")):
-            output.text("")
         if prompt_cache and finished.stats.prompt_tokens - finished.stats.reused_tokens >= _WORTH_SAVING:
             _save_state(output, loaded)
         if record is not None:

@@ -103,6 +103,7 @@ def test_perplexity_is_llama_perplexitys(llmrun: Installed, text: Path, own: tup
     assert (found["chunks"], found["positions"], found["divergence"]) == (CHUNKS, CHUNKS * (N_CTX // 2 - 1), None)
 
 
+@pytest.mark.slow
 def test_divergence_is_llama_perplexitys(
     llmrun: Installed, text: Path, other: Path, own: tuple[Any, Any], tmp_path: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_divergence_is_llama_perplexitys(
     assert mean > 0.005, "another RoPE base is another model, on every processor"
 
 
+@pytest.mark.slow
 def test_long_texts(llmrun: Installed, text: Path) -> None:
     done = llmrun.run("evaluate", "smollm2", "--text", str(text), "--ctx", "1024", "--chunks", "1", "--long", "--json")
     found = json.loads(done.stdout)

@@ -22,6 +22,7 @@ def tuned_file(llmrun: Installed, tmp_path: Path) -> Path:
     return tmp_path / "llmrun-home" / "tune.json"
 
 
+@pytest.mark.slow
 def test_what_tune_finds_is_remembered_and_forgotten(llmrun: Installed, tuned_file: Path) -> None:
     done = llmrun.run("tune", "smollm2", "--seconds", "15", "--json")
     assert done.returncode == 0, done.stderr
@@ -38,6 +39,7 @@ def test_what_tune_finds_is_remembered_and_forgotten(llmrun: Installed, tuned_fi
     assert not tuned_file.exists()
 
 
+@pytest.mark.slow
 def test_the_gain_is_printed(llmrun: Installed) -> None:
     done = llmrun.run("tune", "smollm2", "--seconds", "15")
     assert done.returncode == 0, done.stderr

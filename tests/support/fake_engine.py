@@ -70,7 +70,8 @@ def phase(name: str) -> None:
 def load(command: Load) -> None:
     phase("load")
     if MODE == "refuse":
-        print("llama_model_load: error loading model: no tensors", file=sys.stderr, flush=True)
+        print("llama_model_load: error loading model: no tensors", file=sys.stderr)
+        print("llama_model_load_from_file_impl: failed to load model", file=sys.stderr, flush=True)
         send(Failed(0, "bad-model", f"llama.cpp can't load {command.path}"))
     elif MODE == "no_memory":
         print("ggml_backend_alloc: failed to allocate buffer of size 99", file=sys.stderr, flush=True)
@@ -122,9 +123,10 @@ def together(command: Generate) -> None:
     OPEN.append(command.request)
     if len(OPEN) < 2:
         return
-    if MODE == "half_deaf":  # a cancel has to wait for the step that both are in, and is not heard even then
-        receive()
-        time.sleep(0.5)
+    if MODE == "half_deaf":  # a cancel is not heard, and the step that both are in lasts until a Count
+        while not isinstance(asked := receive(), Count):
+            assert isinstance(asked, Cancel)
+        count(asked)
     send(*(TextDelta(request, text, 1) for text in ("Hel", "lo") for request in OPEN))
     phase("together")
     send(*(Finished(request, "stop", Stats()) for request in OPEN))

@@ -18,6 +18,8 @@ from markdown_it.token import Token
 from llmrun.ui.answer.formula import CLOSING, formula_begins
 from llmrun.ui.answer.parser import FORMULA, block_parser
 
+# A longer line of code is shown as it comes, without colours.
+MAX_LINE = 400
 _MAX_HELD = 20  # lines that may be waited for at once
 
 _EMPTY_MARKERS = re.compile(r"(?:[-+*>]|\d{1,9}[.)]|\s)*")
@@ -46,7 +48,8 @@ class BlockKind(enum.Enum):
     NOTHING = enum.auto()  # a marker without text, a definition
 
 
-_WHOLE_LINES = {BlockKind.FENCE, BlockKind.VERBATIM, BlockKind.FORMULA, BlockKind.TABLE}
+# Blocks that go on in the next line, but for a paragraph all in whole lines.
+_GOES_ON = {BlockKind.TEXT, BlockKind.FENCE, BlockKind.VERBATIM, BlockKind.FORMULA, BlockKind.TABLE}
 _LEAVES = {
     "paragraph_open": BlockKind.TEXT,
     "heading_open": BlockKind.HEADING,
@@ -92,17 +95,25 @@ class BlockLine:
     begins: bool = True
     text: str = ""
     mark: str = ""
-    cells: tuple[str, ...] = ()
-    right: tuple[bool, ...] = ()
+    cells: Sequence[str] = ()
+    right: Sequence[bool] = ()
 
 
 @dataclass(slots=True)
 class _Parsed:
-    """What markdown-it found: the last block, what it is in, and where the text of each line begins."""
+    """What markdown-it says of some lines: their last block, from its first line to before its end, and what it is in.
 
+    Attributes:
+        begins: line -> where its text begins, behind the markers of containers.
+    """
+
+    n_lines: int
+    references: dict[str, Any]
     path: tuple[Container, ...] = ()
     kind: BlockKind = BlockKind.NOTHING
-    token: Token | None = None
+    first: int = 0
+    end: int = 0
+    token: Token = field(default_factory=lambda: Token("", "", 0))
     content: str = ""
     cells: list[str] = field(default_factory=list)
     right: list[bool] = field(default_factory=list)
@@ -125,107 +136,87 @@ class Blocks:
         self._held: list[str] = []  # lines that may be a table's headings or a definition
 
     def early(self, line: str) -> BlockLine | None:
-        """The begin of a line, if it is text of a paragraph for sure; then it counts as taken."""
-        if self._held or self._kind in _WHOLE_LINES or _UNDECIDED.match(line.strip()):
+        """The begin of a line, if it is text of a paragraph for sure, or too much code; then it counts as taken."""
+        in_code = self._kind in {BlockKind.FENCE, BlockKind.VERBATIM}
+        waits = self._held or self._kind in {BlockKind.TABLE, BlockKind.FORMULA} or (in_code and len(line) <= MAX_LINE)
+        if waits or _UNDECIDED.match(line.strip()):
             return None
-        parsed = _parse([*self._open, line], dict(self.references))
-        found = self._found(parsed, line, len(self._open))
+        parsed = _parse([*self._open, line], self.references)
+        found = self._found(parsed, line)
+        if len(line) > MAX_LINE and found.kind in {BlockKind.CODE, BlockKind.VERBATIM}:
+            return self._follow(parsed, [line])
         text = found.text.strip()
         if found.kind is not BlockKind.TEXT or _UNDECIDED.match(text) or (found.begins and _DEFINITION.match(text)):
             return None
-        return self._follow(parsed, found, line)
+        return self._follow(parsed, [line])
 
     def take(self, line: str) -> list[BlockLine]:
         """A complete line. Gives what it is, after the lines that waited for it."""
-        lines = [*self._held, line]
-        parsed = _parse([*self._open, *lines], dict(self.references))
-        if not self._held:
-            return [] if self._holds(parsed, line) else [self._taken(line)]
-        first = len(self._open)
-        goes_on = parsed.token is None or (parsed.token.map or [0])[0] <= len(lines) + first - 2
-        if _is_bar(self._held[0], parsed, first):
+        lines, n_open = [*self._held, line], len(self._open)
+        parsed = _parse([*self._open, *lines], self.references)
+        if self._held and parsed.kind is BlockKind.TABLE and parsed.first == n_open:
             self._held = []
-            return [self._taken(lines[0], lines[1])]
-        if goes_on and line.strip() and _is_definition(parsed, lines, first) and len(lines) < _MAX_HELD:
+            return [self._follow(parsed, lines)]
+        text = lines[0][parsed.begins.get(n_open, 0) :]
+        goes_on = parsed.kind is BlockKind.NOTHING or (
+            parsed.kind is BlockKind.TEXT and parsed.end == n_open + len(lines)
+        )
+        may_define = goes_on and parsed.first in {0, n_open} and _DEFINITION.match(text) and line.strip()
+        may_be_table = not self._held and parsed.kind is BlockKind.TEXT and text.startswith("|")
+        if may_be_table or (may_define and len(lines) < _MAX_HELD):
             self._held = lines
             return []
-        return [*self.flush(), *self.take(line)]
+        return [*self.flush(), *self.take(line)] if self._held else [self._follow(parsed, lines)]
 
     def flush(self) -> list[BlockLine]:
-        """The lines that wait, when what they waited for does not come."""
+        """The lines that wait, when what they waited for does not come: definitions, then text."""
         held, self._held = self._held, []
-        if not held:
-            return []
-        parsed = _parse([*self._open, *held], dict(self.references))
-        n_defined = len(held)
-        if parsed.token and parsed.token.map and parsed.kind is BlockKind.TEXT:
-            n_defined = max(parsed.token.map[0] - len(self._open), 0)
-        defined = [self._taken(*held[:n_defined])] if n_defined else []
-        return [*defined, *(self._taken(line) for line in held[n_defined:])]
+        parsed = _parse([*self._open, *held], self.references)
+        n_defined = max(parsed.first - len(self._open), 0) if parsed.kind is BlockKind.TEXT else len(held)
+        parts = [held[:n_defined], *([line] for line in held[n_defined:])]
+        return [self._follow(_parse([*self._open, *part], self.references), part) for part in parts if part]
 
-    def _holds(self, parsed: _Parsed, line: str) -> bool:
-        """Whether the line needs the next one."""
-        n_open = len(self._open)
-        found = self._found(parsed, line, n_open)
-        text = found.text.lstrip()
-        is_table = found.kind is BlockKind.TEXT and text.startswith("|")
-        begun = parsed.begins.get(n_open, 0)
-        is_definition = found.begins and found.kind in {BlockKind.TEXT, BlockKind.NOTHING}
-        if is_table or (is_definition and _DEFINITION.match(line[begun:])):
-            self._held = [line]
-        return bool(self._held)
-
-    def _taken(self, *new: str) -> BlockLine:
-        """Follow one line, or several that are one thing; gives what the last one is."""
-        parsed = _parse([*self._open, *new], self.references)
-        return self._follow(parsed, self._found(parsed, new[-1], len(self._open) + len(new) - 1), *new)
-
-    def _follow(self, parsed: _Parsed, found: BlockLine, *new: str) -> BlockLine:
-        """Keep what is open after lines that were parsed."""
-        lines = [*self._open, *new]
-        closed = [
-            *self._closed,
-            *(_without_text(line, number, parsed) for number, line in enumerate(new, len(self._open))),
-        ]
-        kept = {container.line for container in found.path}
-        open_kind = _left_open(found)
-        begin: set[int] = set()
-        if open_kind is not BlockKind.BLANK and parsed.token and parsed.token.map:
-            first = parsed.token.map[0]
-            begin = {first, first + 1} if open_kind is BlockKind.TABLE else {first}
-        order = sorted(kept | begin)
+    def _follow(self, parsed: _Parsed, new: list[str]) -> BlockLine:
+        """Keep what is open after lines that were parsed. Gives what the last of them is."""
+        found = self._found(parsed, new[-1])
+        lines, n_open = [*self._open, *new], len(self._open)
+        closed = [*self._closed, *(_without_text(line, n_open + index, parsed) for index, line in enumerate(new))]
+        self._kind = _left_open(found)
+        n_kept = {BlockKind.BLANK: 0, BlockKind.TABLE: 2}.get(self._kind, 1)
+        begin = set(range(parsed.first, parsed.first + n_kept))
+        order = sorted({container.line for container in found.path} | begin)
         self._open = [lines[index] if index in begin else closed[index] for index in order]
         self._closed = [closed[index] for index in order]
         self._path = tuple(Container(one.marker, order.index(one.line)) for one in found.path)
-        self._kind = open_kind
+        self.references.update(parsed.references)
         return found
 
-    def _found(self, parsed: _Parsed, line: str, number: int) -> BlockLine:
-        """What the parser says of the line with this number."""
-        token = parsed.token
-        covered = token is not None and token.map is not None and token.map[1] > number
-        whole = parsed.kind in {BlockKind.FENCE, BlockKind.VERBATIM}
+    def _found(self, parsed: _Parsed, line: str) -> BlockLine:
+        """What the parser says of the last line."""
+        number = parsed.n_lines - 1
         n_old = sum(container.line < number for container in parsed.path)
-        if not line.strip("> \t") and not (covered and whole) and n_old == len(parsed.path):
+        kind, begins, is_in_block = parsed.kind, parsed.first >= number, parsed.end > number
+        text = parsed.content.removesuffix("\n").rpartition("\n")[2]
+        whole = is_in_block and kind in {BlockKind.FENCE, BlockKind.VERBATIM}
+        if not line.strip("> \t") and not whole and n_old == len(parsed.path):
             return BlockLine(BlockKind.BLANK, self._after_blank(line), len(self._path))
-        if token is None or token.map is None or not covered:
+        if not is_in_block:
             return BlockLine(BlockKind.NOTHING, parsed.path, n_old)
-        begins = token.map[0] >= number
-        kind, text = parsed.kind, parsed.content.removesuffix("\n").rpartition("\n")[2]
-        if kind is BlockKind.FENCE:
-            kind, text = (kind, token.info.strip()) if begins else _in_fence(token)
-        elif kind is BlockKind.HEADING and token.markup in {"=", "-"}:
+        if kind is BlockKind.FENCE and not begins:
+            kind = BlockKind.CODE if parsed.content else BlockKind.FENCE_END
+        elif kind is BlockKind.FENCE:
+            text = parsed.token.info.strip()
+        elif kind is BlockKind.HEADING and parsed.token.markup in {"=", "-"}:
             kind = BlockKind.UNDERLINE
-        elif kind is BlockKind.TABLE:
-            kind = kind if begins else BlockKind.ROW
-        elif token.type == "code_block":
+        elif kind is BlockKind.TABLE and not begins:
+            kind = BlockKind.ROW
+        elif parsed.token.type == "code_block":
             text = "    " + text
         elif kind is BlockKind.TEXT:
-            text = _leading_blanks(line, text, parsed.path, number) + text if begins else text
+            text = _leading_blanks(line, text, parsed.path, n_old) + text if begins else text
             text += line[len(line.rstrip()) :]  # two blanks may be a line break
-        cells, right = tuple(parsed.cells), tuple(parsed.right)
-        n_cells = len(right)
-        return BlockLine(kind, parsed.path, n_old, begins, text, token.markup, cells[-n_cells:] if cells else (), right)
+        cells = parsed.cells[-len(parsed.right) :]
+        return BlockLine(kind, parsed.path, n_old, begins, text, parsed.token.markup, cells, parsed.right)
 
     def _after_blank(self, line: str) -> tuple[Container, ...]:
         """The containers that an empty line leaves open: items, and quotes as far as it has their marks."""
@@ -238,26 +229,9 @@ class Blocks:
         return tuple(kept)
 
 
-def _is_bar(held: str, parsed: _Parsed, number: int) -> bool:
-    """Whether a line that waits turned out to be the headings of a table."""
-    return parsed.kind is BlockKind.TABLE and parsed.token is not None and parsed.token.map == [number, number + 2]
-
-
-def _is_definition(parsed: _Parsed, lines: Sequence[str], first: int) -> bool:
-    begun = parsed.begins.get(first, 0)
-    return _DEFINITION.match(lines[0][begun:]) is not None
-
-
-def _in_fence(token: Token) -> tuple[BlockKind, str]:
-    """A line after the one that opened the fence: of code, or the fence's end."""
-    if not token.content:
-        return BlockKind.FENCE_END, ""
-    return BlockKind.CODE, token.content.removesuffix("\n")
-
-
-def _leading_blanks(line: str, text: str, path: Sequence[Container], number: int) -> str:
+def _leading_blanks(line: str, text: str, path: Sequence[Container], n_old: int) -> str:
     """The blanks that markdown-it takes from a paragraph's first line; one alone is no indentation."""
-    if any(container.marker for container in path) or any(container.line == number for container in path):
+    if n_old < len(path) or any(container.marker for container in path):
         return ""
     before = line[: len(line.rstrip()) - len(text)]
     blanks = before.rpartition(">")[2].removeprefix(" " if path else "")
@@ -267,8 +241,7 @@ def _leading_blanks(line: str, text: str, path: Sequence[Container], number: int
 def _without_text(line: str, number: int, parsed: _Parsed) -> str:
     """A line that opens the same containers, and in them nothing that goes on."""
     begun = parsed.begins.get(number, 0)
-    covered = parsed.token is not None and parsed.token.map is not None and parsed.token.map[1] > number
-    if not covered and _EMPTY_MARKERS.fullmatch(line[begun:]):
+    if parsed.end <= number and _EMPTY_MARKERS.fullmatch(line[begun:]):
         return line.rstrip() + " #"
     return line[:begun] + "#"
 
@@ -276,37 +249,30 @@ def _without_text(line: str, number: int, parsed: _Parsed) -> str:
 def _left_open(found: BlockLine) -> BlockKind:
     """The kind of the block that goes on after a line; BLANK is none."""
     kind = {BlockKind.CODE: BlockKind.FENCE, BlockKind.ROW: BlockKind.TABLE}.get(found.kind, found.kind)
-    if kind is BlockKind.FORMULA and not formula_goes_on(found):
-        return BlockKind.BLANK
-    goes_on = {BlockKind.TEXT, BlockKind.FENCE, BlockKind.VERBATIM, BlockKind.TABLE, BlockKind.FORMULA}
-    return kind if kind in goes_on else BlockKind.BLANK
-
-
-def formula_goes_on(found: BlockLine) -> bool:
-    """Whether the line leaves its formula open."""
-    text = found.text.strip()
-    opened = formula_begins(text) if found.begins else 0
-    return not any(closing in text[opened:] for closing in CLOSING.values())
+    if kind is BlockKind.FORMULA:
+        text = found.text.strip()
+        text = text[formula_begins(text) if found.begins else 0 :]
+        return BlockKind.BLANK if any(closing in text for closing in CLOSING.values()) else kind
+    return kind if kind in _GOES_ON else BlockKind.BLANK
 
 
 def _parse(lines: Sequence[str], references: dict[str, Any]) -> _Parsed:
     tokens: list[Token] = []
-    parsed = _Parsed()
-    env = {"references": references, "begins": parsed.begins}
-    md = block_parser()
-    md.block.parse("\n".join([*lines, ""]), md, env, tokens)
     path: list[Container] = []
+    parsed = _Parsed(len(lines), dict(references))
+    md, env = block_parser(), {"references": parsed.references, "begins": parsed.begins}
+    md.block.parse("\n".join([*lines, ""]), md, env, tokens)
     for index, token in enumerate(tokens):
+        first, end = token.map or (0, 0)
         if token.type in {"blockquote_open", "list_item_open"}:
-            marker = token.info + token.markup if token.type == "list_item_open" else ""
-            path.append(Container(marker, (token.map or [0])[0]))
-            parsed.path, parsed.token, parsed.kind = tuple(path), None, BlockKind.NOTHING
+            path.append(Container(token.info + token.markup if token.type == "list_item_open" else "", first))
+            parsed.path, parsed.kind, parsed.end = tuple(path), BlockKind.NOTHING, 0
         elif token.type in {"blockquote_close", "list_item_close"}:
             path.pop()
         elif token.type in _LEAVES:
-            parsed.path, parsed.token, parsed.kind = tuple(path), token, _LEAVES[token.type]
+            parsed.path, parsed.kind, parsed.token = tuple(path), _LEAVES[token.type], token
+            parsed.first, parsed.end, parsed.cells, parsed.right = first, end, [], []
             parsed.content = token.content or (tokens[index + 1].content if token.nesting else "")
-            parsed.cells, parsed.right = [], []
         elif token.type in {"th_open", "td_open"}:
             parsed.cells.append(tokens[index + 1].content)
             if token.type == "th_open":

@@ -30,7 +30,8 @@ _SYMBOLS: dict[str, str] = dict(
         r"(\w+)=(\S+)",
         "alpha=α beta=β gamma=γ delta=δ epsilon=ε varepsilon=ε zeta=ζ eta=η theta=θ iota=ι kappa=κ lambda=λ mu=μ nu=ν "
         "xi=ξ pi=π rho=ρ sigma=σ tau=τ phi=φ varphi=φ chi=χ psi=ψ omega=ω Gamma=Γ Delta=Δ Theta=Θ Lambda=Λ Pi=Π "
-        "Sigma=Σ Phi=Φ Psi=Ψ Omega=Ω times=× cdot=· div=÷ pm=± mp=∓ le=≤ leq=≤ ge=≥ geq=≥ ne=≠ neq=≠ approx=≈ equiv=≡ sim=∼ "
+        "Sigma=Σ Phi=Φ Psi=Ψ Omega=Ω times=× cdot=· div=÷ pm=± mp=∓ le=≤ leq=≤ ge=≥ geq=≥ ne=≠ neq=≠ approx=≈ equiv=≡ "
+        "sim=∼ "
         "propto=∝ infty=∞ sum=∑ prod=∏ int=∫ partial=∂ nabla=∇ to=→ rightarrow=→ leftarrow=← Rightarrow=⇒ implies=⇒ "
         "iff=⇔ leftrightarrow=↔ in=∈ notin=∉ subset=⊂ subseteq=⊆ cup=∪ cap=∩ emptyset=∅ forall=∀ exists=∃ neg=¬ land=∧ "
         "wedge=∧ lor=∨ vee=∨ therefore=∴ angle=∠ circ=° degree=° ldots=… dots=… cdots=⋯ perp=⊥ parallel=∥ ast=* "

@@ -19,8 +19,7 @@ from rich.style import Style
 from rich.syntax import ANSISyntaxTheme
 from rich.text import Text
 
-# Patterns of lexers may take quadratic time.
-MAX_LINE = 400
+from llmrun.ui.answer.blocks import MAX_LINE
 
 _NAME = re.compile(r"[A-Za-z0-9_+#.-]{1,30}")
 _GREEN, _CYAN, _BLUE, _MAGENTA = (Style(color=name) for name in ("green", "cyan", "blue", "magenta"))
@@ -66,7 +65,7 @@ class Highlighter:
 
     def line(self, code: str) -> Text:
         """The next line, without its newline, in colour."""
-        if self._lexer is None or len(code) > MAX_LINE:
+        if self._lexer is None or len(code) > MAX_LINE:  # patterns of lexers may take quadratic time
             return Text(code)
         begun = 0
         if self._in_comment:

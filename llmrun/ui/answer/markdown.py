@@ -84,15 +84,18 @@ class Markdown:
         """A part of a line; a paragraph's text is shown at once."""
         self._line += text
         if self._shown_early:
-            return self._more(text)
+            return self._more(text) if self._inline else text
         found = self._blocks.early(self._line) if text else None
         self._shown_early = found is not None
-        return self._show(found) if found else ""
+        shown = self._show(found) if found else ""
+        return shown if self._inline else shown.removesuffix("\n")
 
     def _line_end(self) -> str:
         shown, line = self._shown_early, self._line
         self._line, self._shown_early = "", False
-        return "" if shown else "".join(map(self._show, self._blocks.take(line)))
+        if not shown:
+            return "".join(map(self._show, self._blocks.take(line)))
+        return "" if self._inline else "\n"
 
     def _show(self, line: BlockLine) -> str:
         """A line whose kind is known."""

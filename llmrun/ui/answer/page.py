@@ -7,22 +7,18 @@ never taken back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
-
-from rich.style import Style
-from rich.text import Text
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
-from llmrun.ui.answer.rows import ATOM, RowWriter
 from llmrun.ui.terminal.format import seconds
+
+if TYPE_CHECKING:
+    from llmrun.ui.answer.thoughts import Thoughts
 
 # "on" shows thoughts as they come, "fold" their beginning, "hide" only how long they took.
 Think = Literal["on", "fold", "hide"]
 
-FOLD_LINES, FOLD_CHARACTERS = 3, 240
-
 _ASCII = str.maketrans({"·": "-", "…": "...", "│": "|"})
-_DIM = Style(dim=True)
 
 
 class Body(Protocol):
@@ -77,7 +73,7 @@ class Page:
         self._markdown, self._styled, self._unicode = markdown, styled, unicode
         self._splitter = Splitter(())
         self._think: Think = think
-        self._thoughts: _Thoughts | None = None
+        self._thoughts: Thoughts | None = None
         self._body: Body | None = None
         self._waiting: list[ReasoningPart] = []
         self._began: float | None = None  # when thoughts came first
@@ -92,7 +88,11 @@ class Page:
             inside: the prompt ended with what opens them.
         """
         self._splitter = Splitter(tags, inside=inside)
-        self._made_body()  # its modules are loaded while the engine reads the prompt
+        self._made_body()
+
+    def prepare(self) -> None:
+        """Load what the answer needs, while the engine has not started on it."""
+        self._made_body()
 
     def add(self, text: str, tokens: int) -> None:
         """A piece of sanitized text, and how many tokens it took."""
@@ -149,9 +149,11 @@ class Page:
             self._waiting.append(ReasoningPart(ReasoningKind.END, f"thought for {took}, {self._tokens:,} tokens"))
             self._began, self._tokens = None, 0
 
-    def _made_thoughts(self) -> _Thoughts:
+    def _made_thoughts(self) -> Thoughts:
         if self._thoughts is None:
-            self._thoughts = _Thoughts(self._think, styled=self._styled, unicode=self._unicode)
+            from llmrun.ui.answer.thoughts import Thoughts  # few models think
+
+            self._thoughts = Thoughts(self._think, styled=self._styled, unicode=self._unicode)
         return self._thoughts
 
     def _made_body(self) -> Body:
@@ -166,70 +168,6 @@ class Page:
 
     def _words(self, text: str) -> str:
         return text if self._unicode else in_ascii(text)
-
-
-class _Thoughts:
-    """Thoughts as dim lines beside a bar, and one line about them at their end."""
-
-    def __init__(self, think: Think, *, styled: bool, unicode: bool) -> None:
-        self._lines_left = {"on": None, "fold": FOLD_LINES, "hide": 0}[think]
-        self._characters_left = FOLD_CHARACTERS
-        self._unicode = unicode
-        self._rows = RowWriter(styled=styled)
-        self._bar = Text("│ " if unicode else "| ", _DIM)
-        self._held = ""  # a word that may go on
-        self._open = False  # a line is being written
-        self._blank = self._any = False
-
-    def feed(self, text: str, columns: int) -> str:
-        """More thoughts."""
-        if self._lines_left == 0:
-            return ""
-        *lines, rest = (self._held + text).split("\n")
-        out = [self._words(line, columns) + self._line_end() for line in lines]
-        *words, self._held = ATOM.findall(rest) or [""]
-        return "".join([*out, self._words("".join(words), columns)])
-
-    def end(self, columns: int, note: str) -> str:
-        """The thoughts are complete."""
-        out = self._words(self._held, columns) + self._line_end()
-        self._held = ""
-        return f"{out}{self._rows.painted(Text(note if self._unicode else in_ascii(note), _DIM))}\n"
-
-    def _words(self, text: str, columns: int) -> str:
-        """Whole words of one line."""
-        out = []
-        for word in ATOM.findall(text):
-            if self._lines_left == 0:
-                break
-            if self._open and self._lines_left is not None and self._characters_left <= 0:
-                self._lines_left = 0
-                out.append(
-                    self._rows.add(Text(" …" if self._unicode else " ...", _DIM), columns - 1) + self._line_end()
-                )
-                break
-            if not self._open:
-                word = word.lstrip()
-                out.append(self._line_begin() if word else "")
-            self._characters_left -= len(word)
-            out.append(self._rows.add(Text(word, _DIM), columns - 1))
-        return "".join(out)
-
-    def _line_begin(self) -> str:
-        blank = (
-            self._rows.begin(self._bar, self._bar).rstrip(" ") + "\n" if self._blank and not self._lines_left else ""
-        )
-        self._open, self._any, self._blank = True, True, False
-        return blank + self._rows.begin(self._bar, self._bar)
-
-    def _line_end(self) -> str:
-        if not self._open:
-            self._blank = self._any
-            return ""
-        self._open = False
-        if self._lines_left:
-            self._lines_left -= 1
-        return "\n"
 
 
 def in_ascii(text: str) -> str:

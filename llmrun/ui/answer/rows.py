@@ -1,4 +1,4 @@
-"""RowWriter of styled text behind a prefix, wrapped at words while the text comes; what was given out is never taken back.
+"""Rows of text behind a prefix, wrapped at words while the text comes; what was given out is never taken back.
 
 Owns where rows break; must not know Markdown or the live line.
 """
