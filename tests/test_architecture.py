@@ -168,7 +168,9 @@ def test_printing_is_for_the_last_layer() -> None:
 
 
 # What may follow the name of the program in a sentence, where it names no command.
-PROSE = {"again", "can", "choose", "has", "is", "itself", "knows", "only", "process", "runs", "that", "with", "wrote"}
+PROSE = {
+    "again", "can", "choose", "has", "is", "itself", "knows", "only", "or", "process", "runs", "that", "with", "wrote",
+}  # fmt: skip
 
 
 def test_commands_that_are_recommended_exist() -> None:
