@@ -14,7 +14,7 @@ from llmrun.ui.terminal.format import seconds
 
 if TYPE_CHECKING:
     from llmrun.ui.answer.markdown import Markdown
-    from llmrun.ui.answer.thoughts import Thoughts
+    from llmrun.ui.answer.thoughts import ThoughtRows
 
 # "on" shows thoughts as they come, "fold" their beginning, "hide" only how long they took.
 Think = Literal["on", "fold", "hide"]
@@ -62,7 +62,7 @@ class Page:
         self._markdown, self._styled, self._unicode = markdown, styled, unicode
         self._splitter = Splitter(())
         self._think: Think = think
-        self._thoughts: Thoughts | None = None
+        self._thoughts: ThoughtRows | None = None
         self._body: Markdown | Raw | None = None
         self._waiting: list[ReasoningPart] = []
         self._began: float | None = None  # when thoughts came first
@@ -135,12 +135,12 @@ class Page:
             self._waiting.append(ReasoningPart(ReasoningKind.END, note))
             self._began, self._tokens = None, 0
 
-    def _made_thoughts(self) -> Thoughts:
+    def _made_thoughts(self) -> ThoughtRows:
         if self._thoughts is None:
-            from llmrun.ui.answer.thoughts import Thoughts  # few models think
+            from llmrun.ui.answer.thoughts import ThoughtRows  # few models think
 
             lines = {"on": None, "fold": FOLD_LINES, "hide": 0}[self._think]
-            self._thoughts = Thoughts(lines, styled=self._styled, unicode=self._unicode)
+            self._thoughts = ThoughtRows(lines, styled=self._styled, unicode=self._unicode)
         return self._thoughts
 
     def prepare(self) -> Markdown | Raw:

@@ -15,8 +15,8 @@ FOLD_CHARACTERS = 240
 _DIM = Style(dim=True)
 
 
-class Thoughts:
-    """Thoughts as dim lines beside a bar, and one line about them at their end.
+class ThoughtRows:
+    """ThoughtRows as dim lines beside a bar, and one line about them at their end.
 
     Args:
         lines: that are shown at most, and FOLD_CHARACTERS; None is all of them.
