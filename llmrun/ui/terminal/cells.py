@@ -1,7 +1,7 @@
 """How many terminal cells text takes, and where that leaves the cursor. Pure; must not know what is shown.
 
 Terminals disagree on some emoji and combining marks, so a column computed here is a good guess, not a fact:
-whoever moves the cursor should let the terminal remember the place (see ui/answer.py).
+whoever moves the cursor should let the terminal remember the place (see ui/answer/view.py).
 """
 
 from __future__ import annotations
