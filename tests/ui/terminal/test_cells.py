@@ -34,11 +34,11 @@ def test_cells() -> None:
     [
         ("one two three", ["one two", "three"]),
         ("  /go [NAME]  one two three", ["  /go [NAME]  one two three"]),
-        ("  -f  one two three", ["  -f  one", "      two", "      three"]),
+        ("  -f  1 2 3 4 5 6", ["  -f  1 2 3", "      4 5 6"]),
         ("日本語 日本語", ["日本語", "日本語"]),
         ("x" * 30, ["x" * 30]),
         ("", [""]),
     ],
 )
 def test_lines_are_wrapped_between_words_below_their_last_column(line: str, rows: list[str]) -> None:
-    assert wrapped(line, 40 if "/go" in line else 10) == rows
+    assert wrapped(line, 40 if "/go" in line else 12) == rows
