@@ -33,7 +33,7 @@ def read_file(path: Path) -> Result:
         data = _parsed(text)
     except (ValueError, RecursionError):
         raise UsageError(
-            f"{str(path)!r} is no bench result",
+            f"{str(path)!r} is not a bench result",
             why="it is neither JSON nor JSON lines",
             hint="make one with: llmrun bench MODEL -o json > FILE",
         ) from None
@@ -44,7 +44,7 @@ def read_file(path: Path) -> Result:
     except LlmrunError as error:
         raise LlmrunError(f"{str(path)!r}: {error.what}", why=error.why, hint=error.hint) from None
     except (ValueError, TypeError, OverflowError) as error:
-        raise LlmrunError(f"{str(path)!r} is no bench result", why=str(error)) from None
+        raise LlmrunError(f"{str(path)!r} is not a bench result", why=str(error)) from None
     return result
 
 
@@ -56,7 +56,7 @@ def _parsed(text: str) -> Any:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _check(value: Any, what: str) -> None:

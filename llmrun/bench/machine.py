@@ -82,7 +82,7 @@ def _labelled(machine: Machine) -> Machine:
 
 
 def label(machine: Machine) -> str:
-    """A name that is no user's, e.g. "ryzen-7-7840u-3fa2c1"."""
+    """A name that is nobody's, e.g. "ryzen-7-7840u-3fa2c1"."""
     words = re.findall(r"[a-z0-9]+", _PADDING.sub(" ", machine.cpu).lower())
     return "-".join([*(words[:4] or ["machine"]), fingerprint(machine)])
 

@@ -137,7 +137,7 @@ def _check_heads(case: Case, subject: Subject) -> None:
         if length and length % together:
             raise UsageError(
                 f"{subject.name} can't have {option} {kind}",
-                why=f"its heads have {length} elements, which is no multiple of {together}",
+                why=f"its heads have {length} elements, which is not a multiple of {together}",
                 hint=f"{option} f16",
             )
 

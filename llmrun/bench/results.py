@@ -305,7 +305,7 @@ class BenchRow:
                 raise ValueError("a row has no samples")
             return _named(row) if foreign else row
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise LlmrunError("this is no bench result", why=str(error)) from None
+            raise LlmrunError("this is not a bench result", why=str(error)) from None
 
 
 def _named(row: BenchRow) -> BenchRow:
@@ -348,7 +348,7 @@ class Result:
         if isinstance(data, Mapping):
             data = [data]
         if not isinstance(data, Sequence) or not all(isinstance(row, Mapping) for row in data) or not data:
-            raise LlmrunError("this is no bench result", why="it is no list of rows")
+            raise LlmrunError("this is not a bench result", why="it is not a list of rows")
         rows = tuple(BenchRow.from_json(row) for row in data)
         machine = next((row.machine for row in rows if row.machine), None)
         return cls(rows, machine or _machine_of(rows[0]), any(row.is_partial for row in rows))

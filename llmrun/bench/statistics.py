@@ -171,7 +171,7 @@ def compare(a: Sequence[float], b: Sequence[float], *, paired: bool = False, bet
         ValueError: a rate is not above 0, or pairs are not as many on both sides.
     """
     if paired and len(a) != len(b):
-        raise ValueError(f"{len(a)} and {len(b)} samples are no pairs")
+        raise ValueError(f"{len(a)} and {len(b)} samples are not pairs")
     if not a or not b or min(*a, *b) <= 0:
         raise ValueError("rates have to be above 0")
     logs_a, logs_b = [math.log(rate) for rate in a], [math.log(rate) for rate in b]

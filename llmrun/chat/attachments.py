@@ -85,7 +85,7 @@ class Attached:
         return sum(file.tokens for file in self.files)
 
     def before(self, message: str) -> str:
-        """The message as it is sent: the files, then what the person wrote."""
+        """The message as it is sent: the files, then what the user wrote."""
         return "\n\n".join(part for part in (self.block, message) if part)
 
 
@@ -100,7 +100,7 @@ def attach(
         most_in_all: bytes of all files.
 
     Raises:
-        UsageError: one is a URL, is not there, is no text, or is too large. What only a pattern found is left out
+        UsageError: one is a URL, is not there, is not text, or is too large. What only a pattern found is left out
             with a note instead, hidden files without one.
     """
     files: list[AttachedFile] = []
@@ -187,7 +187,7 @@ def _read(name: str, most_bytes: int) -> bytes:
             )
         # A pipe is what the shell makes of <(command).
         if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
-            raise UsageError(f"{name!r} can't be attached", why="it is no file")
+            raise UsageError(f"{name!r} can't be attached", why="it is not a file")
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
     except (OSError, ValueError) as error:
@@ -205,7 +205,7 @@ def _decode(name: str, data: bytes) -> str:
     except UnicodeDecodeError as error:
         binary = b"\0" in data and encoding != "utf-16"
         name_of_it = "UTF-16" if encoding == "utf-16" else "UTF-8"
-        why = "it is binary, not text" if binary else f"it is no {name_of_it} text, see byte {error.start:,}"
+        why = "it is binary, not text" if binary else f"it is not {name_of_it} text, see byte {error.start:,}"
         hint = "" if binary else "iconv -t UTF-8 FILE turns other encodings into UTF-8"
         raise UsageError(f"{name!r} can't be attached", why=why, hint=hint) from None
     if "\0" in text:

@@ -1,4 +1,4 @@
-"""A conversation with a model: what is sent, what leaves the context window, and what is saved of each turn.
+"""A conversation with a model: what is sent, what is dropped from the context window, and what is saved of each turn.
 
 Owns the order of a turn: save the question, make room, ask, save the answer. Must not know terminals. However an
 answer ends, its question stays, and what came of it.
@@ -94,7 +94,7 @@ class Conversation:
         last: the end of the last answer, where the engine still knows how it was made.
 
     Args:
-        on_note: called with each line that a person has to know, such as which turns left the context window.
+        on_note: called with each line that a user has to know, such as which turns left the context window.
         on_overflow: asked what to do when the conversation is too long and manner.overflow is "ask".
     """
 

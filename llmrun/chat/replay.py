@@ -99,7 +99,7 @@ def read(path: Path) -> Record:
     """Read a record.
 
     Raises:
-        UsageError: the file can't be read, or is no record.
+        UsageError: the file can't be read, or is not a record.
     """
     try:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -114,5 +114,5 @@ def read(path: Path) -> Record:
         raise UsageError(f"{str(path)!r} can't be read", why=error.strerror or str(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
-            f"{str(path)!r} is no record of an answer", why=str(error), hint="llmrun run --record"
+            f"{str(path)!r} is not a record of an answer", why=str(error), hint="llmrun run --record"
         ) from None

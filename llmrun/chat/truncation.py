@@ -84,7 +84,7 @@ class Fit:
     """The conversation fits when `drop` has left it, which may be nothing.
 
     Attributes:
-        drop: what leaves.
+        drop: what is dropped.
         tokens: of the messages that stay; for "summarize" with the most that its summary may take.
     """
 
@@ -190,7 +190,7 @@ def departure_line(drop: Drop, policy: Policy, questions: Sequence[str], numbers
         drop: what left; not nothing.
         policy: by which it did.
         questions: the text of each turn's question, by the turn's index; a summary's is SUMMARY_QUESTION.
-        numbers: of each turn as the person counts them, 0 for a summary; from 1 on by default.
+        numbers: of each turn as the user counts them, 0 for a summary; from 1 on by default.
     """
     counted = [numbers[turn] if numbers else turn + 1 for turn in drop.turns]
     names = _names([number for number in counted if number])

@@ -41,7 +41,7 @@ class Overflow(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Which saved chat goes on, and what leaves the context window when it is full."""
+    """Which saved chat goes on, and what is dropped from the context window when it is full."""
 
     last: bool
     session: str | None
@@ -189,7 +189,7 @@ def _last_model(saved: SavedChat) -> str:
 
 
 def _ask_policy(output: Output, misfit: Misfit) -> Policy:
-    """What to do about a conversation that is too long; a person has to say."""
+    """What to do about a conversation that is too long; a user has to say."""
     output.note(f"The context window is full: {misfit.why}.")
     answers = {
         "r": "roll: the oldest turns go",

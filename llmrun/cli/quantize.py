@@ -380,4 +380,4 @@ def _check_name(target: Path) -> None:
         raise UsageError(f"{str(target)!r} does not end in .gguf", hint=f"name it {target.name}.gguf")
     check_target(target)
     if target.exists() and not target.is_file():
-        raise UsageError(f"{str(target)!r} is no file", hint="name another OUT")
+        raise UsageError(f"{str(target)!r} is not a file", hint="name another OUT")

@@ -151,7 +151,7 @@ def import_session(
     try:
         tree = read_json(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is no UTF-8 text"
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
         raise UsageError(f"{str(file)!r} can't be read", why=why.lower()) from None
     with _sessions(output) as sessions:
         facts = sessions.find(str(sessions.add(tree, name).id))

@@ -61,7 +61,7 @@ _OTHER_NAMES = {"/?": "/help", "/exit": "/bye", "/quit": "/bye", "/q": "/bye", "
 
 
 class Chat:
-    """One run of `llmrun chat`: reads, answers and obeys until the person leaves."""
+    """One run of `llmrun chat`: reads, answers and obeys until the user leaves."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Chat:
             self._output.note("The last question has no answer yet: /retry asks it again.")
 
     def run(self) -> None:
-        """Until the person leaves, or stdin ends."""
+        """Until the user leaves, or stdin ends."""
         while (message := self._typed.read()) is not None:
             word = message.split()[0]
             if not self._typed.is_command:
@@ -260,7 +260,7 @@ class Chat:
         manner.asked = replace(manner.asked, thinking=think.thinking, thinking_tokens=think.tokens)
         self._shown_as = ShownAs(self._shown_as.stats, self._shown_as.markdown, think.shown)
         if not self.conversation.model.loaded.thinking_tags:
-            self._output.note(f"{self.conversation.model.spec.name} is no model that thinks first.")
+            self._output.note(f"{self.conversation.model.spec.name} is not a model that thinks first.")
 
     def _system(self, rest: str) -> None:
         chat = self.conversation.chat

@@ -311,7 +311,7 @@ def _search(text: str, settings: Settings, limit: int) -> list[Any]:
             raise _http_error(answer, settings)
         found = answer.json()
     if not isinstance(found, list):
-        raise _nonsense(settings, "something that is no list")
+        raise _nonsense(settings, "something that is not a list")
     return found
 
 
@@ -333,7 +333,7 @@ def _our_errors(settings: Settings) -> Iterator[HfApi]:
             why=str(error) or type(error).__name__,
             hint="check the network; models of `llmrun list` work without it",
         ) from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:  # an answer that is no such JSON
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # an answer that is not such JSON
         raise _nonsense(settings, f"something that can't be read ({type(error).__name__})") from error
 
 

@@ -71,7 +71,7 @@ def pull(
         OutOfMemoryError: no quant was asked for, and none fits into the room.
         DiskFullError: it does not fit on the disk.
         ResourceError: the cache can't be written.
-        BadModelError: it is no GGUF model.
+        BadModelError: it is not a GGUF model.
     """
     if spec.path is not None:
         return spec.path
@@ -85,7 +85,7 @@ def pull(
         raise ModelNotFoundError(f"{spec.name} names no model")
     fetched = _Repository(spec, spec.repository, settings, store, on_progress, on_note, on_size, patience)
     path = fetched.fetch(room)
-    read_header(path)  # raises when it is no model
+    read_header(path)  # raises when it is not a model
     return path
 
 

@@ -1,4 +1,4 @@
-"""From what a person types to where a model is: alias, owner/repo:quant, link or path -> ModelSpec.
+"""From what a user types to where a model is: alias, owner/repo:quant, link or path -> ModelSpec.
 
 Owns the spelling of names and the catalogue (models.toml); must not know the network, our cache or what is inside a
 model file. Nothing here is fetched or opened, except models.toml itself. A name that is a place on this disk (a path, a
@@ -223,7 +223,7 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
         UsageError: it can't be a model's name at all, or is a plain http link.
     """
     if not name.strip() or len(name) > _LONGEST_NAME or _CONTROL.search(name):
-        raise UsageError(f"{name[:80]!r} is no name of a model", hint=_ALL_MODELS)
+        raise UsageError(f"{name[:80]!r} is not the name of a model", hint=_ALL_MODELS)
     if "://" in name:
         return _from_link(name, catalogue)
     alias, _, quant = name.partition(":")
@@ -299,7 +299,7 @@ def _unknown(name: str, alias: str, catalogue: Catalogue) -> ModelNotFoundError:
     guess = f"Did you mean {_either(close)}? " if close else ""
     return ModelNotFoundError(
         f"no model is called {name!r}",
-        why="it is no alias, no owner/repo of the hub, no link and no file",
+        why="it is not an alias, not owner/repo of the hub, not a link and not a file",
         hint=guess + (_ALL_MODELS if not guess else "If not, " + _ALL_MODELS),
     )
 
@@ -366,12 +366,12 @@ def _from_link(name: str, catalogue: Catalogue) -> ModelSpec:
         parts = urlsplit(name)
         host = parts.hostname
     except ValueError as error:
-        raise UsageError(f"{name} is no link", why=str(error)) from error
+        raise UsageError(f"{name} is not a link", why=str(error)) from error
     if host in _HUB_HOSTS:
         return _from_hub(name, parts.path, catalogue)
     if not host or not _looks_like_file(parts.path):
         raise UsageError(
-            f"{name} is no link to a model",
+            f"{name} is not a link to a model",
             why="links have to end in .gguf, or be of huggingface.co",
             hint="link to the .gguf file itself",
         )
@@ -428,7 +428,7 @@ def _file_in_repository(name: str, path: str) -> tuple[str, str | None]:
         raise UsageError(f"{name} names no file of a repository")
     if filename and not _looks_like_file(filename):
         raise UsageError(
-            f"{name} is no model file",
+            f"{name} is not a model file",
             why="model files end in .gguf",
             hint="name the repository alone to let llmrun choose a file",
         )

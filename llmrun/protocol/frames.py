@@ -21,7 +21,7 @@ PREFIX_BYTES = _LENGTH.size
 
 
 class FrameError(Exception):
-    """The other side sent bytes that are no frame of ours."""
+    """The other side sent bytes that are not one of our frames."""
 
 
 _KINDS: dict[str, type[Frame]] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}
@@ -43,7 +43,7 @@ def decode(body: bytes) -> Frame:
     """The frame in a body (without the length prefix).
 
     Raises:
-        FrameError: it is no frame of ours.
+        FrameError: it is not one of our frames.
     """
     try:
         data = json.loads(body)

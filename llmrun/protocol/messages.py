@@ -387,7 +387,7 @@ class Choice(NamedTuple):
     """How one token was chosen.
 
     Attributes:
-        text: of the token; bytes that are no whole character as U+FFFD.
+        text: of the token; bytes that are not a whole character as U+FFFD.
         forced: the grammar left no choice, so none was made; there are no candidates then.
         candidates: texts of the tokens that are compared, the model's likeliest first.
         chosen: index of the token among them.

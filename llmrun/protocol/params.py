@@ -1,4 +1,4 @@
-"""What a person may ask of one generation: how to sample, and when to stop.
+"""What a user may ask of one generation: how to sample, and when to stop.
 
 Owns names, defaults, bounds and their merging; must not know where a value was typed. Names are
 llama.cpp's where it has one; the defaults are llama.cpp's (common/common.h, 0.3.36's vendored copy).
@@ -133,7 +133,7 @@ def check_parameter(name: str, value: Any, label: str = "") -> Any:
     Args:
         name: of a field of SamplingParams.
         value: None is allowed where it is the default.
-        label: what the person calls it, e.g. its flag; the name by default.
+        label: what the user calls it, e.g. its flag; the name by default.
 
     Raises:
         UsageError: it is out of its bounds.

@@ -227,7 +227,7 @@ def _command(request: QuantizeRequest, target: str) -> Quantize:
 
 
 def all_cores(hardware: Hardware) -> int:
-    """How many threads to quantize with: this is no waiting for memory, so both threads of a core count."""
+    """How many threads to quantize with: it does not wait for memory, so both threads of a core count."""
     quota = hardware.cpu_quota
     return max(1, hardware.logical_cores if quota is None else min(hardware.logical_cores, round(quota)))
 

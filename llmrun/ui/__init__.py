@@ -1,1 +1,1 @@
-"""What a person sees: Rich and prompt_toolkit live only here."""
+"""What a user sees: Rich and prompt_toolkit live only here."""

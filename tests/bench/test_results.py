@@ -107,5 +107,5 @@ def test_fields_of_later_are_passed_over_but_not_a_later_schema() -> None:
     ],
 )  # fmt: skip
 def test_garbage_is_refused(data: Any) -> None:
-    with pytest.raises(LlmrunError, match="no bench result"):
+    with pytest.raises(LlmrunError, match="not a bench result"):
         Result.from_json(data)

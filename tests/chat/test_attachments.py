@@ -111,8 +111,8 @@ def test_texts(data: bytes, text: str) -> None:
         (b"a\0b", "it is binary, not text"),
         (b"\xff\xfe\0\0a\0\0\0", "it is binary, not text"),
         (b"\x80\0", "it is binary, not text"),
-        ("Größe".encode("latin-1"), "it is no UTF-8 text, see byte 2 (iconv"),
-        (b"\xff\xfea", "it is no UTF-16 text"),
+        ("Größe".encode("latin-1"), "it is not UTF-8 text, see byte 2 (iconv"),
+        (b"\xff\xfea", "it is not UTF-16 text"),
         (b"\x89PNG\r\n\x1a\n", "it is an image, not text (describe it in words: images are not supported yet)"),
         (b"\xff\xd8\xff\xe0", "it is an image"),
         (b"GIF89a", "it is an image"),
@@ -135,7 +135,7 @@ def test_what_is_no_text_is_refused(data: bytes, words: str) -> None:
         ("missing.txt", "'missing.txt' can't be attached: no such file"),
         ("*.missing", "-f *.missing finds no file"),
         ("a\0b", "no file can have that name"),
-        ("/dev/null", "it is no file"),
+        ("/dev/null", "it is not a file"),
     ],
 )
 def test_what_is_no_file_is_refused(pattern: str, words: str) -> None:

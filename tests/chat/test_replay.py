@@ -58,7 +58,7 @@ def test_what_is_different_is_named() -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "llmrun-record", "version": 2}', "\x00", '"x"'])
 def test_what_is_no_record(text: str, tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text(text)
-    with pytest.raises(UsageError, match="no record"):
+    with pytest.raises(UsageError, match="not a record"):
         read(tmp_path / "r.json")
     with pytest.raises(UsageError, match="can't be read"):
         read(tmp_path / "missing.json")

@@ -124,7 +124,7 @@ def test_export_and_import(tmp_path: Path) -> None:
     assert "there is no folder" in llmrun("export", "sky", "-o", str(tmp_path / "no" / "x.md"), status=2).stderr
     assert "no such file" in llmrun("import", str(tmp_path / "missing"), status=2).stderr
     target.write_text("{}")
-    assert "no exported chat" in llmrun("import", str(target), status=2).stderr
+    assert "not an exported chat" in llmrun("import", str(target), status=2).stderr
 
 
 @pytest.mark.usefixtures("chats")

@@ -62,7 +62,7 @@ def read_json(text: str) -> Tree:
     try:
         document = json.loads(text)
         if not isinstance(document, dict) or document.get("format") != _KIND:
-            raise UsageError("this is no exported chat", hint="llmrun sessions export NAME --format json makes one")
+            raise UsageError("this is not an exported chat", hint="llmrun sessions export NAME --format json makes one")
         if document["version"] > _VERSION:
             raise UsageError("this chat was exported by a newer llmrun", hint="pip install --upgrade llmrun")
         return _tree(document)
@@ -143,19 +143,19 @@ def _part(item: dict[str, Any]) -> Question | Answer:
 
 def _string(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not text")
     return value
 
 
 def _whole(value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise TypeError(f"{value!r} is no id")
+        raise TypeError(f"{value!r} is not an id")
     return value
 
 
 def _time(value: Any) -> float:
     if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise TypeError(f"{value!r} is no time")
+        raise TypeError(f"{value!r} is not a time")
     iso_time(value)  # or it can't be shown
     return float(value)
 

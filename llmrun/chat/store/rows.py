@@ -186,5 +186,5 @@ def _model(connection: sqlite3.Connection, model: ModelUsed) -> int:
 
 
 def _text(text: str) -> str:
-    """Text that SQLite can store: a lone surrogate, which a terminal in no UTF-8 locale may give, is no character."""
+    """Text that SQLite can store: a lone surrogate, which a terminal in no UTF-8 locale may give, is none."""
     return text.encode("utf-8", "replace").decode() if not text.isascii() else text

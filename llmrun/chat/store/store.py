@@ -1,4 +1,4 @@
-"""The saved chats of one person: find, open, list, rename, delete, search and copy them.
+"""The saved chats of one user: find, open, list, rename, delete, search and copy them.
 
 Owns the shelf; must not know how a chat goes on (sessions.chat) or what a row looks like (sessions.rows).
 """

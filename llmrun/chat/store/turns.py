@@ -61,7 +61,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A message of the person's.
+    """A message of the user's.
 
     Attributes:
         content: as the model gets it.
@@ -73,7 +73,7 @@ class Question:
 
     @property
     def shown(self) -> str:
-        """What a person wants to see of it."""
+        """What a user wants to see of it."""
         return self.typed or self.content
 
 

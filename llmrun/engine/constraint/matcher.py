@@ -273,7 +273,7 @@ def _with_room(call: Callable[[], _Result]) -> _Result:
     def run() -> None:
         try:
             results.append(call())
-        except BaseException as error:  # a panic in Rust is no Exception
+        except BaseException as error:  # a panic in Rust is not an Exception
             errors.append(error)
 
     before = threading.stack_size(_STACK_BYTES)

@@ -135,7 +135,7 @@ class Link:
 
     @contextmanager
     def answer(self, client: httpx2.Client, headers: dict[str, str]) -> Iterator[httpx2.Response]:
-        """The first answer that is no redirect.
+        """The first answer that is not a redirect.
 
         Raises:
             NetworkError: the redirects lead nowhere, or to where nobody should go.

@@ -59,7 +59,7 @@ def import_model(
         on_progress: gets (bytes done, bytes in all).
 
     Raises:
-        BadModelError, ModelNotFoundError: it is no GGUF model, or not there.
+        BadModelError, ModelNotFoundError: it is not a GGUF model, or not there.
         UsageError: the name can't be one.
         DiskFullError: there is no room for a copy.
         IntegrityError: the file changed while it was copied.

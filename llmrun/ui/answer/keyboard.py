@@ -15,7 +15,7 @@ _LOCAL_MODES = 3  # index of the local modes in what tcgetattr() gives
 
 
 def terminal_mode(output: Output) -> list[Any] | None:
-    """How the terminal at stdin is set; None where there is no such thing."""
+    """How the terminal at stdin is set; None where there is none."""
     try:
         import termios
 

@@ -30,7 +30,7 @@ class Meter:
     """Follows one answer, from the loading of the model on.
 
     Args:
-        clock: seconds that only grow.
+        clock: monotonic seconds.
         n_ctx: context window in tokens, when the model was loaded earlier; 0 is unknown.
     """
 

@@ -42,7 +42,7 @@ class Page:
     """One answer.
 
     Args:
-        clock: seconds that only grow.
+        clock: monotonic seconds.
         think: how they are shown.
         markdown: the answer is Markdown.
         styled: the terminal may show bold, dim and colour.

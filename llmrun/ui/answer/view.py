@@ -189,7 +189,7 @@ class AnswerView:
         n_ctx: context window in tokens, when the model was loaded earlier.
         live: keep the live line after the first token; loading and prefill show one in any case.
         dim: the terminal may show dim text.
-        clock: seconds that only grow.
+        clock: monotonic seconds.
         size: columns and rows of the terminal, asked at each drawing.
         page: says what the text looks like; as it is by default.
         unicode: the terminal may show other characters than ASCII.

@@ -1,4 +1,4 @@
-"""The person's own editor, for a text that has grown too long for a prompt.
+"""The user's own editor, for a text that has grown too long for a prompt.
 
 Owns finding and running it; must not know the chat.
 """
@@ -19,7 +19,7 @@ _USUAL = ("editor", "nano", "vi")
 
 
 def edit(text: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The text as it is when the person has closed the editor, without a newline at the end.
+    """The text as it is when the user has closed the editor, without a newline at the end.
 
     Args:
         text: what to begin with. It lies in a private folder only as long as the editor is open, with all that the

@@ -1,7 +1,7 @@
 """The file of what was typed in earlier chats, which several chats may use at the same time.
 
 Owns that file; must not know what a message means. Entries are in prompt_toolkit's own form: a line with the time,
-then each line of the entry behind a plus. Imported only when a person types, for it imports prompt_toolkit.
+then each line of the entry behind a plus. Imported only when a user types, for it imports prompt_toolkit.
 """
 
 from __future__ import annotations

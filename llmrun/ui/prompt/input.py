@@ -1,4 +1,4 @@
-'''What a person types into a chat: lines, pastes and """ blocks on a terminal, plain lines from a pipe.
+'''What a user types into a chat: lines, pastes and """ blocks on a terminal, plain lines from a pipe.
 
 Owns reading only; must not know what a message or a command means. What needs prompt_toolkit is in prompt.py, imported
 when the first line is read from a terminal, so a pipe never pays for it.
@@ -83,7 +83,7 @@ class ChatInput:
 
     @property
     def interactive(self) -> bool:
-        """Whether a person types."""
+        """Whether a user types."""
         return self._output.stdin_is_terminal
 
     @property
@@ -98,7 +98,7 @@ class ChatInput:
         self._prefilled = text
 
     def read(self) -> str | None:
-        """The next message, never an empty one; None when the person leaves or stdin ends."""
+        """The next message, never an empty one; None when the user leaves or stdin ends."""
         self.is_command = False
         return self._read_typed() if self.interactive else self._read_line()
 

@@ -1,6 +1,6 @@
 """The prompt of a terminal that can move its cursor: keys, history, completion, the editor.
 
-Owns prompt_toolkit; must not know what a message means. Imported only when a person types.
+Owns prompt_toolkit; must not know what a message means. Imported only when a user types.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Prompt:
         self._session.default_buffer.on_text_changed += self._forget_paste
 
     def ask(self, prompt: str, continuation: str, default: str = "") -> str:
-        """What the person types.
+        """What the user types.
 
         Args:
             prompt: stands before the first line.
@@ -167,7 +167,7 @@ class Prompt:
         return keys
 
     async def _edit(self, buffer: Buffer) -> None:
-        """Let the person edit what is typed so far in an editor, or say why that is not possible."""
+        """Let the user edit what is typed so far in an editor, or say why that is not possible."""
 
         def edited() -> str | None:
             try:

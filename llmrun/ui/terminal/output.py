@@ -155,7 +155,7 @@ class Output:
         return list(answers)[-1]
 
     def to_clipboard(self, text: str) -> bool:
-        """Put text into the clipboard of the person's own terminal, over ssh too (OSC 52); False if it is too long."""
+        """Put text into the clipboard of the user's own terminal, over ssh too (OSC 52); False if it is too long."""
         import base64
 
         data = base64.b64encode(text.encode())

@@ -98,8 +98,8 @@ def download_progress(output: Output, title: str, *, clock: Callable[[], float] 
     """Show a download until the block ends, however it ends.
 
     Args:
-        title: what is downloaded; foreign text.
-        clock: seconds that only grow.
+        title: what is downloaded; untrusted text.
+        clock: monotonic seconds.
     """
     name = clean(title)
     if output.stderr_cursor_moves and not output.json:

@@ -1,4 +1,4 @@
-"""Takes everything out of foreign text that could steer a terminal: escapes, controls, invisible characters.
+"""Takes everything out of untrusted text that could steer a terminal: escapes, controls, invisible characters.
 
 Owns what may reach a terminal; must not know where the text comes from or goes. Text of the model, its
 metadata, file names and answers of the hub are all foreign. The sequences are ECMA-48's and xterm's.
@@ -47,7 +47,7 @@ def _replacement(match: re.Match[str]) -> str:
 
 
 def clean(text: str, *, newlines: bool = False) -> str:
-    """One whole foreign text, such as a file name, made safe to print.
+    """One whole untrusted text, such as a file name, made safe to print.
 
     Args:
         text: anything, lone surrogates included.

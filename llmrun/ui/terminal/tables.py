@@ -1,6 +1,6 @@
 """Tables and lists of facts: Rich on a terminal, aligned text without box or colour everywhere else.
 
-Owns columns and their order; must not know where the rows come from. Every cell is foreign text: it is
+Owns columns and their order; must not know where the rows come from. Every cell is untrusted text: it is
 sanitized, and Rich gets it as Text, so that nothing in it is markup.
 """
 
@@ -178,7 +178,7 @@ def show_table(
 
     Args:
         columns: one for each cell of a row.
-        rows: foreign text; newlines become spaces.
+        rows: untrusted text; newlines become spaces.
         stderr: it goes there, because it is not the command's result.
     """
     safe = [[clean(cell) for cell in row] for row in rows]
