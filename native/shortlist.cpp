@@ -185,11 +185,11 @@ bool Shortlist::fill_top_p(const Row& row) {
         }
         collect(row, threshold);
         cut = keep_share(largest, threshold, wanted);
-        if (cut != Cut::missed || threshold == least) {
+        if (cut != Cut::missed || min_p_decides) {
             break;
         }
     }
-    if (cut == Cut::missed && least == lowest_logit) {
+    if (cut == Cut::missed && !min_p_decides) {
         return false;
     }
     if (list_.size() > sorted_list && !later_steps_see_the_list(params)) {
