@@ -6,6 +6,7 @@ commands use the same objects as the Python API.
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -91,7 +92,7 @@ def locate(name: str, settings: Settings) -> Located:
 
 def not_on_disk(name: str) -> ModelNotFoundError:
     """The error for a model that would have to be downloaded first."""
-    return ModelNotFoundError(f"{name} is not on this disk", hint=f"llmrun pull {name}")
+    return ModelNotFoundError(f"{name} is not on this disk", hint=f"llmrun pull {shlex.quote(name)}")
 
 
 def open_ahead(name: str) -> None:
@@ -441,7 +442,7 @@ def _as_tuned(load: Load, tuned: EngineSettings, wishes: Wishes, *, without_flas
     if wishes.threads is not None:
         found = replace(found, threads=load.threads, threads_batch=load.threads_batch)
     keeps_flash = wishes.flash_attention != "auto" or (found.flash_attention == "off" and not without_flash)
-    if keeps_flash or wishes.kv_type != "f16":
+    if keeps_flash or (wishes.cache_type_k, wishes.cache_type_v) != ("f16", "f16"):
         found = replace(found, flash_attention=load.flash_attention, kv_type_k=load.kv_type_k, kv_type_v=load.kv_type_v)
     return found
 

@@ -171,6 +171,7 @@ class EngineProcess:
             self._loading_ended.wait()
             self._loading_ended.clear()
             if self._model is not None and command.n_seq_max > 1:
+                environment.give_way()
                 self._model.preparer.look_ahead()
 
     def _living_model(self) -> LoadedModel:

@@ -97,7 +97,7 @@ class Call:
         """Take an event; whether it was the last.
 
         Raises:
-            EngineGone: it is no answer to the command.
+            EngineGone: it is not an answer to the command.
         """
         answers = _ANSWERS[type(self.command)]
         if not isinstance(event, (*answers, Failed)):

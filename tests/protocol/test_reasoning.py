@@ -10,7 +10,8 @@ from support.screens import Clock, Terminal
 
 from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta
 from llmrun.protocol.reasoning import ReasoningKind, Splitter, split
-from llmrun.ui.answer.page import FOLD_CHARACTERS, Page, Think
+from llmrun.ui.answer.page import Page, Think
+from llmrun.ui.answer.thoughts import FOLD_CHARACTERS
 from llmrun.ui.answer.view import AnswerView, answer_view
 from llmrun.ui.terminal.output import Output
 
@@ -94,7 +95,7 @@ class Case:
 @pytest.mark.parametrize(
     ("think", "during", "after"),
     [
-        ("on", ["│ The user greets me.", "│", "│ I will greet back.", "│ Kindly.", "│"],
+        ("on", ["│ The user greets me.", "│", "│ I will greet back.", "│ Kindly."],
          ["│ The user greets me.", "│", "│ I will greet back.", "│ Kindly.", "│ Once. Well."]),
         ("fold", ["│ The user greets me.", "│ I will greet back.", "│ Kindly."],
          ["│ The user greets me.", "│ I will greet back.", "│ Kindly."]),

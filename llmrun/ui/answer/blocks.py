@@ -1,8 +1,8 @@
-"""Which block of Markdown a line belongs to, told from as little of the line as possible. Pure.
+"""Which block a line belongs to, told by markdown-it from that line and what is open above it.
 
-Owns what begins a block and what goes on in it; must not know how blocks look. The rules are CommonMark's where a
-stream allows: a line is a block of its own (poems keep their lines), a heading has no underline, a table begins with a
-bar in each of its lines. Lists may be indented more carelessly than CommonMark has it, for models do.
+Owns the block structure of a text that comes line by line; must not know how blocks look. What is open is kept as the
+shortest Markdown that opens it again: one line for each quote and item that is not closed, and the begin of the open
+block. So a line costs the same wherever in an answer it comes.
 """
 
 from __future__ import annotations
@@ -10,38 +10,56 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-MAX_DEPTH = 12  # of quotes and lists in each other
-MAX_HELD = 4000  # characters of a line that may wait for its end
-_CODE_INDENT = 4
+from markdown_it.token import Token
 
-_QUOTE = re.compile(r" {0,3}> ?")
-_ITEM = re.compile(r"( *)([-*+]|\d{1,9}[.)])( +)(?=[^ ])")
-_EMPTY_ITEM = re.compile(r"( *)([-*+]|\d{1,9}[.)]) *\Z")
-_HEADING = re.compile(r" {0,3}(#{1,6}) +(?=[^ ])")
-_EMPTY_HEADING = re.compile(r" {0,3}(#{1,6}) *\Z")
-_RULE = re.compile(r" {0,3}(?:(?:\* *){3,}|(?:- *){3,}|(?:_ *){3,})\Z")
-_UNDERLINE = re.compile(r" {0,3}={3,} *\Z")
-_FENCE = re.compile(r" *(`{3,}|~{3,}) *([^`]*)\Z")
-_DELIMITER = re.compile(r" *\|(?: *:?-+:? *\|)* *:?-+:? *\|? *\Z")
+from llmrun.ui.answer.formula import CLOSING, formula_begins
+from llmrun.ui.answer.parser import FORMULA, block_parser
 
-# A line that is only this far could still become something else than text.
+# A longer line of code is shown as it comes, without colours.
+MAX_LINE = 400
+_MAX_HELD = 20  # lines that may be waited for at once
+
+_EMPTY_MARKERS = re.compile(r"(?:[-+*>]|\d{1,9}[.)]|\s)*")
+_DEFINITION = re.compile(r"\[(?:[^\[\]\\]|\\.){0,999}(?:\\?\Z|\](?:\Z|:))", re.DOTALL)
+# Begins of lines that may still become something else than a paragraph's text.
 _UNDECIDED = re.compile(
-    r" *(?:\d{1,9}[.)]? *|#{1,6} *|[-+*] *|(?:- *)+|(?:\* *)+|(?:_ *)+|=+ *|`{1,2}|~{1,2}|`{3,}[^`]*|~{3,}.*|\|.*)?\Z"
+    r"(?:[-_*](?:[-_* \t])*|\+|#{1,6}|=+[ \t]*|\d{1,9}[.)]?|[`~]{1,2}|\\|\$|)\Z|[`~]{3}|\||<[A-Za-z/!?]|<\Z|\\\[|\$\$"
 )
 
 
-class LineKind(enum.Enum):
+class BlockKind(enum.Enum):
     """What a line is."""
 
     BLANK = enum.auto()
-    TEXT = enum.auto()
+    TEXT = enum.auto()  # of a paragraph
     HEADING = enum.auto()
+    UNDERLINE = enum.auto()  # makes the paragraph before it a heading
     RULE = enum.auto()
-    FENCE = enum.auto()
-    TABLE = enum.auto()
-    CODE = enum.auto()
+    FENCE = enum.auto()  # opens code
+    CODE = enum.auto()  # a line inside a fence
+    FENCE_END = enum.auto()
+    VERBATIM = enum.auto()  # indented code, HTML
+    FORMULA = enum.auto()
+    TABLE = enum.auto()  # its headings
+    ROW = enum.auto()  # of a table
+    NOTHING = enum.auto()  # a marker without text, a definition
+
+
+# Blocks that go on in the next line, but for a paragraph all in whole lines.
+_GOES_ON = {BlockKind.TEXT, BlockKind.FENCE, BlockKind.VERBATIM, BlockKind.FORMULA, BlockKind.TABLE}
+_LEAVES = {
+    "paragraph_open": BlockKind.TEXT,
+    "heading_open": BlockKind.HEADING,
+    "hr": BlockKind.RULE,
+    "fence": BlockKind.FENCE,
+    "code_block": BlockKind.VERBATIM,
+    "html_block": BlockKind.VERBATIM,
+    FORMULA: BlockKind.FORMULA,
+    "table_open": BlockKind.TABLE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +67,12 @@ class Container:
     """A quote, or an item of a list.
 
     Attributes:
-        marker: of the item as it was written, e.g. "-" or "1."; "" is a quote.
-        indent: columns that a line of the item has to be indented by.
-        offset: columns before the marker.
+        marker: "-" or "12." of an item, "" of a quote.
+        line: which of the lines that are parsed together opened it.
     """
 
-    marker: str = ""
-    indent: int = 0
-    offset: int = 0
+    marker: str
+    line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,146 +80,201 @@ class BlockLine:
     """A line whose kind is known.
 
     Attributes:
-        containers: it is in, the outermost first.
+        path: the containers it is in, the outermost first.
         n_old: how many of them lines before it were in as well.
-        text: what comes after the marks, as far as it has come.
-        mark: "##" of a heading, "```" of a fence.
+        begins: the line begins its block.
+        text: without the marks of blocks; leading blanks stay.
+        mark: "##" of a heading, "=" of an underline.
+        cells: of a table's row.
+        right: of a table, whether each column's cells end on its right.
     """
 
-    kind: LineKind
-    containers: tuple[Container, ...]
+    kind: BlockKind
+    path: tuple[Container, ...]
     n_old: int
+    begins: bool = True
     text: str = ""
     mark: str = ""
+    cells: Sequence[str] = ()
+    right: Sequence[bool] = ()
 
 
-def parse_line(
-    line: str, containers: Sequence[Container], *, complete: bool, in_text: bool = False, verbatim: bool = False
-) -> BlockLine | None:
-    """What a line is, or None when more of it is needed to tell.
+@dataclass(slots=True)
+class _Parsed:
+    """What markdown-it says of some lines: their last block, from its first line to before its end, and what it is in.
 
-    Args:
-        line: from its beginning, without a newline.
-        containers: of the line before.
-        complete: no more of the line will come.
-        in_text: the line before was text.
-        verbatim: nothing but an empty line or a quote's mark means anything (a formula is open).
+    Attributes:
+        begins: line -> where its text begins, behind the markers of containers.
     """
-    if not complete and (not line or line.isspace()):
-        return None
-    old = tuple(containers)
-    rest, n_matched = _inside(_spaced(line), old)
-    if not rest or rest.isspace():
-        return BlockLine(LineKind.BLANK, old[:n_matched], n_matched) if complete else None
-    if verbatim:
-        return BlockLine(LineKind.TEXT, old, len(old), rest.lstrip(" "))
-    opened: list[Container] = []
-    while n_matched + len(opened) < MAX_DEPTH:
-        found = _opened(rest, complete=complete, deep=any(one.marker for one in (*old, *opened)))
-        if found is None:
-            break
-        opened.append(found[0])
-        rest = found[1]
-    stack = old[:n_matched]
-    if not opened and n_matched < len(old) and in_text:
-        lazy = _leaf(rest, complete=complete, code=False)
-        if lazy is None or lazy.kind is LineKind.TEXT:
-            return lazy and BlockLine(LineKind.TEXT, old, len(old), lazy.text)
-    in_list = any(one.marker for one in (*stack, *opened))
-    leaf = _leaf(rest, complete=complete, code=not in_list and not in_text)
-    return leaf and BlockLine(leaf.kind, (*stack, *opened), n_matched, leaf.text, leaf.mark)
+
+    n_lines: int
+    references: dict[str, Any]
+    path: tuple[Container, ...] = ()
+    kind: BlockKind = BlockKind.NOTHING
+    first: int = 0
+    end: int = 0
+    token: Token = field(default_factory=lambda: Token("", "", 0))
+    content: str = ""
+    cells: list[str] = field(default_factory=list)
+    right: list[bool] = field(default_factory=list)
+    begins: dict[int, int] = field(default_factory=dict)
 
 
-def inside_fence(line: str, containers: Sequence[Container]) -> str | None:
-    """A line of code without what its containers put before it; None when it has left the quote, and so the code."""
-    rest = line
-    for container in containers:
-        if container.marker:
-            spaces = len(rest) - len(rest.lstrip(" "))
-            rest = rest[min(spaces, container.indent) :]
-        elif match := _QUOTE.match(rest):
-            rest = rest[match.end() :]
-        else:
+class Blocks:
+    """The block structure of one text.
+
+    Attributes:
+        references: definitions of links that have come, as markdown-it keeps them.
+    """
+
+    def __init__(self) -> None:
+        self.references: dict[str, Any] = {}
+        self._open: list[str] = []  # lines that open again what is open
+        self._closed: list[str] = []  # the same lines, their blocks closed and their containers open
+        self._path: tuple[Container, ...] = ()
+        self._kind = BlockKind.BLANK  # of the open block
+        self._held: list[str] = []  # lines that may be a table's headings or a definition
+
+    def early(self, line: str) -> BlockLine | None:
+        """The begin of a line, if it is text of a paragraph for sure, or too much code; then it counts as taken."""
+        in_code = self._kind in {BlockKind.FENCE, BlockKind.VERBATIM}
+        waits = self._held or self._kind in {BlockKind.TABLE, BlockKind.FORMULA} or (in_code and len(line) <= MAX_LINE)
+        if waits or _UNDECIDED.match(line.strip()):
             return None
-    return rest
+        parsed = _parse([*self._open, line], self.references)
+        found = self._found(parsed, line)
+        if len(line) > MAX_LINE and found.kind in {BlockKind.CODE, BlockKind.VERBATIM}:
+            return self._follow(parsed, [line])
+        text = found.text.strip()
+        if found.kind is not BlockKind.TEXT or _UNDECIDED.match(text) or (found.begins and _DEFINITION.match(text)):
+            return None
+        return self._follow(parsed, [line])
+
+    def take(self, line: str) -> list[BlockLine]:
+        """A complete line. Gives what it is, after the lines that waited for it."""
+        lines, n_open = [*self._held, line], len(self._open)
+        parsed = _parse([*self._open, *lines], self.references)
+        if self._held and parsed.kind is BlockKind.TABLE and parsed.first == n_open:
+            self._held = []
+            return [self._follow(parsed, lines)]
+        text = lines[0][parsed.begins.get(n_open, 0) :]
+        goes_on = parsed.kind is BlockKind.NOTHING or (
+            parsed.kind is BlockKind.TEXT and parsed.end == n_open + len(lines)
+        )
+        may_define = goes_on and parsed.first in {0, n_open} and _DEFINITION.match(text) and line.strip()
+        may_be_table = not self._held and parsed.kind is BlockKind.TEXT and text.startswith("|")
+        if may_be_table or (may_define and len(lines) < _MAX_HELD):
+            self._held = lines
+            return []
+        return [*self.flush(), *self.take(line)] if self._held else [self._follow(parsed, lines)]
+
+    def flush(self) -> list[BlockLine]:
+        """The lines that wait, when what they waited for does not come: definitions, then text."""
+        held, self._held = self._held, []
+        parsed = _parse([*self._open, *held], self.references)
+        n_defined = max(parsed.first - len(self._open), 0) if parsed.kind is BlockKind.TEXT else len(held)
+        parts = [held[:n_defined], *([line] for line in held[n_defined:])]
+        return [self._follow(_parse([*self._open, *part], self.references), part) for part in parts if part]
+
+    def _follow(self, parsed: _Parsed, new: list[str]) -> BlockLine:
+        """Keep what is open after lines that were parsed. Gives what the last of them is."""
+        found = self._found(parsed, new[-1])
+        lines, n_open = [*self._open, *new], len(self._open)
+        closed = [*self._closed, *(_without_text(line, n_open + index, parsed) for index, line in enumerate(new))]
+        self._kind = _left_open(found)
+        n_kept = {BlockKind.BLANK: 0, BlockKind.TABLE: 2}.get(self._kind, 1)
+        begin = set(range(parsed.first, parsed.first + n_kept))
+        order = sorted({container.line for container in found.path} | begin)
+        self._open = [lines[index] if index in begin else closed[index] for index in order]
+        self._closed = [closed[index] for index in order]
+        self._path = tuple(Container(one.marker, order.index(one.line)) for one in found.path)
+        self.references.update(parsed.references)
+        return found
+
+    def _found(self, parsed: _Parsed, line: str) -> BlockLine:
+        """What the parser says of the last line."""
+        number = parsed.n_lines - 1
+        n_old = sum(container.line < number for container in parsed.path)
+        kind, begins, is_in_block = parsed.kind, parsed.first >= number, parsed.end > number
+        text = parsed.content.removesuffix("\n").rpartition("\n")[2]
+        whole = is_in_block and kind in {BlockKind.FENCE, BlockKind.VERBATIM}
+        if not line.strip("> \t") and not whole and n_old == len(parsed.path):
+            return BlockLine(BlockKind.BLANK, self._after_blank(line), len(self._path))
+        if not is_in_block:
+            return BlockLine(BlockKind.NOTHING, parsed.path, n_old)
+        if kind is BlockKind.FENCE and not begins:
+            kind = BlockKind.CODE if parsed.content else BlockKind.FENCE_END
+        elif kind is BlockKind.FENCE:
+            text = parsed.token.info.strip()
+        elif kind is BlockKind.HEADING and parsed.token.markup in {"=", "-"}:
+            kind = BlockKind.UNDERLINE
+        elif kind is BlockKind.TABLE and not begins:
+            kind = BlockKind.ROW
+        elif parsed.token.type == "code_block":
+            text = "    " + text
+        elif kind is BlockKind.TEXT:
+            text = _leading_blanks(line, text, parsed.path, n_old) + text if begins else text
+            text += line[len(line.rstrip()) :]  # two blanks may be a line break
+        cells = parsed.cells[-len(parsed.right) :]
+        return BlockLine(kind, parsed.path, n_old, begins, text, parsed.token.markup, cells, parsed.right)
+
+    def _after_blank(self, line: str) -> tuple[Container, ...]:
+        """The containers that an empty line leaves open: items, and quotes as far as it has their marks."""
+        n_quotes, kept = line.count(">"), []
+        for container in self._path:
+            n_quotes -= not container.marker
+            if n_quotes < 0:
+                break
+            kept.append(container)
+        return tuple(kept)
 
 
-def closes_fence(line: str, mark: str) -> bool:
-    """Whether a line of code is the end of it instead."""
-    text = line.strip()
-    return len(text) >= len(mark) and not text.strip(mark[0])
+def _leading_blanks(line: str, text: str, path: Sequence[Container], n_old: int) -> str:
+    """The blanks that markdown-it takes from a paragraph's first line; one alone is no indentation."""
+    if n_old < len(path) or any(container.marker for container in path):
+        return ""
+    before = line[: len(line.rstrip()) - len(text)]
+    blanks = before.rpartition(">")[2].removeprefix(" " if path else "")
+    return blanks if len(blanks) > 1 else ""
 
 
-def is_delimiter(text: str) -> bool:
-    """Whether a line is the one below a table's headings."""
-    return _DELIMITER.match(text) is not None
+def _without_text(line: str, number: int, parsed: _Parsed) -> str:
+    """A line that opens the same containers, and in them nothing that goes on."""
+    begun = parsed.begins.get(number, 0)
+    if parsed.end <= number and _EMPTY_MARKERS.fullmatch(line[begun:]):
+        return line.rstrip() + " #"
+    return line[:begun] + "#"
 
 
-def _spaced(line: str) -> str:
-    """The line with the tabs before its text as spaces."""
-    text = line.lstrip(" \t")
-    return line[: len(line) - len(text)].expandtabs(4) + text
+def _left_open(found: BlockLine) -> BlockKind:
+    """The kind of the block that goes on after a line; BLANK is none."""
+    kind = {BlockKind.CODE: BlockKind.FENCE, BlockKind.ROW: BlockKind.TABLE}.get(found.kind, found.kind)
+    if kind is BlockKind.FORMULA:
+        text = found.text.strip()
+        text = text[formula_begins(text) if found.begins else 0 :]
+        return BlockKind.BLANK if any(closing in text for closing in CLOSING.values()) else kind
+    return kind if kind in _GOES_ON else BlockKind.BLANK
 
 
-def _inside(line: str, containers: Sequence[Container]) -> tuple[str, int]:
-    """The line without what says that it is in these containers, and in how many of them it is."""
-    for n_matched, container in enumerate(containers):
-        if not container.marker:
-            match = _QUOTE.match(line)
-            if not match:
-                return line, n_matched
-            line = line[match.end() :]
-        elif line.startswith(" " * container.indent):
-            line = line[container.indent :]
-        elif _is_carelessly_inside(line, container):
-            line = line.lstrip(" ")
-        elif line.strip(" "):
-            return line, n_matched
-    return line, len(containers)
-
-
-def _is_carelessly_inside(line: str, item: Container) -> bool:
-    """Models put two or three spaces before an item below "10. ", where four are due."""
-    match = _ITEM.match(line) or _EMPTY_ITEM.match(line)
-    return match is not None and len(match[1]) >= item.offset + 2
-
-
-def _opened(rest: str, *, complete: bool, deep: bool) -> tuple[Container, str] | None:
-    """The quote or item that begins here, and what is in it; None when none does, or not for sure."""
-    if match := _QUOTE.match(rest):
-        return Container(), rest[match.end() :]
-    if _RULE.match(rest):
-        return None
-    match = _ITEM.match(rest) or (_EMPTY_ITEM.match(rest) if complete else None)
-    if not match or (len(match[1]) >= _CODE_INDENT and not deep):
-        return None
-    if not complete and _UNDECIDED.match(rest):
-        return None
-    spaces = len(match[3]) if match.lastindex == 3 else 1
-    taken = len(match[1]) + len(match[2]) + (spaces if spaces <= _CODE_INDENT else 1)
-    return Container(match[2], taken, len(match[1])), rest[taken:]
-
-
-def _leaf(rest: str, *, complete: bool, code: bool) -> BlockLine | None:
-    """What a line without its containers is; None when that needs more of it."""
-    indent = len(rest) - len(rest.lstrip(" "))
-    if code and indent >= _CODE_INDENT and indent < len(rest):
-        return BlockLine(LineKind.CODE, (), 0, rest[_CODE_INDENT:])
-    if len(rest) > MAX_HELD or not _UNDECIDED.match(rest):
-        heading = _HEADING.match(rest)
-        if heading:
-            return BlockLine(LineKind.HEADING, (), 0, rest[heading.end() :], heading[1])
-        return BlockLine(LineKind.TEXT, (), 0, rest.lstrip(" "))
-    if not complete:
-        return None
-    if not rest.strip(" "):
-        return BlockLine(LineKind.TEXT, (), 0)  # of an empty item or quote
-    if _RULE.match(rest) or _UNDERLINE.match(rest):
-        return BlockLine(LineKind.RULE, (), 0)
-    if fence := _FENCE.match(rest):
-        return BlockLine(LineKind.FENCE, (), 0, fence[2], fence[1])
-    if rest.lstrip(" ").startswith("|"):
-        return BlockLine(LineKind.TABLE, (), 0, rest.strip(" "))
-    if heading := _EMPTY_HEADING.match(rest):
-        return BlockLine(LineKind.HEADING, (), 0, "", heading[1])
-    return BlockLine(LineKind.TEXT, (), 0, rest.lstrip(" "))
+def _parse(lines: Sequence[str], references: dict[str, Any]) -> _Parsed:
+    tokens: list[Token] = []
+    path: list[Container] = []
+    parsed = _Parsed(len(lines), dict(references))
+    md, env = block_parser(), {"references": parsed.references, "begins": parsed.begins}
+    md.block.parse("\n".join([*lines, ""]), md, env, tokens)
+    for index, token in enumerate(tokens):
+        first, end = token.map or (0, 0)
+        if token.type in {"blockquote_open", "list_item_open"}:
+            path.append(Container(token.info + token.markup if token.type == "list_item_open" else "", first))
+            parsed.path, parsed.kind, parsed.end = tuple(path), BlockKind.NOTHING, 0
+        elif token.type in {"blockquote_close", "list_item_close"}:
+            path.pop()
+        elif token.type in _LEAVES:
+            parsed.path, parsed.kind, parsed.token = tuple(path), _LEAVES[token.type], token
+            parsed.first, parsed.end, parsed.cells, parsed.right = first, end, [], []
+            parsed.content = token.content or (tokens[index + 1].content if token.nesting else "")
+        elif token.type in {"th_open", "td_open"}:
+            parsed.cells.append(tokens[index + 1].content)
+            if token.type == "th_open":
+                parsed.right.append(token.attrs.get("style") == "text-align:right")
+    return parsed

@@ -1,305 +1,239 @@
-"""Markdown inside a line: emphasis, code, links. Text goes in as it comes, styled text comes out.
+"""The text of a paragraph while it comes: what can no longer change is given out, word by word.
 
-Owns which marks are markup; must not know blocks, rows or the terminal. A mark holds its line back until its other
-half comes, for a bounded number of characters: without it, the mark is text. Stricter than CommonMark where that
-would hurt more than help: `2*3*4` and `}_{i}` are no emphasis, and emphasis ends with its line. LaTeX stays as it is.
+Owns where emphasis, code and links are settled; must not know blocks, rows or the terminal. markdown-it parses. What
+is settled is a function of the text so far, whatever pieces it came in. A mark holds back what follows until its other
+half comes, for a bounded number of characters: without it, the mark is text.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from llmrun.ui.terminal.ansi import BOLD, CYAN, DIM, ITALIC, STRIKE, UNDERLINE, Span, joined
+from markdown_it.rules_inline import StateInline, link_pairs
+from markdown_it.token import Token
+from rich.style import Style
+from rich.text import Text
 
-MAX_EMPHASIS = 240
-MAX_CODE = 400
-MAX_LABEL, MAX_ADDRESS = 240, 600
-_MAX_DEPTH = 6
+from llmrun.ui.answer.formula import formula_end, readable
+from llmrun.ui.answer.parser import inline_parser
+from llmrun.ui.answer.rows import ATOM
+from llmrun.ui.terminal.sanitize import clean
 
-_SPECIAL = re.compile(r"[\\`*_~\[!<$]")
-_ESCAPABLE = "*_`#~<>|+-.![]"
-_MATH = {"(": "\\)", "[": "\\]"}
-_AUTOLINK = re.compile(r"<((?:https?://|mailto:)[^\s<>]+)>")
-_AUTOLINK_BEGINS = re.compile(r"<(?:https?://|mailto:)[^\s<>]*\Z")
-_SCHEMES = ("<http://", "<https://", "<mailto:")
-_OPENS_AFTER = " \t([{\"'-/:;,.!?|>*_~"
-_STYLES = {"*": ITALIC, "**": BOLD, "***": f"{BOLD};{ITALIC}", "_": ITALIC, "__": BOLD, "___": f"{BOLD};{ITALIC}"}
+MAX_HELD = 400
+# A line that is shorter was meant to end there: verses, addresses, code without a fence. Longer ones flow.
+FLOWS_FROM = 60
+INDENTED = 2  # blanks
 
-# What a mark turned out to be: where it ends, and its text. None: the text so far does not tell.
-_Found = tuple[int, list[Span]] | None
+CODE, ADDRESS, LINK = Style(color="cyan"), Style(dim=True), Style(underline=True)
+_STYLES = {
+    "em_open": Style(italic=True),
+    "strong_open": Style(bold=True),
+    "s_open": Style(strike=True),
+    "link_open": LINK,
+}
+_SPECIAL = re.compile(r"[\\`*_~\[\]!<&$\n]")
+_BREAK_TAG = re.compile(r"<br\s*/?>", re.IGNORECASE)
+_ANYTHING = "\0"
+_CLOSERS = {"[": "])", "<": ">", "$": "$", "\\": ")]"}  # what may end a construct; emphasis and code end as they begin
 
 
 class Inline:
-    """The inline parser of a text that comes in pieces, line by line."""
+    """A paragraph, or another text of one block.
 
-    def __init__(self) -> None:
+    Args:
+        references: definitions of links, as markdown-it keeps them.
+        styled: otherwise marks stay as they were written.
+        style: of all of the text.
+        indented: the first line begins with blanks that count.
+    """
+
+    def __init__(
+        self, references: dict[str, Any], *, styled: bool, style: Style | None = None, indented: bool = False
+    ) -> None:
+        self._env = {"references": references}
+        self._styled = styled
+        self._style = style or Style()
         self._held = ""
-        self._before = ""  # character before what is held
-        self._math = ""  # what ends the formula that the text is in
+        self._before = ""  # character before what is held, if a row may break between them
+        self._waits_for = ""  # characters without which nothing more will be settled
+        self._length = 0  # of the source line, as it is shown
+        self._indented = indented
 
-    @property
-    def in_formula(self) -> bool:
-        """Whether a formula of several lines is open: no line in it begins a block."""
-        return bool(self._math)
+    def feed(self, text: str) -> list[Text]:
+        """More source. Gives what is settled of it, beyond what was given before; between two texts a row may break."""
+        self._held += text
+        out: list[Text] = []
+        if self._waits_for and len(self._held) < MAX_HELD and not any(char in self._waits_for for char in text):
+            return out
+        while end := self._settled():
+            out.append(self._shown(self._held[:end]))
+            last = self._held[end - 1]
+            self._before = last if last.isalnum() or not last.isascii() else "."
+            if self._held[end : end + 1].isspace():
+                self._before = ""
+            self._held = self._held[end:]
+        return out
 
-    def leave_formula(self) -> None:
-        """A formula can't hold an empty line."""
-        self._math = ""
+    def end(self) -> Text:
+        """The rest of the paragraph."""
+        out = self._shown(self._held.rstrip())
+        self._held = self._before = self._waits_for = ""
+        return out
 
-    def feed(self, text: str, style: str = "") -> list[Span]:
-        """What can be shown of the line so far, beyond what was given before."""
-        return self._scan(text, style, final=False)
+    # ---- what is settled ---------------------------------------------------------------------------
 
-    def end(self, style: str = "") -> list[Span]:
-        """The rest of the line."""
-        spans = self._scan("", style, final=True)
-        self._before = ""
-        if self._math == _MATH["("]:  # only displayed formulas have several lines
-            self._math = ""
-        return spans
+    def _settled(self) -> int:
+        """How much of what is held can't change any more, and ends where a row may break."""
+        self._waits_for = ""
+        window = self._held[:MAX_HELD]
+        special = _SPECIAL.search(window)
+        end = _last_break(window, 0, special.start() if special else len(window))
+        if end or (not special and len(window) < MAX_HELD):
+            return end
+        if not special:
+            return MAX_HELD  # a word without an end
+        plain, unsettled, last_end = self._steps(window)
+        end = _last_of(plain, window, unsettled)
+        if end or len(window) < MAX_HELD:
+            return end
+        return _last_of(plain, window, MAX_HELD) or last_end  # what has waited so long is text
 
-    def _scan(self, text: str, style: str, *, final: bool) -> list[Span]:
-        text, at, spans = self._held + text, 0, []
-        while at < len(text):
-            if self._math:
-                end, closed = _formula(text, at, self._math, final=final)
-                spans.append((text[at:end], style))
-                at, self._math = end, "" if closed else self._math
-                if not closed:
-                    break
-                continue
-            match = _SPECIAL.search(text, at)
-            special = match.start() if match else len(text)
-            spans.append((text[at:special], style))
-            at = special
-            if not match:
-                break
-            found = _mark(text, at, text[at - 1] if at else self._before, style, 0, final=final)
-            if found is None:
-                break
-            self._math = _formula_begun(text[at : found[0]])
-            at = found[0]
-            spans += found[1]
-        self._held, self._before = text[at:], text[at - 1] if at else self._before
-        return [span for span in spans if span[0]]
+    def _steps(self, window: str) -> tuple[list[tuple[int, int]], int, int]:
+        """Plain text outside of all constructs as (begin, end), the first place that may become something else, and
+        the last place outside of all constructs."""
+        state = StateInline(self._before + window, inline_parser(), self._env, [])
+        n_before, rules = len(self._before), inline_parser().inline.ruler.getRules("")
+        plain: list[tuple[int, int]] = []
+        marks: list[int] = []  # where each delimiter is
+        ends: list[int] = []  # of all that was read
+        unsettled, waits_for = len(window), ""
+        while state.pos < state.posMax:
+            at, n_tokens = state.pos, len(state.tokens)
+            if not any(rule(state, False) for rule in rules):
+                state.append_pending(state.src[at])
+                state.pos = at + 1
+            begin, end, is_text = at - n_before, state.pos - n_before, len(state.tokens) == n_tokens
+            ends.append(end)
+            marks += [begin] * (len(state.delimiters) - len(marks))
+            if state.src[at] == "\n":
+                begin = len(window[:begin].rstrip(" "))  # two blanks before it are a part of the break
+            if is_text or state.src[at] == "\n":
+                plain.append((max(begin, 0), end))
+            closers = self._closers(state, at, is_text=is_text)
+            if closers is not None:
+                unsettled, waits_for = min(unsettled, begin), waits_for + (closers or _ANYTHING)
+        link_pairs(state)
+        for mark, one in zip(marks, state.delimiters, strict=True):
+            if one.open and one.end < 0:
+                unsettled, waits_for = min(unsettled, mark), waits_for + chr(one.marker)
+        pairs = [(mark, marks[one.end]) for mark, one in zip(marks, state.delimiters, strict=True) if one.end >= 0]
+        for begin, end in reversed(pairs):
+            unsettled = begin if begin < unsettled < end else unsettled
+        self._waits_for = "" if _ANYTHING in waits_for else waits_for
+        outside = [step for step in plain if not any(begin < step[0] < end for begin, end in pairs)]
+        last_end = max(at for at in ends if not any(begin < at <= end for begin, end in pairs) or at == len(window))
+        return outside, unsettled, last_end
 
-
-def inline(text: str, style: str = "", depth: int = 0) -> list[Span]:
-    """A whole line, or what stands inside a mark."""
-    if depth >= _MAX_DEPTH:
-        return [(text, style)]
-    at, spans = 0, []
-    while at < len(text):
-        match = _SPECIAL.search(text, at)
-        special = match.start() if match else len(text)
-        spans.append((text[at:special], style))
-        at = special
-        if match:
-            found = _mark(text, at, text[at - 1 : at], style, depth, final=True)
-            assert found, "a whole text always tells"
-            end = found[0]
-            if math := _formula_begun(text[at:end]):
-                end, _ = _formula(text, end, math, final=True)
-                spans.append((text[at:end], style))
-            else:
-                spans += found[1]
-            at = end
-    return [span for span in spans if span[0]]
-
-
-def _mark(text: str, at: int, before: str, style: str, depth: int, *, final: bool) -> _Found:
-    """What the special character at a place begins."""
-    char = text[at]
-    if char in "*_~":
-        return _emphasis(text, at, before, style, depth, final=final)
-    if char == "`":
-        return _code(text, at, style, final=final)
-    if char == "[":
-        return _link(text, at, at, style, depth, final=final)
-    if char == "<":
-        return _autolink(text, at, style, final=final)
-    following = text[at + 1 : at + 2]
-    if not following and not final:
-        return None
-    if char == "!":
-        return _link(text, at, at + 1, style, depth, final=final) if following == "[" else (at + 1, [(char, style)])
-    if char == "$":
-        return at + 1 + (following == "$"), [(char * (1 + (following == "$")), style)]
-    if (following and following in _MATH) or following == "\\":
-        return at + 2, [(char + following, style)]
-    if following and following in _ESCAPABLE:
-        return at + 2, [(following, style)]
-    return at + 1, [(char, style)]
-
-
-def _formula_begun(mark: str) -> str:
-    """What ends the formula that a mark begins; "" when it begins none."""
-    if mark == "$$":
-        return "$$"
-    return _MATH.get(mark[1], "") if len(mark) == 2 and mark[0] == "\\" else ""
-
-
-def _formula(text: str, at: int, closing: str, *, final: bool) -> tuple[int, bool]:
-    """How far the formula is known to go, and whether it is closed there."""
-    end = text.find(closing, at)
-    if end >= 0:
-        return end + len(closing), True
-    held = not final and len(text) > at and text[-1] == closing[0]  # the other half of it may come
-    return len(text) - held, False
-
-
-def _run(text: str, at: int) -> int:
-    """Where the run of equal characters ends that begins at a place; a very long one counts as several."""
-    char, end = text[at], at + 1
-    while end < min(len(text), at + MAX_CODE) and text[end] == char:
-        end += 1
-    return end
-
-
-def _literal(text: str, at: int, end: int, style: str) -> _Found:
-    return end, [(text[at:end], style)]
-
-
-def _code(text: str, at: int, style: str, *, final: bool) -> _Found:
-    opened = _run(text, at)
-    if opened == len(text) and not final:
-        return None
-    close = _closing_run(text, opened, opened - at, opened + MAX_CODE, final=final)
-    if close is None:
-        return None
-    if close < 0:
-        return _literal(text, at, opened, style)
-    code = text[opened:close]
-    if code.startswith(" ") and code.endswith(" ") and code.strip():
-        code = code[1:-1]
-    return close + opened - at, [(code, joined(style, CYAN))]
-
-
-def _closing_run(text: str, start: int, length: int, limit: int, *, final: bool) -> int | None:
-    """Where a run of so many backticks begins; -1 is nowhere before the limit, None not known yet."""
-    at = text.find("`", start)
-    while 0 <= at < limit:
-        end = _run(text, at)
-        if end == len(text) and not final:
+    def _closers(self, state: StateInline, at: int, *, is_text: bool) -> str | None:
+        """The characters that may make something else of what was just read; "" is any, None is none."""
+        char, src = state.src[at], state.src
+        if char in "`*_~\\!<&[$" and state.pos == len(src):
+            return ""
+        if char in "$\\":
+            return _CLOSERS[char] if formula_end(src, at) < 0 else None
+        if not is_text:
             return None
-        if end - at == length:
-            return at
-        at = text.find("`", end)
-    return -1 if final or len(text) > limit else None
+        if char == "[":
+            return _link_closers(state, at)
+        is_tag = char == "<" and (src[at + 1].isalpha() or src[at + 1] in "/!?") and ">" not in src[at:]
+        return _CLOSERS.get(char, char) if char == "`" or is_tag else None
+
+    # ---- what it looks like ------------------------------------------------------------------------
+
+    def _shown(self, source: str) -> Text:
+        if not source:
+            return Text()
+        if not _SPECIAL.search(source):
+            self._length += len(source)
+            return Text(source, style=self._style)
+        tokens: list[Token] = []
+        inline_parser().inline.parse(self._before + source, inline_parser(), self._env, tokens)
+        out, styles = Text(), [self._style]
+        addresses: list[tuple[Token, int]] = []  # of links that are open, and where their names begin
+        if self._before:
+            tokens[0].content = tokens[0].content[len(self._before) :]
+        for token in tokens:
+            text = self._text_of(token)
+            if token.type == "link_open":
+                addresses.append((token, len(out)))
+            if token.nesting > 0:
+                styles.append(styles[-1] + _STYLES[token.type] if self._styled else styles[-1])
+            elif token.nesting < 0:
+                styles.pop()
+            style = styles[-1] + CODE if token.type == "code_inline" and self._styled else styles[-1]
+            out.append(text, style)
+            self._length += len(text)
+            if token.type == "link_close":
+                opened, begun = addresses.pop()
+                self._append_address(out, opened, out.plain[begun:], styles[-1])
+        return out
+
+    def _text_of(self, token: Token) -> str:
+        if token.type in {"softbreak", "hardbreak"}:
+            return self._line_break(token)
+        if token.type == "html_inline" and _BREAK_TAG.fullmatch(token.content):
+            self._length = 0
+            return "\n"
+        if token.type == "formula":
+            return readable(token.content)
+        if token.type == "image":
+            name = clean("".join(child.content for child in token.children or ()))
+            return f"{name} ({_address(token, 'src')})" if name else _address(token, "src")
+        if token.type == "text_special":
+            return clean(token.content)  # an entity may name any character
+        if not self._styled and token.type == "code_inline":
+            return token.markup + token.content + token.markup
+        return token.markup if token.nesting and not self._styled and token.markup != "autolink" else token.content
+
+    def _line_break(self, token: Token) -> str:
+        """A hard break, one beside an indented line, or one after a short line ends the row; others are a space."""
+        is_indented = len(token.content) >= INDENTED
+        kept = token.type == "hardbreak" or is_indented or self._indented or self._length < FLOWS_FROM
+        self._indented, self._length = is_indented, 0
+        return "\n" + (token.content if is_indented else "") if kept else " "
+
+    def _append_address(self, out: Text, opened: Token, name: str, style: Style) -> None:
+        address = _address(opened, "href")
+        if address and opened.markup != "autolink" and address != name:
+            out.append(" " if name else "", style)
+            out.append(f"({address})" if name else address, style + ADDRESS if self._styled else style)
 
 
-def _emphasis(text: str, at: int, before: str, style: str, depth: int, *, final: bool) -> _Found:
-    opened = _run(text, at)
-    if opened == len(text) and not final:
-        return None
-    char, length = text[at], opened - at
-    mark = text[at:opened]
-    kind = STRIKE if mark == "~~" else _STYLES.get(mark, "")
-    if not kind or opened == len(text) or text[opened].isspace() or not _may_open(mark, before):
-        return _literal(text, at, opened, style)
-    close = _emphasis_end(text, opened, char, length, final=final)
-    if close is None:
-        return None
-    inner = text[opened:close]
-    if close < 0 or (mark == "__" and inner.isidentifier()):  # __init__ is a name
-        return _literal(text, at, opened, style)
-    return close + length, inline(inner, joined(style, kind), depth + 1)
+def _address(token: Token, name: str) -> str:
+    return clean(inline_parser().normalizeLinkText(str(token.attrs.get(name, ""))))
 
 
-def _may_open(mark: str, before: str) -> bool:
-    """Between letters only ** opens: 2*3 and snake_case are text, but scripts without spaces need bold words."""
-    return not before or before in _OPENS_AFTER or mark == "**" or (mark[0] != "_" and not before.isascii())
+def _last_break(text: str, begin: int, end: int) -> int:
+    """The last place in a part of the text where an atom begins; 0 is none."""
+    starts = [match.start() for match in ATOM.finditer(text, begin, end)]
+    usable = [at for at in starts if at > 0 and (at > begin or text[at].isspace())]
+    return usable[-1] if usable else 0
 
 
-def _emphasis_end(text: str, start: int, char: str, length: int, *, final: bool) -> int | None:
-    """Where the closing mark begins; -1 is nowhere before the limit, None not known yet."""
-    limit = start + MAX_EMPHASIS
-    settled = final or len(text) > limit
-    at = start
-    while at < min(len(text), limit):
-        here = text[at]
-        if here == "\\":
-            at += 2
-        elif here == "`":
-            end = _run(text, at)
-            if end == len(text) and not final:
-                return None
-            close = _closing_run(text, end, end - at, limit, final=settled)
-            if close is None:
-                return None
-            at = end if close < 0 else close + end - at
-        elif here == char:
-            end = _run(text, at)
-            if end == len(text) and not final:
-                return None
-            if _closes(text, at, end, length):
-                return end - length
-            at = end
-        else:
-            at += 1
-    return -1 if settled else None
+def _last_of(plain: list[tuple[int, int]], window: str, limit: int) -> int:
+    """The last place in plain text before a limit where an atom begins; 0 is none."""
+    ends = (_last_break(window, begin, min(end, limit)) for begin, end in reversed(plain) if begin < limit)
+    return next(filter(None, ends), 0)
 
 
-def _closes(text: str, at: int, end: int, length: int) -> bool:
-    """Whether a run of marks ends an emphasis; a run of three may end one inside as well."""
-    run = end - at
-    if text[at - 1].isspace() or (run != length and (run != 3 or text[at] == "~")):
-        return False
-    following = text[end : end + 1]
-    if length == 1 or text[at] == "_":
-        return not (following.isascii() and following.isalnum()) and not (text[at] == "_" and following.isalnum())
-    return True
-
-
-def _link(text: str, at: int, bracket: int, style: str, depth: int, *, final: bool) -> _Found:
-    """A link or an image: its text, and its address dimmed. It is no link without an address right after it."""
-    literal = _literal(text, at, bracket + 1, style)
-    label = _balanced(text, bracket, "[", "]", MAX_LABEL, final=final)
-    if label is None:
-        return None
+def _link_closers(state: StateInline, at: int) -> str | None:
+    """What may make a link of a bracket that begins none so far."""
+    label = state.md.helpers.parseLinkLabel(state, at, True) if "]" in state.src[at:] else -1
     if label < 0:
-        return literal
-    if label == len(text) and not final:
-        return None
-    if text[label : label + 1] != "(":
-        return literal
-    end = _balanced(text, label, "(", ")", MAX_ADDRESS, final=final)
-    if end is None:
-        return None
-    words = text[label + 1 : end - 1].split() if end > 0 else []
-    if not words or (len(words) > 1 and words[1][0] not in "\"'("):
-        return literal
-    address, name = words[0].strip("<>"), text[bracket + 1 : label - 1]
-    if not name or name == address:
-        return end, [(address, joined(style, UNDERLINE))]
-    shown = inline(name, joined(style, UNDERLINE), depth + 1)
-    return end, [*shown, (" ", style), (f"({address})", joined(style, DIM))]
-
-
-def _balanced(text: str, at: int, opening: str, closing: str, limit: int, *, final: bool) -> int | None:
-    """Where the bracket that is opened at a place is closed, beyond it; -1 is nowhere, None not known yet."""
-    depth, limit = 0, at + limit
-    skip = False
-    for index in range(at, min(len(text), limit)):
-        char = text[index]
-        if skip:
-            skip = False
-        elif char == "\\":
-            skip = True
-        elif char == opening:
-            depth += 1
-        elif char == closing:
-            depth -= 1
-            if not depth:
-                return index + 1
-    return -1 if final or len(text) >= limit else None
-
-
-def _autolink(text: str, at: int, style: str, *, final: bool) -> _Found:
-    match = _AUTOLINK.match(text, at)
-    if match and match.end() - at <= MAX_ADDRESS:
-        return match.end(), [(match[1], joined(style, UNDERLINE))]
-    may_begin = any(scheme.startswith(text[at : at + len(scheme)]) for scheme in _SCHEMES)
-    if not final and len(text) - at < MAX_ADDRESS and (may_begin or _AUTOLINK_BEGINS.match(text, at)):
-        return None
-    return at + 1, [("<", style)]
+        return _CLOSERS["["]
+    following = state.src[label + 1 : label + 2]
+    if following not in {"(", "["}:
+        return None if following else ""
+    closer = {"(": ")", "[": "]"}[following]
+    return None if closer in state.src[label + 2 :] else closer

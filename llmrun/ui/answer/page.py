@@ -6,35 +6,22 @@ never taken back.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
-from llmrun.ui.terminal.ansi import DIM, paint
 from llmrun.ui.terminal.format import seconds
+
+if TYPE_CHECKING:
+    from llmrun.ui.answer.markdown import Markdown
+    from llmrun.ui.answer.thoughts import ThoughtRows
 
 # "on" shows thoughts as they come, "fold" their beginning, "hide" only how long they took.
 Think = Literal["on", "fold", "hide"]
 
-FOLD_LINES, FOLD_CHARACTERS = 3, 240
+FOLD_LINES = 3
 
 _ASCII = str.maketrans({"·": "-", "…": "...", "│": "|"})
-_PIECES = re.compile(r"\n|\s|[^\s]+")
-
-
-class Body(Protocol):
-    """Makes an answer's text what a terminal shows."""
-
-    def feed(self, text: str, columns: int) -> str:
-        """More text; gives what can be shown now on a terminal so wide."""
-
-    def flush(self, columns: int) -> str:
-        """The rest."""
-
-    @property
-    def held(self) -> str:
-        """What is held back, in words."""
 
 
 class Raw:
@@ -75,8 +62,8 @@ class Page:
         self._markdown, self._styled, self._unicode = markdown, styled, unicode
         self._splitter = Splitter(())
         self._think: Think = think
-        self._thoughts: _Thoughts | None = None
-        self._body: Body | None = None
+        self._thoughts: ThoughtRows | None = None
+        self._body: Markdown | Raw | None = None
         self._waiting: list[ReasoningPart] = []
         self._began: float | None = None  # when thoughts came first
         self._tokens = 0  # of the thoughts
@@ -90,7 +77,7 @@ class Page:
             inside: the prompt ended with what opens them.
         """
         self._splitter = Splitter(tags, inside=inside)
-        self._made_body()  # its modules are loaded while the engine reads the prompt
+        self.prepare()
 
     def add(self, text: str, tokens: int) -> None:
         """A piece of sanitized text, and how many tokens it took."""
@@ -117,7 +104,7 @@ class Page:
                 out.append(self._made_thoughts().end(columns, part.text))
                 self._gap = "\n"
             else:
-                out += [self._gap, self._made_body().feed(part.text, columns)]
+                out += [self._gap, self.prepare().feed(part.text, columns)]
                 self._gap = ""
         if last:
             out.append(self._body.flush(columns) if self._body else "")
@@ -144,15 +131,20 @@ class Page:
     def _end_thoughts(self) -> None:
         if self._began is not None:
             took = seconds(self._clock() - self._began, brief=True)
-            self._waiting.append(ReasoningPart(ReasoningKind.END, f"thought for {took}, {self._tokens:,} tokens"))
+            note = self._words(f"thought for {took}, {self._tokens:,} tokens")
+            self._waiting.append(ReasoningPart(ReasoningKind.END, note))
             self._began, self._tokens = None, 0
 
-    def _made_thoughts(self) -> _Thoughts:
+    def _made_thoughts(self) -> ThoughtRows:
         if self._thoughts is None:
-            self._thoughts = _Thoughts(self._think, styled=self._styled, unicode=self._unicode)
+            from llmrun.ui.answer.thoughts import ThoughtRows  # few models think
+
+            lines = {"on": None, "fold": FOLD_LINES, "hide": 0}[self._think]
+            self._thoughts = ThoughtRows(lines, styled=self._styled, unicode=self._unicode)
         return self._thoughts
 
-    def _made_body(self) -> Body:
+    def prepare(self) -> Markdown | Raw:
+        """Load what shows the answer, while the engine is busy with other things. Gives it."""
         if self._body is None:
             if self._markdown:
                 from llmrun.ui.answer.markdown import Markdown  # most commands show no answer
@@ -164,63 +156,6 @@ class Page:
 
     def _words(self, text: str) -> str:
         return text if self._unicode else in_ascii(text)
-
-
-class _Thoughts:
-    """Thoughts as dim lines beside a bar, and one line about them at their end."""
-
-    def __init__(self, think: Think, *, styled: bool, unicode: bool) -> None:
-        self._lines_left = {"on": None, "fold": FOLD_LINES, "hide": 0}[think]
-        self._characters_left = FOLD_CHARACTERS
-        from llmrun.ui.answer.wrap import Wrapper  # few models think
-
-        self._styled, self._unicode = styled, unicode
-        self._wrapper = Wrapper(styled=styled)
-        self._bar = [("│ " if unicode else "| ", DIM)]
-        self._open = False  # a line is being written
-        self._blank = self._any = False
-
-    def feed(self, text: str, columns: int) -> str:
-        """More thoughts."""
-        if self._lines_left == 0:
-            return ""
-        return "".join([self._piece(piece, columns - 1) for piece in _PIECES.findall(text)])
-
-    def end(self, columns: int, note: str) -> str:
-        """The thoughts are complete."""
-        out = self._wrapper.end(columns - 1) if self._open else ""
-        self._open = False
-        note = note if self._unicode else in_ascii(note)
-        return f"{out}{paint(note, DIM) if self._styled else note}\n"
-
-    def _piece(self, piece: str, columns: int) -> str:
-        """A word, a blank or a line break."""
-        if self._lines_left == 0:
-            return ""
-        if piece == "\n":
-            return self._line_end(columns)
-        if not self._open and piece.isspace():
-            return ""
-        folded = self._lines_left is not None
-        if folded and self._characters_left <= 0 and piece.isspace():
-            self._lines_left, self._open = 0, False
-            return self._wrapper.add(" …" if self._unicode else " ...", DIM, columns) + self._wrapper.end(columns)
-        self._characters_left -= len(piece)
-        begin = ""
-        if not self._open:
-            blank = self._wrapper.begin(self._bar, self._bar).rstrip(" ") + "\n" if self._blank and not folded else ""
-            begin = blank + self._wrapper.begin(self._bar, self._bar)
-        self._open, self._any, self._blank = True, True, False
-        return begin + self._wrapper.add(piece, DIM, columns)
-
-    def _line_end(self, columns: int) -> str:
-        if not self._open:
-            self._blank = self._any
-            return ""
-        self._open = False
-        if self._lines_left is not None:
-            self._lines_left -= 1
-        return self._wrapper.end(columns)
 
 
 def in_ascii(text: str) -> str:

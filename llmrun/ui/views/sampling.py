@@ -11,7 +11,7 @@ from llmrun.protocol.messages import ChainStep, Choice
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
-_BAR_CELLS = 20
+_BAR_CELLS = 8
 
 
 def show_sampling(output: Output, rows: Sequence[tuple[str, str, str]]) -> None:

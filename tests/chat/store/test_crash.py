@@ -189,6 +189,7 @@ def replays(tmp_path: Path, times: int, *, synchronous: str = "") -> Iterator[bo
             yield survives(tmp_path / f"{end}-{seed}", files, shown)
 
 
+@pytest.mark.slow
 def test_power_loss_at_every_write(tmp_path: Path) -> None:
     """Every write and fsync that SQLite asks of the system is recorded; the power then fails after each of them.
 

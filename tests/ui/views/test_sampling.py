@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 
 from llmrun.protocol.messages import ChainStep, Choice
 from llmrun.ui.terminal.output import Output
@@ -34,13 +33,13 @@ def test_a_choice() -> None:
     head, columns, *rows = shown(CHOICE)
     assert head == "' the': the model gave it 50.0%; drawn with 90.0% from 2 candidates."
     assert columns.split() == ["TOKEN", "model", "top_k", "min_p", "temperature"]
-    assert rows[0].split()[1:] == ["the'", "50.0%", "60.0%", "70.0%", "90.0%", "█" * 18, "◀", "chosen"]
+    assert rows[0].split()[1:] == ["the'", "50.0%", "60.0%", "70.0%", "90.0%", "█" * 7, "◀", "chosen"]
     assert rows[2].split()[2:] == ["<0.1%", "<0.1%", "cut"]
     assert rows[-1].split() == ["left", "49,152", "40", "2", "2"]
 
 
 def test_the_least_certain_token() -> None:
-    end = replace(CHOICE, text="<end>", steps=(ChainStep("model", 9, (0.99, 0.0, 0.0)),))
+    end = CHOICE._replace(text="<end>", steps=(ChainStep("model", 9, (0.99, 0.0, 0.0)),))
     forced = Choice('{"', forced=True)
     assert least_certain((forced, CHOICE, end)) is CHOICE
     assert least_certain((forced,)) is forced

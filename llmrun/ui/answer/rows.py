@@ -1,0 +1,80 @@
+"""Rows of text behind a prefix, wrapped at words while the text comes; what was given out is never taken back.
+
+Owns where rows break; must not know Markdown or the live line.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rich.color import ColorSystem
+from rich.style import Style
+from rich.text import Text
+
+from llmrun.ui.terminal.cells import width
+
+_WIDE = (
+    "\\u1100-\\u115f\\u2e80-\\u303e\\u3041-\\ua4cf\\uac00-\\ud7a3\\uf900-\\ufaff\\ufe30-\\ufe6f"
+    "\\uff00-\\uff60\\uffe0-\\uffe6\\U0001f300-\\U0001faff\\U00020000-\\U0003fffd"
+)
+_NEVER_FIRST = "、。，．・：；？！）」』】》〉”’…ー々％\u0300-\u036f\u200d\ufe00-\ufe0f\U0001f3fb-\U0001f3ff"
+# What a row is never broken in: a word with the blanks before it, or one wide character with what belongs to it.
+ATOM = re.compile(rf"\s*(?:[^\s{_WIDE}]+|[{_WIDE}](?:\u200d?[{_NEVER_FIRST}]|\u200d[{_WIDE}])*)[{_NEVER_FIRST}]*|\s+\Z")
+
+
+class RowWriter:
+    """One text after the other, each in rows of its own.
+
+    Args:
+        styled: whether styles are shown at all.
+    """
+
+    def __init__(self, *, styled: bool = True) -> None:
+        self._styled = styled
+        self._rest = Text()
+        self._column = 0  # cells since the last line break of ours
+        self._fresh = True  # nothing but the prefix is in the row
+
+    def begin(self, first: Text, rest: Text) -> str:
+        """Start a text: what its first row begins with, and all others. Without both, the terminal wraps it."""
+        self._rest, self._fresh, self._column = rest, True, width(first.plain)
+        return self.painted(first)
+
+    def add(self, text: Text, columns: int) -> str:
+        """More of it, in whole words; a row may take so many columns."""
+        if "\n" not in text.plain:
+            return self._wrapped(text, columns) if self._rest else self.painted(text)
+        out = []
+        for number, line in enumerate(text.split("\n", allow_blank=True)):
+            out.append(self._next_row() if number else "")
+            out.append(self._wrapped(line, columns) if self._rest else self.painted(line))
+        return "".join(out)
+
+    def painted(self, text: Text) -> str:
+        """The text with the escapes of its styles."""
+        if not self._styled or not (text.spans or text.style):
+            return text.plain
+        out, end = [], 0
+        for span in text.spans:
+            out += [text.plain[end : span.start], _painted(text.plain[span.start : span.end], span.style)]
+            end = span.end
+        return "".join(out) + _painted(text.plain[end:], text.style)
+
+    def _next_row(self) -> str:
+        self._column, self._fresh = width(self._rest.plain), True
+        return "\n" + self.painted(self._rest)
+
+    def _wrapped(self, text: Text, columns: int) -> str:
+        cuts = []
+        for match in ATOM.finditer(text.plain):
+            cells, word = width(match[0]), match[0].lstrip()
+            if word and not self._fresh and self._column + cells > columns:
+                cuts += [match.start(), match.end() - len(word)]  # the blanks between are dropped
+                self._column, cells = width(self._rest.plain), width(word)
+            self._column, self._fresh = min(self._column + cells, columns), False
+        rows = text.divide(cuts)[::2] if cuts else [text]
+        return ("\n" + self.painted(self._rest)).join(map(self.painted, rows))
+
+
+def _painted(text: str, style: str | Style) -> str:
+    return style.render(text, color_system=ColorSystem.STANDARD) if isinstance(style, Style) and text else text

@@ -1,0 +1,64 @@
+"""A table of Markdown as rows of text: Rich's columns where they fit, one record after the other where they don't.
+
+Owns the layout; must not know streams or the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import StringIO
+
+from rich import box
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from llmrun.ui.terminal.cells import width
+
+_LEAST_COLUMN = 8  # cells; a table that would need narrower columns is shown as records
+_BOLD, _DIM = Style(bold=True), Style(dim=True)
+
+
+def table_rows(
+    headings: Sequence[Text], rows: Sequence[Sequence[Text]], right: Sequence[bool], columns: int, *, unicode: bool
+) -> list[Text]:
+    """The rows of a table.
+
+    Args:
+        right: whether each column's cells end on its right.
+        columns: of the terminal that a row may take.
+    """
+    wanted = [max(width(cell.plain) for cell in cells) for cells in zip(headings, *rows, strict=True)]
+    if sum(min(cells, _LEAST_COLUMN) for cells in wanted) + 2 * len(wanted) > columns:
+        return _records(headings, rows, "─" if unicode else "-")
+    table = Table(
+        box=box.SIMPLE_HEAD if unicode else box.ASCII,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style=_BOLD,
+        border_style=_DIM,
+    )
+    for heading, is_right in zip(headings, right, strict=True):
+        table.add_column(heading, justify="right" if is_right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(file=StringIO(), width=columns, height=1, force_terminal=True, color_system="standard")
+    lines = console.render_lines(table, pad=False)
+    return [_trimmed(Text.assemble(*((one.text, one.style or "") for one in line))) for line in lines]
+
+
+def _records(headings: Sequence[Text], rows: Sequence[Sequence[Text]], line: str) -> list[Text]:
+    shown = []
+    for row in rows:
+        for heading, cell in zip(headings, row, strict=True):
+            if cell:
+                shown.append(Text.assemble((heading.plain, _BOLD), ": " if heading else "", cell))
+        shown.append(Text(line * 3, _DIM))
+    return shown
+
+
+def _trimmed(row: Text) -> Text:
+    row.rstrip()
+    return row
