@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 
 namespace llmrun {
@@ -9,9 +10,6 @@ namespace {
 
 constexpr int32_t infinity_bits = 0x7f800000;  // everything above it, without its sign, is NaN
 constexpr size_t floats_per_line = 16;
-
-// Terms more than this below the largest are not added up: 2^24 of them are less than 1e-10 of the sum.
-constexpr float negligible_distance = 40.0f;
 
 float middle(float a, float b) { return a / 2 + b / 2; }
 
@@ -96,44 +94,33 @@ void Peaks::collect(float threshold, std::vector<Candidate>& found) {
     }
 }
 
+// Eight comparisons at a time become eight bits of a word, and only the bits that are set are looked at.
 void Peaks::collect_group(size_t group, float threshold, std::vector<Candidate>& found) {
     const float* logits = group < whole_groups_ ? logits_ + group * group_size : last_.data();
-    const float* columns = columns_.data() + group * columns_per_group;
     const auto first = static_cast<int32_t>(group * group_size);
-    std::array<int32_t, columns_per_group> promising;
-    size_t count = 0;
-    for (size_t column = 0; column < columns_per_group; ++column) {
-        promising[count] = static_cast<int32_t>(column);
-        count += columns[column] >= threshold ? 1 : 0;
-    }
-
-    // Row by row, so that the tokens come out in order; without branches, so that nothing is mispredicted.
-    const size_t before = found.size();
-    found.resize(before + count * (group_size / columns_per_group) + 1);
-    Candidate* next = found.data() + before;
-    for (int32_t row = 0; row < static_cast<int32_t>(group_size); row += columns_per_group) {
-        for (size_t i = 0; i < count; ++i) {
-            const int32_t place = row + promising[i];
-            *next = {first + place, logits[place], 0.0f};
-            next += logits[place] >= threshold ? 1 : 0;
+    std::array<uint64_t, group_size / 64> words;
+    loops_->find_at_least(logits, threshold, words.data());
+    for (size_t word = 0; word < words.size(); ++word) {
+        for (uint64_t left = words[word]; left != 0; left &= left - 1) {
+            const auto place = static_cast<int32_t>(word * 64 + std::countr_zero(left));
+            found.push_back({first + place, logits[place], 0.0f});
         }
     }
-    found.resize(next - found.data());
     lines_read_ += floats_per_line;
 }
 
-ExponentialSum Peaks::add_exponentials() const {
-    const float smallest = largest_ - negligible_distance;
-    ExponentialSum sum =
-        loops_->add_exponentials(logits_, whole_groups_, maxima_.data(), largest_, smallest);
+void Peaks::weigh(float largest, std::vector<float>& weights) const {
+    weights.resize(maxima_.size() * group_size);
+    loops_->exponentials(logits_, whole_groups_, largest, weights.data());
     if (!last_.empty()) {
-        const ExponentialSum rest = loops_->add_exponentials(
-            last_.data(), 1, maxima_.data() + whole_groups_, largest_, smallest);
-        sum.sum += rest.sum;
-        sum.absorbed += rest.absorbed;
+        loops_->exponentials(last_.data(), 1, largest, weights.data() + whole_groups_ * group_size);
+        std::fill(weights.begin() + static_cast<std::ptrdiff_t>(vocabulary_size_), weights.end(), 0.0f);
     }
     lines_read_ += (vocabulary_size_ + floats_per_line - 1) / floats_per_line;
-    return sum;
+}
+
+double Peaks::add_at_least(const std::vector<float>& weights, float threshold) const {
+    return loops_->add_at_least(weights.data(), maxima_.size(), threshold);
 }
 
 }  // namespace llmrun

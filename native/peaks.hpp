@@ -33,8 +33,12 @@ class Peaks {
     // Replaces the list by the tokens with at least this logit, ascending; the threshold is finite.
     void collect(float threshold, std::vector<Candidate>& found);
 
-    // Over all logits.
-    ExponentialSum add_exponentials() const;
+    // exp(logit - largest) of every logit, e^-86 at least; what is past the vocabulary is 0. Those above the largest are
+    // anything: they are for the caller to correct.
+    void weigh(float largest, std::vector<float>& weights) const;
+
+    // The sum of the weights that are at least the threshold.
+    double add_at_least(const std::vector<float>& weights, float threshold) const;
 
     // Bytes of the row that were read since `read` began, whole cache lines of 64 bytes; for the benchmark.
     size_t bytes_read() const { return lines_read_ * 64; }

@@ -168,7 +168,8 @@ const std::vector<LogProbability>& Sampler::log_probabilities(const float* logit
     if (largest == -INFINITY) {
         throw BadLogits(0, -INFINITY);
     }
-    const double total = largest + std::log(peaks_.add_exponentials().sum);
+    peaks_.weigh(largest, scratch_.scores);
+    const double total = largest + std::log(peaks_.add_at_least(scratch_.scores, 0.0f));
     const auto value = [&](float logit) { return static_cast<float>(logit - total); };
     log_probabilities_.clear();
     log_probabilities_.push_back({token, value(logits[token])});

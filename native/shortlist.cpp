@@ -5,9 +5,8 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
-#include <numeric>
+#include <iterator>
 
 namespace llmrun {
 namespace {
@@ -17,15 +16,16 @@ constexpr float lowest_logit = Peaks::lowest_logit;
 // Up to here collecting everything is cheap.
 constexpr size_t small_vocabulary = 4096;
 
+// Up to here a list is sorted, so that a seed draws what it draws from llama.cpp's sorted list.
+constexpr size_t sorted_list = 1024;
+
 bool larger_logit(const Candidate& a, const Candidate& b) { return a.logit > b.logit; }
 bool same_logit(const Candidate& a, const Candidate& b) { return a.logit == b.logit; }
 bool earlier(const Candidate& a, const Candidate& b) { return a.id < b.id; }
 
-// A smaller number for a larger logit.
-uint32_t descending_key(float logit) {
-    const auto bits = std::bit_cast<uint32_t>(logit);
-    const bool negative = bits >> 31 != 0;
-    return negative ? bits : ~bits & 0x7fffffff;
+// A total order, in which std::sort has no choice.
+bool before(const Candidate& a, const Candidate& b) {
+    return (a.logit > b.logit) | ((a.logit == b.logit) & (a.id < b.id));
 }
 
 // The chain then ends with the largest logit, whatever the probabilities.
@@ -161,26 +161,43 @@ bool Shortlist::fill_within_sigma(const Row& row) {
     return true;
 }
 
-// Without top-k: the probabilities depend on a sum over the whole vocabulary, which llama.cpp adds up in float
-// one by one. A quicker sum and a bound of the two sums' distance mostly decide how long the prefix is.
+// Without top-k: the share is one of a sum over the whole vocabulary. A few thresholds are tried on the weights; only
+// what reaches the last one is collected, and only what lies near the cut is sorted.
 bool Shortlist::fill_top_p(const Row& row) {
     const SamplerParams& params = row.params;
     const float largest = this->largest(row);
     if (largest == -INFINITY || params.min_p > 1.0f) {
         return false;
     }
-    Bounds total = total_weight(row, largest);
-    if (std::isinf(total.high)) {
-        total.low = total.high = total_weight_as_floats(row, largest);
+    weigh(row, largest);
+    const double total = row.peaks.add_at_least(weights_, 0.0f);
+    const double wanted = params.top_p * total;
+    const float least = params.min_p > 0.0f ? largest + logf(params.min_p) : lowest_logit;
+    // All that is farther away could not fill the rest, if every token were there.
+    const auto safe = static_cast<float>(std::log(row.peaks.vocabulary_size() / (total - wanted)));
+    Cut cut = Cut::missed;
+    const bool min_p_decides = largest - safe <= least;
+    const float likely = min_p_decides ? safe : std::min(likely_distance(params.top_p, safe), safe);
+    for (const float distance : {likely, safe}) {
+        const float threshold = std::max(largest - distance, least);
+        if (!(threshold > lowest_logit)) {
+            return false;
+        }
+        collect(row, threshold);
+        cut = keep_share(largest, threshold, wanted);
+        if (cut != Cut::missed || min_p_decides) {
+            break;
+        }
     }
-    if (!collect_likely(row, largest, total.high)) {
+    if (cut == Cut::missed && !min_p_decides) {
         return false;
     }
-    size_t kept = reaching(params.top_p, total.low);
-    if (kept != reaching(params.top_p, total.high)) {
-        kept = reaching(params.top_p, total_weight_as_floats(row, largest));
+    if (list_.size() > sorted_list && !later_steps_see_the_list(params)) {
+        return true;
     }
-    return keep_sorted(kept);
+    std::sort(list_.begin(), list_.end(), before);
+    sorted_ = true;
+    return cut != Cut::tied && std::adjacent_find(list_.begin(), list_.end(), same_logit) == list_.end();
 }
 
 // Without top-k and top-p, the list stays in the order of the vocabulary.
@@ -239,33 +256,6 @@ float Shortlist::largest(const Row& row) {
     return list_.empty() ? -INFINITY : std::min_element(list_.begin(), list_.end(), larger_logit)->logit;
 }
 
-// By logit, largest first. The longer lists by radix sort: three passes over 11 bits each.
-void Shortlist::sort_list() {
-    constexpr size_t short_list = 2048;
-    constexpr int digit_bits = 11;
-    constexpr size_t digits = size_t{1} << digit_bits;
-    sorted_ = true;
-    if (list_.size() < short_list) {
-        std::sort(list_.begin(), list_.end(), larger_logit);
-        return;
-    }
-    scratch_.sorted.resize(list_.size());
-    for (int shift = 0; shift < 32; shift += digit_bits) {
-        const auto digit = [&](const Candidate& candidate) {
-            return (descending_key(candidate.logit) >> shift) % digits;
-        };
-        std::array<uint32_t, digits + 1> start{};
-        for (const Candidate& candidate : list_) {
-            ++start[digit(candidate) + 1];
-        }
-        std::partial_sum(start.begin(), start.end(), start.begin());
-        for (const Candidate& candidate : list_) {
-            scratch_.sorted[start[digit(candidate)]++] = candidate;
-        }
-        list_.swap(scratch_.sorted);
-    }
-}
-
 // Sorts the `count` largest of the list and drops the rest. False when there are fewer, or when equal logits
 // make the order or the end arbitrary.
 bool Shortlist::keep_largest(size_t count) {
@@ -296,87 +286,77 @@ bool Shortlist::has_equals() {
     return std::adjacent_find(logits.begin(), logits.end()) != logits.end();
 }
 
-// Between what values llama.cpp's float sum of exp(logit - largest) is; up to infinity when unknown. Adding a
-// term to a float sum that is at least as large is off by at most the term, and by at most 2^-24 of the sum.
-Shortlist::Bounds Shortlist::total_weight(const Row& row, float largest) const {
-    constexpr double unit = 5.9604644775390625e-8;  // 2^-24
-    constexpr double error_of_terms = 4e-6;         // of our exponentials, of the library's, and of our sums
-    const ExponentialSum unchanged = row.peaks.add_exponentials();
-    const double scale = std::exp(static_cast<double>(row.peaks.largest()) - largest);
-    double total = unchanged.sum * scale;
-    double added = total;
+// exp(logit - largest) over the vocabulary, as changed.
+void Shortlist::weigh(const Row& row, float largest) {
+    row.peaks.weigh(largest, weights_);
     for (const ChangedLogits::Change& change : row.changes) {
-        const double weight = std::exp(static_cast<double>(change.logit) - largest);
-        total += weight - std::exp(static_cast<double>(change.unchanged) - largest);
-        added += weight;
-    }
-    const double absorbed = unchanged.absorbed * std::max(1.0, scale) + unit * row.changes.size();
-    const double error = added * error_of_terms;
-    const double distance = error + (total + error) * absorbed * 1.01;
-    if (!(distance < total / 2)) {
-        return {1.0f, INFINITY};
-    }
-    return {static_cast<float>(total - distance), static_cast<float>(total + distance)};
-}
-
-float Shortlist::total_weight_as_floats(const Row& row, float largest) {
-    float total = 0.0f;
-    each_logit(row, [&](float logit) { total += expf(logit - largest); });
-    return total;
-}
-
-// Fills the list, sorted and with its weights, so far that it certainly holds all that top-p and min-p keep.
-// False when it would hold all that is finite, but -inf ones are kept too, and counted later.
-bool Shortlist::collect_likely(const Row& row, float largest, float total) {
-    const SamplerParams& params = row.params;
-    const bool min_p_decides = params.min_p > 0.0f;
-    float distance = 3.0f;
-    while (true) {
-        float threshold = min_p_decides ? largest + logf(params.min_p) : largest - distance;
-        threshold = std::max(threshold, lowest_logit);
-        collect(row, threshold);
-        double weight = 0.0;
-        for (Candidate& candidate : list_) {
-            candidate.p = expf(candidate.logit - largest);
-            weight += candidate.p;
-        }
-        const bool complete = min_p_decides || threshold == lowest_logit;
-        if (complete || weight > static_cast<double>(params.top_p) * total) {
-            sort_list();
-            if (complete || reaching(params.top_p, total) < list_.size()) {
-                return threshold != lowest_logit || list_.size() == row.peaks.vocabulary_size();
-            }
-        }
-        distance += std::max(2.0f, distance / 4);
+        weights_[change.token] = expf(change.logit - largest);
     }
 }
 
-// How many of the list make up this share of the total: float sums, as llama.cpp takes them.
-size_t Shortlist::reaching(float p, float total) const {
-    float sum = 0.0f;
-    for (size_t i = 0; i < list_.size(); ++i) {
-        sum += list_[i].p / total;
-        if (sum >= p) {
-            return i + 1;
-        }
+// How far below the largest logit those probably lie that weigh this share, at most `safe`: a sample of the row says
+// so, or nothing useful where few tokens have all the weight.
+float Shortlist::likely_distance(float share, float safe) const {
+    constexpr int halvings = 9;
+    const double wanted = share * add_sample(0.0f);
+    float low = 0.0f;
+    float high = safe;
+    for (int i = 0; i < halvings; ++i) {
+        const float middle = (low + high) / 2;
+        (add_sample(expf(-middle)) >= wanted ? high : low) = middle;
     }
-    return list_.size();
+    return high + 0.2f;
 }
 
-// Keeps the first `count`. False when equal logits make their end or their order arbitrary; a few equals in a
-// long list may be in any order, because no token is likelier for it.
-bool Shortlist::keep_sorted(size_t count) {
-    constexpr size_t long_list = 1024;
-    constexpr size_t few = 100;  // one in so many
-    if (count < list_.size() && same_logit(list_[count - 1], list_[count])) {
-        return false;
+// The sum of the weights that are at least the threshold, of one group in so many.
+double Shortlist::add_sample(float threshold) const {
+    constexpr size_t stride = 16 * group_size;
+    double sum = 0.0;
+    for (size_t first = 0; first < weights_.size(); first += stride) {
+        sum += loops().add_at_least(weights_.data() + first, 1, threshold);
     }
-    list_.resize(count);
-    size_t equals = 0;
-    for (size_t i = 1; i < count; ++i) {
-        equals += same_logit(list_[i - 1], list_[i]) ? 1 : 0;
+    return sum;
+}
+
+// Drops all but the likeliest that together weigh so much, the earlier of equals first; the list stays in its order.
+// Nothing where all of it weighs less.
+Shortlist::Cut Shortlist::keep_share(float largest, float smallest, double wanted) {
+    constexpr size_t steps = 1024;
+    const float scale = (steps - 1) / std::max(largest - smallest, 1e-6f);
+    const auto step = [&](const Candidate& candidate) {
+        return static_cast<size_t>((largest - candidate.logit) * scale);
+    };
+    std::array<double, steps> weights{};
+    for (Candidate& candidate : list_) {
+        candidate.p = weights_[candidate.id];
+        weights[step(candidate)] += candidate.p;
     }
-    return equals == 0 || (count > long_list && equals * few < count);
+    size_t last = 0;
+    double sum = 0.0;
+    while (last < steps && sum + weights[last] < wanted) {
+        sum += weights[last++];
+    }
+    if (last == steps) {
+        return Cut::missed;
+    }
+
+    std::vector<Candidate>& near = scratch_.sorted;
+    near.clear();
+    std::copy_if(list_.begin(), list_.end(), std::back_inserter(near),
+                 [&](const Candidate& candidate) { return step(candidate) == last; });
+    std::sort(near.begin(), near.end(), before);
+    auto cut = near.begin();
+    for (sum += cut->p; sum < wanted && cut + 1 != near.end(); sum += cut->p) {
+        ++cut;
+    }
+    // Without a branch, because nobody could predict it.
+    Candidate* kept = list_.data();
+    for (const Candidate& candidate : list_) {
+        *kept = candidate;
+        kept += before(*cut, candidate) ? 0 : 1;
+    }
+    list_.resize(kept - list_.data());
+    return cut + 1 != near.end() && same_logit(cut[0], cut[1]) ? Cut::tied : Cut::clear;
 }
 
 }  // namespace llmrun

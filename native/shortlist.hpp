@@ -37,10 +37,8 @@ class Shortlist {
         Peaks& peaks;
         const ChangedLogits& changes;
     };
-    struct Bounds {
-        float low;
-        float high;
-    };
+    // Where top-p cut the list: between different logits, between equal ones, or not in it.
+    enum class Cut { clear, tied, missed };
 
     bool fill_largest(const Row& row);
     bool fill_top_k(const Row& row);
@@ -50,15 +48,13 @@ class Shortlist {
 
     float reached_by_unchanged(const Row& row, size_t count) const;
     void collect(const Row& row, float threshold);
-    void sort_list();
     float largest(const Row& row);
     bool keep_largest(size_t count);
     bool has_equals();
-    Bounds total_weight(const Row& row, float largest) const;
-    float total_weight_as_floats(const Row& row, float largest);
-    bool collect_likely(const Row& row, float largest, float total);
-    size_t reaching(float p, float total) const;
-    bool keep_sorted(size_t count);
+    void weigh(const Row& row, float largest);
+    float likely_distance(float share, float safe) const;
+    double add_sample(float threshold) const;
+    Cut keep_share(float largest, float smallest, double wanted);
 
     // Calls visit for every logit, as changed, in order.
     template <typename Visit>
@@ -67,6 +63,7 @@ class Shortlist {
     std::vector<Candidate> list_;
     bool sorted_ = false;  // by logit, largest first; by id otherwise
     std::vector<ChangedLogits::Change> changes_by_token_;
+    std::vector<float> weights_;  // exp(logit - largest) of each token, for top-p without top-k
     Scratch scratch_;
 };
 

@@ -23,7 +23,7 @@ namespace {
 // SSE2 on x86-64, NEON on 64-bit ARM: what every such CPU has.
 namespace baseline {
 #include "simd_loops.hpp"
-constexpr Loops table{"baseline", find_maxima, count_at_least, add_exponentials};
+constexpr Loops table{"baseline", find_maxima, count_at_least, find_at_least, exponentials, add_at_least};
 }  // namespace baseline
 
 #ifdef LLMRUN_X86_LEVELS
@@ -36,7 +36,7 @@ constexpr Loops table{"baseline", find_maxima, count_at_least, add_exponentials}
 #endif
 namespace avx2 {
 #include "simd_loops.hpp"
-constexpr Loops table{"avx2", find_maxima, count_at_least, add_exponentials};
+constexpr Loops table{"avx2", find_maxima, count_at_least, find_at_least, exponentials, add_at_least};
 }  // namespace avx2
 #ifdef __clang__
 #pragma clang attribute pop
@@ -49,7 +49,7 @@ constexpr Loops table{"avx2", find_maxima, count_at_least, add_exponentials};
 #endif
 namespace avx512 {
 #include "simd_loops.hpp"
-constexpr Loops table{"avx512", find_maxima, count_at_least, add_exponentials};
+constexpr Loops table{"avx512", find_maxima, count_at_least, find_at_least, exponentials, add_at_least};
 }  // namespace avx512
 #ifdef __clang__
 #pragma clang attribute pop

@@ -14,12 +14,6 @@ namespace llmrun {
 constexpr size_t columns_per_group = 16;
 constexpr size_t group_size = 256;
 
-// What adding exponentials gave: in double, and how far a sum in float, taken in any order, may be from it.
-struct ExponentialSum {
-    double sum;
-    double absorbed;  // sum of min(term, 2^-24): times the sum, the largest error of a float accumulator
-};
-
 struct Loops {
     const char* level;  // "avx512", "avx2" or "baseline"
 
@@ -31,10 +25,15 @@ struct Loops {
     // How many values are at least the threshold.
     size_t (*count_at_least)(const float* values, size_t count, float threshold);
 
-    // Adds exp(logit - largest), with a relative error below 1e-6, over the groups whose maximum is at least
-    // `smallest`. The logits are at most `largest`, or -inf.
-    ExponentialSum (*add_exponentials)(const float* logits, size_t groups, const float* maxima,
-                                       float largest, float smallest);
+    // A bit for each value of a group, the first one lowest: whether it is at least the threshold. words: [4]
+    void (*find_at_least)(const float* values, float threshold, uint64_t* words);
+
+    // exp(logit - largest) of each logit, with a relative error below 1e-6 where it is at least e^-86 and at most 1.
+    // logits, weights: [groups * 256], which may be the same
+    void (*exponentials)(const float* logits, size_t groups, float largest, float* weights);
+
+    // The sum of the weights that are at least the threshold. weights: [groups * 256]
+    double (*add_at_least)(const float* weights, size_t groups, float threshold);
 };
 
 // The best level, found out once.

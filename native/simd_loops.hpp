@@ -60,6 +60,22 @@ size_t count_at_least(const float* values, size_t count, float threshold) {
     return static_cast<size_t>(found);
 }
 
+void find_at_least(const float* values, float threshold, uint64_t* words) {
+    uint8_t reached[group_size];
+    for (size_t i = 0; i < group_size; ++i) {
+        reached[i] = values[i] >= threshold ? 1 : 0;
+    }
+    for (size_t i = 0; i < group_size; i += 64) {
+        uint64_t word = 0;
+        for (size_t part = 0; part < 64; part += 8) {
+            uint64_t bytes;
+            __builtin_memcpy(&bytes, reached + i + part, sizeof bytes);
+            word |= (bytes * 0x0102040810204080u >> 56) << part;  // the lowest bit of each byte, side by side
+        }
+        words[i / 64] = word;
+    }
+}
+
 // exp for -86 <= x <= 0: 2^n times a polynomial of the rest, |rest| <= ln(2) / 2 (coefficients as in Cephes).
 inline float exponential(float x) {
     constexpr float rounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the integer in the low bits
@@ -77,40 +93,35 @@ inline float exponential(float x) {
     return float_of(static_cast<int32_t>(static_cast<uint32_t>(bits_of(sum)) + scale));
 }
 
-ExponentialSum add_exponentials(const float* logits, size_t groups, const float* maxima, float largest,
-                                float smallest) {
-    constexpr float unit = 5.9604645e-8f;  // 2^-24, half a unit in the last place of 1
-    ExponentialSum result{0.0, 0.0};
-    for (size_t group = 0; group < groups; ++group, logits += group_size) {
-        if (maxima[group] < smallest) {
-            continue;
-        }
+void exponentials(const float* logits, size_t groups, float largest, float* weights) {
+    for (size_t group = 0; group < groups; ++group, logits += group_size, weights += group_size) {
         float terms[group_size];
         for (size_t i = 0; i < group_size; ++i) {
             terms[i] = larger(logits[i] - largest, -86.0f);  // e^-86 vanishes in any sum with a 1 in it
         }
         // A loop of its own: in one loop the compiler would jump around the polynomial for the -86.
         for (size_t i = 0; i < group_size; ++i) {
-            terms[i] = exponential(terms[i]);
-        }
-        float sums[16];
-        float absorbed[16];
-        for (int column = 0; column < 16; ++column) {
-            float sum = 0.0f;
-            float small = 0.0f;
-            LLMRUN_UNROLL_16
-            for (int row = 0; row < 16; ++row) {
-                const float term = terms[row * 16 + column];
-                sum += term;
-                small += term < unit ? term : unit;
-            }
-            sums[column] = sum;
-            absorbed[column] = small;
-        }
-        for (int column = 0; column < 16; ++column) {
-            result.sum += sums[column];
-            result.absorbed += absorbed[column];
+            weights[i] = exponential(terms[i]);
         }
     }
-    return result;
+}
+
+double add_at_least(const float* weights, size_t groups, float threshold) {
+    double total = 0.0;
+    for (size_t group = 0; group < groups; ++group, weights += group_size) {
+        float sums[16];
+        for (int column = 0; column < 16; ++column) {
+            float sum = 0.0f;
+            LLMRUN_UNROLL_16
+            for (int row = 0; row < 16; ++row) {
+                const float weight = weights[row * 16 + column];
+                sum += weight >= threshold ? weight : 0.0f;
+            }
+            sums[column] = sum;
+        }
+        for (int column = 0; column < 16; ++column) {
+            total += sums[column];
+        }
+    }
+    return total;
 }

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "simd.hpp"
+
 namespace llmrun {
 namespace {
 
@@ -142,6 +144,32 @@ size_t draw_discrete(Candidates& candidates, std::mt19937& random) {
         }
     }
     return last_possible(candidates);
+}
+
+// Gives each candidate exp(logit - largest) as p, and all their sum. In a long list no token is likelier or less likely
+// than another by more than a float's rounding for how its exponential is taken.
+double weigh(Candidates& candidates) {
+    constexpr size_t long_list = 2048;
+    const float largest = largest_logit(candidates);
+    double sum = 0.0;
+    if (candidates.size <= long_list) {
+        for (Candidate& candidate : candidates) {
+            candidate.p = expf(candidate.logit - largest);
+            sum += candidate.p;
+        }
+        return sum;
+    }
+    std::vector<float>& weights = candidates.scratch->scores;
+    const size_t groups = (candidates.size + group_size - 1) / group_size;
+    weights.assign(groups * group_size, -infinity);
+    std::transform(candidates.begin(), candidates.end(), weights.begin(),
+                   [](const Candidate& candidate) { return candidate.logit; });
+    loops().exponentials(weights.data(), groups, largest, weights.data());
+    for (size_t i = 0; i < candidates.size; ++i) {
+        candidates[i].p = weights[i];
+        sum += weights[i];
+    }
+    return sum;
 }
 
 // How many of a sorted list mirostat 1 keeps: its Zipf exponent by least squares of log p over log rank.
@@ -368,13 +396,7 @@ size_t draw(Candidates& candidates, std::mt19937& random) {
         uniform(random);  // one draw a token, so that a seed's stream does not depend on the truncation
         return 0;
     }
-    const float largest = largest_logit(candidates);
-    double sum = 0.0;
-    for (Candidate& candidate : candidates) {
-        candidate.p = expf(candidate.logit - largest);
-        sum += candidate.p;
-    }
-    const double target = sum * uniform(random);
+    const double target = weigh(candidates) * uniform(random);
     double running = 0.0;
     for (size_t i = 0; i < candidates.size; ++i) {
         running += candidates[i].p;

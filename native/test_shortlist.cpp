@@ -7,6 +7,7 @@
 #include "check.hpp"
 #include "random_case.hpp"
 #include "sampler.hpp"
+#include "shortlist.hpp"
 
 using namespace llmrun;
 
@@ -32,15 +33,24 @@ void test_loops() {
         CHECK(loops.count_at_least(columns.data(), 3, -100.0f) == 3);
 
         const float largest = std::max(maxima[0], maxima[1]);
-        double expected = 0;
-        for (const float logit : row) {
-            expected += std::exp(static_cast<double>(logit) - largest);
+        Floats weights(row.size());
+        loops.exponentials(row.data(), 2, largest, weights.data());
+        const float threshold = std::exp(-3.0f);
+        double all = 0;
+        double heavy = 0;
+        for (size_t i = 0; i < row.size(); ++i) {
+            all += std::exp(static_cast<double>(row[i]) - largest);
+            heavy += weights[i] >= threshold ? weights[i] : 0;
         }
-        const ExponentialSum sum =
-            loops.add_exponentials(row.data(), 2, maxima.data(), largest, largest - 40);
-        CHECK(std::fabs(sum.sum / expected - 1) < 1e-6);
-        CHECK(sum.absorbed > 0 && sum.absorbed <= 512 * 6e-8);
-        CHECK(loops.add_exponentials(row.data(), 2, maxima.data(), largest, largest + 1).sum == 0);
+        CHECK(std::fabs(loops.add_at_least(weights.data(), 2, 0.0f) / all - 1) < 1e-6);
+        CHECK(std::fabs(loops.add_at_least(weights.data(), 2, threshold) / heavy - 1) < 1e-6);
+        CHECK(loops.add_at_least(weights.data(), 2, 1.5f) == 0);
+
+        std::vector<uint64_t> words(group_size / 64);
+        loops.find_at_least(row.data(), 1.0f, words.data());
+        for (size_t i = 0; i < group_size; ++i) {
+            CHECK((words[i / 64] >> i % 64 & 1) == (row[i] >= 1.0f ? 1 : 0));
+        }
         row[511] = -NAN;
         loops.find_maxima(row.data(), 2, columns.data(), maxima.data(), worst.data());
         CHECK(*std::max_element(worst.begin(), worst.end()) > 0x7f800000);
@@ -52,8 +62,8 @@ void test_exponentials_one_by_one() {
         for (float x = -60.0f; x <= 0.0f; x += 0.0371f) {
             Floats row(group_size, -INFINITY);
             row[17] = x;
-            const ExponentialSum sum = loops.add_exponentials(row.data(), 1, &row[17], 0.0f, -1000.0f);
-            CHECK(std::fabs(sum.sum / std::exp(static_cast<double>(x)) - 1) < 1e-6);
+            loops.exponentials(row.data(), 1, 0.0f, row.data());
+            CHECK(std::fabs(row[17] / std::exp(static_cast<double>(x)) - 1) < 1e-6);
         }
     }
 }
@@ -80,6 +90,64 @@ void test_every_level_finds_the_same() {
             }
         }
     }
+}
+
+// What is kept weighs the share, without its least likely it does not, and nothing likelier was dropped.
+void check_share(const Floats& row, const ChangedLogits& changes, float share, Candidates kept) {
+    Floats logits = row;
+    for (const auto& change : changes) {
+        logits[change.token] = change.logit;
+    }
+    std::vector<bool> is_kept(row.size());
+    float least = INFINITY;
+    for (const Candidate& candidate : kept) {
+        CHECK(candidate.logit == logits[candidate.id] && !is_kept[candidate.id]);
+        is_kept[candidate.id] = true;
+        least = std::min(least, candidate.logit);
+    }
+    const float largest = *std::max_element(logits.begin(), logits.end());
+    double total = 0;
+    double weight = 0;
+    for (size_t token = 0; token < logits.size(); ++token) {
+        const double term = std::exp(static_cast<double>(logits[token]) - largest);
+        total += term;
+        weight += is_kept[token] ? term : 0;
+        CHECK(is_kept[token] || logits[token] <= least);
+    }
+    const double rounding = 1e-5 * total;
+    CHECK(weight >= share * total - rounding);
+    CHECK(kept.size == 1 || weight - std::exp(static_cast<double>(least) - largest) < share * total + rounding);
+}
+
+void test_top_p_keeps_what_a_full_sort_would() {
+    Shortlist shortlist;
+    SamplerParams params;
+    params.top_k = 0;
+    params.min_p = 0.0f;
+    Draw draw(3);
+    int filled = 0;
+    for (int round = 0; round < 400; ++round) {
+        const size_t size = round % 8 == 0 ? 60000 : 300 + draw.below(6000);
+        const float scale = draw.between(0.01f, 8.0f);
+        const bool peaked = draw.chance(30);
+        Floats row(size);
+        for (float& logit : row) {
+            logit = draw.normal() * scale - (peaked && !draw.chance(1) ? 12.0f : 0.0f);
+        }
+        ChangedLogits changes(size);
+        for (int i = draw.chance(50) ? draw.below(50) : 0; i > 0; --i) {
+            const int32_t token = draw.below(static_cast<int>(size));
+            changes.logit(token, row[token]) = draw.chance(50) ? -INFINITY : row[token] - draw.between(-3, 3);
+        }
+        params.top_p = draw.chance(10) ? draw.between(0.999f, 1.0f) : draw.between(0.0f, 1.0f);
+        Peaks peaks(static_cast<int32_t>(size));
+        CHECK(peaks.read(row.data()) == -1);
+        if (shortlist.fill(params, row.data(), peaks, changes)) {  // not where equal logits are among few
+            check_share(row, changes, params.top_p, shortlist.candidates());
+            ++filled;
+        }
+    }
+    CHECK(filled > 300);
 }
 
 void test_changed_logits() {
@@ -124,6 +192,7 @@ int main() {
     test_loops();
     test_exponentials_one_by_one();
     test_every_level_finds_the_same();
+    test_top_p_keeps_what_a_full_sort_would();
     test_changed_logits();
     test_log_probabilities();
     return summary();
