@@ -26,7 +26,7 @@ from llmrun.chat.truncation import (
     summary_request,
     summary_turn,
 )
-from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
+from llmrun.errors import ContextOverflowError, LlmrunError, ResourceError, UsageError
 from llmrun.model import Model
 from llmrun.protocol.messages import AnswerRequest, Counted, Event, Finished, Message, Started, Stats, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
@@ -89,9 +89,9 @@ class Conversation:
 
     Attributes:
         model: that answers next; another one may be put in its place between turns.
-        chat: where the turns are saved.
+        chat: where the turns are saved; another one when the disk refuses.
         manner: how answers are asked for.
-        last: the end of the last answer, with its figures; None before the first.
+        last: the end of the last answer, where the engine still knows how it was made.
 
     Args:
         on_note: called with each line that a person has to know, such as which turns left the context window.
@@ -119,7 +119,7 @@ class Conversation:
             ContextOverflowError: it does not fit, and by the policy nothing may leave.
             LlmrunError: the answer failed; retry() asks again.
         """
-        self._save(lambda chat: chat.add_question(question))
+        self._tell(self._save(lambda chat: chat.add_question(question)))
         yield from self._answer()
 
     def retry(self) -> Generator[Event, None, None]:
@@ -134,7 +134,7 @@ class Conversation:
     def edit(self, question: Question) -> Generator[Event, None, None]:
         """Ask something else in place of the last question; both stay saved. Raises as retry()."""
         self._last_question()
-        self._save(lambda chat: chat.add_question(question, beside=chat.last_question))
+        self._tell(self._save(lambda chat: chat.add_question(question, beside=chat.last_question)))
         yield from self._answer()
 
     def sampling(self) -> tuple[SamplingParams, dict[str, str]]:
@@ -167,32 +167,44 @@ class Conversation:
             sampling = replace(sampling, seed=None)
         messages, departures = self._make_room(self.chat.window_before_question(), question, sampling)
         asked = replace(self.manner.asked, messages=tuple(messages), sampling=sampling, moves=bool(departures))
-        heard = _Heard()
+        heard, self.last = _Heard(), None
         try:
             for event in self.model.answer(asked):
                 heard.take(event)
-                if isinstance(event, Finished):
-                    self.last = event
-                    # Before the caller sees the end: what was shown as finished is on the disk.
-                    self._save_answer(heard, asked, departures)
+                # Before the caller sees the end: what was shown as finished is on the disk.
+                note = self._save_answer(heard, asked, departures) if heard.finished else ""
                 yield event
+                self._tell(note)
+            self.last = heard.finished
         finally:
             if heard.finished is None:
-                self._save_answer(heard, asked, departures)
+                self._tell(self._save_answer(heard, asked, departures))
 
-    def _save_answer(self, heard: _Heard, asked: AnswerRequest, departures: Sequence[Departure]) -> None:
-        """Save what was heard; an answer of nothing only where the model meant it so."""
+    def _save_answer(self, heard: _Heard, asked: AnswerRequest, departures: Sequence[Departure]) -> str:
+        """Save what was heard, as _save(); an answer of nothing only where the model meant it so."""
         reason = heard.finished.reason if heard.finished else INTERRUPTED
         if not heard.pieces and reason in ("cancelled", INTERRUPTED):
-            return
+            return ""
         stats = heard.finished.stats if heard.finished else Stats()
         reasoning, content = split("".join(heard.pieces), heard.tags, inside=heard.inside)
         model = model_used(self.model)
         answer = Answer(content, reasoning, reason, model, asked.sampling, asked.limits, stats, tuple(departures))
-        self._save(lambda chat: chat.add_answer(answer))
+        return self._save(lambda chat: chat.add_answer(answer))
 
-    def _save(self, step: Callable[[SavedChat], None]) -> None:
-        step(self.chat)
+    def _save(self, step: Callable[[SavedChat], None]) -> str:
+        """Save a step. Where the disk refuses, the chat goes on in memory; gives what has to be said then."""
+        try:
+            step(self.chat)
+        except ResourceError as error:
+            self.chat.release()
+            self.chat = self.chat.in_memory()
+            step(self.chat)
+            return f"This chat is not saved from here on: {error}. /export FILE writes it somewhere else."
+        return ""
+
+    def _tell(self, note: str) -> None:
+        if note:
+            self._on_note(note)
 
     def _make_room(
         self, turns: list[WindowTurn], question: Question, sampling: SamplingParams

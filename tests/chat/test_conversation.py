@@ -163,6 +163,30 @@ def test_a_seed_counts_until_there_is_a_whole_answer(tmp_path: Path) -> None:
     assert [request.sampling.seed for request in talk.model.requests] == [7, 7, None]
 
 
+def fill_disk(talk: Talk) -> None:
+    pages = talk.chat._connection.execute("PRAGMA page_count").fetchone()[0]
+    talk.chat._connection.execute(f"PRAGMA max_page_count={pages + 1}")
+
+
+@pytest.mark.parametrize("question", ["long " * 4000, "short"])
+def test_a_chat_on_a_full_disk_says_so_and_goes_on(tmp_path: Path, question: str) -> None:
+    """It is full for the question, or only for its answer."""
+    talk = Talk(tmp_path, n_ctx=1_000_000)
+    talk.say("one")
+    fill_disk(talk)
+    talk.model.says = "word " * 4000
+    talk.say(question)
+    talk.say("three")
+    assert [note.partition(":")[0] for note in talk.notes] == ["This chat is not saved from here on"]
+    assert "disk is full" in talk.notes[0]
+    assert "/export" in talk.notes[0]
+    chat = talk.conversation.chat
+    assert [message.content for message in chat.messages()][::2] == ["one", question, "three"]
+    assert len(chat.tree().entries) == 6
+    chat.release()
+    assert Sessions(talk.store.folder).open().entries[1].part.content == "answer 1"
+
+
 def test_what_ctrl_c_stopped_is_kept_as_far_as_it_came(talk: Talk) -> None:
     talk.model.ends = "cancelled"
     talk.say("one")

@@ -69,3 +69,38 @@ def test_a_chat_that_is_ended_keeps_what_came(start: Start) -> None:
     again = start("normal", "--continue")
     assert "Hel" in again.lines
     assert any("cut off" in line for line in again.lines)
+
+
+def test_figures_and_reasons_of_a_chat_that_goes_on(start: Start) -> None:
+    chat = start("normal")
+    chat.ask("Why is the sky blue?")
+    chat.type("/bye")
+    assert chat.end() == 0
+    assert "Saved. To go on: llmrun chat --session why-is-the-sky-blue" in chat.lines
+    again = start("normal", "--continue")
+    assert any("decode 2 tokens" in line for line in again.ask("/stats"))
+    why = again.ask("/why")
+    assert any("only the last answer of this run" in line for line in why)
+    assert any("/retry" in line for line in why)
+
+
+def test_branches_say_where_they_differ(start: Start) -> None:
+    chat = start("normal")
+    chat.ask("Name a river")
+    chat.ask("/edit Name a mountain")
+    shown = chat.ask("/branch")
+    assert any('differs from turn 1 on: "Name a river"' in line for line in shown)
+
+
+def test_a_disk_that_refuses(start: Start) -> None:
+    chat = start("normal", LLMRUN_HOME="/proc/nothing")
+    assert any("not saved" in line for line in chat.lines)
+    assert "Hello" in chat.ask("hi")
+    chat.press("d")
+    assert chat.end() == 0
+
+
+def test_seed_is_set_like_every_sampling_value(start: Start) -> None:
+    chat = start("normal")
+    assert any("no command /seed" in line for line in chat.ask("/seed 7"))
+    assert any("7 from now on" in line for line in chat.ask("/set seed 7"))

@@ -1,8 +1,7 @@
 """Makes a tiny model of any architecture, of weights of zero, by asking llama.cpp what is still missing in its file.
 
 Knows no architecture: llama.cpp's log names the next key or tensor that it misses, or the shape that it expected.
-Run as a program with cases on stdin, a JSON object a line, it says of each what llama.cpp makes of the model. Every
-case has a process of its own, for llama.cpp aborts on some.
+What becomes of a model is found out in a process of its own for each, for llama.cpp aborts on some, or never returns.
 """
 
 from __future__ import annotations
@@ -12,11 +11,13 @@ import json
 import math
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import llmrun
 from llmrun.engine.llama.library import import_llama
 from llmrun.engine.llama.quantization import listening
 from support.gguf_writer import TensorSpec, gguf, runnable_metadata
@@ -29,7 +30,9 @@ BATCH = 8
 _KEY = re.compile(r"key not found in model: [^.\s]+\.(\S+)")
 _TENSOR = re.compile(r"tensor '([^']+)' not found")
 _SHAPE = re.compile(r"tensor '([^']+)' has wrong shape; expected +([\d, ]+), got")
+_GENERAL = ("general.", "tokenizer.")
 _MOST_LOADS = 500
+_MOST_SECONDS = 10  # of processor time
 
 # What an architecture may ask for, of every one.
 USUAL: dict[str, Any] = {
@@ -65,14 +68,17 @@ def build(path: Path, architecture: str, settings: Mapping[str, Any]) -> Any:
     """Write a file that llama.cpp loads, and give the llama_model.
 
     Args:
-        settings: keys without the architecture's name, beside a tiny llama's; what is still missing is USUAL.
+        settings: keys beside a tiny llama's, without the architecture's name; None removes one. What is still missing
+            is USUAL.
 
     Raises:
         ValueError: llama.cpp refuses it for another reason than that something is missing.
     """
     usual = {re.sub(r"^llama\.", f"{architecture}.", key): value for key, value in runnable_metadata().items()}
     metadata = {**usual, "general.architecture": architecture}
-    metadata |= {f"{architecture}.{key}": value for key, value in settings.items()}
+    for key, value in settings.items():
+        metadata[key if key.startswith(_GENERAL) else f"{architecture}.{key}"] = value
+    metadata = {key: value for key, value in metadata.items() if value is not None}
     shapes: dict[str, tuple[int, ...]] = {}
     for _ in range(_MOST_LOADS):
         path.write_bytes(gguf(metadata, [TensorSpec(name, s, F32, 4 * math.prod(s)) for name, s in shapes.items()]))
@@ -106,6 +112,7 @@ def state_bytes(model: Any, kind: int) -> list[int]:
         assert llama.llama_decode(context, llama.llama_batch_get_one(tokens, BATCH)) == 0
         if length in LENGTHS:
             found.append(llama.llama_state_seq_get_size(context, 0))
+    llama.llama_free(context)
     return found
 
 
@@ -122,14 +129,40 @@ def measured(path: Path, architecture: str, settings: Mapping[str, Any]) -> dict
     }
 
 
+class Case(NamedTuple):
+    """A model to be made; see build()."""
+
+    architecture: str
+    settings: Mapping[str, Any]
+
+
+def answers(folder: Path, cases: Mapping[str, Case]) -> dict[str, dict[str, Any]]:
+    """What llama.cpp makes of each model, whose file is folder/NAME.gguf: measured(), or {"died": status}."""
+    lines = [json.dumps({"path": str(folder / f"{name}.gguf"), **case._asdict()}) for name, case in cases.items()]
+    paths = (Path(__file__).parents[1], Path(llmrun.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, __file__],
+        input="\n".join(lines),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "GGML_NO_BACKTRACE": "1"},
+        check=True,
+    )
+    return dict(zip(cases, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
 def main() -> None:
-    """A line of JSON for each line of stdin: {"path", "architecture", "settings"}."""
+    """A line of JSON for each line of stdin: a path, and a case's fields."""
+    import resource
+
     import_llama().llama_backend_init()
     for line in sys.stdin:
         case = json.loads(line)
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
+            resource.setrlimit(resource.RLIMIT_CPU, (_MOST_SECONDS, _MOST_SECONDS))
             found = measured(Path(case["path"]), case["architecture"], case["settings"])
             os.write(writing, json.dumps(found).encode())
             os._exit(0)

@@ -30,7 +30,9 @@ from llmrun.protocol.messages import (
     PrefillProgress,
     Rendered,
     Rendering,
+    SaveState,
     Started,
+    StateSaved,
     Stats,
     TextDelta,
     Tokenize,
@@ -220,6 +222,8 @@ def main() -> None:
             generate(command)
         elif isinstance(command, Count):
             count(command)
+        elif isinstance(command, SaveState):
+            send(StateSaved(command.request, 3, 100))
         elif isinstance(command, Tokenize):
             send(Tokenized(command.request, tuple(command.text.encode())))
         elif isinstance(command, Job):

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import architectures
-from support.architectures import LENGTHS, WINDOW
+from support.architectures import LENGTHS, WINDOW, Case, answers, build, state_bytes
 
+from llmrun.engine.llama.context import KV_TYPES
 from llmrun.gguf.header import Header
 from llmrun.gguf.kv_layers import kv_layers, recurrent_bytes
 from llmrun.gguf.reader import read_header
+from llmrun.planning.memory import KV_BYTES
+from llmrun.quantize.types import TENSOR_TYPES
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="it forks")]
 
@@ -27,6 +26,7 @@ LATENT = {
     "attention.head_count_kv": 1, "attention.kv_lora_rank": 32, "rope.dimension_count": 16, "attention.key_length": 48,
     "attention.value_length": 32, "attention.key_length_mla": 24, "attention.value_length_mla": 16,
 }  # fmt: skip
+HEADS_OF_A_BLOCK = {"embedding_length": 64, "rope.dimension_count": 32}  # heads are as long as a block of q8_0
 # Architecture -> what its header has to say beside the usual.
 MODELS: dict[str, dict[str, Any]] = {
     "afmoe": EXPERTS,
@@ -71,22 +71,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Header, di
     """Architecture -> the header of its model, and what llama.cpp says of it."""
     folder = tmp_path_factory.mktemp("models")
     usual = {"block_count": N_LAYERS, "attention.sliding_window": WINDOW}
-    cases = [
-        {"path": str(folder / f"{name}.gguf"), "architecture": name, "settings": {**usual, **settings}}
-        for name, settings in MODELS.items()
-    ]
-    folders = (Path(__file__).parents[1], Path(read_header.__code__.co_filename).parents[2])
-    done = subprocess.run(
-        [sys.executable, architectures.__file__],
-        input="".join(json.dumps(case) + "\n" for case in cases),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "GGML_NO_BACKTRACE": "1"},
-        check=True,
-    )
-    answers = map(json.loads, done.stdout.splitlines())
-    return {name: (read_header(folder / f"{name}.gguf"), answer) for name, answer in zip(MODELS, answers, strict=True)}
+    cases = {name: Case(name, {**usual, **settings}) for name, settings in MODELS.items()}
+    return {name: (read_header(folder / f"{name}.gguf"), answer) for name, answer in answers(folder, cases).items()}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -102,3 +88,21 @@ def test_what_a_model_keeps(told: dict[str, tuple[Header, dict[str, Any]]], name
         expected = sum(layer.elements * min(length, layer.window or length) for layer in layers)
         # The same cells in twice the bytes: what else a state holds cancels out.
         assert (full - half) / 2 == pytest.approx(expected, abs=one_token)
+
+
+def test_types_of_the_cache(tmp_path: Path) -> None:
+    """Each makes a cache, of the size of its blocks."""
+    model = build(tmp_path / "llama.gguf", "llama", HEADS_OF_A_BLOCK)
+    elements = sum(layer.elements for layer in kv_layers(read_header(tmp_path / "llama.gguf")))
+    sizes = {number: (block, n_bytes) for number, block, n_bytes in TENSOR_TYPES.values()}
+    grown = {kind: growth(model, number) for kind, number in KV_TYPES.items()}
+    others = grown["f16"] - 2 * elements
+    found = {kind: (n_bytes - others) / elements for kind, n_bytes in grown.items()}
+    assert found == {kind: sizes[number][1] / sizes[number][0] for kind, number in KV_TYPES.items()}
+    assert {kind: found[kind] for kind in KV_BYTES} == KV_BYTES
+
+
+def growth(model: Any, kind: int) -> float:
+    """Bytes of a state for each token."""
+    before, after = state_bytes(model, kind)[-2:]
+    return (after - before) / (LENGTHS[-1] - LENGTHS[-2])

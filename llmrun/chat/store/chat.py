@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from llmrun.chat.store import rows
-from llmrun.chat.store.locks import Locks
-from llmrun.chat.store.turns import Answer, Question, TurnEntry, WindowTurn, in_window
+from llmrun.chat.store.locks import Locks, NoLocks
+from llmrun.chat.store.schema import SCHEMA
+from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, WindowTurn, in_window
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Message
 from llmrun.storage import Database
@@ -46,6 +47,7 @@ class SavedChat:
         system: prompt; "" for none.
         branch: the current one's name.
         open_elsewhere: another process has this chat open; what would change it is refused.
+        is_detached: the disk refused it; it goes on in memory, and is lost when it is left.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class SavedChat:
         self._locks, self._clock = locks, clock
         self.id = session
         self.name, self.system, self.branch = name, system, rows.MAIN
-        self.open_elsewhere = False
+        self.open_elsewhere = self.is_detached = False
         self._entries: list[TurnEntry] = []
         if session is not None:
             # Before it is read: whoever had it has written all then.
@@ -207,6 +209,40 @@ class SavedChat:
             ).fetchall()
         return [Branch(name, head, turns, name == self.branch, text) for name, head, turns, text in (*named, *loose)]
 
+    def difference(self, branch: Branch) -> tuple[int, str] | None:
+        """The number of the turn in which a branch leaves this conversation, and what was said there instead.
+
+        None where all of it is in this conversation.
+        """
+        with self._database.explained():
+            others = rows.path(self._connection, branch.head)
+        here = {entry.id for entry in self._entries}
+        turn = 0
+        for entry in others:
+            turn += isinstance(entry.part, Question)
+            if entry.id not in here:
+                return turn, entry.part.shown if isinstance(entry.part, Question) else entry.part.content
+        return None
+
+    def tree(self) -> Tree:
+        """Everything that was said in the chat.
+
+        Raises:
+            UsageError: nothing was said yet.
+        """
+        if self.id is None:
+            raise UsageError("nothing was said in this chat yet", hint="ask something first")
+        with self._database.explained():
+            return rows.tree(self._connection, self.id)
+
+    def in_memory(self) -> SavedChat:
+        """A copy of the conversation that needs no disk."""
+        copy = SavedChat(Database(None, SCHEMA), NoLocks(), self._clock, name=self.name, system=self.system)
+        copy.is_detached = True
+        for entry in self._entries:
+            copy._save(len(copy._entries), entry.part)
+        return copy
+
     def reload(self) -> None:
         """Read the chat again, as another process may have changed it."""
         with self._database.explained():
@@ -222,7 +258,9 @@ class SavedChat:
 
     def release(self) -> None:
         """Say that the chat is not open here any more."""
-        if self.id is not None and not self.open_elsewhere:
+        if self.is_detached:
+            self._database.close()
+        elif self.id is not None and not self.open_elsewhere:
             self._locks.release(self.id)
 
     def _place(self, question: TurnEntry | None) -> int:

@@ -15,7 +15,7 @@ from markdown_it.token import Token
 from rich.style import Style
 from rich.text import Text
 
-from llmrun.ui.answer.formula import formula_end
+from llmrun.ui.answer.formula import formula_end, readable
 from llmrun.ui.answer.parser import inline_parser
 from llmrun.ui.answer.rows import ATOM
 from llmrun.ui.terminal.sanitize import clean
@@ -159,7 +159,8 @@ class Inline:
             return Text(source, style=self._style)
         tokens: list[Token] = []
         inline_parser().inline.parse(self._before + source, inline_parser(), self._env, tokens)
-        out, styles, addresses = Text(), [self._style], []
+        out, styles = Text(), [self._style]
+        addresses: list[tuple[Token, int]] = []  # of links that are open, and where their names begin
         if self._before:
             tokens[0].content = tokens[0].content[len(self._before) :]
         for token in tokens:
@@ -185,9 +186,9 @@ class Inline:
             self._length = 0
             return "\n"
         if token.type == "formula":
-            return clean(_formula(token), newlines=True)
+            return readable(token.content)
         if token.type == "image":
-            name = "".join(child.content for child in token.children or ())
+            name = clean("".join(child.content for child in token.children or ()))
             return f"{name} ({_address(token, 'src')})" if name else _address(token, "src")
         if token.type == "text_special":
             return clean(token.content)  # an entity may name any character
@@ -207,12 +208,6 @@ class Inline:
         if address and opened.markup != "autolink" and address != name:
             out.append(" " if name else "", style)
             out.append(f"({address})" if name else address, style + ADDRESS if self._styled else style)
-
-
-def _formula(token: Token) -> str:
-    from llmrun.ui.answer.formula import readable
-
-    return readable(token.content)
 
 
 def _address(token: Token, name: str) -> str:

@@ -7,32 +7,21 @@ never taken back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
 from llmrun.ui.terminal.format import seconds
 
 if TYPE_CHECKING:
-    from llmrun.ui.answer.thoughts import Thoughts
+    from llmrun.ui.answer.markdown import Markdown
+    from llmrun.ui.answer.thoughts import ThoughtRows
 
 # "on" shows thoughts as they come, "fold" their beginning, "hide" only how long they took.
 Think = Literal["on", "fold", "hide"]
 
+FOLD_LINES = 3
+
 _ASCII = str.maketrans({"·": "-", "…": "...", "│": "|"})
-
-
-class Body(Protocol):
-    """Makes an answer's text what a terminal shows."""
-
-    def feed(self, text: str, columns: int) -> str:
-        """More text; gives what can be shown now on a terminal so wide."""
-
-    def flush(self, columns: int) -> str:
-        """The rest."""
-
-    @property
-    def held(self) -> str:
-        """What is held back, in words."""
 
 
 class Raw:
@@ -73,8 +62,8 @@ class Page:
         self._markdown, self._styled, self._unicode = markdown, styled, unicode
         self._splitter = Splitter(())
         self._think: Think = think
-        self._thoughts: Thoughts | None = None
-        self._body: Body | None = None
+        self._thoughts: ThoughtRows | None = None
+        self._body: Markdown | Raw | None = None
         self._waiting: list[ReasoningPart] = []
         self._began: float | None = None  # when thoughts came first
         self._tokens = 0  # of the thoughts
@@ -88,11 +77,7 @@ class Page:
             inside: the prompt ended with what opens them.
         """
         self._splitter = Splitter(tags, inside=inside)
-        self._made_body()
-
-    def prepare(self) -> None:
-        """Load what the answer needs, while the engine has not started on it."""
-        self._made_body()
+        self.prepare()
 
     def add(self, text: str, tokens: int) -> None:
         """A piece of sanitized text, and how many tokens it took."""
@@ -119,7 +104,7 @@ class Page:
                 out.append(self._made_thoughts().end(columns, part.text))
                 self._gap = "\n"
             else:
-                out += [self._gap, self._made_body().feed(part.text, columns)]
+                out += [self._gap, self.prepare().feed(part.text, columns)]
                 self._gap = ""
         if last:
             out.append(self._body.flush(columns) if self._body else "")
@@ -146,17 +131,20 @@ class Page:
     def _end_thoughts(self) -> None:
         if self._began is not None:
             took = seconds(self._clock() - self._began, brief=True)
-            self._waiting.append(ReasoningPart(ReasoningKind.END, f"thought for {took}, {self._tokens:,} tokens"))
+            note = self._words(f"thought for {took}, {self._tokens:,} tokens")
+            self._waiting.append(ReasoningPart(ReasoningKind.END, note))
             self._began, self._tokens = None, 0
 
-    def _made_thoughts(self) -> Thoughts:
+    def _made_thoughts(self) -> ThoughtRows:
         if self._thoughts is None:
-            from llmrun.ui.answer.thoughts import Thoughts  # few models think
+            from llmrun.ui.answer.thoughts import ThoughtRows  # few models think
 
-            self._thoughts = Thoughts(self._think, styled=self._styled, unicode=self._unicode)
+            lines = {"on": None, "fold": FOLD_LINES, "hide": 0}[self._think]
+            self._thoughts = ThoughtRows(lines, styled=self._styled, unicode=self._unicode)
         return self._thoughts
 
-    def _made_body(self) -> Body:
+    def prepare(self) -> Markdown | Raw:
+        """Load what shows the answer, while the engine is busy with other things. Gives it."""
         if self._body is None:
             if self._markdown:
                 from llmrun.ui.answer.markdown import Markdown  # most commands show no answer

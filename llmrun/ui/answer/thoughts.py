@@ -8,19 +8,22 @@ from __future__ import annotations
 from rich.style import Style
 from rich.text import Text
 
-from llmrun.ui.answer.page import Think, in_ascii
 from llmrun.ui.answer.rows import ATOM, RowWriter
 
-FOLD_LINES, FOLD_CHARACTERS = 3, 240
+FOLD_CHARACTERS = 240
 
 _DIM = Style(dim=True)
 
 
-class Thoughts:
-    """Thoughts as dim lines beside a bar, and one line about them at their end."""
+class ThoughtRows:
+    """ThoughtRows as dim lines beside a bar, and one line about them at their end.
 
-    def __init__(self, think: Think, *, styled: bool, unicode: bool) -> None:
-        self._lines_left = {"on": None, "fold": FOLD_LINES, "hide": 0}[think]
+    Args:
+        lines: that are shown at most, and FOLD_CHARACTERS; None is all of them.
+    """
+
+    def __init__(self, lines: int | None, *, styled: bool, unicode: bool) -> None:
+        self._lines_left = lines
         self._characters_left = FOLD_CHARACTERS
         self._unicode = unicode
         self._rows = RowWriter(styled=styled)
@@ -42,7 +45,7 @@ class Thoughts:
         """The thoughts are complete."""
         out = self._words(self._held, columns) + self._line_end()
         self._held = ""
-        return f"{out}{self._rows.painted(Text(note if self._unicode else in_ascii(note), _DIM))}\n"
+        return f"{out}{self._rows.painted(Text(note, _DIM))}\n"
 
     def _words(self, text: str, columns: int) -> str:
         """Whole words of one line."""

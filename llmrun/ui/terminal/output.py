@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from llmrun.errors import LlmrunError
+from llmrun.ui.terminal.cells import wrapped
 from llmrun.ui.terminal.sanitize import clean
 
 if TYPE_CHECKING:
@@ -77,8 +78,8 @@ class Output:
         return self.stdin_is_terminal and self.stderr_is_terminal and not self.json
 
     def note(self, text: str) -> None:
-        """One dim line on stderr."""
-        self._to_stderr(self._styled(_DIM, clean(text)))
+        """One dim line on stderr; on a terminal it is wrapped between words."""
+        self._to_stderr(self._styled(_DIM, self._wrapped(clean(text))))
 
     def error(self, error: LlmrunError) -> None:
         """What happened, why, and what to type next: up to three lines on stderr, or one JSON object."""
@@ -88,9 +89,9 @@ class Output:
             return
         lines = [self._styled(_RED, "error:") + " " + clean(error.what)]
         if error.why:
-            lines.append("  why: " + clean(error.why))
+            lines.append(self._wrapped("  why: " + clean(error.why)))
         if error.hint:
-            lines.append("  try: " + clean(error.hint))
+            lines.append(self._wrapped("  try: " + clean(error.hint)))
         self._to_stderr("\n".join(lines))
 
     def text(self, text: str) -> None:
@@ -188,6 +189,14 @@ class Output:
 
     def _styled(self, style: str, text: str) -> str:
         return f"{style}{text}{_RESET}" if self.stderr_has_color else text
+
+    def _wrapped(self, line: str) -> str:
+        """A line for stderr, wrapped between words where that is a terminal."""
+        try:
+            cells = os.get_terminal_size(self.stderr.fileno()).columns if self.stderr_is_terminal else 0
+        except (OSError, ValueError):  # no terminal after all
+            cells = 0
+        return "\n".join(wrapped(line, cells)) if cells else line
 
     def _to_stderr(self, text: str) -> None:
         self.stderr.write(text + "\n")

@@ -199,6 +199,19 @@ def test_branches(sessions: Sessions, tmp_path: Path) -> None:
         assert [(b.name, b.current) for b in talk.branches()] == [("main", False), ("side", True)]
 
 
+def test_where_branches_differ(sessions: Sessions) -> None:
+    talk = sessions.new()
+    ask(talk, "a", "b")
+    talk.make_branch("side")
+    talk.add_answer(Answer("B2"))
+    talk.make_branch("other")
+    talk.add_question(Question("FILE c", "c"), beside=talk.last_question)
+    differences = {branch.name: talk.difference(branch) for branch in talk.branches() if branch.name}
+    assert differences == {"main": (2, "b"), "other": None, "side": (2, "b")}
+    talk.switch("side")
+    assert talk.difference(next(one for one in talk.branches() if one.name == "main")) == (2, "B")
+
+
 def test_random_life_against_a_slow_twin(sessions: Sessions) -> None:
     """Every step, compared with lists of what was said; after each the file gives the same as the object."""
     chance = random.Random(11)

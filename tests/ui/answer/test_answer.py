@@ -246,6 +246,9 @@ PLACES = {
     "table": "| {} | b |\n|---|---|\n| a | {} |\n\n",
     "link": "[{}](http://b) b",
     "address": "[a](http://{}) b",
+    "image": "![{}](x) b",
+    "formula": "\\({} + 1\\) b",
+    "HTML": "<div>\n{}\n</div>",
     "thoughts": "<think>{} a</think>b",
     "repeated": "{0}{0}a{0}\n{0}",
 }

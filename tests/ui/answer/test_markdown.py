@@ -192,6 +192,7 @@ def test_text_that_only_looks_like_markup_stays(text: str) -> None:
         ("hard  \nbreaks\\\nstay<br>so", ["hard", "breaks", "stay", "so"]),
         ("**bold\nlines** and `code\nlines`", ["bold", "lines and code lines"]),
         ("&lt;b&gt; &amp; &eacute; &#x1b;[2J&#8238;", ["<b> & é �[2J"]),
+        ("![a&#13;&#8238;b](c) [d](http://e%1b[2J)", ["ab (c) d (http://e)"]),
         ("<div>\n  *x*\n</div>\n\n*y*", ["<div>", "  *x*", "</div>", "", "y"]),
         ("[a]: http://b\n[c]:\n  /d\n\n[a] [c] [e]", ["a (http://b) c (/d) [e]"]),
         ("\\[\n- x * y\n+ z * w\n\\]\n- item", ["- x * y", "+ z * w", "• item"]),
@@ -393,7 +394,8 @@ ATOMS = [
     "]", "(", ")", "](", "[a](", "!", "<", "<https://x.y>", "<h", "\\", "\\[", "\\]", "\\(", "\\)", "$", "$$", "word",
     "words and words ", "日本語", "。", "🙂", "👩\u200d👧", "👍🏽", "🇫🇷", "e\u0301", "\u0301", "\t", "x" * 30,
     "x" * 300, "*" * 15, "`" * 410, "a_b", "2*3", "http://a.b/c_d", "def f(x):\n", "/*", "*/", '"""', "# c\n", "1",
-    "9", ".", "-", "=", "long " * 40,
+    "9", ".", "-", "=", "long " * 40, "$x", "[foo]: /url\n", "[foo]", "&amp;", "<br>", "<div>\n", "\n    code\n", "a\n",
+    "![", "x^2\\)", "- - ",
 ]  # fmt: skip
 
 
@@ -405,8 +407,8 @@ def cut_up(generator: random.Random, text: str) -> list[str]:
 @pytest.mark.parametrize("columns", [80, 40, 20, 8, 3])
 def test_what_came_out_depends_on_the_text_so_far_and_not_on_its_pieces(columns: int) -> None:
     generator = random.Random(columns)
-    for number in range(150):
-        text = "".join(generator.choices(ATOMS, k=generator.randint(1, 40)))
+    for number in range(50):
+        text = "".join(generator.choices(ATOMS, k=generator.randint(1, 25)))
         kind = {"styled": number % 4 > 0, "unicode": number % 3 > 0}
         by_character, pieces = Markdown(**kind), Markdown(**kind)
         so_far, whole = [""], ""
@@ -418,6 +420,18 @@ def test_what_came_out_depends_on_the_text_so_far_and_not_on_its_pieces(columns:
             n_characters += len(piece)
             assert whole == so_far[n_characters], (text, n_characters)
         assert by_character.flush(columns) == pieces.flush(columns)
+
+
+@pytest.mark.parametrize(
+    ("columns", "n_texts"), [(80, 1000), (20, 1000), pytest.param(40, 10_000, marks=pytest.mark.slow)]
+)
+def test_a_text_in_pieces_is_the_same_as_whole(columns: int, n_texts: int) -> None:
+    generator = random.Random(columns)
+    for _ in range(n_texts):
+        text = "".join(generator.choices(ATOMS, k=generator.randint(2, 9)))
+        markdown = Markdown()
+        shown = "".join([markdown.feed(piece, columns) for piece in cut_up(generator, text)])
+        assert shown + markdown.flush(columns) == rendered(text, columns), text
 
 
 class Case:
