@@ -15,7 +15,7 @@ from llmrun.cli.completion import complete_model, completes, mend_words
 from llmrun.cli.pages import OPTIONS, root_help
 from llmrun.errors import UsageError
 
-_MODEL_FIRST = frozenset({"run", "chat", "pull", "show", "plan", "quantize", "evaluate", "bench", "tune"})
+_MODEL_FIRST = frozenset({"run", "chat", "pull", "show", "plan", "quantize", "report", "evaluate", "bench", "tune"})
 
 
 class RootCommand(TyperGroup):

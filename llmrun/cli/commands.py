@@ -42,6 +42,7 @@ COMMANDS = {
     "quantize": CommandEntry(SMALLER, "quantize", "quantize", "Make a smaller file of a model."),
     "convert": CommandEntry(SMALLER, "convert", "convert", "Make a GGUF file from a Hugging Face folder."),
     "evaluate": CommandEntry(SMALLER, "evaluate", "evaluate", "Measure how well a model predicts a text."),
+    "report": CommandEntry(SMALLER, "report", "report", "Compare several quants of a model: size, speed, quality."),
     "bench": CommandEntry(MEASURE, "bench", "bench", "Measure how fast models run here, and how sure that is."),
     "tune": CommandEntry(MEASURE, "tune", "tune", "Find and remember the fastest settings for a model here."),
     "doctor": CommandEntry(MEASURE, "doctor", "doctor", "Check this machine and installation, and say what to fix."),

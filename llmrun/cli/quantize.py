@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llmrun.quantize.source import FoundSource
 
 _MIX, _IMPORTANCE, _SEVERAL = "A mix of types", "Importance matrix", "Several types"
-_USUAL_TYPES = "Q8_0,Q5_K_M,Q4_K_M,IQ4_NL,Q4_0"
+USUAL_TYPES = "Q8_0,Q5_K_M,Q4_K_M,IQ4_NL,Q4_0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def several(
         ),
     ] = "",
     report: Annotated[
-        bool, typer.Option("--report", help=f"The same, of {_USUAL_TYPES} by default.", rich_help_panel=_SEVERAL)
+        bool, typer.Option("--report", help=f"The same, of {USUAL_TYPES} by default.", rich_help_panel=_SEVERAL)
     ] = False,
     report_to: Annotated[
         Path | None,
@@ -207,7 +207,7 @@ def several(
 
         checked_target(report_to)
     _require_file("--text", text, "of text")
-    names = [name for name in (types or _USUAL_TYPES).split(",") if name.strip()]
+    names = [name for name in (types or USUAL_TYPES).split(",") if name.strip()]
     return Several(tuple(map(file_type, names)), report_to, text)
 
 

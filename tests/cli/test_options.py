@@ -50,6 +50,10 @@ WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--report", "--output-type", "q8_0"), ("--report", "--embedding-type", "q8_0"), ("--report", "--pure"),
         ("--report", "--keep-output"), ("--report", "--dry-run"), ("--report", "--type", "q8_0"),
     ),
+    "report": (
+        ("--types", "q4_9"), ("-o", "x.txt"), ("--text", "not/there"), ("--imatrix", "not/there"),
+        ("--calibration", "not/there"), ("--threads", "0"),
+    ),
     "evaluate": (
         ("--ctx", "5"), ("--long", "--ctx", "512"), ("--chunks", "0"), ("--chunks", "x"), ("--threads", "0"),
         ("--threads", "9999"), ("--gpu-layers", "-2"), ("--text", "not/there"),

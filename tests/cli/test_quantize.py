@@ -16,6 +16,7 @@ from support.quantize_engine import Engine, model
 from typer.testing import CliRunner
 
 from llmrun.cli.quantize import quantize
+from llmrun.cli.report import report
 from llmrun.errors import CancelledError, LlmrunError, ModelNotFoundError, UsageError
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.devices import Gpu
@@ -166,13 +167,19 @@ def test_a_report_reads_the_text_that_was_named(
     asked: dict[str, Any] = {}
 
     def make_report(source: Path, types: list[str], **options: Any) -> None:
-        asked.update(options)
+        asked.update(options, types=types)
         raise CancelledError("that is all")
 
     monkeypatch.setattr("llmrun.quantize.report.make_report", make_report)
     (tmp_path / "text.txt").write_text("words")
     assert isinstance(refused("tiny-F16.gguf", "--report", "--text", "text.txt"), CancelledError)
     assert asked["text"] == Path("text.txt")
+    assert asked["types"][0] == "Q8_0"
+    by_name = typer.Typer()
+    by_name.command()(report)
+    done = CliRunner().invoke(by_name, ["tiny-F16.gguf", "folder", "--types", "q6_k,q4_0", "--text", "text.txt"])
+    assert isinstance(done.exception, CancelledError)
+    assert (asked["types"], asked["text"], asked["keep"]) == (["Q6_K", "Q4_0"], Path("text.txt"), Path("folder"))
 
 
 @pytest.mark.parametrize("options", [("--tensor-type", "a=q8_0"), ("--output-type", "q8_0"), ("--pure",)])
@@ -287,7 +294,7 @@ def test_a_size_goes_to_the_mix(engine: Engine, monkeypatch: pytest.MonkeyPatch,
     assert engine.commands[-1].overrides == (("^a$", 8),)
     assert (tmp_path / "tiny-5.5bpw.gguf").exists()
     assert "takes 1,234; a KLD of 0.0100 is to be expected:" in done.stderr
-    assert "  ffn_up.weight      3 MB  2 Q4_0, 1 Q8_0" in done.stderr
+    assert "  ffn_up.weight       3 MB  2 Q4_0, 1 Q8_0" in done.stderr
 
 
 def test_an_importance_matrix_is_collected_beside_the_target(

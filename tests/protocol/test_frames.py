@@ -8,6 +8,7 @@ import json
 import math
 import pickle
 import struct
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -22,8 +23,10 @@ from llmrun.protocol.messages import (
     Cancel,
     ChainStep,
     Choice,
+    Command,
     Count,
     Counted,
+    Event,
     Explain,
     Explained,
     Failed,
@@ -228,3 +231,9 @@ def test_rates() -> None:
     assert (stats.prefill_rate, stats.decode_rate) == (20.0, 2.0)
     assert (Stats().prefill_rate, Stats().decode_rate) == (0.0, 0.0)
     assert Stats(completion_tokens=1, decode_seconds=1.0).decode_rate == 0.0
+
+
+def test_messages_are_named_tuples_but_for_what_is_changed_by_replace() -> None:
+    """Front and engine make all these classes at every start."""
+    kinds = {*get_args(Command), *get_args(Event)}
+    assert {kind.__name__ for kind in kinds if is_dataclass(kind)} == {"Load", "Explained"}

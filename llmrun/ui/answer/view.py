@@ -18,16 +18,18 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from llmrun.protocol.messages import Event, Failed, Finished, LoadProgress, Started, TextDelta
 from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
 from llmrun.ui.answer.meter import Meter, fit, in_rows, summary
-from llmrun.ui.answer.page import Page, Think, in_ascii
 from llmrun.ui.terminal.ansi import DIM, bare, paint
 from llmrun.ui.terminal.cells import advance, last_cluster, may_grow
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import Sanitizer
+
+if TYPE_CHECKING:
+    from llmrun.ui.answer.page import Page, Think
 
 # Drawing steals time from decoding, so it comes in bursts.
 TEXT_SECONDS = 1 / 30
@@ -96,6 +98,8 @@ def answer_view(
             thoughts=think == "on",
         )
     unicode = can_show(output.stdout, "•│─·…")
+    from llmrun.ui.answer.page import Page  # with Rich, which a pipe does without
+
     page = Page(
         time.monotonic,
         think=think,
@@ -217,7 +221,7 @@ class AnswerView:
         self._meter = Meter(clock, n_ctx)
         self._unicode = unicode
         self._sanitizer = Sanitizer()
-        self._page = page or Page(clock)
+        self._page = page or _usual_page(clock)
         self._kept = ""  # the last character of the text, when drawing might disturb it
         self._column = 0  # of the cursor, as ui.cells.advance counts
         self._line_cells = 0  # of the line that the cursor is in, over all its rows
@@ -320,7 +324,7 @@ class AnswerView:
         return "\r" + _ERASE_ROW + (_ERASE_AFTER if resized else "")
 
     def _below(self, status: str) -> str:
-        styled = paint(status if self._unicode else in_ascii(status), DIM if self._dim else "")
+        styled = paint(status if self._unicode else _ascii(status), DIM if self._dim else "")
         # Should the terminal have become narrower this instant, the line must be cut and not wrap.
         line = f"{_NO_WRAP}{styled}{_WRAP}"
         if self._column == 0:  # this row is still free
@@ -341,6 +345,12 @@ class AnswerView:
         self.close()
 
 
+def _usual_page(clock: Callable[[], float]) -> Page:
+    from llmrun.ui.answer.page import Page
+
+    return Page(clock)
+
+
 def write_summary(stream: TextIO, finished: Finished, *, dim: bool, columns: int = 0) -> None:
     """The summary as one line, dim where the terminal may show that.
 
@@ -349,9 +359,15 @@ def write_summary(stream: TextIO, finished: Finished, *, dim: bool, columns: int
     """
     line = summary(finished)
     rows = in_rows(line, columns - 2) if columns else [line]  # a separator may stand at the end
-    shown = "\n".join(rows if can_show(stream, line) else map(in_ascii, rows))
+    shown = "\n".join(rows if can_show(stream, line) else map(_ascii, rows))
     stream.write(paint(shown, DIM if dim else "") + "\n")
     stream.flush()
+
+
+def _ascii(text: str) -> str:
+    from llmrun.ui.answer.page import in_ascii
+
+    return in_ascii(text)
 
 
 def can_show(stream: TextIO, text: str) -> bool:

@@ -235,12 +235,15 @@ def _show_rich(console: Console, columns: Sequence[Column], rows: list[list[str]
         padding=(0, 2, 0, 0),
         pad_edge=False,
     )
-    for column in columns:
+    for index, column in enumerate(columns):
+        longest = max((width(row[index]) for row in rows), default=0)
         table.add_column(
             Text(column.heading),  # a str would be markup
             justify="right" if column.right else "left",
             style=column.style,
             overflow="fold",
+            # A name stays whole, for whoever copies it, where that leaves room for the rest.
+            no_wrap=column.style == "bold" and longest <= console.width // 2,
         )
     for row in rows:
         table.add_row(*(Text(cell, style=_STATE_STYLES.get(cell, "")) for cell in row))

@@ -415,9 +415,15 @@ def shown(output: Output, *texts: str, stats: bool = True) -> None:
 
 def test_pipe_gets_the_answer_and_nothing_else() -> None:
     stdout, stderr = io.StringIO(), io.StringIO()
-    shown(Output(stdin=io.StringIO(), stdout=stdout, stderr=stderr), "an", "swer\x1b[31m", "\x1b")
+    shown(Output(stdin=io.StringIO(), stdout=stdout, stderr=stderr), "an", "swer\x1b[31m", "\x1b", stats=False)
     assert stdout.getvalue() == "answer"
     assert stderr.getvalue() == ""
+
+
+def test_figures_that_are_asked_for_go_to_stderr_whatever_that_is() -> None:
+    stdout, stderr = io.StringIO(), io.StringIO()
+    shown(Output(stdin=io.StringIO(), stdout=stdout, stderr=stderr), "answer")
+    assert (stdout.getvalue(), stderr.getvalue()[:8]) == ("answer", "prefill ")
 
 
 def test_pipe_is_flushed_at_each_piece() -> None:

@@ -148,6 +148,15 @@ def test_narrow_terminal_loses_no_text() -> None:
     assert written(output).count("x") == 300
 
 
+def test_a_narrow_terminal_splits_no_name() -> None:
+    output = terminal(NO_COLOR="1", COLUMNS="44")
+    columns = [Column("NAME", style="bold"), Column("LICENCE"), Column("WHY")]
+    show_table(output, columns, [["qwen3-embedding-0.6b", "Llama 3.2 Community License", "because it is so " * 4]])
+    lines = written(output).splitlines()
+    assert sum("qwen3-embedding-0.6b" in line for line in lines) == 1
+    assert max(map(len, lines)) <= 44
+
+
 def test_catalogue() -> None:
     output = pipe()
     show_catalogue(output, [CatalogueRow("smollm2", "135M", "Q4_1", 98_362_432, "Apache-2.0", True)])

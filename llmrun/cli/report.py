@@ -1,0 +1,47 @@
+"""`llmrun report`: several quants of a model side by side; `llmrun quantize --report` by a name of its own."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmrun.cli.options import with_options
+from llmrun.cli.quantize import (
+    USUAL_TYPES,
+    ImportanceOptions,
+    SourceArgument,
+    ThreadsOption,
+    goal,
+    importance,
+    quantize,
+    several,
+    tensors,
+)
+
+
+@with_options(importance=importance)
+def report(
+    source: SourceArgument,
+    importance: ImportanceOptions,
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[FOLDER]", help="Keeps the files. Default: they are removed again.")
+    ] = None,
+    types: Annotated[str, typer.Option(metavar="TYPE,...", help=f"Default: {USUAL_TYPES}.")] = "",
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The report as .html, .md or .json file.")
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What quality is measured on. Default: Python's language reference."),
+    ] = None,
+    threads: ThreadsOption = None,
+) -> None:
+    """Compare several quants of a model: size, speed, quality.
+
+    Each is made and measured on this machine.
+    """
+    wished = several(types, report=True, report_to=to, text=text)
+    inspect.unwrap(quantize)(source, tensors(), goal(), importance, wished, out, threads=threads)
