@@ -118,7 +118,7 @@ class Inline:
         while state.pos < state.posMax:
             at, n_tokens = state.pos, len(state.tokens)
             if not any(rule(state, False) for rule in rules):
-                state.append_pending(state.src[at])
+                state.pending += state.src[at]
                 state.pos = at + 1
             begin, end, is_text = at - n_before, state.pos - n_before, len(state.tokens) == n_tokens
             ends.append(end)
