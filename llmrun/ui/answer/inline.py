@@ -145,7 +145,7 @@ class Inline:
     def _closers(self, state: StateInline, at: int, *, is_text: bool) -> str | None:
         """The characters that may make something else of what was just read; "" is any, None is none."""
         char, src = state.src[at], state.src
-        if char in "`*_~\\!<&[$" and state.pos == len(src):
+        if char in "`*_~\\!<&$" and state.pos == len(src):
             return ""
         if char in "$\\":
             return _CLOSERS[char] if formula_end(src, at) < 0 else None
