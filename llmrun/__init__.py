@@ -3,9 +3,9 @@
     import llmrun
 
     with llmrun.load("smollm2") as model:
-        for event in model.chat([llmrun.Message("user", "Why is the sky blue?")]):
-            if isinstance(event, llmrun.TextDelta):
-                print(event.text, end="")
+        print(model.chat("Why is the sky blue?").text)
+        for piece in model.chat("Tell me a story.", temperature=0, max_tokens=100).pieces():
+            print(piece, end="", flush=True)
 
 Names are imported when they are first used, so that `llmrun --help` pays for none of them.
 """
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from llmrun.protocol.messages import TextDelta as TextDelta
     from llmrun.protocol.params import Limits as Limits
     from llmrun.protocol.params import SamplingParams as SamplingParams
+    from llmrun.reply import Reply as Reply
 
     __version__: str
 
@@ -42,6 +43,7 @@ _HOMES = {
     "Limits": "protocol.params",
     "Message": "protocol.messages",
     "Model": "model",
+    "Reply": "reply",
     "SamplingParams": "protocol.params",
     "Started": "protocol.messages",
     "Stats": "protocol.messages",

@@ -31,7 +31,7 @@ def _needs_engine(arguments: list[str]) -> bool:
 
 def _loads_named_model(arguments: list[str]) -> bool:
     """Whether a model answers whose name is where people mostly write it, and nothing changes how it is loaded."""
-    moved = any(word.startswith("--gpu-layers") for word in arguments)
+    moved = any(word.startswith(("--gpu-layers", "-ngl")) for word in arguments)
     return arguments[0] in {"run", "chat"} and not arguments[1].startswith("-") and not moved
 
 

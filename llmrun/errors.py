@@ -18,6 +18,7 @@ turns one into text and an exit status, `server` the only place that turns one i
     │   ├── BadGrammarError     7  bad-grammar
     │   └── BadLogitsError      7  bad-logits
     ├── EngineCrashedError      8  engine-crashed
+    ├── CutOffError             9  cut-off
     ├── CancelledError        130  cancelled
     └── TerminatedError       143  terminated
 """
@@ -158,6 +159,13 @@ class EngineCrashedError(LlmrunError):
     code = "engine-crashed"
     exit_status = 8
     http_status = 503
+
+
+class CutOffError(LlmrunError):
+    """A structured answer was cut off by a limit, so that it is not what was asked for."""
+
+    code = "cut-off"
+    exit_status = 9
 
 
 class CancelledError(LlmrunError):

@@ -6,6 +6,8 @@ commands use the same objects as the Python API.
 
 from __future__ import annotations
 
+import shlex
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,8 +38,10 @@ from llmrun.protocol.messages import (
     Message,
     SaveState,
     StateSaved,
+    Tokenize,
 )
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
+from llmrun.reply import Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
 from llmrun.runner import runner
 from llmrun.runner.launch import launch
 
@@ -88,7 +92,7 @@ def locate(name: str, settings: Settings) -> Located:
 
 def not_on_disk(name: str) -> ModelNotFoundError:
     """The error for a model that would have to be downloaded first."""
-    return ModelNotFoundError(f"{name} is not on this disk", hint=f"llmrun pull {name}")
+    return ModelNotFoundError(f"{name} is not on this disk", hint=f"llmrun pull {shlex.quote(name)}")
 
 
 def open_ahead(name: str) -> None:
@@ -110,7 +114,9 @@ def open_ahead(name: str) -> None:
 
 
 class Model:
-    """A loaded model. One answer at a time; use it as a context manager or call close().
+    """A loaded model; use it as a context manager or call close().
+
+    Any thread may ask; the engine answers one request after the other.
 
     Attributes:
         path: of the GGUF file.
@@ -140,6 +146,7 @@ class Model:
         self.load = load
         self._runner: runner.Runner | None = None
         self._request = 0
+        self._starting = threading.Lock()
 
     def sampling(
         self, flags: Mapping[str, Any] | None = None, session: Mapping[str, Any] | None = None
@@ -168,8 +175,9 @@ class Model:
 
     def chat(
         self,
-        messages: Iterable[Message],
+        messages: Said | Iterable[Message | Mapping[str, str]],
         *,
+        schema: SchemaClass | Mapping[str, Any] | None = None,
         sampling: SamplingParams | None = None,
         limits: Limits = Limits(),
         template: str | None = None,
@@ -178,26 +186,43 @@ class Model:
         thinking_tokens: int | None = None,
         stops_repeats: bool = False,
         remember: int = 0,
-    ) -> Iterator[Event]:
-        """Answer a conversation: answer() with an AnswerRequest of these fields.
+        **options: Any,
+    ) -> Reply:
+        """Answer a conversation.
+
+            model.chat("Why is the sky blue?", temperature=0, max_tokens=50).text
+            model.chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]).text
+            model.chat("Name a city", schema=City).parsed    # City is a Pydantic model, or a JSON schema as a dict
 
         Args:
-            messages: the whole conversation; what the KV cache knows of it already is reused.
+            messages: the whole conversation, a text being the user's; what the KV cache knows of it is reused.
+            schema: what the answer has to follow: a JSON schema, or a class with model_json_schema().
             sampling: None is what the model's makers advise, see sampling().
+            limits: when the answer ends.
+            template, grammar, thinking, thinking_tokens, stops_repeats, remember: as in AnswerRequest.
+            options: single fields of SamplingParams and Limits, such as temperature, top_p, seed, max_tokens, stop.
+
+        Raises:
+            TypeError: messages, the schema or an option are of the wrong type.
+            UsageError: a value is out of its bounds, or there is no message.
+            BadGrammarError: the schema is broken, or uses what can't be enforced.
         """
-        return self.answer(
-            AnswerRequest(
-                messages=tuple(messages),
-                sampling=sampling or self.sampling()[0],
-                limits=limits,
-                template=template,
-                grammar=grammar,
-                thinking=thinking,
-                thinking_tokens=thinking_tokens,
-                stops_repeats=stops_repeats,
-                remember=remember,
-            )
+        conversation = as_messages(messages)
+        if not conversation:
+            raise UsageError("there is nothing to answer", why="the list of messages is empty")
+        chosen = self._options(sampling, limits, options)
+        asked = AnswerRequest(
+            messages=conversation,
+            sampling=chosen[0],
+            limits=chosen[1],
+            template=template,
+            grammar=grammar if schema is None else as_grammar(schema),
+            thinking=thinking,
+            thinking_tokens=thinking_tokens,
+            stops_repeats=stops_repeats,
+            remember=remember,
         )
+        return self._reply(asked, schema)
 
     def generate(
         self,
@@ -208,18 +233,36 @@ class Model:
         grammar: Grammar | None = None,
         stops_repeats: bool = False,
         remember: int = 0,
-    ) -> Iterator[Event]:
-        """Continue a plain text, without a chat template: answer() with an AnswerRequest of these fields, as chat()."""
-        return self.answer(
-            AnswerRequest(
-                prompt=prompt,
-                sampling=sampling or self.sampling()[0],
-                limits=limits,
-                grammar=grammar,
-                stops_repeats=stops_repeats,
-                remember=remember,
-            )
+        **options: Any,
+    ) -> Reply:
+        """Continue a plain text, without a chat template; arguments and errors as in chat().
+
+        model.generate("Once upon a time", max_tokens=30).text
+        """
+        if not isinstance(prompt, str):
+            raise TypeError(f"a prompt must be a text, not {type(prompt).__name__}")
+        chosen = self._options(sampling, limits, options)
+        asked = AnswerRequest(
+            prompt=prompt,
+            sampling=chosen[0],
+            limits=chosen[1],
+            grammar=grammar,
+            stops_repeats=stops_repeats,
+            remember=remember,
         )
+        return self._reply(asked)
+
+    def _options(
+        self, sampling: SamplingParams | None, limits: Limits, options: Mapping[str, Any]
+    ) -> tuple[SamplingParams, Limits]:
+        """What single options make of the sampling parameters and the limits."""
+        values, ends = sort_options(options)
+        sampling = self.sampling(values)[0] if sampling is None else replace(sampling, **values)
+        return sampling, replace(limits, **ends)
+
+    def _reply(self, asked: AnswerRequest, schema: SchemaClass | Mapping[str, Any] | None = None) -> Reply:
+        engine, generate = self._next(asked)
+        return Reply(engine.generate(generate), lambda: engine.cancel(generate.request), schema)
 
     def answer(self, asked: AnswerRequest) -> Iterator[Event]:
         """Answer what is asked; yields Started, PrefillProgress and TextDelta, at last Finished.
@@ -230,9 +273,14 @@ class Model:
             ContextOverflowError: the prompt alone is longer than the context window.
             EngineCrashedError: the engine died; the next call starts a new one.
         """
+        engine, generate = self._next(asked)
+        return engine.generate(generate)
+
+    def _next(self, asked: AnswerRequest) -> tuple[runner.Runner, Generate]:
+        """The next command, and who takes it."""
         engine = self._living_engine()
         self._request = engine.next_request()
-        return engine.generate(Generate(self._request, asked))
+        return engine, Generate(self._request, asked)
 
     @property
     def needs_own_engine(self) -> bool:
@@ -246,20 +294,43 @@ class Model:
 
     def _living_engine(self) -> runner.Runner:
         """The engine; a new one where it died."""
-        if self._runner is None or not self._runner.alive:
-            self.start(self.new_engine())
+        with self._starting:
+            if self._runner is None or not self._runner.alive:
+                self.start(self.new_engine())
         assert self._runner is not None
         return self._runner
 
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """The token ids of a plain text, without what a template or the start of a prompt would add.
+
+        Args:
+            special: texts of control tokens, such as "<|im_end|>", become these tokens.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"what is tokenized must be a text, not {type(text).__name__}")
+        engine = self._living_engine()
+        return list(engine.tokenize(Tokenize(engine.next_request(), text, special)).tokens)
+
     def count(
-        self, messages: Iterable[Message], *, template: str | None = None, thinking: bool | None = None
+        self,
+        messages: Said | Iterable[Message | Mapping[str, str]],
+        *,
+        template: str | None = None,
+        thinking: bool | None = None,
     ) -> Counted:
         """How many tokens a conversation has: each message's content, and the whole prompt.
 
+            model.count("Why is the sky blue?").total
+
+        Args:
+            messages: as in chat().
+            template, thinking: as in AnswerRequest.
+
         Raises:
+            TypeError: messages are of the wrong type.
             BadTemplateError: the model has no chat template, or it fails.
         """
-        asked = AnswerRequest(tuple(messages), template=template, thinking=thinking)
+        asked = AnswerRequest(as_messages(messages), template=template, thinking=thinking)
         engine = self._living_engine()
         return engine.count(Count(engine.next_request(), asked))
 
@@ -371,7 +442,7 @@ def _as_tuned(load: Load, tuned: EngineSettings, wishes: Wishes, *, without_flas
     if wishes.threads is not None:
         found = replace(found, threads=load.threads, threads_batch=load.threads_batch)
     keeps_flash = wishes.flash_attention != "auto" or (found.flash_attention == "off" and not without_flash)
-    if keeps_flash or wishes.kv_type != "f16":
+    if keeps_flash or (wishes.cache_type_k, wishes.cache_type_v) != ("f16", "f16"):
         found = replace(found, flash_attention=load.flash_attention, kv_type_k=load.kv_type_k, kv_type_v=load.kv_type_v)
     return found
 

@@ -44,6 +44,7 @@ def write_whole(target: Path, content: str | bytes, *, makes_folder: bool = Fals
         DiskFullError: there is no room.
         ResourceError: it can't be written there.
         UsageError: there is no such folder, or it is one itself.
+        ResourceError: nothing can be written in the folder.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     if makes_folder:
@@ -63,11 +64,20 @@ def check_target(target: Path) -> None:
 
     Raises:
         UsageError: there is no such folder, or it is one itself.
+        ResourceError: nothing can be written in the folder.
     """
     if target.is_dir():
         raise UsageError(f"{str(target)!r} is a folder", hint="name a file in it")
     if not target.parent.is_dir():
-        raise UsageError(f"there is no folder {str(target.parent)!r}", hint=f"mkdir -p {target.parent}")
+        import shlex
+
+        raise UsageError(
+            f"there is no folder {str(target.parent)!r}", hint=f"mkdir -p {shlex.quote(str(target.parent))}"
+        )
+    import tempfile
+
+    with disk_errors(target), tempfile.TemporaryFile(dir=target.parent):
+        pass
 
 
 @contextmanager

@@ -18,6 +18,7 @@ namespace llmrun {
 namespace {
 
 // ggml.h's ggml_log_level.
+constexpr int level_debug = 1;
 constexpr int level_warn = 3;
 constexpr int level_error = 4;
 constexpr int level_continue = 5;
@@ -52,7 +53,8 @@ class LineFilter {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (level != level_continue) {
             end_line();
-            shown_ = verbose || level == level_warn || level == level_error;
+            // At debug level llama.cpp names every tensor, some thousand lines a model.
+            shown_ = (verbose && level != level_debug) || level == level_warn || level == level_error;
         }
         if (!shown_) {
             return;

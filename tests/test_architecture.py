@@ -6,6 +6,7 @@ Who may import whom among our own rooms is said once, in pyproject.toml. Every t
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -166,6 +167,36 @@ def test_printing_is_for_the_last_layer() -> None:
     assert not [file for file in others if "print" in names[file]]
 
 
+# What may follow the name of the program in a sentence, where it names no command.
+PROSE = {
+    "again", "can", "choose", "has", "is", "itself", "knows", "only", "or", "process", "runs", "that", "with", "wrote",
+}  # fmt: skip
+
+
+def test_commands_that_are_recommended_exist() -> None:
+    """In hints, notes and help, whoever says them: all texts but docstrings."""
+    from llmrun.cli.commands import ALIASES, COMMANDS
+
+    known = {*COMMANDS, *ALIASES} | PROSE
+    named = {(file, word) for file in FILES for text in texts(file) for word in re.findall(r"llmrun ([a-z-]+)", text)}
+    assert {word for _, word in named} >= {"run", "pull", "list", "sessions"}
+    unknown = {(file, word) for file, word in named if word.lstrip("-") not in known and not word.startswith("-")}
+    assert not unknown
+
+
+def texts(file: str) -> Iterator[str]:
+    """Its string constants, without docstrings."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(parsed(file))
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
 # ---- rooms, circles, names
 
 
@@ -248,6 +279,17 @@ def test_a_public_name_stands_for_one_thing() -> None:
     assert len(shared) <= MOST_SHARED_NAMES, shared
 
 
+def test_no_test_imports_another() -> None:
+    """What several of them need lies in support/, or is a fixture."""
+    importing = {
+        (path.name, name)
+        for path in Path(__file__).parent.rglob("*.py")
+        for name in imports(str(path))
+        if any(part.startswith("test_") or part == "conftest" for part in name.split("."))
+    }
+    assert not importing
+
+
 # ---- what is loaded
 
 
@@ -269,9 +311,19 @@ def heavy(modules: set[str]) -> set[str]:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    modules = loaded("-m", "llmrun", "--help")
+    modules = loaded("-m", "llmrun", "run", "--help")
     assert any(within(name, "typer") for name in modules)
     assert not heavy(modules)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("help",), ("--version",), ("--debug", "-h")])
+def test_pages_about_all_commands_load_no_command(arguments: tuple[str, ...]) -> None:
+    modules = loaded("-m", "llmrun", *arguments)
+    assert "llmrun.cli.pages" in modules
+    assert not heavy(modules)
+    assert not {name for name in modules if within(name, "typer") or within(name, "rich")}
+    own = {name for name in modules if within(name, "llmrun.cli")}
+    assert own == {f"llmrun.cli{name}" for name in ("", ".main", ".pages", ".commands")}
 
 
 def test_importing_the_package_loads_nothing() -> None:

@@ -25,7 +25,7 @@ MOST_RUNS = 20
 ENOUGH_RUNS = 4
 """From so many runs on each side on, each run counts as one sample."""
 
-# Setting -> what a person calls it. What changes how fast a test runs, and can be set.
+# Setting -> what a user calls it. What changes how fast a test runs, and can be set.
 _SETTINGS = {
     "n_threads": "threads",
     "n_threads_batch": "batch threads",
@@ -156,7 +156,7 @@ class Comparison:
 
 
 def resolve(which: str, history: History) -> Side:
-    """A side by what a person typed: a file, a result's number, "last", a machine, a version, a model.
+    """A side by what a user typed: a file, a result's number, "last", a machine, a version, a model.
 
     Raises:
         UsageError: there is none.
@@ -212,7 +212,7 @@ def machine_differences(a: Machine, b: Machine) -> tuple[Difference, ...]:
         if left == right or not left or not right:
             continue
         if name == "memory_total":
-            left, right = f"{left / 2**30:.0f} GiB", f"{right / 2**30:.0f} GiB"
+            left, right = f"{left / 1e9:.0f} GB", f"{right / 1e9:.0f} GB"
         elif name == "cpu_flags":
             left, right = sorted(set(left) - set(right)), sorted(set(right) - set(left))
         found.append(Difference(words, _words(left), _words(right)))

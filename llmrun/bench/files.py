@@ -27,7 +27,7 @@ def read_file(path: Path) -> Result:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror or str(error) if isinstance(error, OSError) else "it is no text"
+        why = error.strerror or str(error) if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"{str(path)!r} can't be read", why=why) from None
     try:
         data = _parsed(text)

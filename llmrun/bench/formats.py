@@ -1,7 +1,7 @@
-"""Results as text for other programs and people: Markdown, CSV, JSON, JSON lines, SQL.
+"""Results as text for other programs and people: Markdown, CSV, JSON, JSON lines.
 
 Owns layout and escaping; must not know where the text goes. What llama-bench writes has its names, order and meaning;
-ours comes after it. Names in a model file are its maker's, and can be hostile: none may end a cell or a statement.
+ours comes after it. Names in a model file are its maker's, and can be hostile: none may end a cell.
 Paths are cut to the file's name, because a result is made to be handed on.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,29 +17,29 @@ from llmrun.bench import statistics
 from llmrun.bench.results import BenchRow, Result
 from llmrun.errors import UsageError
 
-# Columns of our own, in CSV and SQL: their type, and where they come from.
-_OURS: dict[str, tuple[str, Callable[[BenchRow], Any]]] = {
-    "model": ("TEXT", lambda row: row.model),
-    "test": ("TEXT", lambda row: row.test),
-    "program": ("TEXT", lambda row: row.program),
-    "version": ("TEXT", lambda row: row.version),
-    "n_threads_batch": ("INTEGER", lambda row: row.n_threads_batch),
-    "repetitions": ("INTEGER", lambda row: row.repetitions),
-    "low_ts": ("REAL", lambda row: _end(row, "low")),
-    "high_ts": ("REAL", lambda row: _end(row, "high")),
-    "share_of_limit": ("REAL", lambda row: row.share_of_limit),
-    "binds": ("TEXT", lambda row: row.limit.binds if row.limit else None),
-    "load_ns": ("INTEGER", lambda row: row.load_ns),
-    "peak_bytes": ("INTEGER", lambda row: row.peak_bytes),
-    "joules_per_token": ("REAL", lambda row: row.joules_per_token),
-    "ttft_ns": ("INTEGER", lambda row: _mean(row.chat.ttft_ns) if row.chat else None),
-    "token_p50_ns": ("INTEGER", lambda row: row.chat.token_p50_ns if row.chat else None),
-    "token_p95_ns": ("INTEGER", lambda row: row.chat.token_p95_ns if row.chat else None),
-    "token_p99_ns": ("INTEGER", lambda row: row.chat.token_p99_ns if row.chat else None),
-    "sampling_share": ("REAL", lambda row: row.chat.sampling_share if row.chat else None),
-    "samples_ns": ("TEXT", lambda row: json.dumps(row.samples_ns)),
-    "marks": ("TEXT", lambda row: "; ".join(row.marks)),
-    "machine": ("TEXT", lambda row: row.machine.name if row.machine else None),
+# Columns of our own in CSV.
+_OURS: dict[str, Callable[[BenchRow], Any]] = {
+    "model": lambda row: row.model,
+    "test": lambda row: row.test,
+    "program": lambda row: row.program,
+    "version": lambda row: row.version,
+    "n_threads_batch": lambda row: row.n_threads_batch,
+    "repetitions": lambda row: row.repetitions,
+    "low_ts": lambda row: _end(row, "low"),
+    "high_ts": lambda row: _end(row, "high"),
+    "share_of_limit": lambda row: row.share_of_limit,
+    "binds": lambda row: row.limit.binds if row.limit else None,
+    "load_ns": lambda row: row.load_ns,
+    "peak_bytes": lambda row: row.peak_bytes,
+    "joules_per_token": lambda row: row.joules_per_token,
+    "ttft_ns": lambda row: _mean(row.chat.ttft_ns) if row.chat else None,
+    "token_p50_ns": lambda row: row.chat.token_p50_ns if row.chat else None,
+    "token_p95_ns": lambda row: row.chat.token_p95_ns if row.chat else None,
+    "token_p99_ns": lambda row: row.chat.token_p99_ns if row.chat else None,
+    "sampling_share": lambda row: row.chat.sampling_share if row.chat else None,
+    "samples_ns": lambda row: json.dumps(row.samples_ns),
+    "marks": lambda row: "; ".join(row.marks),
+    "machine": lambda row: row.machine.name if row.machine else None,
 }
 # llama-bench's columns that are only in its JSON.
 _ARRAYS = ("samples_ns", "samples_ts")
@@ -58,7 +58,7 @@ def write(result: Result, kind: str) -> str:
     """A result as text, with a newline at its end.
 
     Args:
-        kind: "md", "csv", "json", "jsonl" or "sql".
+        kind: "md", "csv", "json" or "jsonl".
 
     Raises:
         UsageError: there is no such format.
@@ -116,62 +116,13 @@ def _cell(value: Any) -> Any:
     return "" if value is None else value
 
 
-# ---- SQL -------------------------------------------------------------------------------------------
-
-
-def _sql(rows: Sequence[BenchRow]) -> str:
-    """llama-bench's table as it is, and one of ours that points at its rows: both programs can fill one database."""
-    names = _llama_bench_names()
-    example = _DEFAULTS.to_json()
-    lines = [
-        _create("llama_bench", [f"{name} {_sql_type(example[name])}" for name in names]),
-        _create(
-            "llmrun_bench",
-            ["llama_bench_rowid INTEGER", *(f"{name} {kind}" for name, (kind, _) in _OURS.items())],
-        ),
-        "BEGIN;",
-    ]
-    for row in rows:
-        data = row.to_json()
-        lines.append(_insert("llama_bench", names, [_literal(data[name]) for name in names]))
-        ours = ["last_insert_rowid()", *map(_literal, _ours(row))]
-        lines.append(_insert("llmrun_bench", ["llama_bench_rowid", *_OURS], ours))
-    return "\n".join([*lines, "COMMIT;"]) + "\n"
-
-
-def _create(table: str, columns: Iterable[str]) -> str:
-    body = ",\n".join(f"  {column}" for column in columns)
-    return f"CREATE TABLE IF NOT EXISTS {table} (\n{body}\n);\n"
-
-
-def _insert(table: str, names: Iterable[str], values: Iterable[str]) -> str:
-    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(values)});"  # noqa: S608 - text for sqlite3
-
-
-def _sql_type(value: Any) -> str:
-    if isinstance(value, int):
-        return "INTEGER"
-    return "REAL" if isinstance(value, float) else "TEXT"
-
-
-def _literal(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, (int, float)):
-        return repr(value)
-    # One line each: sqlite3's shell would take a line that begins with a dot for a command.
-    return "'" + _one_line(str(value)).replace("'", "''") + "'"
-
-
 def _llama_bench_names() -> list[str]:
     names = [name for name in _DEFAULTS.to_json() if name not in _ARRAYS]
     return names[: names.index(_LAST_OF_LLAMA_BENCH) + 1]
 
 
 def _ours(row: BenchRow) -> list[Any]:
-    return [value(row) for _, value in _OURS.values()]
+    return [value(row) for value in _OURS.values()]
 
 
 def _mean(samples: Sequence[int]) -> int | None:
@@ -280,5 +231,4 @@ WRITERS: dict[str, Callable[[Sequence[BenchRow]], str]] = {
     "csv": _csv,
     "json": _json,
     "jsonl": _jsonl,
-    "sql": _sql,
 }

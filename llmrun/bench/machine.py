@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -18,18 +17,13 @@ from llmrun.bench.results import Machine
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.hardware_details import probe_details
 
-_TABLE = "sys/firmware/dmi/tables/DMI"
-_TABLE_BYTES = 1 << 20
+_MOST_BYTES = 1 << 20
 _CONTAINERS = (".dockerenv", "run/.containerenv")
 # What of a processor's name tells nothing.
 _PADDING = re.compile(
     r"\((?:r|tm)\)|\b(?:intel|amd|processor|cpu|technologies|generation|\d+th gen)\b|(?: w/| with | @ ).*",
     re.IGNORECASE,
 )
-
-# SMBIOS 3.7, 7.18: memory device.
-_MEMORY_DEVICE, _SPEED, _KIND, _CONFIGURED = 17, 0x15, 0x12, 0x20
-_KINDS = {0x18: "DDR3", 0x1A: "DDR4", 0x1E: "LPDDR4", 0x22: "DDR5", 0x23: "LPDDR5"}
 
 
 def describe(
@@ -44,7 +38,7 @@ def describe(
 
     Args:
         hardware: when it has been probed already.
-        name: that a person wants to read; made of processor and fingerprint by default.
+        name: that a user wants to read; made of processor and fingerprint by default.
         gpus: as ggml describes them.
         build_commit: of ggml, as the engine tells it.
         root: where proc, sys and etc are; tests put a tree of samples there.
@@ -61,7 +55,7 @@ def describe(
         threads=hardware.usable_cores,
         cpu_quota=hardware.cpu_quota,
         memory_total=hardware.memory_total,
-        memory_speed=memory_speed(_bytes(root / _TABLE)) or details.memory_kind,
+        memory_speed=details.memory_kind,
         gpus=gpus or tuple(gpu.description for gpu in hardware.gpus),
         os=_system(root),
         kernel=_kernel(root),
@@ -88,39 +82,15 @@ def _labelled(machine: Machine) -> Machine:
 
 
 def label(machine: Machine) -> str:
-    """A name that is no person's, e.g. "ryzen-7-7840u-3fa2c1"."""
+    """A name that is no user's, e.g. "ryzen-7-7840u-3fa2c1"."""
     words = re.findall(r"[a-z0-9]+", _PADDING.sub(" ", machine.cpu).lower())
     return "-".join([*(words[:4] or ["machine"]), fingerprint(machine)])
-
-
-def memory_speed(table: bytes) -> str:
-    """E.g. "DDR5-4800", of the firmware's table, which mostly only root may read; "" where it does not say."""
-    for body in _structures(table, _MEMORY_DEVICE):
-        kind = _KINDS.get(body[_KIND] if len(body) > _KIND else 0, "")
-        rates = [int.from_bytes(body[at : at + 2], "little") for at in (_CONFIGURED, _SPEED) if len(body) >= at + 2]
-        rate = next((rate for rate in rates if 0 < rate < 0xFFFF), 0)
-        if kind and rate:  # an empty slot has neither
-            return f"{kind}-{rate}"
-    return ""
-
-
-def _structures(table: bytes, kind: int) -> Iterator[bytes]:
-    """The formatted parts of SMBIOS structures: type, length, handle, fields; then strings, ended by two zeros."""
-    at = 0
-    while at + 4 <= len(table) and table[at + 1] >= 4:
-        length = table[at + 1]
-        if table[at] == kind:
-            yield table[at : at + length]
-        end = table.find(b"\0\0", at + length)
-        if end < 0:
-            return
-        at = end + 2
 
 
 def _bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(_TABLE_BYTES)
+            return file.read(_MOST_BYTES)
     except OSError:
         return b""
 

@@ -7,19 +7,19 @@ counts by itself: rates are computed from its own counts and times.
 
 from __future__ import annotations
 
-import http.client
 import ipaddress
-import json
 import os
 import random
 import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import httpx2
 
 from llmrun.bench.parameters import Case
 from llmrun.bench.results import BenchRow
@@ -29,41 +29,14 @@ from llmrun.models.hashing import sha256_of
 
 _PORT = 11434
 _QUICK, _PATIENT = 5.0, 1800.0  # seconds
-_MOST_BYTES = 16 << 20
 _PREFIX = "llmrun-bench-"
 _TRIES = 3
 _CLOSE = 0.02  # a prompt this near to the wanted length is good enough
 # Common, and in most vocabularies one token each with the space before it.
-_WORDS = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "that",
-    "for",
-    "it",
-    "as",
-    "was",
-    "with",
-    "be",
-    "by",
-    "on",
-    "not",
-    "he",
-    "his",
-    "but",
-    "at",
-    "are",
-    "this",
-    "have",
-    "from",
-    "or",
-    "had",
-    "an",
-    "they",
-]
+_WORDS = (
+    "the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he",
+    "his", "but", "at", "are", "this", "have", "from", "or", "had", "an", "they",
+)  # fmt: skip
 
 
 class Ollama:
@@ -77,8 +50,9 @@ class Ollama:
     name = "ollama"
 
     def __init__(self, host: str, port: int) -> None:
-        self.where = f"{host}:{port}"
-        self._host, self._port = host, port
+        self.where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        # Neither a proxy nor a password of the environment is for a server on this machine.
+        self._client = httpx2.Client(base_url=f"http://{self.where}", timeout=_PATIENT, trust_env=False)
         self._version = str(self._ask("GET", "/api/version", seconds=_QUICK).get("version", ""))
         self._imported: dict[Path, str] = {}
         self._words: dict[tuple[Path, int], int] = {}
@@ -154,6 +128,7 @@ class Ollama:
             with suppress(LlmrunError):
                 self._ask("DELETE", "/api/delete", {"model": name})
         self._imported.clear()
+        self._client.close()
 
     def _import(self, path: Path) -> str:
         """Bring the file into Ollama's store, which copies it, under a name of our own."""
@@ -202,26 +177,19 @@ class Ollama:
     # ---- HTTP --------------------------------------------------------------------------------------
 
     def _has(self, digest: str) -> bool:
-        with closing(self._connection(_QUICK)) as connection, _told(self.where):
-            connection.request("HEAD", f"/api/blobs/{digest}")
-            return connection.getresponse().status == http.client.OK
+        with _told(self.where):
+            return self._client.head(f"/api/blobs/{digest}", timeout=_QUICK).is_success
 
     def _upload(self, path: Path, digest: str) -> None:
-        with closing(self._connection(_PATIENT)) as connection, _told(self.where), path.open("rb") as file:
-            headers = {"Content-Length": str(path.stat().st_size)}
-            connection.request("POST", f"/api/blobs/{digest}", body=file, headers=headers)
-            _checked(connection.getresponse())
+        headers = {"Content-Length": str(path.stat().st_size)}
+        with _told(self.where), path.open("rb") as file:
+            _checked(self._client.post(f"/api/blobs/{digest}", content=file, headers=headers))
 
     def _ask(self, method: str, path: str, body: Any = None, seconds: float = _PATIENT) -> dict[str, Any]:
-        with closing(self._connection(seconds)) as connection, _told(self.where):
-            headers = {"Content-Type": "application/json"} if body is not None else {}
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            text = _checked(connection.getresponse())
-            answer = json.loads(text or "{}")
+        with _told(self.where):
+            response = _checked(self._client.request(method, path, json=body, timeout=seconds))
+            answer = response.json() if response.content else {}
         return answer if isinstance(answer, dict) else {}
-
-    def _connection(self, seconds: float) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self._host, self._port, timeout=seconds)
 
 
 @contextmanager
@@ -233,24 +201,22 @@ def _told(where: str) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise LlmrunError(f"Ollama at {where} does not answer", why=why) from error
+    except (OSError, httpx2.HTTPError, ValueError) as error:
+        raise LlmrunError(f"Ollama at {where} does not answer", why=str(error) or type(error).__name__) from error
 
 
-def _checked(response: http.client.HTTPResponse) -> bytes:
-    """The body of an answer that is good.
+def _checked(response: httpx2.Response) -> httpx2.Response:
+    """An answer that is good.
 
     Raises:
         LlmrunError: in Ollama's words.
     """
-    text = response.read(_MOST_BYTES)
-    if response.status < http.client.BAD_REQUEST:
-        return text
+    if response.is_success:
+        return response
     try:
-        told = str(json.loads(text)["error"])
+        told = str(response.json()["error"])
     except (ValueError, KeyError, TypeError):
-        told = f"status {response.status}"
+        told = f"status {response.status_code}"
     raise LlmrunError("Ollama refused", why=told)
 
 

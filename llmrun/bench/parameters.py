@@ -132,7 +132,7 @@ def numbers(texts: Sequence[str], option: str, *, least: int = 0) -> tuple[int, 
     """Whole numbers of lists and ranges, e.g. ("512,1024", "128-512+128").
 
     Args:
-        option: what the person calls it.
+        option: what the user calls it.
         least: the smallest number that is allowed.
 
     Raises:

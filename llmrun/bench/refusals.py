@@ -27,7 +27,7 @@ _PLAIN = frozenset({"f32", "f16", "bf16"})
 
 
 class Subject(NamedTuple):
-    """A model that is measured: what the person called it, and what its file says."""
+    """A model that is measured: what the user called it, and what its file says."""
 
     name: str
     header: Header

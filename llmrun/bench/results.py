@@ -54,7 +54,7 @@ class Machine:
     """Where something was measured. Sizes in bytes; "", 0 and None where the system does not tell.
 
     Attributes:
-        name: a label that a person gave it, or the computer's own name.
+        name: a label that a user gave it, or the computer's own name.
         cpu: as the vendor calls it.
         cpu_flags: that matter to ggml, e.g. "avx512_vnni".
         cores: physical ones that may be used.
@@ -163,14 +163,14 @@ class BenchRow:
         split_mode: how layers are spread over GPUs.
         flash_attn: -1 auto, 0 off, 1 on.
         load_mode: "auto", which maps the file into memory, or "none".
-        repack: whether weights may be brought into another order.
+        repack: whether weights may be repacked.
         n_prompt: tokens of the prompt.
         n_gen: tokens that follow one by one.
         n_depth: tokens that are there before.
         test_time: when, e.g. "2026-11-21T10:00:00Z".
         samples_ns: how long each repetition took.
         test: e.g. "pp512", "tg128 @ d4096", "chat512+128".
-        model: what the person called it.
+        model: what the user called it.
         program: that measured: "llmrun", or another one's name.
         version: of that program.
         n_threads_batch: that compute in prefill; 0 is as many as in decode.

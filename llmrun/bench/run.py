@@ -61,7 +61,7 @@ class BenchedModel:
     """A model that is measured.
 
     Attributes:
-        name: what the person called it.
+        name: what the user called it.
         path: of its file.
         header: what that says.
         usual: how `llmrun chat` would load it, for chat tests; None loads it for those as for all others.
@@ -92,7 +92,7 @@ class BenchRequest:
         delay: seconds to cool down before each test.
         environment: of the engines.
         with_limits: measure what the machine could do at most.
-        name: of this machine, where a person gave it one.
+        name: of this machine, where a user gave it one.
     """
 
     models: tuple[BenchedModel, ...]

@@ -1,20 +1,19 @@
 """A conversation with a model: what is sent, what leaves the context window, and what is saved of each turn.
 
-Owns the order of a turn: make room, ask, save. Must not know terminals. A turn whose answer fails leaves no trace;
-one that Ctrl-C stopped is kept as far as it came.
+Owns the order of a turn: save the question, make room, ask, save the answer. Must not know terminals. However an
+answer ends, its question stays, and what came of it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from llmrun.chat.reasoning import split
 from llmrun.chat.store.chat import SavedChat
-from llmrun.chat.store.turns import Answer, Departure, ModelUsed, Question, WindowTurn
+from llmrun.chat.store.turns import INTERRUPTED, Answer, Departure, ModelUsed, Question, WindowTurn
 from llmrun.chat.truncation import (
     Drop,
     Misfit,
@@ -27,10 +26,11 @@ from llmrun.chat.truncation import (
     summary_request,
     summary_turn,
 )
-from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
+from llmrun.errors import ContextOverflowError, LlmrunError, ResourceError, UsageError
 from llmrun.model import Model
-from llmrun.protocol.messages import AnswerRequest, Counted, Event, Finished, Message, Started, TextDelta
+from llmrun.protocol.messages import AnswerRequest, Counted, Event, Finished, Message, Started, Stats, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.reasoning import split
 
 _ANSWER_ROOM = 512  # tokens that are kept free for an answer of no stated length
 _SUMMARY_ROOM = 256
@@ -60,14 +60,38 @@ class Manner:
     keep: int = 0
 
 
+@dataclass(slots=True)
+class _Heard:
+    """What has come of an answer.
+
+    Attributes:
+        pieces: of its text.
+        tags, inside: as in Started.
+        finished: its end; None before that.
+    """
+
+    pieces: list[str] = field(default_factory=list)
+    tags: tuple[str, ...] = ()
+    inside: bool = False
+    finished: Finished | None = None
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self.inside, self.tags = event.thinking, event.thinking_tags
+        elif isinstance(event, TextDelta):
+            self.pieces.append(event.text)
+        elif isinstance(event, Finished):
+            self.finished = event
+
+
 class Conversation:
     """The turns of one saved chat with one model.
 
     Attributes:
         model: that answers next; another one may be put in its place between turns.
-        chat: where the turns are saved.
+        chat: where the turns are saved; another one when the disk refuses.
         manner: how answers are asked for.
-        last: the end of the last answer, with its figures; None before the first.
+        last: the end of the last answer, where the engine still knows how it was made.
 
     Args:
         on_note: called with each line that a person has to know, such as which turns left the context window.
@@ -88,28 +112,30 @@ class Conversation:
         self._on_note = on_note
         self._on_overflow = on_overflow
 
-    def ask(self, question: Question) -> Iterator[Event]:
-        """Answer a question and save both; the events of Model.chat().
+    def ask(self, question: Question) -> Generator[Event, None, None]:
+        """Save a question, then answer it; the events of Model.chat(). What came of an answer that fails is saved.
 
         Raises:
             ContextOverflowError: it does not fit, and by the policy nothing may leave.
-            LlmrunError: the answer failed, or could not be saved; the conversation is as before then.
+            LlmrunError: the answer failed; retry() asks again.
         """
-        return self._answer(self.chat.window(), question, lambda answer: self.chat.append(question, answer))
+        self._tell(self._save(lambda chat: chat.add_question(question)))
+        yield from self._answer()
 
-    def retry(self) -> Iterator[Event]:
-        """Answer the last question once more, whatever the seed; both answers stay saved.
+    def retry(self) -> Generator[Event, None, None]:
+        """Answer the last question once more, whatever the seed where it has an answer; every answer stays saved.
 
         Raises:
             UsageError: there is no question yet; else as ask().
         """
-        last = self._last_question()
-        return self._answer(self.chat.window()[:-1], last, self.chat.retry, any_seed=True)
+        answer = self.chat.last_answer if self.chat.is_answered else None
+        return self._answer(any_seed=answer is not None and answer.finish != INTERRUPTED)
 
-    def edit(self, question: Question) -> Iterator[Event]:
+    def edit(self, question: Question) -> Generator[Event, None, None]:
         """Ask something else in place of the last question; both stay saved. Raises as retry()."""
         self._last_question()
-        return self._answer(self.chat.window()[:-1], question, lambda answer: self.chat.edit(question, answer))
+        self._tell(self._save(lambda chat: chat.add_question(question, beside=chat.last_question)))
+        yield from self._answer()
 
     def sampling(self) -> tuple[SamplingParams, dict[str, str]]:
         """The sampling parameters of the next answer, and where each comes from."""
@@ -133,36 +159,52 @@ class Conversation:
             raise UsageError("there is no question yet", hint="ask something first")
         return entry.part
 
-    def _answer(
-        self,
-        turns: Sequence[WindowTurn],
-        question: Question,
-        save: Callable[[Answer], object],
-        *,
-        any_seed: bool = False,
-    ) -> Iterator[Event]:
+    def _answer(self, *, any_seed: bool = False) -> Generator[Event, None, None]:
+        """Answer the last question, and save what comes however it ends."""
+        question = self._last_question()
         sampling, _ = self.sampling()
         if any_seed:
             sampling = replace(sampling, seed=None)
-        messages, departures = self._make_room(list(turns), question, sampling)
-        inside, tags, pieces = False, tuple[str, ...](), list[str]()
+        messages, departures = self._make_room(self.chat.window_before_question(), question, sampling)
         asked = replace(self.manner.asked, messages=tuple(messages), sampling=sampling, moves=bool(departures))
-        for event in self.model.answer(asked):
-            if isinstance(event, Started):
-                inside, tags = event.thinking, event.thinking_tags
-            elif isinstance(event, TextDelta):
-                pieces.append(event.text)
-            elif isinstance(event, Finished):
-                self.last = event
-                reasoning, content = split("".join(pieces), tags, inside=inside)
-                model = model_used(self.model)
-                answer = Answer(
-                    content, reasoning, event.reason, model, sampling, asked.limits, event.stats, tuple(departures)
-                )
+        heard, self.last = _Heard(), None
+        try:
+            for event in self.model.answer(asked):
+                heard.take(event)
                 # Before the caller sees the end: what was shown as finished is on the disk.
-                if pieces or event.reason != "cancelled":
-                    save(answer)
-            yield event
+                note = self._save_answer(heard, asked, departures) if heard.finished else ""
+                yield event
+                self._tell(note)
+            self.last = heard.finished
+        finally:
+            if heard.finished is None:
+                self._tell(self._save_answer(heard, asked, departures))
+
+    def _save_answer(self, heard: _Heard, asked: AnswerRequest, departures: Sequence[Departure]) -> str:
+        """Save what was heard, as _save(); an answer of nothing only where the model meant it so."""
+        reason = heard.finished.reason if heard.finished else INTERRUPTED
+        if not heard.pieces and reason in ("cancelled", INTERRUPTED):
+            return ""
+        stats = heard.finished.stats if heard.finished else Stats()
+        reasoning, content = split("".join(heard.pieces), heard.tags, inside=heard.inside)
+        model = model_used(self.model)
+        answer = Answer(content, reasoning, reason, model, asked.sampling, asked.limits, stats, tuple(departures))
+        return self._save(lambda chat: chat.add_answer(answer))
+
+    def _save(self, step: Callable[[SavedChat], None]) -> str:
+        """Save a step. Where the disk refuses, the chat goes on in memory; gives what has to be said then."""
+        try:
+            step(self.chat)
+        except ResourceError as error:
+            self.chat.release()
+            self.chat = self.chat.in_memory()
+            step(self.chat)
+            return f"This chat is not saved from here on: {error}. /export FILE writes it somewhere else."
+        return ""
+
+    def _tell(self, note: str) -> None:
+        if note:
+            self._on_note(note)
 
     def _make_room(
         self, turns: list[WindowTurn], question: Question, sampling: SamplingParams

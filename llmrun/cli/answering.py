@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from llmrun.model import Model
-from llmrun.protocol.messages import Event, Finished, TextDelta
+from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta
 from llmrun.ui.answer.view import answer_view
 from llmrun.ui.terminal.format import size
 from llmrun.ui.terminal.output import Output
@@ -23,14 +23,16 @@ class ShownAs:
     """How answers are shown.
 
     Attributes:
-        stats: figures during the answer and after it; None is where stdout is a terminal.
+        stats: figures during the answer and after it; None is where stdout and stderr are a terminal.
         markdown: as Markdown, where the terminal can.
         think: what is shown of a model's thoughts, "on", "hide" or "fold".
+        end_line: an answer ends with a newline in a pipe too.
     """
 
     stats: bool | None = None
     markdown: bool = True
     think: Literal["on", "hide", "fold"] = "fold"
+    end_line: bool = False
 
 
 @contextmanager
@@ -50,11 +52,23 @@ def show(output: Output, events: Iterable[Event], model: Model, shown_as: ShownA
     with answer_view(
         output,
         n_ctx=model.loaded.n_ctx,
-        stats=output.stdout_is_terminal if shown_as.stats is None else shown_as.stats,
+        stats=_on_terminal(output) if shown_as.stats is None else shown_as.stats,
         markdown=shown_as.markdown,
         think=shown_as.think,
+        end_line=shown_as.end_line,
     ) as view:
         return _to_the_end(events, view.show)
+
+
+def show_again(output: Output, text: str, shown_as: ShownAs) -> None:
+    """Show an answer that was given before as it was shown then, without its thoughts."""
+    events = (Started(1, 0, 0, 0), TextDelta(1, text, 0), Finished(1, "stop", Stats()))
+    with answer_view(output, stats=False, markdown=shown_as.markdown) as view:
+        _to_the_end(events, view.show)
+
+
+def _on_terminal(output: Output) -> bool:
+    return output.stdout_is_terminal and output.stderr_is_terminal
 
 
 def collecting(events: Iterable[Event], pieces: list[str]) -> Iterator[Event]:

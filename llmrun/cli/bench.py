@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llmrun.planning.hardware import Hardware
 
 _TESTS, _LOADING, _RESULTS = "What is measured", "How the model is loaded", "Results"
-_FORMATS = ("table", "md", "csv", "json", "jsonl", "sql", "html")
+_FORMATS = ("table", "md", "csv", "json", "jsonl", "html")
 _HISTORY = "history"
 
 Lists = list[str] | None
@@ -129,8 +129,9 @@ class Aftermath:
     """What becomes of the result.
 
     Attributes:
-        kind: one of _FORMATS.
+        kind: one of _FORMATS, for stdout; where nothing but a file was asked for, that file's.
         file: where it is written to; None is stdout.
+        copy: a file besides, with the format of its name.
         save: into the history.
         machine: what to call this one.
         compare: two results to be compared, in place of measuring.
@@ -139,6 +140,7 @@ class Aftermath:
 
     kind: str
     file: Path | None
+    copy: Path | None
     save: bool
     machine: str
     compare: tuple[str, str] | None
@@ -187,22 +189,30 @@ def aftermath(
         from llmrun.bench.rivals import kind_of
 
         kind_of(versus)
-    kind, file = _target("json" if json else form)
-    return Aftermath(kind, file, save, machine, compare, versus)
+    kind, file = _target(form)
+    if json and file is None and kind not in ("table", "json"):
+        raise UsageError(f"--json and -o {form} exclude each other", hint="give one of them")
+    if json:
+        return Aftermath("json", None, file, save, machine, compare, versus)
+    return Aftermath(kind, file, None, save, machine, compare, versus)
 
 
 def _target(form: str) -> tuple[str, Path | None]:
     """A format, and the file where that is what was asked for."""
     if form in _FORMATS:
         return form, None
-    suffix = Path(form).suffix.removeprefix(".").lower()
-    if suffix not in _FORMATS[1:]:
+    file = Path(form)
+    if kind_of_file(file) not in _FORMATS[1:]:
         raise UsageError(
             f"invalid -o {form}", why=f"must be one of {', '.join(_FORMATS)}, or a file that ends so", hint="-o md"
         )
-    file = Path(form)
     check_target(file)
-    return suffix, file
+    return kind_of_file(file), file
+
+
+def kind_of_file(file: Path) -> str:
+    """The format that a file's name asks for."""
+    return file.suffix.removeprefix(".").lower()
 
 
 @with_options(lists=typed, how=manner, after=aftermath)
@@ -221,7 +231,7 @@ def bench(
     after: Aftermath,
     yes: YesOption = False,
 ) -> None:
-    """Measure how fast models run here, how sure that is, and how far from what the machine could do.
+    """Measure how fast models run here, and how sure that is.
 
     Tests have llama-bench's names and are done its way: pp512 reads a prompt, tg128 makes an answer of random tokens.
     chat128+64 is what `llmrun run` does: with sampling, text and streaming.
@@ -234,6 +244,8 @@ def bench(
         return
     if models and models[0] == _HISTORY:
         bench_history.show(output, models[1:], after.kind, after.file)
+        if after.copy is not None:
+            bench_history.show(output, models[1:], kind_of_file(after.copy), after.copy)
         return
     if not models:
         raise UsageError("bench needs a model", hint="llmrun bench smollm2")
@@ -245,6 +257,8 @@ def bench(
         bench_history.save(output, result)
     if result.rows and after.kind != "table":
         bench_history.deliver(output, result, after.kind, after.file)
+    if result.rows and after.copy is not None:
+        bench_history.deliver(output, result, kind_of_file(after.copy), after.copy)
     if error is not None:
         raise error
 

@@ -20,6 +20,7 @@ from llmrun.cli.completion import complete_model
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loading, wanted, with_options
 from llmrun.cli.sampling import sampling_flags
+from llmrun.cli.sessions import complete_session
 from llmrun.cli.slash import REMEMBERED, Chat, completions
 from llmrun.config import load_settings
 from llmrun.errors import ResourceError, UsageError
@@ -55,7 +56,13 @@ def saving(
     ] = False,
     session: Annotated[
         str | None,
-        typer.Option("--session", metavar="NAME", help="Go on with this chat, or begin it.", rich_help_panel="Chat"),
+        typer.Option(
+            "--session",
+            metavar="NAME",
+            help="Go on with this chat, or begin it.",
+            autocompletion=complete_session,
+            rich_help_panel="Chat",
+        ),
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Save nothing.", rich_help_panel="Chat")] = False,
     overflow: Annotated[

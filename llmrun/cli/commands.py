@@ -1,66 +1,53 @@
-"""Which commands there are, and where. Only the module of the command that was typed is imported: the others would cost
-every start tens of milliseconds. Help, and completion of a command's name, need all of them.
+"""Which commands there are: their modules, panels and one-line help, as data that needs no import of them.
+
+Help of all commands and the completion of a name read only this; a command's module is imported when it is called, or
+its own help is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from importlib import import_module
-from typing import Annotated
+from typing import NamedTuple
 
-import typer
 
-from llmrun.cli.completion import complete_model
+class CommandEntry(NamedTuple):
+    """A command: the panel of the help that shows it, its function or app in a module of this package, its help."""
 
-# Name -> (module of this package, its function or app), in the order in which the help shows them.
+    panel: str
+    module: str
+    function: str
+    help: str
+
+
+TALK, MODELS, SMALLER, MEASURE = "Talk", "Models", "Make smaller", "Measure"
+PANELS = (TALK, MODELS, SMALLER, MEASURE)
+
 COMMANDS = {
-    "run": ("run_command", "run"),
-    "chat": ("chat", "chat"),
-    "pull": ("models", "pull"),
-    "list": ("models", "list_models"),
-    "show": ("show", "show"),
-    "search": ("models", "search"),
-    "plan": ("plan", "plan"),
-    "rm": ("storage", "remove"),
-    "gc": ("storage", "collect_garbage"),
-    "import": ("storage", "import_file"),
-    "verify": ("storage", "verify"),
-    "quantize": ("quantize", "quantize"),
-    "convert": ("convert", "convert"),
-    "evaluate": ("evaluate", "evaluate"),
-    "bench": ("bench", "bench"),
-    "tune": ("tune", "tune"),
-    "replay": ("replay", "replay"),
-    "sessions": ("sessions", "app"),
-    "doctor": ("doctor", "doctor"),
-    "help": ("topics", "show_help"),
+    "run": CommandEntry(TALK, "run_command", "run", "Answer one prompt. What comes in on stdin stands before it."),
+    "chat": CommandEntry(TALK, "chat", "chat", "Talk to a model. Ctrl-C stops an answer and keeps it, Ctrl-D leaves."),
+    "sessions": CommandEntry(TALK, "sessions", "app", "The saved chats."),
+    "replay": CommandEntry(TALK, "replay", "replay", "Answer a recorded prompt again, and compare the bytes."),
+    "list": CommandEntry(
+        MODELS, "models", "list_models", "List the models on this disk, Ollama's and LM Studio's too."
+    ),
+    "search": CommandEntry(MODELS, "models", "search", "Search for models by name, here and on the hub."),
+    "show": CommandEntry(MODELS, "show", "show", "Show what a model's file says about itself, fetched or not."),
+    "plan": CommandEntry(MODELS, "plan", "plan", "Show what each quant of a model needs and gives on this machine."),
+    "pull": CommandEntry(MODELS, "models", "pull", "Download a model, or finish an interrupted download."),
+    "import": CommandEntry(MODELS, "storage", "import_file", "Give a model file a name that every command knows."),
+    "verify": CommandEntry(MODELS, "storage", "verify", "Read all bytes of models again and compare their checksums."),
+    "rm": CommandEntry(MODELS, "storage", "remove", "Remove models from this disk."),
+    "gc": CommandEntry(
+        MODELS, "storage", "collect_garbage", "Remove what interrupted downloads and updates left behind."
+    ),
+    "quantize": CommandEntry(SMALLER, "quantize", "quantize", "Make a smaller file of a model."),
+    "convert": CommandEntry(SMALLER, "convert", "convert", "Make a GGUF file from a Hugging Face folder."),
+    "evaluate": CommandEntry(SMALLER, "evaluate", "evaluate", "Measure how well a model predicts a text."),
+    "bench": CommandEntry(MEASURE, "bench", "bench", "Measure how fast models run here, and how sure that is."),
+    "tune": CommandEntry(MEASURE, "tune", "tune", "Find and remember the fastest settings for a model here."),
+    "doctor": CommandEntry(MEASURE, "doctor", "doctor", "Check this machine and installation, and say what to fix."),
+    "help": CommandEntry("", "topics", "show_help", "Help on a command or topic."),
 }
+"""Name -> command, in the order in which the help shows them; `help` itself is in no panel."""
+
 ALIASES = {"ls": "list", "remove": "rm"}
 """Names that people are used to from elsewhere; the help does not show them."""
-
-
-_MODEL_FIRST = frozenset({"run", "chat", "pull", "show", "plan", "quantize", "evaluate", "bench", "tune"})
-
-
-def register(app: typer.Typer, typed: str = "", *, completes_model: bool = False) -> None:
-    """Give the app its commands: only the one that was typed, or all when it is none of them.
-
-    Args:
-        typed: the command that is to be run or completed.
-        completes_model: only the word behind it is to be completed; where that is a model, the command is not needed.
-    """
-    if completes_model and typed in _MODEL_FIRST:
-        app.command(typed)(_name_model)
-        return
-    names: Iterable[str] = [typed] if typed in COMMANDS or typed in ALIASES else [*COMMANDS, *ALIASES]
-    for name in names:
-        module, function = COMMANDS[ALIASES.get(name, name)]
-        command = getattr(import_module(f"llmrun.cli.{module}"), function)
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
-        else:
-            app.command(name, hidden=name in ALIASES)(command)
-
-
-def _name_model(model: Annotated[str, typer.Argument(autocompletion=complete_model)]) -> None:
-    """Stands in for a command while its model is being typed."""

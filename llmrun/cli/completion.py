@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 
 from llmrun.errors import LlmrunError
 
@@ -35,16 +35,25 @@ def complete_installed(incomplete: str) -> list[str]:
     return _tails(_on_disk(ours_only=True), head + incomplete, head)
 
 
-def typed_command(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The command that is to be run or completed, "" while it is still being typed."""
-    words = typed_words(environment) if COMPLETE in environment else ["llmrun", *arguments, ""]
-    return words[1] if len(words) > 2 else ""
+def complete_words(*words: str) -> Callable[[str], list[str]]:
+    """What offers these words."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
-def completes_model(environment: Mapping[str, str]) -> bool:
-    """Whether it is the word behind the command that is being completed, and no option."""
+def complete_type(incomplete: str) -> list[str]:
+    """Types that `llmrun quantize` makes, in small letters where it begins so."""
+    from llmrun.quantize.types import FILE_TYPES
+
+    types = [name.lower() if incomplete.islower() else name for name in FILE_TYPES]
+    return [name for name in ("int4", "int8", *types) if name.startswith(incomplete)]
+
+
+def completes(environment: Mapping[str, str]) -> str:
+    """What the Tab key completes: "command" or "model", which need no command's module; "" for anything else."""
     words = typed_words(environment) if COMPLETE in environment else []
-    return len(words) == 3 and not words[2].startswith("-")
+    if len(words) == 3 and not words[2].startswith("-"):
+        return "model"
+    return "command" if len(words) == 2 else ""
 
 
 def typed_words(environment: Mapping[str, str]) -> list[str]:

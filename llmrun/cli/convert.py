@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from llmrun.cli.completion import complete_words
 from llmrun.cli.options import JsonOption
 from llmrun.errors import CancelledError, UsageError
 from llmrun.storage import check_target
@@ -19,12 +21,21 @@ def convert(
         Path | None, typer.Argument(metavar="[OUT.gguf]", help="Default: FOLDER-TYPE.gguf in the current folder.")
     ] = None,
     type_: Annotated[
-        str, typer.Option("--type", metavar="f16|bf16|f32|q8_0", help="Of the weights. Default: as they are stored.")
+        str,
+        typer.Option(
+            "--type",
+            metavar="f16|bf16|f32|q8_0",
+            help="Of the weights. Default: as they are stored.",
+            autocompletion=complete_words("f16", "bf16", "f32", "q8_0"),
+        ),
     ] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace OUT without asking.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Make a GGUF file from a model's folder in Hugging Face's format; needs neither torch nor transformers."""
+    """Make a GGUF file from a Hugging Face folder.
+
+    Needs neither torch nor transformers.
+    """
     from llmrun.convert.job import convert_folder
     from llmrun.ui.terminal.format import size
     from llmrun.ui.terminal.progress import download_progress
@@ -32,7 +43,7 @@ def convert(
     output = Output(json=json)
     kind = type_.lower()
     target = _target(folder, out, kind)
-    _ask(output, target, yes=yes, command=f"llmrun convert -y {folder} {target}")
+    _ask(output, target, yes=yes, command=shlex.join(["llmrun", "convert", "-y", str(folder), str(target)]))
     with download_progress(output, target.name) as on_progress:
         done = convert_folder(folder, target, type=kind, on_progress=on_progress)
     for note in done.notes:
@@ -50,7 +61,8 @@ def convert(
             }
         )
     else:
-        output.note(f'{done.path}: {done.type}, {size(done.n_bytes)}; try: llmrun run {done.path} "Hello"')
+        path = shlex.quote(str(done.path))
+        output.note(f'{path}: {done.type}, {size(done.n_bytes)}; try: llmrun run {path} "Hello"')
 
 
 def _target(folder: Path, out: Path | None, kind: str) -> Path:
@@ -65,7 +77,9 @@ def _target(folder: Path, out: Path | None, kind: str) -> Path:
         name = f"{folder.resolve().name}-{(kind or stored_type(folder)).upper()}.gguf"
         return (out or Path()) / name
     if out.suffix.lower() != ".gguf":
-        raise UsageError(f"{str(out)!r} does not end in .gguf", hint=f"llmrun convert {folder} {out}.gguf")
+        raise UsageError(
+            f"{str(out)!r} does not end in .gguf", hint=shlex.join(["llmrun", "convert", str(folder), f"{out}.gguf"])
+        )
     check_target(out)
     return out
 

@@ -20,7 +20,7 @@ def doctor(
     answer: Annotated[bool, typer.Option("--answer/--no-answer", help="Let a model on this disk answer.")] = True,
     json: JsonOption = False,
 ) -> None:
-    """Look at this machine and installation, and say what to mend.
+    """Check this machine and installation, and say what to fix.
 
     Ends with exit code 0 when nothing is broken, else with that of the first problem.
     """
@@ -30,6 +30,8 @@ def doctor(
 
     output = Output(json=json)
     settings = load_settings()
+    if output.stderr_is_terminal and not json:
+        output.note("This takes some seconds: a model answers, the hub is asked." if answer else "The hub is asked.")
     trial = _try(settings) if answer else None
     findings = examine(settings, installed=len(Store(settings).installed()), trial=trial)
     if json:

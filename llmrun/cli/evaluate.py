@@ -82,11 +82,11 @@ def evaluate(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure a model: its perplexity on a text, and how far it is from a reference.
+    """Measure how well a model predicts a text.
 
-    Figures are llama-perplexity's, and compare where text, --ctx and --chunks
-    are the same. So is the error, which takes positions for independent; the
-    interval does not. Ctrl-C shows what is known by then.
+    With --reference, also how far it is from that model. Figures are llama-perplexity's, and compare where text, --ctx
+    and --chunks are the same. So is the error, which takes positions for independent; the interval does not.
+    Ctrl-C shows what is known by then.
     """
     from llmrun.models.store.in_use import using
     from llmrun.quantize.evaluate import check_wishes

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from llmrun.cli.options import LoadingOptions
 from llmrun.config import Settings, load_settings
+from llmrun.errors import UsageError
 from llmrun.model import Expected, Model, locate, not_on_disk, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.in_use import using
@@ -15,7 +17,10 @@ from llmrun.planning.hardware import probe
 from llmrun.protocol.messages import LoadProgress
 from llmrun.runner import runner
 from llmrun.ui.answer.view import answer_view
+from llmrun.ui.terminal.format import size
 from llmrun.ui.terminal.output import Output
+
+_UNASKED_BYTES = 10**9  # a download that is larger wants a yes
 
 
 @contextmanager
@@ -66,17 +71,24 @@ def open_model(
 
 
 def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> Path:
-    """Download a model, after asking where somebody can answer.
+    """Download a model: how much that is is said before, and asked where somebody can answer.
 
     Raises:
         ModelNotFoundError: the answer was no.
+        UsageError: it is much, and nobody can be asked.
     """
     from llmrun.models.pull import pull
     from llmrun.ui.terminal.progress import download_progress
 
-    if output.can_ask and not yes and not output.confirm(f"{spec.name} is not on this disk. Download it?"):
-        raise not_on_disk(spec.name)
-    if not output.can_ask:
-        output.note(f"{spec.name} is not on this disk; downloading it")
+    def on_size(n_bytes: int) -> None:
+        missing = f"{spec.name} is not on this disk; {size(n_bytes)} to download"
+        if yes or (not output.can_ask and n_bytes <= _UNASKED_BYTES):
+            output.note(missing)
+        elif not output.can_ask:
+            hint = f"llmrun {shlex.join(['pull', spec.name])}, or --yes"
+            raise UsageError(missing, why="nobody can be asked here whether that is wanted", hint=hint)
+        elif not output.confirm(f"{missing}. Download it?", enter=True):
+            raise not_on_disk(spec.name)
+
     with download_progress(output, spec.name) as on_progress:
-        return pull(spec, settings, on_progress, on_progress.note, room=probe().memory_available)
+        return pull(spec, settings, on_progress, on_progress.note, on_size=on_size, room=probe().memory_available)

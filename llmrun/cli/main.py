@@ -1,4 +1,7 @@
-"""The command line's frame: the app, its start page, and the one place where errors become words and exit codes."""
+"""The command line's frame: signals, and the one place where errors become words and exit codes.
+
+Must not know what the commands are.
+"""
 
 from __future__ import annotations
 
@@ -8,56 +11,15 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
-import typer
-
-from llmrun.cli.commands import register
-from llmrun.cli.completion import completes_model, mend_words, typed_command
-from llmrun.config import load_settings
+from llmrun.cli.pages import page
 from llmrun.errors import CancelledError, DiskFullError, LlmrunError, OutOfMemoryError, ResourceError, TerminatedError
 from llmrun.ui.terminal.output import Output, quiet_broken_pipe
 
-START_PAGE = """\
-llmrun runs large language models on this machine.
+_COMPLETE = "_LLMRUN_COMPLETE"  # set by a shell that wants completions
 
-  llmrun run smollm2 "Why is the sky blue?"   one answer
-  llmrun chat smollm2                         a conversation
-  llmrun list --all                           models to choose from
-  llmrun doctor                               what this machine can do
-  llmrun --help                               every command\
-"""
-
-app = typer.Typer(
-    name="llmrun",
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Run large language models on this machine.",
-    epilog='Start with: llmrun run smollm2 "Why is the sky blue?"',
-)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        print(f"llmrun {version('llmrun')} (llama-cpp-python {version('llama-cpp-python')})")  # noqa: T201
-        raise typer.Exit
-
-
-@app.callback(invoke_without_command=True)
-def start(
-    context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Print versions and leave."),
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
-) -> None:
-    """Run large language models on this machine."""
-    if context.invoked_subcommand is None:
-        print(START_PAGE)  # noqa: T201
+_ENDING = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # the terminal was closed
 
 
 def run() -> NoReturn:
@@ -65,24 +27,44 @@ def run() -> NoReturn:
     gc.freeze()
     gc.enable()
     signal.signal(signal.SIGINT, _cancel)
-    signal.signal(signal.SIGTERM, _terminate)
-    mend_words(os.environ)
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has the second one ignored
+            signal.signal(number, _terminate)
+    arguments, debug = _without_debug(sys.argv[1:])
     try:
-        typed = typed_command(sys.argv[1:], os.environ)
-        register(app, typed, completes_model=completes_model(os.environ))
-        app()
-        status = 0
+        status = _serve(arguments)
     except LlmrunError as error:
-        status = _report(error)
+        status = _report(error, debug=debug)
+    except BrokenPipeError:
+        quiet_broken_pipe()  # who reads no further has what they wanted
+        status = 0
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):
             raise
-        quiet_broken_pipe()  # Typer calls it a failure, but who reads no further has what they wanted
+        quiet_broken_pipe()  # Typer calls it a failure
         status = 0
     except Exception as error:  # the outermost handler: whatever else happens is said in one line
-        status = _report(_explained(error))
+        status = _report(_explained(error), debug=debug)
     _ignore_signals()  # Python would go back to their defaults while it ends
     sys.exit(status)
+
+
+def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    """The arguments without --debug, which may stand anywhere, and whether it did."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = [word for word in arguments[:end] if word != "--debug"]
+    return options + arguments[end:], len(options) < end
+
+
+def _serve(arguments: list[str]) -> int:
+    """Do what the arguments, or a shell that completes them, ask for; gives the exit status."""
+    text = page(arguments) if _COMPLETE not in os.environ else None
+    if text is not None:
+        print(text, flush=True)  # noqa: T201
+        return 0
+    from llmrun.cli.app import call
+
+    return call(arguments)
 
 
 def _explained(error: Exception) -> LlmrunError:
@@ -96,9 +78,11 @@ def _explained(error: Exception) -> LlmrunError:
     return LlmrunError(f"{type(error).__name__}: {error}", hint="--debug shows where")
 
 
-def _report(error: LlmrunError) -> int:
+def _report(error: LlmrunError, *, debug: bool) -> int:
     """Say what went wrong; gives the exit status."""
-    if "--debug" in sys.argv or load_settings().debug:
+    from llmrun.config import load_settings
+
+    if debug or load_settings().debug:
         import traceback
 
         traceback.print_exc()
@@ -108,7 +92,7 @@ def _report(error: LlmrunError) -> int:
 
 
 def _ignore_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, *_ENDING):
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -119,4 +103,4 @@ def _cancel(number: int, frame: FrameType | None) -> None:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     _ignore_signals()
-    raise TerminatedError("stopped by SIGTERM")
+    raise TerminatedError(f"stopped by {signal.Signals(number).name}")

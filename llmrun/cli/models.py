@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Annotated, Any
@@ -21,7 +22,7 @@ _MOST_MATCHES = 1000
 
 
 def pull(model: ModelArgument) -> None:
-    """Download a model, or finish a download that was interrupted."""
+    """Download a model, or finish an interrupted download."""
     from llmrun.cli.loading import fetch
     from llmrun.model import locate
 
@@ -37,16 +38,16 @@ def list_models(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only names, one a line.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the models on this disk, also those of Ollama and LM Studio."""
+    """List the models on this disk, Ollama's and LM Studio's too."""
     from llmrun.ui.terminal.sanitize import clean
     from llmrun.ui.terminal.tables import InstalledRow, show_installed
 
     output = Output(json=json)
     settings = load_settings()
-    if every:
-        _show_catalogue(output, list(load_catalogue().entries.values()), settings, quiet=quiet)
-        return
     installed = everything(settings)
+    if every:
+        _show_catalogue(output, list(load_catalogue().entries.values()), settings, quiet=quiet, others=installed)
+        return
     if json:
         output.result_json([as_plain(model) for model in installed])
     elif quiet:
@@ -64,7 +65,7 @@ def search(
     limit: Annotated[int, typer.Option("--limit", "-n", help="Most repositories to show.")] = 20,
     json: JsonOption = False,
 ) -> None:
-    """Search for models: the ones llmrun knows by name, then GGUF repositories of the hub."""
+    """Search for models by name, here and on the hub."""
     from llmrun.models import hub
     from llmrun.ui.terminal.tables import MatchRow, show_matches
 
@@ -103,18 +104,35 @@ def as_plain(model: Installed) -> dict[str, Any]:
     return {**asdict(model), "path": str(model.path), **times}
 
 
-def _show_catalogue(output: Output, entries: list[CatalogueEntry], settings: Settings, *, quiet: bool = False) -> None:
+def _show_catalogue(
+    output: Output,
+    entries: list[CatalogueEntry],
+    settings: Settings,
+    *,
+    quiet: bool = False,
+    others: Sequence[Installed] = (),
+) -> None:
+    """Models that are known by name, behind those of the others that go by no such name."""
+    from llmrun.ui.terminal.sanitize import clean
     from llmrun.ui.terminal.tables import CatalogueRow, show_catalogue
 
+    aliases = {entry.alias for entry in entries}
+    plain = [_plain_installed(model) for model in others if model.name not in aliases]
+    plain += _plain_entries(entries, settings)
     if quiet and not output.json:
-        for entry in entries:
-            output.text(entry.alias)
+        for facts in plain:
+            output.text(clean(facts["alias"]))
         return
-    plain = _plain_entries(entries, settings)
     if output.json:
         output.result_json(plain)
     else:
         show_catalogue(output, [CatalogueRow(**facts) for facts in plain])
+
+
+def _plain_installed(model: Installed) -> dict[str, Any]:
+    """A model on this disk as a row of the catalogue."""
+    facts = {"alias": model.name, "parameters": "", "quant": model.quant, "n_bytes": model.size}
+    return {**facts, "licence": "", "installed": True}
 
 
 def _plain_entries(entries: list[CatalogueEntry], settings: Settings) -> list[dict[str, Any]]:

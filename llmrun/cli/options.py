@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from llmrun.cli.completion import complete_model
-from llmrun.errors import UsageError
+from llmrun.cli.completion import complete_model, complete_words
+from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import Wishes
-from llmrun.protocol.params import Limits
+from llmrun.protocol.params import MOST_TOKENS, Limits
 
 if TYPE_CHECKING:
     from llmrun.chat.attachments import Attached
@@ -62,15 +62,36 @@ ThreadsOption = Annotated[
 ]
 GpuLayersOption = Annotated[
     int | None,
-    typer.Option("--gpu-layers", help="Layers on the GPU; -1 is all, the default.", rich_help_panel="Engine"),
+    typer.Option("--gpu-layers", "-ngl", help="Layers on the GPU; -1 is all, the default.", rich_help_panel="Engine"),
 ]
-KvOption = Annotated[
-    str, typer.Option("--kv", metavar="f16|q8_0", help="Type of the KV cache.", rich_help_panel="Engine")
+_complete_cache_type = complete_words("f16", "q8_0")
+CacheTypeKOption = Annotated[
+    str,
+    typer.Option(
+        "--cache-type-k",
+        "-ctk",
+        metavar="f16|q8_0",
+        help="Of keys in the KV cache.",
+        autocompletion=_complete_cache_type,
+        rich_help_panel="Engine",
+    ),
+]
+CacheTypeVOption = Annotated[
+    str,
+    typer.Option(
+        "--cache-type-v",
+        "-ctv",
+        metavar="f16|q8_0",
+        help="Of values in it.",
+        autocompletion=_complete_cache_type,
+        rich_help_panel="Engine",
+    ),
 ]
 FlashAttentionOption = Annotated[
     str,
     typer.Option(
         "--flash-attention",
+        "-fa",
         metavar="auto|on|off",
         help="Attention without writing its scores to memory. Default: where it is faster.",
         rich_help_panel="Engine",
@@ -167,21 +188,35 @@ def loading(
     ctx: CtxOption = None,
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
-    kv: KvOption = "f16",
+    cache_type_k: CacheTypeKOption = "f16",
+    cache_type_v: CacheTypeVOption = "f16",
     flash_attention: FlashAttentionOption = "auto",
     verbose: VerboseOption = False,
     yes: YesOption = False,
 ) -> LoadingOptions:
     """The options of a command that loads a model."""
-    return LoadingOptions(Wishes(ctx, threads, gpu_layers, kv, flash_attention), verbose, yes)
+    wishes = Wishes(ctx, threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
+    return LoadingOptions(wishes, verbose, yes)
 
 
 ThinkOption = Annotated[
-    str,
+    bool | None,
     typer.Option(
-        "--think",
-        metavar="on|off|hide|fold|TOKENS",
-        help="Thoughts of a reasoning model: shown, not made, not shown, their beginning, or at most so many tokens.",
+        "--think/--no-think",
+        help="Whether a reasoning model thinks before it answers. Default: as its template says.",
+        rich_help_panel="Answer",
+    ),
+]
+ThinkTokensOption = Annotated[
+    int | None,
+    typer.Option("--think-tokens", metavar="TOKENS", help="Longest thoughts.", rich_help_panel="Answer"),
+]
+ShowThoughtsOption = Annotated[
+    Literal["on", "fold", "hide"],
+    typer.Option(
+        "--show-thoughts",
+        metavar="on|fold|hide",
+        help="Thoughts whole, only their beginning, or not at all.",
         rich_help_panel="Answer",
     ),
 ]
@@ -219,8 +254,8 @@ class Think:
     shown: Literal["on", "hide", "fold"] = "fold"
 
 
-def read_think(text: str, label: str = "--think") -> Think:
-    """What --think or /think says.
+def read_think(text: str, label: str) -> Think:
+    """What /think says.
 
     Raises:
         UsageError: it says nothing sensible.
@@ -263,7 +298,9 @@ def wanted(
     ban: BanOption = None,
     grammar: GrammarOption = None,
     json_schema: JsonSchemaOption = None,
-    think: ThinkOption = "fold",
+    think: ThinkOption = None,
+    think_tokens: ThinkTokensOption = None,
+    show_thoughts: ShowThoughtsOption = "fold",
     plain: PlainOption = False,
     loop_guard: LoopGuardOption = True,
     files: FilesOption = None,
@@ -276,16 +313,19 @@ def wanted(
     """
     from llmrun.protocol.messages import AnswerRequest
 
-    limits, how = Limits(max_tokens, tuple(stop or ()), tuple(ban or ())), read_think(think)
+    limits = Limits(max_tokens, tuple(stop or ()), tuple(ban or ()))
+    require_within("--think-tokens", think_tokens, (0, MOST_TOKENS))
+    if think is False and think_tokens is not None:
+        raise UsageError("--no-think and --think-tokens exclude each other", hint="give one of them")
     asked = AnswerRequest(
         limits=limits,
         template=template_text(template),
         grammar=read_constraint(grammar, json_schema),
-        thinking=how.thinking,
-        thinking_tokens=how.tokens,
+        thinking=think,
+        thinking_tokens=think_tokens,
         stops_repeats=loop_guard,
     )
-    return AnswerOptions(system, asked, _attached(files) if files else None, how.shown, plain)
+    return AnswerOptions(system, asked, _attached(files) if files else None, show_thoughts, plain)
 
 
 def _attached(files: list[str]) -> Attached:
@@ -317,7 +357,7 @@ def read_constraint(grammar: str | None, json_schema: str | None) -> Grammar | N
 
 def _file_text(flag: str, path: str, wanted: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")  # Windows' editors put a mark in front
     except (OSError, UnicodeDecodeError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"{flag} {path} can't be read", why=why, hint=f"{flag} takes {wanted}") from None

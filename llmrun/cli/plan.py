@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.cli.options import JsonOption, ModelArgument
+from llmrun.cli.options import CacheTypeKOption, CacheTypeVOption, JsonOption, ModelArgument
 from llmrun.config import Settings, load_settings
-from llmrun.errors import LlmrunError, NetworkError, UsageError
+from llmrun.errors import LlmrunError, NetworkError
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -24,23 +24,23 @@ def plan(
     ctx: Annotated[
         str, typer.Option("--ctx", "-c", metavar="TOKENS,...", help="Context windows to look at, e.g. 4096,32k.")
     ] = "",
-    kv: Annotated[str, typer.Option("--kv", metavar="f16|q8_0", help="Type of the KV cache.")] = "f16",
+    cache_type_k: CacheTypeKOption = "f16",
+    cache_type_v: CacheTypeVOption = "f16",
     every: Annotated[bool, typer.Option("--all", help="Every quant of the repository, even if one is here.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show what each quant of a model takes and gives on this machine; downloads nothing.
+    """Show what each quant of a model needs and gives on this machine.
 
-    Speeds are predicted from what llama.cpp's kernels do here, which is measured once and remembered.
+    Downloads nothing. Speeds are predicted from what llama.cpp's kernels do here, which is measured once.
     """
     from llmrun.planning.estimate import contexts_for, look_ahead, parse_contexts, with_gpus
     from llmrun.planning.hardware import probe
-    from llmrun.planning.memory import KV_BYTES
+    from llmrun.planning.plan import Wishes
     from llmrun.ui.views.plan import show_outlooks
 
     output = Output(json=json)
     wished = parse_contexts(ctx)
-    if kv not in KV_BYTES:
-        raise UsageError(f"there is no KV type {kv!r}", why=f"there are {', '.join(KV_BYTES)}")
+    kv = Wishes(cache_type_k=cache_type_k, cache_type_v=cache_type_v).kv_type
     settings = load_settings()
     candidates = _candidates(output, model, settings, every=every)
     hardware = probe()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.cli.completion import complete_model
+from llmrun.cli.completion import complete_model, complete_type
 from llmrun.cli.options import JsonOption, with_options
 from llmrun.errors import CancelledError, UsageError, require_within
 from llmrun.planning.plan import CONTEXT_BOUNDS
@@ -221,7 +221,10 @@ OutArgument = Annotated[
 TypeOption = Annotated[
     str,
     typer.Option(
-        "--type", metavar="TYPE", help="int4 (the best 4-bit type here, the default), int8, Q4_K_M, Q6_K, ..."
+        "--type",
+        metavar="TYPE",
+        help="int4 (the best 4-bit type here, the default), int8, Q4_K_M, Q6_K, ...",
+        autocompletion=complete_type,
     ),
 ]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=512, help="Default: all.")]
@@ -243,7 +246,10 @@ def quantize(
     yes: ReplaceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Make a smaller file of a model. The source stays as it is; the new file is verified before it gets its name."""
+    """Make a smaller file of a model.
+
+    The source stays as it is; the new file is verified before it gets its name.
+    """
     from llmrun.quantize.decide import AUTO, Wish, read_wish
     from llmrun.quantize.source import find
 

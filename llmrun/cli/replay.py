@@ -20,7 +20,7 @@ def replay(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `llmrun run --record FILE` wrote.")],
     model: Annotated[str, typer.Option("--model", help="Another name or path for the recorded model.")] = "",
 ) -> None:
-    """Answer a recorded prompt again: the same bytes, or what is different here."""
+    """Answer a recorded prompt again, and compare the bytes."""
     output = Output()
     record = read(file)
     wishes = Wishes(_number(record, "context"), _number(record, "threads"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,9 +15,9 @@ from llmrun.cli.answering import ShownAs, cancelling, collecting, show, show_att
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import AnswerOptions, LoadingOptions, ModelArgument, StatsOption, loading, wanted, with_options
 from llmrun.cli.sampling import sampling_flags, sampling_rows
-from llmrun.errors import CancelledError, LlmrunError, UsageError
+from llmrun.errors import CancelledError, CutOffError, LlmrunError, UsageError
 from llmrun.model import Expected, Model
-from llmrun.protocol.messages import AnswerRequest, Message
+from llmrun.protocol.messages import AnswerRequest, Finished, Message
 from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
 
@@ -77,6 +78,12 @@ def run(
     output = Output(json=json)
     if record is not None:
         check_target(record)
+    if wanted.attached is not None:
+        refuse_file_names(prompt or [])
+    special = raw or prompt_cache or record or json or explain_sampling
+    if not prompt and output.stdin_is_terminal and output.stdout_is_terminal and not special:
+        _chat(model, stats, wanted, loading, flags)
+        return
     text = read_prompt(output, prompt or [])
     if wanted.attached is not None:
         show_attached(output, wanted.attached)
@@ -89,7 +96,8 @@ def run(
 
             show_sampling(output, sampling_rows(sampling, origins))
         asked = replace(_asked(output, loaded, text, wanted, raw=raw), sampling=sampling)
-        shown_as = ShownAs(stats, markdown=not (wanted.plain or raw or asked.grammar), think=wanted.thoughts)
+        markdown = not (wanted.plain or raw or asked.grammar)
+        shown_as = ShownAs(stats, markdown, wanted.thoughts, end_line=not raw)
         pieces: list[str] = []
         with cancelling(loaded):
             finished = show(output, collecting(loaded.answer(asked), pieces), loaded, shown_as)
@@ -101,6 +109,51 @@ def run(
             write(record, record_of(loaded, asked, "".join(pieces), finished))
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")
+    if finished.reason == "length":
+        _say_limit(output, asked, finished)
+
+
+def _chat(
+    model: str, stats: bool | None, wanted: AnswerOptions, loading: LoadingOptions, flags: Mapping[str, Any]
+) -> None:
+    """A conversation, where there is no prompt and somebody who can type."""
+    from llmrun.cli.chat import Saving, chat
+
+    saving = Saving(last=False, session=None, private=False, overflow=None, keep=0)
+    inspect.unwrap(chat)(model, stats, wanted=wanted, saving=saving, loading=loading, flags=flags)
+
+
+def _say_limit(output: Output, asked: AnswerRequest, finished: Finished) -> None:
+    """Which limit ended an answer, where that was not asked for.
+
+    Raises:
+        CutOffError: the answer had to follow a grammar, and does so no more.
+    """
+    stats = finished.stats
+    full = stats.context_used >= stats.n_ctx
+    why = f"the context window of {stats.n_ctx:,} tokens is full" if full else f"--max-tokens {stats.completion_tokens}"
+    if asked.grammar is not None:
+        hint = "a larger --ctx, or a shorter prompt" if full else "a larger --max-tokens, or none"
+        raise CutOffError("the answer is cut off and incomplete", why=why, hint=hint)
+    if full and not (output.json or output.stdout_is_terminal):
+        output.note(f"the answer is cut off: {why}")
+
+
+def refuse_file_names(words: list[str]) -> None:
+    """See that the shell has not made one file for -f, and a prompt of the others, out of a pattern.
+
+    Raises:
+        UsageError: it has.
+    """
+    names = [word for word in words if not word.isspace() and " " not in word and os.path.isfile(word)]  # noqa: PTH113
+    if names:
+        suffixes = {os.path.splitext(name)[1] for name in names}  # noqa: PTH122
+        pattern = f"*{suffixes.pop()}" if len(suffixes) == 1 else "*"
+        raise UsageError(
+            f"{names[0]!r} is a file, and stands where the prompt does",
+            why="-f takes one word, and the shell makes several of an unquoted pattern",
+            hint=f"-f '{pattern}', or -f before each file",
+        )
 
 
 def _save_state(output: Output, model: Model) -> None:

@@ -15,7 +15,10 @@ from llmrun.ui.terminal.output import Output
 
 
 def show(model: ModelArgument, json: JsonOption = False) -> None:
-    """Show what a model's file says about itself. Of one that is not here, only the file's start is fetched."""
+    """Show what a model's file says about itself, fetched or not.
+
+    Of a model that is not on this disk, only the file's start is fetched.
+    """
     output = Output(json=json)
     settings = load_settings()
     located = locate(model, settings)

@@ -5,22 +5,24 @@ Owns what each command does and says; what a conversation is stands in llmrun.ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+import shlex
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
 from llmrun.chat.attachments import Attached, attach
 from llmrun.chat.conversation import Conversation
+from llmrun.chat.store.export import ending
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import Question
-from llmrun.cli.answering import ShownAs, cancelling, show, show_attached
+from llmrun.cli.answering import ShownAs, cancelling, show, show_again, show_attached
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import LoadingOptions, read_think
 from llmrun.cli.sampling import FLAGS, read_value, sampling_rows, shown_value
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.errors import LlmrunError, TerminatedError, UsageError
 from llmrun.model import A_CHAT
-from llmrun.protocol.messages import Event
+from llmrun.protocol.messages import Event, Finished
 from llmrun.protocol.params import BOUNDS
 from llmrun.ui.answer.keyboard import quiet_keyboard
 from llmrun.ui.prompt.completion import Candidate, Completion, file_names
@@ -29,6 +31,7 @@ from llmrun.ui.terminal.output import Output
 
 REMEMBERED = 16  # tokens that /why can be asked about; each costs 4 bytes for every token of the vocabulary
 _CANDIDATES = 8
+_TURNS_SHOWN = 2  # of a chat that goes on
 
 HELP = {
     "/help": "this help; also /?",
@@ -38,14 +41,13 @@ HELP = {
     "/branch [NAME]": "go on under a name of its own, or go to a branch; without a name, list them",
     "/file PATTERN...": "text files that go along with the next message",
     "/set [NAME VALUE]": "a sampling value, such as /set temp 0.5; /set system TEXT; without a name, all of them",
-    "/seed [NUMBER]": "the seed of the next answers; without a number, a fresh one each time",
     "/think MODE": "on, off, hide, fold, or a number of tokens",
     "/system [TEXT]": "another system prompt from now on; without a text, show it",
     "/model [NAME]": "go on with another model; without a name, say which it is",
     "/show": "the model, as `llmrun show` does",
     "/context": "what fills the context window",
     "/stats": "what the last answer cost",
-    "/why [COUNT]": "how the last tokens were chosen",
+    "/why [COUNT]": "how the least certain of the last tokens was chosen, or that many of the last",
     "/save NAME": "call this chat something",
     "/load NAME": "go on with another saved chat",
     "/sessions": "the saved chats",
@@ -95,9 +97,21 @@ class Chat:
         show_attached(self._output, self._attached)
         if chat.entries:
             turns = sum(isinstance(entry.part, Question) for entry in chat.entries)
-            last = chat.last_question
-            asked = f', last "{_short(last.part.shown)}"' if last and isinstance(last.part, Question) else ""
-            self._output.note(f"Going on with {chat.name}: {turns} {'turn' if turns == 1 else 'turns'}{asked}")
+            self._output.note(f"Going on with {chat.name}: {turns} {'turn' if turns == 1 else 'turns'}.")
+            self._show_last_turns()
+
+    def _show_last_turns(self) -> None:
+        """What was said last, and how to have it answered where it was not."""
+        chat = self.conversation.chat
+        for entry in chat.entries[-2 * _TURNS_SHOWN :] if self._output.stdout_is_terminal else ():
+            if isinstance(entry.part, Question):
+                self._output.note(f">>> {_short(entry.part.shown)}")
+            else:
+                show_again(self._output, entry.part.content, self._shown_as)
+                if ending(entry.part):
+                    self._output.note(f"({ending(entry.part)})")
+        if not chat.is_answered:
+            self._output.note("The last question has no answer yet: /retry asks it again.")
 
     def run(self) -> None:
         """Until the person leaves, or stdin ends."""
@@ -110,8 +124,15 @@ class Chat:
             else:
                 self._obey(message)
         self.conversation.save_state()
+        if self._typed.interactive:
+            self._say_how_to_come_back()
         self.conversation.chat.release()
         self._models.close()
+
+    def _say_how_to_come_back(self) -> None:
+        chat = self.conversation.chat
+        if chat.id is not None and self.store.folder is not None and not chat.is_detached:
+            self._output.note(f"Saved. To go on: llmrun chat --session {shlex.quote(chat.name)}")
 
     def _obey(self, message: str) -> None:
         word = message.split()[0]
@@ -122,6 +143,8 @@ class Chat:
             return
         try:
             command(rest.strip())
+        except TerminatedError:
+            raise
         except LlmrunError as error:
             self._output.error(error)
 
@@ -131,18 +154,21 @@ class Chat:
         if self._answer(self.conversation.ask(question)):
             self._attached = Attached()
 
-    def _answer(self, events: Iterator[Event]) -> bool:
+    def _answer(self, events: Generator[Event, None, None]) -> bool:
         """Show an answer as it comes. Where nobody can read the error and try again, it ends the command."""
         conversation = self.conversation
         try:
-            with quiet_keyboard(self._output), cancelling(conversation.model):
+            # Whatever is raised here, what came of the answer is saved before the store is closed.
+            with closing(events), quiet_keyboard(self._output), cancelling(conversation.model):
                 finished = show(self._output, events, conversation.model, self._shown_as)
                 for _ in events:
                     pass  # the turn is saved behind its last event
         except LlmrunError as error:
-            if not self._typed.interactive:
+            if not self._typed.interactive or isinstance(error, TerminatedError):
                 raise
             self._output.error(error)
+            if not isinstance(error, UsageError):
+                self._output.note("What was said is kept. /retry asks the question again.")
             return False
         if finished.reason == "repeats":
             self._output.note(f'Stopped: the answer repeated "{_short(finished.detail)}" (--no-loop-guard lets it).')
@@ -180,17 +206,28 @@ class Chat:
     def _branch(self, rest: str) -> None:
         chat = self.conversation.chat
         if not rest:
-            for branch in chat.branches():
-                mark = "*" if branch.current else " "
-                self._output.note(
-                    f"{mark} {branch.name or f'#{branch.head}'}: {branch.turns} turns, {branch.last[:60]}"
-                )
+            self._list_branches()
         elif any(rest in (branch.name, f"#{branch.head}") for branch in chat.branches()):
             chat.switch(rest)
             self._output.note(f"Going on with {chat.branch}.")
         else:
             chat.make_branch(rest)
             self._output.note(f"From here on this is {rest}.")
+
+    def _list_branches(self) -> None:
+        """Each with where it leaves the one that goes on, and what was said there instead."""
+        chat = self.conversation.chat
+        for branch in chat.branches():
+            name, turns = branch.name or f"#{branch.head}", f"{branch.turns} turn{'' if branch.turns == 1 else 's'}"
+            if branch.current:
+                self._output.note(f"* {name}: {turns}, goes on here")
+                continue
+            fork = chat.difference(branch)
+            if fork is None:
+                self._output.note(f"  {name}: {turns}, all of them in this one too")
+            else:
+                turn, said = fork
+                self._output.note(f'  {name}: {turns}, differs from turn {turn} on: "{_short(said)}"')
 
     def _file(self, rest: str) -> None:
         patterns = rest.split()
@@ -216,11 +253,6 @@ class Chat:
             name, value = read_value(words[0], words[1], "/set ")
             self.conversation.manner.session[name] = value
             self._output.note(f"{FLAGS[name][0]} is {shown_value(name, value)} from now on.")
-
-    def _seed(self, rest: str) -> None:
-        session = self.conversation.manner.session
-        session["seed"] = read_value("seed", rest, "/")[1] if rest else None
-        self._output.note(f"The seed is {rest}." if rest else "Every answer gets a fresh seed.")
 
     def _think(self, rest: str) -> None:
         think = read_think(rest, "/think")
@@ -267,28 +299,36 @@ class Chat:
         show_context(self._output, messages, self.conversation.count(), self.conversation.model.loaded.n_ctx)
 
     def _stats(self, rest: str) -> None:
-        last = self.conversation.last
-        if last is None:
+        answer = self.conversation.chat.last_answer
+        if answer is None:
             self._output.note("There is no answer yet.")
-            return
-        from llmrun.ui.answer.view import write_summary
+        elif not answer.stats.completion_tokens:
+            self._output.note("The last answer has no figures: llmrun or its engine died before its end.")
+        else:
+            from llmrun.ui.answer.view import write_summary
 
-        write_summary(self._output.stderr, last, dim=self._output.stderr_has_color)
+            finished = Finished(0, answer.finish, answer.stats)
+            write_summary(self._output.stderr, finished, dim=self._output.stderr_has_color)
 
     def _why(self, rest: str) -> None:
         count = rest or "1"
         if not count.isdecimal() or not 1 <= int(count) <= REMEMBERED:
             raise UsageError(f"invalid /why {rest}", why=f"must be a number of tokens, 1 to {REMEMBERED}")
-        from llmrun.ui.views.sampling import show_choice
+        if self.conversation.last is None:
+            why = "only the last answer of this run can be explained: logits are not saved with a chat"
+            raise UsageError("there is no answer to explain", why=why, hint="ask something, or /retry")
+        from llmrun.ui.views.sampling import least_certain, show_choice
 
-        for choice in self.conversation.model.explain(int(count), _CANDIDATES).choices:
+        choices = self.conversation.model.explain(int(count) if rest else REMEMBERED, _CANDIDATES).choices
+        for choice in choices if rest else (least_certain(choices),):
             show_choice(self._output, choice)
 
     def _save(self, rest: str) -> None:
         if not rest:
             raise UsageError("/save needs a name", hint="/save trip-to-rome; every turn is saved by itself anyway")
-        self.conversation.chat.rename(rest)
-        self._output.note(f"This chat is {rest} now: llmrun chat --session {rest}")
+        chat = self.conversation.chat
+        chat.rename(rest)
+        self._output.note(f"This chat is {rest} now: llmrun chat --session {shlex.quote(chat.name)}")
 
     def _load(self, rest: str) -> None:
         if not rest:
@@ -315,7 +355,7 @@ class Chat:
         if self.conversation.chat.id is None:
             raise UsageError("there is nothing to export yet", hint="ask something first")
         path = Path(rest).expanduser()
-        write_whole(path, export(self.store.tree(str(self.conversation.chat.id)), form))
+        write_whole(path, export(self.conversation.chat.tree(), form))
         self._output.note(f"Written to {path}.")
 
     def _copy(self, rest: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,7 +43,12 @@ def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = Fal
         output.note(f"{removal.model.name}: {removal.model.path}, {size(removal.freed)} come free")
         for other in removal.shared:
             output.note(f"  not all of its bytes: {other} needs some")
-    _ask(output, f"Remove {_count(len(removals), 'model')}?", yes=yes, command=f"llmrun rm -y {' '.join(models)}")
+    _ask(
+        output,
+        f"Remove {_count(len(removals), 'model')}?",
+        yes=yes,
+        command=shlex.join(["llmrun", "rm", "-y", *models]),
+    )
     for removal in removals:
         do_remove(removal)
     if json:
@@ -59,7 +65,10 @@ def collect_garbage(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Remove what is of no use: parts of abandoned downloads, bytes without a name, old revisions, locks."""
+    """Remove what interrupted downloads and updates left behind.
+
+    That is: parts of downloads, bytes without a name, old revisions, locks. Shows them and asks before.
+    """
     from llmrun.models.store.collect import collect, discard
     from llmrun.ui.terminal.tables import FileRow, show_files
 
@@ -96,7 +105,10 @@ def import_file(
     link: Annotated[bool, typer.Option("--link", help="Leave the bytes where they are; they must stay there.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Give a model file a name: put it into the cache, where every command finds it."""
+    """Give a model file a name that every command knows.
+
+    The file is copied into the cache, where it is found.
+    """
     from llmrun.models.store.importing import import_model
     from llmrun.ui.terminal.progress import download_progress
 
@@ -112,7 +124,7 @@ def import_file(
     if json:
         output.result_json(as_plain(model))
     else:
-        output.note(f'{model.name} is at {model.path}; try: llmrun run {model.name} "Hello"')
+        output.note(f'{model.name} is at {model.path}; try: llmrun run {shlex.quote(model.name)} "Hello"')
 
 
 def verify(
@@ -214,7 +226,7 @@ def _refuse_damaged(damaged: list[Installed]) -> None:
     if not damaged:
         return
     names = ", ".join(model.name for model in damaged)
-    ours = [model.name for model in damaged if not model.foreign]
+    ours = [shlex.quote(model.name) for model in damaged if not model.foreign]
     raise IntegrityError(
         f"{_count(len(damaged), 'model')} {'is' if len(damaged) == 1 else 'are'} damaged: {names}",
         why="the bytes are not those that were installed",

@@ -1,4 +1,4 @@
-"""`llmrun help`: topics that belong to no single command."""
+"""`llmrun help`: the help of a command, and topics that belong to no single one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from llmrun.cli.commands import ALIASES, COMMANDS
 from llmrun.errors import UsageError
 from llmrun.ui.terminal.output import Output
 
@@ -19,28 +20,22 @@ EXIT_CODES = {
     6: "not enough memory or disk",
     7: "bad model file, chat template or grammar",
     8: "the engine crashed",
+    9: "a limit cut off an answer that has to follow a grammar or JSON schema",
     130: "stopped by Ctrl-C",
-    143: "stopped by SIGTERM",
+    143: "stopped by SIGTERM, or because the terminal was closed",
 }
 
-_TOPICS = {"exit-codes": "\n".join(f"{status:>4}  {meaning}" for status, meaning in EXIT_CODES.items())}
+TOPICS = {"exit-codes": "\n".join(f"{status:>4}  {meaning}" for status, meaning in EXIT_CODES.items())}
 
 
 def show_help(
     context: typer.Context,
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="A command, or exit-codes.")] = None,
+    words: Annotated[list[str], typer.Argument(metavar="TOPIC", help=f"A command, or {', '.join(TOPICS)}.")],
 ) -> None:
     """Help on a command or topic."""
-    output = Output()
-    if topic in _TOPICS:
-        output.text(_TOPICS[topic])
-        return
-    parent = context.parent
-    assert parent is not None
-    commands = getattr(parent.command, "commands", {})
-    if topic is None:
-        output.text(parent.get_help())
-    elif topic in commands:
-        output.text(commands[topic].get_help(typer.Context(commands[topic], info_name=topic, parent=parent)))
+    if words[0] in TOPICS and len(words) == 1:
+        Output().text(TOPICS[words[0]])
+    elif words[0] in COMMANDS or words[0] in ALIASES:
+        context.find_root().command.main([*words, "--help"], prog_name="llmrun", standalone_mode=False)
     else:
-        raise UsageError(f"there is no help on {topic!r}", hint="llmrun help, or llmrun help exit-codes")
+        raise UsageError(f"there is no help on {words[0]!r}", hint=f"llmrun help, or llmrun help {' or '.join(TOPICS)}")

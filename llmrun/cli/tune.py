@@ -24,15 +24,16 @@ def tune(
         int | None,
         typer.Option("--depth", metavar="TOKENS", help="Context behind which decode is measured. Default: by time."),
     ] = None,
-    kv: Annotated[bool, typer.Option("--kv", help="Try a q8_0 KV cache too, which is less precise.")] = False,
+    kv: Annotated[bool, typer.Option("--cache-types", help="Try a q8_0 KV cache too, which is less precise.")] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Go back to the defaults.")] = False,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Try the engine's settings and remember the fastest, for models of this shape on this machine.
+    """Find and remember the fastest settings for a model here.
 
-    A setting is kept only if it is significantly faster than the default, measured in turns. Other threads, flash
-    attention or repacking round otherwise, which can change an answer at --temp 0; what is kept is said.
+    They hold for models of this shape on this machine. A setting is kept only if it is significantly faster than the
+    default, measured in turns. Other threads, flash attention or repacking round otherwise, which can change an answer
+    at --temp 0; what is kept is said.
     """
     from llmrun.bench.tune.run import check_wishes, keep
     from llmrun.bench.tune.run import tune as find_fastest

@@ -81,7 +81,7 @@ def _float8_values(kind: str) -> Floats:
 
 
 def _bfloat16(values: Floats) -> Array:
-    """Round to the nearest, ties to even; what is no number stays none."""
+    """Round to the nearest, ties to even; what is not a number stays so."""
     import numpy as np
 
     bits = np.ascontiguousarray(values).view(np.uint32)

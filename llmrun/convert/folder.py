@@ -1,7 +1,7 @@
 """The small files of a Hugging Face folder: JSON and text, read with bounds.
 
 Must not know what they mean. A folder is untrusted: sizes are checked before reading, names can't lead out of it, and
-what is no JSON object is refused with the file's name.
+what is not a JSON object is refused with the file's name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Folder:
         """The object in a JSON file; empty when there is no such file.
 
         Raises:
-            BadModelError: it is no JSON object, or larger than any real one.
+            BadModelError: it is not a JSON object, or larger than any real one.
         """
         return parse_object(self.bytes(name, MAX_JSON_BYTES), str(self.path / name)) if self.has(name) else {}
 

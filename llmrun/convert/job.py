@@ -35,7 +35,7 @@ class Converted:
     Attributes:
         architecture: as config.json names it.
         type: of its matrices, e.g. "BF16".
-        notes: what became of things that GGUF has no place for; foreign text.
+        notes: what became of things that GGUF has no place for; untrusted text.
     """
 
     path: Path

@@ -133,7 +133,7 @@ def _gptq_reader(config: Mapping[str, Any]) -> _Reader:
         weight, zeros = parts.find("qweight", ("I32",)), parts.find("qzeros", ("I32",))
         scales = parts.find("scales", _FLOATS)
         if len(weight.shape) != 2 or len(scales.shape) != 2:
-            raise parts.fail("its parts are no matrices")
+            raise parts.fail("its parts are not matrices")
         n_in, n_out, n_groups = weight.shape[0] * per_word, weight.shape[1], scales.shape[0]
         if scales.shape != (n_groups, n_out) or zeros.shape != (n_groups, -(-n_out // per_word)) or not n_groups:
             raise parts.fail(f"scales {scales.shape} and qzeros {zeros.shape} don't fit {n_in} x {n_out}")
@@ -180,7 +180,7 @@ def _awq_reader(config: Mapping[str, Any]) -> _Reader:
         weight, zeros = parts.find("qweight", ("I32",)), parts.find("qzeros", ("I32",))
         scales = parts.find("scales", _FLOATS)
         if len(weight.shape) != 2 or len(scales.shape) != 2:
-            raise parts.fail("its parts are no matrices")
+            raise parts.fail("its parts are not matrices")
         n_in, n_out, n_groups = weight.shape[0], weight.shape[1] * 8, scales.shape[0]
         if scales.shape[1] != n_out or zeros.shape != (n_groups, weight.shape[1]) or not n_groups or n_in % n_groups:
             raise parts.fail(f"scales {scales.shape} and qzeros {zeros.shape} don't fit {n_in} x {n_out}")

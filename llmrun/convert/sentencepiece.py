@@ -42,7 +42,7 @@ def read_pieces(data: bytes) -> Pieces:
 
     Raises:
         BadModelError: it is damaged.
-        UsageError: it is no BPE vocabulary.
+        UsageError: it is not a BPE vocabulary.
     """
     pieces: list[Piece] = []
     kind, adds_space = 1, True
@@ -57,7 +57,7 @@ def read_pieces(data: bytes) -> Pieces:
         raise _damaged(f"it has {len(pieces):,} pieces")
     if kind != _BPE:
         raise UsageError(
-            "the SentencePiece vocabulary is no BPE vocabulary",
+            "the SentencePiece vocabulary is not a BPE vocabulary",
             why="a unigram model cuts words in another way than llama.cpp does in models of this architecture",
         )
     return Pieces(tuple(pieces), adds_space)

@@ -48,7 +48,7 @@ def stored_source(tensor: Stored) -> TensorSource:
     """A tensor as it is in its file.
 
     Raises:
-        BadModelError: its elements are no floating-point numbers.
+        BadModelError: its elements are not floating-point numbers.
     """
     if tensor.kind not in FLOAT_TYPES:
         raise BadModelError(

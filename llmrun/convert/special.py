@@ -179,5 +179,5 @@ def _chat_template(folder: Folder, settings: Json) -> str:
         named = {row.get("name"): row.get("template") for row in found if isinstance(row, dict)}
         found = named.get("default") or next(iter(named.values()), None)
     if found is not None and not isinstance(found, str):
-        raise BadModelError("the chat template is no text", why=f"tokenizer_config.json has {str(found)[:80]!r}")
+        raise BadModelError("the chat template is not text", why=f"tokenizer_config.json has {str(found)[:80]!r}")
     return found or ""

@@ -56,7 +56,7 @@ class _Tokens:
 
     @property
     def by_id(self) -> dict[int, str]:
-        """Texts of those that are no padding."""
+        """Texts of those that are not padding."""
         return {
             number: text.decode("utf-8", "replace")
             for number, text in enumerate(self.texts)
@@ -113,7 +113,7 @@ def _added(folder: Folder, tokenizer: Json) -> dict[int, tuple[str, bool]]:
     found = {row["id"]: (row["content"], bool(row.get("special"))) for row in added_tokens(tokenizer)}
     decoder = folder.json("tokenizer_config.json").get("added_tokens_decoder", {})
     if not isinstance(decoder, dict):
-        raise BadModelError("tokenizer_config.json is damaged", why="added_tokens_decoder is no object")
+        raise BadModelError("tokenizer_config.json is damaged", why="added_tokens_decoder is not an object")
     for number, row in decoder.items():
         if not number.isdecimal() or not isinstance(row, dict) or not isinstance(row.get("content"), str):
             raise BadModelError("tokenizer_config.json is damaged", why=f"added token {number[:40]!r} has no text")

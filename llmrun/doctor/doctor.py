@@ -74,7 +74,7 @@ def examine(
     installed: int | None = None,
     trial: Trial | LlmrunError | None = None,
 ) -> list[Finding]:
-    """Look at everything, in the order in which a person wants to read it; never takes longer than some seconds.
+    """Look at everything, in the order in which a user wants to read it; never takes longer than some seconds.
 
     Args:
         settings: which directories to look at, and which hub.

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, replace
 
 from llmrun.config import Settings
+from llmrun.gguf.header import Header
 from llmrun.model import Model, locate, prepare
 from llmrun.models.registry import ModelSpec, load_catalogue
 from llmrun.models.store.store import Store
@@ -35,7 +36,7 @@ class Trial:
 
     Attributes:
         name: of the model, as it is typed.
-        description: llama.cpp's.
+        description: architecture, parameters and quant; llama.cpp's own names another size for some.
         devices: that ggml can compute on.
         load_seconds: for weights and context.
         tokens: that were generated.
@@ -72,13 +73,19 @@ def try_model(settings: Settings) -> Trial | None:
             watchdog.cancel()
         return Trial(
             spec.name,
-            model.loaded.description,
+            _described(model.header),
             tuple(model.loaded.devices),
             model.loaded.load_seconds,
             stats.completion_tokens,
             stats.decode_rate,
             _predicted(model, stats, settings),
         )
+
+
+def _described(header: Header) -> str:
+    """E.g. "llama 135M Q4_1"."""
+    count = header.n_parameters
+    return f"{header.architecture} {f'{count / 1e9:.1f}B' if count >= 10**9 else f'{count / 1e6:.0f}M'} {header.quant}"
 
 
 def _choose(settings: Settings) -> ModelSpec | None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 from contextlib import suppress
 
 from llmrun.engine.llama.submodules import import_submodule
 from llmrun.errors import LlmrunError
 
 _SWITCH_SECONDS = 0.0001
+_PREPARING_NICENESS = 7  # a fifth of a core's time where another thread wants all of it
 
 
 def set_environment() -> None:
@@ -40,6 +42,17 @@ def share_the_interpreter() -> None:
     It asks for the interpreter several times a token, and would wait for 5 ms by default each time.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
+
+
+def give_way() -> None:
+    """Let this thread, and those it starts, leave the cores to the threads that compute; it can't be taken back.
+
+    Where every core computes, a grammar that is compiled beside would otherwise take half of one, and each step waits
+    for the slowest of its threads. Only Linux has a niceness of threads.
+    """
+    if sys.platform == "linux":
+        with suppress(PermissionError):  # it gives way more already
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PREPARING_NICENESS)
 
 
 def import_for_requests() -> None:

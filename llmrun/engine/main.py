@@ -46,6 +46,7 @@ from llmrun.protocol.messages import (
     Open,
     SaveState,
     Stats,
+    Tokenize,
 )
 
 if TYPE_CHECKING:
@@ -158,6 +159,8 @@ class EngineProcess:
                 self._inbox.put((command, self._living_model().preparer.prepare(command, self._channel.send)))
             elif isinstance(command, Count):
                 self._answer(command, self._living_model().preparer.count(command, self._channel.send))
+            elif isinstance(command, Tokenize):
+                self._answer(command, self._living_model().preparer.tokenize(command))
             else:
                 self._inbox.put((command, None))
         except LlmrunError as error:
@@ -168,6 +171,7 @@ class EngineProcess:
             self._loading_ended.wait()
             self._loading_ended.clear()
             if self._model is not None and command.n_seq_max > 1:
+                environment.give_way()
                 self._model.preparer.look_ahead()
 
     def _living_model(self) -> LoadedModel:

@@ -6,10 +6,8 @@ another thread than the loop's can do it: no step waits for a template or a gram
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,8 +30,10 @@ from llmrun.protocol.messages import (
     Rendering,
     SaveState,
     StateSaved,
+    Tokenize,
+    Tokenized,
 )
-from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint, Matcher
@@ -50,7 +50,7 @@ class Prepared(NamedTuple):
 
     request: int
     tokens: list[int]
-    sampling: SamplingParams
+    sampler: SequenceSampler
     limits: Limits
     extras: Extras
 
@@ -85,7 +85,7 @@ class Preparer:
             BadTemplateError: there is no chat template, or it fails.
             BadGrammarError: the grammar is broken, or asks for too much.
             BadModelError: the vocabulary lacks what the prompt is made of.
-            UsageError: the prompt is empty, or certainly too long, or the sampling parameters make no sense.
+            UsageError: the prompt is empty, or certainly too long, or the sampling parameters are invalid.
         """
         asked = generate.asked
         matcher = self._matcher(asked.grammar)
@@ -98,12 +98,8 @@ class Preparer:
 
             may_think = asked.prompt is None and asked.thinking is not False
             constraint = AfterThoughts(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
-        sampling = asked.sampling
-        seed = int.from_bytes(os.urandom(4), "little") if sampling.seed is None else sampling.seed
-        sampler = SequenceSampler(sampling, seed, self._vocabulary, constraint, asked.remember)
-        sampler.accept_prompt(tokens)
-        extras = self._extras(asked, sampler, tags, inside=inside)
-        return Prepared(generate.request, tokens, replace(sampling, seed=seed), asked.limits, extras)
+        sampler = SequenceSampler(asked.sampling, self._vocabulary, tokens, constraint, asked.remember)
+        return Prepared(generate.request, tokens, sampler, asked.limits, self._extras(asked, tags, inside=inside))
 
     def _matcher(self, grammar: Grammar | None) -> Matcher | None:
         if grammar is None:
@@ -112,7 +108,7 @@ class Preparer:
 
         return compile_grammar(grammar, self._vocabulary)
 
-    def _extras(self, asked: AnswerRequest, sampler: SequenceSampler, tags: Tags | None, *, inside: bool) -> Extras:
+    def _extras(self, asked: AnswerRequest, tags: Tags | None, *, inside: bool) -> Extras:
         thinking = guard = None
         if tags is not None and asked.thinking_tokens is not None:
             thinking = ThinkingBudget(tags, inside, asked.thinking_tokens)
@@ -121,14 +117,12 @@ class Preparer:
 
             guard = RepeatGuard()
         return Extras(
-            remember=asked.remember,
             inside_thought=inside,
             thinking_tags=tags or (),
             thinking=thinking,
             guard=guard,
             moves=asked.moves,
             shown=self._control_tokens(tags or ()),
-            sampler=sampler,
         )
 
     def count(self, count: Count, send: Callable[[Event], None]) -> Counted:
@@ -142,6 +136,17 @@ class Preparer:
         self._refuse_endless(count.asked.messages[-1:])
         each = tuple(len(self._vocabulary.tokenize(message.content, special=False)) for message in count.asked.messages)
         return Counted(count.request, each, len(self.prompt(count, send)[1]))
+
+    def tokenize(self, tokenize: Tokenize) -> Tokenized:
+        """The token ids of a text.
+
+        Raises:
+            BadModelError: the vocabulary can't write it.
+            ContextOverflowError: it is certainly longer than the context window.
+        """
+        self._refuse_endless([Message("user", tokenize.text)])
+        tokens = self._vocabulary.tokenize(tokenize.text, special=tokenize.special)
+        return Tokenized(tokenize.request, tuple(tokens))
 
     def prompt(
         self, request: Generate | Count, send: Callable[[Event], None] = lambda event: None

@@ -30,11 +30,12 @@ _WINDOW_PATTERNS = {
     "afmoe": (4, False), "cohere2": (4, False), "cohere2moe": (4, True), "exaone-moe": (4, False),
     "exaone4": (4, False), "gemma-embedding": (6, False), "gemma2": (2, False), "gemma3": (6, False),
     "gemma3n": (5, False), "gemma4": (0, False), "gpt-oss": (2, False), "granite_swa": (0, False),
-    "laguna": (4, True), "llama4": (4, False), "maple": (0, False), "mellum": (4, False), "mimo2": (0, False),
-    "muse-glimmer": (4, False), "olmo2": (4, False), "plamo3": (8, False), "smallthinker": (4, True),
-    "spark2_5": (0, False), "step35": (0, False),
+    "laguna": (4, True), "lfm2": (0, False), "llama4": (4, False), "maple": (0, False), "mellum": (4, False),
+    "mimo2": (0, False), "muse-glimmer": (4, False), "olmo2": (4, False), "plamo3": (8, False),
+    "smallthinker": (4, True), "spark2_5": (0, False), "step35": (0, False),
 }  # fmt: skip
 _DEFAULT_WINDOWS = {"gemma2": 4096, "llama4": 8192}
+_FIXED_WINDOWS = {"smallthinker": 4096}  # whatever the file states, if it states one
 _INDEXED = frozenset({"deepseek32", "glm-dsa"})  # keep a second, smaller key of every token
 
 
@@ -81,7 +82,9 @@ def window_of(header: Header) -> int:
     if header.architecture == "llama4":
         says_none = header.model_key("attention.sliding_window") in header.metadata and not stated
         return 0 if says_none else _DEFAULT_WINDOWS["llama4"]
-    return stated or _DEFAULT_WINDOWS.get(header.architecture, 0)
+    if stated:
+        return _FIXED_WINDOWS.get(header.architecture, stated)
+    return _DEFAULT_WINDOWS.get(header.architecture, 0)
 
 
 def _n_layers(header: Header) -> int:

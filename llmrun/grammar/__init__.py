@@ -19,7 +19,7 @@ class Grammar:
 
     Attributes:
         kind: "gbnf" (llama.cpp's), "lark" (llguidance's dialect) or "json_schema".
-        text: its source, as a person wrote it.
+        text: its source, as a user wrote it.
     """
 
     kind: str

@@ -269,7 +269,7 @@ class _Parser:
         self._at += digits
         code = int(written, 16)
         if code > _LAST_CHARACTER or _SURROGATES[0] <= code <= _SURROGATES[1]:
-            raise self._error(f"\\{letter}{written} is no character of Unicode", offset=start)
+            raise self._error(f"\\{letter}{written} is not a character of Unicode", offset=start)
         return chr(code)
 
     def _repeated(self, part: Node) -> Node:
@@ -295,7 +295,7 @@ class _Parser:
         if match[3] and not match[2]:
             raise self._error("a repetition is written {2}, {2,} or {2,5}")
         if most is not None and most < least:
-            raise self._error(f"from {least} to {most} times is no range")
+            raise self._error(f"from {least} to {most} times is not a range")
         if max(least, most or 0) > MAX_REPETITIONS:
             raise self._error(f"nothing can be repeated more than {MAX_REPETITIONS:,} times", "for no limit write {1,}")
         self._at = match.end()

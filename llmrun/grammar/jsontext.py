@@ -51,7 +51,7 @@ def read_json(text: str) -> tuple[Any, Places]:
     """The value of a JSON text, and where everything in it is.
 
     Raises:
-        BadGrammarError: it is no JSON, or nested too deep.
+        BadGrammarError: it is not JSON, or nested too deep.
     """
     reader = _Reader(text)
     value = reader.value(0)
@@ -151,7 +151,7 @@ class _Reader:
             self.at = match.end()
             return _WORDS[word]
         if not _NUMBER.fullmatch(word):
-            self.fail(f"{word[:40]!r} is no JSON value", hint=f"write {_MEANT[word]}" if word in _MEANT else "")
+            self.fail(f"{word[:40]!r} is not a JSON value", hint=f"write {_MEANT[word]}" if word in _MEANT else "")
         number = json.loads(word) if len(word) <= _MAX_NUMBER_CHARACTERS else None
         if number is None or abs(number) == float("inf"):
             self.fail("this number is too long or too large")

@@ -70,7 +70,7 @@ class Schema:
         """Find all parts.
 
         Raises:
-            BadGrammarError: something is no schema where one has to be, or a $ref leads nowhere.
+            BadGrammarError: something is not a schema where one has to be, or a $ref leads nowhere.
         """
         self.text = text
         self.root = root

@@ -5,7 +5,7 @@ Owns the order of these attempts; must not know transfer, layout or the hub's pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,14 @@ UNVERIFIED_NOTE = (
 )
 
 
+OnSize = Callable[[int], None]
+"""Gets the bytes that will be downloaded, before the first is; may raise."""
+
+
+def _ignore_size(n_bytes: int) -> None:
+    pass
+
+
 def _ignore_progress(done: int, total: int) -> None:
     pass
 
@@ -43,6 +51,7 @@ def pull(
     on_progress: OnProgress = _ignore_progress,
     on_note: OnNote = _ignore_note,
     *,
+    on_size: OnSize = _ignore_size,
     room: int = 0,
     patience: Patience = PATIENT,
 ) -> Path:
@@ -51,6 +60,7 @@ def pull(
     Args:
         on_progress: gets (bytes there, bytes in all) while bytes arrive; all parts count together.
         on_note: gets one line when something is done differently than one would expect.
+        on_size: gets how many bytes will be downloaded, where that is known before; what it raises ends the pull.
         room: free memory of this machine in bytes; where no quant was asked for, one that fits is taken. 0 is unknown.
 
     Raises:
@@ -73,7 +83,7 @@ def pull(
         return _from_link(spec.url, settings, store, on_progress, on_note, patience)
     if spec.repository is None:
         raise ModelNotFoundError(f"{spec.name} names no model")
-    fetched = _Repository(spec, spec.repository, settings, store, on_progress, on_note, patience)
+    fetched = _Repository(spec, spec.repository, settings, store, on_progress, on_note, on_size, patience)
     path = fetched.fetch(room)
     read_header(path)  # raises when it is no model
     return path
@@ -89,6 +99,7 @@ class _Repository:
     store: Store
     on_progress: OnProgress
     on_note: OnNote
+    on_size: OnSize
     patience: Patience
 
     def fetch(self, room: int) -> Path:
@@ -103,6 +114,8 @@ class _Repository:
                 raise
         self.on_note(FALLBACK_NOTE)
         blob, lock = (place(self.repository, source.sha256) for place in (self.store.blob, self.store.lock))
+        if not blob.exists():
+            self.on_size(source.size)
         mirror.fetch(source, blob, lock=lock, on_progress=self.on_progress, on_note=self.on_note)
         return self._install(source.revision, self.spec.filename, source.sha256)
 
@@ -110,7 +123,9 @@ class _Repository:
         found = hub.repository_files(self.repository, self.spec.revision, self.settings)
         parts = _parts(self.spec, found, room, self.on_note)
         blobs = [self.store.blob(self.repository, part.sha256) for part in parts]
-        self._require_space(parts, blobs)
+        missing = self._require_space(parts, blobs)
+        if missing:
+            self.on_size(missing)
         total = sum(part.size for part in parts)
         done = 0
         paths = []
@@ -137,15 +152,16 @@ class _Repository:
             login_hint=hub.login_hint(self.settings, self.repository),
         )
 
-    def _require_space(self, parts: Sequence[hub.RemoteFile], blobs: Sequence[Path]) -> None:
-        """Room for all parts before the first byte is asked for."""
+    def _require_space(self, parts: Sequence[hub.RemoteFile], blobs: Sequence[Path]) -> int:
+        """Room for all parts before the first byte is asked for; gives the bytes that are missing."""
         with disk_errors(self.store.root):
-            missing = [
+            missing = sum(
                 part.size - arrived_bytes(blob, part.size)
                 for part, blob in zip(parts, blobs, strict=True)
                 if not blob.exists()
-            ]
-            require_space(self.store.root, sum(missing))
+            )
+            require_space(self.store.root, missing)
+        return missing
 
     def _install(self, commit: str, filename: str, sha256: str) -> Path:
         return self.store.install(self.repository, commit, filename, sha256, self.spec.revision)

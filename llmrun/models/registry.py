@@ -212,10 +212,10 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
     """Understand a model's name. An alias wins over a file of the same name; ./NAME is always the file.
 
     Args:
-        name: `alias`, `alias:quant`, `owner/repo`, `owner/repo:quant`, `owner/repo/file.gguf`, any of the
-            last three after `hf.co/`, `huggingface.co/` or `hf://`, an https link, `ollama/name:tag`,
-            `lmstudio/publisher/repo[:quant]`, or a path: of a file, of any part of a split model, or of a folder
-            with one model in it.
+        name: `alias`, `alias:quant`, an alias as Ollama writes it (`qwen3:4b`, `smollm2:latest`), `owner/repo`,
+            `owner/repo:quant`, `owner/repo/file.gguf`, any of the last three after `hf.co/`, `huggingface.co/` or
+            `hf://`, an https link, `ollama/name:tag`, `lmstudio/publisher/repo[:quant]`, or a path: of a file, of any
+            part of a split model, or of a folder with one model in it.
         catalogue: the aliases.
 
     Raises:
@@ -228,6 +228,8 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
         return _from_link(name, catalogue)
     alias, _, quant = name.partition(":")
     entry = catalogue.entries.get(alias.lower())
+    if quant and not (entry and entry.spelling(quant)):
+        entry, quant = _as_ollama_names(catalogue, alias.lower(), quant) or (entry, quant)
     if entry:
         return _from_entry(name, entry, quant)
     if _is_file(name) or name.startswith(_PATH_STARTS):
@@ -242,6 +244,16 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
     if _looks_like_file(name):
         return _from_path(name)
     raise _unknown(name, alias, catalogue)
+
+
+def _as_ollama_names(catalogue: Catalogue, family: str, tag: str) -> tuple[CatalogueEntry, str] | None:
+    """The model that Ollama calls FAMILY:TAG, and its quant: latest, 4b, 4b-instruct, 4b-q8_0, 4b-instruct-q8_0."""
+    first, *rest = tag.lower().split("-")
+    quant = "-".join(word for word in rest if word not in {"instruct", "it", "chat"})
+    entry = catalogue.entries.get(family)
+    if first != "latest" and not (entry and entry.parameters.lower() == first):
+        entry = catalogue.entries.get(f"{family}-{first}")
+    return (entry, quant) if entry and (not quant or entry.spelling(quant)) else None
 
 
 def _from_entry(name: str, entry: CatalogueEntry, quant: str) -> ModelSpec:

@@ -240,7 +240,7 @@ def look_ahead(
 
 def _plan(facts: _Resized, hardware: Hardware, kv_type: str) -> Plan | None:
     try:
-        return make_plan(facts, hardware, Wishes(kv_type=kv_type))
+        return make_plan(facts, hardware, Wishes(cache_type_k=kv_type, cache_type_v=kv_type))
     except OutOfMemoryError:
         return None
 

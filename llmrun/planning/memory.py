@@ -64,7 +64,7 @@ class Memory:
         growth: of the copy of the smaller KV cache, while the conversation moves to the last, largest one.
         compute: of llama.cpp's scratch memory that is really touched; it reserves more.
         process: of everything else.
-        copies: of weights that llama.cpp brings into another order: the file's pages stay mapped beside them until
+        copies: of weights that llama.cpp repacks: the file's pages stay mapped beside them until
             the system wants them back, so they make the process look larger, but need no memory.
     """
 
@@ -102,7 +102,7 @@ def memory(
         kv_type: a key of KV_BYTES.
         start: for how many tokens the KV cache is made at first; None is context_start(). n_ctx never lets it grow.
         used: longest conversation; None is the whole context window.
-        copies: of weights in another order, see repacked_types().
+        copies: of repacked weights, see repacked_types().
     """
     stages = rooms(n_ctx, context_start(sizes, n_ctx, kv_type) if start is None else start)
     longest = n_ctx if used is None else min(used, n_ctx)
@@ -175,7 +175,7 @@ def largest_context(fits: Callable[[int], bool], limit: int) -> int:
 
 
 def repacked_types(cpu_flags: Collection[str]) -> frozenset[str]:
-    """Types whose matrices llama.cpp brings into another order on this processor (ggml-cpu/repack.cpp)."""
+    """Types whose matrices llama.cpp repacks on this processor (ggml-cpu/repack.cpp)."""
     if "avx2" in cpu_flags:
         wide = {"Q2_K"} if "avx512f" in cpu_flags else set()
         return frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} | wide)

@@ -6,6 +6,7 @@ it is a pure function of facts and wishes. Sizes are in bytes, context lengths i
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -80,7 +81,7 @@ class Wishes:
         n_ctx: context window in tokens.
         threads: that compute at the same time.
         gpu_layers: how many layers go to the GPU; -1 is all.
-        kv_type: of the KV cache, a key of memory.KV_BYTES.
+        cache_type_k, cache_type_v: of the keys and the values in the KV cache, keys of memory.KV_BYTES.
         flash_attention: one of FLASH_ATTENTION.
 
     Raises:
@@ -90,20 +91,28 @@ class Wishes:
     n_ctx: int | None = None
     threads: int | None = None
     gpu_layers: int | None = None
-    kv_type: str = "f16"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
     flash_attention: str = "auto"
 
     def __post_init__(self) -> None:
         require_within("--ctx", self.n_ctx, CONTEXT_BOUNDS)
         require_within("--threads", self.threads, THREAD_BOUNDS)
         require_within("--gpu-layers", self.gpu_layers, GPU_LAYER_BOUNDS)
-        if self.kv_type not in KV_BYTES:
-            raise UsageError(f"invalid --kv {self.kv_type}", why=f"must be one of {', '.join(KV_BYTES)}")
+        for flag, kind in (("--cache-type-k", self.cache_type_k), ("--cache-type-v", self.cache_type_v)):
+            if kind not in KV_BYTES:
+                raise UsageError(f"invalid {flag} {kind}", why=f"must be one of {', '.join(KV_BYTES)}")
         if self.flash_attention not in FLASH_ATTENTION:
             why = f"must be one of {', '.join(FLASH_ATTENTION)}"
             raise UsageError(f"invalid --flash-attention {self.flash_attention}", why=why)
-        if self.flash_attention == "off" and self.kv_type != "f16":
-            raise UsageError(f"--kv {self.kv_type} needs flash attention", hint="leave out --flash-attention off")
+        if self.flash_attention == "off" and self.cache_type_v != "f16":
+            what = f"--cache-type-v {self.cache_type_v} needs flash attention"
+            raise UsageError(what, hint="leave out --flash-attention off")
+
+    @property
+    def kv_type(self) -> str:
+        """What memory is planned for: the larger of the two types."""
+        return max(self.cache_type_k, self.cache_type_v, key=KV_BYTES.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +125,7 @@ class Plan:
         n_batch: most tokens of one decode call.
         threads: for decode and for prefill.
         gpu_layers: how many layers go to the GPU; -1 is all.
-        kv_type: of the KV cache.
+        kv_type_k, kv_type_v: of the keys and the values in the KV cache.
         flash_attention: as in messages.Load.
         memory: what the model takes, wherever it lies.
         ram_bytes: how much of memory.needed the machine's own memory has to hold.
@@ -135,7 +144,8 @@ class Plan:
     ram_bytes: int
     vram_bytes: int = 0
     notes: tuple[str, ...] = ()
-    kv_type: str = "f16"
+    kv_type_k: str = "f16"
+    kv_type_v: str = "f16"
     flash_attention: str = "auto"
     tuned: tuple[str, ...] = ()
     slow_flash_attention: bool = False
@@ -150,8 +160,8 @@ class Plan:
             threads=self.threads,
             gpu_layers=self.gpu_layers,
             flash_attention=self.flash_attention,
-            kv_type_k=self.kv_type,
-            kv_type_v=self.kv_type,
+            kv_type_k=self.kv_type_k,
+            kv_type_v=self.kv_type_v,
         )
 
     @property
@@ -203,17 +213,16 @@ def make_plan(
         ram_bytes=split.ram + scores,
         vram_bytes=split.vram,
         notes=(*context_notes, *_gpu_notes(header, hardware, wishes, split), *thread_notes),
-        kv_type=wishes.kv_type,
+        kv_type_k=wishes.cache_type_k,
+        kv_type_v=wishes.cache_type_v,
         flash_attention=wishes.flash_attention,
         slow_flash_attention=wishes.flash_attention != "off" and _is_flash_attention_slow(header, hardware),
     )
 
 
 def readable_size(n_bytes: int) -> str:
-    """E.g. "11.2 GiB" or "512 MiB"."""
-    if n_bytes >= 1 << 30:
-        return f"{n_bytes / (1 << 30):,.1f} GiB"
-    return f"{n_bytes / (1 << 20):,.0f} MiB"
+    """Decimal, as sizes of files are: e.g. "11.2 GB" or "512 MB"."""
+    return f"{n_bytes / 1e9:,.1f} GB" if n_bytes >= 10**9 else f"{n_bytes / 1e6:,.0f} MB"
 
 
 def margin(free: int) -> int:
@@ -363,7 +372,7 @@ class _Room:
                 f"a context of {wish:,} tokens does not fit into memory",
                 why=f"that takes {readable_size(needed)}, {readable_size(parts.kv)} of it for the "
                 f"KV cache, and {readable_size(free)} are free",
-                hint=f"llmrun run {self.name} --ctx {largest}, the largest that fits",
+                hint=f"llmrun run {shlex.quote(self.name)} --ctx {largest}, the largest that fits",
             )
         notes = []
         if wish > trained and self.header.n_ctx_train:
@@ -380,7 +389,7 @@ class _Room:
         needed = self.ram(smallest)
         hint = self._smaller_quant(smallest) or "use a smaller model (`llmrun list --all`), or close other programs"
         if needed <= free:
-            hint = f"llmrun run {self.name} --ctx {smallest} would take the last of it; better {hint}"
+            hint = f"llmrun run {shlex.quote(self.name)} --ctx {smallest} would take the last of it; better {hint}"
         return OutOfMemoryError(
             "the model does not fit into memory",
             why=f"with the smallest context it takes {readable_size(needed)}, "

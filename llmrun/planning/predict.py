@@ -23,7 +23,7 @@ _OPERATIONS_A_LAYER = 30
 _ANSWER_SECONDS = 60e-6  # sampling a token and handing it on
 _OPEN_SECONDS = 0.03
 _TOKEN_SECONDS = 1e-6  # to load one token of the vocabulary
-_REPACK_RATE = 0.7e9  # bytes/s in which weights get another order, on one core
+_REPACK_RATE = 0.7e9  # bytes/s in which weights are repacked, on one core
 _KV_SHARE = 0.5  # of the read rate: keys and values lie in short pieces
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 _EXPERTS = re.compile(r"_exps\.")
@@ -65,7 +65,7 @@ class Work:
     file_bytes: Mapping[str, float]
 
     def copies(self, repacked: Collection[str]) -> int:
-        """Bytes of weights that llama.cpp brings into another order, if it does so with these types."""
+        """Bytes of weights that llama.cpp repacks, if it does so with these types."""
         return int(sum(size for kind, size in self.file_bytes.items() if kind in repacked))
 
     def looks(self, depth: float) -> float:
@@ -154,7 +154,7 @@ def predict(
     Args:
         depth: tokens that the conversation holds while the answer is made.
         prompt: tokens of the prompt, for the prefill rate.
-        copies: bytes of weights that get another order at load.
+        copies: bytes of weights that are repacked at load.
     """
     operations = work.layers * _OPERATIONS_A_LAYER * speed.operation
     whole = sum(work.decode_bytes.values())

@@ -1,6 +1,6 @@
-"""Dataclasses <-> plain JSON data, by the annotations of their fields: for the pipe, and for files.
+"""Dataclasses and named tuples <-> plain JSON data, by the annotations of their fields: for the pipe, and for files.
 
-Owns what such data look like; must not know what they are for. What comes in is untrusted: only dataclasses that the
+Owns what such data look like; must not know what they are for. What comes in is untrusted: only classes that the
 annotations name are made of it, and every value is of the kind that its annotation says.
 """
 
@@ -17,12 +17,12 @@ Value = TypeVar("Value")
 
 
 def as_dict(value: Any) -> dict[str, Any]:
-    """A dataclass as plain JSON data, nested ones included."""
+    """A dataclass or named tuple as plain JSON data, nested ones included."""
     return {name: _plain(getattr(value, name)) for name in _names(value.__class__)}
 
 
 def from_json(cls: type[Value], data: Any, *, newer: bool = False) -> Value:
-    """A dataclass from what as_dict() made of it; fields that are missing get their defaults.
+    """A dataclass or named tuple from what as_dict() made of it; fields that are missing get their defaults.
 
     Args:
         newer: the data may be of a newer llmrun, and fields that this one does not know are passed over.
@@ -70,12 +70,23 @@ class _Field(NamedTuple):
 
 @functools.cache
 def _names(cls: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(cls))
+    return tuple(_annotations(cls))
+
+
+def _annotations(cls: Any) -> dict[str, str]:
+    """Field -> its annotation, as it is written."""
+    if is_dataclass(cls):
+        return {field.name: str(field.type) for field in fields(cls)}
+    return {name: kind.__forward_arg__ for name, kind in cls.__annotations__.items()}
+
+
+def _is_ours(kind: Any) -> bool:
+    return is_dataclass(kind) or hasattr(kind, "_fields")
 
 
 @functools.cache
 def _fields(cls: Any, newer: bool) -> dict[str, _Field]:
-    written = {field.name: field.type for field in fields(cls)}
+    written = _annotations(cls)
     others = SimpleNamespace(__annotations__={name: kind for name, kind in written.items() if kind not in _FREQUENT})
     hints = get_type_hints(others, vars(sys.modules[cls.__module__]))
     kinds = {name: hints[name] if name in hints else _FREQUENT[kind] for name, kind in written.items()}
@@ -85,7 +96,7 @@ def _fields(cls: Any, newer: bool) -> dict[str, _Field]:
 def _plain(value: Any) -> Any:
     if isinstance(value, (str, int, float, NoneType)):
         return value
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list)) and not _is_ours(value):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
@@ -95,7 +106,6 @@ def _plain(value: Any) -> Any:
 def _field(kind: Any, what: str, newer: bool) -> _Field:
     """How values of an annotation are read. `what` names them where one is refused."""
     origin, arguments = get_origin(kind), get_args(kind)
-    is_ours: bool = is_dataclass(kind)
     if kind is Any:
         return _Field(None, lambda value: value)
     if kind in (str, int, bool):
@@ -104,7 +114,7 @@ def _field(kind: Any, what: str, newer: bool) -> _Field:
         return _Field(float, lambda value: float(value) if type(value) is int else _refuse(value, what))
     if origin is Literal:
         return _Field(None, lambda value: value if value in arguments else _refuse(value, what))
-    if is_ours:
+    if _is_ours(kind):
         return _Field(None, lambda value: from_json(kind, value, newer=newer))
     inner = [_field(argument, what, newer) for argument in arguments if argument not in (NoneType, Ellipsis)]
     if origin in (Union, UnionType) and len(inner) == 1:

@@ -1,15 +1,17 @@
-"""Everything that crosses the pipe between front and engine, as frozen dataclasses.
+"""Everything that crosses the pipe between front and engine, as immutable records.
 
 Owns what can be said; must not know processes, llama.cpp, or how it is written down (frames.py). Every command has a
 `request`, a number that the front chooses, and every event names the command it belongs to by it. Numbers begin at 1:
 0 is the load's, of which an engine has one at a time.
+
+Most are named tuples: both processes make these classes at every start, and a dataclass takes ten times as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmrun.errors import BY_CODE, LlmrunError, UsageError
 from llmrun.grammar import Grammar
@@ -70,8 +72,7 @@ def rendering_share(messages: Iterable[Message]) -> float:
 # ---- front -> engine -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(NamedTuple):
     """A guess, sent before the plan is made: begin to load these weights. Not answered; Load repeats what it meant.
 
     Attributes:
@@ -132,31 +133,39 @@ class Load:
     request: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Generate:
+class Generate(NamedTuple):
     """Answer something; answered by Rendering .. Finished, or Failed."""
 
     request: int
     asked: AnswerRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(NamedTuple):
     """How many tokens a conversation has; answered by Rendering .. Counted, or Failed."""
 
     request: int
     asked: AnswerRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Tokenize(NamedTuple):
+    """The token ids of a plain text; answered by Tokenized, or Failed.
+
+    Attributes:
+        special: texts of control tokens become these tokens.
+    """
+
+    request: int
+    text: str
+    special: bool = False
+
+
+class Cancel(NamedTuple):
     """Stop that request as soon as possible; it still ends with Finished."""
 
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class Explain:
+class Explain(NamedTuple):
     """How the last tokens of a finished answer were chosen; answered by Explained, or Failed.
 
     Attributes:
@@ -171,8 +180,7 @@ class Explain:
     candidates: int
 
 
-@dataclass(frozen=True, slots=True)
-class SaveState:
+class SaveState(NamedTuple):
     """Save the KV state of a finished answer, so that what begins like it needs no prefill; answered by StateSaved.
 
     Attributes:
@@ -185,8 +193,7 @@ class SaveState:
     prompt_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """Do something other than answer, see llmrun.protocol.jobs; answered by JobUpdate*, then JobDone or Failed.
 
     Attributes:
@@ -202,16 +209,14 @@ class Job:
 # ---- engine -> front -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LoadProgress:
+class LoadProgress(NamedTuple):
     """How much of the weights is loaded, 0 to 1."""
 
     fraction: float
     request: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(NamedTuple):
     """The model is ready.
 
     Attributes:
@@ -236,22 +241,19 @@ class Loaded:
     request: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Rendering:
+class Rendering(NamedTuple):
     """The chat template of a Generate or a Count is being rendered; the front's clock for it starts now."""
 
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
+class Rendered(NamedTuple):
     """The template gave the prompt's text; the front's clock for it ends here, before tokens and prefill."""
 
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(NamedTuple):
     """The prompt is tokens now, and prefill begins.
 
     Attributes:
@@ -270,8 +272,7 @@ class Started:
     thinking_tags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillProgress:
+class PrefillProgress(NamedTuple):
     """Prompt tokens prefilled so far in this request, reused ones not counted."""
 
     request: int
@@ -279,8 +280,7 @@ class PrefillProgress:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """A piece of the answer: whole characters, at least one of them. tokens is how many it took."""
 
     request: int
@@ -335,8 +335,7 @@ class Stats:
         return tokens / self.decode_seconds if tokens > 0 and self.decode_seconds > 0 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """The answer ended.
 
     Attributes:
@@ -350,8 +349,7 @@ class Finished:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(NamedTuple):
     """How many tokens a conversation has.
 
     Attributes:
@@ -364,8 +362,14 @@ class Counted:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChainStep:
+class Tokenized(NamedTuple):
+    """The token ids of a text."""
+
+    request: int
+    tokens: tuple[int, ...]
+
+
+class ChainStep(NamedTuple):
     """What one step of the sampler chain left.
 
     Attributes:
@@ -379,8 +383,7 @@ class ChainStep:
     probabilities: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """How one token was chosen.
 
     Attributes:
@@ -406,8 +409,7 @@ class Explained:
     choices: tuple[Choice, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StateSaved:
+class StateSaved(NamedTuple):
     """How many tokens' keys and values were saved, in how many bytes; none where nothing could be."""
 
     request: int
@@ -415,24 +417,21 @@ class StateSaved:
     n_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class JobUpdate:
+class JobUpdate(NamedTuple):
     """How far a job is, as JSON data of the job's own update."""
 
     request: int
     data: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class JobDone:
+class JobDone(NamedTuple):
     """What a job came to, as JSON data of its own result."""
 
     request: int
     result: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     """A request ended in an error that the engine could explain."""
 
     request: int
@@ -451,7 +450,7 @@ class Failed:
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 
-Command = Open | Load | Generate | Count | Cancel | Explain | SaveState | Job
+Command = Open | Load | Generate | Count | Tokenize | Cancel | Explain | SaveState | Job
 Event = (
     LoadProgress
     | Loaded
@@ -462,6 +461,7 @@ Event = (
     | TextDelta
     | Finished
     | Counted
+    | Tokenized
     | Explained
     | StateSaved
     | JobUpdate

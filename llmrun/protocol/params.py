@@ -14,6 +14,8 @@ from typing import Any
 from llmrun.errors import UsageError, require_within
 
 _INT32_MAX = 2**31 - 1
+MOST_TOKENS = _INT32_MAX
+"""That any limit may say."""
 
 # Both bounds of every numeric parameter, inclusive.
 BOUNDS: dict[str, tuple[float, float]] = {
@@ -191,7 +193,7 @@ class Limits:
     ban: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        require_within("max_tokens", self.max_tokens, (1, _INT32_MAX))
+        require_within("max_tokens", self.max_tokens, (1, MOST_TOKENS))
         for name, texts, most in (("stop strings", self.stop, 64), ("banned phrases", self.ban, 1024)):
             if len(texts) > most or any(not text or len(text) > 1024 for text in texts):
                 raise UsageError(

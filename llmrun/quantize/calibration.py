@@ -98,7 +98,7 @@ def collect(
     Raises:
         UsageError: the text is too short, or the model can't write one; the target is the model or the text.
         ModelNotFoundError: the text, or the model, is not there.
-        BadModelError: the model is damaged, or computes what are no numbers.
+        BadModelError: the model is damaged, or computes something that is not a number.
         OutOfMemoryError: there is no memory for the model.
         DiskFullError, ResourceError: the file can't be written.
         EngineCrashedError: llama.cpp crashed.
@@ -135,7 +135,7 @@ def prepared(imatrix: Path, model: Path, target: Path) -> Path:
         Which of the two to use.
 
     Raises:
-        UsageError: it is no importance matrix, or of another model.
+        UsageError: it is not an importance matrix, or of another model.
         BadModelError: it is damaged.
         ModelNotFoundError: one of the files is not there.
     """

@@ -53,7 +53,7 @@ class ImatrixFile:
 
     Attributes:
         entries: tensor -> what is known of it.
-        datasets: what it was collected on; foreign text.
+        datasets: what it was collected on; untrusted text.
         n_chunks: of how many pieces of text; 0 where the file does not say.
         chunk_size: tokens of each; 0 where the file does not say.
     """
@@ -99,7 +99,7 @@ def read_imatrix(path: Path) -> ImatrixFile:
 
     Raises:
         ModelNotFoundError: it is not there, or can't be read.
-        UsageError: it is no importance matrix.
+        UsageError: it is not an importance matrix.
         BadModelError: it is one, but damaged.
     """
     with _open(path) as file:
@@ -171,7 +171,7 @@ def _damaged(path: Path, why: str) -> BadModelError:
 
 def _is_none(path: Path, why: str) -> UsageError:
     return UsageError(
-        f"{str(path)!r} is no importance matrix",
+        f"{str(path)!r} is not an importance matrix",
         why=why,
         hint="llama-imatrix makes one, and so does --imatrix auto",
     )

@@ -43,12 +43,12 @@ def read_size(text: str) -> int:
     """Bytes, from "4GB", "900 MB", "3.5GiB" or "120000000".
 
     Raises:
-        UsageError: that is no size.
+        UsageError: that is not a size.
     """
     found = _SIZE.fullmatch(text.strip())
     n_bytes = int(float(found[1]) * (1024 if found[3] else 1000) ** _UNITS[found[2].lower()]) if found else 0
     if n_bytes <= 0:
-        raise UsageError(f"--size {text} is no size", hint="--size 4GB, --size 900MB or --size 3.5GiB")
+        raise UsageError(f"--size {text} is not a size", hint="--size 4GB, --size 900MB or --size 3.5GiB")
     return n_bytes
 
 

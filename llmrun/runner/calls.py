@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from llmrun.errors import BadTemplateError, CancelledError, EngineCrashedError, LlmrunError, UsageError
 from llmrun.protocol.messages import (
@@ -42,6 +42,8 @@ from llmrun.protocol.messages import (
     StateSaved,
     Stats,
     TextDelta,
+    Tokenize,
+    Tokenized,
     rendering_share,
 )
 from llmrun.runner.launch import Launched
@@ -58,6 +60,7 @@ _ANSWERS: dict[type[Command], tuple[type[Event], ...]] = {
     Load: (LoadProgress, Loaded),
     Generate: (Rendering, Rendered, Started, PrefillProgress, TextDelta, Finished),
     Count: (Rendering, Rendered, Counted),
+    Tokenize: (Tokenized,),
     Explain: (Explained,),
     SaveState: (StateSaved,),
     Job: (JobUpdate, JobDone),
@@ -94,7 +97,7 @@ class Call:
         """Take an event; whether it was the last.
 
         Raises:
-            EngineGone: it is no answer to the command.
+            EngineGone: it is not an answer to the command.
         """
         answers = _ANSWERS[type(self.command)]
         if not isinstance(event, (*answers, Failed)):
@@ -165,6 +168,7 @@ class Exchange:
         self._models: tuple[str, ...] = ()
         self._was_overdue = False
         self._gone: EngineGone | None = None
+        self._reading = threading.Lock()
         self._lock = threading.Lock()  # between a new call and the end of all
 
     def next_request(self) -> int:
@@ -212,16 +216,14 @@ class Exchange:
         """What comes of a call, to its end. Whoever stops before cancels it.
 
         Args:
-            pumps: nobody else calls pump().
+            pumps: nobody calls pump() but those who wait here.
 
         Raises:
             LlmrunError: it failed.
         """
         try:
             while True:
-                while pumps and call.events.empty():
-                    self.pump()
-                event = call.events.get()
+                event = self._next(call) if pumps else call.events.get()
                 if event is None:
                     return
                 if isinstance(event, LlmrunError):
@@ -234,6 +236,18 @@ class Exchange:
             if self._calls.get(request) is call:
                 self.cancel(request)
                 self._calls.pop(request, None)
+
+    def _next(self, call: Call) -> Event | LlmrunError | None:
+        """What comes next of a call. One thread reads for all; the others look now and then whether it still does."""
+        while True:
+            if self._reading.acquire(blocking=False):
+                try:
+                    while call.events.empty():
+                        self.pump()
+                finally:
+                    self._reading.release()
+            with suppress(Empty):
+                return call.events.get(timeout=_TICK_SECONDS)
 
     def _error(self, call: Call, failed: Failed) -> LlmrunError:
         """What llama.cpp refuses to load or to do is explained by its log alone."""

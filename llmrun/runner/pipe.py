@@ -24,6 +24,7 @@ _DEATH_SECONDS = 0.5
 _LOG_TAIL_BYTES = 64 * 1024
 _USUAL = "AMX is not ready"  # see engine/llama/library.py
 _TELLING = ("GGML_ASSERT", "rror", "failed", "terminate")  # in the log lines that say why
+_LAST = "failed to load model"  # is said behind every reason
 
 
 class EngineGone(Exception):  # noqa: N818 - what it is in the middle of decides about the error
@@ -95,7 +96,7 @@ class Pipe:
         """What the engine sends next, all that is there already; nothing where it is silent for so long.
 
         Raises:
-            EngineGone: the engine died, or sent what is no event.
+            EngineGone: the engine died, or sent what is not an event.
         """
         frame = self._next_frame()
         if frame is None and self._read(seconds):
@@ -176,7 +177,7 @@ class Pipe:
         self._log.seek(max(0, size - _LOG_TAIL_BYTES))
         text = self._log.read().decode("utf-8", "replace")
         lines = [line.strip() for line in text.splitlines() if line.strip() and _USUAL not in line]
-        telling = [line for line in lines if any(word in line for word in _TELLING)]
+        telling = [line for line in lines if _LAST not in line and any(word in line for word in _TELLING)]
         return (telling or lines or [""])[-1][:500]
 
 

@@ -1,7 +1,7 @@
-"""One engine for one user: asks, and waits for the answer, without threads.
+"""One engine for one user: asks, and waits for the answer, without threads of its own.
 
 Owns the order of a load, an answer, a job; must not know bytes or deadlines. Several answers may be open at the same
-time: whoever wants the next event of one takes in those of the others too.
+time, in one thread or in many: whoever wants the next event of one takes in those of the others too.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ from llmrun.protocol.messages import (
     LoadProgress,
     SaveState,
     StateSaved,
+    Tokenize,
+    Tokenized,
 )
 from llmrun.runner.calls import Exchange
 from llmrun.runner.launch import Launched, take_prestarted
 
-_Answer = TypeVar("_Answer", Explained, StateSaved, Counted)
+_Answer = TypeVar("_Answer", Explained, StateSaved, Counted, Tokenized)
 _Command = TypeVar("_Command")
 _Update = TypeVar("_Update")
 _Result = TypeVar("_Result")
@@ -136,6 +138,15 @@ class Runner:
         """
         return self._ask(count, Counted)
 
+    def tokenize(self, tokenize: Tokenize) -> Tokenized:
+        """The token ids of a text.
+
+        Raises:
+            BadModelError: the vocabulary can't write it.
+            EngineCrashedError: the engine died.
+        """
+        return self._ask(tokenize, Tokenized)
+
     def save_state(self, save: SaveState) -> StateSaved:
         """Save the KV state of an answer.
 
@@ -145,7 +156,7 @@ class Runner:
         """
         return self._ask(save, StateSaved)
 
-    def _ask(self, question: Explain | SaveState | Count, kind: type[_Answer]) -> _Answer:
+    def _ask(self, question: Explain | SaveState | Count | Tokenize, kind: type[_Answer]) -> _Answer:
         for event in self._events(question):
             if isinstance(event, kind):
                 return event
@@ -167,9 +178,15 @@ class Runner:
             self.close()
             raise
 
-    def cancel(self) -> None:
-        """Ask all that is under way to stop: it ends soon, whatever the engine does. Safe in a signal handler."""
-        self._exchange.cancel_all()
+    def cancel(self, request: int | None = None) -> None:
+        """Ask a request, or all that is under way, to stop: it ends soon, whatever the engine does.
+
+        Safe in a signal handler, and from any thread.
+        """
+        if request is None:
+            self._exchange.cancel_all()
+        else:
+            self._exchange.cancel(request)
 
     def close(self) -> None:
         """End the engine. May be called at any time, and again."""

@@ -126,7 +126,7 @@ def test_machines_are_told_apart_by_what_is_known_of_both() -> None:
         "cores 2 / 8",
         "usable threads 2 / 8",
         "container's quota none / 2",
-        "memory 24 GiB / 32 GiB",
+        "memory 26 GB / 34 GB",
         "llama-cpp-python 0.3.36 / 0.3.40",
     ]
     assert machine_differences(XEON, replace(XEON, build_commit="0c1e570-dirty")) == ()

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -90,45 +89,6 @@ def test_no_name_breaks_csv(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_no_name_breaks_sql(name: str) -> None:
-    text = write(hostile(name), "sql")
-    assert not any(line.startswith(".") for line in text.splitlines()), "commands of sqlite3's shell"
-    database = sqlite3.connect(":memory:")
-    database.executescript(text)
-    rows = database.execute(
-        "SELECT a.model_type, a.avg_ts, b.test, b.samples_ns FROM llama_bench a "
-        "JOIN llmrun_bench b ON b.llama_bench_rowid = a.rowid ORDER BY a.rowid"
-    ).fetchall()
-    assert [each[2] for each in rows] == ["tg128", "pp512"]
-    assert rows[0][0] == "".join(letter if letter.isprintable() else "\ufffd" for letter in name)
-    assert rows[1][1] == pytest.approx(90, rel=1e-6)
-    assert len(json.loads(rows[0][3])) == 5
-    database.close()
-
-
-def test_sql_goes_into_a_database_that_llama_bench_made() -> None:
-    columns = ", ".join(f"{name} TEXT" for name in LLAMA_BENCH.split(","))
-    database = sqlite3.connect(":memory:")
-    database.executescript(f"CREATE TABLE llama_bench ({columns}); INSERT INTO llama_bench(avg_ts) VALUES ('7')")
-    for _ in range(2):
-        database.executescript(write(result(), "sql"))
-    assert database.execute("SELECT count(*) FROM llama_bench").fetchone() == (5,)
-    joined = "SELECT count(*) FROM llama_bench a JOIN llmrun_bench b ON b.llama_bench_rowid = a.rowid"
-    assert database.execute(joined).fetchone() == (4,)
-    database.close()
-
-
-def test_sql_has_llama_benchs_types() -> None:
-    database = sqlite3.connect(":memory:")
-    database.executescript(write(result(), "sql"))
-    types = {name: kind for _, name, kind, *_ in database.execute("PRAGMA table_info(llama_bench)")}
-    assert list(types) == LLAMA_BENCH.split(",")
-    assert (types["n_gpu_layers"], types["avg_ts"], types["type_k"]) == ("INTEGER", "REAL", "TEXT")
-    assert (types["repack"], types["tensor_split"], types["avg_ns"]) == ("INTEGER", "TEXT", "INTEGER")
-    database.close()
-
-
-@pytest.mark.parametrize("name", HOSTILE)
 def test_no_name_breaks_markdown(name: str) -> None:
     text = write(hostile(name), "md")
     table = [line for line in text.splitlines() if line.startswith("|")]
@@ -178,7 +138,6 @@ def test_a_single_sample_has_no_interval() -> None:
     once = result(row(spread=(1.0,)))
     assert json.loads(write(once, "json"))[0]["stddev_ts"] == 0
     assert next(csv.DictReader(io.StringIO(write(once, "csv"))))["low_ts"] == ""
-    assert "NULL" in write(once, "sql")
     assert cells(write(once, "md").splitlines()[2])[7] == ""
 
 

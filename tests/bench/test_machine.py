@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import platform
 import socket
-import struct
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from llmrun.bench.machine import describe, fingerprint, label, memory_speed
+from llmrun.bench.machine import describe, fingerprint, label
 from llmrun.bench.results import Machine
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.codec import as_dict
@@ -67,31 +66,3 @@ def test_a_fingerprint_changes_with_the_machine_and_not_with_an_update() -> None
 )
 def test_a_label_is_short_and_of_the_processor(cpu: str, words: str) -> None:
     assert label(Machine(cpu=cpu)).rpartition("-")[0] == words
-
-
-def structure(kind: int, body: bytes, strings: bytes = b"\0") -> bytes:
-    return struct.pack("<BBH", kind, 4 + len(body), 7) + body + strings + b"\0"
-
-
-def memory_device(kind: int, speed: int, configured: int) -> bytes:
-    body = bytearray(0x22 - 4)
-    body[0x12 - 4] = kind
-    struct.pack_into("<H", body, 0x15 - 4, speed)
-    struct.pack_into("<H", body, 0x20 - 4, configured)
-    return structure(17, bytes(body), b"DIMM 0\0ACME\0")
-
-
-def test_memory_speed_is_what_the_firmware_runs_it_at() -> None:
-    other = structure(1, b"\x01\x02\x03", b"ACME\0Box\0")
-    empty_slot = memory_device(2, 0, 0)
-    assert memory_speed(other + empty_slot + memory_device(0x22, 5600, 4800)) == "DDR5-4800"
-    assert memory_speed(memory_device(0x1A, 3200, 0)) == "DDR4-3200"
-    assert memory_speed(other) == memory_speed(b"") == ""
-
-
-@pytest.mark.parametrize("cut", range(0, 60, 3))
-def test_a_table_that_is_cut_or_garbage_is_no_trouble(cut: int) -> None:
-    table = structure(1, b"\x01") + memory_device(0x22, 5600, 4800)
-    memory_speed(table[:cut])
-    memory_speed(bytes((byte * 7 + cut) % 256 for byte in table))
-    memory_speed(b"\x11\x04\0\0\0\0" + b"\x11\xff" * 5)

@@ -31,6 +31,7 @@ import server
 
 from llmrun import _native
 from llmrun.engine.core.loop import Engine
+from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.environment import set_environment
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
@@ -83,7 +84,8 @@ class Bench:
 
     def add(self, engine: Engine, number: int, prompt: list[int], n_tokens: int) -> None:
         """A request for exactly so many tokens."""
-        engine.add(number, prompt, self.sampling, Limits(max_tokens=n_tokens))
+        sampler = SequenceSampler(self.sampling, self.model.vocabulary, prompt)
+        engine.add(number, prompt, sampler, Limits(max_tokens=n_tokens))
 
     def rates(self, context: LlamaContext, layout: Layout, depth: int, lengths: Sequence[Sequence[int]]) -> list[float]:
         """Tokens/s of all sequences together, for each list of their lengths."""

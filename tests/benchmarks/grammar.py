@@ -105,7 +105,7 @@ def walk(context: LlamaContext, grammar: Grammar, text: str, tokens: int) -> Non
     context.decode([Entry(token, at, 0, at == len(prompt) - 1) for at, token in enumerate(prompt)])
     compiled, constraint = milliseconds(lambda: compile_grammar(grammar, context.vocabulary))
     made, llama = milliseconds(lambda: LlamaGrammar(context.model, text))
-    free = SequenceSampler(SamplingParams(temperature=0), 1, context.vocabulary)
+    free = SequenceSampler(SamplingParams(temperature=0), context.vocabulary)
     held = _native.Sampler(context.vocabulary.n_tokens, temperature=0)
     ours, theirs, refusals = [], [], 0
     for at in range(len(prompt), len(prompt) + tokens):

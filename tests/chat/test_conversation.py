@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from llmrun.chat.conversation import Conversation, Manner, Overflow
+from llmrun.chat.store.export import export
 from llmrun.chat.store.store import Sessions
-from llmrun.chat.store.turns import Question
+from llmrun.chat.store.turns import INTERRUPTED, Question
 from llmrun.chat.truncation import Policy
 from llmrun.errors import ContextOverflowError, EngineCrashedError, UsageError
 from llmrun.protocol.messages import AnswerRequest, Counted, Event, Finished, Message, Started, Stats, TextDelta
@@ -34,6 +35,7 @@ class FakeModel:
         self.says = ""
         self.ends = "stop"
         self.dies = False
+        self.dies_behind = False
 
     def sampling(self, flags: Any, session: Any) -> Any:
         return resolve_sampling(("session", session), ("flag", flags))
@@ -53,6 +55,8 @@ class FakeModel:
         text = self.says or f"answer {len(self.seen)}"
         if text:
             yield TextDelta(1, text, 1)
+        if self.dies_behind:
+            raise EngineCrashedError("the engine died")
         yield Finished(1, self.ends, Stats(prompt_tokens=prompt))
 
 
@@ -103,15 +107,84 @@ def test_a_turn_is_saved_before_its_end_is_seen(talk: Talk) -> None:
             assert talk.texts() == ["one", "answer 1"]
 
 
-def test_an_answer_that_fails_leaves_no_trace(talk: Talk) -> None:
+def test_the_question_is_saved_before_it_is_sent(talk: Talk) -> None:
+    events = talk.conversation.ask(Question("one"))
+    next(events)
+    assert not Sessions(talk.store.folder).open().is_answered
+
+
+def test_a_question_whose_answer_failed_can_be_asked_again(talk: Talk) -> None:
     talk.say("one")
     talk.model.dies = True
     with pytest.raises(EngineCrashedError):
         talk.say("two")
     talk.model.dies = False
-    assert talk.texts() == ["one", "answer 1"]
-    talk.say("two")
+    assert Sessions(talk.store.folder).open().entries[-1].part == Question("two")
+    list(talk.conversation.retry())
     assert talk.texts() == ["one", "answer 1", "two", "answer 3"]
+    assert [message.content for message in talk.model.seen[2]] == ["one", "answer 1", "two"]
+
+
+def test_another_question_takes_the_place_of_one_without_an_answer(talk: Talk) -> None:
+    talk.model.dies = True
+    with pytest.raises(EngineCrashedError):
+        talk.say("one")
+    talk.model.dies = False
+    talk.say("two")
+    assert talk.texts() == ["two", "answer 2"]
+
+
+def test_what_came_before_the_engine_died_is_kept_and_marked(talk: Talk) -> None:
+    talk.model.dies_behind = True
+    with pytest.raises(EngineCrashedError):
+        talk.say("one")
+    saved = Sessions(talk.store.folder).open()
+    assert saved.last_answer is not None
+    assert (saved.last_answer.content, saved.last_answer.finish) == ("answer 1", INTERRUPTED)
+    assert "its engine died" in export(talk.store.tree(), "markdown")
+
+
+def test_what_came_is_kept_where_nobody_takes_the_rest(talk: Talk) -> None:
+    events = talk.conversation.ask(Question("one"))
+    while not isinstance(next(events), TextDelta):
+        pass
+    events.close()
+    assert talk.texts() == ["one", "answer 1"]
+
+
+def test_a_seed_counts_until_there_is_a_whole_answer(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, flags={"seed": 7})
+    talk.model.dies_behind = True
+    with pytest.raises(EngineCrashedError):
+        talk.say("one")
+    talk.model.dies_behind = False
+    list(talk.conversation.retry())
+    list(talk.conversation.retry())
+    assert [request.sampling.seed for request in talk.model.requests] == [7, 7, None]
+
+
+def fill_disk(talk: Talk) -> None:
+    pages = talk.chat._connection.execute("PRAGMA page_count").fetchone()[0]
+    talk.chat._connection.execute(f"PRAGMA max_page_count={pages + 1}")
+
+
+@pytest.mark.parametrize("question", ["long " * 4000, "short"])
+def test_a_chat_on_a_full_disk_says_so_and_goes_on(tmp_path: Path, question: str) -> None:
+    """It is full for the question, or only for its answer."""
+    talk = Talk(tmp_path, n_ctx=1_000_000)
+    talk.say("one")
+    fill_disk(talk)
+    talk.model.says = "word " * 4000
+    talk.say(question)
+    talk.say("three")
+    assert [note.partition(":")[0] for note in talk.notes] == ["This chat is not saved from here on"]
+    assert "disk is full" in talk.notes[0]
+    assert "/export" in talk.notes[0]
+    chat = talk.conversation.chat
+    assert [message.content for message in chat.messages()][::2] == ["one", question, "three"]
+    assert len(chat.tree().entries) == 6
+    chat.release()
+    assert Sessions(talk.store.folder).open().entries[1].part.content == "answer 1"
 
 
 def test_what_ctrl_c_stopped_is_kept_as_far_as_it_came(talk: Talk) -> None:
@@ -142,9 +215,9 @@ def test_retry_draws_anew_even_with_a_seed(tmp_path: Path) -> None:
 
 def test_nothing_to_retry(talk: Talk) -> None:
     with pytest.raises(UsageError):
-        talk.conversation.retry()
+        list(talk.conversation.retry())
     with pytest.raises(UsageError):
-        talk.conversation.edit(Question("x"))
+        list(talk.conversation.edit(Question("x")))
 
 
 def test_thoughts_are_saved_but_not_sent_again(talk: Talk) -> None:
@@ -209,11 +282,12 @@ def fresh_folder(folder: Path, number: int) -> Path:
 
 
 @pytest.mark.parametrize("policy", ["stop", "roll", "middle", "summarize", "ask"])
-def test_a_thousand_conversations_over_the_limit(policy: Overflow, tmp_path: Path) -> None:
+def test_random_conversations_over_the_limit(policy: Overflow, tmp_path: Path) -> None:
     """What the model saw is what the front reported to have stayed; the system prompt is always first."""
     rng = random.Random(policy)
-    for number in range(200):
+    for number in range(60):
         talk = Talk(fresh_folder(tmp_path, number))
+        talk.store._connection.execute("PRAGMA synchronous=OFF")  # whether turns survive a crash is another question
         talk.model.loaded.n_ctx = rng.randint(1200, 2500)
         talk.conversation.manner.overflow = policy
         talk.conversation.manner.keep = rng.randint(0, 2)

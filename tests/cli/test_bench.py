@@ -154,6 +154,18 @@ def test_formats_are_whole_on_stdout(model: str, asked: list[BenchRequest]) -> N
 
     assert json.loads(bench(model, "-o", "json"))[0]["test"] == "tg8"
     assert json.loads(bench(model, "--json"))[0]["n_gen"] == 8
+    with pytest.raises(UsageError, match="exclude each other"):
+        bench(model, "--json", "-o", "md")
+
+
+def test_json_and_a_file_besides(asked: list[BenchRequest], model: str, tmp_path: Path) -> None:
+    import json
+
+    file = tmp_path / "result.md"
+    assert json.loads(bench(model, "--json", "-o", str(file)))[0]["n_gen"] == 8
+    assert "tg8" in file.read_text()
+    assert json.loads(bench("history", "last", "--json", "-o", str(tmp_path / "again.csv")))[0]["n_gen"] == 8
+    assert "tg8" in (tmp_path / "again.csv").read_text()
     assert bench(model, "-o", "csv").splitlines()[0].startswith("build_commit")
     assert "<html" in bench(model, "-o", "html")
 

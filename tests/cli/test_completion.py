@@ -6,13 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
 from support.model_disk import lonely_home, put, put_lm_studio, put_ollama, settings
 
+from llmrun.cli.chat import chat
 from llmrun.cli.commands import ALIASES, COMMANDS
-from llmrun.cli.completion import complete_installed, complete_model, completes_model, mend_words, typed_command
+from llmrun.cli.completion import complete_installed, complete_model, completes, mend_words
 from llmrun.models.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -98,20 +102,23 @@ def test_nonsense_from_the_shell_changes_nothing(variables: dict[str, str]) -> N
     before = dict(environment)
     mend_words(environment)
     assert environment == before
-    typed_command([], environment)
-    completes_model(environment)
+    completes(environment)
 
 
-def test_which_command_it_is() -> None:
-    assert typed_command(["list", "--json"], {}) == "list"
-    assert typed_command([], {}) == ""
-    zsh = {"_LLMRUN_COMPLETE": "complete_zsh"}
-    assert typed_command([], {**zsh, "_TYPER_COMPLETE_ARGS": "llmrun show qw"}) == "show"
-    assert typed_command([], {**zsh, "_TYPER_COMPLETE_ARGS": "llmrun show "}) == "show"
-    assert typed_command([], {**zsh, "_TYPER_COMPLETE_ARGS": "llmrun show"}) == ""
-    assert completes_model({**zsh, "_TYPER_COMPLETE_ARGS": "llmrun show "})
-    assert not completes_model({**zsh, "_TYPER_COMPLETE_ARGS": "llmrun show --js"})
-    assert not completes_model({**zsh, "_TYPER_COMPLETE_ARGS": "llmrun run qwen3 he"})
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("llmrun ", "command"),
+        ("llmrun show", "command"),
+        ("llmrun show ", "model"),
+        ("llmrun show qw", "model"),
+        ("llmrun show --js", ""),
+        ("llmrun run qwen3 he", ""),
+    ],
+)
+def test_what_is_completed(line: str, what: str) -> None:
+    assert completes({"_LLMRUN_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}) == what
+    assert completes({"_TYPER_COMPLETE_ARGS": line}) == ""
 
 
 def test_every_command_completes(home: Path) -> None:
@@ -129,6 +136,27 @@ def test_models_complete_behind_a_command(home: Path, command: str) -> None:
 def test_options_complete_behind_a_command(home: Path) -> None:
     assert "--json" in bash("show", "--")
     assert "--dry-run" in bash("gc", "--")
+
+
+def test_saved_chats_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [SimpleNamespace(name=name) for name in ("trip", "it's $(x)", "cats")]
+    monkeypatch.setattr("llmrun.cli.sessions._sessions", lambda: nullcontext(SimpleNamespace(all=lambda: names)))
+    app = typer.Typer()
+    app.command()(chat)
+    (option,) = (each for each in typer.main.get_command(app).params if "--session" in each.opts)
+    assert [each.value for each in option.shell_complete(None, "")] == ["trip", "cats"]
+    assert [each.value for each in option.shell_complete(None, "t")] == ["trip"]
+
+
+def test_values_of_options_complete(home: Path) -> None:
+    assert bash("run", "smollm2", "--show-thoughts", "") == ["on", "fold", "hide"]
+    assert bash("run", "smollm2", "--show-thoughts", "h") == ["hide"]
+    assert bash("run", "smollm2", "--think") == ["--think", "--think-tokens"]
+    assert bash("chat", "smollm2", "--cache-type-k", "") == ["f16", "q8_0"]
+    assert bash("quantize", "smollm2", "--type", "q4_k") == ["q4_k_m", "q4_k_s"]
+    assert bash("quantize", "smollm2", "--type", "Q4_K") == ["Q4_K_M", "Q4_K_S"]
+    assert "int4" in bash("quantize", "smollm2", "--type", "")
+    assert bash("convert", "folder", "--type", "b") == ["bf16"]
 
 
 def test_other_shells(home: Path) -> None:
@@ -155,8 +183,9 @@ def test_in_a_real_bash(home: Path, tmp_path: Path) -> None:
     assert done.stdout.split() == ["Q4_0", "Q8_0"], done.stderr
 
 
-def test_a_key_press_loads_no_engine(home: Path) -> None:
-    variables = {"_LLMRUN_COMPLETE": "complete_bash", "COMP_WORDS": "llmrun\nrun\nmaker", "COMP_CWORD": "2"}
+@pytest.mark.parametrize(("typed", "cursor"), [("llmrun\nrun\nmaker", "2"), ("llmrun\nr", "1")])
+def test_a_key_press_loads_no_engine(home: Path, typed: str, cursor: str) -> None:
+    variables = {"_LLMRUN_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": cursor}
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", ENTRY],
         env={**os.environ, **variables},

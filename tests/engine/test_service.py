@@ -31,6 +31,8 @@ from llmrun.protocol.messages import (
     Started,
     StateSaved,
     TextDelta,
+    Tokenize,
+    Tokenized,
 )
 from llmrun.protocol.params import Limits, SamplingParams
 
@@ -182,6 +184,12 @@ def test_what_is_certainly_too_long_is_refused_before_it_is_tokenized(request_: 
 def test_long_conversations_are_counted_because_old_turns_may_leave() -> None:
     asked = AnswerRequest((*(Message("user", "x" * 9_000),) * 3, Message("user", "Hi")))
     assert preparer().count(Count(1, asked), lambda event: None).each == (9_000, 9_000, 9_000, 2)
+
+
+def test_a_text_is_tokenized_as_it_is() -> None:
+    assert preparer().tokenize(Tokenize(1, "ab")) == Tokenized(1, tuple(tokens_of("ab")))
+    with pytest.raises(ContextOverflowError):
+        preparer().tokenize(Tokenize(1, "x" * 10_000_000))
 
 
 # ---- telling, and saving -------------------------------------------------------------------------------------

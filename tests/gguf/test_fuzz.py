@@ -34,7 +34,7 @@ from llmrun.errors import BadModelError, LlmrunError
 from llmrun.gguf.reader import Header, NeedMoreBytes, parse_header, read_header
 from llmrun.gguf.rules import check, check_vocabulary
 
-MUTATIONS = 20_000
+MUTATIONS = 8_000
 MOST_LOOPS = 200  # about a second on an idle machine
 MOST_BYTES = 48 << 20
 HUGE = (2**31 - 1, 2**32, 2**61, 2**63 - 1, 2**63, 2**64 - 1)
@@ -260,7 +260,7 @@ def test_mutations_raise_only_our_errors(tmp_path: Path, base: str) -> None:
             messages.add(str(error))
         slowest = max(slowest, time.process_time() - start)
     assert slowest < MOST_LOOPS * loop_seconds()
-    assert failed > 1000
+    assert failed > 500
     assert passed > 100
     assert all(map(str.isprintable, messages))
 

@@ -129,7 +129,7 @@ WINDOWS: dict[str, tuple[dict[str, Any], int, int]] = {
               attention__sliding_window_pattern=2), 64, 4,
     ),
     "the first is dense": (
-        model("smallthinker", block_count=5, attention__head_count_kv=2, attention__sliding_window=64), 64, 3,
+        model("smallthinker", block_count=5, attention__head_count_kv=2, attention__sliding_window=64), 4096, 3,
     ),
     "layer by layer": (
         model("gemma4", block_count=3, attention__head_count_kv=2, attention__sliding_window=64,

@@ -57,7 +57,7 @@ def test_stdin_alone_a_dash_and_stdin_before_the_prompt(llmrun: Installed) -> No
 def test_a_shell_pipe_leaves_the_answer_only_in_the_file(llmrun: Installed, tmp_path: Path) -> None:
     done = llmrun.shell(f"cd {tmp_path} && echo hi | $llmrun run smollm2 --temp 0 > out && cat out")
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.decode() == llmrun.answer("--temp", "0", "hi")
+    assert done.stdout.decode() == llmrun.answer("--temp", "0", "hi") + "\n"
     assert b"\x1b" not in done.stdout
 
 

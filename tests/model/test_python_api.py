@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
 
@@ -52,6 +53,22 @@ def test_two_chats_the_second_reuses_the_first(model: llmrun.Model, model_path: 
     assert started.reused_tokens > 36
     assert finished.stats.reused_tokens == started.reused_tokens
     assert finished.stats.completion_tokens <= 8
+
+
+def test_plain_values(model: llmrun.Model, model_path: Path) -> None:
+    reply = model.chat(ASKED.content, temperature=0, max_tokens=8)
+    assert_greedy(model_path, (smollm2_prompt(ASKED.content), reply.text))
+    schema = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    assert model.chat("Name a city.", schema=schema).parsed["city"] in ("Rome", "Oslo")
+    tokens = model.tokenize("Hello, world")
+    assert model.count("Hello, world").each == (len(tokens),)
+    assert model.tokenize("<|im_end|>", special=True) == [2]
+
+
+def test_threads_share_a_model(model: llmrun.Model) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        texts = list(pool.map(lambda _: model.chat(ASKED.content, temperature=0, max_tokens=8).text, range(3)))
+    assert all(texts)
 
 
 def test_generate_continues_a_text(model: llmrun.Model, model_path: Path) -> None:

@@ -6,12 +6,11 @@ import csv
 import json
 import signal
 import sqlite3
-import time
 from typing import Any
 
 import psutil
 import pytest
-from support.installed import Installed, eventually, gone
+from support.installed import SECONDS, Installed, eventually, gone
 
 SHORT = ("-p", "48", "-n", "12", "--chat", "32,12", "-r", "2")
 
@@ -117,16 +116,14 @@ def test_ctrl_c_ends_at_once_with_what_was_measured(llmrun: Installed) -> None:
         line = process.stderr.readline()
         assert line, "it ended before its first row"
     engines = psutil.Process(process.pid).children()
-    time.sleep(0.5)
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    stdout, _ = process.communicate(timeout=30)
-    assert time.monotonic() - began < 5
+    stdout, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 130
     rows = json.loads(stdout)
     assert rows[0]["test"] == "pp8"
     assert len(rows[0]["samples_ns"]) == 50
-    assert eventually(lambda: all(gone(engine) for engine in engines), 5)
+    assert all(len(row["samples_ns"]) < 50 for row in rows[1:])
+    assert eventually(lambda: all(gone(engine) for engine in engines), SECONDS)
 
 
 @pytest.mark.parametrize(

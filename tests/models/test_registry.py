@@ -233,13 +233,43 @@ def test_missing_file(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "guess"),
-    [("tinny", "tiny"), ("large:8b", "large-8b"), ("LARGE", "large-8b"), ("tini:Q8_0", "tiny")],
+    [("tinny", "tiny"), ("large:9b", "large-8b"), ("LARGE", "large-8b"), ("tini:Q8_0", "tiny")],
 )
 def test_unknown_name_guesses(name: str, guess: str) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         resolve(name, CATALOGUE)
     assert f"Did you mean {guess}?" in caught.value.hint
     assert "llmrun list --all" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "alias", "quant"),
+    [
+        ("tiny:latest", "tiny", "Q4_1"),
+        ("tiny:1m", "tiny", "Q4_1"),
+        ("large:8b", "large-8b", "Q4_K_M"),
+        ("Large:8B", "large-8b", "Q4_K_M"),
+        ("large:8b-instruct-q4_K_M", "large-8b", "Q4_K_M"),
+        ("tiny:1m-q8_0", "tiny", "Q8_0"),
+    ],
+)
+def test_names_as_ollama_writes_them(name: str, alias: str, quant: str) -> None:
+    spec = resolve(name, CATALOGUE)
+    assert (spec.alias, spec.quant) == (alias, quant)
+
+
+@pytest.mark.parametrize("name", ["tiny:9b", "large:latest", "large:8b-q2_K"])
+def test_what_ollama_may_have_and_the_catalogue_has_not(name: str) -> None:
+    with pytest.raises(ModelNotFoundError):
+        resolve(name, CATALOGUE)
+
+
+@pytest.mark.parametrize(
+    ("name", "alias"), [("llama3.2:1b", "llama3.2-1b"), ("smollm2:latest", "smollm2"), ("smollm2:135m", "smollm2"),
+                        ("smollm2:360m", "smollm2-360m"), ("qwen3:4b", "qwen3-4b"), ("gemma3:1b", "gemma3-1b")]
+)  # fmt: skip
+def test_names_that_ollamas_users_know(name: str, alias: str) -> None:
+    assert resolve(name, load_catalogue()).alias == alias
 
 
 def test_unknown_name_without_anything_close() -> None:

@@ -73,7 +73,7 @@ def logged(capfd: pytest.CaptureFixture[str], *calls: tuple[int, str], verbose: 
 def test_only_warnings_and_errors_are_shown(capfd: pytest.CaptureFixture[str]) -> None:
     calls = [(DEBUG, "d\n"), (INFO, "i\n"), (WARN, "w\n"), (ERROR, "e\n"), (0, "none\n")]
     assert logged(capfd, *calls) == "w\ne\n"
-    assert logged(capfd, *calls, verbose=True) == "d\ni\nw\ne\nnone\n"
+    assert logged(capfd, *calls, verbose=True) == "i\nw\ne\nnone\n"
 
 
 def test_a_continuation_shares_its_beginnings_fate(capfd: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,7 @@ def test_kept_sets_are_llama_cpps(name: str, n_vocab: int) -> None:
 
 
 # Equal logits make the shortlist give up, and the exact way is slow on a large vocabulary.
-@pytest.mark.parametrize(("n_vocab", "equals"), [(1500, 6), (49_152, 0)])
+@pytest.mark.parametrize(("n_vocab", "equals"), [(1500, 6), (12_000, 0)])
 @pytest.mark.parametrize("name", CHAINS)
 def test_draws_pass_a_chi_square_test(name: str, n_vocab: int, equals: int) -> None:
     native, llama = prepared(CHAINS[name], n_vocab, 40)
@@ -73,7 +73,7 @@ def test_draws_of_a_long_list_pass_a_chi_square_test() -> None:
     expected = llama.kept(row)
     llama.close()
     assert len(expected) > 1024
-    draws = [native.sample(row.ctypes.data) for _ in range(8000)]
+    draws = [native.sample(row.ctypes.data) for _ in range(4000)]
     assert native.exact_count == 0
     # By the tens, so that each cell is hit often enough.
     cell = {token: place // 10 for place, token in enumerate(expected)}

@@ -220,7 +220,7 @@ def test_table(header: Header) -> None:
     assert small.endswith(f"fits with --ctx {rows[0].n_ctx}")
     assert large.endswith("too big")
     assert large.count("(") == 2
-    assert "12.0 GiB of 32.0 GiB free" in errors
+    assert "12.9 GB of 34.4 GB free" in errors
     assert "in brackets" in errors
 
 
@@ -229,7 +229,7 @@ def test_table_with_a_gpu(header: Header) -> None:
     row = look_ahead(candidate(header, 6 * GIB), hardware, SPEED, (4096,))
     (_, line), errors = shown([row], hardware)
     assert line.endswith(f"{row.contexts[0].gpu_layers} layers on the GPU")
-    assert "Imaginary 3060: 4.0 GiB of 12.0 GiB free" in errors
+    assert "Imaginary 3060: 4.3 GB of 12.9 GB free" in errors
 
 
 def test_nothing_fits(header: Header) -> None:

@@ -77,7 +77,7 @@ def test_context_is_cut_to_what_fits_and_said() -> None:
     assert plan.ram_bytes <= 12 * GIB - left
     assert memory(LARGE, plan.n_ctx + 256, start=plan.n_ctx + 256).needed > 12 * GIB - left
     assert plan.notes == (
-        f"context {plan.n_ctx:,} of 131,072 tokens: what fits into 12.0 GiB of free memory with some to "
+        f"context {plan.n_ctx:,} of 131,072 tokens: what fits into 12.9 GB of free memory with some to "
         "spare (--ctx asks for more)",
     )
 
@@ -107,15 +107,15 @@ def test_largest_context_agrees_with_trying_them_all() -> None:
 def test_model_that_does_not_fit_is_refused_with_numbers() -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         make_plan(LARGE, machine(free=4 * GIB), Wishes())
-    assert "5.0 GiB of it for the weights" in caught.value.why
-    assert "4.0 GiB are free" in caught.value.why
-    assert caught.value.hint == "use a smaller quant: Q2_K would take about 3.0 GiB"
+    assert "5.4 GB of it for the weights" in caught.value.why
+    assert "4.3 GB are free" in caught.value.why
+    assert caught.value.hint == "use a smaller quant: Q2_K would take about 3.2 GB"
 
 
 def test_smaller_quant_is_named_with_its_command() -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         make_plan(LARGE, machine(free=5 * GIB), Wishes(), name="big", repository="owner/big-GGUF")
-    assert caught.value.hint == "llmrun run owner/big-GGUF:Q4_K_S (about 4.3 GiB), if it is there"
+    assert caught.value.hint == "llmrun run owner/big-GGUF:Q4_K_S (about 4.6 GB), if it is there"
 
 
 def test_no_quant_is_small_enough() -> None:
@@ -131,14 +131,14 @@ def test_model_that_leaves_nothing_to_others_can_be_forced() -> None:
     assert "--ctx 512" in caught.value.hint
     plan = make_plan(LARGE, machine(free), Wishes(n_ctx=512))
     assert plan.n_ctx == 512
-    assert re.fullmatch(r"context 512 tokens: leaves only \d+ MiB of memory free", plan.notes[0])
+    assert re.fullmatch(r"context 512 tokens: leaves only \d+ MB of memory free", plan.notes[0])
 
 
 def test_wished_context_that_does_not_fit_names_the_largest_that_does() -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         make_plan(LARGE, machine(free=8 * GIB), Wishes(n_ctx=100_000))
     assert "100,000" in caught.value.what
-    assert "8.0 GiB are free" in caught.value.why
+    assert "8.6 GB are free" in caught.value.why
     option = re.fullmatch(r"llmrun run MODEL --ctx (\d+), the largest that fits", caught.value.hint)
     assert option
     largest = int(option[1])
@@ -215,9 +215,10 @@ def test_wished_gpu_layers(layers: int) -> None:
         ({"threads": 513}, "--threads 513", "1 and 512"),
         ({"gpu_layers": -2}, "--gpu-layers -2", "-1 and 1,000"),
         ({"gpu_layers": 1001}, "--gpu-layers", "-1 and 1,000"),
-        ({"kv_type": "q3_0"}, "--kv q3_0", "f16"),
+        ({"cache_type_k": "q3_0"}, "--cache-type-k q3_0", "f16"),
+        ({"cache_type_v": "q3_0"}, "--cache-type-v q3_0", "f16"),
         ({"flash_attention": "maybe"}, "--flash-attention maybe", "auto, on, off"),
-        ({"kv_type": "q8_0", "flash_attention": "off"}, "needs flash attention", ""),
+        ({"cache_type_v": "q8_0", "flash_attention": "off"}, "needs flash attention", ""),
     ],
 )
 def test_bad_wishes(wishes: dict[str, Any], what: str, why: str) -> None:
@@ -228,7 +229,7 @@ def test_bad_wishes(wishes: dict[str, Any], what: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 MiB"), (512 * MIB, "512 MiB"), (GIB, "1.0 GiB"), (2048 * GIB, "2,048.0 GiB")]
+    ("size", "text"), [(0, "0 MB"), (512 * MIB, "537 MB"), (GIB, "1.1 GB"), (2048 * GIB, "2,199.0 GB")]
 )
 def test_readable_size(size: int, text: str) -> None:
     assert readable_size(size) == text
@@ -266,7 +267,7 @@ def test_a_small_gpu_gets_the_layers_that_fit() -> None:
     assert plan.vram_bytes <= 3 * GIB
     one_more = (plan.memory.weights + plan.memory.kv) // 32
     assert plan.vram_bytes + one_more > 3 * GIB - 256 * MIB
-    assert plan.notes == (f"{plan.gpu_layers} of 32 layers on the GPU: what fits into its 3.0 GiB of free memory",)
+    assert plan.notes == (f"{plan.gpu_layers} of 32 layers on the GPU: what fits into its 3.2 GB of free memory",)
 
 
 def test_a_gpu_makes_room_in_memory() -> None:
@@ -300,7 +301,7 @@ def test_wished_layers_with_a_gpu(wish: int, layers: int) -> None:
 
 
 def test_smaller_kv_type_leaves_room_for_more_context() -> None:
-    small = make_plan(LARGE, machine(free=12 * GIB), Wishes(kv_type="q8_0"))
+    small = make_plan(LARGE, machine(free=12 * GIB), Wishes(cache_type_k="q8_0", cache_type_v="q8_0"))
     assert small.n_ctx > make_plan(LARGE, machine(free=12 * GIB), Wishes()).n_ctx
 
 
@@ -316,7 +317,7 @@ def test_without_room_to_grow_the_cache_is_made_at_once() -> None:
 def test_summary() -> None:
     text = make_plan(SMALL, machine(), Wishes()).summary
     assert text.startswith("plan: context 8,192 tokens (memory for 512 at first), 4 threads; ")
-    assert "KV cache 180 MiB" in text
+    assert "KV cache 189 MB" in text
     assert "GPU" not in text
     assert "with all layers" in make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), Wishes(n_ctx=4096)).summary
 

@@ -46,6 +46,8 @@ from llmrun.protocol.messages import (
     StateSaved,
     Stats,
     TextDelta,
+    Tokenize,
+    Tokenized,
 )
 from llmrun.protocol.params import Limits, SamplingParams
 
@@ -72,6 +74,7 @@ FRAMES: list[Frame] = [
     Explain(9, 1, last=3, candidates=8),
     SaveState(4, 3, prompt_only=True),
     Count(4, AnswerRequest((Message("user", "Hi"),), template="chatml", thinking=False)),
+    Tokenize(5, "<s>Hi", special=True),
     LoadProgress(0.1 + 0.2),
     Loaded(4096, 8192, 49152, "llama 135M Q4_1", False, ("CUDA0", "CPU"), 0.5, ("<think>", "</think>")),
     Rendering(1),
@@ -84,6 +87,7 @@ FRAMES: list[Frame] = [
     Finished(1, "length", Stats()),
     StateSaved(3, 2000, 2**36),
     Counted(4, (1, 2), 9),
+    Tokenized(5, (1, 2)),
     Finished(1, "repeats", Stats(), "again and again"),
     Started(1, 10, 5, 0, thinking=True, thinking_tags=("<think>", "</think>")),
     Explained(1, ()),

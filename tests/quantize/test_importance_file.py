@@ -129,11 +129,11 @@ def test_a_name_too_long_for_the_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_importance_matrix_is_said_to_be_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no importance matrix: it is a model \(llama\)"):
+    with pytest.raises(UsageError, match=r"not an importance matrix: it is a model \(llama\)"):
         read_imatrix(model(tmp_path))
     with pytest.raises(UsageError, match="neither as GGUF nor"):
         read_imatrix(write(tmp_path / "text", b"Once upon a time there was a file of text"))
-    with pytest.raises(UsageError, match="no importance matrix"):
+    with pytest.raises(UsageError, match="not an importance matrix"):
         read_imatrix(write(tmp_path / "empty", b""))
     for path in (tmp_path / "none.gguf", tmp_path):
         with pytest.raises(ModelNotFoundError, match="there is no file"):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmrun.engine.core.loop import Engine
+from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.states import KVStore
 from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
@@ -32,10 +33,13 @@ class Conversation:
         stop: tuple[str, ...] = (),
         ban: tuple[str, ...] = (),
         request: int = 1,
+        constraint: Any = None,
+        remember: int = 0,
         **more: Any,
     ) -> None:
         tokens = tokens_of(prompt) if isinstance(prompt, str) else list(prompt)
-        self.engine.add(request, tokens, sampling, Limits(most, stop, ban), **more)
+        sampler = SequenceSampler(sampling, self.context.vocabulary, tokens, constraint, remember)
+        self.engine.add(request, tokens, sampler, Limits(most, stop, ban), **more)
 
     def run(self) -> None:
         """Step until all is answered."""

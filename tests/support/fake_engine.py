@@ -30,12 +30,17 @@ from llmrun.protocol.messages import (
     PrefillProgress,
     Rendered,
     Rendering,
+    SaveState,
     Started,
+    StateSaved,
     Stats,
     TextDelta,
+    Tokenize,
+    Tokenized,
 )
 
 MODE = sys.argv[1]
+FOREVER = 3600  # seconds: longer than a test may take
 LAST_WORDS = "fake_engine.cpp:42: GGML_ASSERT(fake) failed"
 
 
@@ -67,7 +72,8 @@ def phase(name: str) -> None:
 def load(command: Load) -> None:
     phase("load")
     if MODE == "refuse":
-        print("llama_model_load: error loading model: no tensors", file=sys.stderr, flush=True)
+        print("llama_model_load: error loading model: no tensors", file=sys.stderr)
+        print("llama_model_load_from_file_impl: failed to load model", file=sys.stderr, flush=True)
         send(Failed(0, "bad-model", f"llama.cpp can't load {command.path}"))
     elif MODE == "no_memory":
         print("ggml_backend_alloc: failed to allocate buffer of size 99", file=sys.stderr, flush=True)
@@ -77,15 +83,11 @@ def load(command: Load) -> None:
 
 
 def render(request: int) -> None:
-    if MODE == "busy":
-        time.sleep(0.4)
     send(Rendering(request))
     phase("render")
     if MODE == "hang_in_render":
-        time.sleep(60)
+        time.sleep(FOREVER)
     send(Rendered(request))
-    if MODE == "tokenizing":
-        time.sleep(0.4)
 
 
 def count(command: Count) -> None:
@@ -123,9 +125,10 @@ def together(command: Generate) -> None:
     OPEN.append(command.request)
     if len(OPEN) < 2:
         return
-    if MODE == "half_deaf":  # a cancel has to wait for the step that both are in, and is not heard even then
-        receive()
-        time.sleep(0.5)
+    if MODE == "half_deaf":  # a cancel is not heard, and the step that both are in lasts until a Count
+        while not isinstance(asked := receive(), Count):
+            assert isinstance(asked, Cancel)
+        count(asked)
     send(*(TextDelta(request, text, 1) for text in ("Hel", "lo") for request in OPEN))
     phase("together")
     send(*(Finished(request, "stop", Stats()) for request in OPEN))
@@ -148,12 +151,7 @@ late = obedient
 
 def deaf(request: int) -> None:
     """Neither hears a cancel nor says a word."""
-    time.sleep(60)
-
-
-def slow(request: int) -> None:
-    time.sleep(1.0)
-    send(Finished(request, "stop", Stats()))
+    time.sleep(FOREVER)
 
 
 def chatty(request: int) -> None:
@@ -162,22 +160,30 @@ def chatty(request: int) -> None:
         send(*[TextDelta(request, "blah", 1)] * 1000)
 
 
+def at_max_tokens(request: int) -> None:
+    send(Finished(request, "length", Stats(3, completion_tokens=2, context_used=5, n_ctx=256)))
+
+
+def window_full(request: int) -> None:
+    send(Finished(request, "length", Stats(3, completion_tokens=2, context_used=256, n_ctx=256)))
+
+
 def garbage(request: int) -> None:
     sys.stdout.buffer.write(b"\0\0\0\x05hello" * 3)
     sys.stdout.buffer.flush()
-    time.sleep(60)
+    time.sleep(FOREVER)
 
 
 def claim_3_gb(request: int) -> None:
     sys.stdout.buffer.write(b"\xc0\0\0\0" + b"{" * 100)
     sys.stdout.buffer.flush()
-    time.sleep(60)
+    time.sleep(FOREVER)
 
 
 def send_command(request: int) -> None:
     sys.stdout.buffer.write(encode(Cancel(request)))
     sys.stdout.buffer.flush()
-    time.sleep(60)
+    time.sleep(FOREVER)
 
 
 def mistaken(request: int) -> None:
@@ -198,7 +204,7 @@ def do(job: Job) -> None:
     if MODE == "failing":
         send(Failed(job.request, "not-enough-disk", "no space is left"))
     elif MODE == "deaf":
-        time.sleep(60)
+        time.sleep(FOREVER)
     else:
         send(JobDone(job.request, {"said": job.arguments["say"], "name": job.name}))
 
@@ -216,6 +222,10 @@ def main() -> None:
             generate(command)
         elif isinstance(command, Count):
             count(command)
+        elif isinstance(command, SaveState):
+            send(StateSaved(command.request, 3, 100))
+        elif isinstance(command, Tokenize):
+            send(Tokenized(command.request, tuple(command.text.encode())))
         elif isinstance(command, Job):
             do(command)
 

@@ -129,10 +129,10 @@ class Installed:
         )
 
     def answer(self, *arguments: str, stdin: str | bytes = b"", env: dict[str, str] | None = None) -> str:
-        """The stdout of `llmrun run smollm2 ...`, which must succeed without a word on stderr."""
+        """What `llmrun run smollm2 ...` answers in a line, which must succeed without a word on stderr."""
         done = self.run("run", "smollm2", *arguments, stdin=stdin, env=env)
         assert (done.returncode, done.stderr) == (0, b"")
-        return done.stdout.decode()
+        return done.stdout.decode().removesuffix("\n")
 
     def events(self, *arguments: str, stdin: str | bytes = b"") -> list[dict[str, Any]]:
         """The events of `llmrun run smollm2 --json ...`, which must succeed."""

@@ -1,6 +1,6 @@
 """One open saved chat: how it grows, forks, goes back, and what of it is the conversation now.
 
-Owns the order of those steps: each is one transaction, and what it returns is on the disk. Nothing is ever deleted
+Owns the order of those steps: each is one transaction, on the disk when it returns. Nothing is ever deleted
 here: what was undone, retried or edited stays as an alternative that switch() finds again. Must not know terminals.
 """
 
@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from llmrun.chat.store import rows
-from llmrun.chat.store.locks import Locks
-from llmrun.chat.store.turns import Answer, Question, TurnEntry, WindowTurn, in_window
+from llmrun.chat.store.locks import Locks, NoLocks
+from llmrun.chat.store.schema import SCHEMA
+from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, WindowTurn, in_window
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Message
 from llmrun.storage import Database
@@ -41,11 +42,12 @@ class SavedChat:
     """A conversation that is saved turn by turn. Made by sessions.store.Sessions; release() it when it is left.
 
     Attributes:
-        id: None until its first turn is saved.
+        id: None until its first question is saved.
         name: "" until then, unless one was wished for.
         system: prompt; "" for none.
         branch: the current one's name.
         open_elsewhere: another process has this chat open; what would change it is refused.
+        is_detached: the disk refused it; it goes on in memory, and is lost when it is left.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class SavedChat:
         self._locks, self._clock = locks, clock
         self.id = session
         self.name, self.system, self.branch = name, system, rows.MAIN
-        self.open_elsewhere = False
+        self.open_elsewhere = self.is_detached = False
         self._entries: list[TurnEntry] = []
         if session is not None:
             # Before it is read: whoever had it has written all then.
@@ -81,42 +83,46 @@ class SavedChat:
 
     @property
     def last_answer(self) -> Answer | None:
-        """The answer of the last turn."""
-        part = self._entries[-1].part if self._entries else None
-        return part if isinstance(part, Answer) else None
+        """The newest answer of the conversation."""
+        return next((entry.part for entry in reversed(self._entries) if isinstance(entry.part, Answer)), None)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the last question has an answer; so it is before the first one."""
+        return not self._entries or isinstance(self._entries[-1].part, Answer)
 
     def window(self) -> list[WindowTurn]:
-        """The turns that the model still sees, without the system prompt."""
-        return in_window(self._entries)
+        """The answered turns that the model still sees, without the system prompt."""
+        return in_window(self._entries if self.is_answered else self._entries[:-1])
+
+    def window_before_question(self) -> list[WindowTurn]:
+        """The same of what stands before the last question."""
+        return in_window(self._entries[: self._place(self.last_question)])
 
     def messages(self) -> list[Message]:
         """What is sent to the model, before the next question."""
         system = [Message("system", self.system)] if self.system else []
         return [*system, *(message for turn in self.window() for message in turn.messages)]
 
-    def append(self, question: Question, answer: Answer) -> TurnEntry:
-        """Save a finished turn after the last one; gives the answer's entry. The first one gives the chat its name.
+    def add_question(self, question: Question, *, beside: TurnEntry | None = None) -> None:
+        """Save a question, so that nothing that happens to its answer can lose it. The first one names the chat.
+
+        Args:
+            beside: a question of `entries` that it takes the place of. By default it follows the last turn, or takes
+                the place of a question without an answer. What it replaces stays as an alternative.
 
         Raises:
             DiskFullError: the disk is full; nothing has changed.
             UsageError: another process has the chat open.
             LlmrunError: it can't be written; nothing has changed.
         """
-        return self._save(len(self._entries), question, answer)
+        if beside is None and not self.is_answered:
+            beside = self.last_question
+        self._save(self._place(beside) if beside else len(self._entries), question)
 
-    def retry(self, answer: Answer) -> TurnEntry:
-        """Save another answer to the last question, beside the one there is. Raises as append()."""
-        return self._save(self._place(self.last_question) + 1, None, answer)
-
-    def edit(self, question: Question, answer: Answer, *, place: TurnEntry | None = None) -> TurnEntry:
-        """Save another question, with its answer, beside one there is. Raises as append().
-
-        Args:
-            question: the new one.
-            answer: to it.
-            place: a question of `entries`, the last one by default.
-        """
-        return self._save(self._place(place or self.last_question), question, answer)
+    def add_answer(self, answer: Answer) -> None:
+        """Save an answer to the last question, beside those that it has. Raises as add_question()."""
+        self._save(self._place(self.last_question) + 1, answer)
 
     def undo(self) -> Question | None:
         """Go back to before the last turn; gives its question, None if there is no turn."""
@@ -203,6 +209,40 @@ class SavedChat:
             ).fetchall()
         return [Branch(name, head, turns, name == self.branch, text) for name, head, turns, text in (*named, *loose)]
 
+    def difference(self, branch: Branch) -> tuple[int, str] | None:
+        """The number of the turn in which a branch leaves this conversation, and what was said there instead.
+
+        None where all of it is in this conversation.
+        """
+        with self._database.explained():
+            others = rows.path(self._connection, branch.head)
+        here = {entry.id for entry in self._entries}
+        turn = 0
+        for entry in others:
+            turn += isinstance(entry.part, Question)
+            if entry.id not in here:
+                return turn, entry.part.shown if isinstance(entry.part, Question) else entry.part.content
+        return None
+
+    def tree(self) -> Tree:
+        """Everything that was said in the chat.
+
+        Raises:
+            UsageError: nothing was said yet.
+        """
+        if self.id is None:
+            raise UsageError("nothing was said in this chat yet", hint="ask something first")
+        with self._database.explained():
+            return rows.tree(self._connection, self.id)
+
+    def in_memory(self) -> SavedChat:
+        """A copy of the conversation that needs no disk."""
+        copy = SavedChat(Database(None, SCHEMA), NoLocks(), self._clock, name=self.name, system=self.system)
+        copy.is_detached = True
+        for entry in self._entries:
+            copy._save(len(copy._entries), entry.part)
+        return copy
+
     def reload(self) -> None:
         """Read the chat again, as another process may have changed it."""
         with self._database.explained():
@@ -218,7 +258,9 @@ class SavedChat:
 
     def release(self) -> None:
         """Say that the chat is not open here any more."""
-        if self.id is not None and not self.open_elsewhere:
+        if self.is_detached:
+            self._database.close()
+        elif self.id is not None and not self.open_elsewhere:
             self._locks.release(self.id)
 
     def _place(self, question: TurnEntry | None) -> int:
@@ -227,29 +269,25 @@ class SavedChat:
             raise UsageError("there is no such turn", hint="ask something first")
         return self._entries.index(question)
 
-    def _save(self, place: int, question: Question | None, answer: Answer) -> TurnEntry:
-        """Save a turn behind the first `place` entries, and make it the end of the current branch."""
+    def _save(self, place: int, part: Question | Answer) -> None:
+        """Save a question or an answer behind the first `place` entries: the end of the current branch from now on."""
         kept = self._entries[:place]
         parent = kept[-1].id if kept else None
         now = self._clock()
-        added: list[TurnEntry] = []
         with self._writing():
-            session, name = self._session(question, now)
-            for part in (question, answer) if question else (answer,):
-                added.append(rows.add_entry(self._connection, session, parent, part, now))
-                parent = added[-1].id
-            rows.set_head(self._connection, session, self.branch, parent)
+            session, name = self._session(part.shown if isinstance(part, Question) else "", now)
+            added = rows.add_entry(self._connection, session, parent, part, now)
+            rows.set_head(self._connection, session, self.branch, added.id)
             self._connection.execute("UPDATE sessions SET updated = ? WHERE id = ?", (now, session))
         if self.id is None:
             self._locks.claim(session)
-        self.id, self.name, self._entries = session, name, [*kept, *added]
-        return added[-1]
+        self.id, self.name, self._entries = session, name, [*kept, added]
 
-    def _session(self, question: Question | None, now: float) -> tuple[int, str]:
-        """The chat's id and name, its row made with the first turn."""
+    def _session(self, first: str, now: float) -> tuple[int, str]:
+        """The chat's id and name, its row made with the first question."""
         if self.id is not None:
             return self.id, self.name
-        wanted = self.name or rows.name_from(question.shown if question else "")
+        wanted = self.name or rows.name_from(first)
         name = rows.free_name(self._connection, wanted)  # somebody may have taken it meanwhile
         return rows.add_session(self._connection, name, self.system, self.branch, now), name
 

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import Any, Literal, get_args
 
 from llmrun.chat.store.rows import checked_name
-from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, answer_of, plain_facts
+from llmrun.chat.store.turns import INTERRUPTED, Answer, Question, Tree, TurnEntry, answer_of, plain_facts
 from llmrun.errors import LlmrunError, UsageError
 
 Format = Literal["markdown", "json", "jsonl", "openai"]
@@ -184,13 +184,18 @@ def _markdown(tree: Tree, path: tuple[TurnEntry, ...]) -> str:
             parts += ["## Thoughts", quoted]
         model = entry.part.model.name
         parts += [f"## {model or 'Answer'}", _closed(entry.part.content)]
-        parts += [f"*{_ending(entry.part)}*"] if entry.part.finish != "stop" else []
+        parts += [f"*{ending(entry.part)}*"] if ending(entry.part) else []
     return "\n\n".join(parts) + "\n"
 
 
-def _ending(answer: Answer) -> str:
-    words = {"length": "cut off: no more tokens were allowed", "cancelled": "stopped"}
-    return words.get(answer.finish, answer.finish)
+def ending(answer: Answer) -> str:
+    """Why an answer ended, for people; "" where it came to its own end."""
+    words = {
+        "length": "cut off: no more tokens were allowed",
+        "cancelled": "stopped",
+        INTERRUPTED: "cut off: llmrun or its engine died",
+    }
+    return "" if answer.finish == "stop" else words.get(answer.finish, answer.finish)
 
 
 def _closed(text: str) -> str:

@@ -197,7 +197,8 @@ class Sessions:
         query = (
             "SELECT s.id, s.name, s.created, s.updated, coalesce(h.turn, 0), "
             "(SELECT count(*) FROM branches b WHERE b.session = s.id), "
-            "coalesce((SELECT m.name FROM models m JOIN answers a ON a.model = m.id WHERE a.message = h.id), ''), "
+            "coalesce((SELECT m.name FROM models m JOIN answers a ON a.model = m.id "
+            "WHERE a.message = CASE h.role WHEN 'user' THEN h.parent ELSE h.id END), ''), "
             "coalesce((SELECT substr(CASE typed WHEN '' THEN content ELSE typed END, 1, 200) FROM messages f "
             "WHERE f.session = s.id AND f.parent IS NULL ORDER BY f.id DESC LIMIT 1), '') "
             "FROM sessions s LEFT JOIN branches c ON c.session = s.id AND c.name = s.branch "

@@ -16,6 +16,9 @@ from llmrun.protocol.params import Limits, SamplingParams
 
 _NO_STATS = Stats()
 
+INTERRUPTED = "interrupted"
+"""Why an answer ended whose engine or command died: it is kept as far as it came."""
+
 SUMMARY = 0
 """In place of a question's id: the summary of what left before."""
 
@@ -76,12 +79,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A finished answer and all that made it.
+    """An answer and all that made it.
 
     Attributes:
         content: without the reasoning.
         reasoning: what the model thought before, if it is of that kind.
-        finish: why it ended, see messages.Finished.
+        finish: why it ended, see messages.Finished; or INTERRUPTED.
         model: that answered.
         sampling: every value as it was asked for.
         limits: when it had to end.

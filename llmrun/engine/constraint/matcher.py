@@ -1,7 +1,7 @@
 """Holds the tokens of one answer to a grammar: llguidance's matcher behind our own grammars and errors.
 
 Owns llguidance, which nothing else imports; must not know sampling or the loop. What its matcher says at each token is
-a bit mask over the vocabulary. A person's grammar is untrusted: sizes are limited before llguidance sees it, its own
+a bit mask over the vocabulary. A user's grammar is untrusted: sizes are limited before llguidance sees it, its own
 limits bound time and memory, and whatever it raises becomes BadGrammarError.
 """
 

@@ -5,7 +5,6 @@ Owns which sequences run and which wait; must not know pipes, templates or llama
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from llmrun.engine.core.text import TextStream
 from llmrun.engine.llama.base import Aborted, Context, Entry, NoRoom
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.messages import Event, Explained, Failed, Finished, PrefillProgress, Started
-from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
     from llmrun.engine.core.states import KVStore
@@ -80,7 +79,7 @@ class Engine:
         self,
         request: int,
         prompt: list[int],
-        sampling: SamplingParams,
+        sampler: SequenceSampler,
         limits: Limits,
         extras: Extras = _PLAIN,
     ) -> None:
@@ -89,26 +88,20 @@ class Engine:
         Args:
             request: the caller's number for it; events name it.
             prompt: token ids, at least one.
-            sampling: how logits become a token. Where extras bring a sampler along, its own, seed included.
+            sampler: chooses its tokens; made for this prompt.
             limits: when the answer ends, and what it must not say.
             extras: what else is wanted.
 
         Raises:
             ContextOverflowError: the prompt alone is longer than the context window.
-            UsageError: the sampling parameters make no sense for this model.
         """
         if len(prompt) > self._window:
             raise ContextOverflowError(
                 f"the prompt is {len(prompt):,} tokens long, the context window {self._window:,}",
                 hint="shorten it, or ask for a larger context window with --ctx",
             )
-        seed = int.from_bytes(os.urandom(4), "little") if sampling.seed is None else sampling.seed
-        sampler = extras.sampler
-        if sampler is None:
-            sampler = SequenceSampler(sampling, seed, self._vocabulary, extras.constraint, extras.remember)
-            sampler.accept_prompt(prompt)
         text, metrics = TextStream(limits.stop, limits.ban), Metrics(self._clock())
-        self._waiting.append(Sequence(request, list(prompt), len(prompt), seed, sampler, text, limits, metrics, extras))
+        self._waiting.append(Sequence(request, list(prompt), len(prompt), sampler, text, limits, metrics, extras))
 
     def cancel(self, request: int) -> None:
         """Let a request end at the next step(), if it still runs."""
@@ -151,7 +144,7 @@ class Engine:
             self._active.append(sequence)
             if first:
                 inside, tags = sequence.extras.inside_thought, sequence.extras.thinking_tags
-                events.append(Started(sequence.request, sequence.n_prompt, kept, sequence.seed, inside, tags))
+                events.append(Started(sequence.request, sequence.n_prompt, kept, sequence.sampler.seed, inside, tags))
         return events
 
     def _has_room_for(self, sequence: Sequence) -> bool:
@@ -370,7 +363,7 @@ class Engine:
 
         Args:
             request: the answer's.
-            last: how many tokens, at most what add() was told to remember.
+            last: how many tokens, at most what its sampler was told to remember.
             candidates: how many of the likeliest to name for each.
 
         Raises:

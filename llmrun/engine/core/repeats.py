@@ -109,7 +109,7 @@ def _is_prose(block: str) -> bool:
 
 
 def _named(block: str) -> str:
-    """The block from where a person would say that it begins: a line, a sentence, a word."""
+    """The block from where a user would say that it begins: a line, a sentence, a word."""
     if not block.strip():
         return block
     for beginning in _BEGINNINGS:

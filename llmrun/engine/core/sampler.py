@@ -1,4 +1,4 @@
-"""One native sampler per sequence, made from what a person asked and what the model demands.
+"""One native sampler per sequence, made from what a user asked and what the model demands.
 
 Owns the translation of SamplingParams and a vocabulary into `_native.Sampler`, and of its errors into ours;
 must not know the generation loop. The arithmetic is in native/.
@@ -7,6 +7,7 @@ must not know the generation loop. The arithmetic is in native/.
 from __future__ import annotations
 
 import math
+import os
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
@@ -31,29 +32,33 @@ _MOST_TAIL_TOKENS = 20
 class SequenceSampler:
     """Chooses the tokens of one sequence and remembers them for the penalties.
 
-    For one thread at a time: one may make it and let it see the prompt, and another one sample.
+    For one thread at a time: one may make it, and another one sample.
+
+    Attributes:
+        seed: of its random generators, 0 to 2**32 - 1.
     """
 
     def __init__(
         self,
         params: SamplingParams,
-        seed: int,
         vocabulary: Vocabulary,
+        prompt: Sequence[int] = (),
         constraint: Constraint | None = None,
         remember: int = 0,
     ) -> None:
         """Start a sequence.
 
         Args:
-            params: how to sample; their own seed is not looked at.
-            seed: of the random generators, 0 to 2**32 - 1.
+            params: how to sample; without a seed, one is drawn.
             vocabulary: the model's.
+            prompt: tokens that the penalties see, as in llama.cpp's server; a long prompt delays no other thread.
             constraint: the grammar that every token has to follow.
             remember: how many last tokens explain() can be asked about.
 
         Raises:
-            UsageError: the parameters make no sense for this vocabulary.
+            UsageError: the parameters are invalid for this vocabulary.
         """
+        self.seed = int.from_bytes(os.urandom(4), "little") if params.seed is None else params.seed
         values = asdict(params)
         for name in ("seed", "dry_breakers", "logit_bias"):
             del values[name]
@@ -61,23 +66,20 @@ class SequenceSampler:
         try:
             self._native = _native.Sampler(
                 vocabulary.n_tokens,
-                seed=seed,
+                seed=self.seed,
                 logit_bias=_biases(params, vocabulary),
                 dry_breakers=breakers,
                 remember=remember,
                 **values,
             )
         except ValueError as error:
-            raise UsageError("these sampling parameters make no sense", why=str(error)) from None
+            raise UsageError("these sampling parameters are invalid", why=str(error)) from None
+        self._native.accept_many(prompt)
         self._vocabulary = vocabulary
         self._constraint = constraint
         self._bans = any(bias == -math.inf for _, bias in params.logit_bias)
         # The last tokens, and whether each was drawn, not forced; the native sampler remembers the draws.
         self._last: deque[tuple[int, bool]] = deque(maxlen=remember)
-
-    def accept_prompt(self, tokens: Sequence[int]) -> None:
-        """Let the penalties see the prompt, as llama.cpp's server does; a long one delays no other thread."""
-        self._native.accept_many(tokens)
 
     def sample(self, address: int, refused: Collection[int] = ()) -> int:
         """Choose the next token and make it part of the sequence.

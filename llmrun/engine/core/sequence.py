@@ -12,7 +12,6 @@ from llmrun.protocol.messages import Stats, TextDelta
 from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
-    from llmrun.engine.constraint.matcher import Constraint
     from llmrun.engine.core.repeats import RepeatGuard
     from llmrun.engine.prompt.thinking import ThinkingBudget
 
@@ -22,26 +21,20 @@ class Extras:
     """What a request may want besides an answer.
 
     Attributes:
-        constraint: the grammar that the answer follows.
-        remember: how many of its last tokens Engine.explain() can be asked about.
         inside_thought: the prompt ends where the model is to think.
         thinking_tags: what encloses its thoughts; none where it does not think.
         thinking: how long it may think.
         guard: ends an answer that repeats itself.
         moves: the conversation lost its oldest turns; what the KV cache holds behind them is moved, not computed again.
         shown: control tokens whose text is part of the answer.
-        sampler: made for this request already, and the prompt accepted; the parameters' seed is its own.
     """
 
-    constraint: Constraint | None = None
-    remember: int = 0
     inside_thought: bool = False
     thinking_tags: tuple[str, ...] = ()
     thinking: ThinkingBudget | None = None
     guard: RepeatGuard | None = None
     moves: bool = False
     shown: frozenset[int] = frozenset()
-    sampler: SequenceSampler | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +45,6 @@ class Sequence:
         request: the front's number for it.
         tokens: prompt and answer.
         n_prompt: how many of them are the prompt.
-        seed: of its sampler.
         admitted: it has, or had, a slot.
         slot: llama.cpp's sequence id, whose KV cache it fills while it runs.
         n_reused: how many of the prompt were in the KV cache already.
@@ -66,7 +58,6 @@ class Sequence:
     request: int
     tokens: list[int]
     n_prompt: int
-    seed: int
     sampler: SequenceSampler
     text: TextStream
     limits: Limits
@@ -129,6 +120,6 @@ class Sequence:
             context_used=self.n_cached,
             n_ctx=n_ctx,
             overhead_seconds=self.metrics.overhead_seconds,
-            seed=self.seed,
+            seed=self.sampler.seed,
             retracted_tokens=self.n_retracted,
         )

@@ -100,7 +100,7 @@ class KVStore:
         return sorted(self._folder.glob("*" + _SUFFIX))
 
     def _tokens(self, path: Path) -> list[int]:
-        """The tokens of a file; none if it is no state of this model."""
+        """The tokens of a file; none if it is not a state of this model."""
         with contextlib.suppress(OSError), path.open("rb") as file:
             parts = self._open(file)
             if parts is not None:

@@ -14,7 +14,7 @@ class TextStream:
     """Grows by the bytes of one token after the other and gives out text as soon as it is safe to show.
 
     A multi-byte character is kept until its last byte is there; text that may become a stop string or a banned
-    phrase is kept until it did or can't any more. Bytes that are no UTF-8 become U+FFFD.
+    phrase is kept until it did or can't any more. Bytes that are not UTF-8 become U+FFFD.
 
     Args:
         stop: texts that end the answer.

@@ -24,7 +24,7 @@ class LlamaModel:
     Attributes:
         path: of the file.
         gpu_layers: how many layers are on the GPU, as asked.
-        repack: whether weights may be brought into another order, as asked.
+        repack: whether weights may be repacked, as asked.
         mmap: whether the file may be mapped into memory, as asked.
         vocabulary: its tokens.
         n_ctx_train: context window the model was trained on.

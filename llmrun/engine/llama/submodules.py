@@ -1,4 +1,4 @@
-"""Imports modules of foreign packages without running the package's `__init__`, which imports much that we never use.
+"""Imports modules of other packages without running the package's `__init__`, which imports much that we never use.
 
 Owns the trick alone: an empty package object that knows where its submodules lie stands in for the real one. Only the
 engine process does this, where nobody else imports these packages.

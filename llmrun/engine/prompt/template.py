@@ -32,6 +32,8 @@ MAX_RENDER_SECONDS = 1.5
 """Real templates take milliseconds. Less than the front's patience: it would end the engine."""
 MAX_BITS = 64 * 1024
 """Of a whole number: arithmetic with longer ones can take hours and can't be interrupted."""
+MAX_DATE_CHARACTERS = 1024
+"""Of a date's layout: the C library writes all of it before it can be interrupted."""
 
 _REFUSES = "the chat template refuses this conversation"
 
@@ -319,6 +321,8 @@ def _raise_exception(message: object) -> NoReturn:
 
 
 def _strftime_now(layout: str) -> str:
+    if len(layout) > MAX_DATE_CHARACTERS:
+        raise BadTemplateError("the chat template asks for too long a date")
     return datetime.now().strftime(layout)
 
 

@@ -7,7 +7,7 @@ Owns the layout of their folders, and the names that lead to what is in them:
     lmstudio/PUBLISHER/REPO/FILE.gguf
 
 A repository of the hub whose owner is called ollama or lmstudio is reached as hf.co/OWNER/REPO. Whatever their files
-say is foreign: no path is made of it before it is checked.
+say is untrusted: no path is made of it before it is checked.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def import_model(
         for path in (source.with_name(part) for part in filenames.all_parts(source.name))
     ]
     if not filenames.is_model(parts[0].filename):
-        raise UsageError(f"{source.name} is no model by itself", why="it is a projector or an importance matrix")
+        raise UsageError(f"{source.name} is not a model by itself", why="it is a projector or an importance matrix")
     total = sum(part.size for part in parts)
     if how != "link" and not (how == "move" and _same_disk(source, store.root)):
         with disk_errors(store.root):

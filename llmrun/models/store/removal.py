@@ -32,7 +32,7 @@ class Removal:
         names: files of snapshots that go.
         blobs: bytes that go with them.
         freed: bytes of disk that come free.
-        shared: what else needs some of its bytes, so that those stay; foreign text.
+        shared: what else needs some of its bytes, so that those stay; untrusted text.
     """
 
     model: Installed

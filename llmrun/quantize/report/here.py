@@ -42,7 +42,7 @@ class Here:
         chunks: of the text, how many are read at most; fewer where that would take long.
 
     Raises:
-        BadModelError, ModelNotFoundError: the source is no model's file.
+        BadModelError, ModelNotFoundError: the source is not a model's file.
         UsageError: the text can't be read.
     """
 

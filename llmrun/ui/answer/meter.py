@@ -23,10 +23,6 @@ from llmrun.ui.terminal.sanitize import clean
 
 SEPARATOR = " · "
 
-_STOPPED = {
-    "length": "stopped: max tokens or context window reached",
-    "cancelled": "stopped by Ctrl-C",
-}
 _REPEATED_CELLS = 40  # of a text that repeats itself
 
 
@@ -142,7 +138,10 @@ def _stopped(finished: Finished) -> str:
         text = clean(finished.detail).strip()
         shown = text if cut(text, _REPEATED_CELLS) == text else cut(text, _REPEATED_CELLS - 1) + "…"
         return f"stopped: it repeats “{shown}”" if shown else "stopped: it repeats itself"
-    return _STOPPED.get(finished.reason, f"stopped: {finished.reason}")
+    if finished.reason == "length":
+        full = finished.stats.context_used >= finished.stats.n_ctx
+        return "stopped: the context window is full" if full else "stopped: max tokens reached"
+    return "stopped by Ctrl-C" if finished.reason == "cancelled" else f"stopped: {finished.reason}"
 
 
 def in_rows(line: str, cells: int) -> list[str]:

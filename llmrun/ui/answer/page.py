@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from llmrun.chat.reasoning import ReasoningKind, ReasoningPart, Splitter
+from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
 from llmrun.ui.terminal.format import seconds
 
 if TYPE_CHECKING:

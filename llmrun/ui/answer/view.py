@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, TextIO
 
-from llmrun.chat.reasoning import ReasoningKind, ReasoningPart, Splitter
 from llmrun.protocol.messages import Event, Failed, Finished, LoadProgress, Started, TextDelta
+from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
 from llmrun.ui.answer.meter import Meter, fit, in_rows, summary
 from llmrun.ui.answer.page import Page, Think, in_ascii
 from llmrun.ui.terminal.ansi import DIM, bare, paint
@@ -72,6 +72,7 @@ def answer_view(
     stats: bool = True,
     markdown: bool = False,
     think: Think = "fold",
+    end_line: bool = False,
 ) -> View:
     """The right view for where stdout goes.
 
@@ -81,14 +82,16 @@ def answer_view(
         markdown: show the answer as Markdown, where the terminal can; other places get its text as it is.
         think: how the model's thoughts are shown. In a pipe "on" is the whole text as it is, tags included; with
             anything else only the answer comes through.
+        end_line: end the answer with a newline if it has none, as on a terminal, also where there is none.
     """
-    summary_to = output.stderr if stats and output.stderr_is_terminal else None
+    summary_to = output.stderr if stats else None
     dim = output.stderr_has_color
     if not output.cursor_moves:
         return PlainView(
             output.stdout,
             summary_to,
-            end_line=output.stdout_is_terminal,
+            end_line=end_line or output.stdout_is_terminal,
+            says_thinking=output.stdout_is_terminal,
             dim=dim,
             thoughts=think == "on",
         )
@@ -113,6 +116,7 @@ class PlainView:
         end_line: end the text with a newline if it has none.
         dim: the summary may be dim.
         thoughts: the model's are written too, with the tags around them.
+        says_thinking: thoughts that are not written are mentioned, so that no user looks at nothing.
     """
 
     def __init__(
@@ -123,6 +127,7 @@ class PlainView:
         end_line: bool = False,
         dim: bool = False,
         thoughts: bool = False,
+        says_thinking: bool = False,
     ) -> None:
         self._stream = stream
         self._summary_to = summary_to
@@ -131,7 +136,7 @@ class PlainView:
         self._sanitizer = Sanitizer()
         self._thoughts = thoughts
         self._splitter = Splitter(())
-        self._told_of_thoughts = False
+        self._says_thinking = says_thinking
         self._at_line_start = True
 
     def show(self, event: Event) -> None:
@@ -158,8 +163,8 @@ class PlainView:
 
     def _write(self, parts: Sequence[ReasoningPart]) -> None:
         text = "".join(part.text for part in parts if part.kind is ReasoningKind.ANSWER)
-        if self._end_line and not self._told_of_thoughts and any(part.kind is ReasoningKind.THOUGHT for part in parts):
-            self._told_of_thoughts = True  # a person should not look at nothing
+        if self._says_thinking and any(part.kind is ReasoningKind.THOUGHT for part in parts):
+            self._says_thinking = False
             text = "(thinking ...)\n" + text
         if text:
             self._stream.write(text)

@@ -90,26 +90,6 @@ def _beside(spot: Spot, side: tuple[int, int], gap: float) -> Box:
     return Box(left, top, left + spot.width, top + spot.height)
 
 
-def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places on a line moved apart until neighbours are `gap` from each other.
-
-    They stay between low and high where there is room for all of them, and in order.
-    """
-    order = sorted(range(len(places)), key=lambda index: places[index])
-    moved = [min(max(places[index], low), high) for index in order]
-    for index in range(1, len(moved)):
-        moved[index] = max(moved[index], moved[index - 1] + gap)
-    limit = high
-    for index in range(len(moved) - 1, -1, -1):
-        if moved[index] <= limit:
-            break
-        moved[index], limit = limit, limit - gap
-    result = [0.0] * len(places)
-    for index, place in zip(order, moved, strict=True):
-        result[index] = place
-    return result
-
-
 def along(places: Sequence[tuple[float, float]], step: float = 6.0) -> list[Box]:
     """Small boxes along straight lines from place to place: what names should not cover."""
     boxes = []

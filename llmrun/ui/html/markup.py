@@ -1,4 +1,4 @@
-"""HTML and SVG elements as text. Owns escaping: nothing foreign becomes markup. Pure; must not know what is drawn."""
+"""HTML and SVG elements as text. Owns escaping: nothing untrusted becomes markup. Pure; must not know what is drawn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def element(name: str, /, *children: str, **attributes: object) -> Markup:
     """One element.
 
     Args:
-        name: e.g. "text". What is inside is in Markup, or is foreign text.
+        name: e.g. "text". What is inside is in Markup, or is untrusted text.
         attributes: None leaves one out; `class_` is class, `stroke_width` is stroke-width, `viewBox` stays as it is.
     """
     written = "".join(
@@ -36,9 +36,9 @@ def joined(*children: str) -> Markup:
     return Markup("".join(child if isinstance(child, Markup) else text(child) for child in children))
 
 
-def text(foreign: str) -> Markup:
-    """Foreign text, shown as it is: no markup, no control or invisible characters."""
-    return Markup(escape(clean(foreign)))
+def text(untrusted: str) -> Markup:
+    """Untrusted text, shown as it is: no markup, no control or invisible characters."""
+    return Markup(escape(clean(untrusted)))
 
 
 _EMPTY = frozenset({"line", "path", "rect", "circle", "meta", "br"})

@@ -1,6 +1,6 @@
 """One HTML page that needs nothing else: no network, no fonts, no libraries; light, dark, on paper, without scripts.
 
-Owns the page's look and its parts; must not know what it says. All text is foreign and escaped; only Markup, which
+Owns the page's look and its parts; must not know what it says. All text is untrusted and escaped; only Markup, which
 ui/markup.py and ui/plots.py make, is taken as it is.
 """
 

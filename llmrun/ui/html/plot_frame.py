@@ -1,7 +1,7 @@
-"""What all plots share: their parts as data, the sheet with title, axes and grid, marks and their colours, the CSS.
+"""What all plots share: their parts as data, the sheet with title, axes and grid, the CSS.
 
-Owns how plots look; must not know what is plotted. Colours are Okabe and Ito's, told apart with any colour vision;
-shapes differ too. Whoever shows a plot gives STYLE with it, which follows the reader's light or dark setting.
+Owns how plots look; must not know what is plotted. Whoever shows a plot gives STYLE with it, which follows the
+reader's light or dark setting.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from llmrun.ui.html.label_places import Box, Spot
 from llmrun.ui.html.markup import Markup, element, joined
-from llmrun.ui.html.scales import Kind, Scale, number
+from llmrun.ui.html.scales import Scale, number
 from llmrun.ui.terminal.sanitize import clean
 
 WIDTH = 720.0
@@ -23,22 +23,19 @@ BELOW = 52.0
 """Room for the numbers and the name of the horizontal axis."""
 NAMES = 190.0
 """The most room for names of things."""
-COLORS = 6
-_SHAPES = 4
 
 STYLE = """
 :root{--paper:#fff;--ink:#16181d;--soft:#5a6270;--rule:#e3e6eb;--axis:#a3abb8;--halo:#fff;
---c0:#0072b2;--c1:#d55e00;--c2:#00805f;--c3:#b8568f;--c4:#b07c00;--c5:#2f93cc;--dull:#9aa2af}
+--c0:#0072b2;--dull:#9aa2af}
 @media screen and (prefers-color-scheme:dark){:root{--paper:#14161a;--ink:#eceef2;--soft:#a4acb9;--rule:#2b2f37;
---axis:#5d6673;--halo:#14161a;--c0:#56b4e9;--c1:#f08a4b;--c2:#2fc39a;--c3:#e08fc0;--c4:#e8b23a;--c5:#8fa8ff;--dull:#6f7886}}
+--axis:#5d6673;--halo:#14161a;--c0:#56b4e9;--dull:#6f7886}}
 .plot{display:block;width:100%;height:auto;font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 .plot text{fill:var(--soft);font-size:12px;font-variant-numeric:tabular-nums}
 .plot .title{fill:var(--ink);font-size:15px;font-weight:600}
 .plot .name{fill:var(--ink);font-size:13px;font-weight:600}
 .plot .halo{paint-order:stroke;stroke:var(--halo);stroke-width:4px;stroke-linejoin:round}
 .plot .grid{stroke:var(--rule)}.plot .axis{stroke:var(--axis)}
-.plot .k0{--c:var(--c0)}.plot .k1{--c:var(--c1)}.plot .k2{--c:var(--c2)}.plot .k3{--c:var(--c3)}
-.plot .k4{--c:var(--c4)}.plot .k5{--c:var(--c5)}.plot .dull{--c:var(--dull)}.plot .ink{--c:var(--ink)}
+.plot .k0{--c:var(--c0)}.plot .dull{--c:var(--dull)}.plot .ink{--c:var(--ink)}
 .plot .line{fill:none;stroke:var(--c);stroke-width:2.25;stroke-linejoin:round;stroke-linecap:round}
 .plot .thin{fill:none;stroke:var(--c);stroke-width:1.25}.plot .dash{stroke-dasharray:5 4}
 .plot .mark{fill:var(--c);stroke:var(--paper);stroke-width:1.5}.plot .sample{fill:var(--c);opacity:.35}
@@ -50,23 +47,10 @@ STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class PlotAxis:
-    """What is measured along an axis.
-
-    Attributes:
-        name: e.g. "depth".
-        unit: e.g. "tokens".
-        kind: of the scale. Zeros have a place of their own on logarithmic ones.
-        from_zero: a linear scale begins at zero.
-        whole: there is nothing between whole numbers.
-        zero: what stands at the zero of a logarithmic scale.
-    """
+    """What is measured along an axis: e.g. "size" in "GB"."""
 
     name: str
     unit: str = ""
-    kind: Kind = "linear"
-    from_zero: bool = False
-    whole: bool = False
-    zero: str = "0"
 
     @property
     def title(self) -> str:
@@ -76,24 +60,6 @@ class PlotAxis:
     def label(self, value: float) -> str:
         """A value with its unit, for people."""
         return f"{number(value)} {self.unit}".strip()
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A measurement.
-
-    Attributes:
-        low, high: of its interval, where one is known.
-        samples: the single measurements it is the mean or median of.
-        note: more to say about it.
-    """
-
-    x: float
-    y: float
-    low: float | None = None
-    high: float | None = None
-    samples: tuple[float, ...] = ()
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +78,7 @@ def picture(height: float, title: str, description: str, *parts: str) -> Markup:
     Args:
         height: in units of which the picture is WIDTH wide.
         title: over it.
-        description: what a person who can't see it should know.
+        description: what a user who can't see it should know.
     """
     return element(
         "svg",
@@ -149,21 +115,19 @@ def shortened(words: str, most: float, size: float = 12.0, *, bold: bool = False
 def y_axis(sheet: Sheet, scale: Scale, axis: PlotAxis) -> Markup:
     """Horizontal lines with their numbers at the left, and the name above."""
     parts = [element("text", axis.title, x=0, y=sheet.top - 14)] if axis.title else []
-    for value, label in _ticks(scale, axis):
+    for value, label in _ticks(scale):
         y = scale(value)
         parts.append(element("line", x1=sheet.left, x2=sheet.right, y1=y, y2=y, class_="grid"))
         parts.append(element("text", label, x=sheet.left - 8, y=y + 4, text_anchor="end"))
     return element("g", *parts)
 
 
-def x_axis(sheet: Sheet, scale: Scale, axis: PlotAxis, *, grid: bool = False) -> Markup:
+def x_axis(sheet: Sheet, scale: Scale, axis: PlotAxis) -> Markup:
     """The line below with its numbers, as many as have room, and the name below them."""
     parts = [element("line", x1=sheet.left, x2=sheet.right, y1=sheet.bottom, y2=sheet.bottom, class_="axis")]
     taken = float("-inf")
-    for value, label in _ticks(scale, axis):
+    for value, label in _ticks(scale):
         x, half = scale(value), text_width(label) / 2
-        if grid:
-            parts.append(element("line", x1=x, x2=x, y1=sheet.top, y2=sheet.bottom, class_="grid"))
         parts.append(element("line", x1=x, x2=x, y1=sheet.bottom, y2=sheet.bottom + 5, class_="axis"))
         if x - half < taken + 6:
             continue
@@ -173,39 +137,14 @@ def x_axis(sheet: Sheet, scale: Scale, axis: PlotAxis, *, grid: bool = False) ->
     return element("g", *parts)
 
 
-def _ticks(scale: Scale, axis: PlotAxis) -> list[tuple[float, str]]:
-    zero = [(0.0, axis.zero)] if scale.base and scale.low_place != scale.start else []
+def _ticks(scale: Scale) -> list[tuple[float, str]]:
+    zero = [(0.0, "0")] if scale.base and scale.low_place != scale.start else []
     return [*zero, *((tick, number(tick)) for tick in scale.ticks)]
 
 
-def left_margin(scale: Scale, axis: PlotAxis) -> float:
+def left_margin(scale: Scale) -> float:
     """Room for the numbers of a vertical axis."""
-    return max((text_width(label) for _, label in _ticks(scale, axis)), default=0.0) + 12
-
-
-def mark(x: float, y: float, index: int, *, radius: float = 4.5, class_: str = "mark") -> Markup:
-    """A mark whose shape tells which series it is of: disc, square, triangle or diamond."""
-    shape = index % _SHAPES
-    if shape == 0:
-        return element("circle", cx=x, cy=y, r=radius, class_=class_)
-    if shape == 1:
-        side = radius * 0.88
-        return element(
-            "path",
-            d=_path((x - side, y - side), (x + side, y - side), (x + side, y + side), (x - side, y + side)),
-            class_=class_,
-        )
-    if shape == 2:
-        tall = radius * 1.2
-        return element(
-            "path", d=_path((x, y - tall), (x + tall, y + tall * 0.85), (x - tall, y + tall * 0.85)), class_=class_
-        )
-    far = radius * 1.25
-    return element("path", d=_path((x, y - far), (x + far, y), (x, y + far), (x - far, y)), class_=class_)
-
-
-def _path(*corners: tuple[float, float]) -> str:
-    return polyline(corners) + "Z"
+    return max((text_width(label) for _, label in _ticks(scale)), default=0.0) + 12
 
 
 def polyline(places: Iterable[tuple[float, float]]) -> str:
@@ -213,19 +152,9 @@ def polyline(places: Iterable[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.2f} {y:.2f}" for x, y in places)
 
 
-def whisker(x: float, low: float, high: float) -> Markup:
-    """An interval, upright, with small ends."""
-    return element("path", d=f"M{x - 4:.2f} {low:.2f}h8m-4 0V{high:.2f}m-4 0h8", class_="thin")
-
-
 def tooltip(lines: Iterable[str]) -> Markup:
     """What is shown while the pointer rests on the element that this is put into."""
     return element("title", Markup("\n".join(joined(line) for line in lines if line)))
-
-
-def tone(index: int) -> str:
-    """The class that gives a series its colour."""
-    return f"k{index % COLORS}"
 
 
 def spot_label(name: str, spot: Spot, box: Box, caption: str = "") -> Markup:

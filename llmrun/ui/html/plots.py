@@ -1,7 +1,7 @@
-"""Charts as SVG text: lines, bars, dots with names. Pure functions from plain data.
+"""Charts as SVG text: bars, dots with names. Pure functions from plain data.
 
 Owns which part of a chart goes where; must not know what was measured, or on what page a chart ends up. Names are
-foreign text. Numbers that are none (NaN, infinite) are left out.
+untrusted text. Numbers that are none (NaN, infinite) are left out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llmrun.ui.html.label_places import Box, Spot, along, place_labels, spread
+from llmrun.ui.html.label_places import Box, Spot, along, place_labels
 from llmrun.ui.html.markup import Markup, element
 from llmrun.ui.html.plot_frame import (
     BELOW,
@@ -18,34 +18,21 @@ from llmrun.ui.html.plot_frame import (
     TOP,
     WIDTH,
     PlotAxis,
-    Point,
     Sheet,
     left_margin,
-    mark,
     nothing_measured,
     picture,
     polyline,
     shortened,
     spot_label,
     text_width,
-    tone,
     tooltip,
-    whisker,
     x_axis,
     y_axis,
 )
 from llmrun.ui.html.scales import Scale, is_drawable, number, scale
 
 _BAR_NAMES = 270.0  # room for names before bars
-_LINE = 17.0  # between names one below the other
-
-
-@dataclass(frozen=True, slots=True)
-class PlotSeries:
-    """Points of one thing, which a line joins."""
-
-    name: str
-    points: tuple[Point, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,34 +77,6 @@ class Dot:
     joined: bool = False
 
 
-def line_chart(series: Sequence[PlotSeries], x: PlotAxis, y: PlotAxis, title: str) -> Markup:
-    """Lines with marks, intervals and single measurements; each has its name at its right end.
-
-    Args:
-        series: at best not more than six, which have colours of their own.
-        x, y: what is along the axes.
-        title: over it.
-    """
-    kept = [PlotSeries(one.name, tuple(sorted(filter(_is_sound, one.points), key=lambda p: p.x))) for one in series]
-    kept = [one for one in kept if one.points]
-    height = max(380.0, TOP + BELOW + _LINE * len(kept))
-    points = [point for one in kept for point in one.points]
-    names = min(max((text_width(one.name, 13, bold=True) for one in kept), default=0.0) + 16, NAMES)
-    top, bottom = TOP, height - BELOW
-    rows = scale([value for point in points for value in _heights(point)], y.kind, bottom, top, from_zero=y.from_zero)
-    sheet = Sheet(left_margin(rows, y), top, WIDTH - names, bottom)
-    columns = scale(
-        [point.x for point in points], x.kind, sheet.left + 8, sheet.right - 8, from_zero=x.from_zero, whole=x.whole
-    )
-    ends = [rows(one.points[-1].y) for one in kept]
-    labels = spread(ends, _LINE, top + 4, bottom - 4)
-    parts = [y_axis(sheet, rows, y), x_axis(sheet, columns, x)]
-    for index, one in enumerate(kept):
-        parts.append(_line(one, index, columns, rows, x, y))
-        parts.append(_end_label(one.name, index, columns(one.points[-1].x), ends[index], labels[index], names, sheet))
-    return picture(height, title, _described(kept, x, y), *(parts if points else [nothing_measured(height)]))
-
-
 def bar_chart(bars: Sequence[Bar], axis: PlotAxis, title: str) -> Markup:
     """Horizontal bars from zero, each with its name before it and its value behind it.
 
@@ -147,14 +106,14 @@ def dot_chart(dots: Sequence[Dot], x: PlotAxis, y: PlotAxis, title: str) -> Mark
 
     Args:
         dots: those whose names matter most come first.
-        x, y: what is along the axes.
+        x, y: what is along the axes, which are logarithmic.
         title: over it.
     """
     kept = [dot for dot in dots if is_drawable(dot.x, dot.y)]
     height = 440.0
-    rows = scale([dot.y for dot in kept], y.kind, height - BELOW, TOP + 20, from_zero=y.from_zero)
-    sheet = Sheet(left_margin(rows, y), TOP, WIDTH, height - BELOW)
-    columns = scale([dot.x for dot in kept], x.kind, sheet.left + 24, sheet.right - 24, from_zero=x.from_zero)
+    rows = scale([dot.y for dot in kept], height - BELOW, TOP + 20)
+    sheet = Sheet(left_margin(rows), TOP, WIDTH, height - BELOW)
+    columns = scale([dot.x for dot in kept], sheet.left + 24, sheet.right - 24)
     most = max((dot.weight for dot in kept if is_drawable(dot.weight)), default=0.0)
     radii = [
         4.0 + (5.0 * (max(dot.weight, 0.0) / most) ** 0.5 if most > 0 and is_drawable(dot.weight) else 0.0)
@@ -175,59 +134,10 @@ def dot_chart(dots: Sequence[Dot], x: PlotAxis, y: PlotAxis, title: str) -> Mark
     return picture(height, title, description, *(parts if kept else [nothing_measured(height)]))
 
 
-# ---- lines -----------------------------------------------------------------------------------------
-
-
-def _is_sound(point: Point) -> bool:
-    return is_drawable(point.x, point.y)
-
-
-def _heights(point: Point) -> list[float]:
-    return [value for value in (point.y, point.low, point.high, *point.samples) if value is not None]
-
-
-def _line(one: PlotSeries, index: int, columns: Scale, rows: Scale, x: PlotAxis, y: PlotAxis) -> Markup:
-    places = [(columns(point.x), rows(point.y)) for point in one.points]
-    parts = [element("path", d=polyline(places), class_="line")] if len(places) > 1 else []
-    for point, (across, down) in zip(one.points, places, strict=True):
-        parts += [
-            element("circle", cx=across, cy=rows(sample), r=2.0, class_="sample")
-            for sample in point.samples
-            if is_drawable(sample)
-        ]
-        if point.low is not None and point.high is not None and is_drawable(point.low, point.high):
-            parts.append(whisker(across, rows(point.low), rows(point.high)))
-        value = y.label(point.y) + _interval(point.low, point.high)
-        tip = tooltip([one.name, f"{x.name}: {x.label(point.x)}" if x.name else x.label(point.x), value, point.note])
-        parts.append(element("g", tip, mark(across, down, index)))
-    return element("g", *parts, class_=tone(index))
-
-
 def _interval(low: float | None, high: float | None) -> str:
     if low is None or high is None or not is_drawable(low, high):
         return ""
     return f" ({number(low)} to {number(high)})"
-
-
-def _end_label(name: str, index: int, x: float, y: float, label_y: float, room: float, sheet: Sheet) -> Markup:
-    start = sheet.right + 10
-    lead = (
-        element("path", d=polyline([(x + 7, y), (start - 3, label_y)]), class_="thin")
-        if x + 30 < start or abs(y - label_y) > 4
-        else Markup()
-    )
-    words = element("text", shortened(name, room - 12, 13, bold=True), x=start, y=label_y + 4, class_="name tone")
-    return element("g", tooltip([name]), lead, words, class_=tone(index))
-
-
-def _described(series: Sequence[PlotSeries], x: PlotAxis, y: PlotAxis) -> str:
-    said = []
-    for one in series:
-        first, last = one.points[0], one.points[-1]
-        said.append(f"{one.name}: {y.label(first.y)} at {x.label(first.x)}")
-        if last is not first:
-            said[-1] += f", {y.label(last.y)} at {x.label(last.x)}"
-    return "; ".join(said) or "Nothing was measured"
 
 
 # ---- bars ------------------------------------------------------------------------------------------

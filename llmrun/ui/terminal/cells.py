@@ -6,6 +6,7 @@ whoever moves the cursor should let the terminal remember the place (see ui/answ
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from functools import lru_cache
 
@@ -38,6 +39,22 @@ def cut(text: str, cells: int) -> str:
         if used > cells:
             return text[:index]
     return text
+
+
+def wrapped(text: str, cells: int) -> list[str]:
+    """A line as rows of at most so many cells, broken between words; a longer word is left to the terminal.
+
+    Rows after the first begin where the line's last column does, which two blanks or more stand before.
+    """
+    gaps = [match.end() for match in re.finditer(r"(?:\A|(?<=\S))  +(?=\S)", text)]
+    indent = max((gap for gap in gaps if gap <= cells // 2), default=0)
+    rows, row, is_new = [], text[:indent], True
+    for word in text[indent:].split(" "):
+        if not is_new and width(row) + 1 + width(word) > cells:
+            rows.append(row)
+            row, is_new = " " * indent, True
+        row, is_new = row + word if is_new else f"{row} {word}", False
+    return [*rows, row]
 
 
 def last_cluster(text: str) -> int:

@@ -1,26 +1,24 @@
 """Where things go: stdout carries the result, stderr everything else, and colour only where it is wanted.
 
 Owns the streams and what they can show; must not know commands or the engine. Rich is imported only when a
-table or a progress bar is asked for.
+table or a progress bar is asked for, and so is whatever a page of help needs not.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from llmrun.errors import LlmrunError
-from llmrun.protocol.codec import as_dict
-from llmrun.protocol.messages import Event
+from llmrun.ui.terminal.cells import wrapped
 from llmrun.ui.terminal.sanitize import clean
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from llmrun.protocol.messages import Event
 
 _MOST_CLIPBOARD_BYTES = 74_994  # what xterm takes
 _DIM, _RED, _RESET = "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
@@ -80,8 +78,8 @@ class Output:
         return self.stdin_is_terminal and self.stderr_is_terminal and not self.json
 
     def note(self, text: str) -> None:
-        """One dim line on stderr."""
-        self._to_stderr(self._styled(_DIM, clean(text)))
+        """One dim line on stderr; on a terminal it is wrapped between words."""
+        self._to_stderr(self._styled(_DIM, self._wrapped(clean(text))))
 
     def error(self, error: LlmrunError) -> None:
         """What happened, why, and what to type next: up to three lines on stderr, or one JSON object."""
@@ -91,9 +89,9 @@ class Output:
             return
         lines = [self._styled(_RED, "error:") + " " + clean(error.what)]
         if error.why:
-            lines.append("  why: " + clean(error.why))
+            lines.append(self._wrapped("  why: " + clean(error.why)))
         if error.hint:
-            lines.append("  try: " + clean(error.hint))
+            lines.append(self._wrapped("  try: " + clean(error.hint)))
         self._to_stderr("\n".join(lines))
 
     def text(self, text: str) -> None:
@@ -111,23 +109,29 @@ class Output:
 
     def event_json(self, event: Event) -> None:
         """An event on stdout, as one line of JSON: {"event": its name, its fields ...}."""
+        from llmrun.protocol.codec import as_dict
+
         self.text(_json({"event": type(event).__name__, **as_dict(event)}))
 
-    def confirm(self, question: str) -> bool:
-        """Ask a yes/no question on the terminal; Enter is yes. Without a terminal the answer is no."""
+    def confirm(self, question: str, *, enter: bool = False) -> bool:
+        """Ask a yes/no question on the terminal. Without a terminal the answer is no.
+
+        Args:
+            enter: what Enter alone says; yes is only for what harms nothing.
+        """
         if not self.can_ask:
             return False
         while True:
-            self.stderr.write(f"{clean(question)} [Y/n] ")
+            self.stderr.write(f"{clean(question)} [{'Y/n' if enter else 'y/N'}] ")
             self.stderr.flush()
             answer = self.stdin.readline()
             if not answer:  # Ctrl-D
                 self.stderr.write("\n")
                 return False
             word = answer.strip().lower()
-            if word in {"", "y", "yes"}:
+            if word in {"y", "yes"} or (enter and not word):
                 return True
-            if word in {"n", "no"}:
+            if word in {"", "n", "no"}:
                 return False
 
     def choose(self, question: str, answers: Mapping[str, str]) -> str:
@@ -152,6 +156,8 @@ class Output:
 
     def to_clipboard(self, text: str) -> bool:
         """Put text into the clipboard of the person's own terminal, over ssh too (OSC 52); False if it is too long."""
+        import base64
+
         data = base64.b64encode(text.encode())
         if len(data) > _MOST_CLIPBOARD_BYTES or not self.cursor_moves:
             return False
@@ -184,6 +190,14 @@ class Output:
     def _styled(self, style: str, text: str) -> str:
         return f"{style}{text}{_RESET}" if self.stderr_has_color else text
 
+    def _wrapped(self, line: str) -> str:
+        """A line for stderr, wrapped between words where that is a terminal."""
+        try:
+            cells = os.get_terminal_size(self.stderr.fileno()).columns if self.stderr_is_terminal else 0
+        except (OSError, ValueError):  # no terminal after all
+            cells = 0
+        return "\n".join(wrapped(line, cells)) if cells else line
+
     def _to_stderr(self, text: str) -> None:
         self.stderr.write(text + "\n")
         self.stderr.flush()
@@ -204,6 +218,8 @@ def quiet_broken_pipe(stream: TextIO | None = None) -> None:
 
 
 def _json(value: Any, indent: int | None = None) -> str:
+    import json
+
     # json.dumps escapes every control character but DEL, which can only be inside a string.
     return json.dumps(value, indent=indent, ensure_ascii=True).replace("\x7f", "\\u007f")
 
@@ -217,7 +233,7 @@ def _is_terminal(stream: TextIO) -> bool:
 
 def _nothing(mode: str) -> TextIO:
     # Lives as long as the process, as the stream it stands in for would.
-    return cast(TextIO, Path(os.devnull).open(mode, encoding="utf-8"))
+    return cast(TextIO, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123 - pathlib takes longer than a page
 
 
 def _never_fails_to_encode(stream: TextIO) -> TextIO:

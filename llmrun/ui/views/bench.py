@@ -1,6 +1,6 @@
 """The bench on a terminal or in a pipe: rows as soon as they are measured, a line on what runs, and details at the end.
 
-Owns columns, words and the live line; must not know how anything is measured. Names in rows are foreign text.
+Owns columns, words and the live line; must not know how anything is measured. Names in rows are untrusted text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Results of before as a list, and two of them side by side with a verdict.
 
-Must not know how verdicts are found. Names of models and machines are foreign text.
+Must not know how verdicts are found. Names of models and machines are untrusted text.
 """
 
 from __future__ import annotations

@@ -1,48 +1,36 @@
-"""A bench result as one HTML page: what was measured where, tables, and plots by test, depth and threads; the roofline.
+"""A bench result as one HTML page: what was measured where, tables, and bars by test.
 
 Owns which plots a result has something to show in; must not know how it was measured or compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 
-from llmrun.bench.results import BenchRow, Limit, Machine, Result
+from llmrun.bench.results import BenchRow, Machine, Result
 from llmrun.bench.statistics import interval
 from llmrun.ui.html.page import Cell, Facts, PageFigure, Paragraph, Part, Section, Table, Tiles, page
-from llmrun.ui.html.plot_frame import PlotAxis, Point
-from llmrun.ui.html.plots import Bar, PlotSeries, bar_chart, line_chart
-from llmrun.ui.html.scales import Kind
+from llmrun.ui.html.plot_frame import PlotAxis
+from llmrun.ui.html.plots import Bar, bar_chart
 from llmrun.ui.terminal.format import milliseconds, rate, size
 from llmrun.ui.views.machine_facts import machine_facts
 from llmrun.ui.views.report_text import NONE
-from llmrun.ui.views.roofline import Ceiling, RooflineWork, roofline
 
 _MOST_BARS = 24
-_FEW_DEPTHS = 3
-_SPEED = PlotAxis("", "t/s", from_zero=True)
-_MOST_ROOFS, _MOST_MODELS = 4, 4
-_MOST_NAMES = 10  # of marks below a roof
-_ROOF_WORDS = (
-    "Left of the bend memory is the limit: each byte of weights and KV cache has to be read, and little is done with "
-    "it. Right of it, where a prompt's tokens share what is read, computing is. Both limits were measured here. A "
-    "multiply and an add are two operations."
-)
+_MOST_MODELS = 4
 _NUMBERS = {"Tokens/s", "Of limit", "Load", "Peak memory", "Per token"}
 _FLASH = {-1: "flash attention auto", 0: "no flash attention", 1: "flash attention"}
 
 
 def bench_page(result: Result) -> str:
-    """The whole page. Everything in a result is foreign text: it may come from another machine."""
+    """The whole page. Everything in a result is untrusted text: it may come from another machine."""
     rows = [_Named(row, label) for row, label in zip(result.rows, labels(result.rows), strict=True)]
     sections = [
         Section("", tuple(_first(rows, result))),
         Section("Results", tuple(_tables(rows))),
         Section("By test", tuple(_bars(rows))),
-        Section("By depth and threads", (*_by_depth(rows), *_by_threads(rows))),
-        Section("How far from the limits of the machine", tuple(_rooflines(rows))),
         Section("Where it was measured", (Facts(tuple(_place(result.machine, result.rows))),)),
     ]
     models = list(dict.fromkeys(_model(row) for row in result.rows))
@@ -68,19 +56,11 @@ class _Named:
         return f"{self.label}, {self.row.test}" if self.label else self.row.test
 
 
-def labels(rows: Sequence[BenchRow], *, without: Sequence[str] = ()) -> list[str]:
-    """For each row its model and settings, of which only those that are not the same everywhere.
-
-    Args:
-        without: settings that are not to be told, of the names in _settings().
-    """
+def labels(rows: Sequence[BenchRow]) -> list[str]:
+    """For each row its model and settings, of which only those that are not the same everywhere."""
     models = _distinct([_model(row) for row in rows])
     settings = [_settings(row) | {"model": model} for row, model in zip(rows, models, strict=True)]
-    telling = [
-        name
-        for name in (settings[0] if settings else {})
-        if name not in without and len({s[name] for s in settings}) > 1
-    ]
+    telling = [name for name in (settings[0] if settings else {}) if len({s[name] for s in settings}) > 1]
     return [", ".join(filter(None, (each[name] for name in telling))) for each in settings]
 
 
@@ -245,93 +225,6 @@ def _bar(each: _Named) -> Bar:
     limit = row.limit.tokens_per_second if row.limit else None
     low, high = (found.low, found.high) if found else (None, None)
     return Bar(each.name, row.avg_ts, low, high, row.samples_ts, limit, note="; ".join(row.marks))
-
-
-def _by_depth(rows: Sequence[_Named]) -> list[Part]:
-    return [
-        PageFigure(line_chart(series, _depth_axis(series), _SPEED, f"{test} as the context fills"))
-        for test, series in _lines(rows, lambda row: float(row.n_depth), _base, ())
-    ]
-
-
-def _depth_axis(series: Sequence[PlotSeries]) -> PlotAxis:
-    """Logarithmic when there are enough depths to see a curve."""
-    depths = {point.x for one in series for point in one.points}
-    kind: Kind = "log2" if len(depths) > _FEW_DEPTHS else "linear"
-    return PlotAxis("tokens in the context before", kind=kind, from_zero=True)
-
-
-def _by_threads(rows: Sequence[_Named]) -> list[Part]:
-    return [
-        PageFigure(line_chart(series, PlotAxis("threads", from_zero=True, whole=True), _SPEED, f"{test} by threads"))
-        for test, series in _lines(rows, lambda row: float(row.n_threads), lambda row: row.test, ("threads",))
-    ]
-
-
-def _lines(
-    rows: Sequence[_Named], x: Callable[[BenchRow], float], test: Callable[[BenchRow], str], without: Sequence[str]
-) -> list[tuple[str, list[PlotSeries]]]:
-    """For each test the series of models and settings that were measured at two places of x or more."""
-    found = []
-    for name in dict.fromkeys(test(each.row) for each in rows):
-        of_test = [each.row for each in rows if test(each.row) == name]
-        series: dict[str, list[Point]] = {}
-        for row, label in zip(of_test, labels(of_test, without=without), strict=True):
-            series.setdefault(label, []).append(_point(row, x(row)))
-        kept = [PlotSeries(label, tuple(points)) for label, points in series.items() if len({p.x for p in points}) > 1]
-        if kept:
-            found.append((name, kept))
-    return found
-
-
-def _point(row: BenchRow, x: float) -> Point:
-    found = interval(row.samples_ts)
-    low, high = (found.low, found.high) if found else (None, None)
-    return Point(x, row.avg_ts, low, high, row.samples_ts, "; ".join(row.marks))
-
-
-def _rooflines(rows: Sequence[_Named]) -> list[Part]:
-    """One for each number of threads: bandwidth and computing differ with it."""
-    parts: list[Part] = []
-    limited = [(each, each.row.limit) for each in rows if each.row.limit is not None]
-    counts = list(dict.fromkeys(each.row.n_threads for each, _ in limited))
-    for threads in counts[:_MOST_ROOFS]:
-        kept = [(each, limit) for each, limit in limited if each.row.n_threads == threads]
-        bandwidth = max(limit.read_rate for _, limit in kept)
-        peaks = {_kind(each.row): 2 * limit.compute_rate for each, limit in kept}
-        works = _works(kept[:_MOST_BARS])
-        title = f"Roofline, {threads} {'thread' if threads == 1 else 'threads'}"
-        svg = roofline(bandwidth, [Ceiling(name, peak) for name, peak in peaks.items()], works, title)
-        parts.append(PageFigure(svg))
-    if parts:
-        parts.append(Paragraph(_ROOF_WORDS, small=True))
-    return parts
-
-
-def _works(rows: Sequence[tuple[_Named, Limit]]) -> list[RooflineWork]:
-    """All of them as marks; names only at as many as can be read, first of those with an empty context."""
-    names = labels([each.row for each, _ in rows], without=("threads",))
-    named = sorted(range(len(rows)), key=lambda index: rows[index][0].row.n_depth)[:_MOST_NAMES]
-    works = []
-    for index, ((each, limit), name) in enumerate(zip(rows, names, strict=True)):
-        label = ", ".join(filter(None, (name, each.row.test))) if index in named else ""
-        works.append(replace(_work(each, limit), label=label))
-    return works
-
-
-def _work(each: _Named, limit: Limit) -> RooflineWork:
-    """Operations a token, over the bytes that it takes its share of."""
-    operations = 2 * limit.multiply_adds
-    n_bytes = limit.read_rate / limit.memory_ceiling if limit.memory_ceiling else 0.0
-    intensity = operations / n_bytes if n_bytes else 0.0
-    share = each.row.share_of_limit
-    note = f"{share:.0%} of the limit, which {limit.binds} sets" if share is not None else ""
-    return RooflineWork(each.name, intensity, operations * each.row.avg_ts, note)
-
-
-def _kind(row: BenchRow) -> str:
-    """The type of the weights, by whose kernels the peak was measured: the end of llama.cpp's description."""
-    return row.model_type.rpartition(" ")[2] or "compute"
 
 
 # ---- machine ---------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from llmrun.protocol.messages import Counted, Message
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
-_CELLS = 40
-_TEXT = 40
+_CELLS = 16
+_TEXT = 32
 
 
 def show_context(output: Output, messages: Sequence[Message], counted: Counted, n_ctx: int) -> None:
@@ -28,7 +28,7 @@ def show_context(output: Output, messages: Sequence[Message], counted: Counted, 
         (message.role, _beginning(message.content), *_share(tokens, n_ctx))
         for message, tokens in zip(messages, counted.each, strict=True)
     ]
-    rows.append(("template", "marks around and between the messages", *_share(template, n_ctx)))
+    rows.append(("template", "what the template adds", *_share(template, n_ctx)))
     rows.append(("free", "", *_share(max(0, n_ctx - counted.total), n_ctx)))
     columns = (
         Column("", style="bold"),

@@ -11,15 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from llmrun.protocol.jobs.evaluate import Divergence, Evaluated, EvaluateUpdate, Figure, Needle, Stretch
+from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.progress import Pace, rounded_seconds
 from llmrun.ui.terminal.tables import Column, show_facts, show_table
-
-_BAR_HZ = 8
-_LINE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,69 +32,28 @@ class About:
 # ---- while it goes on ------------------------------------------------------------------------------
 
 
-class EvaluateProgress:
-    """Shows how far it is, and the figures so far: a bar on a terminal, a line now and then anywhere else."""
-
-    def __init__(self, output: Output, clock: Callable[[], float]) -> None:
-        self._output, self._clock = output, clock
-        self._pace = Pace()
-        self._words = "loading"
-        self._line_at = clock()
-        self._bar: Any = None
-        self._task: Any = None
-
-    def __call__(self, update: EvaluateUpdate) -> None:
-        if not update.done:
-            self._pace.restart()  # loading is another thing
-        self._pace.update(update.done, self._clock())
-        if update.so_far is not None:
-            self._words = so_far(update.so_far)
-        elif update.total:
-            self._words = self._words.replace("loading", "reading")
-        left = self._pace.seconds_left(update.total) if update.done < update.total else None
-        remaining = f"{rounded_seconds(left)} left" if left is not None else ""
-        if self._output.stderr_cursor_moves and not self._output.json:
-            self._draw(update, remaining)
-        elif self._clock() - self._line_at >= _LINE_SECONDS:
-            self._line_at = self._clock()
-            share = f"{update.done / max(update.total, 1):.0%}"
-            self._output.note(", ".join(part for part in (share, self._words, remaining) if part))
-
-    def _draw(self, update: EvaluateUpdate, left: str) -> None:
-        if self._bar is None:
-            from rich.progress import BarColumn, Progress, TextColumn
-
-            console = self._output.console(stderr=True)
-            console.width -= len("^C")  # which the terminal writes behind the bar: in the next line it would stay
-            self._bar = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[left]}", style="progress.remaining", markup=False),
-                console=console,
-                refresh_per_second=_BAR_HZ,
-                redirect_stdout=False,
-                redirect_stderr=False,
-                transient=True,  # the tables say all that was of interest
-            )
-            self._task = self._bar.add_task(self._words, total=None, left="")
-            self._bar.start()
-        total = update.total or None
-        self._bar.update(self._task, description=self._words, completed=update.done, total=total, left=left)
-
-    def end(self) -> None:
-        """Take the bar away."""
-        if self._bar is not None:
-            self._bar.stop()
-
-
 @contextmanager
-def reading(output: Output, *, clock: Callable[[], float] = time.monotonic) -> Iterator[EvaluateProgress]:
-    """Show updates until the block ends, however it ends."""
-    shown = EvaluateProgress(output, clock)
-    try:
-        yield shown
-    finally:
-        shown.end()
+def reading(
+    output: Output, *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[EvaluateUpdate], None]]:
+    """Show how far it is, and the figures so far, until the block ends, however it ends."""
+    pace, words = Pace(), "loading"
+    with Activity(output, clock=clock) as activity:
+
+        def show(update: EvaluateUpdate) -> None:
+            nonlocal words
+            if not update.done:
+                pace.restart()  # loading is another thing
+            pace.update(update.done, clock())
+            if update.so_far is not None:
+                words = so_far(update.so_far)
+            elif update.total and words == "loading":
+                words = "reading"
+            left = pace.seconds_left(update.total) if update.done < update.total else None
+            share = update.done / update.total if update.total else None
+            activity.show(words, share, f"{rounded_seconds(left)} left" if left is not None else "")
+
+        yield show
 
 
 def so_far(evaluated: Evaluated) -> str:

@@ -6,14 +6,14 @@ from llmrun.bench.results import Machine
 
 
 def machine_facts(machine: Machine) -> list[tuple[str, str]]:
-    """(what, as it is) of everything that is known; foreign text, since results come from elsewhere."""
+    """(what, as it is) of everything that is known; untrusted text, since results come from elsewhere."""
     facts = [
         ("Machine", machine.name),
         ("Processor", machine.cpu),
         ("Kernels for", ", ".join(machine.cpu_flags)),
         ("Cores", f"{machine.cores}, and {machine.threads} threads can compute at a time" if machine.cores else ""),
         ("Limit of the container", f"{machine.cpu_quota:g} cores" if machine.cpu_quota else ""),
-        ("Memory", f"{machine.memory_total / 2**30:.1f} GiB" if machine.memory_total else ""),
+        ("Memory", f"{machine.memory_total / 1e9:.1f} GB" if machine.memory_total else ""),
         ("Memory speed", machine.memory_speed),
         ("GPUs", ", ".join(machine.gpus)),
         ("System", ", ".join(filter(None, (machine.os, machine.kernel)))),

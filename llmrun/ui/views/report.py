@@ -18,6 +18,7 @@ from llmrun.quantize.report.card import Card, to_json
 from llmrun.quantize.report.job import ReportUpdate
 from llmrun.quantize.report.verdict import recommended, verdicts
 from llmrun.storage import check_target, write_whole
+from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.cells import width
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.progress import rounded_seconds
@@ -31,8 +32,6 @@ FORMATS = (".md", ".json", ".html")
 
 _DOING = {"quantizing": "quantizing", "judging": "measuring quality", "timing": "measuring speed"}
 _GAP = 2
-_BAR_HZ = 8
-_QUIET_SECONDS = 20.0
 
 
 def checked_target(path: Path) -> Path:
@@ -186,7 +185,7 @@ def _markdown_row(cells: list[str], widths: list[int], right: list[bool]) -> str
 
 
 def _escaped(text: str) -> str:
-    """Foreign text that stays text in Markdown; an underscore within a word is one there too."""
+    """Untrusted text that stays text in Markdown; an underscore within a word is one there too."""
     text = clean(text)
     return "".join(f"\\{char}" if char in "\\`*[]<>|#" else "&amp;" if char == "&" else char for char in text)
 
@@ -198,86 +197,22 @@ def _escaped(text: str) -> str:
 def report_progress(
     output: Output, *, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[ReportUpdate], None]]:
-    """Show how far a report is until the block ends, on stderr: a bar on a terminal, else now and then a line.
+    """Show how far a report is until the block ends; each type gets a line as soon as its speed was measured once.
 
     Args:
-        clock: seconds that only grow.
+        clock: monotonic seconds.
     """
-    if output.stderr_cursor_moves and not output.json:
-        bar = _Bar(output)
-        try:
-            yield bar
-        finally:
-            bar.end()
-    else:
-        yield _Lines(output, clock)
+    said: set[str] = set()
+    with Activity(output, clock=clock) as activity:
 
+        def show(update: ReportUpdate) -> None:
+            row = update.row
+            if row is not None and row.type not in said and (row.failure or update.doing == "timing"):
+                said.add(row.type)
+                activity.note(finished(row))
+            activity.show(_doing(update), update.share, _left(update))
 
-class _Shown:
-    """Says of each type once what is known of it, as soon as its speed was measured for the first time."""
-
-    def __init__(self, output: Output) -> None:
-        self._output = output
-        self._said: set[str] = set()
-
-    def news(self, update: ReportUpdate) -> str:
-        """The line to be said now; "" for none."""
-        row = update.row
-        if row is None or row.type in self._said or not (row.failure or update.doing == "timing"):
-            return ""
-        self._said.add(row.type)
-        return finished(row)
-
-
-class _Lines(_Shown):
-    """A line for each type, and one when nothing was said for long."""
-
-    def __init__(self, output: Output, clock: Callable[[], float]) -> None:
-        super().__init__(output)
-        self._clock = clock
-        self._said_at = clock()
-
-    def __call__(self, update: ReportUpdate) -> None:
-        line = self.news(update)
-        if not line and self._clock() - self._said_at >= _QUIET_SECONDS:
-            line = f"{_doing(update)}, {update.share:.0%} of everything"
-        if line:
-            self._said_at = self._clock()
-            self._output.note(line + (f" ({_left(update)})" if update.seconds_left else ""))
-
-
-class _Bar(_Shown):
-    """A bar for the whole job, with what is being done; above it a line for each type."""
-
-    def __init__(self, output: Output) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        super().__init__(output)
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            TextColumn("{task.percentage:>3.0f} %", markup=False),
-            TextColumn("{task.fields[left]}", style="progress.remaining", markup=False),
-            console=output.console(stderr=True),
-            refresh_per_second=_BAR_HZ,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._task = self._progress.add_task("", total=1.0, left="")
-        self._progress.start()
-
-    def __call__(self, update: ReportUpdate) -> None:
-        line = self.news(update)
-        if line:  # without the bar in the way: a line that is written while it is drawn ends up in its middle
-            self._progress.stop()
-            self._output.note(line)
-            self._progress.start()
-        self._progress.update(self._task, description=_doing(update), completed=update.share, left=_left(update))
-
-    def end(self) -> None:
-        """Leave no bar."""
-        self._progress.stop()
+        yield show
 
 
 def _doing(update: ReportUpdate) -> str:

@@ -72,8 +72,8 @@ def _chart(card: Card) -> Markup:
         )
         for row in rows
     ]
-    y = PlotAxis("KL divergence from the source, in nats: lower is better", kind="log10", zero="0")
-    return dot_chart(dots, PlotAxis("size", unit, "log10"), y, "Size, quality and speed")
+    y = PlotAxis("KL divergence from the source, in nats: lower is better")
+    return dot_chart(dots, PlotAxis("size", unit), y, "Size, quality and speed")
 
 
 def _note(row: CardRow) -> str:

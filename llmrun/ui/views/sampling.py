@@ -11,13 +11,19 @@ from llmrun.protocol.messages import ChainStep, Choice
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
-_BAR_CELLS = 20
+_BAR_CELLS = 8
 
 
 def show_sampling(output: Output, rows: Sequence[tuple[str, str, str]]) -> None:
     """Every sampling parameter as (flag, value, origin)."""
     columns = (Column("SAMPLING", style="bold"), Column("VALUE"), Column("FROM", style="dim"))
     show_table(output, columns, rows, stderr=True)
+
+
+def least_certain(choices: Sequence[Choice]) -> Choice:
+    """The token that the model itself was least certain of; one that the grammar forced only where all were."""
+    free = [choice for choice in choices if not choice.forced]
+    return min(free, key=lambda choice: choice.steps[0].probabilities[choice.chosen], default=choices[-1])
 
 
 def show_choice(output: Output, choice: Choice) -> None:

@@ -5,6 +5,7 @@ Owns the words; must not know how anything is measured.
 
 from __future__ import annotations
 
+import shlex
 from types import TracebackType
 from typing import Any
 
@@ -110,7 +111,9 @@ def show_outcome(output: Output, name: str, outcome: TuneOutcome, kept: Tuned | 
     if kept is None:
         return
     if kept == found.tuned and kept.others:
-        output.note(f"remembered for models of this shape on this machine; llmrun tune {name} --forget undoes it")
+        output.note(
+            f"remembered for models of this shape on this machine; llmrun tune {shlex.quote(name)} --forget undoes it"
+        )
     if kept != found.tuned:
         output.note(f"what was known stays: {kept.summary}")
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.chats import add_turn
 from support.power_loss import Operation, after_power_loss, recording
 
 from llmrun.chat.store.store import Sessions
@@ -43,7 +44,8 @@ def chat(run):
     number = 0
     while True:
         question = f"question {run}/{number}"
-        talk.append(Question(question), Answer(f"answer {run}/{number} " + "word " * (number % 700)))
+        talk.add_question(Question(question))
+        talk.add_answer(Answer(f"answer {run}/{number} " + "word " * (number % 700)))
         os.write(1, f"{os.getpid()} shown {question}\\n".encode())
         number += 1
 
@@ -62,7 +64,7 @@ def questions(sessions: Sessions) -> set[str]:
     found = set()
     for facts in sessions.all():
         entries = sessions.tree(str(facts.id)).path()
-        for question, answer in zip(entries[::2], entries[1::2], strict=True):
+        for question, answer in zip(entries[::2], entries[1::2], strict=False):  # the last one may have no answer yet
             asked = question.part.content.removeprefix("question ")
             number = int(asked.partition("/")[2])
             assert answer.part.content == f"answer {asked} " + "word " * (number % 700)
@@ -131,13 +133,15 @@ def script(folder: Path, mark: object, *, synchronous: str = "") -> None:
                 sessions._connection.execute(f"PRAGMA synchronous={synchronous}")
             talk = sessions.open() if start else sessions.new()
             for number in range(start, start + 4):
-                talk.append(Question(f"question 1/{number}"), Answer(f"answer 1/{number} " + "word " * (number % 700)))
+                add_turn(
+                    talk, Question(f"question 1/{number}"), Answer(f"answer 1/{number} " + "word " * (number % 700))
+                )
                 mark(f"shown {number}")  # type: ignore[operator]
-            talk.append(Question("question 1/800"), Answer("taken back"))
+            add_turn(talk, Question("question 1/800"), Answer("taken back"))
             talk.undo()
-            talk.retry(Answer(f"answer 1/{start + 3} " + "word " * ((start + 3) % 700)))
+            talk.add_answer(Answer(f"answer 1/{start + 3} " + "word " * ((start + 3) % 700)))
             other = sessions.new("other")
-            other.append(Question("question 1/0"), Answer("answer 1/0 "))
+            add_turn(other, Question("question 1/0"), Answer("answer 1/0 "))
             sessions.delete("other")
 
     life(0)
@@ -156,7 +160,7 @@ def survives(folder: Path, files: dict[str, bytes], shown: int) -> bool:
                 return False
             sessions._connection.execute("PRAGMA synchronous=OFF")  # what is written from here on is not the question
             assert sessions._connection.execute("PRAGMA quick_check").fetchall() == [("ok",)]
-            sessions.new("next").append(Question("and now?"), Answer("on it goes"))
+            add_turn(sessions.new("next"), Question("and now?"), Answer("on it goes"))
     except LlmrunError:  # damaged
         return False
     left = {path.name for path in folder.iterdir()}
@@ -185,6 +189,7 @@ def replays(tmp_path: Path, times: int, *, synchronous: str = "") -> Iterator[bo
             yield survives(tmp_path / f"{end}-{seed}", files, shown)
 
 
+@pytest.mark.slow
 def test_power_loss_at_every_write(tmp_path: Path) -> None:
     """Every write and fsync that SQLite asks of the system is recorded; the power then fails after each of them.
 
@@ -202,12 +207,12 @@ def test_the_replay_sees_what_is_not_synced(tmp_path: Path) -> None:
     assert not all(replays(tmp_path, 1, synchronous="OFF"))
 
 
-def test_every_turn_is_synced_before_append_returns(tmp_path: Path) -> None:
+def test_every_turn_is_synced_before_its_steps_return(tmp_path: Path) -> None:
     try:
         with recording() as recorder, Sessions(tmp_path / "kept") as sessions:
             talk = sessions.new()
             for _ in range(5):
-                talk.append(Question("a"), Answer("b"))
+                add_turn(talk, Question("a"), Answer("b"))
                 recorder.mark("shown")
     except (OSError, AttributeError):
         pytest.skip("this Python's SQLite is built in: its writes can't be watched")
@@ -230,7 +235,7 @@ def test_a_log_cut_anywhere_gives_the_turns_before(tmp_path: Path) -> None:
     with Sessions(kept) as sessions:
         talk = sessions.new()
         for number in range(3):
-            talk.append(Question(f"question 1/{number}"), Answer(f"answer 1/{number} " + "word " * number))
+            add_turn(talk, Question(f"question 1/{number}"), Answer(f"answer 1/{number} " + "word " * number))
             lengths.append((kept / "sessions.db-wal").stat().st_size)
         database, log = (kept / "sessions.db").read_bytes(), (kept / "sessions.db-wal").read_bytes()
     for cut in [*range(lengths[1], lengths[2], 307), lengths[2] - 1, lengths[2]]:
@@ -248,7 +253,7 @@ def test_a_file_killed_while_it_was_made_is_finished(tmp_path: Path) -> None:
     kept.mkdir()
     (kept / "sessions.db").touch()
     with Sessions(kept) as sessions:
-        sessions.new("one").append(Question("a"), Answer("b"))
+        add_turn(sessions.new("one"), Question("a"), Answer("b"))
     connection = sqlite3.connect(kept / "sessions.db")
     assert connection.execute("SELECT count(*) FROM messages").fetchone() == (2,)
     connection.close()

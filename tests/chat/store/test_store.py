@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.chats import add_turn
 from support.effort import loops
 
 from llmrun.chat.store import search, store
@@ -54,7 +55,7 @@ def sessions(tmp_path: Path) -> Sessions:
 
 def ask(talk: SavedChat, *words: str) -> None:
     for word in words:
-        talk.append(Question(word), Answer(word.upper()))
+        add_turn(talk, Question(word), Answer(word.upper()))
 
 
 def said(talk: SavedChat) -> str:
@@ -63,8 +64,8 @@ def said(talk: SavedChat) -> str:
 
 def test_everything_about_a_turn_comes_back(sessions: Sessions, tmp_path: Path) -> None:
     talk = sessions.new("physics", system="Be brief.")
-    talk.append(Question("FILE\n\nWhy is the sky blue?", "Why is the sky blue?"), FULL)
-    talk.append(Question("\0 \ud800 é 漢 🙂\r\n"), Answer(""))
+    add_turn(talk, Question("FILE\n\nWhy is the sky blue?", "Why is the sky blue?"), FULL)
+    add_turn(talk, Question("\0 \ud800 é 漢 🙂\r\n"), Answer(""))
     with_file = talk.entries
     sessions.close()
     with Sessions(tmp_path / "kept") as again:
@@ -85,6 +86,21 @@ def test_a_chat_is_saved_with_its_first_turn_and_named_by_it(sessions: Sessions)
     assert talk.name == "why-is-the-sky-blue-and-why-is-it-not"
     ask(sessions.new(), "Why is the sky blue, and why is it not violet?")
     assert sessions.find().name == "why-is-the-sky-blue-and-why-is-it-not-2"
+
+
+def test_a_question_is_saved_before_its_answer(sessions: Sessions, tmp_path: Path) -> None:
+    talk = sessions.new()
+    add_turn(talk, Question("a"), Answer("A", model=ModelUsed("smollm2")))
+    talk.add_question(Question("b"))
+    with Sessions(tmp_path / "kept") as again:
+        assert (again.find().turns, again.find().model) == (2, "smollm2")
+        there = again.open()
+        assert (said(there), there.is_answered) == ("a A b", False)
+    assert [message.content for message in talk.messages()] == ["a", "A"], "the model sees answered turns"
+    talk.add_question(Question("c"))
+    assert said(talk) == "a A c", "what got no answer is an alternative"
+    talk.add_answer(Answer("C"))
+    assert [branch.last for branch in talk.branches()] == ["c", "b"]
 
 
 @pytest.mark.parametrize(
@@ -133,15 +149,17 @@ def test_undo_retry_edit_and_back(sessions: Sessions) -> None:
     talk = sessions.new()
     assert talk.undo() is None
     with pytest.raises(UsageError, match="no such turn"):
-        talk.retry(Answer("x"))
+        talk.add_answer(Answer("x"))
     ask(talk, "a", "b", "c")
     assert talk.undo() == Question("c")
     assert said(talk) == "a A b B"
-    talk.retry(Answer("B2"))
+    talk.add_answer(Answer("B2"))
     assert said(talk) == "a A b B2"
-    talk.edit(Question("b3"), Answer("B3"))
+    talk.add_question(Question("b3"), beside=talk.last_question)
+    talk.add_answer(Answer("B3"))
     assert said(talk) == "a A b3 B3"
-    talk.edit(Question("a4"), Answer("A4"), place=talk.entries[0])
+    talk.add_question(Question("a4"), beside=talk.entries[0])
+    talk.add_answer(Answer("A4"))
     assert said(talk) == "a4 A4"
     ends = [branch for branch in talk.branches() if not branch.name]
     assert [(end.turns, end.last) for end in ends] == [(3, "c"), (2, "b"), (2, "b3")], "nothing was deleted"
@@ -181,6 +199,19 @@ def test_branches(sessions: Sessions, tmp_path: Path) -> None:
         assert [(b.name, b.current) for b in talk.branches()] == [("main", False), ("side", True)]
 
 
+def test_where_branches_differ(sessions: Sessions) -> None:
+    talk = sessions.new()
+    ask(talk, "a", "b")
+    talk.make_branch("side")
+    talk.add_answer(Answer("B2"))
+    talk.make_branch("other")
+    talk.add_question(Question("FILE c", "c"), beside=talk.last_question)
+    differences = {branch.name: talk.difference(branch) for branch in talk.branches() if branch.name}
+    assert differences == {"main": (2, "b"), "other": None, "side": (2, "b")}
+    talk.switch("side")
+    assert talk.difference(next(one for one in talk.branches() if one.name == "main")) == (2, "B")
+
+
 def test_random_life_against_a_slow_twin(sessions: Sessions) -> None:
     """Every step, compared with lists of what was said; after each the file gives the same as the object."""
     chance = random.Random(11)
@@ -196,11 +227,12 @@ def test_random_life_against_a_slow_twin(sessions: Sessions) -> None:
             talk.undo()
             del path[-2:]
         elif action == "retry":
-            talk.retry(Answer(f"r{step}"))
+            talk.add_answer(Answer(f"r{step}"))
             path[-1] = f"r{step}"
         elif action == "edit":
             place = chance.randrange(0, len(path), 2)
-            talk.edit(Question(f"e{step}"), Answer(f"E{step}"), place=talk.entries[place])
+            talk.add_question(Question(f"e{step}"), beside=talk.entries[place])
+            talk.add_answer(Answer(f"E{step}"))
             path[place:] = [f"e{step}", f"E{step}"]
         elif action == "branch":
             paths[f"b{step}"] = list(path)
@@ -334,7 +366,7 @@ def test_a_released_chat_is_free_for_others(sessions: Sessions, tmp_path: Path) 
 def test_copy_has_everything_under_new_ids(sessions: Sessions) -> None:
     talk = sessions.new("one", system="S")
     ask(talk, "a", "b")
-    talk.retry(replace(FULL, departures=(Departure("roll", (talk.entries[0].id, SUMMARY), 9),)))
+    talk.add_answer(replace(FULL, departures=(Departure("roll", (talk.entries[0].id, SUMMARY), 9),)))
     talk.make_branch("side")
     copy = sessions.copy("one", "two")
     old, new = sessions.tree("one"), sessions.tree("two")
@@ -381,7 +413,7 @@ def test_a_summary_stands_in_place_of_what_it_condensed() -> None:
 def test_undo_brings_back_what_left(sessions: Sessions) -> None:
     talk = sessions.new(system="S")
     ask(talk, "a", "b")
-    talk.append(Question("c"), Answer("C", departures=(Departure("roll", (talk.entries[0].id,), 5),)))
+    add_turn(talk, Question("c"), Answer("C", departures=(Departure("roll", (talk.entries[0].id,), 5),)))
     assert [m.content for m in talk.messages()] == ["S", "b", "B", "c", "C"]
     talk.undo()
     assert [m.content for m in talk.messages()] == ["S", "a", "A", "b", "B"]
@@ -392,9 +424,9 @@ def test_undo_brings_back_what_left(sessions: Sessions) -> None:
 
 def test_json_export_comes_back_whole(sessions: Sessions) -> None:
     talk = sessions.new("one", system="S")
-    talk.append(Question("F\nq", "q"), replace(FULL, departures=(Departure("roll", (1,), 9),)))
+    add_turn(talk, Question("F\nq", "q"), replace(FULL, departures=(Departure("roll", (1,), 9),)))
     ask(talk, "b")
-    talk.retry(Answer("B2"))
+    talk.add_answer(Answer("B2"))
     talk.make_branch("side")
     tree = sessions.tree("one")
     assert read_json(export(tree, "json")) == tree
@@ -406,8 +438,8 @@ def test_json_export_comes_back_whole(sessions: Sessions) -> None:
 
 def test_markdown_is_for_people(sessions: Sessions) -> None:
     talk = sessions.new("sky", system="Be brief.")
-    talk.append(Question("Why?"), replace(FULL, content="```py\nx = 1", reasoning="Hm.\n\nLight."))
-    talk.append(Question("Stop"), Answer("I", finish="cancelled"))
+    add_turn(talk, Question("Why?"), replace(FULL, content="```py\nx = 1", reasoning="Hm.\n\nLight."))
+    add_turn(talk, Question("Stop"), Answer("I", finish="cancelled"))
     text = export(sessions.tree(), "markdown")
     for part in ("# sky\n", "## System prompt\n\nBe brief.", "## You\n\nWhy?", "> Hm.\n>\n> Light.", "## smollm2\n"):
         assert part in text
@@ -417,7 +449,7 @@ def test_markdown_is_for_people(sessions: Sessions) -> None:
 
 def test_lines_are_openai_messages(sessions: Sessions) -> None:
     talk = sessions.new("one", system="S")
-    talk.append(Question("q"), FULL)
+    add_turn(talk, Question("q"), FULL)
     talk.make_branch("side")
     ask(talk, "more")
     lines = [json.loads(line) for line in export(sessions.tree(), "jsonl", "main").splitlines()]
@@ -586,7 +618,7 @@ def test_many_processes_begin_at_once(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from llmrun.chat.store.store import Sessions\n"
         "from llmrun.chat.store.turns import Question, Answer\n"
         "with Sessions(Path(sys.argv[1])) as s:\n"
-        "    for n in range(5): s.new().append(Question('same name'), Answer('x'))\n"
+        "    for n in range(5): c = s.new(); c.add_question(Question('same name')); c.add_answer(Answer('x'))\n"
         "    assert not s.note, s.note"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "kept")]
@@ -615,7 +647,7 @@ def test_a_store_in_memory_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     with Sessions(None) as store, Sessions(None) as other:
         chat = store.new()
-        chat.append(Question("a secret"), Answer("yes"))
+        add_turn(chat, Question("a secret"), Answer("yes"))
         assert [facts.turns for facts in store.all()] == [1]
         assert other.all() == []
     assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,6 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import END, favouring, hashed, scripted
 
-from llmrun.engine.core.sequence import Extras
 from llmrun.errors import UsageError
 from llmrun.protocol.params import SamplingParams
 
@@ -36,7 +35,7 @@ class OnlyLetters:
 
 def test_the_last_tokens_oldest_first() -> None:
     talk = Conversation(hashed, n_ctx=200)
-    text, _ = talk.answer("Hi", HOT, most=20, extras=Extras(remember=4))
+    text, _ = talk.answer("Hi", HOT, most=20, remember=4)
     choices = talk.engine.explain(1, last=4, candidates=3).choices
     assert "".join(choice.text for choice in choices) == text[-4:]
     for choice in choices:
@@ -50,14 +49,14 @@ def test_the_last_tokens_oldest_first() -> None:
 
 def test_fewer_than_asked_where_fewer_are_remembered() -> None:
     talk = Conversation(hashed, n_ctx=200)
-    talk.answer("Hi", HOT, most=3, extras=Extras(remember=16))
+    talk.answer("Hi", HOT, most=3, remember=16)
     assert len(talk.engine.explain(1, last=16, candidates=3).choices) == 3
     assert len(talk.engine.explain(1, last=2, candidates=3).choices) == 2
 
 
 def test_the_end_token_has_a_name() -> None:
     talk = Conversation(scripted({"Hi": "yo"}))
-    talk.answer("Hi", extras=Extras(remember=2))
+    talk.answer("Hi", remember=2)
     assert [choice.text for choice in talk.engine.explain(1, last=2, candidates=1).choices] == ["o", "<end>"]
 
 
@@ -76,7 +75,7 @@ def test_tokens_taken_back_are_forgotten_and_refused_ones_shown_as_cut() -> None
         return row
 
     talk = Conversation(logits)
-    assert talk.answer("Hi", extras=Extras(remember=8), ban=("no",)) == ("y", "stop")
+    assert talk.answer("Hi", remember=8, ban=("no",)) == ("y", "stop")
     choices = talk.engine.explain(1, last=8, candidates=2).choices
     assert [choice.text for choice in choices] == ["y", "<end>"]
     at = choices[0].candidates.index("n")
@@ -86,7 +85,7 @@ def test_tokens_taken_back_are_forgotten_and_refused_ones_shown_as_cut() -> None
 
 def test_forced_tokens_are_computed_as_one_batch_and_said_to_be_forced() -> None:
     talk = Conversation(scripted({"Hi": "xabcy"}))
-    assert talk.answer("Hi", extras=Extras(OnlyLetters(), remember=8)) == ("xabcy", "stop")
+    assert talk.answer("Hi", constraint=OnlyLetters(), remember=8) == ("xabcy", "stop")
     assert [len(batch) for batch in talk.context.calls] == [2, 1, 3, 1]
     choices = talk.engine.explain(1, last=8, candidates=1).choices
     assert [(choice.text, choice.forced) for choice in choices] == [
@@ -102,7 +101,7 @@ def test_forced_tokens_are_computed_as_one_batch_and_said_to_be_forced() -> None
 @pytest.mark.parametrize("most", range(1, 6))
 def test_max_tokens_within_forced_tokens(most: int) -> None:
     talk = Conversation(scripted({"Hi": "xabcy"}))
-    assert talk.answer("Hi", extras=Extras(OnlyLetters()), most=most) == ("xabcy"[:most], "length")
+    assert talk.answer("Hi", constraint=OnlyLetters(), most=most) == ("xabcy"[:most], "length")
 
 
 def test_a_banned_phrase_among_forced_tokens_goes_back_to_where_there_was_a_choice() -> None:
@@ -113,5 +112,5 @@ def test_a_banned_phrase_among_forced_tokens_goes_back_to_where_there_was_a_choi
 
     talk = Conversation(logits)
     constraint = OnlyLetters()
-    assert talk.answer("Hi", extras=Extras(constraint), ban=("ab",)) == ("z", "stop")
+    assert talk.answer("Hi", constraint=constraint, ban=("ab",)) == ("z", "stop")
     assert constraint.taken == [ord("z"), END]

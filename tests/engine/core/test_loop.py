@@ -9,7 +9,6 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import BEGIN, END, HEART, N_VOCAB, TURN, endless, hashed, scripted, tokens_of
 
-from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.errors import ContextOverflowError
 from llmrun.protocol.messages import Finished, PrefillProgress, Started, TextDelta
@@ -323,16 +322,6 @@ def test_penalties_see_the_whole_prompt_even_if_it_is_cached() -> None:
     talk.answer("axxx", most=1)
     assert talk.answer("axxx", penalty, most=1)[0] == "b"
     assert talk.started().reused_tokens == 3
-
-
-def test_a_sampler_may_be_made_before() -> None:
-    talk = Conversation(hashed, n_ctx=200)
-    params = SamplingParams(seed=7, temperature=1.0, repeat_penalty=1.3)
-    expected, _ = talk.answer("Hi there", params, most=30)
-    sampler = SequenceSampler(params, 7, talk.context.vocabulary)
-    sampler.accept_prompt(tokens_of("Hi there"))
-    assert talk.answer("Hi there", params, most=30, extras=Extras(sampler=sampler))[0] == expected
-    assert talk.started().seed == 7
 
 
 def test_suppressed_tokens_are_never_drawn() -> None:

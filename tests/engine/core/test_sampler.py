@@ -86,7 +86,7 @@ def test_the_shortlist_is_llama_cpp_on_hard_rows(n_vocab: int) -> None:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-@pytest.mark.parametrize("n_vocab", [49_152, 128_256, 151_936, 262_144])
+@pytest.mark.parametrize("n_vocab", [49_152, 262_144])
 def test_the_shortlist_is_exact(name: str, n_vocab: int) -> None:
     params = PARAMETERS[name]
     fast, exact = (native_sampler(n_vocab, params, 77, exact=exact) for exact in (False, True))
@@ -302,9 +302,9 @@ def test_dry_breakers_are_looked_for_once_a_model() -> None:
 
 def test_dry_breakers_cost_nothing_without_dry() -> None:
     vocabulary = FakeVocabulary(WORDS)
-    SequenceSampler(SamplingParams(), 1, vocabulary)
+    SequenceSampler(SamplingParams(seed=1), vocabulary)
     assert vocabulary.looked_at == 0
-    SequenceSampler(SamplingParams(dry_multiplier=1.0), 1, vocabulary)
+    SequenceSampler(SamplingParams(dry_multiplier=1.0), vocabulary)
     assert vocabulary.looked_at == len(WORDS)
 
 
@@ -313,8 +313,8 @@ def test_dry_breakers_reach_the_native_sampler() -> None:
     params = SamplingParams(temperature=0.0, dry_multiplier=5.0, dry_breakers=())
 
     def next_token(breakers: tuple[str, ...]) -> int:
-        sampler = SequenceSampler(replace(params, dry_breakers=breakers), 1, FakeVocabulary(WORDS))
-        sampler.accept_prompt([0, 1, 2, 0, 1])  # "abcab", c would repeat
+        abcab = [0, 1, 2, 0, 1]  # c would repeat
+        sampler = SequenceSampler(replace(params, dry_breakers=breakers), FakeVocabulary(WORDS), abcab)
         return sampler.sample(row.ctypes.data)
 
     assert next_token(()) == 0
@@ -324,29 +324,28 @@ def test_dry_breakers_reach_the_native_sampler() -> None:
 def test_each_sampled_token_joins_the_history() -> None:
     row = np.array([3, 2, 1], np.float32)
     params = SamplingParams(temperature=0.0, presence_penalty=10.0)
-    sampler = SequenceSampler(params, 1, FakeVocabulary([b"a", b"b", b"c"]))
+    sampler = SequenceSampler(params, FakeVocabulary([b"a", b"b", b"c"]))
     assert [sampler.sample(row.ctypes.data) for _ in range(3)] == [0, 1, 2]
 
 
 def test_the_prompt_counts_in_the_penalties() -> None:
     row = np.array([3, 2, 1], np.float32)
     params = SamplingParams(temperature=0.0, presence_penalty=10.0)
-    sampler = SequenceSampler(params, 1, FakeVocabulary([b"a", b"b", b"c"]))
-    sampler.accept_prompt([0, 1])
+    sampler = SequenceSampler(params, FakeVocabulary([b"a", b"b", b"c"]), [0, 1])
     assert sampler.sample(row.ctypes.data) == 2
 
 
 def test_suppressed_tokens_are_never_sampled() -> None:
     row = np.array([3, 2, 1], np.float32)
     vocabulary = FakeVocabulary([b"a", b"b", b"c"], suppressed=(0, 99, -1))  # the file may be wrong
-    assert SequenceSampler(SamplingParams(temperature=0.0), 1, vocabulary).sample(row.ctypes.data) == 1
+    assert SequenceSampler(SamplingParams(temperature=0.0), vocabulary).sample(row.ctypes.data) == 1
 
 
 def test_the_seed_is_the_given_one() -> None:
     logits = rows(10, 20, seed=8)
 
     def tokens(seed: int) -> list[int]:
-        sampler = SequenceSampler(SamplingParams(seed=4), seed, FakeVocabulary(WORDS))
+        sampler = SequenceSampler(SamplingParams(seed=seed), FakeVocabulary(WORDS))
         return [sampler.sample(row.ctypes.data) for row in logits]
 
     assert tokens(1) == tokens(1)
@@ -355,19 +354,19 @@ def test_the_seed_is_the_given_one() -> None:
 
 def test_a_bias_outside_the_vocabulary_is_explained() -> None:
     with pytest.raises(UsageError, match="token 10"):
-        SequenceSampler(SamplingParams(logit_bias=((10, 1.0),)), 1, FakeVocabulary(WORDS))
+        SequenceSampler(SamplingParams(logit_bias=((10, 1.0),)), FakeVocabulary(WORDS))
 
 
 def test_a_value_the_native_sampler_refuses_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="bias"):
-        SequenceSampler(SamplingParams(logit_bias=((1, 1e300),)), 1, FakeVocabulary(WORDS))
+        SequenceSampler(SamplingParams(logit_bias=((1, 1e300),)), FakeVocabulary(WORDS))
 
 
 @pytest.mark.parametrize(("logit", "word"), [(math.nan, "NaN"), (math.inf, "infinity")])
 def test_bad_logits_blame_the_file(logit: float, word: str) -> None:
     row = np.zeros(10, np.float32)
     row[4] = logit
-    sampler = SequenceSampler(SamplingParams(), 1, FakeVocabulary(WORDS))
+    sampler = SequenceSampler(SamplingParams(seed=1), FakeVocabulary(WORDS))
     with pytest.raises(BadLogitsError, match=f"{word} at token 4") as caught:
         sampler.sample(row.ctypes.data)
     assert "damaged" in caught.value.hint
@@ -377,11 +376,11 @@ def test_banning_everything_is_not_blamed_on_the_file() -> None:
     row = np.zeros(10, np.float32)
     banned = SamplingParams(logit_bias=tuple((token, -math.inf) for token in range(10)))
     with pytest.raises(BadLogitsError, match="no token") as caught:
-        SequenceSampler(banned, 1, FakeVocabulary(WORDS)).sample(row.ctypes.data)
+        SequenceSampler(banned, FakeVocabulary(WORDS)).sample(row.ctypes.data)
     assert "logit_bias" in caught.value.hint
     row[:] = -math.inf
     with pytest.raises(BadLogitsError, match="no token") as caught:
-        SequenceSampler(SamplingParams(), 1, FakeVocabulary(WORDS)).sample(row.ctypes.data)
+        SequenceSampler(SamplingParams(seed=1), FakeVocabulary(WORDS)).sample(row.ctypes.data)
     assert "damaged" in caught.value.hint
 
 
@@ -408,7 +407,7 @@ class OnlyLetters:
 
 
 def greedy(constraint: Any = None) -> SequenceSampler:
-    return SequenceSampler(SamplingParams(temperature=0.0), 1, FakeVocabulary(WORDS), constraint)
+    return SequenceSampler(SamplingParams(temperature=0.0), FakeVocabulary(WORDS), constraint=constraint)
 
 
 def test_rows_are_sampled_as_each_one_alone() -> None:

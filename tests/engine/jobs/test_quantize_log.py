@@ -143,7 +143,7 @@ def test_damaged_ones(tmp_path: Path, entries: dict[str, Any], why: str) -> None
 
 @pytest.mark.parametrize("content", [tiny_model(), b"\x01\0\0\0old format" * 10, b""])
 def test_what_is_none(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(UsageError, match="is no importance matrix"):
+    with pytest.raises(UsageError, match="is not an importance matrix"):
         read_imatrix(write(tmp_path / "i.gguf", content))
 
 

@@ -20,6 +20,7 @@ from support.hf_writer import files_of, write
 from llmrun import _native
 from llmrun.convert.job import convert_folder
 from llmrun.engine.core.loop import Engine
+from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
@@ -61,7 +62,8 @@ def engine(model: LlamaModel, states: KVStore | None = None, start: int = N_CTX)
 def logits(talk: tuple[Engine, Any], prompt: list[int], n_tokens: int = 1, request: int = 1) -> Any:
     """Of the first token that answers a prompt, or of a later one."""
     loop, context = talk
-    loop.add(request, prompt, SamplingParams(temperature=0), Limits(n_tokens))
+    sampler = SequenceSampler(SamplingParams(temperature=0), context.vocabulary, prompt)
+    loop.add(request, prompt, sampler, Limits(n_tokens))
     while loop.busy:
         for event in loop.step():
             assert not isinstance(event, Failed), event

@@ -89,7 +89,8 @@ def test_a_vocabulary_that_lacks_what_the_tokenizer_needs(
     kind: str, tokens: list[str], text: str, why: str, tmp_path: Path
 ) -> None:
     path = file_with(tmp_path, tokens, **{"tokenizer.ggml.model": kind})
-    done = subprocess.run([sys.executable, "-c", TOKENIZE, str(path), text], capture_output=True, text=True)
+    program = [sys.executable, "-c", TOKENIZE, str(path), text]
+    done = subprocess.run(program, capture_output=True, text=True, cwd="/")
     assert why in done.stdout, done.stderr
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from llmrun.engine.prompt.template import MAX_TEMPLATE_CHARACTERS
 
 SECONDS = 0.5  # the limit while these tests run
-LATE_SECONDS = 10.0  # after the limit: the machine may be busy, and what never ends is ended much later
+MOST_LOOPS = 40  # of work after the limit, see support/effort: about 0.2 seconds
 MEGABYTES = 256
 
 CODE = {
@@ -135,6 +136,7 @@ import json, os, re, resource, sys, time
 from llmrun.engine.prompt import template as module
 from llmrun.errors import BadTemplateError
 from llmrun.protocol.messages import Message
+from support.effort import loop_seconds
 
 module.MAX_RENDER_SECONDS = float(sys.argv[1])
 control = module.ControlTexts(["<s>", "<|im_end|>"])
@@ -168,9 +170,9 @@ for line in sys.stdin:
         error = f"{caught.what}: {caught.why}"
     finally:
         watched = False
-    seconds = time.process_time() - started
+    late = (time.process_time() - started - module.MAX_RENDER_SECONDS) / loop_seconds()
     events, seen = seen, []
-    print(json.dumps({"seconds": seconds, "megabytes": memory() - before, "text": text[:5000], "error": error,
+    print(json.dumps({"late": late, "megabytes": memory() - before, "text": text[:5000], "error": error,
                       "events": events, "messages": [message.content for message in messages]}), flush=True)
 """
 
@@ -178,13 +180,15 @@ for line in sys.stdin:
 @functools.cache
 def outcomes(folder: Path) -> dict[str, dict[str, Any]]:
     """What became of every template; all in one process, which none of them may end."""
+    paths = [str(Path(__file__).parents[2]), os.environ["PYTHONPATH"]]
     done = subprocess.run(
         [sys.executable, "-c", WORKER, str(SECONDS)],
         input="".join(json.dumps(source) + "\n" for source in TEMPLATES.values()),
         capture_output=True,
         text=True,
         cwd=folder,
-        timeout=110,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        timeout=600,
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     names = [*TEMPLATES]
@@ -207,7 +211,7 @@ def outcome(request: pytest.FixtureRequest, folder: Path, package_on_path: None)
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is capped where the system can")
 @pytest.mark.parametrize("outcome", TEMPLATES, indirect=True)
 def test_it_ends_soon_small_and_without_running_code(outcome: dict[str, Any]) -> None:
-    assert outcome["seconds"] < SECONDS + LATE_SECONDS
+    assert outcome["late"] < MOST_LOOPS
     assert outcome["megabytes"] < MEGABYTES
     assert outcome["events"] == []
     assert outcome["messages"] == ["Hi <s>"]

@@ -112,7 +112,7 @@ def test_no_model_is_refused(store: Store, source: Path, content: bytes) -> None
 def test_a_projector_is_no_model(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "mmproj-x-F16.gguf"
     path.write_bytes(MODEL)
-    with pytest.raises(UsageError, match="no model by itself"):
+    with pytest.raises(UsageError, match="not a model by itself"):
         import_model(path, store)
 
 

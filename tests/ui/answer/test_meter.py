@@ -24,7 +24,9 @@ def test_summary_words() -> None:
     assert summary(Finished(1, "stop", reused)).startswith("prefill 11 tokens 110 t/s · decode 1 tokens · ")
     assert " · ctx 0/64 · reused 20 of 31 · seed " in summary(Finished(1, "stop", reused))
     assert "decode 1 tokens ·" in summary(Finished(1, "stop", reused))
-    assert summary(Finished(1, "length", STATS)).endswith("stopped: max tokens or context window reached")
+    assert summary(Finished(1, "length", STATS)).endswith("stopped: max tokens reached")
+    full = replace(STATS, context_used=STATS.n_ctx)
+    assert summary(Finished(1, "length", full)).endswith("stopped: the context window is full")
     assert "taken back" not in SUMMARY
     assert " · 1,200 taken back · " in summary(Finished(1, "stop", replace(STATS, retracted_tokens=1200)))
     repeats = Finished(1, "repeats", STATS, "again and \x1b[2Jagain\n" * 9)

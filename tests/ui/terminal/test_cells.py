@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from wcwidth import wcwidth
 
-from llmrun.ui.terminal.cells import advance, char_width, cut, last_cluster, may_grow, width
+from llmrun.ui.terminal.cells import advance, char_width, cut, last_cluster, may_grow, width, wrapped
 
 
 def test_cells() -> None:
@@ -26,3 +27,18 @@ def test_cells() -> None:
     assert advance(3, "\t", 20) == 8
     assert advance(17, "\t", 20) == 19
     assert advance(20, "\t", 20) == 20
+
+
+@pytest.mark.parametrize(
+    ("line", "rows"),
+    [
+        ("one two three", ["one two", "three"]),
+        ("  /go [NAME]  one two three", ["  /go [NAME]  one two three"]),
+        ("  -f  1 2 3 4 5 6", ["  -f  1 2 3", "      4 5 6"]),
+        ("日本語 日本語", ["日本語", "日本語"]),
+        ("x" * 30, ["x" * 30]),
+        ("", [""]),
+    ],
+)
+def test_lines_are_wrapped_between_words_below_their_last_column(line: str, rows: list[str]) -> None:
+    assert wrapped(line, 40 if "/go" in line else 12) == rows

@@ -136,14 +136,20 @@ def test_result_is_one_json_document() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "answer"),
-    [("\n", True), ("y\n", True), ("YES\n", True), ("n\n", False), ("what\nno\n", False), ("", False)],
+    [("\n", False), ("y\n", True), ("YES\n", True), ("n\n", False), ("what\nno\n", False), ("", False)],
 )
 def test_confirm(typed: str, answer: bool) -> None:
     output = terminal_output(typed)
     assert output.confirm("Remove \x1b[2Jit?") is answer
     out, err = written(output)
     assert out == ""
-    assert err.startswith("Remove it? [Y/n] ")
+    assert err.startswith("Remove it? [y/N] ")
+
+
+def test_enter_is_a_yes_only_where_that_is_said() -> None:
+    output = terminal_output("\n")
+    assert output.confirm("Download it?", enter=True)
+    assert written(output)[1] == "Download it? [Y/n] "
 
 
 def test_confirm_does_not_ask_without_a_person() -> None:

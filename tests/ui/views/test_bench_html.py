@@ -27,29 +27,18 @@ def titles(page: str) -> list[str]:
     return found
 
 
-def test_one_test_has_its_bar_and_its_place_below_the_roof() -> None:
+def test_each_test_has_its_bar() -> None:
     page = bench_page(Result((ROW, PROMPT), Machine(cpu="Testium 3000")))
-    assert titles(page) == ["Prefill: reading a prompt", "Decode: writing an answer", "Roofline, 2 threads"]
+    assert titles(page) == ["Prefill: reading a prompt", "Decode: writing an answer"]
     assert "Bench of tiny-Q4_0" in page
     assert "Testium 3000" in page
     assert "52%" in page
     assert "/secret" not in page
 
 
-def test_depths_and_threads_become_lines() -> None:
-    deep = replace(ROW, test="tg128 @ d4096", n_depth=4096)
-    alone = replace(ROW, n_threads=1)
-    other = [replace(row, model="tiny-Q8_0") for row in (ROW, deep, alone)]
-    page = bench_page(Result((ROW, deep, alone, *other)))
-    assert "tg128 as the context fills" in titles(page)
-    assert "tg128 by threads" in titles(page)
-    assert "Roofline, 1 thread" in titles(page)
-
-
 def test_rows_are_told_apart_by_what_differs() -> None:
     rows = [ROW, replace(ROW, n_threads=1), replace(ROW, model="tiny-Q8_0")]
     assert labels(rows) == ["Q4_0, 2 threads", "Q4_0, 1 thread", "Q8_0, 2 threads"]
-    assert labels(rows, without=("threads",)) == ["Q4_0", "Q4_0", "Q8_0"]
     assert labels([ROW, PROMPT]) == ["", ""]
     assert labels([ROW, replace(ROW, type_k="q8_0", flash_attn=0)]) == [
         "keys f16, flash attention auto",
@@ -65,7 +54,7 @@ def test_answers_doubts_and_energy_have_their_columns() -> None:
     assert "Prompt and answer together" in titles(page)
 
 
-def test_a_result_from_anywhere_is_foreign() -> None:
+def test_a_result_from_anywhere_is_untrusted() -> None:
     machine = Machine(name=HOSTILE, cpu=HOSTILE, gpus=(HOSTILE,), llmrun=HOSTILE)
     row = replace(
         ROW, model=HOSTILE, model_type=HOSTILE, test=HOSTILE, marks=(HOSTILE,), environment={HOSTILE: HOSTILE}

@@ -6,7 +6,7 @@ import io
 
 from llmrun.protocol.messages import ChainStep, Choice
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.sampling import show_choice, show_sampling
+from llmrun.ui.views.sampling import least_certain, show_choice, show_sampling
 
 CHOICE = Choice(
     " the",
@@ -33,9 +33,16 @@ def test_a_choice() -> None:
     head, columns, *rows = shown(CHOICE)
     assert head == "' the': the model gave it 50.0%; drawn with 90.0% from 2 candidates."
     assert columns.split() == ["TOKEN", "model", "top_k", "min_p", "temperature"]
-    assert rows[0].split()[1:] == ["the'", "50.0%", "60.0%", "70.0%", "90.0%", "█" * 18, "◀", "chosen"]
+    assert rows[0].split()[1:] == ["the'", "50.0%", "60.0%", "70.0%", "90.0%", "█" * 7, "◀", "chosen"]
     assert rows[2].split()[2:] == ["<0.1%", "<0.1%", "cut"]
     assert rows[-1].split() == ["left", "49,152", "40", "2", "2"]
+
+
+def test_the_least_certain_token() -> None:
+    end = CHOICE._replace(text="<end>", steps=(ChainStep("model", 9, (0.99, 0.0, 0.0)),))
+    forced = Choice('{"', forced=True)
+    assert least_certain((forced, CHOICE, end)) is CHOICE
+    assert least_certain((forced,)) is forced
 
 
 def test_text_of_tokens_can_do_nothing_to_the_terminal() -> None:

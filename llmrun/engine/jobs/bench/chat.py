@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.engine.channel import Outbox
 from llmrun.engine.core.loop import Engine
+from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.llama.base import Entry
 from llmrun.errors import LlmrunError
 from llmrun.protocol.jobs.bench import BenchAnswer, BenchTest
@@ -128,7 +129,8 @@ class BenchConversation:
 
     def _run(self, prompt: list[int], n_tokens: int, hand_on: Callable[[Event], None]) -> None:
         outbox = Outbox(hand_on)
-        self._engine.add(0, prompt, self._sampling, Limits(max_tokens=n_tokens))
+        sampler = SequenceSampler(self._sampling, self._stopwatch, prompt)
+        self._engine.add(0, prompt, sampler, Limits(max_tokens=n_tokens))
         while self._engine.busy:
             for event in self._engine.step():
                 if isinstance(event, Failed):

@@ -49,8 +49,8 @@ def run(command: Evaluate, report: Report, flag: _native.CancelFlag) -> Evaluate
 
     Raises:
         UsageError: the text is too short, or the reference has another vocabulary.
-        BadModelError: a file is no model that predicts text.
-        BadLogitsError: a model computes what are no probabilities.
+        BadModelError: a file is not a model that predicts text.
+        BadLogitsError: a model computes something that is not a probability.
     """
     report(EvaluateUpdate(0, 0))
     model = LlamaModel(command.model, command.gpu_layers, flag)
@@ -100,7 +100,7 @@ def _too_short(n_tokens: int, command: Evaluate) -> UsageError:
 
 def _no_numbers(name: str, where: str) -> BadLogitsError:
     hint = "llmrun verify MODEL tells whether its file is damaged"
-    return BadLogitsError(f"{name} computed logits that are no numbers", why=where, hint=hint)
+    return BadLogitsError(f"{name} computed logits that are not numbers", why=where, hint=hint)
 
 
 def check_vocabulary(model: Vocabulary, reference: Vocabulary, tokens: list[int], text: str) -> None:

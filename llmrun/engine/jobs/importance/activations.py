@@ -14,7 +14,7 @@ from llmrun.engine.llama.tensors import GgmlTensor, TensorNumbers, operation_num
 from llmrun.errors import BadModelError
 
 _F32 = 0
-_LEAST_ROWS = 16  # of the tokens of a matrix product; fewer are no text
+_LEAST_ROWS = 16  # of the tokens of a matrix product; fewer are not text
 
 
 @dataclass(slots=True)

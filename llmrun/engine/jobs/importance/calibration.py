@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from llmrun.engine.core.loop import Engine
+from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.service import Preparer
@@ -119,7 +120,8 @@ class Author:
         tokens = self._tokens(prompt)
         sampling = replace(_SAMPLING, seed=(seed + number) % 2**32)
         room = max(1, self._context.n_ctx - len(tokens))
-        self._engine.add(number, tokens, sampling, Limits(min(most, room)))
+        sampler = SequenceSampler(sampling, self._model.vocabulary, tokens)
+        self._engine.add(number, tokens, sampler, Limits(min(most, room)))
         return _Piece(prompt, tokens)
 
     def _tokens(self, prompt: CalibrationPrompt) -> list[int]:

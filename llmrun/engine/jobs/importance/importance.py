@@ -32,7 +32,7 @@ def run(command: Importance, report: Report, flag: _native.CancelFlag) -> Summed
     """Read a text, or let the model write one and read that; write the sums.
 
     Raises:
-        BadModelError: the model can't be loaded, or computes what are no numbers.
+        BadModelError: the model can't be loaded, or computes something that is not a number.
         UsageError: the text is too short, or the model can't write one.
         ModelNotFoundError: the text can't be read.
         OutOfMemoryError: the context does not fit.

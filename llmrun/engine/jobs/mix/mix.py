@@ -43,7 +43,7 @@ def run(command: Measure, report: Report, flag: _native.CancelFlag) -> Measured:
     """Measure.
 
     Raises:
-        BadModelError: llama.cpp can't load the model, or it computes what are no numbers.
+        BadModelError: llama.cpp can't load the model, or it computes something that is not a number.
         OutOfMemoryError: there is no memory for it.
     """
     quants = Quants(command.threads)

@@ -81,7 +81,7 @@ class Reader:
         logits = logits - logits.max(axis=1, keepdims=True)
         logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
         if not np.isfinite(logits[:, 0]).all():
-            raise BadLogitsError("the model computed logits that are no numbers")
+            raise BadLogitsError("the model computed logits that are not numbers")
         return logits
 
     def set_reference(self) -> None:

@@ -36,7 +36,7 @@ def read_imatrix(path: Path) -> Imatrix:
     """Read a file, and divide the sums in it by their counts as llama-quantize does.
 
     Raises:
-        UsageError: it is no importance matrix.
+        UsageError: it is not an importance matrix.
         BadModelError: it is damaged.
         ModelNotFoundError: it can't be read.
     """
@@ -44,7 +44,7 @@ def read_imatrix(path: Path) -> Imatrix:
     tensors = {tensor.name: tensor for tensor in header.tensors}
     names = [name.removesuffix(_SUMS) for name in tensors if name.endswith(_SUMS)]
     if not names:
-        raise UsageError(f"{str(path)!r} is no importance matrix", why="no tensor in it ends in .in_sum2")
+        raise UsageError(f"{str(path)!r} is not an importance matrix", why="no tensor in it ends in .in_sum2")
     weights = {}
     with path.open("rb") as file:
         for name in names:
@@ -62,7 +62,7 @@ def _read_header(path: Path) -> Header:
         return read_part(path, arrays=(_DATASETS,))
     except BadModelError as error:
         hint = "llama-imatrix --in-file OLD.dat -o NEW.gguf makes one of an old .dat file"
-        raise UsageError(f"{str(path)!r} is no importance matrix in GGUF", why=error.why, hint=hint) from None
+        raise UsageError(f"{str(path)!r} is not an importance matrix in GGUF", why=error.why, hint=hint) from None
 
 
 def _numbers(file: Any, header: Header, tensor: Tensor) -> Any:

@@ -44,7 +44,7 @@ def run(command: Quantize, report: Callable[[QuantizeUpdate], None], flag: _nati
 
     Raises:
         BadModelError: llama.cpp refuses the model, or what was written is not what it should be.
-        UsageError: llama.cpp refuses a regular expression, or the importance matrix is no such thing.
+        UsageError: llama.cpp refuses a regular expression, or the importance matrix is not one.
         ResourceError: the file can't be written.
         OutOfMemoryError: there is no memory for it.
     """

@@ -8,8 +8,8 @@ import itertools
 import pytest
 from support.screens import Clock, Terminal
 
-from llmrun.chat.reasoning import ReasoningKind, Splitter, split
 from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta
+from llmrun.protocol.reasoning import ReasoningKind, Splitter, split
 from llmrun.ui.answer.page import Page, Think
 from llmrun.ui.answer.thoughts import FOLD_CHARACTERS
 from llmrun.ui.answer.view import AnswerView, answer_view

@@ -1,0 +1,111 @@
+"""The Typer application: the root command, whose commands are imported when they are wanted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from llmrun.cli.commands import ALIASES, COMMANDS
+from llmrun.cli.completion import complete_model, completes, mend_words
+from llmrun.cli.pages import OPTIONS, root_help
+from llmrun.errors import UsageError
+
+_MODEL_FIRST = frozenset({"run", "chat", "pull", "show", "plan", "quantize", "evaluate", "bench", "tune"})
+
+
+class RootCommand(TyperGroup):
+    """The commands of commands.COMMANDS."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command, imported now; None where there is none of that name. The Tab key mostly gets a stand-in."""
+        name = ALIASES.get(cmd_name, cmd_name)
+        if name not in COMMANDS:
+            return None
+        completed = completes(os.environ)
+        if completed == "command" or (completed == "model" and name in _MODEL_FIRST):
+            return _command(name, _name_model)
+        entry = COMMANDS[name]
+        return _command(name, getattr(import_module(f"llmrun.cli.{entry.module}"), entry.function))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is called.
+
+        Raises:
+            UsageError: there is none of that name; names the near ones.
+        """
+        if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], [*COMMANDS, *ALIASES], n=2)
+            guess = f"did you mean llmrun {' or llmrun '.join(near)}? " if near else ""
+            raise UsageError(f"there is no command {args[0]!r}", hint=f"{guess}llmrun --help shows all")
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The page that also comes without Typer."""
+        formatter.write(root_help())
+
+
+def _command(name: str, function: Any) -> Any:
+    """A function or an app as a command."""
+    if isinstance(function, typer.Typer):
+        single = function
+    else:
+        single = typer.Typer(add_completion=False, context_settings=_SETTINGS)
+        single.command(name, help=None if function is not _name_model else COMMANDS[name].help)(function)
+    command = typer.main.get_command(single)
+    command.name = name
+    return command
+
+
+def _name_model(model: Annotated[str, typer.Argument(autocompletion=complete_model)]) -> None:
+    """Stands in for a command while its name or its model is being typed."""
+
+
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(
+    name="llmrun",
+    cls=RootCommand,
+    pretty_exceptions_enable=False,
+    context_settings=_SETTINGS,
+)
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", help=OPTIONS["--version"])] = False,
+    debug: Annotated[bool, typer.Option("--debug", help=OPTIONS["--debug"])] = False,
+) -> None:
+    """Run large language models on this machine."""
+
+
+def call(arguments: Sequence[str]) -> int:
+    """Run the command that these arguments name; gives its exit status.
+
+    Raises:
+        LlmrunError: it failed; wrong options and arguments are a UsageError.
+    """
+    mend_words(os.environ)
+    try:
+        return app(list(arguments), prog_name="llmrun", standalone_mode=False) or 0
+    except typer.TyperException as error:
+        raise _usage_error(error) from None
+
+
+def _usage_error(error: typer.TyperException) -> UsageError:
+    """What Typer found wrong, in the words and shape of all our errors."""
+    message = error.format_message().rstrip(".")
+    what, why = message[:1].lower() + message[1:], ""
+    if isinstance(error, typer.BadParameter):
+        what, _, why = what.partition(": ")
+    context = getattr(error, "ctx", None)
+    return UsageError(what, why=why, hint=f"{context.command_path if context else 'llmrun'} --help")

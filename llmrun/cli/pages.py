@@ -1,0 +1,97 @@
+"""The pages of `llmrun` itself: start page, versions, help on all commands.
+
+Owns their words and shape; must not import a command, Typer or Rich, which takes longer than all of these pages.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from llmrun.cli.commands import COMMANDS, PANELS
+from llmrun.ui.terminal.output import Output
+
+START_PAGE = """\
+llmrun runs large language models on this machine.
+
+  llmrun run smollm2 "Why is the sky blue?"   one answer
+  llmrun chat smollm2                         a conversation
+  llmrun list --all                           models to choose from
+  llmrun doctor                               what this machine can do
+  llmrun --help                               every command\
+"""
+OPTIONS = {
+    "--version": "Print versions and leave.",
+    "--debug": "Show tracebacks of errors; works behind every command.",
+    "--install-completion": "Install completion for the current shell.",
+    "--show-completion": "Show completion for the current shell, to copy or change it.",
+    "--help, -h": "Show this message; llmrun COMMAND --help, or llmrun help COMMAND, shows a command's.",
+}
+_EPILOG = 'Start with: llmrun run smollm2 "Why is the sky blue?"'
+_BOLD, _CYAN, _DIM, _YELLOW = "\x1b[1m", "\x1b[1;36m", "\x1b[2m", "\x1b[1;33m"
+_NARROWEST, _USUAL_WIDTH = 40, 80
+
+
+def page(arguments: Sequence[str]) -> str | None:
+    """What these arguments ask for, where that needs no command."""
+    if not arguments:
+        return START_PAGE
+    if arguments[0] == "--version":
+        return _versions()
+    return root_help() if arguments[0] in {"--help", "-h"} or list(arguments) == ["help"] else None
+
+
+def root_help() -> str:
+    """The help on all commands, as wide as the terminal."""
+    output = Output()
+    width = max(_width(output), _NARROWEST)
+    paint = _Paint(color=output.stdout_has_color)
+    panels = {
+        "Options": OPTIONS,
+        **{panel: {name: each.help for name, each in COMMANDS.items() if each.panel == panel} for panel in PANELS},
+    }
+    usage = f"{paint('Usage:', _YELLOW)} {paint('llmrun [OPTIONS] COMMAND [ARGS]...', _BOLD)}"
+    boxes = [_box(title, rows, width, paint) for title, rows in panels.items()]
+    return "\n".join(
+        ["", f" {usage}", "", " Run large language models on this machine.", "", *boxes, "", f" {_EPILOG}", ""]
+    )
+
+
+class _Paint:
+    """Styles text where colour is wanted."""
+
+    def __init__(self, *, color: bool) -> None:
+        self._color = color
+
+    def __call__(self, text: str, style: str) -> str:
+        return f"{style}{text}\x1b[0m" if self._color else text
+
+
+def _box(title: str, rows: dict[str, str], width: int, paint: _Paint) -> str:
+    """A panel: names in a column, their help beside them."""
+    column = max(map(len, rows))
+    side, room = paint("│", _DIM), width - column - 6
+    lines = [paint(f"╭─ {title} {'─' * (width - len(title) - 5)}╮", _DIM)]
+    for name, text in rows.items():
+        for label, line in zip_longest([name], textwrap.wrap(text, room), fillvalue=""):
+            lines.append(f"{side} {paint(label.ljust(column), _CYAN)}  {line.ljust(room)} {side}")
+    return "\n".join([*lines, paint(f"╰{'─' * (width - 2)}╯", _DIM)])
+
+
+def _width(output: Output) -> int:
+    """Columns of the terminal; COLUMNS says otherwise."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal():
+        return int(columns)
+    try:
+        return os.get_terminal_size(output.stdout.fileno()).columns or _USUAL_WIDTH
+    except (OSError, ValueError):
+        return _USUAL_WIDTH
+
+
+def _versions() -> str:
+    from importlib.metadata import version
+
+    return f"llmrun {version('llmrun')} (llama-cpp-python {version('llama-cpp-python')})"

@@ -1,0 +1,258 @@
+"""What Python programs give and get: messages and schemas as plain values, and the Reply that comes of them.
+
+Owns what is accepted as what, and the ways to take an answer in; must not know engines: events come in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any, Protocol, TypeVar
+
+from llmrun.errors import EngineCrashedError, UsageError
+from llmrun.grammar import Grammar
+from llmrun.protocol.messages import Event, Finished, Message, Started, Stats, TextDelta
+from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.reasoning import ReasoningKind, Splitter, split
+
+_Value = TypeVar("_Value")
+
+
+class SchemaClass(Protocol):
+    """A class that knows its JSON schema, as Pydantic's models do."""
+
+    def model_json_schema(self) -> dict[str, Any]:
+        """The schema."""
+
+    def model_validate_json(self, text: str) -> Any:
+        """An instance."""
+
+
+Said = str | Message | Mapping[str, str]
+"""A message; a plain text is the user's, a mapping has a "role" and "content"."""
+
+
+class Reply(Iterator[Event]):
+    """An answer, taken in as it is needed: all of it, its text piece by piece, or event by event.
+
+        print(model.chat("Why is the sky blue?").text)
+
+        for piece in model.chat("Tell me a story").pieces():
+            print(piece, end="", flush=True)
+
+        for event in model.chat("Hi"):                  # Started, PrefillProgress, TextDelta ..., Finished
+            ...
+
+        reply = await model.chat("Hi")                  # in asyncio, without holding up the event loop
+        async for piece in model.chat("Hi").pieces():
+            ...
+
+    Nothing is asked of the engine before the first event is wanted. A reply that is dropped halfway is cancelled.
+
+    Args:
+        events: of the answer, the last one Finished.
+        cancel: ends the answer soon; safe from any thread.
+        schema: what the text has to follow, see `parsed`.
+    """
+
+    def __init__(
+        self, events: Iterator[Event], cancel: Callable[[], None], schema: SchemaClass | Mapping[str, Any] | None = None
+    ) -> None:
+        self._events, self._schema = events, schema
+        self.cancel = cancel
+        self._started: Started | None = None
+        self._finished: Finished | None = None
+        self._pieces: list[str] = []
+
+    def __next__(self) -> Event:
+        event = next(self._events)
+        if isinstance(event, Started):
+            self._started = event
+        elif isinstance(event, TextDelta):
+            self._pieces.append(event.text)
+        elif isinstance(event, Finished):
+            self._finished = event
+        return event
+
+    def pieces(self) -> TextPieces:
+        """The answer's text as it comes, without the model's thoughts; for `for` and `async for`."""
+        return TextPieces(self)
+
+    @property
+    def text(self) -> str:
+        """The whole answer, without the model's thoughts; waits for its end.
+
+        Raises:
+            LlmrunError: the answer failed, see Model.answer().
+        """
+        return self._split()[1]
+
+    @property
+    def thoughts(self) -> str:
+        """What the model thought before it answered; "" where it does not think. Waits for the end."""
+        return self._split()[0]
+
+    @property
+    def parsed(self) -> Any:
+        """The answer to a request with a schema: an instance of its class, else plain JSON data.
+
+        Raises:
+            UsageError: the request had no schema.
+            ValueError: the answer is not whole, because a limit ended it; see `reason`.
+        """
+        if self._schema is None:
+            raise UsageError("there is nothing to parse", why="the request had no schema", hint="chat(..., schema=...)")
+        if isinstance(self._schema, Mapping):
+            return json.loads(self.text)
+        return self._schema.model_validate_json(self.text)
+
+    @property
+    def reason(self) -> str:
+        """Why it ended: "stop", "length", "cancelled" or "repeats", see messages.Finished. Waits for the end."""
+        return self._end().reason
+
+    @property
+    def stats(self) -> Stats:
+        """What it cost: tokens, seconds, the seed. Waits for the end."""
+        return self._end().stats
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return _waiting_elsewhere(self, self.cancel)
+
+    def __await__(self) -> Generator[Any, None, Reply]:
+        return self._whole().__await__()
+
+    async def _whole(self) -> Reply:
+        async for _ in self:
+            pass
+        return self
+
+    def _end(self) -> Finished:
+        for _ in self:
+            pass
+        if self._finished is None:  # it was asked for again after it failed
+            raise EngineCrashedError("this answer failed", hint="ask again")
+        return self._finished
+
+    def _split(self) -> tuple[str, str]:
+        self._end()
+        tags, inside = (self._started.thinking_tags, self._started.thinking) if self._started else ((), False)
+        return split("".join(self._pieces), tags, inside=inside)
+
+
+class TextPieces(Iterator[str]):
+    """The text of a reply, see Reply.pieces()."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._texts, self._cancel = _texts(reply), reply.cancel
+
+    def __next__(self) -> str:
+        return next(self._texts)
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return _waiting_elsewhere(self._texts, self._cancel)
+
+
+def _texts(events: Iterable[Event]) -> Iterator[str]:
+    """The text of events without the model's thoughts."""
+    splitter = Splitter(())
+    for event in events:
+        if isinstance(event, Started):
+            splitter = Splitter(event.thinking_tags, inside=event.thinking)
+        parts = splitter.feed(event.text) if isinstance(event, TextDelta) else []
+        parts += splitter.flush() if isinstance(event, Finished) else []
+        yield from (part.text for part in parts if part.kind is ReasoningKind.ANSWER)
+
+
+async def _waiting_elsewhere(values: Iterator[_Value], cancel: Callable[[], None]) -> AsyncIterator[_Value]:
+    """What an iterator gives, waited for in another thread; a task that is cancelled cancels the answer."""
+    import asyncio
+
+    try:
+        while (value := await asyncio.to_thread(next, values, None)) is not None:
+            yield value
+    except asyncio.CancelledError:
+        cancel()
+        raise
+
+
+def as_messages(said: Said | Iterable[Message | Mapping[str, str]]) -> tuple[Message, ...]:
+    """A conversation: a text, one message, or a list of messages.
+
+    Raises:
+        TypeError: it is something else.
+        UsageError: a role does not exist.
+    """
+    if isinstance(said, str):
+        return (Message("user", said),)
+    if isinstance(said, (Message, Mapping)):
+        return (_message(said),)
+    if not isinstance(said, Iterable) or isinstance(said, (bytes, bytearray)):
+        raise TypeError(f"messages must be a text, a message or a list of messages, not {type(said).__name__}")
+    return tuple(map(_message, said))
+
+
+def _message(said: Any) -> Message:
+    if isinstance(said, Message):
+        role, content = said.role, said.content
+    elif isinstance(said, Mapping) and set(said) == {"role", "content"}:
+        role, content = said["role"], said["content"]
+    elif isinstance(said, Mapping):
+        raise TypeError(f'a message has "role" and "content", not {sorted(map(str, said))}')
+    else:
+        raise TypeError(f'a message must be a dict with "role" and "content", or a Message, not {type(said).__name__}')
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise TypeError(f"role and content of a message must be texts, not {role!r:.40} and {content!r:.40}")
+    return Message(role, content)
+
+
+def as_grammar(schema: SchemaClass | Mapping[str, Any]) -> Grammar:
+    """The grammar of a JSON schema, or of a class that has one.
+
+    Raises:
+        TypeError: it is something else.
+        BadGrammarError: the schema is broken, or uses what can't be enforced.
+    """
+    from llmrun.grammar import read_json_schema
+
+    if not isinstance(schema, Mapping):
+        if not callable(getattr(schema, "model_json_schema", None)):
+            raise TypeError(f"schema must be a dict or a class with model_json_schema(), not {schema!r:.60}")
+        schema = schema.model_json_schema()
+    return read_json_schema(json.dumps(schema))
+
+
+def sort_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keyword arguments as (fields of SamplingParams, fields of Limits).
+
+    A single stop string may be given as it is, and lists or dicts in place of tuples.
+
+    Raises:
+        TypeError: there is no such argument; names a near one.
+    """
+    sampling = {field.name for field in fields(SamplingParams)}
+    limits = {field.name for field in fields(Limits)}
+    for name in options:
+        if name not in sampling | limits:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, sampling | limits, n=1)
+            raise TypeError(f"there is no argument {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    given = {name: _frozen(name, value) for name, value in options.items()}
+    return (
+        {name: value for name, value in given.items() if name in sampling},
+        {name: value for name, value in given.items() if name in limits},
+    )
+
+
+def _frozen(name: str, value: Any) -> Any:
+    """A value as the dataclasses have it."""
+    if name in ("stop", "ban") and isinstance(value, str):
+        return (value,)
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,106 @@
+"""`llmrun chat` on a pseudo-terminal, over the fake engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.gguf_writer import tiny_model, write
+from support.installed import Terminal
+
+FRONT = str(Path(__file__).parents[1] / "support/front.py")
+Start = Callable[..., Terminal]
+
+pytestmark = [
+    pytest.mark.usefixtures("package_on_path"),
+    pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal"),
+]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """start(mode, option, ...): a chat with the fake engine, at its first prompt."""
+    model = write(tmp_path / "tiny.gguf", tiny_model())
+    monkeypatch.setenv("PYTHONPATH", os.environ["PYTHONPATH"] + os.pathsep + str(Path(FRONT).parents[1]))
+    open_ones: list[Terminal] = []
+
+    def make(mode: str, *options: str, **environment: str) -> Terminal:
+        words = [sys.executable, FRONT, mode, "chat", str(model), *options]
+        home = {"LLMRUN_HOME": str(tmp_path / "home"), "TERM": "xterm-256color", "HF_HUB_OFFLINE": "1"}
+        open_ones.append(Terminal(words, {**os.environ, **home, **environment}))
+        open_ones[-1].wait(open_ones[-1].at_prompt)
+        return open_ones[-1]
+
+    yield make
+    for terminal in open_ones:
+        terminal.close()
+
+
+def test_a_crash_of_the_engine_loses_nothing(start: Start) -> None:
+    chat = start("die:decode:SIGSEGV,normal")
+    died = chat.ask("Why is the sky blue?")
+    assert any("SIGSEGV" in line for line in died)
+    assert any("/retry" in line for line in died)
+    assert "Hello" in chat.ask("/retry")
+
+
+def test_a_killed_chat_loses_no_question(start: Start) -> None:
+    chat = start("deaf")
+    chat.type("Why is the sky blue?")
+    chat.wait(lambda: any("TTFT" in line for line in chat.lines))  # its first text has come
+    os.kill(chat.pid, signal.SIGKILL)
+    chat.end()
+    again = start("normal", "--continue")
+    assert any("Why is the sky blue?" in line for line in again.lines)
+    assert any("/retry" in line for line in again.lines)
+    assert "Hello" in again.ask("/retry")
+
+
+def test_a_chat_that_is_ended_keeps_what_came(start: Start) -> None:
+    chat = start("deaf")
+    chat.type("Why is the sky blue?")
+    chat.wait(lambda: any("TTFT" in line for line in chat.lines))  # its first text has come
+    os.kill(chat.pid, signal.SIGTERM)
+    assert chat.end() == 143
+    again = start("normal", "--continue")
+    assert "Hel" in again.lines
+    assert any("cut off" in line for line in again.lines)
+
+
+def test_figures_and_reasons_of_a_chat_that_goes_on(start: Start) -> None:
+    chat = start("normal")
+    chat.ask("Why is the sky blue?")
+    chat.type("/bye")
+    assert chat.end() == 0
+    assert "Saved. To go on: llmrun chat --session why-is-the-sky-blue" in chat.lines
+    again = start("normal", "--continue")
+    assert any("decode 2 tokens" in line for line in again.ask("/stats"))
+    why = again.ask("/why")
+    assert any("only the last answer of this run" in line for line in why)
+    assert any("/retry" in line for line in why)
+
+
+def test_branches_say_where_they_differ(start: Start) -> None:
+    chat = start("normal")
+    chat.ask("Name a river")
+    chat.ask("/edit Name a mountain")
+    shown = chat.ask("/branch")
+    assert any('differs from turn 1 on: "Name a river"' in line for line in shown)
+
+
+def test_a_disk_that_refuses(start: Start) -> None:
+    chat = start("normal", LLMRUN_HOME="/proc/nothing")
+    assert any("not saved" in line for line in chat.lines)
+    assert "Hello" in chat.ask("hi")
+    chat.press("d")
+    assert chat.end() == 0
+
+
+def test_seed_is_set_like_every_sampling_value(start: Start) -> None:
+    chat = start("normal")
+    assert any("no command /seed" in line for line in chat.ask("/seed 7"))
+    assert any("7 from now on" in line for line in chat.ask("/set seed 7"))

@@ -1,0 +1,59 @@
+"""What is asked and said before a download."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.cli.loading import fetch
+from llmrun.config import load_settings
+from llmrun.errors import ModelNotFoundError, UsageError
+from llmrun.models.registry import ModelSpec
+from llmrun.ui.terminal.output import Output
+
+GB = 10**9
+FILE = Path("model.gguf")
+
+
+class Keyboard(io.StringIO):
+    """Somebody who can type, and has."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def fetched(monkeypatch: pytest.MonkeyPatch, n_bytes: int, *, typed: str | None = None, yes: bool = False) -> str:
+    """What is said about a download of so many bytes; typed is None where there is no terminal."""
+
+    def pull(*arguments: Any, on_size: Any, **options: Any) -> Path:
+        on_size(n_bytes)
+        return FILE
+
+    monkeypatch.setattr("llmrun.models.pull.pull", pull)
+    errors = io.StringIO() if typed is None else Keyboard()
+    stdin = io.StringIO() if typed is None else Keyboard(typed)
+    output = Output(stdin=stdin, stdout=io.StringIO(), stderr=errors, environment={})
+    assert fetch(output, ModelSpec("a b", repository="a/b"), load_settings(), yes=yes) == FILE
+    return errors.getvalue()
+
+
+def test_without_a_terminal_a_small_model_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fetched(monkeypatch, GB) == "a b is not on this disk; 1.0 GB to download\n"
+
+
+def test_without_a_terminal_a_large_model_wants_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError) as refused:
+        fetched(monkeypatch, 4_700_000_000)
+    assert refused.value.what == "a b is not on this disk; 4.7 GB to download"
+    assert refused.value.hint == "llmrun pull 'a b', or --yes"
+    assert "4.7 GB" in fetched(monkeypatch, 4_700_000_000, yes=True)
+
+
+def test_on_a_terminal_it_is_asked_with_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fetched(monkeypatch, GB, typed="\n") == "a b is not on this disk; 1.0 GB to download. Download it? [Y/n] "
+    with pytest.raises(ModelNotFoundError) as refused:
+        fetched(monkeypatch, 5, typed="n\n")
+    assert refused.value.hint == "llmrun pull 'a b'"

@@ -1,0 +1,136 @@
+"""`llmrun run` as it is installed, over the fake engine, which says Hello to everything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.gguf_writer import tiny_model, write
+from support.installed import SUMMARY, Terminal
+
+FRONT = Path(__file__).parents[1] / "support/front.py"
+Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "tiny.gguf", tiny_model())
+    path = os.environ["PYTHONPATH"] + os.pathsep + str(FRONT.parents[1])
+    home = {"LLMRUN_HOME": str(tmp_path / "home"), "TERM": "xterm-256color", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **home, "PYTHONPATH": path}
+
+
+@pytest.fixture
+def run(environment: dict[str, str]) -> Run:
+    """run(mode, argument, ...): `llmrun run ./tiny.gguf` with these arguments in pipes."""
+
+    def make(mode: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        words = [sys.executable, str(FRONT), mode, "run", "./tiny.gguf", *arguments]
+        return subprocess.run(words, input=stdin, capture_output=True, env=environment, timeout=300)
+
+    return make
+
+
+@pytest.fixture
+def terminal(environment: dict[str, str]) -> Iterator[Callable[..., Terminal]]:
+    """The same in a pseudo-terminal."""
+    opened: list[Terminal] = []
+
+    def make(mode: str, *arguments: str) -> Terminal:
+        opened.append(Terminal([sys.executable, str(FRONT), mode, "run", "./tiny.gguf", *arguments], environment))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def test_an_answer_in_a_pipe_is_a_line(run: Run) -> None:
+    done = run("normal", "hi")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"Hello\n", b"")
+
+
+def test_raw_text_is_continued_without_a_newline(run: Run) -> None:
+    assert run("normal", "--raw", "hi").stdout == b"Hello"
+
+
+def test_figures_that_are_asked_for_come_in_a_pipe_too(run: Run) -> None:
+    done = run("normal", "--stats", "hi")
+    assert done.stdout == b"Hello\n"
+    (line,) = done.stderr.decode().splitlines()
+    assert SUMMARY.search(line)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_without_a_prompt_a_terminal_gets_a_chat(terminal: Callable[..., Terminal]) -> None:
+    chat = terminal("normal")
+    chat.wait(chat.at_prompt)
+    assert "Hello" in chat.ask("hi")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("option", ["--raw", "--json", "--prompt-cache", "--explain-sampling"])
+def test_what_only_run_can_do_wants_a_prompt(terminal: Callable[..., Terminal], option: str) -> None:
+    asked = terminal("normal", option)
+    assert asked.end() == 2
+    assert "there is no prompt" in " ".join(asked.lines)
+
+
+@pytest.mark.parametrize(
+    ("mode", "why", "hint"),
+    [
+        ("at_max_tokens", "--max-tokens 2", "a larger --max-tokens"),
+        ("window_full", "the context window of 256 tokens is full", "a larger --ctx"),
+    ],
+)
+def test_a_structured_answer_that_is_cut_off_is_an_error_that_names_the_limit(
+    run: Run, mode: str, why: str, hint: str
+) -> None:
+    done = run(mode, "--json-schema", "{}", "hi")
+    assert (done.returncode, done.stdout) == (9, b"Hel\n")
+    what, cause, advice = done.stderr.decode().splitlines()
+    assert what == "error: the answer is cut off and incomplete"
+    assert cause == f"  why: {why}"
+    assert hint in advice
+
+
+def test_a_plain_answer_that_a_limit_ends_is_none(run: Run) -> None:
+    done = run("at_max_tokens", "-n", "2", "hi")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"Hel\n", b"")
+
+
+def test_a_full_context_window_is_said(run: Run) -> None:
+    done = run("window_full", "hi")
+    assert done.returncode == 0
+    assert done.stderr == b"the answer is cut off: the context window of 256 tokens is full\n"
+
+
+def test_a_pattern_without_quotes_does_not_become_a_prompt(run: Run, tmp_path: Path) -> None:
+    for name in ("a.py", "b.py", "c.py"):
+        (tmp_path / name).write_text("pass\n")
+    done = run("normal", "-f", "a.py", "b.py", "c.py", "Explain")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().splitlines()[0] == "error: 'b.py' is a file, and stands where the prompt does"
+    assert "-f '*.py'" in done.stderr.decode()
+    assert run("normal", "-f", "*.py", "Explain b.py").stdout == b"Hello\n"
+    assert run("normal", "b.py").stdout == b"Hello\n"
+
+
+@pytest.mark.parametrize("place", [".", "not/there.json", "/dev/null/x.json", "/proc/x.json"])
+def test_a_record_that_cannot_be_written_is_found_before_the_answer(run: Run, place: str) -> None:
+    done = run("normal", "--record", place, "hi")
+    assert done.returncode in (2, 6)
+    assert done.stdout == b""
+    assert place.split("/")[-2 if "/" in place else 0] in done.stderr.decode()
+
+
+def test_a_schema_from_windows_is_read(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_bytes(b'\xef\xbb\xbf{"type": "object"}')
+    assert run("normal", "--json-schema", "schema.json", "hi").returncode == 0

@@ -1,0 +1,30 @@
+"""What the engine process is set to."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import pytest
+
+from llmrun.engine import environment
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a niceness of threads")
+def test_a_thread_that_gives_way_leaves_others_as_they_are() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before, found = niceness(), []
+
+    def give_way() -> None:
+        for _ in range(2):
+            environment.give_way()
+            found.append(niceness())
+
+    thread = threading.Thread(target=give_way)
+    thread.start()
+    thread.join()
+    assert niceness() == before
+    assert found == [max(before, 7)] * 2

@@ -1,0 +1,30 @@
+"""The installed command over the fake engine: `python tests/support/front.py MODE ARGUMENTS...`, see fake_engine.
+
+Owns the one change that makes it so: which process the front launches. A mode may name several, one for each engine
+that is started, with commas between them; the last one goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from llmrun.__main__ import main
+from llmrun.runner import launch
+
+_FAKE = str(Path(__file__).with_name("fake_engine.py"))
+
+
+def _faking(modes: list[str]) -> None:
+    real = launch.launch
+
+    def fake(command: object = None, **options: object) -> launch.Launched:
+        mode = modes.pop(0) if len(modes) > 1 else modes[0]
+        return real((sys.executable, _FAKE, mode), **options)  # type: ignore[arg-type]
+
+    launch.launch = fake
+
+
+if __name__ == "__main__":
+    _faking(sys.argv.pop(1).split(","))
+    main()
