@@ -44,15 +44,22 @@ class Inline:
     Args:
         references: definitions of links, as markdown-it keeps them.
         styled: otherwise marks stay as they were written.
+        formulas: become text that can be read; otherwise they stay as well.
         style: of all of the text.
         indented: the first line begins with blanks that count.
     """
 
     def __init__(
-        self, references: dict[str, Any], *, styled: bool, style: Style | None = None, indented: bool = False
+        self,
+        references: dict[str, Any],
+        *,
+        styled: bool,
+        formulas: bool,
+        style: Style | None = None,
+        indented: bool = False,
     ) -> None:
         self._env = {"references": references}
-        self._styled = styled
+        self._styled, self._formulas = styled, formulas
         self._style = style or Style()
         self._held = ""
         self._before = ""  # character before what is held, if a row may break between them
@@ -111,7 +118,7 @@ class Inline:
         while state.pos < state.posMax:
             at, n_tokens = state.pos, len(state.tokens)
             if not any(rule(state, False) for rule in rules):
-                state.append_pending(state.src[at])
+                state.pending += state.src[at]
                 state.pos = at + 1
             begin, end, is_text = at - n_before, state.pos - n_before, len(state.tokens) == n_tokens
             ends.append(end)
@@ -138,7 +145,7 @@ class Inline:
     def _closers(self, state: StateInline, at: int, *, is_text: bool) -> str | None:
         """The characters that may make something else of what was just read; "" is any, None is none."""
         char, src = state.src[at], state.src
-        if char in "`*_~\\!<&[$" and state.pos == len(src):
+        if char in "`*_~\\!<&$" and state.pos == len(src):
             return ""
         if char in "$\\":
             return _CLOSERS[char] if formula_end(src, at) < 0 else None
@@ -186,7 +193,7 @@ class Inline:
             self._length = 0
             return "\n"
         if token.type == "formula":
-            return readable(token.content)
+            return readable(token.content) if self._formulas else token.markup
         if token.type == "image":
             name = clean("".join(child.content for child in token.children or ()))
             return f"{name} ({_address(token, 'src')})" if name else _address(token, "src")

@@ -42,7 +42,7 @@ class Markdown:
     """
 
     def __init__(self, *, styled: bool = True, unicode: bool = True) -> None:
-        self._styled, self._unicode = styled, unicode
+        self._styled, self._unicode, self._formulas = styled, unicode, styled and unicode
         self._bullets, self._bar, self._dash = ("•◦▪", "│ ", "─") if unicode else ("-*+", "| ", "-")
         self._rows, self._blocks = RowWriter(styled=styled), Blocks()
         self._columns = _LEAST_COLUMNS
@@ -127,7 +127,7 @@ class Markdown:
         out, (first, rest) = self._gap(line), self._prefixes(line)
         if line.kind is BlockKind.TEXT:
             indented = line.text.startswith(" " * INDENTED)
-            self._inline = Inline(self._blocks.references, styled=self._styled, indented=indented)
+            self._inline = self._made_inline(indented=indented)
             return out + self._rows.begin(first, rest) + self._more(line.text)
         if line.kind is BlockKind.HEADING:
             text = self._whole(line.text, _HEADINGS.get(line.mark, _LATER_HEADINGS))
@@ -141,7 +141,7 @@ class Markdown:
             words = line.text.split()
             self._highlighter, self._fence_in = Highlighter(words[0].strip("{.}") if words else ""), line.path
             return out + self._row(first, self._dashes(first, words[0] if words else ""))
-        source = readable(line.text) if line.kind is BlockKind.FORMULA else line.text
+        source = readable(line.text) if line.kind is BlockKind.FORMULA and self._formulas else line.text
         shown = [self._row(rest if number else first, Text(one)) for number, one in enumerate(source.split("\n"))]
         return out + "".join(shown) if source or line.kind is BlockKind.VERBATIM else ""
 
@@ -171,9 +171,13 @@ class Markdown:
         texts = self._inline.feed(source) if self._inline else ()
         return "".join([self._rows.add(text, self._columns) for text in texts])
 
+    def _made_inline(self, *, style: Style | None = None, indented: bool = False) -> Inline:
+        references = self._blocks.references
+        return Inline(references, styled=self._styled, formulas=self._formulas, style=style, indented=indented)
+
     def _whole(self, source: str, style: Style | None = None) -> Text:
         """Text of one line."""
-        inline = Inline(self._blocks.references, styled=self._styled, style=style)
+        inline = self._made_inline(style=style)
         return Text().join([*inline.feed(source), inline.end()])
 
     # ---- what stands before the text of a row -----------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Iterable
 
 import pyte
@@ -500,3 +502,20 @@ def test_reused_tokens_are_in_the_live_line() -> None:
     case.show(Started(1, 31, 20, 1234))
     case.text("Hello")
     assert case.rows[-1].endswith("ctx 32/8,192 · reused 20")
+
+
+LOADED = """\
+import io, sys, time
+from llmrun.protocol.messages import LoadProgress
+from llmrun.ui.answer.page import Page
+from llmrun.ui.answer.view import AnswerView
+view = AnswerView(io.StringIO(), page=Page(time.monotonic, markdown=True))
+print({"rich", "markdown_it"} & set(sys.modules))
+view.show(LoadProgress(0.0))
+print({"rich", "markdown_it"} <= set(sys.modules))
+"""
+
+
+def test_parser_and_rich_are_loaded_while_the_model_is_and_not_before() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["set()", "True", ""]

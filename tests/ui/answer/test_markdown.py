@@ -260,7 +260,7 @@ def test_a_table_is_held_but_not_for_ever() -> None:
 
 
 def test_without_styles_the_marks_stay_and_nothing_is_escaped() -> None:
-    shown = rendered(ANSWER + "\\[\n- x\n\\]\n", 60, styled=False, unicode=False)
+    shown = rendered(ANSWER + "\\[\n- x\n\\]\nand $x^2$\n", 60, styled=False, unicode=False)
     assert shown.isascii() is False  # the model's own characters
     assert re.sub("[日本語のパンもおいしいです。]", "", shown).isascii()
     assert "\x1b" not in shown
@@ -270,7 +270,7 @@ def test_without_styles_the_marks_stay_and_nothing_is_escaped() -> None:
     ]  # fmt: skip
     assert "-- python ---" in shown
     assert "| Patience" in shown
-    assert shown.endswith("\n- x\n")
+    assert shown.endswith("\\[\n- x\n\\]\nand $x^2$\n")
 
 
 # ---- the specification -----------------------------------------------------------------------------
