@@ -486,7 +486,7 @@ def test_large_files_come_over_several_connections(hub: StandInHub, target: Path
 
 @pytest.mark.usefixtures("in_pieces")
 def test_pieces_are_resumed_by_the_next_run(hub: StandInHub, target: Path) -> None:
-    hub.faults.bytes_per_second = 5_000_000
+    hub.faults.bytes_per_second = 1_500_000  # slow: a busy machine interrupts late
 
     def interrupt(done: int, total: int) -> None:
         if done > limit:
