@@ -126,6 +126,7 @@ class Model:
         load: the plan as the engine gets it.
         loaded: what the engine says about it.
         tuned: settings of `llmrun tune` that it is loaded with; None where there are none.
+        on_wait: called about ten times a second while answer() waits and the engine is silent.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class Model:
         self.load = load
         self._runner: runner.Runner | None = None
         self._request = 0
+        self.on_wait: Callable[[], None] = lambda: None
         self._starting = threading.Lock()
 
     def sampling(
@@ -274,7 +276,7 @@ class Model:
             EngineCrashedError: the engine died; the next call starts a new one.
         """
         engine, generate = self._next(asked)
-        return engine.generate(generate)
+        return engine.generate(generate, self.on_wait)
 
     def _next(self, asked: AnswerRequest) -> tuple[runner.Runner, Generate]:
         """The next command, and who takes it."""

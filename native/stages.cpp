@@ -149,7 +149,7 @@ size_t draw_discrete(Candidates& candidates, std::mt19937& random) {
 // Gives each candidate exp(logit - largest) as p, and all their sum. In a long list no token is likelier or less likely
 // than another by more than a float's rounding for how its exponential is taken.
 double weigh(Candidates& candidates) {
-    constexpr size_t long_list = 2048;
+    constexpr size_t long_list = 4096;
     const float largest = largest_logit(candidates);
     double sum = 0.0;
     if (candidates.size <= long_list) {

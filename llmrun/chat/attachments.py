@@ -208,9 +208,22 @@ def _decode(name: str, data: bytes) -> str:
         why = "it is binary, not text" if binary else f"it is not {name_of_it} text, see byte {error.start:,}"
         hint = "" if binary else "iconv -t UTF-8 FILE turns other encodings into UTF-8"
         raise UsageError(f"{name!r} can't be attached", why=why, hint=hint) from None
-    if "\0" in text:
+    if "\0" in text or (encoding == "utf-16" and not _is_readable(text)):
+        halves = data[::2], data[1::2]
+        if len(data) % 2 == 0 and any(len(half.replace(b"\0", b"")) < len(half) / 10 for half in halves):
+            why, hint = "it is UTF-16 without a byte order mark", "iconv -f UTF-16LE -t UTF-8 FILE turns it into UTF-8"
+            raise UsageError(f"{name!r} can't be attached", why=why, hint=hint)
         raise UsageError(f"{name!r} can't be attached", why="it is binary, not text")
     return text
+
+
+def _is_readable(text: str) -> bool:
+    """Whether nearly all of it are characters that somebody could have written: any two bytes are UTF-16."""
+    import unicodedata
+
+    written = [character for character in text if character not in "\t\n\r\f"]
+    strange = sum(unicodedata.category(character) in ("Cc", "Cn", "Co") for character in written)
+    return strange * 100 <= len(text)
 
 
 def _check_sum(files: Sequence[AttachedFile], most: int) -> None:

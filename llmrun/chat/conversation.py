@@ -320,4 +320,6 @@ def model_used(model: Model) -> ModelUsed:
     real = model.path.resolve()
     status = real.stat()
     sha256 = real.name if _SHA256.fullmatch(real.name) else ""
-    return ModelUsed(model.spec.name, sha256, str(Path(model.path).absolute()), status.st_size, status.st_mtime)
+    path = str(Path(model.path).absolute())
+    name = model.spec.name if model.spec.path is None else path  # found again from every folder
+    return ModelUsed(name, sha256, path, status.st_size, status.st_mtime)

@@ -57,6 +57,7 @@ def show(output: Output, events: Iterable[Event], model: Model, shown_as: ShownA
         think=shown_as.think,
         end_line=shown_as.end_line,
     ) as view:
+        model.on_wait = view.tick
         return _to_the_end(events, view.show)
 
 

@@ -220,7 +220,7 @@ class Chat:
         for branch in chat.branches():
             name, turns = branch.name or f"#{branch.head}", f"{branch.turns} turn{'' if branch.turns == 1 else 's'}"
             if branch.current:
-                self._output.note(f"* {name}: {turns}, goes on here")
+                self._output.note(f'* {name}: {turns}, this one, last "{_short(branch.last)}"')
                 continue
             fork = chat.difference(branch)
             if fork is None:

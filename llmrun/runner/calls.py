@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -159,10 +159,12 @@ class Exchange:
 
     Attributes:
         pipe: to the engine.
+        on_wait: called about ten times a second while nothing comes, by whoever pumps.
     """
 
     def __init__(self, launched: Launched | None = None) -> None:
         self.pipe = Pipe(launched)
+        self.on_wait: Callable[[], None] = lambda: None
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count(1)
         self._models: tuple[str, ...] = ()
@@ -261,13 +263,17 @@ class Exchange:
         """
         try:
             self._end_overdue()
+            came = False
             for event in self.pipe.receive(_TICK_SECONDS):
+                came = True
                 call = self._calls.get(event.request)  # None: nobody wants it any more
                 if call is not None and call.take(event):
                     self._end(call)
         except EngineGone as gone:
             self.end_all(gone)
             return False
+        if not came:
+            self.on_wait()
         return True
 
     def cancel(self, request: int) -> None:

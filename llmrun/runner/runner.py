@@ -83,14 +83,18 @@ class Runner:
                     return event
         raise AssertionError("a call came to no end")
 
-    def generate(self, generate: Generate) -> Iterator[Event]:
+    def generate(self, generate: Generate, on_wait: Callable[[], None] = lambda: None) -> Iterator[Event]:
         """Answer one request: Started, then PrefillProgress and TextDelta, at last Finished.
+
+        Args:
+            on_wait: called about ten times a second while the engine is silent.
 
         Raises:
             BadTemplateError: the chat template fails or takes too long.
             BadModelError: the model's file killed the engine.
             EngineCrashedError: the engine died; load() again in a new Runner.
         """
+        self._exchange.on_wait = on_wait
         return self._events(generate)
 
     def do(

@@ -174,3 +174,20 @@ def test_estimates() -> None:
     assert estimated_tokens("") == 0
     assert estimated_tokens("word " * 70) == 100
     assert estimated_tokens("漢字") == 2
+
+
+def test_utf_16_is_text_only_where_somebody_could_have_written_it(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
+        mark = "" if encoding == "utf-16" else "\ufeff"
+        file.write_bytes((mark + "Grüße, 漢字\r\n").encode(encoding))
+        assert read_text(str(file))[0] == "Grüße, 漢字\n"
+    for content, why in (
+        (b"\xff\xfe" + b"\x03\x01\x05\x00" * 50, "binary"),
+        ("no mark at the beginning".encode("utf-16-le"), "UTF-16 without a byte order mark"),
+        (bytes(range(256)), "binary"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(UsageError) as caught:
+            read_text(str(file))
+        assert why in caught.value.why

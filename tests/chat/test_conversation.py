@@ -28,7 +28,7 @@ class FakeModel:
     def __init__(self, path: Path, n_ctx: int) -> None:
         self.path = path
         path.write_bytes(b"GGUF")
-        self.spec = SimpleNamespace(name="fake")
+        self.spec = SimpleNamespace(name="fake", path=None)
         self.loaded = SimpleNamespace(n_ctx=n_ctx, thinking_tags=("<think>", "</think>"))
         self.seen: list[list[Message]] = []
         self.requests: list[AnswerRequest] = []
@@ -218,6 +218,16 @@ def test_nothing_to_retry(talk: Talk) -> None:
         list(talk.conversation.retry())
     with pytest.raises(UsageError):
         list(talk.conversation.edit(Question("x")))
+
+
+def test_a_model_that_is_a_file_is_named_by_its_absolute_path(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = talk.model.path.parent
+    monkeypatch.chdir(folder)
+    talk.model.path = Path("m.gguf")
+    talk.model.spec = SimpleNamespace(name="m.gguf", path=folder / "m.gguf")
+    talk.say("one")
+    assert talk.chat.last_answer is not None
+    assert talk.chat.last_answer.model.name == talk.chat.last_answer.model.path == str(folder / "m.gguf")
 
 
 def test_thoughts_are_saved_but_not_sent_again(talk: Talk) -> None:

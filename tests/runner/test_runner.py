@@ -64,6 +64,22 @@ def crash(runner: Runner, request: Generate = ASK) -> EngineCrashedError:
     return caught.value
 
 
+def test_who_waits_for_a_silent_engine_hears_of_it(start: Start) -> None:
+    runner = start("obedient")
+    runner.load(LOAD)
+    waits: list[None] = []
+
+    def wait() -> None:
+        waits.append(None)
+        if len(waits) == 3:
+            runner.cancel()
+
+    *_, finished = runner.generate(ASK, wait)
+    assert isinstance(finished, Finished)
+    assert finished.reason == "cancelled"
+    assert len(waits) >= 3
+
+
 # ---- the normal flow --------------------------------------------------------------------------------
 
 

@@ -161,6 +161,9 @@ def hard_rows(n_vocab: int, seed: int) -> np.ndarray:
     )  # fmt: skip
 
 
-def may_exchange_equals(params: SamplingParams) -> bool:
-    """Whether, of long lists, another token with an equal logit may be drawn than llama.cpp draws."""
-    return params.top_k <= 0 and params.top_p < 1
+def may_draw_another(params: SamplingParams, n_vocab: int) -> bool:
+    """Whether another token may be drawn than llama.cpp draws: what top-p leaves of many without top-k is not sorted.
+
+    That the kept set and the shares are its own is tested in tests/native/test_sampler_draws.py.
+    """
+    return params.top_k <= 0 and params.top_p < 1 and n_vocab > 1024

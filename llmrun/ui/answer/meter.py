@@ -23,6 +23,7 @@ from llmrun.ui.terminal.sanitize import clean
 
 SEPARATOR = " · "
 
+SILENT_SECONDS = 10.0
 _REPEATED_CELLS = 40  # of a text that repeats itself
 
 
@@ -45,10 +46,11 @@ class Meter:
         self._first_text_at: float | None = None
         self._last_text_at = 0.0
         self._tokens = 0
+        self._heard_at = clock()
 
     def follow(self, event: Event) -> None:
         """Take an event into account."""
-        now = self._clock()
+        self._heard_at = now = self._clock()
         if isinstance(event, TextDelta):
             self._text(event, now)
         elif isinstance(event, LoadProgress):
@@ -62,6 +64,11 @@ class Meter:
             self._started_at, self._started = now, event
         elif isinstance(event, PrefillProgress):
             self._prefill = event
+
+    def silence(self) -> list[str]:
+        """A field about an engine that has said nothing for long, whatever else is shown; else none."""
+        silent = self._clock() - self._heard_at
+        return [f"no word from the engine for {silent:.0f} s, Ctrl-C stops it"] if silent >= SILENT_SECONDS else []
 
     def fields(self) -> list[str]:
         """The live line's fields, the most important first; none when there is nothing to tell yet."""

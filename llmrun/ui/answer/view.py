@@ -254,7 +254,7 @@ class AnswerView:
         now = self._clock()
         changed = False
         if now - self._status_at >= STATUS_SECONDS:
-            fields = self._page.fields()
+            fields = self._meter.silence() + self._page.fields()
             if self._live or not self._text_began:
                 fields += self._meter.fields()
             changed = fields != self._fields

@@ -92,6 +92,23 @@ def test_waiting_and_live_line() -> None:
     assert "".join(case.rows[1:]).replace(" ", "") == SUMMARY.replace(" ", "")
 
 
+@pytest.mark.parametrize("live", [True, False])
+def test_a_silent_engine_is_told(live: bool) -> None:
+    case = Case(live=live)
+    case.start()
+    case.text("one ")
+    case.clock.now += 9.9
+    case.view.tick()
+    assert not any("no word" in row for row in case.rows)
+    case.clock.now += 3
+    case.view.tick()
+    assert case.rows[1].startswith("no word from the engine for 13 s, Ctrl-C stops it")
+    case.text("two ")
+    case.clock.now += 1
+    case.view.tick()
+    assert not any("no word" in row for row in case.rows)
+
+
 def test_line_break_moves_the_live_line_not_the_text() -> None:
     case = Case()
     case.start()
