@@ -225,6 +225,8 @@ def test_a_dumb_terminal_gets_no_escapes(chat: Callable[..., Chat]) -> None:
     typed.press("/multiline\r")
     typed.wait(lambda: any("an empty line sends" in line for line in typed.lines) and typed.at_prompt())
     assert typed.gives("one\r", "two\r", "\r") == "message 'one\\ntwo\\n'"
+    reader = psutil.Process(typed.child.pid).children()[0]
+    typed.wait(lambda: reader.status() == psutil.STATUS_SLEEPING)  # Python misses a Ctrl-C between prompt and read
     typed.press(CTRL_C)
     typed.wait(lambda: any("Ctrl-D to leave" in line for line in typed.lines) and typed.at_prompt())
     typed.press(CTRL_D)
