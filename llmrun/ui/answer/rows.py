@@ -36,18 +36,25 @@ class RowWriter:
         self._fresh = True  # nothing but the prefix is in the row
 
     def begin(self, first: Text, rest: Text) -> str:
-        """Start a text: what its first row begins with, and all others. Without both, the terminal wraps it."""
+        """Start a text: what its first row begins with, and all others.
+
+        Without both, blanks fill a row where the next word does not fit, and the terminal goes on in the next one by
+        itself: what is copied is one line, and a resized terminal wraps it anew.
+        """
         self._rest, self._fresh, self._column = rest, True, width(first.plain)
         return self.painted(first)
 
     def add(self, text: Text, columns: int) -> str:
-        """More of it, in whole words; a row may take so many columns."""
+        """More of it, in whole words.
+
+        Args:
+            columns: that a row may take; the terminal has one more.
+        """
         if "\n" not in text.plain:
-            return self._wrapped(text, columns) if self._rest else self.painted(text)
+            return self._wrapped(text, columns)
         out = []
         for number, line in enumerate(text.split("\n", allow_blank=True)):
-            out.append(self._next_row() if number else "")
-            out.append(self._wrapped(line, columns) if self._rest else self.painted(line))
+            out += [self._next_row() if number else "", self._wrapped(line, columns)]
         return "".join(out)
 
     def painted(self, text: Text) -> str:
@@ -65,15 +72,20 @@ class RowWriter:
         return "\n" + self.painted(self._rest)
 
     def _wrapped(self, text: Text, columns: int) -> str:
-        cuts = []
+        is_filled = not self._rest
+        most = columns + is_filled
+        cuts, gaps = [], []
         for match in ATOM.finditer(text.plain):
             cells, word = width(match[0]), match[0].lstrip()
-            if word and not self._fresh and self._column + cells > columns:
+            if word and not self._fresh and self._column + cells > most:
                 cuts += [match.start(), match.end() - len(word)]  # the blanks between are dropped
+                gaps.append(" " * (most - self._column) if is_filled else "\n" + self.painted(self._rest))
                 self._column, cells = width(self._rest.plain), width(word)
-            self._column, self._fresh = min(self._column + cells, columns), False
-        rows = text.divide(cuts)[::2] if cuts else [text]
-        return ("\n" + self.painted(self._rest)).join(map(self.painted, rows))
+            longer = self._column + cells
+            self._column = (longer - 1) % most + 1 if is_filled and longer else min(longer, most)
+            self._fresh = False
+        first, *others = text.divide(cuts)[::2] if cuts else [text]
+        return self.painted(first) + "".join([gap + self.painted(row) for gap, row in zip(gaps, others, strict=True)])
 
 
 def _painted(text: str, style: str | Style) -> str:

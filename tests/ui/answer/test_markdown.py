@@ -79,7 +79,7 @@ See the book (https://example.org/b_1).
 AT_20 = """\
 Bread
 
-Bread needs four things and time:
+Bread needs four    things and time:
 
 • flour, 500 g of
   it, the stronger
@@ -105,7 +105,7 @@ def bake(minutes):
 │ Patience is
 │ bitter.
 
-See the book (https://example.org/b_1).
+See the book        (https://example.org/b_1).
 ───────────────────
 日本語のパンもおいしいです。"""
 
