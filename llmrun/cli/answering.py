@@ -23,7 +23,7 @@ class ShownAs:
     """How answers are shown.
 
     Attributes:
-        stats: figures during the answer and after it; None is where stdout and stderr are a terminal.
+        stats: figures during the answer and after it; None is a few, where stdout and stderr are a terminal.
         markdown: as Markdown, where the terminal can.
         think: what is shown of a model's thoughts, "on", "hide" or "fold".
         end_line: an answer ends with a newline in a pipe too.
@@ -56,6 +56,7 @@ def show(output: Output, events: Iterable[Event], model: Model, shown_as: ShownA
         markdown=shown_as.markdown,
         think=shown_as.think,
         end_line=shown_as.end_line,
+        short=shown_as.stats is None,
     ) as view:
         model.on_wait = view.tick
         return _to_the_end(events, view.show)

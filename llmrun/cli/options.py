@@ -137,7 +137,7 @@ StatsOption = Annotated[
     bool | None,
     typer.Option(
         "--stats/--no-stats",
-        help="Speed and context after the answer, on stderr. Default: on a terminal.",
+        help="All figures after the answer, on stderr. Default: a few, on a terminal.",
         rich_help_panel="Answer",
     ),
 ]

@@ -305,10 +305,9 @@ class Chat:
         elif not answer.stats.completion_tokens:
             self._output.note("The last answer has no figures: llmrun or its engine died before its end.")
         else:
-            from llmrun.ui.answer.view import write_summary
+            from llmrun.ui.answer.meter import summary
 
-            finished = Finished(0, answer.finish, answer.stats)
-            write_summary(self._output.stderr, finished, dim=self._output.stderr_has_color)
+            self._output.note(summary(Finished(0, answer.finish, answer.stats)))
 
     def _why(self, rest: str) -> None:
         count = rest or "1"

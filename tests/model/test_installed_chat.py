@@ -13,7 +13,7 @@ from support.installed import SECONDS, WITHOUT_END, Installed, Terminal, eventua
 
 import llmrun as library
 
-GREEDY = ("chat", "smollm2", "--temp", "0")
+GREEDY = ("chat", "smollm2", "--stats", "--temp", "0")
 
 
 @pytest.fixture

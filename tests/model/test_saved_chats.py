@@ -10,7 +10,7 @@ import pytest
 from support.installed import WITHOUT_END, Installed, Terminal, summary
 from support.plain_llama import assert_greedy, smollm2_prompt
 
-GREEDY = ("chat", "smollm2", "--temp", "0", "--max-tokens", "12", *WITHOUT_END)
+GREEDY = ("chat", "smollm2", "--stats", "--temp", "0", "--max-tokens", "12", *WITHOUT_END)
 
 
 def opened(llmrun: Installed, *options: str, env: dict[str, str] | None = None) -> Terminal:

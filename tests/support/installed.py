@@ -294,7 +294,7 @@ class Terminal:
 
 
 SUMMARY = re.compile(
-    r"prefill (?P<prefilled>[\d,]+) tokens.* · decode (?P<decoded>[\d,]+) tokens.*"
+    r"prefill (?P<prefilled>[\d,]+) tokens?.* · decode (?P<decoded>[\d,]+) tokens?.*"
     r" · ctx (?P<used>[\d,]+)/(?P<window>[\d,]+)(?: · reused (?P<reused>[\d,]+) of (?P<prompt>[\d,]+))?"
     r".* · seed \d+(?P<stopped>.*)"
 )

@@ -114,12 +114,12 @@ class Meter:
 
 
 def summary(finished: Finished) -> str:
-    """One line about an answer that ended: speeds, context window, seed, and why it ended if not by itself."""
+    """One line about an answer that ended: all speeds, context window, seed, and why it ended if not by itself."""
     stats = finished.stats
-    prefill = f"prefill {stats.prompt_tokens - stats.reused_tokens:,} tokens"
+    prefill = f"prefill {_tokens(stats.prompt_tokens - stats.reused_tokens)}"
     if stats.prefill_rate:
         prefill += " " + rate(stats.prefill_rate, whole=True)
-    decode = f"decode {stats.completion_tokens:,} tokens"
+    decode = f"decode {_tokens(stats.completion_tokens)}"
     if stats.decode_rate:
         decode += " " + rate(stats.decode_rate)
     fields = [prefill, decode]
@@ -134,13 +134,27 @@ def summary(finished: Finished) -> str:
     if stats.retracted_tokens:
         fields.append(f"{stats.retracted_tokens:,} taken back")
     fields.append(f"seed {stats.seed}")
-    if finished.reason != "stop":
-        fields.append(_stopped(finished))
-    return SEPARATOR.join(fields)
+    return SEPARATOR.join([*fields, *_stopped(finished)])
 
 
-def _stopped(finished: Finished) -> str:
-    """Why an answer did not end by itself."""
+def short_summary(finished: Finished) -> str:
+    """What most people want to know of it: how fast it was, how full the context window is, why it ended."""
+    stats = finished.stats
+    fields = [rate(stats.decode_rate)] if stats.decode_rate else []
+    fields += [f"TTFT {seconds(stats.ttft_seconds)}"] if stats.ttft_seconds > 0 else []
+    return SEPARATOR.join([*fields, f"ctx {stats.context_used:,}/{stats.n_ctx:,}", *_stopped(finished)])
+
+
+def _tokens(count: int) -> str:
+    return f"{count:,} token{'' if count == 1 else 's'}"
+
+
+def _stopped(finished: Finished) -> list[str]:
+    """Why an answer did not end by itself; nothing where it did."""
+    return [] if finished.reason == "stop" else [_why_stopped(finished)]
+
+
+def _why_stopped(finished: Finished) -> str:
     if finished.reason == "repeats":
         text = clean(finished.detail).strip()
         shown = text if cut(text, _REPEATED_CELLS) == text else cut(text, _REPEATED_CELLS - 1) + "…"

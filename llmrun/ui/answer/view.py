@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from llmrun.protocol.messages import Event, Failed, Finished, LoadProgress, Started, TextDelta
 from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
-from llmrun.ui.answer.meter import Meter, fit, in_rows, summary
+from llmrun.ui.answer.meter import Meter, fit, in_rows, short_summary, summary
 from llmrun.ui.terminal.ansi import DIM, bare, paint
 from llmrun.ui.terminal.cells import advance, last_cluster, may_grow
 from llmrun.ui.terminal.output import Output
@@ -75,6 +75,7 @@ def answer_view(
     markdown: bool = False,
     think: Think = "fold",
     end_line: bool = False,
+    short: bool = False,
 ) -> View:
     """The right view for where stdout goes.
 
@@ -85,6 +86,7 @@ def answer_view(
         think: how the model's thoughts are shown. In a pipe "on" is the whole text as it is, tags included; with
             anything else only the answer comes through.
         end_line: end the answer with a newline if it has none, as on a terminal, also where there is none.
+        short: of the figures at the end, only those that most people want.
     """
     summary_to = output.stderr if stats else None
     dim = output.stderr_has_color
@@ -108,7 +110,9 @@ def answer_view(
         unicode=unicode,
     )
     dim = dim and output.stdout_has_color
-    return AnswerView(output.stdout, summary_to, n_ctx=n_ctx, live=stats, dim=dim, page=page, unicode=unicode)
+    return AnswerView(
+        output.stdout, summary_to, n_ctx=n_ctx, live=stats, dim=dim, page=page, unicode=unicode, short=short
+    )
 
 
 class PlainView:
@@ -121,6 +125,7 @@ class PlainView:
         dim: the summary may be dim.
         thoughts: the model's are written too, with the tags around them.
         says_thinking: thoughts that are not written are mentioned, so that no user looks at nothing.
+        short: the summary is.
     """
 
     def __init__(
@@ -132,7 +137,9 @@ class PlainView:
         dim: bool = False,
         thoughts: bool = False,
         says_thinking: bool = False,
+        short: bool = False,
     ) -> None:
+        self._short = short
         self._stream = stream
         self._summary_to = summary_to
         self._end_line = end_line
@@ -152,7 +159,7 @@ class PlainView:
         elif isinstance(event, Finished):
             self.close()
             if self._summary_to is not None:
-                write_summary(self._summary_to, event, dim=self._dim)
+                write_summary(self._summary_to, event, dim=self._dim, short=self._short)
         elif isinstance(event, Failed):
             self.close()
 
@@ -197,6 +204,7 @@ class AnswerView:
         size: columns and rows of the terminal, asked at each drawing.
         page: says what the text looks like; as it is by default.
         unicode: the terminal may show other characters than ASCII.
+        short: the summary is.
     """
 
     def __init__(
@@ -211,7 +219,9 @@ class AnswerView:
         size: Callable[[], tuple[int, int]] | None = None,
         page: Page | None = None,
         unicode: bool = True,
+        short: bool = False,
     ) -> None:
+        self._short = short
         self._stream = stream
         self._summary_to = summary_to
         self._live = live
@@ -245,7 +255,7 @@ class AnswerView:
                 self._page.begin(event.thinking_tags, inside=event.thinking)
             self.tick()
         if isinstance(event, Finished) and self._summary_to is not None:
-            write_summary(self._summary_to, event, dim=self._dim, columns=self._columns)
+            write_summary(self._summary_to, event, dim=self._dim, columns=self._columns, short=self._short)
 
     def tick(self) -> None:
         """Write waiting text and redraw the live line, each if it is time."""
@@ -351,13 +361,14 @@ def _usual_page(clock: Callable[[], float]) -> Page:
     return Page(clock)
 
 
-def write_summary(stream: TextIO, finished: Finished, *, dim: bool, columns: int = 0) -> None:
+def write_summary(stream: TextIO, finished: Finished, *, dim: bool, columns: int = 0, short: bool = False) -> None:
     """The summary as one line, dim where the terminal may show that.
 
     Args:
+        short: only what most people want to know.
         columns: of the terminal, to break the line between its fields; 0 leaves it whole.
     """
-    line = summary(finished)
+    line = short_summary(finished) if short else summary(finished)
     rows = in_rows(line, columns - 2) if columns else [line]  # a separator may stand at the end
     shown = "\n".join(rows if can_show(stream, line) else map(_ascii, rows))
     stream.write(paint(shown, DIM if dim else "") + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmrun.protocol.messages import Finished, Stats
-from llmrun.ui.answer.meter import fit, in_rows, summary
+from llmrun.ui.answer.meter import fit, in_rows, short_summary, summary
 
 STATS = Stats(
     prompt_tokens=31, reused_tokens=0, prefill_seconds=31 / 412, completion_tokens=128,
@@ -18,12 +18,17 @@ SUMMARY = (
 )
 
 
+def test_a_short_summary() -> None:
+    assert short_summary(Finished(1, "stop", STATS)) == "131.2 t/s · TTFT 0.21 s · ctx 159/8,192"
+    assert short_summary(Finished(1, "cancelled", Stats(n_ctx=64))) == "ctx 0/64 · stopped by Ctrl-C"
+
+
 def test_summary_words() -> None:
     assert summary(Finished(1, "stop", STATS)) == SUMMARY
     reused = Stats(prompt_tokens=31, reused_tokens=20, prefill_seconds=0.1, completion_tokens=1, n_ctx=64)
-    assert summary(Finished(1, "stop", reused)).startswith("prefill 11 tokens 110 t/s · decode 1 tokens · ")
+    assert summary(Finished(1, "stop", reused)).startswith("prefill 11 tokens 110 t/s · decode 1 token · ")
     assert " · ctx 0/64 · reused 20 of 31 · seed " in summary(Finished(1, "stop", reused))
-    assert "decode 1 tokens ·" in summary(Finished(1, "stop", reused))
+    assert "decode 1 token ·" in summary(Finished(1, "stop", reused))
     assert summary(Finished(1, "length", STATS)).endswith("stopped: max tokens reached")
     full = replace(STATS, context_used=STATS.n_ctx)
     assert summary(Finished(1, "length", full)).endswith("stopped: the context window is full")
