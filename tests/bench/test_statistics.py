@@ -120,7 +120,7 @@ def test_too_few_samples_say_so_in_words() -> None:
     for a, b in (([], [1.0]), ([1.0, 0.0], [1.0, 1.0])):
         with pytest.raises(ValueError, match="above 0"):
             compare(a, b)
-    with pytest.raises(ValueError, match="no pairs"):
+    with pytest.raises(ValueError, match="not pairs"):
         compare([1, 2], [1], paired=True)
 
 
