@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _TESTS, _LOADING, _RESULTS = "What is measured", "How the model is loaded", "Results"
 _FORMATS = ("table", "md", "csv", "json", "jsonl", "html")
-_HISTORY = "history"
+_ACTIONS = ("history", "compare", "rm")  # in place of a model's name
 
 Lists = list[str] | None
 
@@ -221,7 +221,8 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="MODEL...",
-            help="Names, owner/repo[:quant] or paths. The word history shows what was measured before.",
+            help="Names, owner/repo[:quant] or paths. About what was measured before: history [NUMBER], "
+            "compare A B, rm NUMBER...",
             autocompletion=complete_model,
         ),
     ] = None,
@@ -239,13 +240,10 @@ def bench(
     from llmrun.cli import bench_history
 
     output = Output(json=after.kind in {"json", "jsonl"})
-    if after.compare is not None:
-        bench_history.compare(output, after.compare, after.kind)
-        return
-    if models and models[0] == _HISTORY:
-        bench_history.show(output, models[1:], after.kind, after.file)
-        if after.copy is not None:
-            bench_history.show(output, models[1:], kind_of_file(after.copy), after.copy)
+    if models and models[0] == "run":
+        models = models[1:]
+    if after.compare is not None or (models and models[0] in _ACTIONS):
+        _look_back(output, [*(models or []), *(after.compare or ())], after)
         return
     if not models:
         raise UsageError("bench needs a model", hint="llmrun bench smollm2")
@@ -261,6 +259,27 @@ def bench(
         bench_history.deliver(output, result, kind_of_file(after.copy), after.copy)
     if error is not None:
         raise error
+
+
+def _look_back(output: Output, words: Sequence[str], after: Aftermath) -> None:
+    """What was measured before: shown, compared or removed.
+
+    Raises:
+        UsageError: there is no such result, or the number of them is wrong.
+    """
+    from llmrun.cli import bench_history
+
+    if words[0] == "rm":
+        bench_history.remove(output, words[1:])
+    elif words[0] == "history":
+        bench_history.show(output, words[1:], after.kind, after.file)
+        if after.copy is not None:
+            bench_history.show(output, words[1:], kind_of_file(after.copy), after.copy)
+    else:
+        sides = after.compare or tuple(words[1:])
+        if len(sides) != 2:
+            raise UsageError("compare takes two results", hint="llmrun bench compare 1 2")
+        bench_history.compare(output, (sides[0], sides[1]), after.kind)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What becomes of bench results: kept, listed, written in a format, compared (`llmrun bench history`, `--compare`)."""
+"""What becomes of bench results: kept, listed, written in a format, compared, removed (`llmrun bench history`)."""
 
 from __future__ import annotations
 
@@ -68,6 +68,22 @@ def show(output: Output, which: Sequence[str], kind: str, file: Path | None) -> 
         output.note("Nothing was measured yet. `llmrun bench smollm2` begins.")
 
 
+def remove(output: Output, which: Sequence[str]) -> None:
+    """Forget results.
+
+    Args:
+        which: their numbers, or "last".
+
+    Raises:
+        UsageError: there is no such result; those before it are gone.
+    """
+    if not which:
+        raise UsageError("which result?", hint="llmrun bench rm 3; llmrun bench history lists them")
+    with _history(output) as history:
+        for each in which:
+            output.note(f"Removed number {history.remove(each).number}.")
+
+
 def deliver(output: Output, result: Result, kind: str, file: Path | None) -> None:
     """A result in a format, on stdout or in a file.
 
@@ -96,7 +112,7 @@ def save(output: Output, result: Result) -> None:
     try:
         with _history(output) as history:
             entry = history.add(result)
-        output.note(f"Kept as number {entry.number}: llmrun bench --compare {entry.number} ...")
+        output.note(f"Kept as number {entry.number}: llmrun bench compare {entry.number} ...")
     except LlmrunError as error:  # the result itself is more important
         output.note(f"it is not in the history: {error}")
 

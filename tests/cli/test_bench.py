@@ -204,6 +204,19 @@ def test_comparing(model: str, asked: list[BenchRequest], tmp_path: Path) -> Non
         bench("--compare", "1", "1", "-o", "csv")
 
 
+def test_compare_and_rm_are_words_in_place_of_a_model(model: str, asked: list[BenchRequest]) -> None:
+    for _ in range(2):
+        bench("run", model)
+    assert "1.000" in bench("compare", "1", "2")
+    bench("rm", "1")
+    with pytest.raises(UsageError, match="no earlier bench result"):
+        bench("compare", "1", "2")
+    assert len(bench("history").splitlines()) == 2
+    for arguments in (["compare", "2"], ["rm"], ["rm", "1"]):
+        with pytest.raises(UsageError):
+            bench(*arguments)
+
+
 def test_history_refuses_what_it_can_not_show() -> None:
     for arguments in (["history", "5"], ["history", "1", "2"], ["history", "-o", "md"]):
         with pytest.raises(UsageError):
