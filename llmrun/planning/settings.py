@@ -6,6 +6,7 @@ answers too; must not know which are fast.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields, replace
 
 from llmrun.protocol.messages import Load
@@ -30,6 +31,7 @@ class EngineSettings:
         repack: as in Load.
         mmap: as in Load.
         spins: of libgomp's threads, see SPINS.
+        huge_pages: memory comes in pages of 2 MiB (glibc's malloc asks for them).
     """
 
     threads: int
@@ -40,6 +42,7 @@ class EngineSettings:
     repack: bool = True
     mmap: bool = True
     spins: int = SPINS
+    huge_pages: bool = False
 
     @classmethod
     def of(cls, load: Load) -> EngineSettings:
@@ -71,7 +74,13 @@ class EngineSettings:
     @property
     def environment(self) -> dict[str, str]:
         """Variables that the engine process needs from its start on; none by default."""
-        return {} if self.spins == SPINS else {"GOMP_SPINCOUNT": str(self.spins)}
+        variables = {}
+        if self.spins != SPINS:
+            variables["GOMP_SPINCOUNT"] = str(self.spins)
+        if self.huge_pages:
+            others = [os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1"]
+            variables["GLIBC_TUNABLES"] = ":".join(filter(None, others))
+        return variables
 
     @property
     def loads_as_usual(self) -> bool:
@@ -93,7 +102,7 @@ class EngineSettings:
 _ROUNDING = ("threads", "flash_attention", "kv_type", "repack")
 
 
-_WORDS = {"flash_attention": "flash attention", "kv_type": "KV cache"}
+_WORDS = {"flash_attention": "flash attention", "kv_type": "KV cache", "huge_pages": "huge pages"}
 _COUNTS = {"threads": "thread", "threads_batch": "batch thread"}
 
 

@@ -30,7 +30,7 @@ def launch(
     Args:
         command: what to start in its place, for tests.
         verbose: its log goes to our stderr instead of a nameless file.
-        environment: variables that it gets besides ours and huge_pages().
+        environment: variables that it gets besides ours.
     """
     log = None if verbose else _nameless_file()
     process = subprocess.Popen(
@@ -40,19 +40,9 @@ def launch(
         stderr=log if log or verbose else subprocess.DEVNULL,
         bufsize=0,
         cwd=os.path.abspath(os.sep),  # noqa: PTH100 - nothing in the user's folder may shadow a module
-        env={**os.environ, **huge_pages(), **(environment or {})},
+        env={**os.environ, **environment} if environment else None,
     )
     return Launched(process, log)
-
-
-def huge_pages() -> dict[str, str]:
-    """What lets glibc's malloc ask Linux for pages of 2 MiB: decode reads repacked weights, and the KV cache, through
-    far fewer of them. It takes effect only at a process's start; other systems ignore it.
-    """
-    others = os.environ.get("GLIBC_TUNABLES", "")
-    if "glibc.malloc.hugetlb=" in others:
-        return {}
-    return {"GLIBC_TUNABLES": ":".join(filter(None, (others, "glibc.malloc.hugetlb=1")))}
 
 
 def _nameless_file() -> IO[bytes] | None:

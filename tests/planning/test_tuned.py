@@ -49,6 +49,7 @@ PLAIN = (replace(DEFAULT, threads=2), replace(DEFAULT, flash_attention="off", n_
 OTHER = (
     replace(DEFAULT, repack=False),
     replace(DEFAULT, mmap=False),
+    replace(DEFAULT, huge_pages=True),
     replace(DEFAULT, spins=0),
 )
 

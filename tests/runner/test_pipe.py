@@ -97,17 +97,3 @@ def test_the_engine_does_not_outlive_a_front_that_just_ends(eventually: Eventual
     program = "from llmrun.runner.runner import Runner; print(Runner().pid)"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, timeout=60)
     assert eventually(lambda: gone(int(done.stdout)), 60.0)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("", "glibc.malloc.hugetlb=1"),
-        ("glibc.malloc.check=3", "glibc.malloc.check=3:glibc.malloc.hugetlb=1"),
-        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
-    ],
-)
-def test_an_engine_gets_huge_pages(monkeypatch: pytest.MonkeyPatch, before: str, after: str) -> None:
-    monkeypatch.setenv("GLIBC_TUNABLES", before)
-    launched = launch((sys.executable, "-c", "import os; print(os.environ['GLIBC_TUNABLES'])"))
-    assert launched.process.communicate()[0].decode().strip() == after

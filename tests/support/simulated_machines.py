@@ -42,7 +42,7 @@ class SimulatedMachine:
         self._attention = draw.uniform(-3e-4, 3e-4)  # what flash attention adds for each token of depth, relative
         self._effects = {
             name: (draw.gauss(0, size), draw.gauss(0, size))
-            for name, size in (("repack", 0.3), ("mmap", 0.03), ("spins", 0.01), ("kv", 0.05))
+            for name, size in (("repack", 0.3), ("mmap", 0.01), ("huge_pages", 0.03), ("spins", 0.01), ("kv", 0.05))
         }
         self._small_batch = draw.gauss(-0.05, 0.05)
         self._repacked_batch = draw.gauss(0, 0.03)
@@ -56,6 +56,7 @@ class SimulatedMachine:
         for name, changed in (
             ("repack", not settings.repack),
             ("mmap", not settings.mmap),
+            ("huge_pages", settings.huge_pages),
             ("spins", settings.spins != 2000),
             ("kv", settings.kv_type != "f16"),
         ):

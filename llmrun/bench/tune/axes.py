@@ -5,6 +5,7 @@ Owns which values those are, and in which order they are worth trying; must not 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -90,21 +91,29 @@ def thread_counts(hardware: Hardware) -> tuple[int, ...]:
 
 
 def _memory_axes(header: Header, hardware: Hardware, *, huge_pages: Path) -> list[Axis]:
-    """Pages of 2 MiB: a mapped file never has them, weights that were read have."""
+    """Pages of 2 MiB: a mapped file never has them, weights that were read or brought into another order may."""
     if not sys.platform.startswith("linux"):
         return []
-    reads = hardware.memory_available > _COPIES * header.weight_bytes and _gives(huge_pages)
-    memory = [Axis("huge pages", _values("mmap", (False,)), (DECODE, PREFILL))] if reads else []
+    changes: list[Change] = []
+    reads = hardware.memory_available > _COPIES * header.weight_bytes
+    policy = _policy(huge_pages)
+    if policy == "madvise":
+        changes.append((("huge_pages", True),))
+        if reads:
+            changes.append((("huge_pages", True), ("mmap", False)))
+    elif policy == "always" and reads:
+        changes.append((("mmap", False),))
+    memory = [Axis("huge pages", tuple(changes), (DECODE, PREFILL))] if changes else []
     return [*memory, Axis("waiting", _values("spins", _SPINS), (DECODE,), wants_quiet=True)]
 
 
-def _gives(file: Path) -> bool:
-    """Whether Linux gives huge pages to those who ask."""
+def _policy(file: Path) -> str:
+    """Who gets huge pages from Linux: "always", "madvise" (those who ask) or "never"."""
     try:
-        policy = file.read_text(encoding="ascii", errors="replace")
+        found = re.search(r"\[(\w+)\]", file.read_text(encoding="ascii", errors="replace"))
     except OSError:
-        return False
-    return "[always]" in policy or "[madvise]" in policy
+        return "never"
+    return found[1] if found else "never"
 
 
 def _values(name: str, values: Sequence[Any]) -> tuple[Change, ...]:

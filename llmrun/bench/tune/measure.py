@@ -40,7 +40,7 @@ class RealMachine:
         load: how the model is loaded, but for what is measured.
         room: bytes of memory that engines may take together.
         each: bytes that one of them takes at most.
-        clock: monotonic seconds.
+        clock: seconds that only grow.
     """
 
     load: Load

@@ -67,7 +67,7 @@ def test_one_engine_does_for_what_needs_no_loading(machine: RealMachine) -> None
 
 
 def test_engines_are_kept_apart_and_closed_when_there_is_no_room(machine: RealMachine) -> None:
-    others = [replace(DEFAULT, repack=False), replace(DEFAULT, mmap=False, spins=0)]
+    others = [replace(DEFAULT, repack=False), replace(DEFAULT, huge_pages=True, spins=0)]
     for settings in (DEFAULT, others[0], DEFAULT, others[1]):
         machine.rates(settings, DECODE, 1)
     assert [engine.closed for engine in FakeRunner.started] == [False, True, False]

@@ -28,13 +28,14 @@ def axes_of(machine: SimulatedMachine) -> tuple[Axis, ...]:
     """Everything that there is to try, as axes_for() has it."""
     cores = machine.cores
     counts = sorted({count for count in (cores - 1, -(-cores * 3 // 4), -(-cores // 2), -(-cores // 4)) if count})
+    huge_pages = (("huge_pages", True),)
     return (
         Axis("threads", tuple((("threads", count),) for count in counts), (DECODE,), wants_quiet=True),
         Axis("batch threads", tuple((("threads_batch", count),) for count in counts), (PREFILL,), wants_quiet=True),
         REPACK,
         FLASH_ATTENTION,
         Axis("ubatch", ((("n_ubatch", 256),), (("n_ubatch", 128),)), (PREFILL,), whole_batch=True),
-        Axis("huge pages", ((("mmap", False),),), (DECODE, PREFILL)),
+        Axis("huge pages", (huge_pages, (*huge_pages, ("mmap", False))), (DECODE, PREFILL)),
         Axis("waiting", ((("spins", 0),), (("spins", 300_000),)), (DECODE,), wants_quiet=True),
     )
 

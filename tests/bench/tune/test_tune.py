@@ -33,7 +33,7 @@ DEFAULT = EngineSettings(4, 4)
 FAST_START = Profile(replace(DEFAULT, repack=False), 0.2, 200.0, 36.0)
 TUNED = Tuned(
     Profile(DEFAULT, 1.0, 120.0, 40.0),
-    (FAST_START, Profile(replace(DEFAULT, threads=3, spins=0), 1.0, 120.0, 44.0)),
+    (FAST_START, Profile(replace(DEFAULT, threads=3, huge_pages=True), 1.0, 120.0, 44.0)),
     512,
     1_800_000_000.0,
 )
@@ -152,8 +152,7 @@ def test_words() -> None:
     assert TUNED.prefill_gain == pytest.approx(200 / 120)
     assert TUNED.decode_gain == pytest.approx(1.1)
     day = time.strftime("%Y-%m-%d", time.localtime(TUNED.at))
-    changes = "repack off or 3 threads, idle threads sleep at once"
-    assert TUNED.summary == f"tuned on {day}: prefill ×1.67, decode ×1.10 with {changes}"
+    assert TUNED.summary == (f"tuned on {day}: prefill ×1.67, decode ×1.10 with repack off or 3 threads, huge pages on")
     assert replace(TUNED, others=()).summary.endswith("the defaults are best")
     changed = replace(DEFAULT, threads=1, flash_attention="off", spins=0, mmap=False)
     assert changed.changes(DEFAULT) == ("1 thread", "flash attention off", "mmap off", "idle threads sleep at once")
@@ -168,9 +167,13 @@ def test_settings_get_into_a_load_and_back() -> None:
     assert EngineSettings.of(other.applied(load)) == other
 
 
-def test_environment() -> None:
+def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     assert DEFAULT.environment == {}
-    assert replace(DEFAULT, spins=0).environment == {"GOMP_SPINCOUNT": "0"}
+    settings = replace(DEFAULT, spins=0, huge_pages=True)
+    assert settings.environment == {"GOMP_SPINCOUNT": "0", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=3")
+    assert settings.environment["GLIBC_TUNABLES"] == "glibc.malloc.check=3:glibc.malloc.hugetlb=1"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +201,7 @@ def test_what_is_tried(header: Header) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "free", "expected"),
-    [("always [madvise] never", 12 * GIB, 1), ("always [madvise] never", 0, 0), ("[always] madvise never", GIB, 1),
+    [("always [madvise] never", 12 * GIB, 2), ("always [madvise] never", 0, 1), ("[always] madvise never", GIB, 1),
      ("always madvise [never]", GIB, 0), ("", GIB, 0)],
 )  # fmt: skip
 def test_huge_pages_are_tried_where_linux_gives_them(
@@ -230,7 +233,7 @@ def test_table() -> None:
     assert default.startswith("default")
     assert repack.startswith("repack off")
     assert "×1.67 (1.60 to 1.74)" in repack
-    assert threads.startswith("3 threads, idle threads sleep at once")
+    assert threads.startswith("3 threads, huge pages on")
     assert gain == "tiny: prefill ×1.67, decode ×1.10 of the defaults"
     assert "--forget" in stderr.getvalue()
     assert "meanwhile other programs used 1.5 of 2 cores" in stderr.getvalue()
@@ -241,7 +244,7 @@ def test_what_can_change_a_greedy_answer_is_said() -> None:
     show_outcome(out, "tiny", outcome(), TUNED)
     assert "--temp 0" in stderr.getvalue()
     assert "(3 threads, repack off)" in stderr.getvalue()
-    others = (replace(FAST_START, settings=replace(DEFAULT, n_ubatch=128, mmap=False)),)
+    others = (replace(FAST_START, settings=replace(DEFAULT, n_ubatch=128, huge_pages=True, mmap=False)),)
     out, _, stderr = output()
     show_outcome(out, "tiny", outcome(tuned=replace(TUNED, others=others)), TUNED)
     assert "--temp 0" not in stderr.getvalue()
