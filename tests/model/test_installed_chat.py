@@ -113,7 +113,6 @@ def test_the_engines_death_leaves_the_conversation(llmrun: Installed, tmp_path: 
     chat = llmrun.terminal(*GREEDY, *WITHOUT_END)
     chat.wait(chat.at_prompt)
     stopped_answer(chat, "Why is the sky blue?")
-    before = chat.exported(tmp_path)
     chat.type("Write the numbers from 1 to 1000, one a line")
     chat.wait(lambda: "decode" in chat.lines[-1])
     chat.engine.send_signal(cause)
@@ -122,6 +121,8 @@ def test_the_engines_death_leaves_the_conversation(llmrun: Installed, tmp_path: 
     assert said.count("error:") == 1
     assert "error: the engine died in decode" in said
     assert cause.name in said
+    before = chat.exported(tmp_path)  # with the question that was not answered to its end, and what came of the answer
+    assert "Write the numbers from 1 to 1000, one a line" in before
     after = stopped_answer(chat, "And at night?")
     assert after["prefilled"] == prompt_tokens(*before, "And at night?")
     chat.press("d")
@@ -143,7 +144,7 @@ def test_the_engines_death_at_the_prompt_is_healed(chat: Terminal, tmp_path: Pat
 
 def test_piped_lines_are_answered_one_by_one(llmrun: Installed) -> None:
     options = ("--temp", "0", "--max-tokens", "12")
-    done = llmrun.run(*GREEDY, "--max-tokens", "12", stdin="Why is the sky blue?\n\nAnd at night?")
+    done = llmrun.run("chat", "smollm2", *options, stdin="Why is the sky blue?\n\nAnd at night?")
     assert (done.returncode, done.stderr) == (0, b"")
     first = llmrun.answer(*options, "Why is the sky blue?")
     assert done.stdout.decode().startswith(first + "\n")

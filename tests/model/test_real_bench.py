@@ -71,7 +71,7 @@ def test_every_format_parses_and_is_kept(llmrun: Installed) -> None:
     done = llmrun.run("bench", "smollm2", "-p", "16", "-n", "0", "-r", "2")
     heading, row, *_ = done.stdout.decode().splitlines()
     assert (heading.split()[:2], row.split()[0]) == (["TEST", "TOKENS/S"], "pp16")
-    for kind in ("md", "csv", "json", "jsonl", "sql", "html"):
+    for kind in ("md", "csv", "json", "jsonl", "html"):
         again = llmrun.run("bench", "history", "1", "-o", kind)
         assert again.returncode == 0, kind
         text = again.stdout.decode()

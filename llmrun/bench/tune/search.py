@@ -39,6 +39,7 @@ _MATTERS = 1.01
 _HOPELESS = 0.75
 _PREFILL_SHARE, _DECODE_SHARE, _DEPTH_SHARE = 1 / 120, 1 / 300, 1 / 8  # of the time, for one measurement
 _CALIBRATION_SHARE = 0.4
+_SPARE = 1.5  # other programs may be busier the next time
 _LONGEST_SHARE = 1 / 40
 _LEAST_PROMPT = 32
 _BATCH = 512
@@ -201,7 +202,7 @@ class _Search:
             raise UsageError(
                 f"{self._seconds:g} seconds are not enough for this model",
                 why=f"loading it and computing a few tokens took {self._passed:.0f} of them",
-                hint=f"--seconds {math.ceil(self._passed / _CALIBRATION_SHARE / 30) * 30}",
+                hint=f"--seconds {math.ceil(_SPARE * self._passed / _CALIBRATION_SHARE / 30) * 30}",
             )
         prefill, decode = self._speed[PREFILL], self._speed[DECODE]
         n_prompt = _step_down(prefill * self._seconds * _PREFILL_SHARE, 64, 128, _BATCH)
