@@ -43,9 +43,20 @@ Floats masked(Floats logits, const Mask& mask) {
 }
 
 // In a long list equal ones may be exchanged; and what top-p leaves there without top-k is not sorted.
+bool is_long(const SamplerParams& params, const Floats& logits) {
+    const auto& order = params.order;
+    const bool any_number = params.top_k == 0 || std::find(order.begin(), order.end(), Step::top_k) == order.end();
+    return any_number && logits.size() > 1024;
+}
+
 bool may_differ(const SamplerParams& params, const Floats& logits, int64_t token, int64_t other) {
-    return token >= 0 && other >= 0 && logits.size() > 1024 && params.top_k == 0 &&
-           (logits[token] == logits[other] || params.top_p < 1.0f);
+    if (token < 0 || other < 0) {
+        return false;
+    }
+    if (params.top_p < 1.0f) {  // a sum in double ends a row of nearly equal ones elsewhere than one in float
+        return is_long(params, logits) || std::fabs(logits[token] - logits[other]) < 1e-4f;
+    }
+    return is_long(params, logits) && logits[token] == logits[other];
 }
 
 void check_explanation(const Sampler& sampler, int64_t token) {
@@ -86,7 +97,7 @@ void play(uint32_t seed, Totals& totals) {
         }
         const bool overflows = std::fabs(logits[0]) > 1e30f;  // when divided by the temperature
         // An explanation is made the exact way.
-        if (remembers && token >= 0 && !overflows && !may_differ(params, logits, token, token)) {
+        if (remembers && token >= 0 && !overflows && !is_long(params, logits)) {
             check_explanation(fast, token);
         }
         if (draw.chance(5)) {
