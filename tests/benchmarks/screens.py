@@ -1,0 +1,123 @@
+"""Makes the README's pictures: real commands on an emulated terminal, what stands on it at the end as SVG.
+
+    python tests/benchmarks/screens.py [--llmrun PATH] [--columns 80] [NAME ...]
+
+Not a benchmark. Saved chats and settings of a folder of its own are used, so that nobody's own get into a picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import peers
+import pexpect
+import pyte
+import pyte.screens
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+FOLDER = Path(__file__).parents[1] / "screens"
+PATIENCE = 180  # seconds
+PROMPT = rb"\x1b\[\?2004h.*?>>>"  # bracketed paste goes on when a line is asked for
+_NAMES = {"brown": "yellow", "default": None}  # pyte's names of colours -> Rich's
+
+
+class Picture(NamedTuple):
+    """A command, and what is typed into it, one line when it asks for one."""
+
+    arguments: tuple[str, ...]
+    typed: tuple[str, ...] = ()
+    rows: int = 24
+
+
+PICTURES = {
+    "chat": Picture(
+        ("chat", "smollm2", "--temp", "0", "--seed", "1", "--max-tokens", "120"),
+        ("Compare tea and coffee in a table", "/why"),
+        rows=40,
+    ),
+    "plan": Picture(("plan", "smollm2"), rows=30),
+}
+
+
+def screen_of(llmrun: str, picture: Picture, columns: int) -> pyte.Screen:
+    """What a terminal shows after the command has ended."""
+    screen = pyte.Screen(columns, picture.rows)
+    stream = pyte.ByteStream(screen)
+    with tempfile.TemporaryDirectory() as home:
+        environment = {**os.environ, "TERM": "xterm-256color", "LLMRUN_HOME": home}
+        environment.pop("NO_COLOR", None)
+        child = pexpect.spawn(
+            llmrun, list(picture.arguments), env=environment, dimensions=(picture.rows, columns), timeout=PATIENCE
+        )
+        seen = b""
+        for line in (*picture.typed, ""):
+            child.expect(PROMPT if picture.typed else pexpect.EOF)
+            seen += child.before + (child.after if picture.typed else b"")
+            if line:
+                child.send(line.encode() + b"\r")
+        child.close(force=True)
+    stream.feed(seen)
+    return screen
+
+
+def row_of(screen: pyte.Screen, number: int) -> Text:
+    """A row of the screen with its colours."""
+    cells = [screen.buffer[number][column] for column in range(screen.columns)]
+    row = Text()
+    for style, run in itertools.groupby(cells, _style):
+        row.append("".join(cell.data for cell in run), style)
+    row.rstrip()
+    return row
+
+
+def _style(cell: pyte.screens.Char) -> Style:
+    return Style(
+        color=_colour(cell.fg),
+        bgcolor=_colour(cell.bg),
+        bold=cell.bold,
+        italic=cell.italics,
+        underline=cell.underscore,
+        reverse=cell.reverse,
+    )
+
+
+def _colour(name: str) -> str | None:
+    if name in _NAMES:
+        return _NAMES[name]
+    return f"#{name}" if len(name) == 6 and not name.isalpha() else name.replace("bright", "bright_")
+
+
+def main() -> None:
+    """Make the pictures that are named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", metavar="NAME", nargs="*", default=[*PICTURES], choices=[*PICTURES])
+    parser.add_argument("--llmrun", metavar="PATH")
+    parser.add_argument("--columns", type=int, default=80)
+    arguments = parser.parse_args()
+    llmrun = peers.find_llmrun(arguments.llmrun)
+    FOLDER.mkdir(exist_ok=True)
+    for name in arguments.names:
+        screen = screen_of(llmrun, PICTURES[name], arguments.columns)
+        rows = [row_of(screen, number) for number in range(screen.lines)]
+        while rows and not rows[-1].plain.strip():
+            rows.pop()
+        console = Console(record=True, width=arguments.columns, file=io.StringIO(), force_terminal=True)
+        for row in rows:
+            console.print(row, soft_wrap=True)
+        target = FOLDER / f"{name}.svg"
+        console.save_svg(str(target), title=f"llmrun {PICTURES[name].arguments[0]}")
+        print(target, file=sys.stderr)
+        print("\n".join(row.plain for row in rows))
+
+
+if __name__ == "__main__":
+    main()
