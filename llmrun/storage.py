@@ -44,14 +44,13 @@ def write_whole(target: Path, content: str | bytes, *, makes_folder: bool = Fals
         DiskFullError: there is no room.
         ResourceError: it can't be written there.
         UsageError: there is no such folder, or it is one itself.
-        ResourceError: nothing can be written in the folder.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     if makes_folder:
         with disk_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-    check_target(target)
-    if target.exists() and not target.is_file():  # a pipe or a device, which must not be replaced
+    _check_folder(target)
+    if _is_written_in_place(target):
         with disk_errors(target), target.open("wb") as file:
             file.write(data)
         return
@@ -66,6 +65,16 @@ def check_target(target: Path) -> None:
         UsageError: there is no such folder, or it is one itself.
         ResourceError: nothing can be written in the folder.
     """
+    _check_folder(target)
+    if _is_written_in_place(target):
+        return
+    import tempfile
+
+    with disk_errors(target), tempfile.TemporaryFile(dir=target.parent):
+        pass
+
+
+def _check_folder(target: Path) -> None:
     if target.is_dir():
         raise UsageError(f"{str(target)!r} is a folder", hint="name a file in it")
     if not target.parent.is_dir():
@@ -74,10 +83,11 @@ def check_target(target: Path) -> None:
         raise UsageError(
             f"there is no folder {str(target.parent)!r}", hint=f"mkdir -p {shlex.quote(str(target.parent))}"
         )
-    import tempfile
 
-    with disk_errors(target), tempfile.TemporaryFile(dir=target.parent):
-        pass
+
+def _is_written_in_place(target: Path) -> bool:
+    """Whether it is a pipe or a device, which must not be replaced; nothing is made in its folder."""
+    return target.exists() and not target.is_file()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from llmrun.errors import DiskFullError, LlmrunError, ResourceError, UsageError
-from llmrun.storage import Database, SqliteSchema, arriving, write_whole
+from llmrun.storage import Database, SqliteSchema, arriving, check_target, write_whole
 
 OLD, NEW = "what was there", "what is new, é"
 SCHEMA = SqliteSchema("some notes", (("CREATE TABLE notes(text TEXT)",),), probes=("SELECT max(rowid) FROM notes",))
@@ -193,3 +193,19 @@ def test_memory_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         database.connection.execute("INSERT INTO notes VALUES('secret')")
     database.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a named pipe")
+def test_a_pipe_needs_no_file_beside_it_and_a_write_tries_its_folder_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**anything: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    os.mkfifo(tmp_path / "pipe")
+    check_target(tmp_path / "pipe")  # such as /dev/stdout, whose folder mostly only root may write to
+    with pytest.raises(ResourceError):
+        check_target(tmp_path / "file")
+    write_whole(tmp_path / "file", "text")
+    assert (tmp_path / "file").read_text() == "text"
