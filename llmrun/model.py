@@ -212,11 +212,11 @@ class Model:
         conversation = as_messages(messages)
         if not conversation:
             raise UsageError("there is nothing to answer", why="the list of messages is empty")
-        chosen = self._options(sampling, limits, options)
+        sampling, limits = self._options(sampling, limits, options)
         asked = AnswerRequest(
             messages=conversation,
-            sampling=chosen[0],
-            limits=chosen[1],
+            sampling=sampling,
+            limits=limits,
             template=template,
             grammar=grammar if schema is None else as_grammar(schema),
             thinking=thinking,
@@ -243,11 +243,11 @@ class Model:
         """
         if not isinstance(prompt, str):
             raise TypeError(f"a prompt must be a text, not {type(prompt).__name__}")
-        chosen = self._options(sampling, limits, options)
+        sampling, limits = self._options(sampling, limits, options)
         asked = AnswerRequest(
             prompt=prompt,
-            sampling=chosen[0],
-            limits=chosen[1],
+            sampling=sampling,
+            limits=limits,
             grammar=grammar,
             stops_repeats=stops_repeats,
             remember=remember,

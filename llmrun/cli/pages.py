@@ -85,10 +85,7 @@ def _width(output: Output) -> int:
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal():
         return int(columns)
-    try:
-        return os.get_terminal_size(output.stdout.fileno()).columns or _USUAL_WIDTH
-    except (OSError, ValueError):
-        return _USUAL_WIDTH
+    return output.columns() or _USUAL_WIDTH
 
 
 def _versions() -> str:

@@ -27,6 +27,7 @@ from llmrun.protocol.params import BOUNDS
 from llmrun.ui.answer.keyboard import quiet_keyboard
 from llmrun.ui.prompt.completion import Candidate, Completion, file_names
 from llmrun.ui.prompt.input import KEYS, ChatInput
+from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
 
 REMEMBERED = 16  # tokens that /why can be asked about; each costs 4 bytes for every token of the vocabulary
@@ -218,7 +219,7 @@ class Chat:
         """Each with where it leaves the one that goes on, and what was said there instead."""
         chat = self.conversation.chat
         for branch in chat.branches():
-            name, turns = branch.name or f"#{branch.head}", f"{branch.turns} turn{'' if branch.turns == 1 else 's'}"
+            name, turns = branch.name or f"#{branch.head}", counted(branch.turns, "turn")
             if branch.current:
                 self._output.note(f'* {name}: {turns}, this one, last "{_short(branch.last)}"')
                 continue

@@ -18,7 +18,7 @@ from llmrun.protocol.messages import (
     TextDelta,
 )
 from llmrun.ui.terminal.cells import cut, width
-from llmrun.ui.terminal.format import milliseconds, rate, seconds
+from llmrun.ui.terminal.format import counted, milliseconds, rate, seconds
 from llmrun.ui.terminal.sanitize import clean
 
 SEPARATOR = " · "
@@ -116,10 +116,10 @@ class Meter:
 def summary(finished: Finished) -> str:
     """One line about an answer that ended: all speeds, context window, seed, and why it ended if not by itself."""
     stats = finished.stats
-    prefill = f"prefill {_tokens(stats.prompt_tokens - stats.reused_tokens)}"
+    prefill = f"prefill {counted(stats.prompt_tokens - stats.reused_tokens, 'token')}"
     if stats.prefill_rate:
         prefill += " " + rate(stats.prefill_rate, whole=True)
-    decode = f"decode {_tokens(stats.completion_tokens)}"
+    decode = f"decode {counted(stats.completion_tokens, 'token')}"
     if stats.decode_rate:
         decode += " " + rate(stats.decode_rate)
     fields = [prefill, decode]
@@ -143,10 +143,6 @@ def short_summary(finished: Finished) -> str:
     fields = [rate(stats.decode_rate)] if stats.decode_rate else []
     fields += [f"TTFT {seconds(stats.ttft_seconds)}"] if stats.ttft_seconds > 0 else []
     return SEPARATOR.join([*fields, f"ctx {stats.context_used:,}/{stats.n_ctx:,}", *_stopped(finished)])
-
-
-def _tokens(count: int) -> str:
-    return f"{count:,} token{'' if count == 1 else 's'}"
 
 
 def _stopped(finished: Finished) -> list[str]:

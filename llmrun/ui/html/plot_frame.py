@@ -40,7 +40,7 @@ STYLE = """
 .plot .thin{fill:none;stroke:var(--c);stroke-width:1.25}.plot .dash{stroke-dasharray:5 4}
 .plot .mark{fill:var(--c);stroke:var(--paper);stroke-width:1.5}.plot .sample{fill:var(--c);opacity:.35}
 .plot .bar{fill:var(--c)}.plot .bubble{fill:var(--c);fill-opacity:.25;stroke:var(--c);stroke-width:1.5}
-.plot text.tone{fill:var(--c)}.plot g:hover>.mark,.plot g:hover>.bubble,.plot g:hover>.bar{stroke:var(--ink)}
+.plot g:hover>.mark,.plot g:hover>.bubble,.plot g:hover>.bar{stroke:var(--ink)}
 """.strip()
 """CSS that plots need, once on a page."""
 

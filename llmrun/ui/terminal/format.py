@@ -36,3 +36,8 @@ def size(n_bytes: float) -> str:
 def rate_of_bytes(per_second: float) -> str:
     """A transfer speed, e.g. "12.3 MB/s"."""
     return f"{size(per_second)}/s"
+
+
+def counted(number: int, noun: str) -> str:
+    """E.g. "1 token", "1,200 tokens"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

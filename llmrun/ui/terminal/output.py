@@ -77,6 +77,15 @@ class Output:
         """Whether somebody is there to answer a question."""
         return self.stdin_is_terminal and self.stderr_is_terminal and not self.json
 
+    def columns(self, *, stderr: bool = False) -> int:
+        """Of the terminal; 0 where there is none, or nobody knows."""
+        if not (self.stderr_is_terminal if stderr else self.stdout_is_terminal):
+            return 0
+        try:
+            return os.get_terminal_size((self.stderr if stderr else self.stdout).fileno()).columns
+        except (OSError, ValueError):  # no terminal after all
+            return 0
+
     def note(self, text: str) -> None:
         """One dim line on stderr; on a terminal it is wrapped between words."""
         self._to_stderr(self._styled(_DIM, self._wrapped(clean(text))))
@@ -192,10 +201,7 @@ class Output:
 
     def _wrapped(self, line: str) -> str:
         """A line for stderr, wrapped between words where that is a terminal."""
-        try:
-            cells = os.get_terminal_size(self.stderr.fileno()).columns if self.stderr_is_terminal else 0
-        except (OSError, ValueError):  # no terminal after all
-            cells = 0
+        cells = self.columns(stderr=True)
         return "\n".join(wrapped(line, cells)) if cells else line
 
     def _to_stderr(self, text: str) -> None:

@@ -81,6 +81,11 @@ def rounded_seconds(value: float) -> str:
     return f"{whole} s" if whole < 60 else seconds(float(whole))
 
 
+def time_left(value: float | None) -> str:
+    """Seconds as "8 s left"; "" when nobody can tell."""
+    return "" if value is None else f"{rounded_seconds(value)} left"
+
+
 class Shown(ABC):
     """A download that is being shown. It is called with (bytes done, bytes in all or None when nobody knows)."""
 
@@ -180,7 +185,7 @@ class _Bar(Shown):
         if self._pace.is_waiting:
             return "waiting for the server"
         left = self._pace.seconds_left(total) if total else None
-        return f"{rounded_seconds(left)} left" if left is not None else ""
+        return time_left(left)
 
 
 class _Lines(Shown):
@@ -226,4 +231,4 @@ class _Lines(Shown):
         left = self._pace.seconds_left(total)
         if left is None or done >= total:
             return line
-        return f"{line}, {rate_of_bytes(self._pace.bytes_per_second)}, {rounded_seconds(left)} left"
+        return f"{line}, {rate_of_bytes(self._pace.bytes_per_second)}, {time_left(left)}"

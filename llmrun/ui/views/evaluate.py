@@ -15,7 +15,7 @@ from itertools import groupby
 from llmrun.protocol.jobs.evaluate import Divergence, Evaluated, EvaluateUpdate, Figure, Needle, Stretch
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.progress import Pace, rounded_seconds
+from llmrun.ui.terminal.progress import Pace, time_left
 from llmrun.ui.terminal.tables import Column, show_facts, show_table
 
 
@@ -51,7 +51,7 @@ def reading(
                 words = "reading"
             left = pace.seconds_left(update.total) if update.done < update.total else None
             share = update.done / update.total if update.total else None
-            activity.show(words, share, f"{rounded_seconds(left)} left" if left is not None else "")
+            activity.show(words, share, time_left(left))
 
         yield show
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.format import seconds, size
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.progress import Pace, rounded_seconds
+from llmrun.ui.terminal.progress import Pace, time_left
 
 if TYPE_CHECKING:
     from llmrun.quantize.job import Done, Preview
@@ -44,7 +44,7 @@ class Stages:
         if share >= 1.0:
             return _LAST if self._name == "quantizing" else ""
         left = self._pace.seconds_left(_STEPS)
-        return f"{rounded_seconds(left)} left" if left is not None else ""
+        return time_left(left)
 
 
 @contextmanager

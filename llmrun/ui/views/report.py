@@ -21,7 +21,7 @@ from llmrun.storage import check_target, write_whole
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.cells import width
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.progress import rounded_seconds
+from llmrun.ui.terminal.progress import time_left
 from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.terminal.tables import Column, show_table
 from llmrun.ui.views.machine_facts import machine_facts
@@ -210,14 +210,10 @@ def report_progress(
             if row is not None and row.type not in said and (row.failure or update.doing == "timing"):
                 said.add(row.type)
                 activity.note(finished(row))
-            activity.show(_doing(update), update.share, _left(update))
+            activity.show(_doing(update), update.share, time_left(update.seconds_left))
 
         yield show
 
 
 def _doing(update: ReportUpdate) -> str:
     return f"{clean(update.type)}: {_DOING.get(update.doing, update.doing)}"
-
-
-def _left(update: ReportUpdate) -> str:
-    return "" if update.seconds_left is None else f"{rounded_seconds(update.seconds_left)} left"

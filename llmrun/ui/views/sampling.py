@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmrun.protocol.messages import ChainStep, Choice
+from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
@@ -34,7 +35,7 @@ def show_choice(output: Output, choice: Choice) -> None:
     first, last = choice.steps[0], choice.steps[-1]
     output.note(
         f"{choice.text!r}: the model gave it {_percent(first.probabilities[choice.chosen])}; "
-        f"drawn with {_percent(last.probabilities[choice.chosen])} from {_count(last.remaining, 'candidate')}."
+        f"drawn with {_percent(last.probabilities[choice.chosen])} from {counted(last.remaining, 'candidate')}."
     )
     columns = (
         Column("TOKEN", style="bold"),
@@ -68,7 +69,3 @@ def _percent(probability: float) -> str:
     if 0 < probability < 0.0005:
         return "<0.1%"
     return f"{probability:.1%}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
