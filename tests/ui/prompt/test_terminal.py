@@ -368,7 +368,8 @@ def test_an_editor_that_fails_leaves_the_text(chat: Callable[..., Chat], command
 
 
 def test_ctrl_c_in_the_editor_is_the_editors(chat: Callable[..., Chat], tmp_path: Path) -> None:
-    typed = chat(EDITOR=editor(tmp_path, 'trap "echo stopped > \\"$2\\"; exit 0" INT; touch up; sleep 20 & wait'))
+    # "up" comes last: a shell that is interrupted while it forks may run its trap in the child too.
+    typed = chat(EDITOR=editor(tmp_path, 'trap "echo stopped > \\"$2\\"; exit 0" INT; sleep 20 & touch up; wait'))
     typed.type("typed")
     typed.press(CTRL_G)
     typed.wait((tmp_path / "up").exists)
