@@ -18,7 +18,7 @@ import typer
 from llmrun.cli.completion import complete_model, complete_words
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import Wishes
-from llmrun.protocol.params import MOST_TOKENS, Limits
+from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
 
 if TYPE_CHECKING:
     from llmrun.chat.attachments import Attached
@@ -267,6 +267,7 @@ def read_think(text: str, label: str) -> Think:
     if text in ("hide", "fold"):
         return Think(shown="hide" if text == "hide" else "fold")
     if text.isdecimal():
+        require_within(label, int(text), (0, MOST_TOKENS))
         return Think(tokens=int(text))
     raise UsageError(f"invalid {label} {text}", why="must be on, off, hide, fold, or a number of tokens")
 
@@ -313,12 +314,12 @@ def wanted(
     """
     from llmrun.protocol.messages import AnswerRequest
 
-    limits = Limits(max_tokens, tuple(stop or ()), tuple(ban or ()))
+    check_limits(max_tokens, stop or (), ban or (), ("--max-tokens", "--stop", "--ban"))
     require_within("--think-tokens", think_tokens, (0, MOST_TOKENS))
     if think is False and think_tokens is not None:
         raise UsageError("--no-think and --think-tokens exclude each other", hint="give one of them")
     asked = AnswerRequest(
-        limits=limits,
+        limits=Limits(max_tokens, tuple(stop or ()), tuple(ban or ())),
         template=template_text(template),
         grammar=read_constraint(grammar, json_schema),
         thinking=think,
