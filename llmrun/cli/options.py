@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -175,6 +175,17 @@ def _parameters(group: Callable[..., Any]) -> list[inspect.Parameter]:
     return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
 
 
+def engine_wishes(
+    threads: ThreadsOption = None,
+    gpu_layers: GpuLayersOption = None,
+    cache_type_k: CacheTypeKOption = "f16",
+    cache_type_v: CacheTypeVOption = "f16",
+    flash_attention: FlashAttentionOption = "auto",
+) -> Wishes:
+    """The options of a command that loads models with a context of its own choice."""
+    return Wishes(None, threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadingOptions:
     """How a model is to be loaded: what was wished for, how much is shown, and whether to ask before a download."""
@@ -195,8 +206,8 @@ def loading(
     yes: YesOption = False,
 ) -> LoadingOptions:
     """The options of a command that loads a model."""
-    wishes = Wishes(ctx, threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
-    return LoadingOptions(wishes, verbose, yes)
+    wishes = engine_wishes(threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
+    return LoadingOptions(replace(wishes, n_ctx=ctx), verbose, yes)
 
 
 ThinkOption = Annotated[
