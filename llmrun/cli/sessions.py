@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _HARMLESS = re.compile(r"[A-Za-z0-9_.+-]+")  # a shell evaluates what it completes
 
-app = typer.Typer(help="The saved chats.")
+app = typer.Typer(help="The saved chats.", add_completion=False)
 
 
 class ExportFormat(str, Enum):
@@ -107,7 +107,12 @@ def export_session(
     name: LastArgument = "",
     form: Annotated[
         ExportFormat | None,
-        typer.Option("--format", "-f", help="Default: by the file's suffix, else markdown. Only json can be imported."),
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="FORMAT",
+            help=f"{', '.join(ExportFormat)}. Default: by the file's suffix, else markdown. Only json can be imported.",
+        ),
     ] = None,
     to: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to. Default: stdout.")
