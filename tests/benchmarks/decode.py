@@ -3,8 +3,9 @@
     python tests/benchmarks/decode.py [--llama-completion PATH] [--llama-bench PATH] [--runs 5] [--max-tokens 256]
 
 They take turns with the same file and threads. The figures of llmrun and llama-completion are read from what they
-print; beside llmrun's stands what a watch at the pseudo-terminal says, from the first live line to the last. A run with
---json gives the time per token outside llama_decode. Run it on a machine that does nothing else.
+print, llama-completion's from its whole time without that of the prompt, for its "eval time" leaves sampling out.
+Beside llmrun's stands what a watch at the pseudo-terminal says, from the first live line to the last. A run with --json
+gives the time per token outside llama_decode. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import peers
 import pexpect
 
 SUMMARY = re.compile(r"decode [\d,]+ tokens ([\d.,]+) t/s")
-THEIRS = re.compile(r"\beval time = .* ([\d.]+) tokens per second")
+TIME = re.compile(r"(prompt eval|total) time = *([\d.]+) ms")
+RUNS = re.compile(r" eval time = .*/ *(\d+) runs")
 LIVE = re.compile(r"decode [\d.,]+ t/s .* ctx ([\d,]+)/")
 ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[78DM])")
 
@@ -59,8 +61,10 @@ def llama_completion(command: list[str]) -> float:
     """Tokens/s of one answer, streamed to a pseudo-terminal."""
     terminal = opened(command)
     text = terminal.read().decode("utf-8", "replace")
-    told = THEIRS.findall(text)
-    return float(told[-1]) if told else sys.exit(f"llama-completion failed: {text[-500:]}")
+    times, runs = dict(TIME.findall(text)), RUNS.findall(text)
+    if len(times) < 2 or not runs:
+        sys.exit(f"llama-completion failed: {text[-500:]}")
+    return 1000 * int(runs[-1]) / (float(times["total"]) - float(times["prompt eval"]))
 
 
 def opened(command: list[str]) -> pexpect.spawn:
