@@ -34,7 +34,8 @@ class Fields:
 
     def text(self, key: str) -> str | None:
         """A string."""
-        return self._of(key, str, "a string")
+        found: str | None = self._of(key, str, "a string")
+        return found
 
     def needed_text(self, key: str) -> str:
         """A string that has to be there."""
@@ -45,7 +46,8 @@ class Fields:
 
     def flag(self, key: str) -> bool | None:
         """true or false."""
-        return self._of(key, bool, "true or false")
+        found: bool | None = self._of(key, bool, "true or false")
+        return found
 
     def number(self, key: str, low: float, high: float) -> float | None:
         """A number from low to high, both included."""
