@@ -17,19 +17,58 @@ from llmrun.errors import BY_CODE, LlmrunError, UsageError
 from llmrun.grammar import Grammar
 from llmrun.protocol.params import Limits, SamplingParams
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class Tool(NamedTuple):
+    """A function that the model may call.
+
+    Attributes:
+        parameters: the JSON schema of its arguments, as text.
+    """
+
+    name: str
+    description: str = ""
+    parameters: str = "{}"
+
+
+class ToolCall(NamedTuple):
+    """A call that the model made.
+
+    Attributes:
+        id: names the call to the message that brings its result.
+        arguments: a JSON object, as text.
+    """
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. role is "system", "user" or "assistant"."""
+    """One turn of a conversation. role is "system", "user", "assistant" or "tool", which is a call's result.
+
+    Attributes:
+        tool_calls: what an assistant called.
+        tool_call_id: of the call that a tool's content is the result of.
+        name: of that tool.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise UsageError(f"there is no role {self.role!r}", why=f"a message is of one of {', '.join(ROLES)}")
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that users, models and tools wrote in it."""
+        return self.content, self.tool_call_id, self.name, *(text for call in self.tool_calls for text in call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +88,9 @@ class AnswerRequest:
         remember: how many of the answer's last tokens Explain can ask about.
         moves: turns have left the conversation since the last answer; what the KV cache holds behind them is moved,
             which spares their prefill. What they saw of the turns that left stays in them.
+        tools: what the model may call.
+        tool_choice: "auto", "none", "required" or "=" and the name of the one tool that has to be called.
+        parallel_calls: whether an answer may have several calls.
     """
 
     messages: tuple[Message, ...] = ()
@@ -62,11 +104,20 @@ class AnswerRequest:
     stops_repeats: bool = False
     remember: int = 0
     moves: bool = False
+    tools: tuple[Tool, ...] = ()
+    tool_choice: str = "auto"
+    parallel_calls: bool = True
 
 
-def rendering_share(messages: Iterable[Message]) -> float:
+def rendering_share(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> float:
     """Seconds that a chat template may take for the conversation itself, besides what it may take for any."""
-    return sum(len(message.content) for message in messages) / 5e6
+    return characters(messages, tools) / 5e6
+
+
+def characters(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> int:
+    """How long all texts of a conversation and its tools are together."""
+    parts = (*(message.texts for message in messages), *tools)
+    return sum(len(text) for part in parts for text in part)
 
 
 # ---- front -> engine -------------------------------------------------------------------------------

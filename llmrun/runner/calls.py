@@ -112,7 +112,7 @@ class Call:
 
     def _rendering_ends(self) -> float:
         asked = self.command.asked if isinstance(self.command, (Generate, Count)) else AnswerRequest()
-        return time.monotonic() + RENDER_SECONDS + rendering_share(asked.messages)
+        return time.monotonic() + RENDER_SECONDS + rendering_share(asked.messages, asked.tools)
 
     def overdue(self) -> Event | LlmrunError:
         """What comes of it now that its time is over."""

@@ -51,6 +51,8 @@ from llmrun.protocol.messages import (
     TextDelta,
     Tokenize,
     Tokenized,
+    Tool,
+    ToolCall,
 )
 from llmrun.protocol.params import Limits, SamplingParams
 
@@ -73,6 +75,18 @@ FRAMES: list[Frame] = [
     Generate(5, AnswerRequest(limits=Limits(ban=("as an AI",)), grammar=Grammar("gbnf", 'root ::= "a"'), remember=16)),
     Generate(6, AnswerRequest(thinking=False, thinking_tokens=100, stops_repeats=True, moves=True)),
     Generate(6, AnswerRequest(sampling=SamplingParams(order=("temperature", "top_k")))),
+    Generate(
+        7,
+        AnswerRequest(
+            (
+                Message("assistant", "", (ToolCall("call_1", "add", '{"a": 1}'), ToolCall("", "now", "{}"))),
+                Message("tool", "2", tool_call_id="call_1", name="add"),
+            ),
+            tools=(Tool("add", "Adds.", '{"type": "object"}'), Tool("now")),
+            tool_choice="=add",
+            parallel_calls=False,
+        ),
+    ),
     Cancel(0),
     Explain(9, 1, last=3, candidates=8),
     SaveState(4, 3, prompt_only=True),
