@@ -331,6 +331,22 @@ class PrefillProgress(NamedTuple):
     seconds: float
 
 
+class TokenLogprob(NamedTuple):
+    """How likely a token of the answer was.
+
+    Attributes:
+        text: of the token; bytes that are not a whole character as U+FFFD.
+        bytes: of the token.
+        logprob: natural logarithm of its probability.
+        top: (text, bytes, logprob) of the likeliest tokens in its place.
+    """
+
+    text: str
+    bytes: tuple[int, ...]
+    logprob: float
+    top: tuple[tuple[str, tuple[int, ...], float], ...]
+
+
 class TextDelta(NamedTuple):
     """A piece of the answer: whole characters, at least one of them. tokens is how many it took."""
 
