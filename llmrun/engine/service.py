@@ -18,6 +18,7 @@ from llmrun.engine.llama.base import ALLOCATING
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import Tags, ThinkingBudget, opens, thinking_tags
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
+from llmrun.protocol.ended import SaveState, StateSaved
 from llmrun.protocol.messages import (
     AnswerRequest,
     Count,
@@ -28,8 +29,6 @@ from llmrun.protocol.messages import (
     Message,
     Rendered,
     Rendering,
-    SaveState,
-    StateSaved,
     Tokenize,
     Tokenized,
 )

@@ -15,6 +15,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from llmrun.errors import BadTemplateError, CancelledError, EngineCrashedError, LlmrunError, UsageError
+from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
@@ -22,8 +23,6 @@ from llmrun.protocol.messages import (
     Count,
     Counted,
     Event,
-    Explain,
-    Explained,
     Failed,
     Finished,
     Generate,
@@ -37,15 +36,13 @@ from llmrun.protocol.messages import (
     PrefillProgress,
     Rendered,
     Rendering,
-    SaveState,
     Started,
-    StateSaved,
     Stats,
     TextDelta,
     Tokenize,
     Tokenized,
-    rendering_share,
 )
+from llmrun.protocol.rendering import rendering_share
 from llmrun.runner.launch import Launched
 from llmrun.runner.pipe import EngineGone, Pipe
 

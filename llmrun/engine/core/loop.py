@@ -18,7 +18,14 @@ from llmrun.engine.core.slots import Slots
 from llmrun.engine.core.text import TextStream
 from llmrun.engine.llama.base import Aborted, Context, Entry, NoRoom
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
-from llmrun.protocol.messages import Event, Explained, Failed, Finished, PrefillProgress, Started
+from llmrun.protocol.ended import Explained
+from llmrun.protocol.messages import (
+    Event,
+    Failed,
+    Finished,
+    PrefillProgress,
+    Started,
+)
 from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
