@@ -25,19 +25,16 @@ from llmrun.models.registry import ModelSpec, load_catalogue, resolve
 from llmrun.models.store.store import Store
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.plan import Plan, Wishes, make_plan, scores_fit
+from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.messages import (
     AnswerRequest,
     Count,
     Counted,
     Event,
-    Explain,
-    Explained,
     Generate,
     Load,
     Loaded,
     Message,
-    SaveState,
-    StateSaved,
     Tokenize,
 )
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling

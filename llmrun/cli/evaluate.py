@@ -20,7 +20,7 @@ from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.protocol.jobs.evaluate import Evaluated, EvaluateUpdate
-    from llmrun.quantize.evaluate import Text
+    from llmrun.quantize.evaluate import EvaluatedText
     from llmrun.ui.views.evaluate import About
 
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class _Sample:
     """What a model is measured on, see llmrun.quantize.evaluate.evaluate()."""
 
-    text: Text
+    text: EvaluatedText
     n_ctx: int | None
     chunks: int | None
     long: bool

@@ -26,6 +26,7 @@ from llmrun.engine.channel import Channel, Outbox
 from llmrun.engine.llama.base import Aborted
 from llmrun.errors import CancelledError, LlmrunError
 from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.ended import Explain, SaveState
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.messages import (
@@ -33,7 +34,6 @@ from llmrun.protocol.messages import (
     Command,
     Count,
     Event,
-    Explain,
     Failed,
     Finished,
     Generate,
@@ -44,7 +44,6 @@ from llmrun.protocol.messages import (
     Loaded,
     LoadProgress,
     Open,
-    SaveState,
     Stats,
     Tokenize,
 )

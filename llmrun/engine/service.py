@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
@@ -18,6 +19,7 @@ from llmrun.engine.llama.base import ALLOCATING
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import Tags, ThinkingBudget, opens, thinking_tags
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
+from llmrun.protocol.ended import SaveState, StateSaved
 from llmrun.protocol.messages import (
     AnswerRequest,
     Count,
@@ -28,8 +30,6 @@ from llmrun.protocol.messages import (
     Message,
     Rendered,
     Rendering,
-    SaveState,
-    StateSaved,
     Tokenize,
     Tokenized,
 )
@@ -98,7 +98,7 @@ class Preparer:
 
             may_think = asked.prompt is None and asked.thinking is not False
             constraint = AfterThoughts(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
-        sampler = SequenceSampler(asked.sampling, self._vocabulary, tokens, constraint, asked.remember)
+        sampler = SequenceSampler(asked.sampling, self._vocabulary, tokens, constraint, asked.remember, asked.logprobs)
         return Prepared(generate.request, tokens, sampler, asked.limits, self._extras(asked, tags, inside=inside))
 
     def _matcher(self, grammar: Grammar | None) -> Matcher | None:
@@ -123,6 +123,7 @@ class Preparer:
             guard=guard,
             moves=asked.moves,
             shown=self._control_tokens(tags or ()),
+            logprobs=LogprobStream() if asked.logprobs is not None else None,
         )
 
     def count(self, count: Count, send: Callable[[Event], None]) -> Counted:

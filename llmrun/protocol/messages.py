@@ -9,27 +9,66 @@ Most are named tuples: both processes make these classes at every start, and a d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from llmrun.errors import BY_CODE, LlmrunError, UsageError
 from llmrun.grammar import Grammar
+from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.params import Limits, SamplingParams
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class Tool(NamedTuple):
+    """A function that the model may call.
+
+    Attributes:
+        parameters: the JSON schema of its arguments, as text.
+    """
+
+    name: str
+    description: str = ""
+    parameters: str = "{}"
+
+
+class ToolCall(NamedTuple):
+    """A call that the model made.
+
+    Attributes:
+        id: names the call to the message that brings its result.
+        arguments: a JSON object, as text.
+    """
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. role is "system", "user" or "assistant"."""
+    """One turn of a conversation. role is "system", "user", "assistant" or "tool", which is a call's result.
+
+    Attributes:
+        tool_calls: what an assistant called.
+        tool_call_id: of the call that a tool's content is the result of.
+        name: of that tool.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise UsageError(f"there is no role {self.role!r}", why=f"a message is of one of {', '.join(ROLES)}")
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that users, models and tools wrote in it."""
+        return self.content, self.tool_call_id, self.name, *(text for call in self.tool_calls for text in call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +88,11 @@ class AnswerRequest:
         remember: how many of the answer's last tokens Explain can ask about.
         moves: turns have left the conversation since the last answer; what the KV cache holds behind them is moved,
             which spares their prefill. What they saw of the turns that left stays in them.
+        logprobs: tell how likely each token was, and so many of the likeliest in its place; None tells nothing.
+        salt: what others have computed of the same prompt is used only where their salt is the same.
+        tools: what the model may call.
+        tool_choice: "auto", "none", "required" or "=" and the name of the one tool that has to be called.
+        parallel_calls: whether an answer may have several calls.
     """
 
     messages: tuple[Message, ...] = ()
@@ -62,11 +106,11 @@ class AnswerRequest:
     stops_repeats: bool = False
     remember: int = 0
     moves: bool = False
-
-
-def rendering_share(messages: Iterable[Message]) -> float:
-    """Seconds that a chat template may take for the conversation itself, besides what it may take for any."""
-    return sum(len(message.content) for message in messages) / 5e6
+    logprobs: int | None = None
+    salt: str = ""
+    tools: tuple[Tool, ...] = ()
+    tool_choice: str = "auto"
+    parallel_calls: bool = True
 
 
 # ---- front -> engine -------------------------------------------------------------------------------
@@ -109,6 +153,8 @@ class Load:
         repack: weights may be brought into the order that this processor's kernels like best.
         mmap: the file is mapped into memory, not read.
         n_cells: of the KV cache that several sequences share, at most; 0 is n_ctx for each.
+        n_parked: how many prefixes of prompts can be kept beside the sequences.
+        exact: sequences share nothing, so that each answer is bit for bit what it would be alone.
     """
 
     path: str
@@ -130,6 +176,8 @@ class Load:
     repack: bool = True
     mmap: bool = True
     n_cells: int = 0
+    n_parked: int = 0
+    exact: bool = False
     request: int = 0
 
 
@@ -165,32 +213,10 @@ class Cancel(NamedTuple):
     request: int
 
 
-class Explain(NamedTuple):
-    """How the last tokens of a finished answer were chosen; answered by Explained, or Failed.
-
-    Attributes:
-        answer: the request it was asked with.
-        last: how many of its tokens, at most as many as it was told to remember.
-        candidates: how many of the likeliest candidates to name for each.
-    """
+class Status(NamedTuple):
+    """How busy the engine is; answered at once by Condition, whatever runs."""
 
     request: int
-    answer: int
-    last: int
-    candidates: int
-
-
-class SaveState(NamedTuple):
-    """Save the KV state of a finished answer, so that what begins like it needs no prefill; answered by StateSaved.
-
-    Attributes:
-        answer: the request it was asked with, the last one.
-        prompt_only: leave the answer out, because other questions will follow the prompt's beginning.
-    """
-
-    request: int
-    answer: int
-    prompt_only: bool = False
 
 
 class Job(NamedTuple):
@@ -280,12 +306,34 @@ class PrefillProgress(NamedTuple):
     seconds: float
 
 
+class TokenLogprob(NamedTuple):
+    """How likely a token of the answer was.
+
+    Attributes:
+        text: of the token; bytes that are not a whole character as U+FFFD.
+        bytes: of the token.
+        logprob: natural logarithm of its probability.
+        top: (text, bytes, logprob) of the likeliest tokens in its place.
+    """
+
+    text: str
+    bytes: tuple[int, ...]
+    logprob: float
+    top: tuple[tuple[str, tuple[int, ...], float], ...]
+
+
 class TextDelta(NamedTuple):
-    """A piece of the answer: whole characters, at least one of them. tokens is how many it took."""
+    """A piece of the answer: whole characters, at least one of them.
+
+    Attributes:
+        tokens: how many it took.
+        logprobs: of the tokens whose text begins in it, where they were asked for.
+    """
 
     request: int
     text: str
     tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +388,7 @@ class Finished(NamedTuple):
 
     Attributes:
         reason: "stop" (end token or stop string), "length" (max tokens or context), "cancelled" or "repeats".
-        detail: the text that it repeated.
+        detail: the stop string that ended it, or the text that it repeated.
     """
 
     request: int
@@ -369,52 +417,31 @@ class Tokenized(NamedTuple):
     tokens: tuple[int, ...]
 
 
-class ChainStep(NamedTuple):
-    """What one step of the sampler chain left.
+class Condition(NamedTuple):
+    """How busy the engine is; what counts tokens counts since it was started.
 
     Attributes:
-        name: "model" for what the model gave, then names as in params.STEPS.
-        remaining: how many tokens can still be chosen after it.
-        probabilities: of the choice's candidates after it, in their order; 0 for one that was cut.
+        running: answers that are being computed.
+        waiting: answers that wait for their turn.
+        cells: of the KV cache in all.
+        cells_used: of these, that hold something.
+        cells_shared: of these, that more than one sequence holds.
+        prefix_queries: prompt tokens that came in.
+        prefix_hits: of these, found in the KV cache.
+        prefilled: prompt tokens that went through the model.
+        decoded: answer tokens that were sampled.
     """
 
-    name: str
-    remaining: int
-    probabilities: tuple[float, ...]
-
-
-class Choice(NamedTuple):
-    """How one token was chosen.
-
-    Attributes:
-        text: of the token; bytes that are not a whole character as U+FFFD.
-        forced: the grammar left no choice, so none was made; there are no candidates then.
-        candidates: texts of the tokens that are compared, the model's likeliest first.
-        chosen: index of the token among them.
-        steps: the chain's, in order.
-    """
-
-    text: str
-    forced: bool
-    candidates: tuple[str, ...] = ()
-    chosen: int = 0
-    steps: tuple[ChainStep, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Explained:
-    """The last tokens of an answer, oldest first."""
-
     request: int
-    choices: tuple[Choice, ...]
-
-
-class StateSaved(NamedTuple):
-    """How many tokens' keys and values were saved, in how many bytes; none where nothing could be."""
-
-    request: int
-    tokens: int
-    n_bytes: int
+    running: int = 0
+    waiting: int = 0
+    cells: int = 0
+    cells_used: int = 0
+    cells_shared: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prefilled: int = 0
+    decoded: int = 0
 
 
 class JobUpdate(NamedTuple):
@@ -450,7 +477,7 @@ class Failed(NamedTuple):
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 
-Command = Open | Load | Generate | Count | Tokenize | Cancel | Explain | SaveState | Job
+Command = Open | Load | Generate | Count | Tokenize | Cancel | Explain | SaveState | Status | Job
 Event = (
     LoadProgress
     | Loaded
@@ -464,6 +491,7 @@ Event = (
     | Tokenized
     | Explained
     | StateSaved
+    | Condition
     | JobUpdate
     | JobDone
     | Failed

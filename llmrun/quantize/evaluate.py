@@ -45,7 +45,7 @@ _WORST = "hardly related to the reference"
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class EvaluatedText:
     """What a model is measured on. name is for people; figures compare only where content is the same."""
 
     name: str
@@ -57,7 +57,7 @@ class Text:
         return hashlib.sha256(self.content.encode()).hexdigest()
 
 
-def read_text(path: Path) -> Text:
+def read_text(path: Path) -> EvaluatedText:
     """A file's text.
 
     Raises:
@@ -80,10 +80,10 @@ def read_text(path: Path) -> Text:
             f"--text {path} is longer than {readable_size(_MOST_BYTES)}",
             hint=f"head -c 2M {path} > text.txt",
         )
-    return Text(path.name, content)
+    return EvaluatedText(path.name, content)
 
 
-def default_text() -> Text:
+def default_text() -> EvaluatedText:
     """English prose with code, which every Python brings along: the reference of its own language.
 
     Raises:
@@ -100,14 +100,14 @@ def default_text() -> Text:
             hint="--text FILE, some hundred kB of text",
         ) from None
     version = ".".join(platform.python_version_tuple()[:2])
-    return Text(f"Python {version}'s language reference", "\n\n".join(topics[name] for name in sorted(topics)))
+    return EvaluatedText(f"Python {version}'s language reference", "\n\n".join(topics[name] for name in sorted(topics)))
 
 
 def evaluate(
     model: Path,
     *,
     reference: Path | None = None,
-    text: Text | None = None,
+    text: EvaluatedText | None = None,
     n_ctx: int | None = None,
     chunks: int | None = None,
     long: bool = False,

@@ -13,14 +13,13 @@ from typing import TypeVar
 
 from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.messages import (
     Command,
     Count,
     Counted,
     Event,
-    Explain,
-    Explained,
     Generate,
     Job,
     JobDone,
@@ -28,8 +27,6 @@ from llmrun.protocol.messages import (
     Load,
     Loaded,
     LoadProgress,
-    SaveState,
-    StateSaved,
     Tokenize,
     Tokenized,
 )

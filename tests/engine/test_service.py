@@ -16,6 +16,7 @@ from llmrun.engine.llama.base import ALLOCATING
 from llmrun.engine.service import LoadedModel, Preparer
 from llmrun.errors import BadModelError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.grammar import Grammar, read_grammar
+from llmrun.protocol.ended import SaveState, StateSaved
 from llmrun.protocol.messages import (
     AnswerRequest,
     Count,
@@ -27,9 +28,7 @@ from llmrun.protocol.messages import (
     Message,
     Rendered,
     Rendering,
-    SaveState,
     Started,
-    StateSaved,
     TextDelta,
     Tokenize,
     Tokenized,

@@ -17,18 +17,16 @@ import pytest
 from llmrun.errors import BY_CODE, BadLogitsError, ContextOverflowError, LlmrunError
 from llmrun.grammar import Grammar
 from llmrun.protocol import frames, messages
+from llmrun.protocol.ended import ChainStep, Choice, Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.frames import MAX_FRAME_BYTES, PREFIX_BYTES, FrameError, decode, encode, frame_length, read_frame
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
-    ChainStep,
-    Choice,
     Command,
+    Condition,
     Count,
     Counted,
     Event,
-    Explain,
-    Explained,
     Failed,
     Finished,
     Frame,
@@ -44,13 +42,15 @@ from llmrun.protocol.messages import (
     PrefillProgress,
     Rendered,
     Rendering,
-    SaveState,
     Started,
-    StateSaved,
     Stats,
+    Status,
     TextDelta,
     Tokenize,
     Tokenized,
+    TokenLogprob,
+    Tool,
+    ToolCall,
 )
 from llmrun.protocol.params import Limits, SamplingParams
 
@@ -62,6 +62,7 @@ FRAMES: list[Frame] = [
     Open("/m.gguf", 7),
     Load("/m.gguf", n_ctx=4096, n_ctx_start=2048),
     Load("/\udcff\udc80.gguf", 1, 2, 3, 4, 5, 6, True, True, "/kv", 2**32, 7, 8, "on", "q8_0", "f16", False, False),
+    Load("/m.gguf", 4096, 512, n_seq_max=8, n_cells=9000, n_parked=16, exact=True),
     Job(8, "quantize", {"path": "/m.gguf", "types": {"a": ["Q8_0", 1.5, None, True]}}),
     JobUpdate(8, {"done": 0.5}),
     JobDone(8, {}),
@@ -73,7 +74,22 @@ FRAMES: list[Frame] = [
     Generate(5, AnswerRequest(limits=Limits(ban=("as an AI",)), grammar=Grammar("gbnf", 'root ::= "a"'), remember=16)),
     Generate(6, AnswerRequest(thinking=False, thinking_tokens=100, stops_repeats=True, moves=True)),
     Generate(6, AnswerRequest(sampling=SamplingParams(order=("temperature", "top_k")))),
+    Generate(7, AnswerRequest(logprobs=0, salt="mine")),
+    Generate(
+        7,
+        AnswerRequest(
+            (
+                Message("assistant", "", (ToolCall("call_1", "add", '{"a": 1}'), ToolCall("", "now", "{}"))),
+                Message("tool", "2", tool_call_id="call_1", name="add"),
+            ),
+            tools=(Tool("add", "Adds.", '{"type": "object"}'), Tool("now")),
+            tool_choice="=add",
+            parallel_calls=False,
+        ),
+    ),
     Cancel(0),
+    Status(4),
+    Condition(4, 1, 2, 3, 4, 5, 6, 7, 8, 9),
     Explain(9, 1, last=3, candidates=8),
     SaveState(4, 3, prompt_only=True),
     Count(4, AnswerRequest((Message("user", "Hi"),), template="chatml", thinking=False)),
@@ -86,6 +102,9 @@ FRAMES: list[Frame] = [
     PrefillProgress(1, 3, 0.25),
     TextDelta(1, "", 0),
     TextDelta(1, "💚" * 200_000, 1),
+    TextDelta(
+        1, "é!", 3, (TokenLogprob("\ufffd", (195,), -0.5, (("a", (97,), -math.inf),)), TokenLogprob("!", (), 0, ()))
+    ),
     Finished(1, "stop", Stats(1, 2, 0.3, 4, 0.5, 0.6, 0.7, 0.8, 9, 10, 0.11, 12)),
     Finished(1, "length", Stats()),
     StateSaved(3, 2000, 2**36),
@@ -146,10 +165,10 @@ def test_a_frame_that_claims_too_much_is_not_waited_for(size: int) -> None:
 
 
 def test_a_frame_that_is_too_large_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 150)
     encode(TextDelta(1, "x" * 30, 1))
     with pytest.raises(FrameError, match="limit"):
-        encode(TextDelta(1, "x" * 100, 1))
+        encode(TextDelta(1, "x" * 150, 1))
 
 
 @pytest.mark.parametrize(

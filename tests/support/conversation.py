@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
+from llmrun.engine.core.sequence import Extras
 from llmrun.engine.core.states import KVStore
 from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
@@ -35,10 +37,13 @@ class Conversation:
         request: int = 1,
         constraint: Any = None,
         remember: int = 0,
+        logprobs: int | None = None,
         **more: Any,
     ) -> None:
         tokens = tokens_of(prompt) if isinstance(prompt, str) else list(prompt)
-        sampler = SequenceSampler(sampling, self.context.vocabulary, tokens, constraint, remember)
+        sampler = SequenceSampler(sampling, self.context.vocabulary, tokens, constraint, remember, logprobs)
+        if logprobs is not None:
+            more["extras"] = Extras(logprobs=LogprobStream())
         self.engine.add(request, tokens, sampler, Limits(most, stop, ban), **more)
 
     def run(self) -> None:

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 
+from llmrun.protocol.ended import SaveState, StateSaved
 from llmrun.protocol.frames import encode, read_frame
 from llmrun.protocol.messages import (
     Cancel,
@@ -30,9 +31,7 @@ from llmrun.protocol.messages import (
     PrefillProgress,
     Rendered,
     Rendering,
-    SaveState,
     Started,
-    StateSaved,
     Stats,
     TextDelta,
     Tokenize,

@@ -18,7 +18,14 @@ from llmrun.engine.core.slots import Slots
 from llmrun.engine.core.text import TextStream
 from llmrun.engine.llama.base import Aborted, Context, Entry, NoRoom
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
-from llmrun.protocol.messages import Event, Explained, Failed, Finished, PrefillProgress, Started
+from llmrun.protocol.ended import Explained
+from llmrun.protocol.messages import (
+    Event,
+    Failed,
+    Finished,
+    PrefillProgress,
+    Started,
+)
 from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
@@ -297,6 +304,8 @@ class Engine:
             return False
         stream = sequence.text
         text = stream.push(vocabulary.control_piece(token) if token in extras.shown else vocabulary.piece(token))
+        if extras.logprobs is not None and sequence.sampler.logprob is not None:
+            extras.logprobs.push(sequence.sampler.logprob, stream.decoded)
         if text:
             events.append(sequence.delta(text))
         if stream.banned:
@@ -310,8 +319,8 @@ class Engine:
 
     def _end_reason(self, sequence: Sequence, text: str) -> tuple[str, str]:
         """Why the answer ends with its last token, which made text safe to show, and what there is to say; or ""."""
-        if sequence.text.stopped:
-            return "stop", ""
+        if sequence.text.stopped_by:
+            return "stop", sequence.text.stopped_by
         extras, most = sequence.extras, sequence.limits.max_tokens
         if extras.thinking is not None:
             extras.thinking.push(sequence.text.decoded)

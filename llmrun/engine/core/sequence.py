@@ -12,6 +12,7 @@ from llmrun.protocol.messages import Stats, TextDelta
 from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
+    from llmrun.engine.core.logprobs import LogprobStream
     from llmrun.engine.core.repeats import RepeatGuard
     from llmrun.engine.prompt.thinking import ThinkingBudget
 
@@ -27,6 +28,7 @@ class Extras:
         guard: ends an answer that repeats itself.
         moves: the conversation lost its oldest turns; what the KV cache holds behind them is moved, not computed again.
         shown: control tokens whose text is part of the answer.
+        logprobs: holds how likely the tokens were, as the sampler notes it, until their text is shown.
     """
 
     inside_thought: bool = False
@@ -35,6 +37,7 @@ class Extras:
     guard: RepeatGuard | None = None
     moves: bool = False
     shown: frozenset[int] = frozenset()
+    logprobs: LogprobStream | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +99,8 @@ class Sequence:
         self.sampler.rewind(n_tokens, self.tokens)
         if self.extras.thinking is not None:
             self.extras.thinking.rewind(self.n_completion)
+        if self.extras.logprobs is not None:
+            self.extras.logprobs.retract(n_tokens)
         self.metrics.retracted(n_tokens)
         self.n_retracted += n_tokens
         self.n_shown = min(self.n_shown, self.n_completion)
@@ -104,7 +109,8 @@ class Sequence:
     def delta(self, text: str) -> TextDelta:
         """The event for text that became safe to show."""
         before, self.n_shown = self.n_shown, self.n_completion
-        return TextDelta(self.request, text, self.n_shown - before)
+        logprobs = self.extras.logprobs.show(text) if self.extras.logprobs is not None else ()
+        return TextDelta(self.request, text, self.n_shown - before, logprobs)
 
     def stats(self, n_ctx: int) -> Stats:
         """What it cost up to now."""
