@@ -1,4 +1,4 @@
-"""Tables: aligned text in a pipe, Rich on a terminal, foreign text harmless in both."""
+"""Tables: aligned text in a pipe, Rich on a terminal, untrusted text harmless in both."""
 
 from __future__ import annotations
 
