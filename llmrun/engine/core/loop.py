@@ -23,6 +23,7 @@ from llmrun.engine.llama.base import Aborted, Context, Entry, NoRoom
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.ended import Explained
 from llmrun.protocol.messages import (
+    Condition,
     Event,
     Failed,
     Finished,
@@ -81,6 +82,7 @@ class Engine:
         self._ended: dict[int, Sequence] = {}  # slot -> the answer that ended there last
         self._alone: int | None = None  # the request that had the last batch for itself
         self._rate = PrefillRate()
+        self._prefix_queries = self._prefix_hits = self._prefilled = self._decoded = 0  # tokens, since the beginning
 
     @property
     def busy(self) -> bool:
@@ -90,6 +92,27 @@ class Engine:
     def alone(self, request: int) -> bool:
         """Whether a batch that runs now is only this request's. Safe from any thread."""
         return self._alone == request
+
+    def condition(self, request: int, waiting: int = 0) -> Condition:
+        """How busy it is. Safe from any thread.
+
+        Args:
+            request: that asks for it.
+            waiting: how many answers nobody has given to add() yet.
+        """
+        room = self._slots.room
+        return Condition(
+            request,
+            running=len(self._active),
+            waiting=waiting + len(self._waiting),
+            cells=room.n_cells,
+            cells_used=room.used,
+            cells_shared=room.shared,
+            prefix_queries=self._prefix_queries,
+            prefix_hits=self._prefix_hits,
+            prefilled=self._prefilled,
+            decoded=self._decoded,
+        )
 
     def add(
         self,
@@ -163,6 +186,8 @@ class Engine:
             sequence.admit(slot, kept)
             insort(self._active, sequence, key=_age)
             if first:
+                self._prefix_queries += sequence.n_prompt
+                self._prefix_hits += kept
                 inside, tags = sequence.extras.inside_thought, sequence.extras.thinking_tags
                 events.append(Started(sequence.request, sequence.n_prompt, kept, sequence.sampler.seed, inside, tags))
         return events
@@ -297,12 +322,14 @@ class Engine:
             sequence.n_cached = end = start + share
             self._slots.append(sequence.slot, sequence.tokens[start:end])
             sequence.metrics.computed(seconds)
+            self._prefilled += max(0, min(end, sequence.n_prompt) - start)
             if rows:
                 drawing.append(sequence)
                 addresses.append(self._context.logits(rows[0]))
             elif not sequence.n_completion:
                 progress = PrefillProgress(sequence.request, end - sequence.n_reused, sequence.metrics.prefill_seconds)
                 events.append(progress)
+        self._decoded += len(drawing)
         if drawing and self._suspects:
             del self._suspects[0]
         samplers = [sequence.sampler for sequence in drawing]
