@@ -18,7 +18,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.planning.hardware import probe
 from llmrun.planning.memory import UBATCH, memory
-from llmrun.planning.plan import CONTEXT_BOUNDS, GPU_LAYER_BOUNDS, THREAD_BOUNDS, readable_size
+from llmrun.planning.plan import ALL_LAYERS, CONTEXT_BOUNDS, Wishes, readable_size
 from llmrun.protocol.jobs.evaluate import EVALUATE, Divergence, Evaluate, Evaluated, EvaluateUpdate, Needle
 from llmrun.runner.runner import Runner
 
@@ -45,7 +45,7 @@ _WORST = "hardly related to the reference"
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class EvaluatedText:
     """What a model is measured on. name is for people; figures compare only where content is the same."""
 
     name: str
@@ -57,7 +57,7 @@ class Text:
         return hashlib.sha256(self.content.encode()).hexdigest()
 
 
-def read_text(path: Path) -> Text:
+def read_text(path: Path) -> EvaluatedText:
     """A file's text.
 
     Raises:
@@ -80,10 +80,10 @@ def read_text(path: Path) -> Text:
             f"--text {path} is longer than {readable_size(_MOST_BYTES)}",
             hint=f"head -c 2M {path} > text.txt",
         )
-    return Text(path.name, content)
+    return EvaluatedText(path.name, content)
 
 
-def default_text() -> Text:
+def default_text() -> EvaluatedText:
     """English prose with code, which every Python brings along: the reference of its own language.
 
     Raises:
@@ -100,19 +100,18 @@ def default_text() -> Text:
             hint="--text FILE, some hundred kB of text",
         ) from None
     version = ".".join(platform.python_version_tuple()[:2])
-    return Text(f"Python {version}'s language reference", "\n\n".join(topics[name] for name in sorted(topics)))
+    return EvaluatedText(f"Python {version}'s language reference", "\n\n".join(topics[name] for name in sorted(topics)))
 
 
 def evaluate(
     model: Path,
     *,
     reference: Path | None = None,
-    text: Text | None = None,
+    text: EvaluatedText | None = None,
     n_ctx: int | None = None,
     chunks: int | None = None,
     long: bool = False,
-    threads: int | None = None,
-    gpu_layers: int = -1,
+    wishes: Wishes = Wishes(),
     on_update: Callable[[EvaluateUpdate], None] = lambda update: None,
 ) -> Evaluated:
     """Measure how well a model predicts a text.
@@ -124,8 +123,7 @@ def evaluate(
         n_ctx: tokens of a chunk; None is CONTEXT, or up to LONG_CONTEXT of a long one.
         chunks: how many are read at most; None is as many as make TOKENS.
         long: figures by position too, and facts that have to be found in long texts.
-        threads: None is one for each physical core.
-        gpu_layers: how many layers of each model go to the GPU; -1 is all.
+        wishes: how both are loaded. The reference has its KV cache in f16 always; n_ctx does not count.
         on_update: how far it is, and the figures so far after each chunk. What it raises ends the engine.
 
     Raises:
@@ -134,7 +132,7 @@ def evaluate(
         OutOfMemoryError: it does not fit.
         EngineCrashedError: the engine died.
     """
-    check_wishes(n_ctx, chunks, threads, gpu_layers, long=long)
+    check_sample(n_ctx, chunks, long=long)
     headers = [read_header(path) for path in (model, reference) if path is not None]
     for header in headers:
         check(header)
@@ -150,8 +148,11 @@ def evaluate(
         chunks=chunks or max(1, TOKENS // n_ctx),
         every_position=long,
         needles=long,
-        threads=threads or hardware.usable_cores,
-        gpu_layers=gpu_layers,
+        threads=wishes.threads or hardware.usable_cores,
+        gpu_layers=ALL_LAYERS if wishes.gpu_layers is None else wishes.gpu_layers,
+        flash_attention=wishes.flash_attention,
+        kv_type_k=wishes.cache_type_k,
+        kv_type_v=wishes.cache_type_v,
     )
     with closing(Runner()) as engine:
         return engine.do(EVALUATE, command, on_update)
@@ -175,7 +176,7 @@ def choose_context(headers: list[Header], wish: int | None, *, long: bool) -> in
     return chosen
 
 
-def check_wishes(n_ctx: int | None, chunks: int | None, threads: int | None, gpu_layers: int, *, long: bool) -> None:
+def check_sample(n_ctx: int | None, chunks: int | None, *, long: bool) -> None:
     """What can be refused before there is a model. Arguments as evaluate()'s.
 
     Raises:
@@ -183,8 +184,6 @@ def check_wishes(n_ctx: int | None, chunks: int | None, threads: int | None, gpu
     """
     require_within("--ctx", n_ctx, (SHORTEST_LONG_CONTEXT if long else SHORTEST_CONTEXT, CONTEXT_BOUNDS[1]))
     require_within("--chunks", chunks, (1, ALL_CHUNKS))
-    require_within("--threads", threads, THREAD_BOUNDS)
-    require_within("--gpu-layers", gpu_layers, GPU_LAYER_BOUNDS)
 
 
 def _check_memory(headers: list[Header], n_ctx: int, scored: int, free: int) -> None:

@@ -43,8 +43,8 @@ from llmrun.protocol.messages import (
     TextDelta,
     Tokenize,
     Tokenized,
-    rendering_share,
 )
+from llmrun.protocol.rendering import rendering_share
 from llmrun.runner.launch import Launched
 from llmrun.runner.pipe import EngineGone, Pipe
 
@@ -73,22 +73,30 @@ _PHASES = {
 }
 
 
+Put = Callable[[Event | LlmrunError | None], None]
+"""Takes what comes of a command, in the thread that reads; must not wait."""
+
+
 class Call:
     """A command on its way.
 
     Attributes:
         command: as it was sent.
         models: files that the engine reads for it.
+        put: who is told its events, an error in place of the last one where it failed, and behind it None.
         phase: what the engine is doing with it, in words.
-        events: that came and were not taken yet; an error in place of the last one where it failed, behind it None.
+        events: that came and were not taken yet, where nobody else is told them.
         ends_at: when the engine's time for it is over, by the monotonic clock; None is never.
         is_cancelled: it was asked to stop.
     """
 
-    def __init__(self, command: Command, models: tuple[str, ...], seconds: float | None) -> None:
+    def __init__(
+        self, command: Command, models: tuple[str, ...], seconds: float | None, put: Put | None = None
+    ) -> None:
         self.command, self.models = command, models
         self.phase = _first_phase(command)
         self.events: SimpleQueue[Event | LlmrunError | None] = SimpleQueue()
+        self.put = put or self.events.put
         self.ends_at = None if seconds is None else time.monotonic() + seconds
         self.is_cancelled = False
         self._seconds = seconds
@@ -107,12 +115,12 @@ class Call:
             if not self.is_cancelled:
                 self.ends_at = self._rendering_ends() if isinstance(event, Rendering) else None
         else:
-            self.events.put(event)
+            self.put(event)
         return isinstance(event, (answers[-1], Failed))
 
     def _rendering_ends(self) -> float:
         asked = self.command.asked if isinstance(self.command, (Generate, Count)) else AnswerRequest()
-        return time.monotonic() + RENDER_SECONDS + rendering_share(asked.messages)
+        return time.monotonic() + RENDER_SECONDS + rendering_share(asked.messages, asked.tools)
 
     def overdue(self) -> Event | LlmrunError:
         """What comes of it now that its time is over."""
@@ -129,8 +137,8 @@ class Call:
 
     def fail(self, gone: EngineGone) -> None:
         """The engine is gone: the end of it."""
-        self.events.put(self._crash(gone))
-        self.events.put(None)
+        self.put(self._crash(gone))
+        self.put(None)
 
     def _crash(self, gone: EngineGone) -> LlmrunError:
         """What the engine's death means; where a file is known to kill engines, the error is about the file."""
@@ -177,19 +185,22 @@ class Exchange:
         """A number for a command that has none yet."""
         return next(self._numbers)
 
-    def submit(self, command: Command, *, models: tuple[str, ...] = (), seconds: float | None = None) -> Call:
+    def submit(
+        self, command: Command, *, models: tuple[str, ...] = (), seconds: float | None = None, put: Put | None = None
+    ) -> Call:
         """Send a command. The engine's death is told by the call's events.
 
         Args:
             models: files that the engine reads for it, where that is not the loaded model.
             seconds: after which it is given up.
+            put: who is told its events; the call keeps them by default.
 
         Raises:
             UsageError: it is too long.
         """
         if isinstance(command, Load):
             self._models = (command.path,)
-        call = Call(command, models or self._models, seconds)
+        call = Call(command, models or self._models, seconds, put)
         with self._lock:
             gone = self._gone
             if gone is None:
@@ -231,7 +242,7 @@ class Exchange:
                 if isinstance(event, LlmrunError):
                     raise event
                 if isinstance(event, Failed):
-                    raise self._error(call, event)
+                    raise self.error(call.command, event)
                 yield event
         finally:
             request = call.command.request
@@ -251,10 +262,10 @@ class Exchange:
             with suppress(Empty):
                 return call.events.get(timeout=_TICK_SECONDS)
 
-    def _error(self, call: Call, failed: Failed) -> LlmrunError:
-        """What llama.cpp refuses to load or to do is explained by its log alone."""
+    def error(self, command: Command, failed: Failed) -> LlmrunError:
+        """Why a command failed; what llama.cpp refuses to load or to do is explained by its log alone."""
         error = failed.error()
-        return self.pipe.with_log(error) if isinstance(call.command, (Load, Job)) else error
+        return self.pipe.with_log(error) if isinstance(command, (Load, Job)) else error
 
     def pump(self) -> bool:
         """Wait a moment for what the engine says, and give it to whom it belongs. Calls that take too long end.
@@ -301,7 +312,7 @@ class Exchange:
         # One more read is granted: we may have been asleep ourselves.
         if overdue and self._was_overdue:
             for call in overdue:
-                call.events.put(call.overdue())
+                call.put(call.overdue())
                 self._end(call)
             # In a batch with others a cancel waits for the end of the step: that is not hanging.
             if len(overdue) == len(calls) or not all(call.is_cancelled for call in overdue):
@@ -309,7 +320,7 @@ class Exchange:
         self._was_overdue = bool(overdue)
 
     def _end(self, call: Call) -> None:
-        call.events.put(None)
+        call.put(None)
         self._calls.pop(call.command.request, None)
 
     def end_all(self, gone: EngineGone) -> None:

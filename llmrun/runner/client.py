@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from llmrun.protocol.messages import Command, Event
-from llmrun.runner.calls import Exchange
+from llmrun.errors import LlmrunError
+from llmrun.protocol.messages import Command, Event, Failed
+from llmrun.runner.calls import Exchange, Put
 from llmrun.runner.launch import Launched
 from llmrun.runner.pipe import EngineGone
 
@@ -33,6 +34,11 @@ class Client:
         """Whether the engine can take another command."""
         return self._exchange.pipe.alive
 
+    @property
+    def pid(self) -> int:
+        """The engine's process id."""
+        return self._exchange.pipe.pid
+
     def submit(self, command: Command) -> Iterator[Event]:
         """Send a command; gives its events as they come, to the last. Whoever closes the iterator before cancels it.
 
@@ -44,6 +50,23 @@ class Client:
             UsageError: the command is too long.
         """
         return self._exchange.events(self._exchange.submit(command), pumps=False)
+
+    def listen(self, command: Command, put: Put) -> None:
+        """Send a command; its events go to `put` in the reading thread, as they come.
+
+        Args:
+            command: as in submit().
+            put: takes an event, an error in place of the last one where the command failed, and behind it None. It
+                must not wait.
+
+        Raises:
+            UsageError: the command is too long.
+        """
+
+        def explained(event: Event | LlmrunError | None) -> None:
+            put(self._exchange.error(command, event) if isinstance(event, Failed) else event)
+
+        self._exchange.submit(command, put=explained)
 
     def cancel(self, request: int) -> None:
         """Ask a request to stop: it ends soon, whatever the engine does. Nothing happens where it has ended."""

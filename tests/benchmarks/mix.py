@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from llmrun.quantize import mix
-from llmrun.quantize.evaluate import Text, evaluate
+from llmrun.quantize.evaluate import EvaluatedText, evaluate
 from llmrun.quantize.job import QuantizeRequest, quantize
 
 _PRESETS = ["Q4_0", "IQ4_NL", "Q4_K_M", "Q5_K_M", "Q6_K"]
@@ -48,7 +48,7 @@ class _Files:
 
     def __init__(self, source: Path, target: Path, content: str, arguments: argparse.Namespace) -> None:
         self.source, self.target, self.imatrix = source, target, arguments.imatrix
-        self._text = Text("the text's end", content)
+        self._text = EvaluatedText("the text's end", content)
         self._chunks = arguments.chunks
 
     def quantized(self, request: QuantizeRequest) -> tuple[int, float]:

@@ -1,0 +1,175 @@
+"""`llmrun serve`: models over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmrun.cli.completion import complete_model
+from llmrun.cli.options import LoadingOptions, loading, with_options
+from llmrun.config import load_settings
+from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
+from llmrun.server.sockets import bind
+from llmrun.ui.terminal.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.server.guard import Policy
+    from llmrun.server.serving import ServeOptions
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
+_FOR_EVER = -1.0
+
+ModelsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="MODEL...",
+        help="Loaded from the start; the first answers who names none. Others load when they are asked for.",
+        autocompletion=complete_model,
+    ),
+]
+HostOption = Annotated[str, typer.Option("--host", help="Address to listen on.", rich_help_panel="Network")]
+PortOption = Annotated[int, typer.Option("--port", "-p", help="Port to listen on.", rich_help_panel="Network")]
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file", metavar="FILE", help="API keys, one a line; needed beyond loopback.", rich_help_panel="Network"
+    ),
+]
+AllowOriginOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-origin",
+        metavar="ORIGIN",
+        help="Whose web pages may ask, e.g. https://example.org or app://; may be repeated.",
+        rich_help_panel="Network",
+    ),
+]
+AllowHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-host",
+        metavar="NAME",
+        help="Another name of this server, as clients call it; may be repeated.",
+        rich_help_panel="Network",
+    ),
+]
+KeepOption = Annotated[str, typer.Option("--keep", metavar="TIME", help="A model that nobody asks stays so long.")]
+ParallelOption = Annotated[int, typer.Option("--parallel", "-np", help="Answers at the same time.")]
+QueueOption = Annotated[int, typer.Option("--queue", help="Requests that may wait; more get 503.")]
+GraceOption = Annotated[
+    str, typer.Option("--grace", metavar="TIME", help="Running answers may go on so long after Ctrl-C.")
+]
+ExactOption = Annotated[
+    bool, typer.Option("--exact", help="An answer is bit for bit what it would be alone. Slower, shares nothing.")
+]
+LogJsonOption = Annotated[bool, typer.Option("--log-json", help="One JSON object a request on stderr.")]
+
+
+@with_options(loading=loading)
+def serve(
+    models: ModelsArgument = None,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8080,
+    key_file: KeyFileOption = None,
+    allow_origin: AllowOriginOption = None,
+    allow_host: AllowHostOption = None,
+    keep: KeepOption = "5m",
+    parallel: ParallelOption = 8,
+    queue: QueueOption = 64,
+    grace: GraceOption = "30s",
+    exact: ExactOption = False,
+    log_json: LogJsonOption = False,
+    *,
+    loading: LoadingOptions,
+) -> None:
+    """Serve models over HTTP to OpenAI's, Anthropic's, Ollama's clients."""
+    for name, value, most in (("--port", port, 65_535), ("--parallel", parallel, 64), ("--queue", queue, 10_000)):
+        require_within(name, value, (1 if name == "--parallel" else 0, most))
+    keep_seconds, grace_seconds = _seconds("--keep", keep), _seconds("--grace", grace)
+    listening = bind(host, port)
+    from llmrun.server.loading import Sharing
+    from llmrun.server.serving import ServeOptions
+
+    sharing = Sharing(loading.wishes, parallel, exact, loading.verbose)
+    policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
+    names = tuple(dict.fromkeys(models or []))
+    options = ServeOptions(names, policy, sharing, keep_seconds, queue, grace_seconds)
+    _fetch_missing(Output(), names, loading)
+    asyncio.run(_run(Output(), options, listening, log_json=log_json))
+
+
+def _seconds(flag: str, text: str) -> float:
+    """E.g. "5m", "30s", "90"; -1 or "forever" is for ever.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if text in {"-1", "forever"}:
+        return _FOR_EVER
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None:
+        raise UsageError(f"invalid {flag} {text}", why="must be a time such as 30s, 5m or 1h, or forever")
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def _policy(host: str, listening: socket.socket, key_file: Path | None, origins: list[str], hosts: list[str]) -> Policy:
+    """Who may ask.
+
+    Raises:
+        UsageError: everybody could, beyond this machine; or the key file can't be read.
+    """
+    from llmrun.server.guard import LOOPBACK, Policy, read_keys
+
+    keys = read_keys(key_file) if key_file else ()
+    address = listening.getsockname()[0]
+    is_loopback = address == "::1" or address.startswith("127.")
+    if not is_loopback and not keys:
+        raise UsageError(
+            f"--host {host} opens the server to other machines",
+            why="without a key everybody who can reach this one could use it",
+            hint=f"openssl rand -hex 16 > keys.txt; llmrun serve --host {host} --key-file keys.txt",
+        )
+    named = {name.lower() for name in (host, address, *hosts)}
+    return Policy(LOOPBACK | named | {f"[{name}]" for name in named if ":" in name}, frozenset(origins), keys)
+
+
+def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptions) -> None:
+    """Models of the command line that are not on this disk are downloaded before anybody is served."""
+    from llmrun.model import locate
+
+    settings = load_settings()
+    for name in names:
+        located = locate(name, settings)
+        if located.path is None:
+            from llmrun.cli.loading import fetch
+
+            fetch(output, located.spec, settings, yes=loading.yes)
+
+
+async def _run(output: Output, options: ServeOptions, listening: socket.socket, *, log_json: bool) -> None:
+    from llmrun.server.serving import Serving
+
+    serving = Serving(options, load_settings())
+    loop = asyncio.get_running_loop()
+    ending: list[LlmrunError] = []
+    running = asyncio.ensure_future(serving.run(listening))
+
+    def end(error: LlmrunError) -> None:
+        if ending:
+            running.cancel()
+        ending.append(error)
+        serving.end()
+
+    loop.add_signal_handler(signal.SIGINT, end, CancelledError("stopped by Ctrl-C"))
+    loop.add_signal_handler(signal.SIGTERM, end, TerminatedError("stopped by SIGTERM"))
+    try:
+        await running
+    except asyncio.CancelledError:
+        raise ending[-1] from None

@@ -1,0 +1,171 @@
+"""The answers to one request on their way through an engine: events come in, parts for a protocol go out.
+
+Owns what a request becomes in an engine, and that one which only waited goes on in the next engine when its own dies;
+must not know protocols or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from llmrun.errors import EngineCrashedError, LlmrunError
+from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Started, TextDelta, TokenLogprob
+from llmrun.protocol.reasoning import ReasoningKind, Splitter
+from llmrun.server.asked import Asked, Begun, Ended, Part, Text, Thought
+from llmrun.server.connection import EngineConnection
+from llmrun.server.metrics import Metrics
+from llmrun.server.pool import KeptModel, Pool, prompt_hash
+
+_MOST_ENGINES = 3
+"""A request that only waits goes through so many dying engines."""
+
+Heard = tuple[int, Event | LlmrunError | None]
+"""Which of the answers, and what came of it."""
+
+
+class _Choice:
+    """One of the answers."""
+
+    def __init__(self) -> None:
+        self.connection: EngineConnection | None = None
+        self.request = 0
+        self.engines = 0
+        self.is_started = self.is_finished = False
+        self.splitter = Splitter(())
+        self.logprobs: tuple[TokenLogprob, ...] = ()  # whose text the splitter still holds
+
+    def text(self, pieces: Iterator[Part]) -> Iterator[Part]:
+        """Parts with the log probabilities that belong to them."""
+        for part in pieces:
+            if isinstance(part, Text) and self.logprobs:
+                part, self.logprobs = part._replace(logprobs=self.logprobs), ()
+            yield part
+
+
+class Answers:
+    """Asks for all answers to a prompt, and translates what comes.
+
+    Args:
+        pool: where the model is.
+        kept: the model, leased.
+        asked: what for.
+        put: called in the event loop with what comes; take() wants it back.
+        metrics: are told.
+
+    Attributes:
+        is_done: all have ended.
+    """
+
+    def __init__(
+        self, pool: Pool, kept: KeptModel, asked: Asked, put: Callable[[Heard], None], metrics: Metrics
+    ) -> None:
+        self._pool, self._kept, self._asked, self._put = pool, kept, asked, put
+        self._choices = [_Choice() for _ in range(asked.n)]
+        self._prompt = prompt_hash(asked.request)
+        self._clocks = [metrics.request(kept.name) for _ in range(asked.n)]
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all have ended."""
+        return all(choice.is_finished for choice in self._choices)
+
+    def start(self) -> None:
+        """Ask for them. What can't be asked for, put() is told as an error."""
+        for index in range(len(self._choices)):
+            self._spawn(index)
+
+    def _spawn(self, index: int) -> None:
+        task = asyncio.ensure_future(self._ask(index))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, index: int) -> None:
+        """Send one of them to the engine, as soon as that has loaded its model."""
+        choice = self._choices[index]
+        try:
+            self._pool.deaths.check(self._prompt)
+            connection = await self._pool.ready(self._kept)
+            request = self._request(index)
+        except LlmrunError as error:
+            self._put((index, error))
+            return
+        choice.connection, choice.request = connection, connection.next_request()
+        choice.engines += 1
+        connection.send(Generate(choice.request, request), lambda event: self._put((index, event)))
+
+    def _request(self, index: int) -> AnswerRequest:
+        """What an engine is asked, with the model's advised sampling under the client's."""
+        assert self._kept.model is not None
+        sampling = self._kept.model.sampling(self._asked.sampling)[0]
+        if sampling.seed is not None and index:
+            sampling = replace(sampling, seed=(sampling.seed + index) % 2**32)
+        return replace(self._asked.request, sampling=sampling)
+
+    def take(self, heard: Heard) -> list[Part]:
+        """What an event means to the client.
+
+        Raises:
+            LlmrunError: an answer failed.
+        """
+        index, event = heard
+        choice, clock = self._choices[index], self._clocks[index]
+        if isinstance(event, EngineCrashedError):
+            self._survive(index, event)
+        elif isinstance(event, LlmrunError):
+            raise event
+        elif isinstance(event, Started):
+            choice.is_started = True
+            choice.splitter = Splitter(event.thinking_tags, inside=event.thinking)
+            clock.started(event)
+            return [Begun(index, event.prompt_tokens, event.reused_tokens)]
+        elif isinstance(event, TextDelta):
+            clock.delta(event)
+            choice.logprobs += event.logprobs
+            return list(choice.text(self._split(index, event.text)))
+        elif isinstance(event, Finished):
+            choice.is_finished = True
+            clock.finished(event)
+            return [*choice.text(self._split(index, None)), _ended(index, event)]
+        return []
+
+    def _split(self, index: int, text: str | None) -> Iterator[Part]:
+        """Thoughts and answer apart; None is the end."""
+        splitter = self._choices[index].splitter
+        for part in splitter.flush() if text is None else splitter.feed(text):
+            if part.kind is ReasoningKind.THOUGHT:
+                yield Thought(index, part.text)
+            elif part.kind is ReasoningKind.ANSWER:
+                yield Text(index, part.text)
+
+    def _survive(self, index: int, crash: EngineCrashedError) -> None:
+        """The engine died: who only waited is asked again.
+
+        Raises:
+            EngineCrashedError: the answer had begun, or this happens too often.
+        """
+        choice = self._choices[index]
+        if choice.is_started or (choice.connection is not None and choice.connection.is_first_waiting()):
+            self._pool.deaths.add(self._prompt)
+        if choice.is_started or choice.engines >= _MOST_ENGINES:
+            raise crash
+
+        self._spawn(index)
+
+    def cancel(self) -> None:
+        """Stop all that have not ended. Nobody hears of them any more."""
+        for task in self._tasks:
+            task.cancel()
+        for choice, clock in zip(self._choices, self._clocks, strict=True):
+            if not choice.is_finished:
+                clock.aborted()
+                if choice.connection is not None:
+                    choice.connection.cancel(choice.request)
+
+
+def _ended(index: int, event: Finished) -> Ended:
+    is_stop_string = event.reason == "stop" and bool(event.detail)
+    reason = "stop_string" if is_stop_string else event.reason
+    return Ended(index, reason, event.stats, event.detail if is_stop_string else "")

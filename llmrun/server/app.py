@@ -1,0 +1,222 @@
+"""The routes: which path is answered by what, and what surrounds every answer: errors in shape, a log, the guard.
+
+Owns the only use of Starlette; must not know how models are kept or what protocols mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from llmrun.errors import LlmrunError, ModelNotFoundError
+from llmrun.protocol.messages import Condition, Status, Tokenize, Tokenized
+from llmrun.server.exchange import Dialect, Exchange, Shared, parse_json, read_body, refuse
+from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send
+from llmrun.server.protocols import openai, openai_chat
+from llmrun.server.protocols.fields import Fields
+from llmrun.server.refusals import MethodRefusedError, NoRouteError
+
+_CHAT = Dialect(openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-")
+
+DIALECTS: dict[str, Dialect] = {
+    "/v1/chat/completions": _CHAT,
+    "/chat/completions": _CHAT,
+}
+"""Path -> the protocol in which answers are asked for there."""
+
+
+class Served(NamedTuple):
+    """A request that was answered, for the log.
+
+    Attributes:
+        client: its address.
+        seconds: from its headers to its last byte.
+        facts: of an answer: model, prompt_tokens, cached_tokens, completion_tokens, reason.
+    """
+
+    client: str
+    method: str
+    path: str
+    status: int
+    seconds: float
+    facts: dict[str, Any]
+
+
+class Site:
+    """Everything that is answered.
+
+    Args:
+        shared: what all requests have in common.
+        list_models: names of the models on this disk, and when each was written.
+        on_served: told of every request.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        *,
+        list_models: Callable[[], dict[str, int]],
+        on_served: Callable[[Served], None] = lambda served: None,
+    ) -> None:
+        self._shared = shared
+        self._pool, self._traffic, self._metrics = shared
+        self._list_models, self._on_served = list_models, on_served
+
+    def app(self, policy: Policy) -> App:
+        """The ASGI application."""
+        get = ["GET"]
+        routes = [
+            *(Route(path, _Answering(self._exchange(dialect)), methods=["POST"]) for path, dialect in DIALECTS.items()),
+            Route("/", self._home, methods=get),
+            Route("/health", self._health, methods=get),
+            Route("/metrics", self._show_metrics, methods=get),
+            Route("/v1/models", self._models, methods=get),
+            Route("/v1/models/{name:path}", self._model, methods=get),
+            Route("/props", self._props, methods=get),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+        ]
+        handlers: Any = {HTTPException: _no_route, LlmrunError: _failed, Exception: _mistake}
+        starlette = Starlette(routes=routes, exception_handlers=handlers)
+        return self._logged(Guard(starlette, policy, _refuse))
+
+    def _exchange(self, dialect: Dialect) -> App:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await Exchange(dialect, self._shared, scope, receive, send).run()
+
+        return answer
+
+    def _logged(self, app: App) -> App:
+        """The outermost handler: whatever happens is answered and noted."""
+
+        async def logged(scope: Scope, receive: Receive, send: Send) -> None:
+            began, status = time.monotonic(), 0
+            facts: dict[str, Any] = {}
+            scope["state"] = facts
+
+            async def sending(message: Any) -> None:
+                nonlocal status
+                if message["type"] == "http.response.start":
+                    status = message["status"]
+                await send(message)
+
+            try:
+                await app(scope, receive, sending)
+            except Exception:  # a mistake of ours, which _mistake() has answered: the others are served on
+                traceback.print_exc()
+            finally:
+                client = (scope.get("client") or ("",))[0]
+                seconds = time.monotonic() - began
+                self._on_served(Served(client, scope["method"], scope["path"], status or 499, seconds, facts))
+
+        return logged
+
+    # ---- routes ----
+
+    async def _home(self, request: Request) -> Response:
+        return PlainTextResponse("llmrun is running\n")
+
+    async def _health(self, request: Request) -> Response:
+        if self._traffic.is_draining:
+            return JSONResponse({"status": "shutting down"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def _show_metrics(self, request: Request) -> Response:
+        conditions: list[tuple[str, Condition]] = []
+        for kept in self._pool.kept:
+            if kept.connection is not None and kept.is_loaded:
+                status = Status(kept.connection.next_request())
+                conditions.append((kept.name, await kept.connection.ask(status, Condition)))
+        return PlainTextResponse(self._metrics.text(conditions), media_type="text/plain; version=0.0.4")
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_entry(*each) for each in (await self._known()).items()]})
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        known = await self._known()
+        if name not in known:
+            raise ModelNotFoundError(f"no model is called {name[:200]!r}", hint="GET /v1/models names those there are")
+        return JSONResponse(_entry(name, known[name]))
+
+    async def _known(self) -> dict[str, int]:
+        """The models that can be asked for: those of the command line first."""
+        found = await asyncio.to_thread(self._list_models)
+        return {**{name: found.get(name, 0) for name in self._pool.names}, **found}
+
+    async def _props(self, request: Request) -> Response:
+        """What llama-server's clients look up."""
+        async with self._pool.lease("") as kept:
+            await self._pool.ready(kept)
+            assert kept.loaded is not None
+            assert kept.model is not None
+            return JSONResponse(
+                {
+                    "default_generation_settings": {"n_ctx": kept.loaded.n_ctx},
+                    "total_slots": kept.model.load.n_seq_max,
+                    "model_path": kept.name,
+                    "chat_template": kept.model.header.chat_template or "",
+                }
+            )
+
+    async def _tokenize(self, request: Request) -> Response:
+        """llama-server's: {"content": text} gives {"tokens": [...]}."""
+        fields = Fields(parse_json(await read_body(request.receive)))
+        special = fields.flag("parse_special")
+        async with self._pool.lease(fields.text("model") or "") as kept:
+            connection = await self._pool.ready(kept)
+            text = fields.text("content") or fields.text("prompt") or ""
+            command = Tokenize(connection.next_request(), text, special is not False)
+            found = await connection.ask(command, Tokenized)
+        return JSONResponse({"tokens": list(found.tokens), "count": len(found.tokens)})
+
+
+class _Answering:
+    """An ASGI application as a route's endpoint: Starlette takes a function for one of its own."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+def _entry(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "llmrun"}
+
+
+def _error_body(path: str) -> Callable[[LlmrunError, int], dict[str, Any]]:
+    dialect = DIALECTS.get(path)
+    return dialect.error_body if dialect else openai.error_body
+
+
+async def _refuse(scope: Scope, send: Send, error: LlmrunError) -> None:
+    """Answer with an error, in the shape of the path's protocol."""
+    await refuse(send, error, _error_body(scope["path"]))
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        refusal: LlmrunError = MethodRefusedError(f"{request.url.path} takes no {request.method}")
+    else:
+        refusal = NoRouteError(f"there is nothing at {request.scope['path'][:200]!r}")
+    return await _failed(request, refusal)
+
+
+async def _mistake(request: Request, error: Exception) -> Response:
+    return await _failed(request, LlmrunError(f"internal error: {type(error).__name__}"))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, LlmrunError)
+    status = error.http_status
+    return JSONResponse(_error_body(request.scope["path"])(error, status), status)

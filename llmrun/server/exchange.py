@@ -1,0 +1,315 @@
+"""One HTTP request for an answer: the body comes in, what an engine says goes out, in the client's protocol.
+
+Owns when headers are sent, what fills silence, and what ends an answer early: the client left, reads too slowly, or
+the server is about to end. Must not know JSON shapes or how engines are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum, auto
+from typing import Any, NamedTuple, NoReturn
+
+from llmrun.errors import LlmrunError
+from llmrun.server import sse
+from llmrun.server.answers import Answers, Heard
+from llmrun.server.asked import Asked, Begun, Ended, Envelope, Writer
+from llmrun.server.guard import Headers, Receive, Scope, Send
+from llmrun.server.metrics import Metrics
+from llmrun.server.pool import KeptModel, Pool
+from llmrun.server.refusals import BusyError, DrainingError, MalformedError
+
+SILENCE_SECONDS = 5.0
+"""After so long without a byte a client is told that the server lives."""
+STALL_SECONDS = 60.0
+"""A client that takes nothing for so long has left."""
+_LONG_BODY = 16 * 1024  # bytes: reading it is worth another thread
+_RETRY_SECONDS = b"2"
+
+
+class Dialect(NamedTuple):
+    """One way to ask for an answer.
+
+    Attributes:
+        read, writer, error_body: as every module of protocols/ has them.
+        prefix: of an answer's id.
+    """
+
+    read: Callable[[Mapping[str, Any]], Asked]
+    writer: Callable[[Mapping[str, Any], Envelope], Writer]
+    error_body: Callable[[LlmrunError, int], dict[str, Any]]
+    prefix: str
+
+
+class _Signal(Enum):
+    """What an exchange hears besides events."""
+
+    GONE = auto()  # the client has left
+    TICK = auto()  # nothing was said for a while
+    DRAIN = auto()  # the time to end is over
+
+
+class _ClientLeft(Exception):  # noqa: N818 - not an error of ours
+    """Nobody is there to be answered."""
+
+
+class Traffic:
+    """The requests that are being answered.
+
+    Args:
+        most: answers at the same time, those that wait included.
+
+    Attributes:
+        is_draining: no more are taken.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.is_draining = False
+        self._most, self._answers = most, 0
+        self._exchanges: set[Exchange] = set()
+
+    @contextmanager
+    def admitted(self, exchange: Exchange, answers: int) -> Iterator[None]:
+        """Count an exchange until the block ends.
+
+        Raises:
+            BusyError: there are too many.
+            DrainingError: the server is about to end.
+        """
+        if self.is_draining:
+            raise DrainingError("the server is shutting down")
+        if self._answers + answers > self._most:
+            raise BusyError("too many requests wait already", hint="try again in a moment")
+        self._answers += answers
+        self._exchanges.add(exchange)
+        try:
+            yield
+        finally:
+            self._answers -= answers
+            self._exchanges.discard(exchange)
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more requests; those that are not answered in time end with an error."""
+        self.is_draining = True
+        ends_at = time.monotonic() + seconds
+        while self._exchanges and time.monotonic() < ends_at:
+            await asyncio.sleep(0.05)
+        for exchange in list(self._exchanges):
+            exchange.put(_Signal.DRAIN)
+        while self._exchanges and time.monotonic() < ends_at + 1.0:
+            await asyncio.sleep(0.01)
+
+
+class Shared(NamedTuple):
+    """What all exchanges of a server have in common: the models, who is being answered, what is counted."""
+
+    pool: Pool
+    traffic: Traffic
+    metrics: Metrics
+
+
+class Exchange:
+    """One request and its answer.
+
+    Args:
+        dialect: the protocol it is in.
+        shared: with all others.
+    """
+
+    def __init__(self, dialect: Dialect, shared: Shared, scope: Scope, receive: Receive, send: Send) -> None:
+        self._dialect = dialect
+        self._pool, self._traffic, self._metrics = shared
+        self._log: dict[str, Any] = scope["state"]
+        self._receive, self._send = receive, send
+        self._heard: asyncio.Queue[Heard | _Signal] = asyncio.Queue()
+        self.put = self._heard.put_nowait
+        self._writer: Writer | None = None
+        self._has_begun = False
+        self._task = _this_task()
+        self._spoke_at = time.monotonic()
+        self._is_sending = False
+
+    async def run(self) -> None:
+        """Answer it."""
+        try:
+            data = await read_body(self._receive)
+            body, asked = await asyncio.to_thread(self._read, data) if len(data) > _LONG_BODY else self._read(data)
+            with self._traffic.admitted(self, asked.n):
+                async with self._pool.lease(asked.model, asked.keep_seconds) as kept:
+                    await self._answer(body, asked, kept)
+        except LlmrunError as error:
+            await self._fail(error)
+        except _ClientLeft:
+            self._log["reason"] = "left"
+
+    def _read(self, data: bytes) -> tuple[dict[str, Any], Asked]:
+        body = parse_json(data)
+        return body, self._dialect.read(body)
+
+    async def _answer(self, body: Mapping[str, Any], asked: Asked, kept: KeptModel) -> None:
+        name = asked.model or kept.name
+        self._log["model"] = name
+        envelope = Envelope(f"{self._dialect.prefix}{secrets.token_hex(12)}", int(time.time()), name)
+        self._writer = writer = self._dialect.writer(body, envelope)
+        answers = Answers(self._pool, kept, asked, self.put, self._metrics)
+        watching = [asyncio.ensure_future(self._watch_client()), asyncio.ensure_future(self._watch_clock())]
+        try:
+            answers.start()
+            while not answers.is_done:
+                await self._take(answers, writer, is_stream=asked.stream)
+            if asked.stream:
+                await self._say(writer.end(), is_last=True)
+            else:
+                await respond(self._send, 200, writer.whole())
+        finally:
+            answers.cancel()
+            for task in watching:
+                task.cancel()
+
+    async def _take(self, answers: Answers, writer: Writer, *, is_stream: bool) -> None:
+        """Wait for what comes, and say all that has come at once."""
+        said = bytearray()
+        try:
+            for heard in await self._all_heard():
+                if heard is _Signal.GONE:
+                    raise _ClientLeft
+                if heard is _Signal.DRAIN:
+                    raise DrainingError("the server is shutting down")
+                if isinstance(heard, _Signal):
+                    said += await self._break_silence(writer) if is_stream else b""
+                    continue
+                for part in answers.take(heard):
+                    if isinstance(part, Begun) and is_stream:
+                        said += await self._begin(writer)
+                    said += writer.feed(part)
+                    if isinstance(part, (Begun, Ended)):
+                        self._note(part)
+        finally:
+            if is_stream and said:
+                await self._say(bytes(said))
+
+    async def _all_heard(self) -> list[Heard | _Signal]:
+        found = [await self._heard.get()]
+        while not self._heard.empty():
+            found.append(self._heard.get_nowait())
+        return found
+
+    async def _begin(self, writer: Writer) -> bytes:
+        """Send the headers of a stream, once; gives what comes first in it."""
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        head: Headers = [(b"content-type", writer.media_type.encode()), (b"x-accel-buffering", b"no")]
+        await self._send({"type": "http.response.start", "status": 200, "headers": head})
+        return writer.begin()
+
+    async def _break_silence(self, writer: Writer) -> bytes:
+        """What shows a client, and whatever is between, that the server lives."""
+        if not self._has_begun:
+            return await self._begin(writer)
+        return sse.COMMENT if writer.media_type == sse.EVENT_STREAM else b""
+
+    async def _say(self, data: bytes, *, is_last: bool = False) -> None:
+        """Send a piece of the stream."""
+        self._spoke_at, self._is_sending = time.monotonic(), True
+        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        self._spoke_at, self._is_sending = time.monotonic(), False
+
+    async def _fail(self, error: LlmrunError) -> None:
+        """End with an error: one of HTTP where nothing was sent yet, else one in the stream."""
+        self._log["reason"] = error.code
+        if self._has_begun and self._writer is not None:
+            await self._say(self._writer.error(error), is_last=True)
+        else:
+            await refuse(self._send, error, self._dialect.error_body)
+
+    def _note(self, part: Begun | Ended) -> None:
+        """For the log."""
+        if isinstance(part, Begun):
+            self._log["prompt_tokens"], self._log["cached_tokens"] = part.prompt_tokens, part.cached_tokens
+        else:
+            self._log["completion_tokens"] = self._log.get("completion_tokens", 0) + part.stats.completion_tokens
+            self._log["reason"] = part.reason
+
+    async def _watch_client(self) -> None:
+        """Hear that the client has left."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.put(_Signal.GONE)
+
+    async def _watch_clock(self) -> None:
+        """Break silence, and give up a client that takes nothing."""
+        while True:
+            await asyncio.sleep(SILENCE_SECONDS)
+            silent = time.monotonic() - self._spoke_at
+            if self._is_sending and silent > STALL_SECONDS:
+                self._task.cancel()
+            elif not self._is_sending and silent >= SILENCE_SECONDS:
+                self.put(_Signal.TICK)
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+async def read_body(receive: Receive) -> bytes:
+    """A request's whole body.
+
+    Raises:
+        BodyTooLargeError: it is.
+        MalformedError: the client left before its end.
+    """
+    data = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise MalformedError("the body is not complete")
+        data += message.get("body", b"")
+        if not message.get("more_body", False):
+            return bytes(data)
+
+
+def parse_json(data: bytes) -> dict[str, Any]:
+    """A body's JSON object.
+
+    Raises:
+        MalformedError: it is none, or nested too deeply.
+    """
+    try:
+        body = json.loads(data, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise MalformedError("the body is not JSON", why="it is nested too deeply") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise MalformedError("the body is not JSON", why=str(error)) from None
+    if not isinstance(body, dict):
+        raise MalformedError("the body must be a JSON object")
+    return body
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+async def refuse(send: Send, error: LlmrunError, body: Callable[[LlmrunError, int], dict[str, Any]]) -> None:
+    """Answer with an error."""
+    extra: Headers = [(b"retry-after", _RETRY_SECONDS)] if error.http_status == 503 else []
+    if error.http_status == 401:
+        extra.append((b"www-authenticate", b"Bearer"))
+    if error.http_status in {400, 408, 413}:
+        extra.append((b"connection", b"close"))  # of what follows nobody knows where it begins
+    await respond(send, error.http_status, body(error, error.http_status), extra)
+
+
+async def respond(send: Send, status: int, body: Any, extra: Headers | None = None) -> None:
+    """Answer with JSON."""
+    data = sse.to_json(body).encode()
+    head: Headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*head, *(extra or ())]})
+    await send({"type": "http.response.body", "body": data})

@@ -1,0 +1,209 @@
+"""Who may ask, and how: everything that is decided before a request's body means anything.
+
+Owns hosts, origins, keys and sizes; must not know protocols or models. A web page that the user has open, or a name
+that was rebound to this machine, can reach a server on loopback: that is why nobody is believed here.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.server.refusals import (
+    BodyTooLargeError,
+    HostRefusedError,
+    MalformedError,
+    NotJsonError,
+    OriginRefusedError,
+    WrongKeyError,
+)
+
+MOST_BODY_BYTES = 16 << 20
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""Names of this machine that no other machine can have."""
+_SHORTEST_KEY = 8
+_OPEN_PATHS = frozenset({"/health"})
+"""Answered without a key."""
+_VARY = (b"vary", b"origin")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Who may ask.
+
+    Attributes:
+        hosts: that the Host header may name, without a port; "*" is any.
+        origins: whose pages may ask: "https://example.org", "app://" for all of a scheme, or "*".
+        keys: one of them has to be given, where there are any.
+    """
+
+    hosts: frozenset[str] = LOOPBACK
+    origins: frozenset[str] = frozenset()
+    keys: tuple[bytes, ...] = field(default=(), repr=False)
+
+    def allows_host(self, host: str) -> bool:
+        """Whether a Host header names this server."""
+        name = host.lower()
+        if name.rpartition(":")[2].isdecimal() and not name.endswith("]"):
+            name = name.rpartition(":")[0]
+        return bool(name) and ("*" in self.hosts or name in self.hosts)
+
+    def allows_origin(self, origin: str, host: str) -> bool:
+        """Whether a page may ask: one of this server, or of a listed origin."""
+        if origin.lower() == f"http://{host.lower()}" or "*" in self.origins:
+            return True
+        scheme, separator, _ = origin.partition("://")
+        return origin in self.origins or bool(separator and scheme + separator in self.origins)
+
+    def knows_key(self, given: bytes) -> bool:
+        """Whether a key is right, in the same time whatever is wrong with it."""
+        return any([hmac.compare_digest(given, key) for key in self.keys])  # noqa: C419 - all of them, always
+
+
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """API keys, one a line; # begins a comment.
+
+    Raises:
+        UsageError: the file can't be read, or has no key that is long enough.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(f"--key-file {path} can't be read", why=why) from None
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys or min(map(len, keys)) < _SHORTEST_KEY:
+        raise UsageError(
+            f"--key-file {path} is no use",
+            why=f"it needs a key a line, each of {_SHORTEST_KEY} characters at least",
+            hint=f"openssl rand -hex 16 > {path}",
+        )
+    return tuple(key.encode() for key in keys)
+
+
+class Guard:
+    """An ASGI application in front of another one.
+
+    Args:
+        app: what is guarded.
+        policy: who may ask.
+        refuse: answers a request with an error.
+    """
+
+    def __init__(self, app: App, policy: Policy, refuse: Callable[[Scope, Send, LlmrunError], Awaitable[None]]) -> None:
+        self._app, self._policy, self._refuse = app, policy, refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        headers: Headers = scope["headers"]
+        origin = (header(headers, b"origin") or b"").decode("latin-1")
+        send = _with_headers(send, _common_headers())
+        try:
+            self._check_sender(headers, origin)
+            if origin:
+                send = _with_headers(send, [(b"access-control-allow-origin", origin.encode("latin-1")), _VARY])
+            if origin and scope["method"] == "OPTIONS":
+                await _allow(headers, send)
+                return
+            self._check_request(scope, headers)
+        except LlmrunError as error:
+            await self._refuse(scope, send, error)
+            return
+        await self._app(scope, _counted(receive), send)
+
+    def _check_sender(self, headers: Headers, origin: str) -> None:
+        hosts = [value for name, value in headers if name == b"host"]
+        host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
+        if not self._policy.allows_host(host):
+            raise HostRefusedError(
+                f"the Host header names {host[:200]!r}, which is not this server",
+                hint="start llmrun serve with --allow-host NAME if it is",
+            )
+        if origin and not self._policy.allows_origin(origin, host):
+            raise OriginRefusedError(
+                f"a page of {origin[:200]!r} may not ask",
+                hint="start llmrun serve with --allow-origin ORIGIN if it may",
+            )
+
+    def _check_request(self, scope: Scope, headers: Headers) -> None:
+        if self._policy.keys and scope["path"] not in _OPEN_PATHS and not self._policy.knows_key(_key(headers)):
+            raise WrongKeyError("no API key, or a wrong one", hint="Authorization: Bearer KEY, or x-api-key: KEY")
+        lengths = [value for name, value in headers if name == b"content-length"]
+        if len(lengths) > 1 or (lengths and header(headers, b"transfer-encoding") is not None):
+            raise MalformedError("the request says its body's length twice")
+        if lengths and int(lengths[0]) > MOST_BODY_BYTES:
+            raise _too_large()
+        if scope["method"] == "POST":
+            kind = (header(headers, b"content-type") or b"").split(b";")[0].strip().lower()
+            if kind != b"application/json":
+                raise NotJsonError("the body must be JSON", hint="Content-Type: application/json")
+
+
+def _too_large() -> BodyTooLargeError:
+    return BodyTooLargeError("the body is too large", why=f"{MOST_BODY_BYTES:,} bytes at most")
+
+
+def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+    """The first header of a name; None where there is none."""
+    return next((value for key, value in headers if key == name), None)
+
+
+def _key(headers: Headers) -> bytes:
+    scheme, _, key = (header(headers, b"authorization") or b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else header(headers, b"x-api-key") or b""
+
+
+def _common_headers() -> Headers:
+    """What every response has."""
+    return [
+        (b"date", formatdate(usegmt=True).encode()),
+        (b"x-content-type-options", b"nosniff"),
+        (b"cache-control", b"no-store"),
+    ]
+
+
+def _with_headers(send: Send, added: Headers) -> Send:
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *added]
+        await send(message)
+
+    return sending
+
+
+def _counted(receive: Receive) -> Receive:
+    """The body, until there is too much of it."""
+    count = 0
+
+    async def receiving() -> MutableMapping[str, Any]:
+        nonlocal count
+        message = await receive()
+        count += len(message.get("body", b""))
+        if count > MOST_BODY_BYTES:
+            raise _too_large()
+        return message
+
+    return receiving
+
+
+async def _allow(headers: Headers, send: Send) -> None:
+    """Answer a preflight: what is asked for is allowed."""
+    wanted = header(headers, b"access-control-request-headers") or b""
+    allowed = [
+        (b"access-control-allow-methods", b"GET, POST, HEAD, OPTIONS"),
+        (b"access-control-allow-headers", wanted),
+        (b"access-control-max-age", b"600"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": allowed})
+    await send({"type": "http.response.body", "body": b""})

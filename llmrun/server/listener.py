@@ -1,0 +1,134 @@
+"""Connections: bytes become requests, and what does not arrive in time, or is not HTTP, is dropped.
+
+Owns the only use of uvicorn and h11; must not know what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from llmrun.server.guard import App
+
+RECEIVE_SECONDS = 30.0
+"""For a whole request, headers and body."""
+_MOST_HEADER_BYTES = 64 * 1024
+_KEEP_ALIVE_SECONDS = 75
+_MOST_CONNECTIONS = 4096
+_BACKLOG = 1024
+_TIMEOUT = (
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
+    b'{"error":{"message":"the request did not arrive in time","code":"request-timeout"}}\n'
+)
+
+
+class DeadlineProtocol(H11Protocol):
+    """HTTP/1.1 on one connection, whose every request has to arrive within RECEIVE_SECONDS."""
+
+    receive_seconds = RECEIVE_SECONDS
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there."""
+        super().connection_made(transport)
+        if len(self.connections) > _MOST_CONNECTIONS:
+            transport.abort()
+        self._begin_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came: of a request, or of several."""
+        if self._deadline is None:
+            self._begin_deadline()
+        super().data_received(data)
+        if self.conn.their_state is not h11.SEND_BODY and not self.conn.trailing_data[0]:
+            self._end_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone."""
+        self._end_deadline()
+        super().connection_lost(exc)
+
+    def _begin_deadline(self) -> None:
+        self._deadline = self.loop.call_later(self.receive_seconds, self._give_up)
+
+    def _end_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        """The request is late."""
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE} and not self.transport.is_closing():
+            self.transport.write(_TIMEOUT)
+        self.transport.close()
+
+
+class Listener:
+    """Serves an ASGI application on one socket.
+
+    Args:
+        app: what answers.
+        listening: a socket of bind().
+        receive_seconds: for a whole request.
+    """
+
+    def __init__(self, app: App, listening: socket.socket, receive_seconds: float = RECEIVE_SECONDS) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # what went wrong, our own log says
+        protocol = type("Protocol", (DeadlineProtocol,), {"receive_seconds": receive_seconds})
+        self._config = uvicorn.Config(
+            app,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        )
+        self._config.load()
+        self._protocol = protocol
+        self._socket = listening
+        self._state = ServerState()
+        self._server: asyncio.base_events.Server | None = None
+
+    async def start(self) -> None:
+        """Begin to listen."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._connection, sock=self._socket, backlog=_BACKLOG)
+
+    def _connection(self) -> asyncio.Protocol:
+        connection: asyncio.Protocol = self._protocol(self._config, self._state, {})
+        return connection
+
+    @property
+    def tasks(self) -> Iterable[asyncio.Task[None]]:
+        """Requests that are being answered."""
+        return tuple(self._state.tasks)
+
+    async def stop(self) -> None:
+        """Listen no more, and close every connection."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._state.connections):
+            with suppress(Exception):
+                connection.shutdown()
+        tasks = self.tasks
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(self._state.connections):
+            connection.transport.abort()

@@ -1,0 +1,204 @@
+"""What the server counts: requests, tokens and latencies, for Prometheus under vLLM's names, and for the live view.
+
+Owns the counters; must not know HTTP or engines.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from llmrun.protocol.messages import Condition, Finished, Started, TextDelta
+
+_RECENT = 512
+_RATE_SECONDS = 5.0
+_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0)
+_ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
+
+
+class Histogram:
+    """How often values fell into buckets, and the last ones themselves."""
+
+    def __init__(self, buckets: tuple[float, ...]) -> None:
+        self.buckets = buckets
+        self.counts = [0] * (len(buckets) + 1)
+        self.total = 0.0
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+
+    def add(self, value: float, times: int = 1) -> None:
+        """A value, so many times."""
+        self.counts[bisect.bisect_left(self.buckets, value)] += times
+        self.total += value * times
+        self._recent.append(value)
+
+    def quantile(self, share: float) -> float | None:
+        """Of the last values; None where there are none."""
+        values = sorted(self._recent)
+        return values[min(int(share * len(values)), len(values) - 1)] if values else None
+
+
+class Figures(NamedTuple):
+    """What the live view shows; seconds, None where nothing was measured."""
+
+    running: int
+    waiting: int
+    rate: float
+    ttft_p50: float | None
+    ttft_p95: float | None
+    itl_p50: float | None
+    itl_p95: float | None
+
+
+class ModelMetrics:
+    """The counters of one model."""
+
+    def __init__(self) -> None:
+        self.running = self.waiting = 0
+        self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+        self.finished: dict[str, int] = {}
+        self.ttft = Histogram(_TTFT_BUCKETS)
+        self.itl = Histogram(_ITL_BUCKETS)
+        self.latency = Histogram(_TTFT_BUCKETS)
+
+
+class RequestClock:
+    """One answer, as the counters see it."""
+
+    def __init__(self, model: ModelMetrics, clock: Callable[[], float], tokens: deque[tuple[float, int]]) -> None:
+        self._model, self._clock, self._tokens = model, clock, tokens
+        self._asked = clock()
+        self._last: float | None = None
+        self._counted = "waiting"
+        model.waiting += 1
+
+    def started(self, event: Started) -> None:
+        """Prefill begins."""
+        if self._counted == "waiting":
+            self._count_as("running")
+        self._model.prompt_tokens += event.prompt_tokens
+        self._model.cached_tokens += event.reused_tokens
+
+    def delta(self, event: TextDelta) -> None:
+        """Tokens came."""
+        now = self._clock()
+        if self._last is None:
+            self._model.ttft.add(now - self._asked)
+        elif event.tokens:
+            self._model.itl.add((now - self._last) / event.tokens, event.tokens)
+        self._last = now
+        self._model.completion_tokens += event.tokens
+        self._tokens.append((now, event.tokens))
+
+    def finished(self, event: Finished) -> None:
+        """It ended."""
+        self._end(event.reason)
+        self._model.latency.add(self._clock() - self._asked)
+
+    def aborted(self) -> None:
+        """Nobody wants it any more, or it failed."""
+        self._end("abort")
+
+    def _end(self, reason: str) -> None:
+        if self._counted:
+            self._count_as("")
+            self._model.finished[reason] = self._model.finished.get(reason, 0) + 1
+
+    def _count_as(self, state: str) -> None:
+        if self._counted == "waiting":
+            self._model.waiting -= 1
+        else:
+            self._model.running -= 1
+        self._model.running += state == "running"
+        self._counted = state
+
+
+class Metrics:
+    """The counters of all models.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.models: dict[str, ModelMetrics] = {}
+        self._clock = clock
+        self._tokens: deque[tuple[float, int]] = deque(maxlen=20_000)
+
+    def request(self, model: str) -> RequestClock:
+        """An answer is asked for."""
+        return RequestClock(self.models.setdefault(model, ModelMetrics()), self._clock, self._tokens)
+
+    @property
+    def figures(self) -> Figures:
+        """What the live view shows, of the model that was asked most."""
+        models = list(self.models.values())
+        busiest = max(models, key=lambda model: model.completion_tokens, default=ModelMetrics())
+        return Figures(
+            sum(model.running for model in models),
+            sum(model.waiting for model in models),
+            self._rate(),
+            busiest.ttft.quantile(0.5),
+            busiest.ttft.quantile(0.95),
+            busiest.itl.quantile(0.5),
+            busiest.itl.quantile(0.95),
+        )
+
+    def _rate(self) -> float:
+        """Tokens/s of the last seconds."""
+        since = self._clock() - _RATE_SECONDS
+        return sum(tokens for when, tokens in self._tokens if when > since) / _RATE_SECONDS
+
+    def text(self, conditions: Iterable[tuple[str, Condition]] = ()) -> str:
+        """In Prometheus's text format.
+
+        Args:
+            conditions: of each model that is loaded, by name.
+        """
+        return "\n".join([*self._lines(dict(conditions)), ""])
+
+    def _lines(self, conditions: dict[str, Condition]) -> Iterator[str]:
+        models = self.models
+        yield from _family("num_requests_running", "gauge", {name: m.running for name, m in models.items()})
+        yield from _family("num_requests_waiting", "gauge", {name: m.waiting for name, m in models.items()})
+        yield from _family("prompt_tokens_total", "counter", {name: m.prompt_tokens for name, m in models.items()})
+        yield from _family(
+            "generation_tokens_total", "counter", {name: m.completion_tokens for name, m in models.items()}
+        )
+        used = {name: each.cells_used / max(each.cells, 1) for name, each in conditions.items()}
+        yield from _family("kv_cache_usage_perc", "gauge", used)
+        queries = {name: each.prefix_queries for name, each in conditions.items()}
+        yield from _family("prefix_cache_queries_total", "counter", queries)
+        hits = {name: each.prefix_hits for name, each in conditions.items()}
+        yield from _family("prefix_cache_hits_total", "counter", hits)
+        yield "# TYPE vllm:request_success_total counter"
+        for name, model in models.items():
+            for reason, count in sorted(model.finished.items()):
+                yield f'vllm:request_success_total{{model_name="{_label(name)}",finished_reason="{reason}"}} {count}'
+        yield from _histograms("time_to_first_token_seconds", {name: m.ttft for name, m in models.items()})
+        yield from _histograms("inter_token_latency_seconds", {name: m.itl for name, m in models.items()})
+        yield from _histograms("e2e_request_latency_seconds", {name: m.latency for name, m in models.items()})
+
+
+def _family(name: str, kind: str, values: dict[str, float] | dict[str, int]) -> Iterator[str]:
+    yield f"# TYPE vllm:{name} {kind}"
+    for model, value in values.items():
+        yield f'vllm:{name}{{model_name="{_label(model)}"}} {value}'
+
+
+def _histograms(name: str, histograms: dict[str, Histogram]) -> Iterator[str]:
+    yield f"# TYPE vllm:{name} histogram"
+    for model, histogram in histograms.items():
+        label = _label(model)
+        below = 0
+        for bound, count in zip((*histogram.buckets, "+Inf"), histogram.counts, strict=True):
+            below += count
+            yield f'vllm:{name}_bucket{{model_name="{label}",le="{bound}"}} {below}'
+        yield f'vllm:{name}_sum{{model_name="{label}"}} {histogram.total}'
+        yield f'vllm:{name}_count{{model_name="{label}"}} {below}'
+
+
+def _label(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,262 @@
+"""Models that are kept loaded: each in an engine of its own, loaded when first asked for, gone when nobody asks.
+
+Owns which models are in memory and which of them goes first; must not know protocols or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llmrun.config import Settings
+from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, UsageError
+from llmrun.model import Located, Model, locate, not_on_disk
+from llmrun.models.store.in_use import using
+from llmrun.protocol.messages import AnswerRequest, Loaded
+from llmrun.runner.launch import Launched, launch
+from llmrun.server.connection import EngineConnection
+from llmrun.server.refusals import DeadlyPromptError
+
+MOST_DEATHS = 2
+"""After so many deaths of an engine a prompt that was in it is refused."""
+_REMEMBERED_PROMPTS = 1000
+# What a client may name: no path, whatever a name means elsewhere.
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w][\w.-]*){0,2}(:[\w.-]+)?")
+
+Prepare = Callable[[Located, Path], Model]
+"""Reads a model's header and makes the plan."""
+
+
+class KeptModel:
+    """A model that is loaded, is being loaded, or was.
+
+    Attributes:
+        name: as it was first asked for.
+        located: what that means.
+        path: of its file.
+        users: requests that are in it or wait for it; it stays as long as there are any.
+        used_at: when the last one ended, by the event loop's clock.
+        model: its header and plan; None before it was first loaded.
+        loaded: what the engine says of it.
+    """
+
+    def __init__(self, name: str, located: Located, path: Path) -> None:
+        self.name, self.located, self.path = name, located, path
+        self.users = 0
+        self.used_at = 0.0
+        self.keep_seconds = 0.0
+        self.model: Model | None = None
+        self.loaded: Loaded | None = None
+        self.connection: EngineConnection | None = None
+        self.starting: asyncio.Task[EngineConnection] | None = None
+        self.expiry: asyncio.TimerHandle | None = None
+        self.locks = ExitStack()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it is in memory, all of it."""
+        return self.connection is not None and self.connection.alive and self.loaded is not None
+
+
+@dataclass
+class Deaths:
+    """Prompts that were in an engine when it died, and how often; the oldest are forgotten."""
+
+    _counts: OrderedDict[str, int] = field(default_factory=OrderedDict)
+
+    def add(self, prompt: str) -> None:
+        """It was in an engine that died."""
+        self._counts[prompt] = self._counts.pop(prompt, 0) + 1
+        while len(self._counts) > _REMEMBERED_PROMPTS:
+            self._counts.popitem(last=False)
+
+    def check(self, prompt: str) -> None:
+        """Raises DeadlyPromptError if that happened too often."""
+        if self._counts.get(prompt, 0) >= MOST_DEATHS:
+            raise DeadlyPromptError(
+                "this prompt is refused", why=f"the engine died {MOST_DEATHS} times while this prompt was in it"
+            )
+
+
+def prompt_hash(asked: AnswerRequest) -> str:
+    """What a prompt is known by."""
+    return hashlib.sha256(repr((asked.messages, asked.prompt, asked.template, asked.grammar)).encode()).hexdigest()
+
+
+class Pool:
+    """The models of one server.
+
+    Args:
+        names: that the server was started with; the first is the one that is meant where a client names none.
+        settings: where models lie.
+        prepare: reads a model's header and makes the plan.
+        keep_seconds: how long a model stays that nobody asks.
+        start: starts an engine's process, given the model it is for.
+        on_change: called when a model was loaded or is gone.
+
+    Attributes:
+        deaths: prompts that were in dying engines.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        settings: Settings,
+        prepare: Prepare,
+        *,
+        keep_seconds: float,
+        start: Callable[[Model], Launched] | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.names = tuple(names)
+        self.deaths = Deaths()
+        self._settings, self._prepare, self._keep_seconds = settings, prepare, keep_seconds
+        self._start_engine = start or _engine_of
+        self._on_change = on_change
+        self._kept: dict[Path, KeptModel] = {}
+        self._paths: dict[str, Path] = {}
+        self._loading = asyncio.Lock()
+
+    @property
+    def kept(self) -> list[KeptModel]:
+        """The models that are loaded, or being loaded."""
+        return [kept for kept in self._kept.values() if kept.is_loaded or kept.users]
+
+    @asynccontextmanager
+    async def lease(self, name: str, keep_seconds: float | None = None) -> AsyncIterator[KeptModel]:
+        """A model that stays until the block ends; ready() loads it.
+
+        Args:
+            name: "" is the first that the server was started with.
+            keep_seconds: how long it stays afterwards; None is the server's own, less than 0 for ever.
+
+        Raises:
+            ModelNotFoundError: it is not on this disk.
+            UsageError: it can't be a model's name.
+        """
+        kept = await self._find(name)
+        kept.users += 1
+        if kept.expiry is not None:
+            kept.expiry.cancel()
+        try:
+            yield kept
+        finally:
+            kept.users -= 1
+            kept.keep_seconds = self._keep_seconds if keep_seconds is None else keep_seconds
+            self._rest(kept)
+
+    def _rest(self, kept: KeptModel) -> None:
+        """Nobody may be asking a model any more."""
+        loop = asyncio.get_running_loop()
+        kept.used_at = loop.time()
+        if not kept.users and kept.keep_seconds >= 0:
+            kept.expiry = loop.call_later(kept.keep_seconds, self._expire, kept)
+
+    def _expire(self, kept: KeptModel) -> None:
+        if not kept.users:
+            self._ending = asyncio.ensure_future(self._unload(kept))
+
+    async def _find(self, name: str) -> KeptModel:
+        if not name and not self.names:
+            raise UsageError("model is missing", hint="name one of /v1/models")
+        name = name or self.names[0]
+        path = self._paths.get(name)
+        if path is None or path not in self._kept:
+            located = await asyncio.to_thread(self._locate, name)
+            assert located.path is not None
+            path = self._paths[name] = located.path
+            self._kept.setdefault(path, KeptModel(name, located, path))
+        return self._kept[path]
+
+    def _locate(self, name: str) -> Located:
+        """What a name means; only those that the server was started with may be paths.
+
+        Raises:
+            ModelNotFoundError: it is not on this disk, and the server fetches nothing.
+        """
+        if name not in self.names and not _NAME.fullmatch(name):
+            raise ModelNotFoundError(f"no model is called {name[:200]!r}", hint="GET /v1/models names those there are")
+        located = locate(name, self._settings)
+        is_path = located.spec.path is not None and not name.startswith(("ollama/", "lmstudio/"))
+        if is_path and name not in self.names:
+            raise ModelNotFoundError(f"no model is called {name[:200]!r}", hint="GET /v1/models names those there are")
+        if located.path is None:
+            raise not_on_disk(name)
+        return located
+
+    async def ready(self, kept: KeptModel) -> EngineConnection:
+        """The engine that has a leased model loaded; loads it where it isn't.
+
+        Raises:
+            LlmrunError: it can't be loaded.
+        """
+        if kept.is_loaded:
+            assert kept.connection is not None
+            return kept.connection
+        if kept.starting is None or kept.starting.done():
+            kept.starting = asyncio.ensure_future(self._start(kept))
+        return await asyncio.shield(kept.starting)
+
+    async def _start(self, kept: KeptModel) -> EngineConnection:
+        async with self._loading:  # one at a time, so that each sees what memory the one before has taken
+            while True:
+                try:
+                    return await self._load(kept)
+                except OutOfMemoryError:
+                    idle = [each for each in self._kept.values() if each.is_loaded and not each.users]
+                    if not idle:
+                        raise
+                    await self._unload(min(idle, key=lambda each: each.used_at))
+
+    async def _load(self, kept: KeptModel) -> EngineConnection:
+        await self._close(kept)
+        kept.model = model = await asyncio.to_thread(self._prepare, kept.located, kept.path)
+        kept.locks.enter_context(using(kept.path))
+        try:
+            connection = EngineConnection(await asyncio.to_thread(self._start_engine, model))
+            kept.loaded = await connection.load(model.load)
+        except BaseException:
+            kept.locks.close()
+            raise
+        kept.connection = connection
+        self._on_change()
+        return connection
+
+    async def _unload(self, kept: KeptModel) -> None:
+        await self._close(kept)
+        if not kept.users:
+            self._kept.pop(kept.path, None)
+        self._on_change()
+
+    async def _close(self, kept: KeptModel) -> None:
+        connection, kept.connection, kept.loaded = kept.connection, None, None
+        kept.locks.close()
+        if connection is not None:
+            await connection.close()
+
+    async def warm(self, name: str) -> None:
+        """Load a model before anybody asks for it; whoever asks for it first is told what is wrong with it."""
+        with suppress(LlmrunError):
+            async with self.lease(name) as kept:
+                await self.ready(kept)
+
+    async def close(self) -> None:
+        """End all engines."""
+        for kept in list(self._kept.values()):
+            if kept.starting is not None:
+                kept.starting.cancel()
+            if kept.expiry is not None:
+                kept.expiry.cancel()
+            await self._close(kept)
+
+
+def _engine_of(model: Model) -> Launched:
+    """An engine's process as a model wants it."""
+    environment = model.tuned.environment if model.tuned else None
+    return launch(verbose=model.load.verbose, environment=environment)

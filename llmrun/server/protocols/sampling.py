@@ -1,0 +1,150 @@
+"""What clients may say about how tokens are chosen and when an answer ends: OpenAI's fields, llama.cpp's, and ours."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from llmrun.errors import UsageError
+from llmrun.grammar import Grammar, read_grammar, read_json_schema
+from llmrun.protocol.params import BOUNDS, MOST_TOKENS, STEPS, Limits, check_parameter
+from llmrun.server.protocols.fields import Fields
+
+MOST_ANSWERS = 16
+"""To one prompt."""
+MOST_TOP_LOGPROBS = 20
+_MOST_BIASES = 1024
+_MOST_BREAKERS = 64
+_LONGEST_GRAMMAR = 256 * 1024
+
+# What other servers call some of our parameters.
+_ALIASES = {
+    "typ_p": "typical_p",
+    "dynatemp_range": "temperature_range",
+    "dynatemp_exponent": "temperature_exponent",
+    "repetition_penalty": "repeat_penalty",
+    "dry_sequence_breakers": "dry_breakers",
+    "samplers": "order",
+}
+_ANY_OBJECT = '{"type": "object"}'
+
+
+def read_sampling(body: Fields) -> dict[str, Any]:
+    """The fields of SamplingParams that a client named.
+
+    Raises:
+        UsageError: one is of the wrong type, or out of its bounds.
+    """
+    found: dict[str, Any] = {}
+    for key in body.data:
+        name = _ALIASES.get(key, key) if isinstance(key, str) else ""
+        if body.data[key] is None:
+            continue
+        if name == "seed":
+            seed = body.whole(key, -(2**63), 2**63 - 1) or 0
+            found[name] = seed % 2**32 if seed != -1 else None  # -1 is a random one to llama.cpp's clients
+        elif name in BOUNDS:
+            found[name] = check_parameter(name, body.number(key, -math.inf, math.inf), body.name(key))
+        elif name == "logit_bias":
+            found[name] = check_parameter(name, _biases(body, key), body.name(key))
+        elif name == "order":
+            found[name] = check_parameter(name, _few(body, key, len(STEPS)), body.name(key))
+        elif name == "dry_breakers":
+            found[name] = _few(body, key, _MOST_BREAKERS)
+    return found
+
+
+def _few(body: Fields, key: str, most: int) -> tuple[str, ...]:
+    texts = body.texts(key)
+    if len(texts) > most or any(len(text) > 1024 for text in texts):
+        raise UsageError(f"{body.name(key)} is too long", why=f"{most} strings at most, each of 1,024 characters")
+    return texts
+
+
+def _biases(body: Fields, key: str) -> tuple[tuple[int, float], ...]:
+    """OpenAI's {"token id": bias}, or llama.cpp's [[token id, bias], ...], where false bans."""
+    value = body.data[key]
+    pairs = list(value.items()) if isinstance(value, dict) else value
+    wrong = UsageError(f"{body.name(key)} must be an object of token ids and numbers")
+    if not isinstance(pairs, list) or len(pairs) > _MOST_BIASES:
+        raise wrong
+    found: list[tuple[int, float]] = []
+    for pair in pairs:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise wrong
+        token, bias = pair
+        if not str(token).isdecimal() or len(str(token)) > 9 or not isinstance(bias, (int, float)):
+            raise wrong
+        found.append((int(token), -math.inf if bias is False else float(bias)))
+    return tuple(found)
+
+
+def read_limits(body: Fields, *names: str) -> Limits:
+    """When the answer ends.
+
+    Args:
+        names: of the field that says how many tokens it may have; the first that is there counts, -1 is no limit.
+
+    Raises:
+        UsageError: a field is of the wrong type, or out of its bounds.
+    """
+    counts = (body.whole(name, -1, MOST_TOKENS) for name in names)
+    most = next((count for count in counts if count is not None), None)
+    stop = tuple(text for text in body.texts("stop") if text)
+    return Limits(None if most == -1 else most, stop, body.texts("ban"))
+
+
+def read_grammar_fields(body: Fields) -> Grammar | None:
+    """What the answer has to follow: response_format, or llama.cpp's json_schema and grammar.
+
+    Raises:
+        UsageError: a field is of the wrong type, or there are two of them.
+        BadGrammarError: the grammar or the schema is broken, or asks for too much.
+    """
+    found = [each for each in (_response_format(body), _json_schema(body), _grammar(body)) if each is not None]
+    if len(found) > 1:
+        raise UsageError("response_format, json_schema and grammar exclude each other")
+    return found[0] if found else None
+
+
+def _response_format(body: Fields) -> Grammar | None:
+    wanted = body.object("response_format")
+    if wanted is None:
+        return None
+    kind = wanted.choice("type", "text", "json_object", "json_schema")
+    if kind == "json_schema":
+        inner = wanted.object("json_schema")
+        if inner is None:
+            raise UsageError(f"{wanted.name('json_schema')} is missing")
+        return schema_grammar(inner.data.get("schema", {}))
+    if kind == "json_object":
+        return schema_grammar(wanted.data["schema"]) if wanted.data.get("schema") else read_json_schema(_ANY_OBJECT)
+    return None
+
+
+def _json_schema(body: Fields) -> Grammar | None:
+    schema = body.data.get("json_schema")
+    return None if schema is None else schema_grammar(schema)
+
+
+def _grammar(body: Fields) -> Grammar | None:
+    text = body.text("grammar")
+    if text is None or not text.strip():
+        return None
+    if len(text) > _LONGEST_GRAMMAR:
+        raise UsageError(f"{body.name('grammar')} is too long", why=f"{_LONGEST_GRAMMAR:,} characters at most")
+    return read_grammar(text)
+
+
+def schema_grammar(schema: Any) -> Grammar:
+    """A JSON schema, as JSON data.
+
+    Raises:
+        UsageError: it is too long.
+        BadGrammarError: it is broken, or asks for too much.
+    """
+    text = json.dumps(schema)
+    if len(text) > _LONGEST_GRAMMAR:
+        raise UsageError("the JSON schema is too long", why=f"{_LONGEST_GRAMMAR:,} characters at most")
+    return read_json_schema(text)

@@ -1,0 +1,42 @@
+"""Where a server listens."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from llmrun.errors import LlmrunError, UsageError
+
+_BACKLOG = 1024
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that can listen there.
+
+    Raises:
+        UsageError: there is no such address, or somebody listens there already.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"there is no address {host}", why=error.strerror or str(error)) from None
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(_BACKLOG)
+        found.setblocking(False)
+    except OSError as error:
+        found.close()
+        raise _cannot_listen(host, port, error) from None
+    return found
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> LlmrunError:
+    if error.errno == errno.EADDRINUSE:
+        return UsageError(
+            f"port {port} of {host} is in use",
+            why="another program listens there",
+            hint=f"llmrun serve --port {port + 1}, or llmrun ps to see whether it is one of ours",
+        )
+    return UsageError(f"can't listen on port {port} of {host}", why=error.strerror or str(error))
