@@ -18,18 +18,16 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from llmrun.errors import LlmrunError, ModelNotFoundError
-from llmrun.protocol.messages import Condition, Status, Tokenize, Tokenized
+from llmrun.protocol.messages import Tokenize, Tokenized
 from llmrun.server.exchange import Dialect, Exchange, Shared, parse_json, read_body, refuse
 from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send
-from llmrun.server.protocols import openai, openai_chat
+from llmrun.server.protocols import openai, openai_chat, openai_text
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.refusals import MethodRefusedError, NoRouteError
 
-_CHAT = Dialect(openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-")
-
 DIALECTS: dict[str, Dialect] = {
-    "/v1/chat/completions": _CHAT,
-    "/chat/completions": _CHAT,
+    "/v1/chat/completions": Dialect(openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-"),
+    "/v1/completions": Dialect(openai_text.read, openai_text.writer, openai.error_body, "cmpl-"),
 }
 """Path -> the protocol in which answers are asked for there."""
 
@@ -130,12 +128,7 @@ class Site:
         return JSONResponse({"status": "ok"})
 
     async def _show_metrics(self, request: Request) -> Response:
-        conditions: list[tuple[str, Condition]] = []
-        for kept in self._pool.kept:
-            if kept.connection is not None and kept.is_loaded:
-                status = Status(kept.connection.next_request())
-                conditions.append((kept.name, await kept.connection.ask(status, Condition)))
-        return PlainTextResponse(self._metrics.text(conditions), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_entry(*each) for each in (await self._known()).items()]})

@@ -98,7 +98,6 @@ class Pool:
         prepare: reads a model's header and makes the plan.
         keep_seconds: how long a model stays that nobody asks.
         start: starts an engine's process, given the model it is for.
-        on_change: called when a model was loaded or is gone.
 
     Attributes:
         deaths: prompts that were in dying engines.
@@ -111,14 +110,12 @@ class Pool:
         prepare: Prepare,
         *,
         keep_seconds: float,
-        start: Callable[[Model], Launched] | None = None,
-        on_change: Callable[[], None] = lambda: None,
+        start: Callable[[Model], Launched],
     ) -> None:
         self.names = tuple(names)
         self.deaths = Deaths()
         self._settings, self._prepare, self._keep_seconds = settings, prepare, keep_seconds
-        self._start_engine = start or _engine_of
-        self._on_change = on_change
+        self._start_engine = start
         self._kept: dict[Path, KeptModel] = {}
         self._paths: dict[str, Path] = {}
         self._loading = asyncio.Lock()
@@ -225,14 +222,12 @@ class Pool:
             kept.locks.close()
             raise
         kept.connection = connection
-        self._on_change()
         return connection
 
     async def _unload(self, kept: KeptModel) -> None:
         await self._close(kept)
         if not kept.users:
             self._kept.pop(kept.path, None)
-        self._on_change()
 
     async def _close(self, kept: KeptModel) -> None:
         connection, kept.connection, kept.loaded = kept.connection, None, None
@@ -256,7 +251,7 @@ class Pool:
             await self._close(kept)
 
 
-def _engine_of(model: Model) -> Launched:
+def engine_of(model: Model) -> Launched:
     """An engine's process as a model wants it."""
     environment = model.tuned.environment if model.tuned else None
     return launch(verbose=model.load.verbose, environment=environment)
