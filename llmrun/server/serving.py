@@ -17,7 +17,7 @@ from llmrun.runner.launch import Launched
 from llmrun.server.app import Served, Site
 from llmrun.server.exchange import Shared, Traffic
 from llmrun.server.guard import Policy
-from llmrun.server.listener import Listener
+from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.metrics import Metrics
 from llmrun.server.pool import Pool, Prepare, engine_of
 
@@ -34,6 +34,7 @@ class ServeOptions:
         keep_seconds: how long a model stays that nobody asks; less than 0 is for ever.
         queue: requests that may wait.
         grace_seconds: how long running answers may go on after the first signal to end.
+        receive_seconds: in which a request has to arrive.
     """
 
     names: tuple[str, ...]
@@ -43,6 +44,7 @@ class ServeOptions:
     keep_seconds: float = 300.0
     queue: int = 64
     grace_seconds: float = 30.0
+    receive_seconds: float = RECEIVE_SECONDS
 
 
 class Serving:
@@ -78,12 +80,13 @@ class Serving:
 
     async def run(self, listening: socket.socket) -> None:
         """Serve on this socket until end() is called, and then until all is answered or the grace is over."""
-        listener = Listener(self._site.app(self._options.policy), listening)
+        options = self._options
+        listener = Listener(self._site.app(options.policy), listening, options.receive_seconds)
         await listener.start()
-        warming = [asyncio.ensure_future(self._pool.warm(name)) for name in self._options.names]
+        warming = [asyncio.ensure_future(self._pool.warm(name)) for name in options.names]
         try:
             await self._ending.wait()
-            await self._traffic.drain(self._options.grace_seconds)
+            await self._traffic.drain(options.grace_seconds)
         finally:
             for task in warming:
                 task.cancel()
