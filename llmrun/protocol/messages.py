@@ -9,7 +9,6 @@ Most are named tuples: both processes make these classes at every start, and a d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,19 +17,58 @@ from llmrun.grammar import Grammar
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.params import Limits, SamplingParams
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class Tool(NamedTuple):
+    """A function that the model may call.
+
+    Attributes:
+        parameters: the JSON schema of its arguments, as text.
+    """
+
+    name: str
+    description: str = ""
+    parameters: str = "{}"
+
+
+class ToolCall(NamedTuple):
+    """A call that the model made.
+
+    Attributes:
+        id: names the call to the message that brings its result.
+        arguments: a JSON object, as text.
+    """
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. role is "system", "user" or "assistant"."""
+    """One turn of a conversation. role is "system", "user", "assistant" or "tool", which is a call's result.
+
+    Attributes:
+        tool_calls: what an assistant called.
+        tool_call_id: of the call that a tool's content is the result of.
+        name: of that tool.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise UsageError(f"there is no role {self.role!r}", why=f"a message is of one of {', '.join(ROLES)}")
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that users, models and tools wrote in it."""
+        return self.content, self.tool_call_id, self.name, *(text for call in self.tool_calls for text in call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +90,9 @@ class AnswerRequest:
             which spares their prefill. What they saw of the turns that left stays in them.
         logprobs: tell how likely each token was, and so many of the likeliest in its place; None tells nothing.
         salt: what others have computed of the same prompt is used only where their salt is the same.
+        tools: what the model may call.
+        tool_choice: "auto", "none", "required" or "=" and the name of the one tool that has to be called.
+        parallel_calls: whether an answer may have several calls.
     """
 
     messages: tuple[Message, ...] = ()
@@ -67,11 +108,9 @@ class AnswerRequest:
     moves: bool = False
     logprobs: int | None = None
     salt: str = ""
-
-
-def rendering_share(messages: Iterable[Message]) -> float:
-    """Seconds that a chat template may take for the conversation itself, besides what it may take for any."""
-    return sum(len(message.content) for message in messages) / 5e6
+    tools: tuple[Tool, ...] = ()
+    tool_choice: str = "auto"
+    parallel_calls: bool = True
 
 
 # ---- front -> engine -------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ from llmrun.protocol.messages import (
     TextDelta,
     Tokenize,
     Tokenized,
-    rendering_share,
 )
+from llmrun.protocol.rendering import rendering_share
 from llmrun.runner.launch import Launched
 from llmrun.runner.pipe import EngineGone, Pipe
 
@@ -117,7 +117,7 @@ class Call:
 
     def _rendering_ends(self) -> float:
         asked = self.command.asked if isinstance(self.command, (Generate, Count)) else AnswerRequest()
-        return time.monotonic() + RENDER_SECONDS + rendering_share(asked.messages)
+        return time.monotonic() + RENDER_SECONDS + rendering_share(asked.messages, asked.tools)
 
     def overdue(self) -> Event | LlmrunError:
         """What comes of it now that its time is over."""

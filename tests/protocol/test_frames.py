@@ -49,6 +49,8 @@ from llmrun.protocol.messages import (
     Tokenize,
     Tokenized,
     TokenLogprob,
+    Tool,
+    ToolCall,
 )
 from llmrun.protocol.params import Limits, SamplingParams
 
@@ -73,6 +75,18 @@ FRAMES: list[Frame] = [
     Generate(6, AnswerRequest(thinking=False, thinking_tokens=100, stops_repeats=True, moves=True)),
     Generate(6, AnswerRequest(sampling=SamplingParams(order=("temperature", "top_k")))),
     Generate(7, AnswerRequest(logprobs=0, salt="mine")),
+    Generate(
+        7,
+        AnswerRequest(
+            (
+                Message("assistant", "", (ToolCall("call_1", "add", '{"a": 1}'), ToolCall("", "now", "{}"))),
+                Message("tool", "2", tool_call_id="call_1", name="add"),
+            ),
+            tools=(Tool("add", "Adds.", '{"type": "object"}'), Tool("now")),
+            tool_choice="=add",
+            parallel_calls=False,
+        ),
+    ),
     Cancel(0),
     Status(4),
     Condition(4, 1, 2, 3, 4, 5, 6, 7, 8, 9),

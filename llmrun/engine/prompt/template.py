@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from llmrun.engine.llama.submodules import import_submodule
 from llmrun.errors import BadTemplateError, UsageError
-from llmrun.protocol.messages import Message, rendering_share
+from llmrun.protocol.messages import Message
+from llmrun.protocol.rendering import rendering_share
 
 _Result = TypeVar("_Result")
 

@@ -1,0 +1,77 @@
+"""What came of one answer, for protocols that tell all of it at once.
+
+Owns the joining of pieces; must not know any protocol.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from llmrun.protocol.messages import TokenLogprob
+from llmrun.server.asked import Begun, CallArguments, CallBegun, Ended, Part, Text, Thought
+
+
+class Call(NamedTuple):
+    """One call of a tool, as far as it came."""
+
+    id: str
+    name: str
+    pieces: list[str]
+
+    @property
+    def arguments(self) -> str:
+        """Their JSON text."""
+        return "".join(self.pieces)
+
+    def as_object(self) -> dict[str, Any] | None:
+        """The arguments; None where the answer ended in the middle of them."""
+        try:
+            value = json.loads(self.arguments)
+        except ValueError:
+            return None
+        return value if isinstance(value, dict) else None
+
+
+class Collected:
+    """An answer so far.
+
+    Attributes:
+        begun: None before the prompt was accepted.
+        ended: None before it ended.
+    """
+
+    def __init__(self) -> None:
+        self._thoughts: list[str] = []
+        self._texts: list[str] = []
+        self.calls: list[Call] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.begun: Begun | None = None
+        self.ended: Ended | None = None
+
+    def add(self, part: Part) -> None:
+        """One more part."""
+        match part:
+            case Begun():
+                self.begun = part
+            case Thought():
+                self._thoughts.append(part.text)
+            case Text():
+                self._texts.append(part.text)
+                self.logprobs += part.logprobs
+            case CallBegun():
+                self.calls.append(Call(part.id, part.name, []))
+            case CallArguments():
+                self.calls[part.call].pieces.append(part.text)
+            case Ended():
+                self.ended = part
+
+    @property
+    def thoughts(self) -> str:
+        """All of them."""
+        return "".join(self._thoughts)
+
+    @property
+    def text(self) -> str:
+        """The answer itself."""
+        return "".join(self._texts)

@@ -1,0 +1,281 @@
+"""Ollama's protocol: /api/chat and /api/generate. Pure; see llmrun.server.asked. Home Assistant speaks nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.grammar import Grammar
+from llmrun.protocol.messages import AnswerRequest, Message, Stats, TokenLogprob, Tool
+from llmrun.protocol.params import MOST_TOKENS, Limits
+from llmrun.server.asked import Asked, CallArguments, Envelope, Part, Text, Thought, Writer
+from llmrun.server.protocols.collected import Call, Collected
+from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.ollama_models import unix_time
+from llmrun.server.protocols.sampling import MOST_TOP_LOGPROBS, read_sampling, schema_grammar
+from llmrun.server.protocols.tools import ANY_OBJECT, checked_tools, refuse_media, tool, tool_call
+from llmrun.server.sse import NDJSON, line
+
+_MOST_CONTEXT = 2**27
+_MOST_SECONDS = 10 * 365 * 86_400
+_FOR_EVER = -1.0
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+_DURATION = re.compile(rf"(-?)((?:{_DURATION_PART.pattern})+)")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+# ---- what is asked
+
+
+def read_chat(body: Mapping[str, Any]) -> Asked:
+    """A request to /api/chat. Without messages it only loads the model, or with a keep_alive of 0 lets go of it.
+
+    Raises:
+        UsageError, BadGrammarError: a field is invalid.
+    """
+    fields = Fields(body)
+    messages = tuple(_message(item) for item in fields.objects("messages"))
+    return _asked(fields, AnswerRequest(messages, tools=checked_tools(map(_tool, fields.objects("tools")), "auto")))
+
+
+def read_generate(body: Mapping[str, Any]) -> Asked:
+    """A request to /api/generate. Without a prompt it only loads the model, or with a keep_alive of 0 lets go of it.
+
+    Raises:
+        UsageError, BadGrammarError: a field is invalid.
+    """
+    fields = Fields(body)
+    prompt, system = fields.text("prompt") or "", fields.text("system") or ""
+    if fields.text("suffix"):
+        raise UsageError("suffix can't be used", why="no model is asked to fill a gap yet", hint="leave it out")
+    if fields.text("template"):
+        raise UsageError("template can't be used", why="Go templates are not read", hint="use raw: true")
+    if fields.list("images"):
+        refuse_media("images")
+    if not prompt:
+        return _asked(fields, AnswerRequest())
+    if fields.flag("raw"):
+        return _asked(fields, AnswerRequest(prompt=prompt))
+    first = (Message("system", system),) if system else ()
+    return _asked(fields, AnswerRequest((*first, Message("user", prompt))))
+
+
+def only_loads(asked: Asked) -> bool:
+    """Whether the model is to be loaded, or let go, and nothing answered."""
+    return not asked.request.messages and asked.request.prompt is None
+
+
+def _asked(fields: Fields, request: AnswerRequest) -> Asked:
+    options = fields.object("options") or Fields({}, "options")
+    most = options.whole("num_predict", -2, MOST_TOKENS) or 0  # -1 and -2 are as many as there is room for
+    return Asked(
+        model=fields.text("model") or fields.text("name") or "",
+        request=replace(
+            request,
+            limits=Limits(most if most > 0 else None, options.texts("stop")),
+            grammar=_format(fields),
+            thinking=_thinking(fields),
+            logprobs=_logprobs(fields),
+        ),
+        sampling=read_sampling(options),
+        stream=fields.flag("stream") is not False,
+        keep_seconds=_keep_seconds(fields),
+        n_ctx=options.whole("num_ctx", 1, _MOST_CONTEXT),
+    )
+
+
+def _message(fields: Fields) -> Message:
+    if fields.list("images"):
+        refuse_media(fields.name("images"))
+    calls = tuple(
+        tool_call(made.text("id") or "", made.object("function") or made) for made in fields.objects("tool_calls")
+    )
+    name = fields.text("tool_name") or fields.text("name") or ""
+    return Message(
+        fields.needed_text("role"), fields.text("content") or "", calls, fields.text("tool_call_id") or "", name
+    )
+
+
+def _tool(fields: Fields) -> Tool:
+    return tool(fields.object("function") or fields, "parameters")
+
+
+def _format(fields: Fields) -> Grammar | None:
+    wanted = fields.data.get("format")
+    if wanted in (None, ""):
+        return None
+    if wanted == "json":
+        return ANY_OBJECT
+    if not isinstance(wanted, Mapping):
+        raise UsageError("invalid format", why='must be "json" or a JSON schema')
+    return schema_grammar(wanted)
+
+
+def _thinking(fields: Fields) -> bool | None:
+    """Newer models take how hard to think instead."""
+    if isinstance(fields.data.get("think"), str):
+        return fields.choice("think", "low", "medium", "high") is not None
+    return fields.flag("think")
+
+
+def _logprobs(fields: Fields) -> int | None:
+    top = fields.whole("top_logprobs", 0, MOST_TOP_LOGPROBS) or 0
+    return top if fields.flag("logprobs") else None
+
+
+def _keep_seconds(fields: Fields) -> float | None:
+    """Seconds, or a duration as Go writes it; any below 0 is for ever."""
+    value = fields.data.get("keep_alive")
+    seconds = _duration(value) if isinstance(value, str) else fields.number("keep_alive", -_MOST_SECONDS, _MOST_SECONDS)
+    if seconds is None:
+        return None
+    if not abs(seconds) <= _MOST_SECONDS:
+        raise UsageError("invalid keep_alive", why="must be at most ten years")
+    return seconds if seconds >= 0 else _FOR_EVER
+
+
+def _duration(text: str) -> float:
+    with suppress(ValueError):
+        return float(text)
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise UsageError(f"invalid keep_alive {text[:80]!r}", why='must be seconds, or a duration like "5m" or "1h30m"')
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION_PART.findall(found[2]))
+    return -seconds if found[1] else seconds
+
+
+# ---- what is answered
+
+
+class _Piece(NamedTuple):
+    """What one line says, or a whole answer."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: Sequence[Call] = ()
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+class _Writer:
+    """An answer as lines of JSON.
+
+    A call of a tool is one piece, because its arguments are an object: it is held back until they are complete, and
+    left out where the answer ends before.
+
+    Args:
+        shape: where chat and generate have text, thoughts and calls.
+    """
+
+    media_type = NDJSON
+
+    def __init__(self, envelope: Envelope, shape: Callable[[_Piece], dict[str, Any]]) -> None:
+        self._envelope = envelope
+        self._shape = shape
+        self._answer = Collected()
+        self._told_calls = 0
+
+    def begin(self) -> bytes:
+        """See Writer: Ollama begins with the first piece."""
+        return b""
+
+    def feed(self, part: Part) -> bytes:
+        """See Writer."""
+        written = b"" if isinstance(part, CallArguments) else self._complete_calls()
+        self._answer.add(part)
+        match part:
+            case Thought():
+                written += self._line(_Piece(thinking=part.text))
+            case Text():
+                written += self._line(_Piece(part.text, logprobs=part.logprobs))
+        return written
+
+    def end(self) -> bytes:
+        """See Writer."""
+        return line(self._body(_Piece()) | self._summary())
+
+    def error(self, error: LlmrunError) -> bytes:
+        """See Writer."""
+        return line(error_body(error, error.http_status))
+
+    def whole(self) -> dict[str, Any]:
+        """See Writer."""
+        answer = self._answer
+        return self._body(_Piece(answer.text, answer.thoughts, answer.calls, answer.logprobs)) | self._summary()
+
+    def _complete_calls(self) -> bytes:
+        """The call whose arguments have all come now."""
+        calls = self._answer.calls[self._told_calls :]
+        self._told_calls += len(calls)
+        return self._line(_Piece(calls=calls)) if any(call.as_object() is not None for call in calls) else b""
+
+    def _line(self, piece: _Piece) -> bytes:
+        return line(self._body(piece) | {"done": False})
+
+    def _body(self, piece: _Piece) -> dict[str, Any]:
+        head = {"model": self._envelope.model, "created_at": unix_time(self._envelope.created)}
+        logprobs = {"logprobs": [_logprob(token) for token in piece.logprobs]} if piece.logprobs else {}
+        return head | self._shape(piece) | logprobs
+
+    def _summary(self) -> dict[str, Any]:
+        ended = self._answer.ended
+        stats = ended.stats if ended else Stats()
+        return {
+            "done": True,
+            "done_reason": "length" if ended and ended.reason == "length" else "stop",
+            "total_duration": _nanoseconds(stats.ttft_seconds + stats.decode_seconds),
+            "load_duration": 0,
+            "prompt_eval_count": stats.prompt_tokens,
+            "prompt_eval_duration": _nanoseconds(stats.prefill_seconds),
+            "eval_count": stats.completion_tokens,
+            "eval_duration": _nanoseconds(stats.decode_seconds),
+        }
+
+
+def chat_writer(body: Mapping[str, Any], envelope: Envelope) -> Writer:
+    """For an answer to /api/chat."""
+    return _Writer(envelope, _chat_shape)
+
+
+def generate_writer(body: Mapping[str, Any], envelope: Envelope) -> Writer:
+    """For an answer to /api/generate."""
+    return _Writer(envelope, _generate_shape)
+
+
+def _chat_shape(piece: _Piece) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": piece.text}
+    if piece.thinking:
+        message["thinking"] = piece.thinking
+    complete = [(made, arguments) for made in piece.calls if (arguments := made.as_object()) is not None]
+    if complete:
+        message["tool_calls"] = [
+            {"id": made.id, "function": {"name": made.name, "arguments": arguments}} for made, arguments in complete
+        ]
+    return {"message": message}
+
+
+def _generate_shape(piece: _Piece) -> dict[str, Any]:
+    return {"response": piece.text} | ({"thinking": piece.thinking} if piece.thinking else {})
+
+
+def loaded(asked: Asked, envelope: Envelope) -> dict[str, Any]:
+    """The body for a request that only loads the model, or lets go of it."""
+    head = {"model": envelope.model, "created_at": unix_time(envelope.created)}
+    return head | {"response": "", "done": True, "done_reason": "unload" if asked.keep_seconds == 0 else "load"}
+
+
+def error_body(error: LlmrunError, status: int) -> dict[str, Any]:
+    """What Ollama's clients read is "error"; the code is ours."""
+    return {"error": str(error), "code": error.code}
+
+
+def _logprob(token: TokenLogprob) -> dict[str, Any]:
+    top = [{"token": text, "logprob": logprob, "bytes": list(data)} for text, data, logprob in token.top]
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes), "top_logprobs": top}
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)

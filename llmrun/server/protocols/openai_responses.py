@@ -1,0 +1,306 @@
+"""OpenAI's Responses, which is all that Codex speaks. Pure; see llmrun.server.asked. Nothing is stored between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.grammar import Grammar
+from llmrun.protocol.messages import AnswerRequest, Message, ToolCall
+from llmrun.server.asked import Asked, Begun, CallArguments, CallBegun, Ended, Envelope, Part, Text, Thought, Writer
+from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.openai import error_body, logprobs
+from llmrun.server.protocols.sampling import MOST_TOP_LOGPROBS, read_limits, read_sampling, schema_grammar
+from llmrun.server.protocols.tools import ANY_OBJECT, as_json, checked_tools, refuse_media, tool, tool_call, tool_name
+from llmrun.server.sse import EVENT_STREAM, event
+
+__all__ = ["error_body", "read", "writer"]
+
+_ROLES = {"developer": "system"}
+_TEXTS = frozenset({"input_text", "output_text", "text", "refusal"})
+_CALLS = frozenset({"function_call", "custom_tool_call"})
+_RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
+_CONTENTS = {"reasoning": "reasoning_text", "message": "output_text"}
+"""What the content of an item is called."""
+
+
+# ---- what is asked
+
+
+def read(body: Mapping[str, Any]) -> Asked:
+    """What a client asks for. Tools that are not functions of the client's are passed over.
+
+    Raises:
+        UsageError, BadGrammarError: a field is invalid.
+    """
+    fields = Fields(body)
+    for name in ("previous_response_id", "conversation", "prompt"):
+        if fields.data.get(name) is not None:
+            raise UsageError(f"{name} can't be used", why="nothing is stored here", hint="send the whole conversation")
+    choice, allowed = _tool_choice(fields)
+    tools = [tool(each, "parameters") for each in fields.objects("tools") if each.text("type") == "function"]
+    request = AnswerRequest(
+        messages=_messages(fields),
+        limits=read_limits(fields, "max_output_tokens"),
+        grammar=_format(fields),
+        thinking=_thinking(fields),
+        logprobs=_logprobs(fields),
+        salt=fields.text("cache_salt") or "",
+        tools=checked_tools((each for each in tools if allowed is None or each.name in allowed), choice),
+        tool_choice=choice,
+        parallel_calls=fields.flag("parallel_tool_calls") is not False,
+    )
+    stream = fields.flag("stream") is True
+    return Asked(fields.text("model") or "", request, read_sampling(fields), stream=stream, salt=request.salt)
+
+
+def _messages(fields: Fields) -> tuple[Message, ...]:
+    """The conversation; what stands before the first question is one system prompt."""
+    said = [Message("system", fields.text("instructions") or "")]
+    if isinstance(fields.data.get("input"), str):
+        said.append(Message("user", fields.needed_text("input")))
+    else:
+        names: dict[str, str] = {}
+        for item in fields.objects("input"):
+            _add(said, item, names)
+    first = next((index for index, message in enumerate(said) if message.role != "system"), None)
+    if first is None:
+        raise UsageError("input is missing or empty")
+    system = "\n\n".join(message.content for message in said[:first] if message.content)
+    return (*((Message("system", system),) if system else ()), *said[first:])
+
+
+def _add(said: list[Message], item: Fields, names: dict[str, str]) -> None:
+    """One item of the input. What the model did at once is several items here, and one message there."""
+    kind = item.text("type") or "message"
+    if kind in _CALLS:
+        made = _call(item)
+        names[made.id] = made.name
+        if said[-1].role != "assistant":
+            said.append(Message("assistant", ""))
+        said[-1] = replace(said[-1], tool_calls=(*said[-1].tool_calls, made))
+    elif kind in _RESULTS:
+        call_id = item.needed_text("call_id")
+        said.append(Message("tool", _text(item, "output"), tool_call_id=call_id, name=names.get(call_id, "")))
+    elif kind == "message":
+        role = item.needed_text("role")
+        said.append(Message(_ROLES.get(role, role), _text(item, "content")))
+    elif kind == "item_reference":
+        raise UsageError(f"{item.name('type')} 'item_reference' can't be used", why="nothing is stored here")
+
+
+def _call(item: Fields) -> ToolCall:
+    call_id = item.needed_text("call_id")
+    if item.text("type") == "function_call":
+        return tool_call(call_id, item)
+    return ToolCall(call_id, tool_name(item), as_json({"input": item.text("input") or ""}))
+
+
+def _text(item: Fields, key: str) -> str:
+    """A content's text: a string, or parts."""
+    value = item.data.get(key)
+    if value is None or isinstance(value, str):
+        return value or ""
+    texts = []
+    for part in item.objects(key):
+        kind = part.needed_text("type")
+        if kind not in _TEXTS:
+            refuse_media(f"{part.name('type')} {kind[:80]!r}")
+        texts.append(part.needed_text("refusal" if kind == "refusal" else "text"))
+    return "".join(texts)
+
+
+def _tool_choice(fields: Fields) -> tuple[str, frozenset[str] | None]:
+    """Which tool has to be called, and the names of those that may be; None is all."""
+    value = fields.data.get("tool_choice")
+    if not isinstance(value, Mapping):
+        return fields.choice("tool_choice", "auto", "none", "required") or "auto", None
+    chosen = Fields(value, fields.name("tool_choice"))
+    kind = chosen.needed_text("type")
+    if kind == "function":
+        return f"={tool_name(chosen)}", None
+    if kind == "allowed_tools":
+        allowed = [each for each in chosen.objects("tools") if each.text("type") == "function"]
+        return chosen.choice("mode", "auto", "required") or "auto", frozenset(map(tool_name, allowed))
+    return "auto", None
+
+
+def _thinking(fields: Fields) -> bool | None:
+    reasoning = fields.object("reasoning")
+    return False if reasoning is not None and reasoning.text("effort") == "none" else None
+
+
+def _format(fields: Fields) -> Grammar | None:
+    text = fields.object("text")
+    wanted = text.object("format") if text is not None else None
+    kind = wanted.choice("type", "text", "json_object", "json_schema") if wanted is not None else None
+    if wanted is None or kind in (None, "text"):
+        return None
+    return ANY_OBJECT if kind == "json_object" else schema_grammar(wanted.data.get("schema", {}))
+
+
+def _logprobs(fields: Fields) -> int | None:
+    top = fields.whole("top_logprobs", 0, MOST_TOP_LOGPROBS)
+    return top or 0 if top or "message.output_text.logprobs" in fields.texts("include") else None
+
+
+# ---- what is answered
+
+
+def writer(body: Mapping[str, Any], envelope: Envelope) -> Writer:
+    """What writes the answer to a body that read() took."""
+    return _Writer(envelope, Fields(body))
+
+
+class _Writer:
+    """Writes a response, whose output is items of thoughts, text and calls, one after the other."""
+
+    media_type = EVENT_STREAM
+
+    def __init__(self, envelope: Envelope, fields: Fields) -> None:
+        self._envelope = envelope
+        choice = fields.data.get("tool_choice")
+        self._echoed = {
+            "instructions": fields.text("instructions"),
+            "parallel_tool_calls": fields.flag("parallel_tool_calls") is not False,
+            "tool_choice": choice if isinstance(choice, str) else "auto",
+        }
+        self._output: list[dict[str, Any]] = []
+        self._pieces: list[str] | None = None  # of the last item, while it is not ended
+        self._chosen: list[dict[str, Any]] = []  # how its tokens were
+        self._begun = Begun(0, 0, 0)
+        self._ended: Ended | None = None
+        self._n_events = 0
+
+    def begin(self) -> bytes:
+        """See Writer."""
+        response = self._response("in_progress")
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def feed(self, part: Part) -> bytes:
+        """See Writer."""
+        match part:
+            case Begun():
+                self._begun = part
+                return b""
+            case Thought():
+                return self._within("reasoning", {"summary": []}) + self._delta("response.reasoning_text", part.text)
+            case Text():
+                chosen = logprobs(part.logprobs)["content"]
+                begun = self._within("message", {"role": "assistant"})
+                self._chosen += chosen
+                return begun + self._delta("response.output_text", part.text, logprobs=chosen)
+            case CallBegun():
+                return self._close() + self._open(
+                    {"type": "function_call", "call_id": part.id, "name": part.name, "arguments": ""}
+                )
+            case CallArguments():
+                return self._delta("response.function_call_arguments", part.text)
+            case Ended():
+                self._ended = part
+                return self._close("incomplete" if part.reason == "length" else "completed")
+
+    def end(self) -> bytes:
+        """See Writer."""
+        response = self.whole()
+        return self._event(f"response.{response['status']}", response=response)
+
+    def error(self, error: LlmrunError) -> bytes:
+        """See Writer."""
+        told = error_body(error, error.http_status)["error"]
+        response = self._response("failed") | {"error": {"code": told["code"], "message": told["message"]}}
+        return self._event("response.failed", response=response)
+
+    def whole(self) -> dict[str, Any]:
+        """See Writer."""
+        cut_off = self._ended is not None and self._ended.reason == "length"
+        details = {"reason": "max_output_tokens"} if cut_off else None
+        response = self._response("incomplete" if cut_off else "completed")
+        return response | {"incomplete_details": details, "usage": self._usage()}
+
+    def _response(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self._envelope.id,
+            "object": "response",
+            "created_at": self._envelope.created,
+            "status": status,
+            "model": self._envelope.model,
+            "output": self._output,
+            "error": None,
+            "incomplete_details": None,
+            "tools": [],
+            "usage": None,
+            **self._echoed,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        prompt, answer = self._begun.prompt_tokens, self._ended.stats.completion_tokens if self._ended else 0
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": self._begun.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": answer,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + answer,
+        }
+
+    def _within(self, kind: str, item: dict[str, Any]) -> bytes:
+        """Begin an item of a type, if it is not begun."""
+        if self._pieces is not None and self._output[-1]["type"] == kind:
+            return b""
+        written = self._close() + self._open({"type": kind, **item, "content": []})
+        return written + self._event("response.content_part.added", **self._place(), part=self._part(""))
+
+    def _open(self, item: dict[str, Any]) -> bytes:
+        self._pieces, self._chosen = [], []
+        name = f"{item['type']}_{len(self._output)}_{self._envelope.id}"
+        self._output.append({"id": name, "status": "in_progress", **item})
+        index = len(self._output) - 1
+        return self._event("response.output_item.added", output_index=index, item=self._output[-1])
+
+    def _delta(self, kind: str, text: str, **more: Any) -> bytes:
+        assert self._pieces is not None, "a piece came before what it is a piece of"
+        self._pieces.append(text)
+        return self._event(f"{kind}.delta", **self._place(), delta=text, **more)
+
+    def _close(self, status: str = "completed") -> bytes:
+        """End the last item, if it is not ended."""
+        if self._pieces is None:
+            return b""
+        item, text = self._output[-1], "".join(self._pieces)
+        item["status"] = status
+        if item["type"] in _CONTENTS:
+            written = self._close_content(item, text)
+        else:
+            item["arguments"] = text
+            done = "response.function_call_arguments.done"
+            written = self._event(done, **self._place(), name=item["name"], arguments=text)
+        self._pieces = None
+        index = len(self._output) - 1
+        return written + self._event("response.output_item.done", output_index=index, item=item)
+
+    def _close_content(self, item: dict[str, Any], text: str) -> bytes:
+        part = self._part(text)
+        item["content"] = [part]
+        more = {"logprobs": self._chosen} if item["type"] == "message" else {}
+        written = self._event(f"response.{_CONTENTS[item['type']]}.done", **self._place(), text=text, **more)
+        return written + self._event("response.content_part.done", **self._place(), part=part)
+
+    def _part(self, text: str) -> dict[str, Any]:
+        """The content of the last item."""
+        kind = self._output[-1]["type"]
+        more = {"annotations": [], "logprobs": self._chosen} if kind == "message" else {}
+        return {"type": _CONTENTS[kind], "text": text, **more}
+
+    def _place(self) -> dict[str, Any]:
+        """Where in the output a piece belongs."""
+        item = self._output[-1]
+        inside = {"content_index": 0} if item["type"] in _CONTENTS else {}
+        return {"item_id": item["id"], "output_index": len(self._output) - 1, **inside}
+
+    def _event(self, kind: str, **data: Any) -> bytes:
+        number, self._n_events = self._n_events, self._n_events + 1
+        return event({"type": kind, "sequence_number": number, **data}, kind)

@@ -1,0 +1,248 @@
+"""OpenAI's Responses as data: what Codex and the official client send, and what the client reads of our bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+from openai import OpenAI
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from llmrun.errors import BadGrammarError, ContextOverflowError, UsageError
+from llmrun.grammar import Grammar
+from llmrun.protocol.messages import Message, Stats, TokenLogprob, Tool, ToolCall
+from llmrun.protocol.params import Limits
+from llmrun.server.asked import Begun, CallArguments, CallBegun, Ended, Envelope, Part, Text, Thought
+from llmrun.server.protocols.openai_responses import read, writer
+
+HELLO: dict[str, Any] = {"model": "m", "input": "Hello"}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOL = {"type": "function", "name": "weather", "description": "Tells it.", "parameters": SCHEMA, "strict": False}
+ENVELOPE = Envelope("resp_1", 1_700_000_000, "smollm2")
+STATS = Stats(prompt_tokens=30, completion_tokens=7)
+CALLS: tuple[Part, ...] = (
+    CallBegun(0, 0, "call_1", "weather"),
+    CallArguments(0, 0, '{"city": '),
+    CallArguments(0, 0, '"Rome"}'),
+    CallBegun(0, 1, "call_2", "now"),
+    CallArguments(0, 1, "{}"),
+)
+
+
+def streamed(*parts: Part) -> bytes:
+    made = writer(HELLO, ENVELOPE)
+    return made.begin() + b"".join(made.feed(part) for part in parts) + made.end()
+
+
+def as_their_client_reads(data: bytes) -> Response:
+    """The response that the official client puts together from a stream."""
+    transport = httpx2.MockTransport(
+        lambda request: httpx2.Response(200, content=data, headers={"content-type": "text/event-stream"})
+    )
+    client = OpenAI(api_key="none", http_client=httpx2.Client(transport=transport))
+    with client, client.responses.stream(**HELLO) as stream:
+        return stream.get_final_response()
+
+
+def events(data: bytes) -> list[dict[str, Any]]:
+    """Each event's data; its name has to be its type."""
+    found = []
+    for block in data.decode().strip().split("\n\n"):
+        name, text = block.split("\n")
+        found.append(json.loads(text.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+# ---- what is asked
+
+
+def test_codex() -> None:
+    asked = read(
+        {
+            "model": "m",
+            "instructions": "You are a coder.",
+            "input": [
+                {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandbox: off"}]},
+                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+                {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"},
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
+                {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": '{"city":"Rome"}'},
+                {"type": "custom_tool_call", "call_id": "call_2", "name": "apply_patch", "input": "*** Begin"},
+                {"type": "function_call_output", "call_id": "call_1", "output": "Sun"},
+                {"type": "custom_tool_call_output", "call_id": "call_2", "output": "Done"},
+            ],
+            "tools": [TOOL, {"type": "local_shell"}, {"type": "web_search"}, {"type": "custom", "name": "apply_patch"}],
+            "tool_choice": "auto",
+            "parallel_tool_calls": False,
+            "reasoning": {"effort": "medium", "summary": "auto"},
+            "store": False,
+            "stream": True,
+            "include": ["reasoning.encrypted_content"],
+            "prompt_cache_key": "c",
+            "previous_response_id": None,
+        }
+    )
+    calls = (
+        ToolCall("call_1", "weather", '{"city": "Rome"}'),
+        ToolCall("call_2", "apply_patch", '{"input": "*** Begin"}'),
+    )
+    assert asked.request.messages == (
+        Message("system", "You are a coder.\n\nSandbox: off"),
+        Message("user", "Weather?"),
+        Message("assistant", "Let me see.", calls),
+        Message("tool", "Sun", tool_call_id="call_1", name="weather"),
+        Message("tool", "Done", tool_call_id="call_2", name="apply_patch"),
+    )
+    assert asked.request.tools == (Tool("weather", "Tells it.", json.dumps(SCHEMA)),)
+    assert (asked.request.parallel_calls, asked.request.thinking, asked.stream) == (False, None, True)
+
+
+def test_a_string_is_a_question() -> None:
+    asked = read({**HELLO, "max_output_tokens": 9, "temperature": 0.5, "reasoning": {"effort": "none"}})
+    assert asked.request.messages == (Message("user", "Hello"),)
+    assert (asked.request.limits, asked.sampling, asked.stream) == (Limits(9), {"temperature": 0.5}, False)
+    assert asked.request.thinking is False
+
+
+@pytest.mark.parametrize(
+    ("choice", "meant", "names"),
+    [
+        ("required", "required", ["weather", "now"]),
+        ({"type": "function", "name": "now"}, "=now", ["weather", "now"]),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]},
+            "required",
+            ["now"],
+        ),
+        ({"type": "web_search"}, "auto", ["weather", "now"]),
+    ],
+)
+def test_tool_choice(choice: object, meant: str, names: list[str]) -> None:
+    request = read({**HELLO, "tools": [TOOL, {"type": "function", "name": "now"}], "tool_choice": choice}).request
+    assert (request.tool_choice, [tool.name for tool in request.tools]) == (meant, names)
+
+
+def test_structured_output() -> None:
+    wanted = {"type": "json_schema", "name": "place", "schema": SCHEMA}
+    assert read({**HELLO, "text": {"format": wanted}}).request.grammar == Grammar("json_schema", json.dumps(SCHEMA))
+    assert read({**HELLO, "text": {"format": {"type": "json_object"}}}).request.grammar is not None
+    assert read({**HELLO, "text": {"format": {"type": "text"}, "verbosity": "low"}}).request.grammar is None
+
+
+def test_logprobs_are_asked_for_in_two_ways() -> None:
+    assert read({**HELLO, "top_logprobs": 3}).request.logprobs == 3
+    assert read({**HELLO, "include": ["message.output_text.logprobs"]}).request.logprobs == 0
+    assert read({**HELLO, "top_logprobs": 0}).request.logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"input": []}, "input"),
+        ({"input": None}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input_image"),
+        ({"input": [{"role": "user", "content": 5}]}, r"input\[0\].content"),
+        ({"input": [{"content": "Hello"}]}, r"input\[0\].role"),
+        ({"input": [{"type": "function_call", "name": "a", "arguments": "{}"}]}, r"input\[0\].call_id"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "a", "arguments": "["}]}, "arguments"),
+        ({"input": [{"type": "item_reference", "id": "i"}]}, "item_reference"),
+        ({"previous_response_id": "resp_0"}, "previous_response_id"),
+        ({"max_output_tokens": 0}, "max_output_tokens|max_tokens"),
+        ({"tool_choice": "some"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "rain"}}, "rain"),
+        ({"tools": [{"type": "function"}]}, r"tools\[0\].name"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+    ],
+)
+def test_what_is_refused_is_named(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        read({**HELLO, **wrong})
+
+
+def test_a_strict_schema_that_cannot_be_enforced_is_refused() -> None:
+    with pytest.raises(BadGrammarError, match="'not'"):
+        read({**HELLO, "tools": [{**TOOL, "parameters": {"not": {}}, "strict": True}]})
+
+
+# ---- what is answered
+
+
+def test_a_stream_of_thoughts_and_text() -> None:
+    data = streamed(Begun(0, 30, 10), Thought(0, "Hm."), Text(0, "Hel"), Text(0, "lo"), Ended(0, "stop", STATS))
+    assert [event["type"].removeprefix("response.") for event in events(data)] == [
+        "created", "in_progress",
+        "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done",
+        "output_item.done",
+        "output_item.added", "content_part.added", "output_text.delta", "output_text.delta", "output_text.done",
+        "content_part.done", "output_item.done",
+        "completed",
+    ]  # fmt: skip
+    response = as_their_client_reads(data)
+    assert (response.id, response.status, response.output_text) == ("resp_1", "completed", "Hello")
+    assert response.usage is not None
+    assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (30, 7, 37)
+    assert response.usage.input_tokens_details.cached_tokens == 10
+
+
+def test_every_event_is_one_of_theirs_and_numbered() -> None:
+    known: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
+    parts = (Begun(0, 30, 0), Thought(0, "Hm."), Text(0, "Well."), *CALLS, Ended(0, "tool_calls", STATS))
+    told = events(streamed(*parts))
+    for event in told:
+        known.validate_python(event)
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+
+
+def test_a_stream_of_calls() -> None:
+    data = streamed(Begun(0, 30, 10), Text(0, "Let me see."), *CALLS, Ended(0, "tool_calls", STATS))
+    response = as_their_client_reads(data)
+    calls = [(item.call_id, item.name, item.arguments) for item in response.output if item.type == "function_call"]
+    assert calls == [("call_1", "weather", '{"city": "Rome"}'), ("call_2", "now", "{}")]
+    assert len({item.id for item in response.output}) == 3
+
+
+def test_a_whole_response_is_what_the_stream_ended_with() -> None:
+    made = writer(HELLO, ENVELOPE)
+    parts = (Begun(0, 30, 10), Thought(0, "Hm."), Text(0, "Well."), *CALLS, Ended(0, "tool_calls", STATS))
+    for part in parts:
+        made.feed(part)
+    assert made.whole() == events(streamed(*parts))[-1]["response"]
+    response = Response.model_validate(made.whole())
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
+
+
+def test_an_answer_that_was_cut_off_is_incomplete() -> None:
+    data = streamed(Begun(0, 30, 10), Text(0, "Hel"), Ended(0, "length", STATS))
+    last = events(data)[-1]
+    assert last["type"] == "response.incomplete"
+    response = Response.model_validate(last["response"])
+    assert (response.status, response.output[0].status) == ("incomplete", "incomplete")
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+
+
+def test_an_overflow_fails_with_the_code_that_codex_knows() -> None:
+    made = writer(HELLO, ENVELOPE)
+    (*_, failed) = events(made.begin() + made.error(ContextOverflowError("the prompt has 9 tokens", why="8 fit")))
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["status"] == "failed"
+    assert failed["response"]["error"] == {
+        "code": "context_length_exceeded",
+        "message": "the prompt has 9 tokens: 8 fit",
+    }
+
+
+def test_logprobs() -> None:
+    token = TokenLogprob("é", (195, 169), -0.5, (("e", (101,), -0.7),))
+    response = as_their_client_reads(streamed(Begun(0, 3, 0), Text(0, "é", (token,)), Ended(0, "stop", STATS)))
+    message = response.output[0]
+    assert message.type == "message"
+    assert message.content[0].type == "output_text"
+    chosen = message.content[0].logprobs
+    assert chosen is not None
+    assert (chosen[0].token, chosen[0].logprob, chosen[0].top_logprobs[0].token) == ("é", -0.5, "e")
