@@ -26,6 +26,7 @@ from llmrun.server.refusals import DeadlyPromptError
 MOST_DEATHS = 2
 """After so many deaths of an engine a prompt that was in it is refused."""
 _REMEMBERED_PROMPTS = 1000
+_LONGEST_NAME = 500
 # What a client may name: no path, whatever a name means elsewhere.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w][\w.-]*){0,2}(:[\w.-]+)?")
 
@@ -177,7 +178,7 @@ class Pool:
         Raises:
             ModelNotFoundError: it is not on this disk, and the server fetches nothing.
         """
-        if name not in self.names and not _NAME.fullmatch(name):
+        if name not in self.names and (len(name) > _LONGEST_NAME or not _NAME.fullmatch(name)):
             raise ModelNotFoundError(f"no model is called {name[:200]!r}", hint="GET /v1/models names those there are")
         located = locate(name, self._settings)
         is_path = located.spec.path is not None and not name.startswith(("ollama/", "lmstudio/"))
