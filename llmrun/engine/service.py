@@ -124,6 +124,7 @@ class Preparer:
             moves=asked.moves,
             shown=self._control_tokens(tags or ()),
             logprobs=LogprobStream() if asked.logprobs is not None else None,
+            salt=asked.salt,
         )
 
     def count(self, count: Count, send: Callable[[Event], None]) -> Counted:

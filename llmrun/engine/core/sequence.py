@@ -29,6 +29,7 @@ class Extras:
         moves: the conversation lost its oldest turns; what the KV cache holds behind them is moved, not computed again.
         shown: control tokens whose text is part of the answer.
         logprobs: holds how likely the tokens were, as the sampler notes it, until their text is shown.
+        salt: prefixes are shared only among equal ones.
     """
 
     inside_thought: bool = False
@@ -38,6 +39,7 @@ class Extras:
     moves: bool = False
     shown: frozenset[int] = frozenset()
     logprobs: LogprobStream | None = None
+    salt: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +47,7 @@ class Sequence:
     """A prompt and the answer that grows behind it.
 
     Attributes:
+        number: they are counted as they come.
         request: the front's number for it.
         tokens: prompt and answer.
         n_prompt: how many of them are the prompt.
@@ -56,8 +59,11 @@ class Sequence:
         n_retracted: how many answer tokens were taken back.
         refused: index of tokens -> what must not stand there, given what stands before.
         cancelled: somebody asked it to stop.
+        passed: how many younger ones got in before it.
+        held: it waits for what another one is computing.
     """
 
+    number: int
     request: int
     tokens: list[int]
     n_prompt: int
@@ -74,6 +80,8 @@ class Sequence:
     n_retracted: int = 0
     refused: dict[int, set[int]] = field(default_factory=dict)
     cancelled: bool = False
+    passed: int = 0
+    held: bool = False
 
     def admit(self, slot: int, n_cached: int) -> None:
         """It has a slot, which holds its first tokens."""
