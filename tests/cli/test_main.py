@@ -173,6 +173,7 @@ def test_help_covers_every_topic(topic: str, tmp_path: Path) -> None:
         (["--nonsense"], "no such option: --nonsense", "", "llmrun --help"),
         (["show", "--nonsense"], "no such option: --nonsense", "", "llmrun show --help"),
         (["show"], "missing argument 'MODEL'", "", "llmrun show --help"),
+        (["run", "x", "--temp"], "option '--temp' requires an argument", "", "llmrun run --help"),
         (["tune", "x", "--depth", "x"], "invalid value for '--depth'", "'x' is not a valid int", "llmrun tune --help"),
         (["sessions", "rm"], "missing argument 'NAME...'", "", "llmrun sessions rm --help"),
     ],

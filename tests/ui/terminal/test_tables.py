@@ -157,6 +157,21 @@ def test_a_narrow_terminal_splits_no_name() -> None:
     assert max(map(len, lines)) <= 44
 
 
+def test_a_terminal_too_narrow_for_a_table_gets_records() -> None:
+    output = terminal(NO_COLOR="1", COLUMNS="40")
+    licence = "Llama 3.2 Community License"
+    show_catalogue(output, [CatalogueRow("qwen3-0.6b", "0.6B", "Q8_0", 639_000_000, licence, True)])
+    show_matches(output, [MatchRow("somebody/a-long-name-of-a-repository-GGUF", 12345, 6, "2026-10-01", True)])
+    assert written(output).splitlines() == [
+        "qwen3-0.6b",
+        "  0.6B, Q8_0, 639.0 MB, Llama 3.2",
+        "  Community License, installed",
+        "somebody/a-long-name-of-a-repository-GGUF",
+        "  12,345 downloads, 6 likes, 2026-10-01,",
+        "  terms to accept",
+    ]
+
+
 def test_catalogue() -> None:
     output = pipe()
     show_catalogue(output, [CatalogueRow("smollm2", "135M", "Q4_1", 98_362_432, "Apache-2.0", True)])
