@@ -173,7 +173,6 @@ def test_help_covers_every_topic(topic: str, tmp_path: Path) -> None:
         (["--nonsense"], "no such option: --nonsense", "", "llmrun --help"),
         (["show", "--nonsense"], "no such option: --nonsense", "", "llmrun show --help"),
         (["show"], "missing argument 'MODEL'", "", "llmrun show --help"),
-        (["run", "x", "--temp"], "option '--temp' requires an argument", "", "llmrun run --help"),
         (["tune", "x", "--depth", "x"], "invalid value for '--depth'", "'x' is not a valid int", "llmrun tune --help"),
         (["sessions", "rm"], "missing argument 'NAME...'", "", "llmrun sessions rm --help"),
     ],
@@ -186,6 +185,10 @@ def test_wrong_arguments_end_as_every_error(
     assert json.loads(done.stderr) == {"error": {"code": "usage", "what": what, "why": why, "hint": hint}}
     lines = [f"error: {what}", *([f"  why: {why}"] if why else []), f"  try: {hint}"]
     assert llmrun(*arguments, tmp_path=tmp_path).stderr.splitlines() == lines
+
+
+def test_an_option_without_its_value_leads_to_the_commands_help(tmp_path: Path) -> None:
+    assert llmrun("run", "x", "--temp", tmp_path=tmp_path).stderr.splitlines()[-1] == "  try: llmrun run --help"
 
 
 def test_every_sampling_parameter_has_a_flag() -> None:

@@ -191,7 +191,7 @@ def show_table(
         _show_lines(stream, columns, lines, widths, color=color)  # without Rich, which takes longer than most commands
         return
     least = [_least([line[index] for line in lines], column, room) for index, column in enumerate(columns)]
-    if sum(least) <= room:
+    if sum(least) <= room or not any(headings):
         _show_rich(output.console(stderr=stderr), columns, safe, _shrunk(widths, least, room))
     else:
         _show_records(stream, columns, safe, output.columns(stderr=stderr), color=color)
