@@ -159,6 +159,7 @@ def show_findings(output: Output, findings: Sequence[Finding]) -> None:
 
 
 _GAP = 2  # cells between columns
+_LEAST_TEXT = 10
 _CODES = {
     "bold": "\x1b[1m",
     "dim": "\x1b[2m",
@@ -191,6 +192,8 @@ def show_table(
         _show_lines(stream, columns, lines, widths, color=color)  # without Rich, which takes longer than most commands
         return
     least = [_least([line[index] for line in lines], column, room) for index, column in enumerate(columns)]
+    if not any(headings):  # facts: the text behind their names flows
+        least[-1] = min(least[-1], _LEAST_TEXT)
     if sum(least) <= room or not any(headings):
         _show_rich(output.console(stderr=stderr), columns, safe, _shrunk(widths, least, room))
     else:
@@ -217,15 +220,16 @@ def _show_records(stream: TextIO, columns: Sequence[Column], rows: list[list[str
     for first, *rest in rows:
         style = _CODES.get(columns[0].style, "") if color else ""
         stream.write(f"{style}{first}\x1b[0m\n" if style else f"{first}\n")
-        named = [_named(cell, column.heading.lower()) for column, cell in zip(columns[1:], rest, strict=True) if cell]
+        named = [_named(cell, column) for column, cell in zip(columns[1:], rest, strict=True) if cell]
         for row in wrapped("  " + ", ".join(named), cells) if named else ():
             stream.write(f"{row}\n")
     stream.flush()
 
 
-def _named(cell: str, heading: str) -> str:
+def _named(cell: str, column: Column) -> str:
     """A cell that says by itself what it is."""
-    return heading if cell == "yes" else f"{cell} {heading}" if cell.replace(",", "").isdigit() else cell
+    heading = column.heading.lower()
+    return heading if cell == "yes" else f"{heading} {cell}" if column.right else cell
 
 
 def _value(value: object) -> str:

@@ -164,10 +164,10 @@ def test_a_terminal_too_narrow_for_a_table_gets_records() -> None:
     show_matches(output, [MatchRow("somebody/a-long-name-of-a-repository-GGUF", 12345, 6, "2026-10-01", True)])
     assert written(output).splitlines() == [
         "qwen3-0.6b",
-        "  0.6B, Q8_0, 639.0 MB, Llama 3.2",
-        "  Community License, installed",
+        "  parameters 0.6B, Q8_0, size 639.0 MB,",
+        "  Llama 3.2 Community License, installed",
         "somebody/a-long-name-of-a-repository-GGUF",
-        "  12,345 downloads, 6 likes, 2026-10-01,",
+        "  downloads 12,345, likes 6, 2026-10-01,",
         "  terms to accept",
     ]
 
