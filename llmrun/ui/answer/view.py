@@ -102,6 +102,7 @@ def answer_view(
             says_thinking=output.stdout_is_terminal,
             dim=dim,
             thoughts=think == "on",
+            short=short,
         )
     unicode = can_show(output.stdout, "•│─·…")
     page = Page(time.monotonic, think=think, markdown=markdown, styled=output.stdout_has_color, unicode=unicode)
