@@ -17,7 +17,7 @@ import typer
 
 from llmrun.cli.completion import complete_model, complete_words
 from llmrun.errors import UsageError, require_within
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import FLASH_ATTENTION, Wishes
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ FlashAttentionOption = Annotated[
         "--flash-attention",
         "-fa",
         metavar="auto|on|off",
+        autocompletion=complete_words(*FLASH_ATTENTION),
         help="Attention without writing its scores to memory. Default: where it is faster.",
         rich_help_panel="Engine",
     ),

@@ -10,6 +10,7 @@ import typer
 
 from llmrun.chat.replay import Record, differences, place_of, read
 from llmrun.cli.answering import ShownAs, cancelling, collecting, show
+from llmrun.cli.completion import complete_model
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import LoadingOptions, loading, with_options
 from llmrun.errors import CancelledError, IntegrityError, UsageError
@@ -21,7 +22,10 @@ from llmrun.ui.terminal.output import Output
 def replay(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `llmrun run --record FILE` wrote.")],
     *,
-    model: Annotated[str, typer.Option("--model", help="Another name or path for the recorded model.")] = "",
+    model: Annotated[
+        str,
+        typer.Option("--model", help="Another name or path for the recorded model.", autocompletion=complete_model),
+    ] = "",
     loading: LoadingOptions,
 ) -> None:
     """Answer a recorded prompt again, and compare the bytes.

@@ -72,7 +72,7 @@ class Splitter:
         """Take thoughts; gives whether there may be more to take."""
         end = self._held.find(self._closing)
         if end < 0:
-            kept = _overlap(self._held, self._closing)
+            kept = overlap(self._held, self._closing)
             known = len(self._held) - kept
             if known:
                 parts.append(ReasoningPart(ReasoningKind.THOUGHT, self._held[:known]))
@@ -105,8 +105,8 @@ def split(text: str, tags: Sequence[str], *, inside: bool = False) -> tuple[str,
     return thoughts.strip(), "".join(part.text for part in parts if part.kind is ReasoningKind.ANSWER)
 
 
-def _overlap(text: str, tag: str) -> int:
-    """How many characters at the text's end could be the tag's beginning."""
+def overlap(text: str, tag: str) -> int:
+    """How many characters at a text's end could be a tag's beginning."""
     for length in range(min(len(tag) - 1, len(text)), 0, -1):
         if text.endswith(tag[:length]):
             return length

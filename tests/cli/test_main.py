@@ -273,3 +273,15 @@ def test_bytes_that_are_no_text_do_not_stop_a_prompt(tmp_path: Path) -> None:
     file.write_bytes(b"caf\xe9")
     with file.open() as stdin:
         assert read_prompt(Output(stdin=stdin), []) == "caf\ufffd"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_commands_help_fits_the_terminal(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for columns in (40, 80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert call([name, "--help"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert {len(line) for line in lines if line.startswith(("│", "╭", "╰"))} == {columns}
+        assert not [line for line in lines if re.search("<[a-z ]+>", line)], "Typer's own name of a type"

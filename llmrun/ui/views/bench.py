@@ -120,10 +120,7 @@ class BenchView:
             self._output.note(line)
 
     def _write_line(self, line: str) -> None:
-        import shutil
-
-        cells = max(shutil.get_terminal_size().columns - 1, 20)
-        styled = cut(line, cells)
+        styled = cut(line, max((self._output.columns(stderr=True) or 80) - 1, 20))
         if self._output.stderr_has_color:
             styled = f"{_DIM}{styled}{_RESET}"
         self._output.stderr.write(_CLEAR + styled)

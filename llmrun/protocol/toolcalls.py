@@ -1,0 +1,211 @@
+"""How models write calls of tools, and calls told from the answer as it comes. Pure; must not know templates or tokens.
+
+What the engine writes in a syntax follows it to the letter, because a grammar holds the model to it once a call has
+begun. So nothing is guessed here: what does not follow the syntax is text.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import NamedTuple
+
+from llmrun.protocol.reasoning import overlap
+
+
+class Syntax(NamedTuple):
+    """How a family of models writes calls: begin, first, name, middle, arguments, close; then for each more; end.
+
+    Attributes:
+        begin: what a call is recognized by.
+        first: between that and the first call's name.
+        middle: between a name and the arguments, which are a JSON object.
+        close: behind the arguments.
+        then: between two calls, up to the next name; "" where an answer has one call at most.
+        end: behind the last call.
+        at_start: an answer is a call or text, never text and then a call.
+        marks: texts that may be control tokens, and are shown because calls are told by them.
+    """
+
+    name: str
+    begin: str
+    first: str
+    middle: str
+    close: str
+    then: str = ""
+    end: str = ""
+    at_start: bool = False
+    marks: tuple[str, ...] = ()
+
+
+HERMES = Syntax(
+    "hermes",
+    begin="<tool_call>",
+    first='\n{"name": "',
+    middle='", "arguments": ',
+    close="}\n</tool_call>",
+    then='\n<tool_call>\n{"name": "',
+    marks=("<tool_call>", "</tool_call>"),
+)
+LLAMA = Syntax("llama", begin='{"name": "', first="", middle='", "parameters": ', close="}", at_start=True)
+MISTRAL = Syntax(
+    "mistral",
+    begin="[TOOL_CALLS]",
+    first='[{"name": "',
+    middle='", "arguments": ',
+    close="}",
+    then=', {"name": "',
+    end="]",
+    marks=("[TOOL_CALLS]",),
+)
+MISTRAL_ARGS = Syntax(
+    "mistral-args",
+    begin="[TOOL_CALLS]",
+    first="",
+    middle="[ARGS]",
+    close="",
+    then="[TOOL_CALLS]",
+    marks=("[TOOL_CALLS]", "[ARGS]"),
+)
+
+SYNTAXES = {syntax.name: syntax for syntax in (HERMES, LLAMA, MISTRAL, MISTRAL_ARGS)}
+
+
+_MOST_NAME_CHARACTERS = 256
+_Step = Callable[[list["CallPart"]], bool]
+
+
+class CallKind(enum.Enum):
+    """What a part of the text is. A NAME is a whole one, and begins a call."""
+
+    TEXT = enum.auto()
+    NAME = enum.auto()
+    ARGUMENTS = enum.auto()
+
+
+class CallPart(NamedTuple):
+    """A piece of the text, of one kind."""
+
+    kind: CallKind
+    text: str
+
+
+class CallSplitter:
+    """One answer's text, in pieces.
+
+    Args:
+        syntax: of the calls in it; None where it can have none.
+
+    Attributes:
+        n_calls: how many are complete.
+    """
+
+    def __init__(self, syntax: Syntax | None) -> None:
+        self._syntax = syntax or HERMES
+        self._step: _Step = self._outside if syntax else self._text
+        self._held = ""  # what can't be told yet
+        self._passed = ""  # of a call's frame, in case that it is none
+        self._depth = 0  # of brackets in the arguments
+        self._in_string = self._escaped = False
+        self.n_calls = 0
+
+    def feed(self, text: str) -> list[CallPart]:
+        """The parts that are known with this piece. The frame around calls and the blanks before it are left out."""
+        self._held += text
+        parts: list[CallPart] = []
+        while self._held and self._step(parts):
+            pass
+        return parts
+
+    def flush(self) -> list[CallPart]:
+        """The rest, when no more text comes; nothing of a call that was cut off before its arguments."""
+        held, self._held = self._held, ""
+        is_text = self._step == self._outside and (held.strip() or not self.n_calls)
+        return [CallPart(CallKind.TEXT, held)] if held and is_text else []
+
+    # Each step takes what it can of the held text, and gives whether there may be more to take.
+
+    def _text(self, parts: list[CallPart]) -> bool:
+        self._emit(parts, CallKind.TEXT, len(self._held))
+        return False
+
+    def _outside(self, parts: list[CallPart]) -> bool:
+        begin, blanks = self._syntax.begin, len(self._held) - len(self._held.lstrip())
+        found = blanks if self._syntax.at_start else self._held.find(begin)
+        if found >= 0 and self._held.startswith(begin, found):
+            self._emit(parts, CallKind.TEXT, len(self._held[:found].rstrip()))
+            self._held = self._held.lstrip()
+            self._passed = ""
+            self._step = self._first
+            return self._frame(parts, begin, self._first)
+        if self._syntax.at_start:
+            return not begin.startswith(self._held[blanks:]) and self._go_on(self._text)
+        kept = overlap(self._held, begin)
+        self._emit(parts, CallKind.TEXT, len(self._held[: len(self._held) - kept].rstrip()))
+        return False
+
+    def _first(self, parts: list[CallPart]) -> bool:
+        return self._frame(parts, self._syntax.first, self._name)
+
+    def _name(self, parts: list[CallPart]) -> bool:
+        """The name, once it is certain that arguments follow."""
+        name, found, rest = self._held.partition(self._syntax.middle)
+        most = _MOST_NAME_CHARACTERS + (0 if found else len(self._syntax.middle))
+        if len(name) > most or (found and not name) or (rest and rest[0] != "{"):
+            return self._not_a_call(parts)
+        if not rest:
+            return False
+        parts.append(CallPart(CallKind.NAME, name))
+        self._held = rest
+        return self._go_on(self._arguments)
+
+    def _arguments(self, parts: list[CallPart]) -> bool:
+        for index, character in enumerate(self._held):
+            if self._in_string:
+                self._in_string = self._escaped or character != '"'
+                self._escaped = character == "\\" and not self._escaped
+            elif character == '"':
+                self._in_string = True
+            else:
+                self._depth += (character in "{[") - (character in "}]")
+            if self._depth == 0:
+                self._emit(parts, CallKind.ARGUMENTS, index + 1)
+                self.n_calls += 1
+                self._passed = ""
+                return self._go_on(self._close)
+        self._emit(parts, CallKind.ARGUMENTS, len(self._held))
+        return False
+
+    def _close(self, parts: list[CallPart]) -> bool:
+        after = self._behind if self._syntax.end else self._text if self._syntax.at_start else self._outside
+        return self._frame(parts, self._syntax.close, after)
+
+    def _behind(self, parts: list[CallPart]) -> bool:
+        """Behind one of a list of calls: another one, or the end of the list."""
+        if self._held.startswith(self._syntax.end):
+            return self._frame(parts, self._syntax.end, self._outside)
+        return self._frame(parts, self._syntax.then, self._name)
+
+    def _frame(self, parts: list[CallPart], text: str, after: _Step) -> bool:
+        """A text that has to come now."""
+        if self._held.startswith(text):
+            self._passed += text
+            self._held = self._held[len(text) :]
+            return self._go_on(after)
+        return not text.startswith(self._held) and self._not_a_call(parts)
+
+    def _not_a_call(self, parts: list[CallPart]) -> bool:
+        """It is text, which begins like a call."""
+        if self._passed:
+            parts.append(CallPart(CallKind.TEXT, self._passed))
+        return self._go_on(self._text if self._syntax.at_start else self._outside)
+
+    def _go_on(self, step: _Step) -> bool:
+        self._step = step
+        return True
+
+    def _emit(self, parts: list[CallPart], kind: CallKind, size: int) -> None:
+        """Give out the first characters that are held."""
+        if size:
+            parts.append(CallPart(kind, self._held[:size]))
+        self._held = self._held[size:]
