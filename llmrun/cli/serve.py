@@ -22,7 +22,7 @@ from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.server.guard import Policy
-    from llmrun.server.running import Entry, RunningServer
+    from llmrun.server.running import RunningServer, ServerFile
     from llmrun.server.serving import ServeOptions, Serving
     from llmrun.ui.views.serve import ServeView
 
@@ -198,7 +198,7 @@ async def _run(output: Output, options: ServeOptions, listening: socket.socket, 
             view.end()
 
 
-async def _watch(serving: Serving, view: ServeView, entry: Entry | None, server: RunningServer) -> None:
+async def _watch(serving: Serving, view: ServeView, entry: ServerFile | None, server: RunningServer) -> None:
     """Keep the live line and this server's entry in `llmrun ps` up to date."""
     from llmrun.ui.views.serve import ServeFigures
 

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from llmrun.errors import LlmrunError, ModelNotFoundError
 from llmrun.protocol.messages import Count, Counted, Tokenize, Tokenized
-from llmrun.server.exchange import Dialect, Exchange, Shared, parse_json, read_body, refuse
+from llmrun.server.exchange import Dialect, HttpExchange, Shared, parse_json, read_body, refuse
 from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send
 from llmrun.server.protocols import anthropic, openai, openai_chat, openai_responses, openai_text
 from llmrun.server.protocols.fields import Fields
@@ -91,7 +91,7 @@ class Site:
 
     def _exchange(self, dialect: Dialect) -> App:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            await Exchange(dialect, self._shared, scope, receive, send).run()
+            await HttpExchange(dialect, self._shared, scope, receive, send).run()
 
         return answer
 

@@ -20,7 +20,7 @@ from llmrun.server import sse
 from llmrun.server.answers import Answers, Heard
 from llmrun.server.asked import Asked, Begun, Ended, Envelope, Writer
 from llmrun.server.guard import Headers, Receive, Scope, Send
-from llmrun.server.metrics import Metrics
+from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import KeptModel, Pool
 from llmrun.server.refusals import BusyError, DrainingError, MalformedError
 
@@ -71,7 +71,7 @@ class Traffic:
     def __init__(self, most: int) -> None:
         self.is_draining = False
         self._most, self._answers = most, 0
-        self._exchanges: set[Exchange] = set()
+        self._exchanges: set[HttpExchange] = set()
 
     @property
     def is_busy(self) -> bool:
@@ -79,7 +79,7 @@ class Traffic:
         return bool(self._exchanges)
 
     @contextmanager
-    def admitted(self, exchange: Exchange, answers: int) -> Iterator[None]:
+    def admitted(self, exchange: HttpExchange, answers: int) -> Iterator[None]:
         """Count an exchange until the block ends.
 
         Raises:
@@ -115,10 +115,10 @@ class Shared(NamedTuple):
 
     pool: Pool
     traffic: Traffic
-    metrics: Metrics
+    metrics: ServerMetrics
 
 
-class Exchange:
+class HttpExchange:
     """One request and its answer.
 
     Args:

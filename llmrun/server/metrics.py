@@ -113,7 +113,7 @@ class RequestClock:
         self._counted = state
 
 
-class Metrics:
+class ServerMetrics:
     """The counters of all models.
 
     Args:

@@ -18,7 +18,7 @@ from llmrun.server.app import Served, Site
 from llmrun.server.exchange import Shared, Traffic
 from llmrun.server.guard import Policy
 from llmrun.server.listener import RECEIVE_SECONDS, Listener
-from llmrun.server.metrics import Metrics
+from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import Pool, Prepare, engine_of
 
 
@@ -67,7 +67,7 @@ class Serving:
         start: Callable[[Model], Launched] = engine_of,
     ) -> None:
         self._options, self._settings = options, settings
-        self.metrics = Metrics()
+        self.metrics = ServerMetrics()
         self._pool = Pool(options.names, settings, options.prepare, keep_seconds=options.keep_seconds, start=start)
         self._traffic = Traffic(options.parallel + options.queue)
         shared = Shared(self._pool, self._traffic, self.metrics)

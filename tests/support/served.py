@@ -85,9 +85,9 @@ class LiveServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.end()
-        self._thread.join(SECONDS)
-        assert not self._thread.is_alive()
+        if self._thread.is_alive():
+            self.end()
+            self.wait()
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -103,6 +103,11 @@ class LiveServer:
     def end(self) -> None:
         """As a signal does."""
         self._loop.call_soon_threadsafe(self._serving.end)
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive()
 
     def connect(self) -> socket.socket:
         """A connection."""

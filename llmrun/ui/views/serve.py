@@ -83,7 +83,7 @@ class ServeView:
         key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
         named = models[0] if models else "MODEL"
         body = json.dumps({"model": named, "messages": [{"role": "user", "content": "Hi"}]})
-        self.note(f"llmrun serves at {address} (OpenAI: {address}/v1). Ctrl-C ends it.")
+        self.note(f"Serving at {address} (OpenAI: {address}/v1). Ctrl-C ends it.")
         self.note("Models: " + (", ".join(models) if models else "those of llmrun list, loaded when asked for"))
         self.note(f"Try: curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
 
