@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
@@ -97,7 +98,7 @@ class Preparer:
 
             may_think = asked.prompt is None and asked.thinking is not False
             constraint = AfterThoughts(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
-        sampler = SequenceSampler(asked.sampling, self._vocabulary, tokens, constraint, asked.remember)
+        sampler = SequenceSampler(asked.sampling, self._vocabulary, tokens, constraint, asked.remember, asked.logprobs)
         return Prepared(generate.request, tokens, sampler, asked.limits, self._extras(asked, tags, inside=inside))
 
     def _matcher(self, grammar: Grammar | None) -> Matcher | None:
@@ -122,6 +123,8 @@ class Preparer:
             guard=guard,
             moves=asked.moves,
             shown=self._control_tokens(tags or ()),
+            logprobs=LogprobStream() if asked.logprobs is not None else None,
+            salt=asked.salt,
         )
 
     def count(self, count: Count, send: Callable[[Event], None]) -> Counted:
