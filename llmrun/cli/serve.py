@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -95,18 +96,19 @@ def serve(
     loading: LoadingOptions,
 ) -> None:
     """Serve models over HTTP to OpenAI's, Anthropic's, Ollama's clients."""
-    for name, value, most in (("--port", port, 65_535), ("--parallel", parallel, 64), ("--queue", queue, 10_000)):
-        require_within(name, value, (1 if name == "--parallel" else 0, most))
+    wishes = replace(loading.wishes, parallel=parallel, exact=exact)
+    require_within("--port", port, (0, 65_535))
+    require_within("--queue", queue, (0, 10_000))
     keep_seconds, grace_seconds = _seconds("--keep", keep), _seconds("--grace", grace)
     listening = bind(host, port)
-    from llmrun.server.loading import Sharing
     from llmrun.server.serving import ServeOptions
 
     output = Output(json=log_json)
-    sharing = Sharing(loading.wishes, parallel, exact, loading.verbose)
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
     names = tuple(dict.fromkeys(models or []))
-    options = ServeOptions(names, policy, sharing.prepare, parallel, keep_seconds, queue, grace_seconds)
+    options = ServeOptions(
+        names, policy, wishes, keep_seconds, queue, grace_seconds=grace_seconds, verbose=loading.verbose
+    )
     _fetch_missing(output, names, loading)
     asyncio.run(_run(output, options, listening, log_json=log_json))
 
@@ -209,5 +211,7 @@ async def _watch(serving: Serving, view: ServeView, entry: ServerFile | None, se
             entry.write(now)
             written = now
         if view.is_live:
-            view.show(ServeFigures(*serving.metrics.figures))
+            conditions = (await serving.conditions()).values()
+            used, cells = sum(each.cells_used for each in conditions), sum(each.cells for each in conditions)
+            view.show(ServeFigures(*serving.metrics.figures, used, cells))
         await asyncio.sleep(_WATCH_SECONDS)

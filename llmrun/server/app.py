@@ -131,7 +131,8 @@ class Site:
         return JSONResponse({"status": "ok"})
 
     async def _show_metrics(self, request: Request) -> Response:
-        return PlainTextResponse(self._metrics.text(), media_type="text/plain; version=0.0.4")
+        text = self._metrics.text(await self._pool.conditions())
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_entry(*each) for each in (await self._known()).items()]})

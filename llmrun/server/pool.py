@@ -18,7 +18,7 @@ from llmrun.config import Settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, UsageError
 from llmrun.model import Located, Model, locate, not_on_disk
 from llmrun.models.store.in_use import using
-from llmrun.protocol.messages import AnswerRequest, Loaded
+from llmrun.protocol.messages import AnswerRequest, Condition, Loaded, Status
 from llmrun.runner.launch import Launched, launch
 from llmrun.server.connection import EngineConnection
 from llmrun.server.refusals import DeadlyPromptError
@@ -235,6 +235,16 @@ class Pool:
         kept.locks.close()
         if connection is not None:
             await connection.close()
+
+    async def conditions(self) -> dict[str, Condition]:
+        """How busy the engine of each model in memory is."""
+        found: dict[str, Condition] = {}
+        for kept in self.kept:
+            if kept.connection is not None and kept.is_loaded:
+                with suppress(LlmrunError):  # it is dying
+                    status = Status(kept.connection.next_request())
+                    found[kept.name] = await kept.connection.ask(status, Condition)
+        return found
 
     async def warm(self, name: str) -> None:
         """Load a model before anybody asks for it; whoever asks for it first is told what is wrong with it."""

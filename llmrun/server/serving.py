@@ -9,17 +9,20 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from llmrun.config import Settings
-from llmrun.model import Model
+from llmrun.model import Located, Model, prepare
 from llmrun.models.store.store import everything
+from llmrun.planning.plan import Wishes
+from llmrun.protocol.messages import Condition
 from llmrun.runner.launch import Launched
 from llmrun.server.app import Served, Site
 from llmrun.server.exchange import Shared, Traffic
 from llmrun.server.guard import Policy
 from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.metrics import ServerMetrics
-from llmrun.server.pool import Pool, Prepare, engine_of
+from llmrun.server.pool import Pool, engine_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +32,22 @@ class ServeOptions:
     Attributes:
         names: of models that are loaded from the start; the first is the one meant where a client names none.
         policy: who may ask.
-        prepare: reads a model's header and plans how it is loaded.
-        parallel: answers at the same time.
+        wishes: how models are loaded, and how many answers there are at the same time.
         keep_seconds: how long a model stays that nobody asks; less than 0 is for ever.
         queue: requests that may wait.
         grace_seconds: how long running answers may go on after the first signal to end.
         receive_seconds: in which a request has to arrive.
+        verbose: llama.cpp's log goes to stderr.
     """
 
     names: tuple[str, ...]
     policy: Policy
-    prepare: Prepare
-    parallel: int = 8
+    wishes: Wishes
     keep_seconds: float = 300.0
     queue: int = 64
     grace_seconds: float = 30.0
     receive_seconds: float = RECEIVE_SECONDS
+    verbose: bool = False
 
 
 class Serving:
@@ -68,11 +71,15 @@ class Serving:
     ) -> None:
         self._options, self._settings = options, settings
         self.metrics = ServerMetrics()
-        self._pool = Pool(options.names, settings, options.prepare, keep_seconds=options.keep_seconds, start=start)
-        self._traffic = Traffic(options.parallel + options.queue)
+        self._pool = Pool(options.names, settings, self._prepare, keep_seconds=options.keep_seconds, start=start)
+        self._traffic = Traffic(options.wishes.parallel + options.queue)
         shared = Shared(self._pool, self._traffic, self.metrics)
         self._site = Site(shared, list_models=self._list_models, on_served=on_served)
         self._ending = asyncio.Event()
+
+    def _prepare(self, located: Located, path: Path) -> Model:
+        options = self._options
+        return prepare(located.spec, path, options.wishes, warm_up=True, verbose=options.verbose, keeps_states=True)
 
     def _list_models(self) -> dict[str, int]:
         """Names of the models on this disk, and when each was written."""
@@ -97,6 +104,10 @@ class Serving:
     def loaded(self) -> list[str]:
         """Names of the models in memory."""
         return [kept.name for kept in self._pool.kept if kept.is_loaded]
+
+    async def conditions(self) -> dict[str, Condition]:
+        """How busy the engine of each model in memory is."""
+        return await self._pool.conditions()
 
     @property
     def is_busy(self) -> bool:

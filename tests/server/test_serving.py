@@ -189,6 +189,8 @@ def test_metrics_have_vllms_names(serve: Serve) -> None:
     assert f"vllm:num_requests_running{label} 0" in text
     assert f"vllm:generation_tokens_total{label} 2" in text
     assert f"vllm:time_to_first_token_seconds_count{label} 1" in text
+    assert f"vllm:kv_cache_usage_perc{label} 0.25" in text
+    assert f"vllm:prefix_cache_hits_total{label} 6" in text
 
 
 def test_llama_servers_routes(serve: Serve) -> None:
