@@ -161,6 +161,11 @@ class HttpExchange:
         self._log["model"] = name
         envelope = Envelope(f"{self._dialect.prefix}{secrets.token_hex(12)}", int(time.time()), name)
         self._writer = writer = self._dialect.writer(body, envelope)
+        if not asked.request.messages and asked.request.prompt is None:  # it is only to be loaded, or to go
+            if asked.keep_seconds != 0:
+                await self._pool.ready(kept)
+            await respond(self._send, 200, writer.whole())
+            return
         answers = Answers(self._pool, kept, asked, self.put, self._metrics)
         watching = [asyncio.ensure_future(self._watch_client()), asyncio.ensure_future(self._watch_clock())]
         try:

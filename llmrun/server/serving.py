@@ -13,7 +13,6 @@ from pathlib import Path
 
 from llmrun.config import Settings
 from llmrun.model import Located, Model, prepare
-from llmrun.models.store.store import everything
 from llmrun.planning.plan import Wishes
 from llmrun.protocol.messages import Condition
 from llmrun.runner.launch import Launched
@@ -23,6 +22,7 @@ from llmrun.server.guard import Policy
 from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import Pool, engine_of
+from llmrun.server.shelf import Shelf
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +74,12 @@ class Serving:
         self._pool = Pool(options.names, settings, self._prepare, keep_seconds=options.keep_seconds, start=start)
         self._traffic = Traffic(options.wishes.parallel + options.queue)
         shared = Shared(self._pool, self._traffic, self.metrics)
-        self._site = Site(shared, list_models=self._list_models, on_served=on_served)
+        self._site = Site(shared, shelf=Shelf(settings), on_served=on_served)
         self._ending = asyncio.Event()
 
     def _prepare(self, located: Located, path: Path) -> Model:
         options = self._options
         return prepare(located.spec, path, options.wishes, warm_up=True, verbose=options.verbose, keeps_states=True)
-
-    def _list_models(self) -> dict[str, int]:
-        """Names of the models on this disk, and when each was written."""
-        return {each.name: int(each.modified) for each in everything(self._settings)}
 
     async def run(self, listening: socket.socket) -> None:
         """Serve on this socket until end() is called, and then until all is answered or the grace is over."""

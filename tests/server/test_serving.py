@@ -14,6 +14,7 @@ from support.served import CHAT, HI, SECONDS, LiveServer, read_all
 
 from llmrun.server import exchange
 from llmrun.server.guard import Policy
+from llmrun.server.protocols.ollama_models import VERSION
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 STREAM = {**HI, "stream": True}
@@ -191,6 +192,32 @@ def test_metrics_have_vllms_names(serve: Serve) -> None:
     assert f"vllm:time_to_first_token_seconds_count{label} 1" in text
     assert f"vllm:kv_cache_usage_perc{label} 0.25" in text
     assert f"vllm:prefix_cache_hits_total{label} 6" in text
+
+
+def test_ollamas_routes(serve: Serve) -> None:
+    server = serve()
+    answer = server.post("/api/chat", HI)
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    lines = [json.loads(line) for line in answer.body.splitlines()]
+    assert "".join(line["message"]["content"] for line in lines) == "Hello"
+    assert (lines[-1]["done"], lines[-1]["eval_count"]) == (True, 2)
+    assert server.post("/api/generate", {"prompt": "Hi", "stream": False}).json["response"] == "Hello"
+    assert server.get("/api/version").json == VERSION
+    (running,) = server.get("/api/ps").json["models"]
+    assert (running["name"], running["context_length"]) == (server.model, 256)
+    assert isinstance(server.get("/api/tags").json["models"], list)
+    refused = server.post("/api/show", {"model": "nothing"})
+    assert (refused.status, set(refused.json)) == (404, {"error", "code"})
+
+
+def test_ollamas_clients_load_a_model_and_let_it_go(serve: Serve) -> None:
+    server = serve()
+    assert server.post("/api/generate", {"model": ""}).json["done"] is True
+    assert server.get("/api/ps").json["models"]
+    assert server.post("/api/generate", {"keep_alive": 0}).json["done"] is True
+    assert eventually(lambda: not server.get("/api/ps").json["models"], SECONDS)
+    assert server.post("/api/generate", {"prompt": "Hi", "stream": False}).json["response"] == "Hello"
+    assert server.engines == 2
 
 
 def test_llama_servers_routes(serve: Serve) -> None:
