@@ -24,7 +24,6 @@ from llmrun.protocol.messages import (
     Failed,
     Finished,
     PrefillProgress,
-    Started,
 )
 from llmrun.protocol.params import Limits
 
@@ -150,8 +149,7 @@ class Engine:
             sequence.admit(slot, kept)
             self._active.append(sequence)
             if first:
-                inside, tags = sequence.extras.inside_thought, sequence.extras.thinking_tags
-                events.append(Started(sequence.request, sequence.n_prompt, kept, sequence.sampler.seed, inside, tags))
+                events.append(sequence.started())
         return events
 
     def _has_room_for(self, sequence: Sequence) -> bool:
