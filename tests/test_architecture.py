@@ -314,6 +314,7 @@ def test_help_loads_nothing_heavy() -> None:
     modules = loaded("-m", "llmrun", "run", "--help")
     assert any(within(name, "typer") for name in modules)
     assert not heavy(modules)
+    assert not {name for name in modules if within(name, "rich")}
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("help",), ("--version",), ("--debug", "-h")])

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median, stdev
 from typing import Any
 
-from llmrun.bench import noise, statistics
+from llmrun.bench import statistics
 from llmrun.bench.files import read_file
 from llmrun.bench.history import History
 from llmrun.bench.results import BenchRow, Machine, Result
@@ -282,14 +282,14 @@ def _pair(a: list[BenchRow], b: list[BenchRow]) -> Pair:
         medians_a, medians_b = ([median(row.samples_ts) for row in rows] for rows in (a, b))
         verdict = statistics.compare(medians_a, medians_b, between=0)
         return Pair(newest_a, newest_b, verdict, (len(a), len(b)), differences, ("each run counts as one sample",))
-    disturbed = [side for side, row in (("A", newest_a), ("B", newest_b)) if noise.is_disturbed(row.marks)]
+    disturbed = [side for side, row in (("A", newest_a), ("B", newest_b)) if row.is_disturbed]
     between = max(statistics.BETWEEN, _between(a), _between(b), statistics.DISTURBED if disturbed else 0.0)
     verdict = statistics.compare(newest_a.samples_ts, newest_b.samples_ts, between=between)
     if disturbed and verdict.kind == "noisy":
         verdict = replace(
             verdict, why=f"{' and '.join(disturbed)} {'was' if len(disturbed) == 1 else 'were'} disturbed"
         )
-    notes = [f"{side}: {mark}" for side, row in (("A", newest_a), ("B", newest_b)) for mark in row.marks]
+    notes = [f"{side}: {warning.text}" for side, row in (("A", newest_a), ("B", newest_b)) for warning in row.warnings]
     if verdict.kind == "noisy" and not disturbed:
         notes.append(verdict.why)
     return Pair(newest_a, newest_b, verdict, (1, 1), differences, tuple(notes))

@@ -38,7 +38,7 @@ _OURS: dict[str, Callable[[BenchRow], Any]] = {
     "token_p99_ns": lambda row: row.chat.token_p99_ns if row.chat else None,
     "sampling_share": lambda row: row.chat.sampling_share if row.chat else None,
     "samples_ns": lambda row: json.dumps(row.samples_ns),
-    "marks": lambda row: "; ".join(row.marks),
+    "warnings": lambda row: row.warning_text,
     "machine": lambda row: row.machine.name if row.machine else None,
 }
 # llama-bench's columns that are only in its JSON.
@@ -158,7 +158,7 @@ def _markdown(rows: Sequence[BenchRow]) -> str:
     columns["95%"] = _interval
     if any(row.share_of_limit for row in rows):
         columns["of limit"] = lambda row: f"{row.share_of_limit:.0%}" if row.share_of_limit else ""
-    if any(row.marks or row.is_partial for row in rows):
+    if any(row.warnings or row.is_partial for row in rows):
         columns["note"] = _note
     return "\n".join(_table(columns, rows)) + f"\n\nbuild: {_builds(rows)}\n"
 
@@ -219,7 +219,7 @@ def _interval(row: BenchRow) -> str:
 
 def _note(row: BenchRow) -> str:
     stopped = [f"stopped after {len(row.samples_ns)} of {row.repetitions}"] if row.is_partial else []
-    return "; ".join([*row.marks, *stopped])
+    return "; ".join([*(warning.text for warning in row.warnings), *stopped])
 
 
 def _builds(rows: Sequence[BenchRow]) -> str:

@@ -1,6 +1,6 @@
-"""What disturbed a measurement, in words: other load, heat, clocks, quotas, swapping, and what the samples show.
+"""What disturbed a measurement: other load, heat, clocks, quotas, swapping, and what the samples show.
 
-Owns looking before and after, and the limits from which something is worth a mark; must not know what is measured.
+Owns looking before and after, and the limits from which something is worth a warning; must not know what is measured.
 What a system does not tell is left out. Looking costs about a millisecond, and none of it during a repetition.
 """
 
@@ -14,10 +14,8 @@ from pathlib import Path
 from types import TracebackType
 
 from llmrun.bench import statistics
+from llmrun.bench.results import BenchWarning
 from llmrun.planning.hardware import cgroup_directories, parse_statistic
-
-NOISY = "too noisy"
-"""What the mark of a row begins with whose interval is wide."""
 
 _OTHERS, _OTHERS_SHARE = 0.3, 0.05  # cores, and share of all cores: whichever is more
 _STEAL = 0.01  # share of the processor time
@@ -28,43 +26,27 @@ _DRIFT = 0.03  # share
 _TEXT_BYTES = 1 << 16
 _PAGE = 4096
 
-# What disturbances begin with: is_disturbed() finds them again in a file from anywhere.
-_OTHER_LOAD, _HOST, _QUOTA, _SWAPPED, _REREAD, _HEAT, _TURNED = (
-    "other programs used",
-    "the host took away",
-    "the container's quota stopped it",
-    "memory was swapped",
-    "memory was short",
-    "heat slowed the processor",
-    "the clock went from",
-)
-_BEGINNINGS = (_OTHER_LOAD, _HOST, _QUOTA, _SWAPPED, _REREAD, _HEAT, _TURNED)
 
-
-def is_disturbed(marks: Sequence[str]) -> bool:
-    """Whether one of a row's marks says that the machine did something else meanwhile."""
-    return any(mark.startswith(_BEGINNINGS) for mark in marks)
-
-
-def sample_marks(samples: Sequence[float]) -> tuple[str, ...]:
+def sample_warnings(samples: Sequence[float]) -> tuple[BenchWarning, ...]:
     """What the samples themselves show: scatter, a trend, single ones far off.
 
     Args:
         samples: rates, in their order.
     """
-    marks = []
+    found = []
     interval = statistics.interval(samples)
     if interval and interval.is_noisy:
-        marks.append(f"{NOISY}: ± {interval.half_width:.0%}")
+        found.append(BenchWarning("noisy", f"too noisy: ± {interval.half_width:.0%}"))
     drift = statistics.drift(samples)
     if abs(drift) >= _DRIFT:
-        marks.append(f"{abs(drift):.0%} {'faster' if drift > 0 else 'slower'} at the end than at the beginning")
+        direction = "faster" if drift > 0 else "slower"
+        found.append(BenchWarning("drift", f"{abs(drift):.0%} {direction} at the end than at the beginning"))
     odd = statistics.outliers(samples)
     # With more than that it is scatter, which is said already.
     if odd and len(odd) <= len(samples) / 4:
         which = ", ".join(str(index + 1) for index in odd)
-        marks.append(f"repetition{'s' if len(odd) > 1 else ''} {which} far from the others")
-    return tuple(marks)
+        found.append(BenchWarning("outliers", f"repetition{'s' if len(odd) > 1 else ''} {which} far from the others"))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +96,14 @@ class Watch:
         root: where proc and sys are; tests put a tree of samples there.
 
     Attributes:
-        marks: what disturbed, in words; complete when the block has ended.
+        warnings: what disturbed; complete when the block has ended.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._before = Reading()
         self._looks: list[Look] = []
-        self.marks: tuple[str, ...] = ()
+        self.warnings: tuple[BenchWarning, ...] = ()
 
     def __enter__(self) -> Watch:
         self._before = read(self._root)
@@ -134,43 +116,46 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.marks = disturbances(self._before, read(self._root), self._looks, os.cpu_count() or 1)
+        self.warnings = disturbances(self._before, read(self._root), self._looks, os.cpu_count() or 1)
 
 
-def disturbances(before: Reading, after: Reading, looks: Sequence[Look], cpus: int) -> tuple[str, ...]:
-    """What happened between two readings, in words."""
+def disturbances(before: Reading, after: Reading, looks: Sequence[Look], cpus: int) -> tuple[BenchWarning, ...]:
+    """What happened between two readings."""
     wall = max(after.wall - before.wall, 1e-3)
-    marks = []
+    found = []
     stolen = after.steal - before.steal  # which counts as busy
     others = (after.busy - before.busy - stolen - (after.own - before.own)) / wall
     if others >= max(_OTHERS, _OTHERS_SHARE * cpus):
-        marks.append(f"{_OTHER_LOAD} {others:.1f} of {cpus} cores")
+        found.append(BenchWarning("load", f"other programs used {others:.1f} of {cpus} cores"))
     steal = stolen / wall / cpus
     if steal >= _STEAL:
-        marks.append(f"{_HOST} {steal:.0%} of the processor")
+        found.append(BenchWarning("steal", f"the host took away {steal:.0%} of the processor"))
     stops = after.throttled - before.throttled
     if stops > 0:
         seconds = after.throttled_seconds - before.throttled_seconds
-        marks.append(f"{_QUOTA} {stops} times, for {seconds:.1f} s of {wall:.1f} s")
+        text = f"the container's quota stopped it {stops} times, for {seconds:.1f} s of {wall:.1f} s"
+        found.append(BenchWarning("quota", text))
     swapped, reread = after.swapped - before.swapped, after.reread - before.reread
     if swapped >= _SHORT:
-        marks.append(f"{_SWAPPED}: {swapped / 1e6:,.0f} MB")
+        found.append(BenchWarning("swapped", f"memory was swapped: {swapped / 1e6:,.0f} MB"))
     if reread >= _SHORT:
-        marks.append(f"{_REREAD}: {reread / 1e6:,.0f} MB were read from the disk again")
-    return (*marks, *_clock_marks(after.heat - before.heat, looks))
+        text = f"memory was short: {reread / 1e6:,.0f} MB were read from the disk again"
+        found.append(BenchWarning("reread", text))
+    return (*found, *_clock_warnings(after.heat - before.heat, looks))
 
 
-def _clock_marks(heat: int, looks: Sequence[Look]) -> list[str]:
-    marks = []
+def _clock_warnings(heat: int, looks: Sequence[Look]) -> list[BenchWarning]:
+    found = []
     hottest = max((each.degrees for each in looks), default=0.0)
     if heat > 0 or hottest >= _HOT:
         how = f" {heat} times" if heat > 0 else " down, probably"
-        marks.append(f"{_HEAT}{how}{f': {hottest:.0f} °C' if hottest else ''}")
+        degrees = f": {hottest:.0f} °C" if hottest else ""
+        found.append(BenchWarning("heat", f"heat slowed the processor{how}{degrees}"))
     clocks = [each.clock for each in looks if each.clock]
     if clocks and min(clocks) < (1 - _CLOCK) * max(clocks):
         first, last = (min(clocks), max(clocks)) if clocks[0] < clocks[-1] else (max(clocks), min(clocks))
-        marks.append(f"{_TURNED} {first / 1e9:.1f} to {last / 1e9:.1f} GHz")
-    return marks
+        found.append(BenchWarning("clock", f"the clock went from {first / 1e9:.1f} to {last / 1e9:.1f} GHz"))
+    return found
 
 
 # ---- looking ---------------------------------------------------------------------------------------

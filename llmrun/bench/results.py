@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from llmrun.errors import LlmrunError
 from llmrun.protocol.codec import as_dict, from_json
@@ -140,6 +140,28 @@ class ChatTimes:
     decode_ts: tuple[float, ...]
 
 
+WarningKind = Literal[
+    "noisy", "drift", "outliers", "load", "steal", "quota", "swapped", "reread", "heat", "clock"
+]  # fmt: skip
+
+
+class BenchWarning(NamedTuple):
+    """What makes a figure doubtful.
+
+    Attributes:
+        kind: the first three are of the samples themselves; the others are what the machine did meanwhile.
+        text: the same with its figures, for people.
+    """
+
+    kind: WarningKind
+    text: str
+
+    @property
+    def is_disturbance(self) -> bool:
+        """Whether the machine did something else meanwhile."""
+        return self.kind not in {"noisy", "drift", "outliers"}
+
+
 @dataclass(frozen=True, slots=True)
 class BenchRow:
     """One test of one model with one set of settings. Names are llama-bench's up to samples_ns; then ours.
@@ -181,7 +203,7 @@ class BenchRow:
         joules: of each repetition; empty where no counter can be read.
         limit: what the machine could do at most.
         chat: of a chat test.
-        marks: what makes this row doubtful, in words: "too noisy", ...
+        warnings: what makes this row doubtful.
         machine: where it was measured.
     """
 
@@ -221,7 +243,7 @@ class BenchRow:
     joules: tuple[float, ...] = ()
     limit: Limit | None = None
     chat: ChatTimes | None = None
-    marks: tuple[str, ...] = ()
+    warnings: tuple[BenchWarning, ...] = ()
     machine: Machine | None = None
 
     @property
@@ -267,6 +289,16 @@ class BenchRow:
         if not self.joules or not self.n_tokens:
             return None
         return statistics.fmean(self.joules) / self.n_tokens
+
+    @property
+    def warning_text(self) -> str:
+        """All warnings in one line."""
+        return "; ".join(warning.text for warning in self.warnings)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the machine did something else meanwhile."""
+        return any(warning.is_disturbance for warning in self.warnings)
 
     @property
     def is_partial(self) -> bool:

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from llmrun.bench import statistics
 from llmrun.bench.compare import same_build
-from llmrun.bench.noise import is_disturbed, sample_marks
+from llmrun.bench.noise import sample_warnings
 from llmrun.bench.parameters import Case
 from llmrun.bench.results import BenchRow, Result
 from llmrun.bench.run import BenchedModel, BenchRequest, Worker, run
@@ -28,8 +28,6 @@ from llmrun.errors import LlmrunError, UsageError
 from llmrun.planning.hardware import Hardware
 
 NAMES = ("llama-bench", "ollama")
-
-_SAME_MARK = 14  # letters in which two marks of one kind agree
 
 
 class Rival(Protocol):
@@ -147,7 +145,7 @@ def merged(rows: Sequence[BenchRow]) -> BenchRow:
     samples = tuple(ns for row in rows for ns in row.samples_ns)
     peaks = [row.peak_bytes for row in rows if row.peak_bytes]
     # What a row of one sample says of its samples means nothing; what disturbed, it says once.
-    disturbances = {mark[:_SAME_MARK]: mark for row in rows for mark in row.marks if is_disturbed([mark])}
+    disturbances = {each.kind: each for row in rows for each in row.warnings if each.is_disturbance}
     row = replace(
         rows[0],
         samples_ns=samples,
@@ -156,7 +154,7 @@ def merged(rows: Sequence[BenchRow]) -> BenchRow:
         peak_bytes=max(peaks, default=None),
         chat=None,
     )
-    return replace(row, marks=(*disturbances.values(), *sample_marks(row.samples_ts)))
+    return replace(row, warnings=(*disturbances.values(), *sample_warnings(row.samples_ts)))
 
 
 def result_of(found: Sequence[Versus]) -> Result:

@@ -16,10 +16,10 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from llmrun.bench import limits
 from llmrun.bench.machine import describe
-from llmrun.bench.noise import Watch, sample_marks
+from llmrun.bench.noise import Watch, sample_warnings
 from llmrun.bench.parameters import Case
 from llmrun.bench.refusals import kv_element_bytes
-from llmrun.bench.results import BenchRow, ChatTimes, Limit, Machine, Result
+from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machine, Result
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
@@ -35,7 +35,6 @@ _Update = TypeVar("_Update")
 _Result = TypeVar("_Result")
 
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
-_SAME_MARK = 14  # letters in which two marks of one kind agree
 
 
 class Worker(Protocol):
@@ -208,7 +207,7 @@ class _Open:
     peak_bytes: int | None = None
     limit: Limit | None = None
     began: float = 0.0
-    marks: dict[str, str] = field(default_factory=dict)
+    warnings: dict[str, BenchWarning] = field(default_factory=dict)
 
 
 class _Run:
@@ -295,7 +294,7 @@ class _Run:
                     self._tell(row, update.phase)
 
             row.benched = worker.do(BENCH, command, hear)
-        row.marks.update((mark[:_SAME_MARK], mark) for watch in watches for mark in watch.marks)
+        row.warnings.update((warning.kind, warning) for watch in watches for warning in watch.warnings)
         if not self.machine.build_commit:
             facts = row.benched.model
             gpus = tuple(gpu for gpu in facts.gpus.split(", ") if gpu)
@@ -367,7 +366,7 @@ def _row(row: _Open, facts: BenchModel | None, machine: Machine, repetitions: in
         joules=joules if len(joules) == len(samples) else (),
         limit=None if facts and facts.gpus and load.gpu_layers else row.limit,
         chat=_chat(answers, row.done) if answers else None,
-        marks=(*row.marks.values(), *sample_marks(rates)),
+        warnings=(*row.warnings.values(), *sample_warnings(rates)),
         machine=machine,
     )
 

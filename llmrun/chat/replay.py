@@ -64,6 +64,8 @@ def place_of(model: Model) -> dict[str, str]:
         "threads": str(model.plan.threads),
         "context": str(model.loaded.n_ctx),
         "batch": str(model.plan.n_batch),
+        "KV cache": f"{model.load.kv_type_k} {model.load.kv_type_v}",
+        "flash attention": model.load.flash_attention,
     }
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.cli.completion import complete_model
+from llmrun.bench.parameters import KV_TYPES
+from llmrun.cli.completion import BENCH_ACTIONS, complete_bench, complete_words
 from llmrun.cli.options import JsonOption, YesOption, with_options
 from llmrun.config import load_settings
 from llmrun.errors import OutOfMemoryError, UsageError
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 _TESTS, _LOADING, _RESULTS = "What is measured", "How the model is loaded", "Results"
 _FORMATS = ("table", "md", "csv", "json", "jsonl", "html")
-_ACTIONS = ("history", "compare", "rm")  # in place of a model's name
 
 Lists = list[str] | None
 
@@ -35,8 +35,11 @@ def _tests(short: str, long: str, metavar: str, text: str) -> typer.models.Optio
     return option
 
 
-def _loading(short: str, long: str, metavar: str, text: str) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(short, long, metavar=metavar, help=text, rich_help_panel=_LOADING)
+def _loading(short: str, long: str, metavar: str, text: str, *words: str) -> typer.models.OptionInfo:
+    completion = complete_words(*words) if words else None
+    option: typer.models.OptionInfo = typer.Option(
+        short, long, metavar=metavar, help=text, rich_help_panel=_LOADING, autocompletion=completion
+    )
     return option
 
 
@@ -77,11 +80,15 @@ def typed(
     threads: Annotated[Lists, _loading("-t", "--threads", "NUMBER", "Default: one per physical core.")] = None,
     batches: Annotated[Lists, _loading("-b", "--batch-size", "TOKENS", "Default: 2048.")] = None,
     ubatches: Annotated[Lists, _loading("-ub", "--ubatch-size", "TOKENS", "Default: 512.")] = None,
-    flash_attention: Annotated[Lists, _loading("-fa", "--flash-attention", "auto|on|off", "Default: auto.")] = None,
-    types_k: Annotated[
-        Lists, _loading("-ctk", "--cache-type-k", "TYPE", "Of keys in the KV cache. Default: f16.")
+    flash_attention: Annotated[
+        Lists, _loading("-fa", "--flash-attention", "auto|on|off", "Default: auto.", "auto", "on", "off")
     ] = None,
-    types_v: Annotated[Lists, _loading("-ctv", "--cache-type-v", "TYPE", "Values in it. Default: f16.")] = None,
+    types_k: Annotated[
+        Lists, _loading("-ctk", "--cache-type-k", "TYPE", "Of keys in the KV cache. Default: f16.", *KV_TYPES)
+    ] = None,
+    types_v: Annotated[
+        Lists, _loading("-ctv", "--cache-type-v", "TYPE", "Values in it. Default: f16.", *KV_TYPES)
+    ] = None,
     repack: Annotated[
         Lists, _loading("-rpk", "--repack", "1|0", "Weights in the order this processor likes best. Default: 1.")
     ] = None,
@@ -151,7 +158,12 @@ def aftermath(
     form: Annotated[
         str,
         typer.Option(
-            "-o", "--output", metavar="FORMAT|FILE", help=", ".join(_FORMATS) + ", or a file.", rich_help_panel=_RESULTS
+            "-o",
+            "--output",
+            metavar="FORMAT|FILE",
+            help=", ".join(_FORMATS) + ", or a file.",
+            rich_help_panel=_RESULTS,
+            autocompletion=complete_words(*_FORMATS),
         ),
     ] = "table",
     save: Annotated[
@@ -176,6 +188,7 @@ def aftermath(
             metavar="PROGRAM",
             help="Measure it too, in turns: llama-bench, ollama.",
             rich_help_panel=_RESULTS,
+            autocompletion=complete_words("llama-bench", "ollama"),
         ),
     ] = "",
     json: JsonOption = False,
@@ -223,7 +236,7 @@ def bench(
             metavar="MODEL...",
             help="Names, owner/repo[:quant] or paths. About what was measured before: history [NUMBER], "
             "compare A B, rm NUMBER...",
-            autocompletion=complete_model,
+            autocompletion=complete_bench,
         ),
     ] = None,
     *,
@@ -242,7 +255,7 @@ def bench(
     output = Output(json=after.kind in {"json", "jsonl"})
     if models and models[0] == "run":
         models = models[1:]
-    if after.compare is not None or (models and models[0] in _ACTIONS):
+    if after.compare is not None or (models and models[0] in BENCH_ACTIONS):
         _look_back(output, [*(models or []), *(after.compare or ())], after)
         return
     if not models:

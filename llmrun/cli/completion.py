@@ -1,4 +1,4 @@
-"""What the Tab key offers where a model is named.
+"""What the Tab key offers.
 
 Every key press is a process of its own, so nothing here imports what is not needed, starts an engine or asks the
 network; and since a shell evaluates what we print, only names of harmless characters are offered.
@@ -10,10 +10,16 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 
+import typer
+
 from llmrun.errors import LlmrunError
+from llmrun.ui.terminal.sanitize import clean
 
 COMPLETE = "_LLMRUN_COMPLETE"
 """Set by the shell when it wants completions; its value says which shell it is."""
+
+BENCH_ACTIONS = ("run", "history", "compare", "rm")
+"""What `llmrun bench` takes in place of a model's name."""
 
 _HEAD = "_LLMRUN_COMPLETE_HEAD"
 _HARMLESS = re.compile(r"[A-Za-z0-9_./:@+-]+")
@@ -38,6 +44,23 @@ def complete_installed(incomplete: str) -> list[str]:
 def complete_words(*words: str) -> Callable[[str], list[str]]:
     """What offers these words."""
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+def complete_bench(context: typer.Context, incomplete: str) -> list[str | tuple[str, str]]:
+    """What follows `llmrun bench`: models and what else it does; behind that, numbers of its history."""
+    earlier = context.params.get("models") or ()
+    if not earlier or earlier[0] not in BENCH_ACTIONS:
+        actions = () if earlier else BENCH_ACTIONS
+        return [*(word for word in actions if word.startswith(incomplete)), *complete_model(incomplete)]
+    from llmrun.bench.history import History
+    from llmrun.config import load_settings
+
+    try:
+        with History(load_settings()) as history:
+            offers = {str(entry.number): f"{', '.join(entry.models)}: {entry.tests}" for entry in history.all()}
+    except LlmrunError:
+        return []
+    return [(number, clean(text)) for number, text in offers.items() if number.startswith(incomplete)]
 
 
 def complete_type(incomplete: str) -> list[str]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.cli.completion import complete_model
-from llmrun.cli.options import GpuLayersOption, JsonOption, ModelArgument, ThreadsOption, YesOption, with_options
+from llmrun.cli.options import JsonOption, ModelArgument, YesOption, engine_wishes, with_options
 from llmrun.config import load_settings
 from llmrun.errors import UsageError
+from llmrun.planning.plan import Wishes
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -63,10 +64,11 @@ def _sample(
     return _Sample(read_text(text) if text is not None else default_text(), ctx, count, long)
 
 
-@with_options(sample=_sample)
+@with_options(sample=_sample, wishes=engine_wishes)
 def evaluate(
     model: ModelArgument,
     sample: _Sample,
+    wishes: Wishes,
     reference: Annotated[
         str,
         typer.Option(
@@ -77,8 +79,6 @@ def evaluate(
             autocompletion=complete_model,
         ),
     ] = "",
-    threads: ThreadsOption = None,
-    gpu_layers: GpuLayersOption = None,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -86,15 +86,15 @@ def evaluate(
 
     With --reference, also how far it is from that model. Figures are llama-perplexity's, and compare where text, --ctx
     and --chunks are the same. So is the error, which takes positions for independent; the interval does not.
+    --cache-type-k and -v are the model's, not the reference's: a model beside itself shows what they cost.
     Ctrl-C shows what is known by then.
     """
     from llmrun.models.store.in_use import using
-    from llmrun.quantize.evaluate import check_wishes
+    from llmrun.quantize.evaluate import check_sample
     from llmrun.quantize.evaluate import evaluate as measure
     from llmrun.ui.views.evaluate import About, reading
 
-    layers = -1 if gpu_layers is None else gpu_layers
-    check_wishes(sample.n_ctx, sample.chunks, threads, layers, long=sample.long)
+    check_sample(sample.n_ctx, sample.chunks, long=sample.long)
     output, result = Output(json=json), _Result()
     paths = [_file(output, name, yes=yes) for name in (model, reference) if name]
     about = About(paths[0].name, paths[1].name if reference else "", sample.text.name, sample.text.sha256)
@@ -110,8 +110,7 @@ def evaluate(
                 n_ctx=sample.n_ctx,
                 chunks=sample.chunks,
                 long=sample.long,
-                threads=threads,
-                gpu_layers=layers,
+                wishes=wishes,
                 on_update=result.kept_before(show),
             )
             result.is_whole = True

@@ -80,9 +80,11 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
     from llmrun.models.pull import pull
     from llmrun.ui.terminal.progress import download_progress
 
-    def on_size(n_bytes: int) -> None:
-        missing = f"{spec.name} is not on this disk; {size(n_bytes)} to download"
-        if yes or (not output.can_ask and n_bytes <= _UNASKED_BYTES):
+    def on_size(n_bytes: int | None) -> None:
+        amount = "its server does not say how large it is" if n_bytes is None else f"{size(n_bytes)} to download"
+        missing = f"{spec.name} is not on this disk; {amount}"
+        is_small = n_bytes is not None and n_bytes <= _UNASKED_BYTES
+        if yes or (is_small and not output.can_ask):
             output.note(missing)
         elif not output.can_ask:
             hint = f"llmrun {shlex.join(['pull', spec.name])}, or --yes"

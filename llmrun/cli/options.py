@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,8 +17,8 @@ import typer
 
 from llmrun.cli.completion import complete_model, complete_words
 from llmrun.errors import UsageError, require_within
-from llmrun.planning.plan import Wishes
-from llmrun.protocol.params import MOST_TOKENS, Limits
+from llmrun.planning.plan import FLASH_ATTENTION, Wishes
+from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
 
 if TYPE_CHECKING:
     from llmrun.chat.attachments import Attached
@@ -93,6 +93,7 @@ FlashAttentionOption = Annotated[
         "--flash-attention",
         "-fa",
         metavar="auto|on|off",
+        autocompletion=complete_words(*FLASH_ATTENTION),
         help="Attention without writing its scores to memory. Default: where it is faster.",
         rich_help_panel="Engine",
     ),
@@ -175,6 +176,17 @@ def _parameters(group: Callable[..., Any]) -> list[inspect.Parameter]:
     return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
 
 
+def engine_wishes(
+    threads: ThreadsOption = None,
+    gpu_layers: GpuLayersOption = None,
+    cache_type_k: CacheTypeKOption = "f16",
+    cache_type_v: CacheTypeVOption = "f16",
+    flash_attention: FlashAttentionOption = "auto",
+) -> Wishes:
+    """The options of a command that loads models with a context of its own choice."""
+    return Wishes(None, threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadingOptions:
     """How a model is to be loaded: what was wished for, how much is shown, and whether to ask before a download."""
@@ -195,8 +207,8 @@ def loading(
     yes: YesOption = False,
 ) -> LoadingOptions:
     """The options of a command that loads a model."""
-    wishes = Wishes(ctx, threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
-    return LoadingOptions(wishes, verbose, yes)
+    wishes = engine_wishes(threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
+    return LoadingOptions(replace(wishes, n_ctx=ctx), verbose, yes)
 
 
 ThinkOption = Annotated[
@@ -267,6 +279,7 @@ def read_think(text: str, label: str) -> Think:
     if text in ("hide", "fold"):
         return Think(shown="hide" if text == "hide" else "fold")
     if text.isdecimal():
+        require_within(label, int(text), (0, MOST_TOKENS))
         return Think(tokens=int(text))
     raise UsageError(f"invalid {label} {text}", why="must be on, off, hide, fold, or a number of tokens")
 
@@ -313,12 +326,12 @@ def wanted(
     """
     from llmrun.protocol.messages import AnswerRequest
 
-    limits = Limits(max_tokens, tuple(stop or ()), tuple(ban or ()))
+    check_limits(max_tokens, stop or (), ban or (), ("--max-tokens", "--stop", "--ban"))
     require_within("--think-tokens", think_tokens, (0, MOST_TOKENS))
     if think is False and think_tokens is not None:
         raise UsageError("--no-think and --think-tokens exclude each other", hint="give one of them")
     asked = AnswerRequest(
-        limits=limits,
+        limits=Limits(max_tokens, tuple(stop or ()), tuple(ban or ())),
         template=template_text(template),
         grammar=read_constraint(grammar, json_schema),
         thinking=think,

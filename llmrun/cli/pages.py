@@ -1,4 +1,4 @@
-"""The pages of `llmrun` itself: start page, versions, help on all commands.
+"""The pages that need no command to run: start page, versions, help on all commands and on one.
 
 Owns their words and shape; must not import a command, Typer or Rich, which takes longer than all of these pages.
 """
@@ -6,9 +6,11 @@ Owns their words and shape; must not import a command, Typer or Rich, which take
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import Any
 
 from llmrun.cli.commands import COMMANDS, PANELS
 from llmrun.ui.terminal.output import Output
@@ -45,18 +47,42 @@ def page(arguments: Sequence[str]) -> str | None:
 
 def root_help() -> str:
     """The help on all commands, as wide as the terminal."""
-    output = Output()
-    width = max(_width(output), _NARROWEST)
-    paint = _Paint(color=output.stdout_has_color)
     panels = {
         "Options": OPTIONS,
         **{panel: {name: each.help for name, each in COMMANDS.items() if each.panel == panel} for panel in PANELS},
     }
-    usage = f"{paint('Usage:', _YELLOW)} {paint('llmrun [OPTIONS] COMMAND [ARGS]...', _BOLD)}"
-    boxes = [_box(title, rows, width, paint) for title, rows in panels.items()]
-    return "\n".join(
-        ["", f" {usage}", "", " Run large language models on this machine.", "", *boxes, "", f" {_EPILOG}", ""]
-    )
+    return _help("llmrun [OPTIONS] COMMAND [ARGS]...", "Run large language models on this machine.", panels, _EPILOG)
+
+
+def command_help(context: Any) -> str:
+    """The help on one command, of what Typer knows about it."""
+    command = context.command
+    panels: dict[str, dict[str, str]] = {"Arguments": {}, "Options": {}}
+    for parameter in command.get_params(context):
+        name, text = parameter.get_help_record(context) or ("", "")
+        panel = getattr(parameter, "rich_help_panel", None) or f"{parameter.param_type_name.title()}s"
+        panels.setdefault(panel, {})[_METAVAR.sub(_metavar, name)] = text.removesuffix("  [required]")
+    panels["Commands"] = {name: each.get_short_help_str(200) for name, each in getattr(command, "commands", {}).items()}
+    pieces = [piece.strip("{}") for piece in command.collect_usage_pieces(context)]
+    return _help(" ".join([context.command_path, *pieces]), command.help or "", panels)
+
+
+_METAVAR = re.compile("<(str|[a-z ]+)>")
+
+
+def _metavar(match: re.Match[str]) -> str:
+    return "TEXT" if match[1] == "str" else "NUMBER"
+
+
+def _help(usage: str, text: str, panels: dict[str, dict[str, str]], epilog: str = "") -> str:
+    output = Output()
+    width = max(_width(output), _NARROWEST)
+    paint = _Paint(color=output.stdout_has_color)
+    lines = ["", f" {paint('Usage:', _YELLOW)} {paint(usage, _BOLD)}", ""]
+    for paragraph in text.split("\n\n"):
+        lines += [textwrap.fill(paragraph, width - 1, initial_indent=" ", subsequent_indent=" "), ""]
+    lines += [_box(title, rows, width, paint) for title, rows in panels.items() if rows]
+    return "\n".join([*lines, *(["", f" {epilog}"] if epilog else []), ""])
 
 
 class _Paint:
@@ -70,13 +96,18 @@ class _Paint:
 
 
 def _box(title: str, rows: dict[str, str], width: int, paint: _Paint) -> str:
-    """A panel: names in a column, their help beside them."""
-    column = max(map(len, rows))
+    """A panel: names in a column, their help beside them, or below one that is too long."""
+    column = min(max(map(len, rows)), width * 2 // 5)
     side, room = paint("│", _DIM), width - column - 6
     lines = [paint(f"╭─ {title} {'─' * (width - len(title) - 5)}╮", _DIM)]
     for name, text in rows.items():
-        for label, line in zip_longest([name], textwrap.wrap(text, room), fillvalue=""):
-            lines.append(f"{side} {paint(label.ljust(column), _CYAN)}  {line.ljust(room)} {side}")
+        labels, beside = [name], textwrap.wrap(text, room)
+        if len(name) > column:
+            labels = textwrap.wrap(name, width - 4)
+            beside = [""] * len(labels) + beside
+        for label, line in zip_longest(labels, beside, fillvalue=""):
+            row = f"{label.ljust(column)}  {line}".ljust(width - 4)
+            lines.append(f"{side} {paint(label, _CYAN)}{row[len(label) :]} {side}")
     return "\n".join([*lines, paint(f"╰{'─' * (width - 2)}╯", _DIM)])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +11,7 @@ import typer
 from llmrun.cli.completion import complete_model, complete_type
 from llmrun.cli.options import JsonOption, with_options
 from llmrun.errors import CancelledError, UsageError, require_within
-from llmrun.planning.plan import CONTEXT_BOUNDS
+from llmrun.planning.plan import CONTEXT_BOUNDS, Wishes
 from llmrun.quantize.size import Goal, read_size
 from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
@@ -159,11 +159,13 @@ class Several:
         types: names of types.FILE_TYPES or types.BEST_4_BIT.
         file: where the report goes besides the terminal.
         text: what quality is measured on; None is what `llmrun evaluate` reads by default.
+        wishes: how they are loaded to be measured.
     """
 
     types: tuple[str, ...]
     file: Path | None
     text: Path | None
+    wishes: Wishes = Wishes()
 
 
 def several(
@@ -318,7 +320,7 @@ def _report(output: Output, found: FoundSource, out: Path | None, wish: Wish, se
                 name=found.name,
                 text=several.text,
                 imatrix=imatrix,
-                threads=wish.threads,
+                wishes=replace(several.wishes, threads=wish.threads),
                 keep=out,
                 on_update=on_update,
             )

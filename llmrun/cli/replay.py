@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,25 +10,33 @@ import typer
 
 from llmrun.chat.replay import Record, differences, place_of, read
 from llmrun.cli.answering import ShownAs, cancelling, collecting, show
+from llmrun.cli.completion import complete_model
 from llmrun.cli.loading import open_model
-from llmrun.cli.options import LoadingOptions
+from llmrun.cli.options import LoadingOptions, loading, with_options
 from llmrun.errors import CancelledError, IntegrityError, UsageError
 from llmrun.planning.plan import Wishes
 from llmrun.ui.terminal.output import Output
 
 
+@with_options(loading=loading)
 def replay(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `llmrun run --record FILE` wrote.")],
-    model: Annotated[str, typer.Option("--model", help="Another name or path for the recorded model.")] = "",
+    *,
+    model: Annotated[
+        str,
+        typer.Option("--model", help="Another name or path for the recorded model.", autocompletion=complete_model),
+    ] = "",
+    loading: LoadingOptions,
 ) -> None:
-    """Answer a recorded prompt again, and compare the bytes."""
+    """Answer a recorded prompt again, and compare the bytes.
+
+    The model is loaded as it was then, but for what an option changes.
+    """
     output = Output()
     record = read(file)
-    wishes = Wishes(_number(record, "context"), _number(record, "threads"))
+    loading = replace(loading, wishes=_changed(_recorded(record), loading.wishes))
     used = record.answer.model
-    with open_model(
-        output, model or used.name or used.path, LoadingOptions(wishes, verbose=False, yes=False)
-    ) as loaded:
+    with open_model(output, model or used.name or used.path, loading) as loaded:
         changed = differences(record, place_of(loaded))
         for line in changed:
             output.note(line)
@@ -54,6 +63,19 @@ def _first_difference(text: str, recorded: str) -> int | None:
         return None
     shorter = min(len(text), len(recorded))
     return next((index for index in range(shorter) if text[index] != recorded[index]), shorter)
+
+
+def _recorded(record: Record) -> Wishes:
+    """How the model was loaded."""
+    kv_types, flash_attention = record.place.get("KV cache", "f16 f16"), record.place.get("flash attention", "auto")
+    type_k, _, type_v = kv_types.partition(" ")
+    return Wishes(_number(record, "context"), _number(record, "threads"), None, type_k, type_v, flash_attention)
+
+
+def _changed(wishes: Wishes, typed: Wishes) -> Wishes:
+    """Wishes with all that is typed and not the default."""
+    changes = {each.name: getattr(typed, each.name) for each in fields(Wishes)}
+    return replace(wishes, **{name: value for name, value in changes.items() if value != getattr(Wishes(), name)})
 
 
 def _number(record: Record, name: str) -> int:

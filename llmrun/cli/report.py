@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llmrun.cli.options import with_options
+from llmrun.cli.options import engine_wishes, with_options
 from llmrun.cli.quantize import (
     USUAL_TYPES,
     ImportanceOptions,
     SourceArgument,
-    ThreadsOption,
     goal,
     importance,
     quantize,
     several,
     tensors,
 )
+from llmrun.planning.plan import Wishes
 
 
-@with_options(importance=importance)
+@with_options(importance=importance, wishes=engine_wishes)
 def report(
     source: SourceArgument,
     importance: ImportanceOptions,
+    wishes: Wishes,
     out: Annotated[
         Path | None, typer.Argument(metavar="[FOLDER]", help="Keeps the files. Default: they are removed again.")
     ] = None,
@@ -37,11 +39,12 @@ def report(
         Path | None,
         typer.Option(metavar="FILE", help="What quality is measured on. Default: Python's language reference."),
     ] = None,
-    threads: ThreadsOption = None,
 ) -> None:
     """Compare several quants of a model: size, speed, quality.
 
     Each is made and measured on this machine.
     """
-    wished = several(types, report=True, report_to=to, text=text)
-    inspect.unwrap(quantize)(source, tensors(), goal(), importance, wished, out, threads=threads)
+    asked = several(types, report=True, report_to=to, text=text)
+    assert asked is not None
+    asked = replace(asked, wishes=wishes)
+    inspect.unwrap(quantize)(source, tensors(), goal(), importance, asked, out, threads=wishes.threads)

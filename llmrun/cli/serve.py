@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,11 +22,14 @@ from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.server.guard import Policy
-    from llmrun.server.serving import ServeOptions
+    from llmrun.server.running import Entry, RunningServer
+    from llmrun.server.serving import ServeOptions, Serving
+    from llmrun.ui.views.serve import ServeView
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _FOR_EVER = -1.0
+_WATCH_SECONDS = 0.5
 
 ModelsArgument = Annotated[
     list[str] | None,
@@ -97,12 +102,13 @@ def serve(
     from llmrun.server.loading import Sharing
     from llmrun.server.serving import ServeOptions
 
+    output = Output(json=log_json)
     sharing = Sharing(loading.wishes, parallel, exact, loading.verbose)
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
     names = tuple(dict.fromkeys(models or []))
-    options = ServeOptions(names, policy, sharing, keep_seconds, queue, grace_seconds)
-    _fetch_missing(Output(), names, loading)
-    asyncio.run(_run(Output(), options, listening, log_json=log_json))
+    options = ServeOptions(names, policy, sharing.prepare, parallel, keep_seconds, queue, grace_seconds)
+    _fetch_missing(output, names, loading)
+    asyncio.run(_run(output, options, listening, log_json=log_json))
 
 
 def _seconds(flag: str, text: str) -> float:
@@ -154,9 +160,14 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
 
 
 async def _run(output: Output, options: ServeOptions, listening: socket.socket, *, log_json: bool) -> None:
+    """Serve until a signal comes: the first lets running answers end, the second does not."""
+    from llmrun.server.running import RunningServer, registered
     from llmrun.server.serving import Serving
+    from llmrun.ui.views.serve import ServedRequest, ServeView
 
-    serving = Serving(options, load_settings())
+    view = ServeView(output, log_json=log_json)
+    settings = load_settings()
+    serving = Serving(options, settings, on_served=lambda served: view.served(ServedRequest(*served)))
     loop = asyncio.get_running_loop()
     ending: list[LlmrunError] = []
     running = asyncio.ensure_future(serving.run(listening))
@@ -164,12 +175,39 @@ async def _run(output: Output, options: ServeOptions, listening: socket.socket, 
     def end(error: LlmrunError) -> None:
         if ending:
             running.cancel()
+        elif serving.is_busy:
+            view.note(f"Ending when all is answered, in {options.grace_seconds:g} s at most; Ctrl-C again ends it now.")
         ending.append(error)
         serving.end()
 
     loop.add_signal_handler(signal.SIGINT, end, CancelledError("stopped by Ctrl-C"))
     loop.add_signal_handler(signal.SIGTERM, end, TerminatedError("stopped by SIGTERM"))
-    try:
-        await running
-    except asyncio.CancelledError:
-        raise ending[-1] from None
+    host, port = listening.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    view.begin(address, options.names, has_keys=bool(options.policy.keys))
+    with registered(settings.state_dir, port) as entry:
+        watching = asyncio.ensure_future(
+            _watch(serving, view, entry, RunningServer(os.getpid(), address, port, time.time()))
+        )
+        try:
+            await running
+        except asyncio.CancelledError:
+            raise ending[-1] from None
+        finally:
+            watching.cancel()
+            view.end()
+
+
+async def _watch(serving: Serving, view: ServeView, entry: Entry | None, server: RunningServer) -> None:
+    """Keep the live line and this server's entry in `llmrun ps` up to date."""
+    from llmrun.ui.views.serve import ServeFigures
+
+    written: RunningServer | None = None
+    while True:
+        now = server._replace(models=tuple(serving.loaded))
+        if entry is not None and now != written:
+            entry.write(now)
+            written = now
+        if view.is_live:
+            view.show(ServeFigures(*serving.metrics.figures))
+        await asyncio.sleep(_WATCH_SECONDS)

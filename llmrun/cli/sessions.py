@@ -17,6 +17,7 @@ import typer
 from llmrun.cli.options import JsonOption
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, UsageError
+from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _HARMLESS = re.compile(r"[A-Za-z0-9_.+-]+")  # a shell evaluates what it completes
 
-app = typer.Typer(help="The saved chats.")
+app = typer.Typer(help="The saved chats.", add_completion=False)
 
 
 class ExportFormat(str, Enum):
@@ -107,7 +108,12 @@ def export_session(
     name: LastArgument = "",
     form: Annotated[
         ExportFormat | None,
-        typer.Option("--format", "-f", help="Default: by the file's suffix, else markdown. Only json can be imported."),
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="FORMAT",
+            help=f"{', '.join(ExportFormat)}. Default: by the file's suffix, else markdown. Only json can be imported.",
+        ),
     ] = None,
     to: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to. Default: stdout.")
@@ -179,8 +185,8 @@ def remove_sessions(names: NamesArgument, yes: YesOption = False, json: JsonOpti
     with _sessions(output) as sessions:
         found = list({facts.id: facts for facts in map(sessions.find, names)}.values())
         for facts in found:
-            output.note(f"{facts.name}: {_count(facts.turns, 'turn')}, {facts.first}")
-        question = f"Delete {_count(len(found), 'chat')}?"
+            output.note(f"{facts.name}: {counted(facts.turns, 'turn')}, {facts.first}")
+        question = f"Delete {counted(len(found), 'chat')}?"
         _ask(output, question, yes=yes, command=f"llmrun sessions rm -y {shlex.join(names)}")
         for facts in found:
             sessions.delete(str(facts.id))
@@ -268,7 +274,3 @@ def _ask(output: Output, question: str, *, yes: bool, command: str) -> None:
         raise UsageError("nothing is done without a yes", why="nobody can be asked here", hint=command)
     if not output.confirm(question):
         raise CancelledError("nothing was done")
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -16,7 +16,7 @@ from llmrun.errors import CancelledError, IntegrityError, ModelNotFoundError, Us
 from llmrun.models.registry import load_catalogue, resolve
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import Store, everything
-from llmrun.ui.terminal.format import size
+from llmrun.ui.terminal.format import counted, size
 from llmrun.ui.terminal.output import Output
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask. Needed where nobody can be asked.")]
@@ -45,7 +45,7 @@ def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = Fal
             output.note(f"  not all of its bytes: {other} needs some")
     _ask(
         output,
-        f"Remove {_count(len(removals), 'model')}?",
+        f"Remove {counted(len(removals), 'model')}?",
         yes=yes,
         command=shlex.join(["llmrun", "rm", "-y", *models]),
     )
@@ -86,10 +86,10 @@ def collect_garbage(
         if rows:
             show_files(output, rows, ("PATH", "SIZE", "", "WHY"))
         total = size(sum(leftover.n_bytes for leftover in going))
-        output.note(f"{_count(len(going), 'file')} of no use in {store.root}, {total}.")
+        output.note(f"{counted(len(going), 'file')} of no use in {store.root}, {total}.")
     freed = 0
     if going and not dry_run:
-        _ask(output, f"Remove {_count(len(going), 'file')}?", yes=yes, command="llmrun gc -y")
+        _ask(output, f"Remove {counted(len(going), 'file')}?", yes=yes, command="llmrun gc -y")
         freed = discard(leftovers)
         output.note(f"Removed; {size(freed)} came free.")
     if json:
@@ -228,7 +228,7 @@ def _refuse_damaged(damaged: list[Installed]) -> None:
     names = ", ".join(model.name for model in damaged)
     ours = [shlex.quote(model.name) for model in damaged if not model.foreign]
     raise IntegrityError(
-        f"{_count(len(damaged), 'model')} {'is' if len(damaged) == 1 else 'are'} damaged: {names}",
+        f"{counted(len(damaged), 'model')} {'is' if len(damaged) == 1 else 'are'} damaged: {names}",
         why="the bytes are not those that were installed",
         hint=" && ".join(f"llmrun rm -y {name} && llmrun pull {name}" for name in ours)
         or "let the program it belongs to fetch it again",
@@ -249,7 +249,3 @@ def _reasons(leftover: Any) -> str:
 
 def _inside(path: Path, root: Path) -> str:
     return str(path.relative_to(root)) if root in path.parents else str(path)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from llmrun.cli.commands import ALIASES, COMMANDS
+from llmrun.cli.completion import complete_words
 from llmrun.errors import UsageError
 from llmrun.ui.terminal.output import Output
 
@@ -30,7 +31,14 @@ TOPICS = {"exit-codes": "\n".join(f"{status:>4}  {meaning}" for status, meaning 
 
 def show_help(
     context: typer.Context,
-    words: Annotated[list[str], typer.Argument(metavar="TOPIC", help=f"A command, or {', '.join(TOPICS)}.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TOPIC",
+            help=f"A command, or {', '.join(TOPICS)}.",
+            autocompletion=complete_words(*COMMANDS, *TOPICS),
+        ),
+    ],
 ) -> None:
     """Help on a command or topic."""
     if words[0] in TOPICS and len(words) == 1:

@@ -74,7 +74,8 @@ class Outbox:
             return
         before = self._waiting.get(event.request)
         if before is not None:
-            event = TextDelta(event.request, before.text + event.text, before.tokens + event.tokens)
+            text, tokens = before.text + event.text, before.tokens + event.tokens
+            event = TextDelta(event.request, text, tokens, before.logprobs + event.logprobs)
         self._waiting[event.request] = event
         if self._clock() - self._sent_at >= _TEXT_INTERVAL:
             self._flush()

@@ -15,7 +15,7 @@ from llmrun.engine.llama.submodules import import_submodule
 from llmrun.errors import LlmrunError
 
 _SWITCH_SECONDS = 0.0001
-_PREPARING_NICENESS = 7  # a fifth of a core's time where another thread wants all of it
+_PREPARING_NICENESS = 12  # a fifteenth of a core where other threads want all of them; most of what idles between steps
 
 
 def set_environment() -> None:

@@ -32,6 +32,7 @@ from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.messages import (
     Cancel,
     Command,
+    Condition,
     Count,
     Event,
     Failed,
@@ -45,6 +46,7 @@ from llmrun.protocol.messages import (
     LoadProgress,
     Open,
     Stats,
+    Status,
     Tokenize,
 )
 
@@ -87,6 +89,12 @@ class Commands:
             self.busy = command.request if busy else self.busy
             return True
 
+    @property
+    def n_answers(self) -> int:
+        """How many answers wait to be taken up."""
+        with self._lock:
+            return sum(isinstance(command, Generate) for command in self._waiting.values())
+
     def drop(self, request: int) -> Command | None:
         """A command that still waited, and does so no more; None for any other."""
         with self._lock:
@@ -125,6 +133,8 @@ class EngineProcess:
                 os._exit(0)
             if isinstance(frame, Cancel):
                 self._cancel(frame)
+            elif isinstance(frame, Status):
+                self._channel.send(self._condition(frame))
             elif isinstance(frame, Command):
                 self._commands.add(frame)
                 self._asked.put(frame)
@@ -143,6 +153,13 @@ class EngineProcess:
             if commands.busy == request or (commands.busy is None and self._is_alone(request)):
                 self._flag.set()  # before the other thread can take the command, which clears the flag
             self._inbox.put((cancel, None))
+
+    def _condition(self, status: Status) -> Condition:
+        """How busy the loop is, also while it computes."""
+        waiting = self._commands.n_answers
+        if self._model is None:
+            return Condition(status.request, waiting=waiting)
+        return self._model.engine.condition(status.request, waiting)
 
     def _is_alone(self, request: int) -> bool:
         """Whether a batch that runs is this request's alone."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
@@ -99,7 +100,7 @@ class Preparer:
         tags = thinking_tags(asked.template) or self.thinking_tags
         inside = tags is not None and opens(text, tags)
         constraint = self._constraint(asked, matcher, syntax, tags, inside=inside)
-        sampler = SequenceSampler(asked.sampling, self._vocabulary, tokens, constraint, asked.remember)
+        sampler = SequenceSampler(asked.sampling, self._vocabulary, tokens, constraint, asked.remember, asked.logprobs)
         extras = self._extras(asked, tags, syntax, inside=inside)
         return Prepared(generate.request, tokens, sampler, asked.limits, extras)
 
@@ -145,6 +146,8 @@ class Preparer:
             thinking=thinking,
             guard=guard,
             moves=asked.moves,
+            logprobs=LogprobStream() if asked.logprobs is not None else None,
+            salt=asked.salt,
             shown=self._control_tokens((*(tags or ()), *(syntax.marks if syntax else ()))),
             tool_syntax=syntax.name if syntax else "",
         )

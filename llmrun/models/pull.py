@@ -17,6 +17,7 @@ from llmrun.models import hub
 from llmrun.models.download import mirror
 from llmrun.models.download.download import OnNote, OnProgress, download
 from llmrun.models.download.part import arrived_bytes
+from llmrun.models.download.remote import remote_size
 from llmrun.models.download.transfer import PATIENT, Patience, TransferSource
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.disk import disk_errors, exclusive, require_space
@@ -29,11 +30,11 @@ UNVERIFIED_NOTE = (
 )
 
 
-OnSize = Callable[[int], None]
-"""Gets the bytes that will be downloaded, before the first is; may raise."""
+OnSize = Callable[[int | None], None]
+"""Gets the bytes that will be downloaded, before the first is, None where the server does not say; may raise."""
 
 
-def _ignore_size(n_bytes: int) -> None:
+def _ignore_size(n_bytes: int | None) -> None:
     pass
 
 
@@ -60,7 +61,7 @@ def pull(
     Args:
         on_progress: gets (bytes there, bytes in all) while bytes arrive; all parts count together.
         on_note: gets one line when something is done differently than one would expect.
-        on_size: gets how many bytes will be downloaded, where that is known before; what it raises ends the pull.
+        on_size: gets how many bytes will be downloaded; what it raises ends the pull.
         room: free memory of this machine in bytes; where no quant was asked for, one that fits is taken. 0 is unknown.
 
     Raises:
@@ -80,6 +81,8 @@ def pull(
     if installed:
         return installed.path
     if spec.url is not None:
+        if on_size is not _ignore_size:  # asking costs a round trip
+            on_size(_missing_of_link(spec.url, settings, store, patience))
         return _from_link(spec.url, settings, store, on_progress, on_note, patience)
     if spec.repository is None:
         raise ModelNotFoundError(f"{spec.name} names no model")
@@ -197,16 +200,31 @@ def _counting_from(before: int, total: int, on_progress: OnProgress) -> OnProgre
     return lambda here, _: on_progress(before + here, total)
 
 
+def _missing_of_link(url: str, settings: Settings, store: Store, patience: Patience) -> int | None:
+    """Bytes that are still to come from a link."""
+    _refuse_offline(settings)
+    size = remote_size(url, patience=patience)
+    return None if size is None else size - arrived_bytes(_unchecked(store.link_target(url)), size)
+
+
+def _refuse_offline(settings: Settings) -> None:
+    if settings.offline:
+        raise NetworkError("the link can't be followed", why="HF_HUB_OFFLINE is set, so the network is not used")
+
+
+def _unchecked(target: Path) -> Path:
+    """Where a link's bytes are before anybody has looked at them; what was stopped half-way goes on beside it."""
+    return target.with_name(target.name + ".unchecked")
+
+
 def _from_link(
     url: str, settings: Settings, store: Store, on_progress: OnProgress, on_note: OnNote, patience: Patience
 ) -> Path:
     """A link tells no hash, so the bytes are a model only once their header has been read."""
-    if settings.offline:
-        raise NetworkError("the link can't be followed", why="HF_HUB_OFFLINE is set, so the network is not used")
+    _refuse_offline(settings)
     target = store.link_target(url)
     lock = store.link_lock(url)
-    # Where its bytes are before anybody has looked at them; what was stopped half-way goes on beside it.
-    arrived = target.with_name(target.name + ".unchecked")
+    arrived = _unchecked(target)
     waiting = f"{target.name} is being downloaded by another process; waiting for it"
     with disk_errors(target), exclusive(lock, lambda: on_note(waiting)):
         if target.exists():

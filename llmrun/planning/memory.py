@@ -24,6 +24,7 @@ _TOKEN_BYTES = 190  # of llama.cpp's tables for one token of the vocabulary
 _FEED_FORWARD = 3  # times the model's width is the widest thing in a block, as a rule
 _ACTIVATIONS = 4  # as wide as the model, alive at the same time in a layer ...
 _FEED_FORWARDS = 2  # ... beside its gate and its up projection
+_LOGIT_BYTES = 4
 _QUANTIZED_BYTES = 1.1  # of an activation as a matrix product wants it
 
 
@@ -94,15 +95,19 @@ def memory(
     start: int | None = None,
     used: int | None = None,
     copies: int = 0,
+    sequences: int = 1,
+    parked: int = 0,
 ) -> Memory:
     """What a model takes.
 
     Args:
-        n_ctx: context window.
+        n_ctx: context window; of several sequences, those of all together.
         kv_type: a key of KV_BYTES.
         start: for how many tokens the KV cache is made at first; None is context_start(). n_ctx never lets it grow.
         used: longest conversation; None is the whole context window.
         copies: of repacked weights, see repacked_types().
+        sequences: that are answered at the same time.
+        parked: prefixes that are kept beside them.
     """
     stages = rooms(n_ctx, context_start(sizes, n_ctx, kv_type) if start is None else start)
     longest = n_ctx if used is None else min(used, n_ctx)
@@ -110,9 +115,9 @@ def memory(
     previous = max((room for room in stages if room < last), default=0)
     return Memory(
         weights=sizes.weight_bytes,
-        kv=kv_bytes(sizes, last, kv_type),
+        kv=kv_bytes(sizes, last, kv_type) + sizes.recurrent_bytes * (sequences - 1),
         growth=kv_bytes(sizes, previous, kv_type),
-        compute=_compute_bytes(sizes, longest),
+        compute=_compute_bytes(sizes, longest) + _LOGIT_BYTES * sizes.n_vocab * (sequences + parked - 1),
         process=_PROCESS_BYTES + _TOKEN_BYTES * sizes.n_vocab,
         copies=copies,
     )
@@ -148,7 +153,7 @@ def _compute_bytes(sizes: Sizes, tokens: int) -> int:
     batch = min(UBATCH, max(tokens, 1))
     inner = _FEED_FORWARD * sizes.n_embd
     activations = 4 * (_FEED_FORWARDS * inner + _ACTIVATIONS * sizes.n_embd) + int(_QUANTIZED_BYTES * inner)
-    return int(batch * (activations + 2 * tokens) + 4 * sizes.n_vocab)
+    return int(batch * (activations + 2 * tokens) + _LOGIT_BYTES * sizes.n_vocab)
 
 
 def reserved_bytes(sizes: Sizes, n_ctx: int) -> int:

@@ -30,6 +30,7 @@ from llmrun.protocol.messages import Load
 CONTEXT_BOUNDS = (256, 1 << 24)
 THREAD_BOUNDS = (1, 512)
 GPU_LAYER_BOUNDS = (-1, 1000)
+PARALLEL_BOUNDS = (1, 128)
 ALL_LAYERS = -1
 
 UNKNOWN_CONTEXT = 4096
@@ -39,6 +40,8 @@ SMALLEST_CONTEXT = 512
 FLASH_ATTENTION = ("auto", "on", "off")
 _SMALLEST_MARGIN = 512 << 20
 _GPU_MARGIN = 256 << 20  # the driver's and the desktop's
+_FEWEST_PARKED = 16
+_SEQUENCE_IDS = 256  # of llama.cpp
 _FP16_STEP = 128  # elements of a head that ggml's AVX512-FP16 kernels take at a time; of shorter ones, one at a time
 _MOST_SCORES = 1 << 30  # bytes
 _SCORES_SHARE = 16  # of free memory
@@ -83,6 +86,8 @@ class Wishes:
         gpu_layers: how many layers go to the GPU; -1 is all.
         cache_type_k, cache_type_v: of the keys and the values in the KV cache, keys of memory.KV_BYTES.
         flash_attention: one of FLASH_ATTENTION.
+        parallel: how many answers at the same time.
+        exact: these share nothing, so that each is bit for bit what it would be alone.
 
     Raises:
         UsageError: a wish is out of bounds, or two contradict each other.
@@ -94,8 +99,11 @@ class Wishes:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     flash_attention: str = "auto"
+    parallel: int = 1
+    exact: bool = False
 
     def __post_init__(self) -> None:
+        require_within("--parallel", self.parallel, PARALLEL_BOUNDS)
         require_within("--ctx", self.n_ctx, CONTEXT_BOUNDS)
         require_within("--threads", self.threads, THREAD_BOUNDS)
         require_within("--gpu-layers", self.gpu_layers, GPU_LAYER_BOUNDS)
@@ -120,8 +128,8 @@ class Plan:
     """How the model will be run, and what that takes.
 
     Attributes:
-        n_ctx: context window in tokens.
-        n_ctx_start: for how many of them the KV cache has memory at first; it grows with the conversation.
+        n_ctx: context window in tokens, of each sequence.
+        n_ctx_start: for how many tokens the KV cache has memory at first; it grows with the conversation.
         n_batch: most tokens of one decode call.
         threads: for decode and for prefill.
         gpu_layers: how many layers go to the GPU; -1 is all.
@@ -133,6 +141,10 @@ class Plan:
         notes: every choice that is not simply what the model was trained on, in plain words.
         tuned: what is different because `llmrun tune` found it faster, in words.
         slow_flash_attention: ggml's kernel for it is known to be slow here; answers differ a little without.
+        n_seq_max: how many answers at the same time.
+        n_cells: tokens that the KV cache holds for all of them together.
+        n_parked: how many prefixes of prompts it can keep beside them.
+        exact: they share nothing.
     """
 
     n_ctx: int
@@ -149,6 +161,10 @@ class Plan:
     flash_attention: str = "auto"
     tuned: tuple[str, ...] = ()
     slow_flash_attention: bool = False
+    n_seq_max: int = 1
+    n_cells: int = 0
+    n_parked: int = 0
+    exact: bool = False
 
     def load(self, path: Path) -> Load:
         """What an engine is told to load a file so."""
@@ -162,14 +178,20 @@ class Plan:
             flash_attention=self.flash_attention,
             kv_type_k=self.kv_type_k,
             kv_type_v=self.kv_type_v,
+            n_seq_max=self.n_seq_max,
+            n_cells=self.n_cells,
+            n_parked=self.n_parked,
+            exact=self.exact,
         )
 
     @property
     def summary(self) -> str:
         """One line for --verbose: what was chosen, and what it takes."""
         parts = self.memory
+        clients = f" for each of {self.n_seq_max}, {self.n_cells:,} in all" if self.n_seq_max > 1 else ""
         text = (
-            f"plan: context {self.n_ctx:,} tokens (memory for {self.n_ctx_start:,} at first), {self.threads} threads; "
+            f"plan: context {self.n_ctx:,} tokens{clients} (memory for {self.n_ctx_start:,} at first), "
+            f"{self.threads} threads; "
             f"{readable_size(self.ram_bytes)} of memory when it is full: weights {readable_size(parts.weights)}, "
             f"KV cache {readable_size(parts.kv)}, scratch {readable_size(parts.compute + parts.growth)}, "
             f"process {readable_size(parts.process)}"
@@ -199,10 +221,11 @@ def make_plan(
     room = _Room(header, hardware, wishes, name, repository)
     n_ctx, context_notes = room.context()
     threads, thread_notes = _threads(hardware, wishes.threads)
-    n_ctx_start = room.start(n_ctx)
-    split = room.split(n_ctx, n_ctx_start)
+    n_cells, cell_notes = room.cells(n_ctx)
+    n_ctx_start = n_ctx if room.apart > 1 else room.start(n_cells)
+    split = room.split(n_cells, n_ctx_start * room.apart)
     scores = _score_bytes(header, n_ctx) if wishes.flash_attention == "off" else 0
-    parts = room.memory(n_ctx, n_ctx_start)
+    parts = room.memory(n_cells, n_ctx_start * room.apart)
     return Plan(
         n_ctx=n_ctx,
         n_ctx_start=n_ctx_start,
@@ -212,11 +235,15 @@ def make_plan(
         memory=replace(parts, compute=parts.compute + scores),
         ram_bytes=split.ram + scores,
         vram_bytes=split.vram,
-        notes=(*context_notes, *_gpu_notes(header, hardware, wishes, split), *thread_notes),
+        notes=(*context_notes, *cell_notes, *_gpu_notes(header, hardware, wishes, split), *thread_notes),
         kv_type_k=wishes.cache_type_k,
         kv_type_v=wishes.cache_type_v,
         flash_attention=wishes.flash_attention,
         slow_flash_attention=wishes.flash_attention != "off" and _is_flash_attention_slow(header, hardware),
+        n_seq_max=wishes.parallel,
+        n_cells=n_cells,
+        n_parked=room.parked,
+        exact=wishes.exact,
     )
 
 
@@ -310,16 +337,47 @@ class _Room:
     name: str
     repository: str
 
-    def memory(self, n_ctx: int, start: int) -> Memory:
-        return memory(self.header, n_ctx, kv_type=self.wishes.kv_type, start=start)
+    @property
+    def apart(self) -> int:
+        """How many KV caches there are, each of a whole window: one, or one for each sequence.
 
-    def split(self, n_ctx: int, start: int) -> Split:
-        needs = self.memory(n_ctx, start)
-        return split_memory(self.header, needs, n_ctx, self.hardware.gpus, self.wishes.gpu_layers)
+        One pool of cells is one window to llama.cpp, which would choose the factors of LongRoPE by its size.
+        """
+        return self.wishes.parallel if self.wishes.exact or self.header.rope_depends_on_window else 1
+
+    @property
+    def parked(self) -> int:
+        """How many prefixes to keep: a recurrent state takes its memory whether or not it is used."""
+        parallel = self.wishes.parallel
+        if parallel == 1 or self.apart > 1 or self.header.recurrent_bytes:
+            return 0
+        return min(max(_FEWEST_PARKED, parallel), _SEQUENCE_IDS - parallel)
+
+    def memory(self, n_cells: int, start: int) -> Memory:
+        kv_type, parallel = self.wishes.kv_type, self.wishes.parallel
+        return memory(self.header, n_cells, kv_type=kv_type, start=start, sequences=parallel, parked=self.parked)
+
+    def split(self, n_cells: int, start: int) -> Split:
+        needs = self.memory(n_cells, start)
+        return split_memory(self.header, needs, n_cells, self.hardware.gpus, self.wishes.gpu_layers)
 
     def ram(self, n_ctx: int) -> int:
-        """What has to be free at least: with a KV cache that is made at once."""
-        return self.split(n_ctx, n_ctx).ram
+        """What has to be free at least for such windows, where one has to be apart from the other: all made at once."""
+        return self.split(n_ctx * self.apart, n_ctx * self.apart).ram
+
+    def cells(self, n_ctx: int) -> tuple[int, list[str]]:
+        """Tokens that the KV cache is to hold for all sequences, each of which may fill its window; and words on it."""
+        wanted = n_ctx * self.wishes.parallel
+        if self.apart > 1 or wanted == n_ctx or not self.hardware.memory_total:
+            return wanted, []
+        free = self.hardware.memory_available
+        chosen = max(n_ctx, self.largest(free - margin(free), wanted))
+        if chosen == wanted:
+            return wanted, []
+        return chosen, [
+            f"{self.wishes.parallel} answers at the same time share {chosen:,} tokens of KV cache: what fits into "
+            f"{readable_size(free)} of free memory with some to spare"
+        ]
 
     def start(self, n_ctx: int) -> int:
         """For how many tokens to have memory at first; for all where there is no room to grow."""

@@ -7,7 +7,7 @@ llama.cpp's where it has one; the defaults are llama.cpp's (common/common.h, 0.3
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -169,7 +169,7 @@ def _check_order(order: tuple[str, ...], label: str) -> None:
     for step in order:
         if step not in STEPS or order.count(step) > 1:
             raise UsageError(
-                f"{label}: {step!r} {'comes twice' if step in STEPS else 'is no step of the sampler'}",
+                f"{label}: {step!r} {'comes twice' if step in STEPS else 'is not a step of the sampler'}",
                 why=f"the steps are {', '.join(STEPS)}, each once at most",
             )
 
@@ -193,13 +193,29 @@ class Limits:
     ban: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        require_within("max_tokens", self.max_tokens, (1, MOST_TOKENS))
-        for name, texts, most in (("stop strings", self.stop, 64), ("banned phrases", self.ban, 1024)):
-            if len(texts) > most or any(not text or len(text) > 1024 for text in texts):
-                raise UsageError(
-                    f"invalid {name}",
-                    why=f"there may be {most:,} at most, each of 1 to 1,024 characters",
-                )
+        check_limits(self.max_tokens, self.stop, self.ban)
+
+
+def check_limits(
+    max_tokens: int | None,
+    stop: Sequence[str],
+    ban: Sequence[str],
+    labels: tuple[str, str, str] = ("max_tokens", "stop", "ban"),
+) -> None:
+    """See that the fields of Limits are within their bounds.
+
+    Args:
+        labels: what the user calls each of them, e.g. its flag.
+
+    Raises:
+        UsageError: one is not.
+    """
+    require_within(labels[0], max_tokens, (1, MOST_TOKENS))
+    for label, texts, most in ((labels[1], stop, 64), (labels[2], ban, 1024)):
+        if len(texts) > most or any(not text or len(text) > 1024 for text in texts):
+            raise UsageError(
+                f"invalid {label}", why=f"there may be {most:,} texts at most, each of 1 to 1,024 characters"
+            )
 
 
 def resolve_sampling(

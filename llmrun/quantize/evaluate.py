@@ -18,7 +18,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.planning.hardware import probe
 from llmrun.planning.memory import UBATCH, memory
-from llmrun.planning.plan import CONTEXT_BOUNDS, GPU_LAYER_BOUNDS, THREAD_BOUNDS, readable_size
+from llmrun.planning.plan import ALL_LAYERS, CONTEXT_BOUNDS, Wishes, readable_size
 from llmrun.protocol.jobs.evaluate import EVALUATE, Divergence, Evaluate, Evaluated, EvaluateUpdate, Needle
 from llmrun.runner.runner import Runner
 
@@ -111,8 +111,7 @@ def evaluate(
     n_ctx: int | None = None,
     chunks: int | None = None,
     long: bool = False,
-    threads: int | None = None,
-    gpu_layers: int = -1,
+    wishes: Wishes = Wishes(),
     on_update: Callable[[EvaluateUpdate], None] = lambda update: None,
 ) -> Evaluated:
     """Measure how well a model predicts a text.
@@ -124,8 +123,7 @@ def evaluate(
         n_ctx: tokens of a chunk; None is CONTEXT, or up to LONG_CONTEXT of a long one.
         chunks: how many are read at most; None is as many as make TOKENS.
         long: figures by position too, and facts that have to be found in long texts.
-        threads: None is one for each physical core.
-        gpu_layers: how many layers of each model go to the GPU; -1 is all.
+        wishes: how both are loaded. The reference has its KV cache in f16 always; n_ctx does not count.
         on_update: how far it is, and the figures so far after each chunk. What it raises ends the engine.
 
     Raises:
@@ -134,7 +132,7 @@ def evaluate(
         OutOfMemoryError: it does not fit.
         EngineCrashedError: the engine died.
     """
-    check_wishes(n_ctx, chunks, threads, gpu_layers, long=long)
+    check_sample(n_ctx, chunks, long=long)
     headers = [read_header(path) for path in (model, reference) if path is not None]
     for header in headers:
         check(header)
@@ -150,8 +148,11 @@ def evaluate(
         chunks=chunks or max(1, TOKENS // n_ctx),
         every_position=long,
         needles=long,
-        threads=threads or hardware.usable_cores,
-        gpu_layers=gpu_layers,
+        threads=wishes.threads or hardware.usable_cores,
+        gpu_layers=ALL_LAYERS if wishes.gpu_layers is None else wishes.gpu_layers,
+        flash_attention=wishes.flash_attention,
+        kv_type_k=wishes.cache_type_k,
+        kv_type_v=wishes.cache_type_v,
     )
     with closing(Runner()) as engine:
         return engine.do(EVALUATE, command, on_update)
@@ -175,7 +176,7 @@ def choose_context(headers: list[Header], wish: int | None, *, long: bool) -> in
     return chosen
 
 
-def check_wishes(n_ctx: int | None, chunks: int | None, threads: int | None, gpu_layers: int, *, long: bool) -> None:
+def check_sample(n_ctx: int | None, chunks: int | None, *, long: bool) -> None:
     """What can be refused before there is a model. Arguments as evaluate()'s.
 
     Raises:
@@ -183,8 +184,6 @@ def check_wishes(n_ctx: int | None, chunks: int | None, threads: int | None, gpu
     """
     require_within("--ctx", n_ctx, (SHORTEST_LONG_CONTEXT if long else SHORTEST_CONTEXT, CONTEXT_BOUNDS[1]))
     require_within("--chunks", chunks, (1, ALL_CHUNKS))
-    require_within("--threads", threads, THREAD_BOUNDS)
-    require_within("--gpu-layers", gpu_layers, GPU_LAYER_BOUNDS)
 
 
 def _check_memory(headers: list[Header], n_ctx: int, scored: int, free: int) -> None:

@@ -20,6 +20,7 @@ from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
     Command,
+    Condition,
     Count,
     Counted,
     Event,
@@ -38,6 +39,7 @@ from llmrun.protocol.messages import (
     Rendering,
     Started,
     Stats,
+    Status,
     TextDelta,
     Tokenize,
     Tokenized,
@@ -60,6 +62,7 @@ _ANSWERS: dict[type[Command], tuple[type[Event], ...]] = {
     Tokenize: (Tokenized,),
     Explain: (Explained,),
     SaveState: (StateSaved,),
+    Status: (Condition,),
     Job: (JobUpdate, JobDone),
 }
 _PHASES = {

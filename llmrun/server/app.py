@@ -18,18 +18,18 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from llmrun.errors import LlmrunError, ModelNotFoundError
-from llmrun.protocol.messages import Condition, Status, Tokenize, Tokenized
+from llmrun.protocol.messages import Count, Counted, Tokenize, Tokenized
 from llmrun.server.exchange import Dialect, Exchange, Shared, parse_json, read_body, refuse
 from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send
-from llmrun.server.protocols import openai, openai_chat
+from llmrun.server.protocols import anthropic, openai, openai_chat, openai_responses, openai_text
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.refusals import MethodRefusedError, NoRouteError
 
-_CHAT = Dialect(openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-")
-
 DIALECTS: dict[str, Dialect] = {
-    "/v1/chat/completions": _CHAT,
-    "/chat/completions": _CHAT,
+    "/v1/chat/completions": Dialect(openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-"),
+    "/v1/completions": Dialect(openai_text.read, openai_text.writer, openai.error_body, "cmpl-"),
+    "/v1/responses": Dialect(openai_responses.read, openai_responses.writer, openai.error_body, "resp_"),
+    "/v1/messages": Dialect(anthropic.read, anthropic.writer, anthropic.error_body, "msg_"),
 }
 """Path -> the protocol in which answers are asked for there."""
 
@@ -83,6 +83,7 @@ class Site:
             Route("/v1/models/{name:path}", self._model, methods=get),
             Route("/props", self._props, methods=get),
             Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self._count, methods=["POST"]),
         ]
         handlers: Any = {HTTPException: _no_route, LlmrunError: _failed, Exception: _mistake}
         starlette = Starlette(routes=routes, exception_handlers=handlers)
@@ -130,12 +131,7 @@ class Site:
         return JSONResponse({"status": "ok"})
 
     async def _show_metrics(self, request: Request) -> Response:
-        conditions: list[tuple[str, Condition]] = []
-        for kept in self._pool.kept:
-            if kept.connection is not None and kept.is_loaded:
-                status = Status(kept.connection.next_request())
-                conditions.append((kept.name, await kept.connection.ask(status, Condition)))
-        return PlainTextResponse(self._metrics.text(conditions), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_entry(*each) for each in (await self._known()).items()]})
@@ -178,6 +174,14 @@ class Site:
             found = await connection.ask(command, Tokenized)
         return JSONResponse({"tokens": list(found.tokens), "count": len(found.tokens)})
 
+    async def _count(self, request: Request) -> Response:
+        """Anthropic's: how many tokens a conversation has."""
+        asked = anthropic.read_count(parse_json(await read_body(request.receive)))
+        async with self._pool.lease(asked.model) as kept:
+            connection = await self._pool.ready(kept)
+            counted = await connection.ask(Count(connection.next_request(), asked.request), Counted)
+        return JSONResponse(anthropic.counted(counted.total))
+
 
 class _Answering:
     """An ASGI application as a route's endpoint: Starlette takes a function for one of its own."""
@@ -194,7 +198,8 @@ def _entry(name: str, created: int) -> dict[str, Any]:
 
 
 def _error_body(path: str) -> Callable[[LlmrunError, int], dict[str, Any]]:
-    dialect = DIALECTS.get(path)
+    """In which shape a path's client wants its errors; what stands below a path of the table is in its protocol."""
+    dialect = next((each for start, each in DIALECTS.items() if path.startswith(start)), None)
     return dialect.error_body if dialect else openai.error_body
 
 

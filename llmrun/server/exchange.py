@@ -73,6 +73,11 @@ class Traffic:
         self._most, self._answers = most, 0
         self._exchanges: set[Exchange] = set()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anybody is being answered."""
+        return bool(self._exchanges)
+
     @contextmanager
     def admitted(self, exchange: Exchange, answers: int) -> Iterator[None]:
         """Count an exchange until the block ends.

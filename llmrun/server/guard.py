@@ -16,6 +16,7 @@ from typing import Any
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.server.refusals import (
     BodyTooLargeError,
+    HeadersTooLargeError,
     HostRefusedError,
     MalformedError,
     NotJsonError,
@@ -24,6 +25,7 @@ from llmrun.server.refusals import (
 )
 
 MOST_BODY_BYTES = 16 << 20
+MOST_HEADER_BYTES = 64 << 10
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names of this machine that no other machine can have."""
 _SHORTEST_KEY = 8
@@ -123,6 +125,8 @@ class Guard:
         await self._app(scope, _counted(receive), send)
 
     def _check_sender(self, headers: Headers, origin: str) -> None:
+        if sum(len(name) + len(value) for name, value in headers) > MOST_HEADER_BYTES:
+            raise HeadersTooLargeError("the headers are too large", why=f"{MOST_HEADER_BYTES:,} bytes at most")
         hosts = [value for name, value in headers if name == b"host"]
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
         if not self._policy.allows_host(host):

@@ -17,11 +17,10 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from llmrun.server.guard import App
+from llmrun.server.guard import MOST_HEADER_BYTES, App
 
 RECEIVE_SECONDS = 30.0
 """For a whole request, headers and body."""
-_MOST_HEADER_BYTES = 64 * 1024
 _KEEP_ALIVE_SECONDS = 75
 _MOST_CONNECTIONS = 4096
 _BACKLOG = 1024
@@ -96,7 +95,7 @@ class Listener:
             access_log=False,
             server_header=False,
             date_header=False,
-            h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         )
         self._config.load()

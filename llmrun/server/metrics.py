@@ -41,15 +41,13 @@ class Histogram:
 
 
 class Figures(NamedTuple):
-    """What the live view shows; seconds, None where nothing was measured."""
+    """What the live view shows; of latencies median and 95th percentile in seconds, None where nothing was measured."""
 
     running: int
     waiting: int
     rate: float
-    ttft_p50: float | None
-    ttft_p95: float | None
-    itl_p50: float | None
-    itl_p95: float | None
+    ttft: tuple[float | None, float | None]
+    itl: tuple[float | None, float | None]
 
 
 class ModelMetrics:
@@ -140,10 +138,8 @@ class Metrics:
             sum(model.running for model in models),
             sum(model.waiting for model in models),
             self._rate(),
-            busiest.ttft.quantile(0.5),
-            busiest.ttft.quantile(0.95),
-            busiest.itl.quantile(0.5),
-            busiest.itl.quantile(0.95),
+            (busiest.ttft.quantile(0.5), busiest.ttft.quantile(0.95)),
+            (busiest.itl.quantile(0.5), busiest.itl.quantile(0.95)),
         )
 
     def _rate(self) -> float:

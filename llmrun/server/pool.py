@@ -26,6 +26,7 @@ from llmrun.server.refusals import DeadlyPromptError
 MOST_DEATHS = 2
 """After so many deaths of an engine a prompt that was in it is refused."""
 _REMEMBERED_PROMPTS = 1000
+_LONGEST_NAME = 500
 # What a client may name: no path, whatever a name means elsewhere.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w][\w.-]*){0,2}(:[\w.-]+)?")
 
@@ -98,7 +99,6 @@ class Pool:
         prepare: reads a model's header and makes the plan.
         keep_seconds: how long a model stays that nobody asks.
         start: starts an engine's process, given the model it is for.
-        on_change: called when a model was loaded or is gone.
 
     Attributes:
         deaths: prompts that were in dying engines.
@@ -111,14 +111,12 @@ class Pool:
         prepare: Prepare,
         *,
         keep_seconds: float,
-        start: Callable[[Model], Launched] | None = None,
-        on_change: Callable[[], None] = lambda: None,
+        start: Callable[[Model], Launched],
     ) -> None:
         self.names = tuple(names)
         self.deaths = Deaths()
         self._settings, self._prepare, self._keep_seconds = settings, prepare, keep_seconds
-        self._start_engine = start or _engine_of
-        self._on_change = on_change
+        self._start_engine = start
         self._kept: dict[Path, KeptModel] = {}
         self._paths: dict[str, Path] = {}
         self._loading = asyncio.Lock()
@@ -180,7 +178,7 @@ class Pool:
         Raises:
             ModelNotFoundError: it is not on this disk, and the server fetches nothing.
         """
-        if name not in self.names and not _NAME.fullmatch(name):
+        if name not in self.names and (len(name) > _LONGEST_NAME or not _NAME.fullmatch(name)):
             raise ModelNotFoundError(f"no model is called {name[:200]!r}", hint="GET /v1/models names those there are")
         located = locate(name, self._settings)
         is_path = located.spec.path is not None and not name.startswith(("ollama/", "lmstudio/"))
@@ -225,14 +223,12 @@ class Pool:
             kept.locks.close()
             raise
         kept.connection = connection
-        self._on_change()
         return connection
 
     async def _unload(self, kept: KeptModel) -> None:
         await self._close(kept)
         if not kept.users:
             self._kept.pop(kept.path, None)
-        self._on_change()
 
     async def _close(self, kept: KeptModel) -> None:
         connection, kept.connection, kept.loaded = kept.connection, None, None
@@ -256,7 +252,7 @@ class Pool:
             await self._close(kept)
 
 
-def _engine_of(model: Model) -> Launched:
+def engine_of(model: Model) -> Launched:
     """An engine's process as a model wants it."""
     environment = model.tuned.environment if model.tuned else None
     return launch(verbose=model.load.verbose, environment=environment)

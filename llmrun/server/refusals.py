@@ -54,6 +54,13 @@ class BodyTooLargeError(LlmrunError):
     http_status = 413
 
 
+class HeadersTooLargeError(LlmrunError):
+    """There are more headers than any request has to have."""
+
+    code = "headers-too-large"
+    http_status = 431
+
+
 class NotJsonError(LlmrunError):
     """The body is not declared as JSON: what a page may send anywhere without being asked is not."""
 

@@ -11,14 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmrun.config import Settings
+from llmrun.model import Model
 from llmrun.models.store.store import everything
+from llmrun.runner.launch import Launched
 from llmrun.server.app import Served, Site
 from llmrun.server.exchange import Shared, Traffic
 from llmrun.server.guard import Policy
-from llmrun.server.listener import Listener
-from llmrun.server.loading import Sharing
+from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.metrics import Metrics
-from llmrun.server.pool import Pool
+from llmrun.server.pool import Pool, Prepare, engine_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +29,22 @@ class ServeOptions:
     Attributes:
         names: of models that are loaded from the start; the first is the one meant where a client names none.
         policy: who may ask.
-        sharing: how models are loaded.
+        prepare: reads a model's header and plans how it is loaded.
+        parallel: answers at the same time.
         keep_seconds: how long a model stays that nobody asks; less than 0 is for ever.
         queue: requests that may wait.
         grace_seconds: how long running answers may go on after the first signal to end.
+        receive_seconds: in which a request has to arrive.
     """
 
     names: tuple[str, ...]
     policy: Policy
-    sharing: Sharing
+    prepare: Prepare
+    parallel: int = 8
     keep_seconds: float = 300.0
     queue: int = 64
     grace_seconds: float = 30.0
+    receive_seconds: float = RECEIVE_SECONDS
 
 
 class Serving:
@@ -47,10 +52,10 @@ class Serving:
 
     Args:
         on_served: told of every request.
-        on_change: called when a model was loaded or is gone.
+        start: starts an engine's process for a model; the usual one by default.
 
     Attributes:
-        pool, metrics: what it has and counts, to be looked at.
+        metrics: what it counts, to be looked at.
     """
 
     def __init__(
@@ -59,16 +64,14 @@ class Serving:
         settings: Settings,
         *,
         on_served: Callable[[Served], None] = lambda served: None,
-        on_change: Callable[[], None] = lambda: None,
+        start: Callable[[Model], Launched] = engine_of,
     ) -> None:
         self._options, self._settings = options, settings
         self.metrics = Metrics()
-        keep = options.keep_seconds
-        self.pool = Pool(options.names, settings, options.sharing.prepare, keep_seconds=keep, on_change=on_change)
-        self._traffic = Traffic(options.sharing.parallel + options.queue)
-        self._site = Site(
-            Shared(self.pool, self._traffic, self.metrics), list_models=self._list_models, on_served=on_served
-        )
+        self._pool = Pool(options.names, settings, options.prepare, keep_seconds=options.keep_seconds, start=start)
+        self._traffic = Traffic(options.parallel + options.queue)
+        shared = Shared(self._pool, self._traffic, self.metrics)
+        self._site = Site(shared, list_models=self._list_models, on_served=on_served)
         self._ending = asyncio.Event()
 
     def _list_models(self) -> dict[str, int]:
@@ -77,17 +80,28 @@ class Serving:
 
     async def run(self, listening: socket.socket) -> None:
         """Serve on this socket until end() is called, and then until all is answered or the grace is over."""
-        listener = Listener(self._site.app(self._options.policy), listening)
+        options = self._options
+        listener = Listener(self._site.app(options.policy), listening, options.receive_seconds)
         await listener.start()
-        warming = [asyncio.ensure_future(self.pool.warm(name)) for name in self._options.names]
+        warming = [asyncio.ensure_future(self._pool.warm(name)) for name in options.names]
         try:
             await self._ending.wait()
-            await self._traffic.drain(self._options.grace_seconds)
+            await self._traffic.drain(options.grace_seconds)
         finally:
             for task in warming:
                 task.cancel()
             await listener.stop()
-            await self.pool.close()
+            await self._pool.close()
+
+    @property
+    def loaded(self) -> list[str]:
+        """Names of the models in memory."""
+        return [kept.name for kept in self._pool.kept if kept.is_loaded]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anybody is being answered."""
+        return self._traffic.is_busy
 
     def end(self) -> None:
         """Begin to end."""

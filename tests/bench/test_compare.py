@@ -12,7 +12,7 @@ from support.bench_rows import XEON, result, row
 
 from llmrun.bench.compare import Comparison, Pair, Side, compare_results, machine_differences, resolve
 from llmrun.bench.history import History
-from llmrun.bench.results import BenchRow, Machine, Result
+from llmrun.bench.results import BenchRow, BenchWarning, Machine, Result
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, UsageError
 
@@ -87,14 +87,16 @@ def test_gpu_layers_of_a_machine_without_a_gpu_mean_nothing() -> None:
 
 
 def test_what_was_disturbed_is_not_believed_lightly() -> None:
-    mark = "other programs used 1.3 of 2 cores"
+    warning = BenchWarning("load", "other programs used 1.3 of 2 cores")
     calm = only(compared((row(),), (row(rate=34),)))
     assert calm.verdict.kind == "slower"
-    disturbed = only(compared((row(),), (row(rate=34, marks=(mark,)),)))
+    disturbed = only(compared((row(),), (row(rate=34, warnings=(warning,)),)))
     assert disturbed.verdict.kind == "noisy"
-    assert disturbed.notes == (f"B: {mark}",)
+    assert disturbed.notes == (f"B: {warning.text}",)
     assert disturbed.verdict.why == "B was disturbed"
-    assert only(compared((row(),), (row(rate=15, marks=(mark,)),))).verdict.kind == "slower", "that is no disturbance"
+    assert only(compared((row(),), (row(rate=15, warnings=(warning,)),))).verdict.kind == "slower", (
+        "that is no disturbance"
+    )
 
 
 def test_runs_count_as_samples_when_there_are_enough() -> None:

@@ -12,7 +12,7 @@ import pytest
 from support.bench_rows import chat, result, row
 
 from llmrun.bench.formats import WRITERS, escape, write
-from llmrun.bench.results import BenchRow, Result
+from llmrun.bench.results import BenchRow, BenchWarning, Result
 from llmrun.errors import UsageError
 
 # What llama-bench writes with -o csv, at the version that is pinned.
@@ -37,7 +37,8 @@ HOSTILE = (
 
 def hostile(name: str) -> Result:
     return result(
-        row(model_type=name, model=name, model_filename=f"/home/alice/{name}", marks=(name,)), row("pp512", 90)
+        row(model_type=name, model=name, model_filename=f"/home/alice/{name}", warnings=(BenchWarning("noisy", name),)),
+        row("pp512", 90),
     )
 
 
@@ -124,7 +125,8 @@ def test_markdown_tells_two_models_of_one_kind_apart() -> None:
 
 
 def test_markdown_says_what_makes_a_row_doubtful() -> None:
-    text = write(result(row(marks=("too noisy: ± 9%", "memory was swapped: 9 MB")), row(repetitions=9)), "md")
+    warnings = (BenchWarning("noisy", "too noisy: ± 9%"), BenchWarning("swapped", "memory was swapped: 9 MB"))
+    text = write(result(row(warnings=warnings), row(repetitions=9)), "md")
     assert "too noisy: ± 9%; memory was swapped: 9 MB" in text
     assert "stopped after 5 of 9" in text
 

@@ -13,6 +13,7 @@ from support.bench_rows import XEON, result, row
 
 from llmrun.bench import history
 from llmrun.bench.history import History
+from llmrun.bench.results import BenchWarning
 from llmrun.config import Settings, load_settings
 from llmrun.errors import ResourceError, UsageError
 
@@ -24,7 +25,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 def test_what_is_kept_comes_back_with_every_sample(settings: Settings) -> None:
-    kept = result(row("pp512", 120), row(marks=("too noisy: ± 9%",)))
+    kept = result(row("pp512", 120), row(warnings=(BenchWarning("noisy", "too noisy: ± 9%"),)))
     with History(settings) as opened:
         entry = opened.add(kept)
         assert opened.result(entry) == kept

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from llmrun.bench import noise
-from llmrun.bench.noise import Look, Reading, Watch, disturbances, is_disturbed, sample_marks
+from llmrun.bench.noise import Look, Reading, Watch, disturbances, sample_warnings
+from llmrun.bench.results import BenchWarning, WarningKind
 
 BEFORE = Reading(wall=100.0, busy=50.0, own=10.0)
 QUIET = replace(BEFORE, wall=110.0, busy=70.2, own=30.0)  # 2 cores of ours, and 0.02 of others
@@ -25,30 +26,32 @@ def tree(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_a_quiet_machine_gets_no_mark() -> None:
+def test_a_quiet_machine_gets_no_warning() -> None:
     looks = [Look(3.9e9, 70), Look(4.0e9, 80)]
     assert disturbances(BEFORE, QUIET, looks, 2) == ()
-    assert not is_disturbed(())
 
 
 @pytest.mark.parametrize(
-    ("change", "looks", "mark"),
+    ("kind", "change", "looks", "text"),
     [
-        ({"busy": 83.0}, [], "other programs used 1.3 of 2 cores"),
-        ({"steal": 1.0}, [], "the host took away 5% of the processor"),
-        ({"throttled": 7, "throttled_seconds": 2}, [], "the container's quota stopped it 7 times, for 2.0 s of 10.0 s"),
-        ({"swapped": 64 << 20}, [], "memory was swapped: 67 MB"),
-        ({"reread": 64 << 20}, [], "memory was short: 67 MB were read from the disk again"),
-        ({"heat": 3}, [Look(0, 99)], "heat slowed the processor 3 times: 99 °C"),
-        ({}, [Look(0, 98)], "heat slowed the processor down, probably: 98 °C"),
-        ({}, [Look(4.2e9), Look(4.1e9), Look(3.1e9)], "the clock went from 4.2 to 3.1 GHz"),
-        ({}, [Look(0.8e9), Look(4.1e9)], "the clock went from 0.8 to 4.1 GHz"),
+        ("load", {"busy": 83.0}, [], "other programs used 1.3 of 2 cores"),
+        ("steal", {"steal": 1.0}, [], "the host took away 5% of the processor"),
+        ("quota", {"throttled": 7, "throttled_seconds": 2}, [],
+         "the container's quota stopped it 7 times, for 2.0 s of 10.0 s"),
+        ("swapped", {"swapped": 64 << 20}, [], "memory was swapped: 67 MB"),
+        ("reread", {"reread": 64 << 20}, [], "memory was short: 67 MB were read from the disk again"),
+        ("heat", {"heat": 3}, [Look(0, 99)], "heat slowed the processor 3 times: 99 °C"),
+        ("heat", {}, [Look(0, 98)], "heat slowed the processor down, probably: 98 °C"),
+        ("clock", {}, [Look(4.2e9), Look(4.1e9), Look(3.1e9)], "the clock went from 4.2 to 3.1 GHz"),
+        ("clock", {}, [Look(0.8e9), Look(4.1e9)], "the clock went from 0.8 to 4.1 GHz"),
     ],
 )  # fmt: skip
-def test_each_disturbance_has_its_words(change: dict[str, float], looks: list[Look], mark: str) -> None:
+def test_each_disturbance_has_its_kind_and_words(
+    kind: WarningKind, change: dict[str, float], looks: list[Look], text: str
+) -> None:
     after = replace(QUIET, **change)
-    assert disturbances(BEFORE, after, looks, 2) == (mark,)
-    assert is_disturbed([mark])
+    assert disturbances(BEFORE, after, looks, 2) == (BenchWarning(kind, text),)
+    assert BenchWarning(kind, text).is_disturbance
 
 
 def test_a_little_of_many_cores_is_no_disturbance() -> None:
@@ -59,19 +62,21 @@ def test_a_little_of_many_cores_is_no_disturbance() -> None:
 
 def test_stolen_time_is_not_said_twice() -> None:
     stolen = replace(QUIET, busy=QUIET.busy + 5, steal=5.0)
-    assert disturbances(BEFORE, stolen, [], 2) == ("the host took away 25% of the processor",)
+    assert disturbances(BEFORE, stolen, [], 2) == (BenchWarning("steal", "the host took away 25% of the processor"),)
 
 
 def test_samples_speak_for_themselves() -> None:
-    assert sample_marks([100, 100.4, 99.8, 100.1, 99.9]) == ()
-    assert sample_marks([100, 98, 96, 94, 92.5]) == ("8% slower at the end than at the beginning",)
-    assert sample_marks([100, 99, 101, 100, 50, 100, 100.5, 99]) == (
-        "too noisy: ± 16%",
-        "repetition 5 far from the others",
+    assert sample_warnings([100, 100.4, 99.8, 100.1, 99.9]) == ()
+    slower = BenchWarning("drift", "8% slower at the end than at the beginning")
+    assert sample_warnings([100, 98, 96, 94, 92.5]) == (slower,)
+    assert sample_warnings([100, 99, 101, 100, 50, 100, 100.5, 99]) == (
+        BenchWarning("noisy", "too noisy: ± 16%"),
+        BenchWarning("outliers", "repetition 5 far from the others"),
     )
-    assert sample_marks([100, 60, 140, 80, 120])[0].startswith(noise.NOISY)
-    assert sample_marks([100]) == sample_marks([]) == ()
-    assert not is_disturbed(sample_marks([100, 60, 140, 80, 120])), "a scatter has no cause yet"
+    scatter = sample_warnings([100, 60, 140, 80, 120])
+    assert scatter[0].kind == "noisy"
+    assert not any(warning.is_disturbance for warning in scatter), "a scatter has no cause yet"
+    assert sample_warnings([100]) == sample_warnings([]) == ()
 
 
 def test_counters_are_read_from_proc_and_sys(tmp_path: Path) -> None:
@@ -140,5 +145,5 @@ def test_a_watch_looks_before_and_after() -> None:
     with Watch() as watch:
         time.sleep(0.01)
         watch.look()
-        assert watch.marks == ()
-    assert isinstance(watch.marks, tuple)
+        assert watch.warnings == ()
+    assert isinstance(watch.warnings, tuple)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.bench.results import SCHEMA, BenchRow, ChatTimes, Limit, Machine, Result
+from llmrun.bench.results import SCHEMA, BenchRow, BenchWarning, ChatTimes, Limit, Machine, Result
 from llmrun.errors import LlmrunError
 
 LIMIT = Limit(1000.0, "memory", 1000.0, 2000.0, 3e10, 4e11, 1e8, 1e6, 1e8)
@@ -25,7 +25,7 @@ ROW = BenchRow(
     joules=(512.0, 1024.0, 1536.0),
     limit=LIMIT,
     chat=CHAT,
-    marks=("too noisy: ± 50%",),
+    warnings=(BenchWarning("noisy", "too noisy: ± 50%"),),
     environment={"GOMP_SPINCOUNT": "1"},
     machine=MACHINE,
 )
@@ -101,7 +101,9 @@ def test_fields_of_later_are_passed_over_but_not_a_later_schema() -> None:
         [], {}, [1], "text", 5, None, [{}], [{"schema": 1}], [{**LLAMA_BENCH, "samples_ns": []}],
         [{**LLAMA_BENCH, "samples_ns": 5}], [{**LLAMA_BENCH, "n_gen": 0}], [{**LLAMA_BENCH, "schema": "x"}],
         [{**LLAMA_BENCH, "machine": 5}], [{**LLAMA_BENCH, "n_threads": "2"}],
-        [{**LLAMA_BENCH, "samples_ns": [0]}], [{**LLAMA_BENCH, "samples_ns": ["1"]}], [{**LLAMA_BENCH, "marks": [1]}],
+        [{**LLAMA_BENCH, "samples_ns": [0]}], [{**LLAMA_BENCH, "samples_ns": ["1"]}],
+        [{**LLAMA_BENCH, "warnings": [1]}],
+        [{**LLAMA_BENCH, "warnings": [{"kind": "colour", "text": "red"}]}],
         [{**LLAMA_BENCH, "joules": ["much"]}], [{**LLAMA_BENCH, "model_type": None}],
         [{**LLAMA_BENCH, "limit": {"colour": 1}}],
     ],

@@ -16,7 +16,7 @@ from support.stand_in_ollama import StandInOllama, serving
 
 from llmrun.bench.ollama import Ollama, address
 from llmrun.bench.parameters import BenchSettings, Case
-from llmrun.bench.results import BenchRow
+from llmrun.bench.results import BenchRow, BenchWarning
 from llmrun.bench.rivals import LlamaBench, arguments, find, merged, our_side, result_of, versus
 from llmrun.bench.run import BenchedModel
 from llmrun.errors import LlmrunError, UsageError
@@ -83,15 +83,17 @@ def test_rows_of_both_can_be_written_and_kept(model: BenchedModel) -> None:
 
 
 def test_merging_keeps_samples_and_says_a_disturbance_once() -> None:
+    less, more = (BenchWarning("load", f"other programs used {cores} of 2 cores") for cores in (1.0, 1.4))
+    odd = BenchWarning("noisy", "too noisy: ± 90%")
     rows = [
-        row(rate=40, spread=(1.0,), joules=(2.0,), peak_bytes=5, marks=("other programs used 1.0 of 2 cores",)),
-        row(rate=41, spread=(1.0,), joules=(3.0,), peak_bytes=9, marks=("other programs used 1.4 of 2 cores", "odd")),
+        row(rate=40, spread=(1.0,), joules=(2.0,), peak_bytes=5, warnings=(less,)),
+        row(rate=41, spread=(1.0,), joules=(3.0,), peak_bytes=9, warnings=(more, odd)),
     ]
     found = merged(rows)
     assert found.samples_ns == rows[0].samples_ns + rows[1].samples_ns
     assert (found.joules, found.peak_bytes, found.repetitions) == ((2.0, 3.0), 9, 2)
-    assert found.marks[0] == "other programs used 1.4 of 2 cores"
-    assert "odd" not in found.marks
+    assert found.warnings[0] == more
+    assert odd not in found.warnings
 
 
 def test_the_same_build_from_an_archive_is_the_same(model: BenchedModel) -> None:

@@ -1,10 +1,11 @@
-"""Decode speed while streaming to a terminal, beside llama-bench's tg of the same file and threads.
+"""Decode speed while streaming to a terminal, beside llama-completion on one, and beside llama-bench's tg.
 
-    python tests/benchmarks/decode.py [--llama-bench PATH] [--runs 5] [--max-tokens 256]
+    python tests/benchmarks/decode.py [--llama-completion PATH] [--llama-bench PATH] [--runs 5] [--max-tokens 256]
 
-The two take turns. llmrun's own figure is read from the summary it prints; beside it stands what a watch at the
-pseudo-terminal says, from the first live line to the last. A third run with --json gives the time per token outside
-llama_decode. Run it on a machine that does nothing else.
+They take turns with the same file and threads. The figures of llmrun and llama-completion are read from what they
+print, llama-completion's from its whole time without that of the prompt, for its "eval time" leaves sampling out.
+Beside llmrun's stands what a watch at the pseudo-terminal says, from the first live line to the last. A run with --json
+gives the time per token outside llama_decode. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import peers
 import pexpect
 
 SUMMARY = re.compile(r"decode [\d,]+ tokens ([\d.,]+) t/s")
+TIME = re.compile(r"(prompt eval|total) time = *([\d.]+) ms")
+RUNS = re.compile(r" eval time = .*/ *(\d+) runs")
 LIVE = re.compile(r"decode [\d.,]+ t/s .* ctx ([\d,]+)/")
 ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[78DM])")
 
@@ -34,7 +37,7 @@ class Decoded(NamedTuple):
 
 def on_a_terminal(command: list[str]) -> Decoded:
     """One answer, streamed to a pseudo-terminal with its live line."""
-    terminal = pexpect.spawn(command[0], command[1:], dimensions=(50, 120), timeout=600)
+    terminal = opened(command)
     text = ""
     live: list[tuple[float, int]] = []  # when a live line came, and the tokens in the context that it told
     while True:
@@ -52,6 +55,21 @@ def on_a_terminal(command: list[str]) -> Decoded:
         sys.exit(f"llmrun failed, or its answer is too short: {plain[-500:]}")
     (began, first), (ended, last) = live[0], live[-1]
     return Decoded(float(told[1].replace(",", "")), (last - first) / (ended - began))
+
+
+def llama_completion(command: list[str]) -> float:
+    """Tokens/s of one answer, streamed to a pseudo-terminal."""
+    terminal = opened(command)
+    text = terminal.read().decode("utf-8", "replace")
+    times, runs = dict(TIME.findall(text)), RUNS.findall(text)
+    if len(times) < 2 or not runs:
+        sys.exit(f"llama-completion failed: {text[-500:]}")
+    return 1000 * int(runs[-1]) / (float(times["total"]) - float(times["prompt eval"]))
+
+
+def opened(command: list[str]) -> pexpect.spawn:
+    """A program on a pseudo-terminal of a usual size."""
+    return pexpect.spawn(command[0], command[1:], dimensions=(50, 120), timeout=600)
 
 
 def number(text: str) -> int:
@@ -75,6 +93,7 @@ def llama_bench(command: list[str]) -> float:
 def main() -> int:
     """Measure and print."""
     parser = peers.parser(__doc__)
+    parser.add_argument("--llama-completion", metavar="PATH", help="default: on PATH")
     parser.add_argument("--llama-bench", metavar="PATH", help="default: on PATH")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=256)
@@ -85,27 +104,33 @@ def main() -> int:
     path = peers.model_file(llmrun, options.model)
     tokens, threads = str(options.max_tokens), str(options.threads or peers.cores())
     ours = [llmrun, "run", options.model, options.prompt, "-n", tokens, "-t", threads]
-    ours += ["--temp", "0"] if options.greedy else ["--seed", "1"]
-    bench = peers.find_tool("llama-bench", options.llama_bench)
-    theirs = [bench, "-m", path, "-t", threads, "-p", "0", "-n", tokens, "-r", "1", "-o", "json"]
+    chosen = ["--temp", "0"] if options.greedy else ["--seed", "1"]
+    ours += chosen
+    completion = [peers.find_tool("llama-completion", options.llama_completion), "-m", path, "-p", options.prompt]
+    completion += ["-n", tokens, "-t", threads, "-c", "8192", "-st", "--jinja", *chosen]
+    bench = [peers.find_tool("llama-bench", options.llama_bench), "-m", path, "-t", threads]
+    bench += ["-p", "0", "-n", tokens, "-r", "1", "-o", "json"]
     peers.warn_if_busy()
     results = peers.take_turns(
         options.runs,
         {
-            "llmrun": lambda: on_a_terminal(ours),
-            "llama-bench": lambda: llama_bench(theirs),
+            "llmrun": lambda: on_a_terminal([*ours, "--stats"]),
+            "llama-completion": lambda: llama_completion(completion),
+            "llama-bench": lambda: llama_bench(bench),
             "overhead": lambda: overhead(ours),
         },
     )
     told, seen = zip(*results["llmrun"], strict=True)
     print(f"llmrun on a terminal, its own figure  {peers.spread(told, 't/s', 1)}")
     print(f"llmrun on a terminal, by the watch     {peers.spread(seen, 't/s', 1)}")
+    print(f"llama-completion on a terminal         {peers.spread(results['llama-completion'], 't/s', 1)}")
     print(f"llama-bench tg{tokens:23} {peers.spread(results['llama-bench'], 't/s', 1)}")
     print(f"outside llama_decode, per token       {peers.spread(results['overhead'], 'µs', 0)}")
-    ratio = statistics.median(mine / other for mine, other in zip(told, results["llama-bench"], strict=True))
-    fast = peers.verdict("decode, llmrun / llama-bench, median of pairs", ratio, 0.97, at_most=False)
-    lean = peers.verdict("overhead in µs", statistics.median(results["overhead"]), 100, at_most=True)
-    return 0 if fast and lean else 1
+    holds = peers.verdict("overhead in µs", statistics.median(results["overhead"]), 100, at_most=True)
+    for peer, bound in (("llama-completion", 0.98), ("llama-bench", 0.97)):
+        ratio = statistics.median(mine / other for mine, other in zip(told, results[peer], strict=True))
+        holds &= peers.verdict(f"decode, llmrun / {peer}, median of pairs", ratio, bound, at_most=False)
+    return 0 if holds else 1
 
 
 if __name__ == "__main__":

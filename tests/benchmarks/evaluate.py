@@ -23,6 +23,7 @@ from pathlib import Path
 
 import peers
 
+from llmrun.planning.plan import Wishes
 from llmrun.protocol.jobs.evaluate import Evaluated
 from llmrun.quantize.evaluate import evaluate, read_text
 
@@ -87,7 +88,7 @@ class Work:
             text=read_text(self.text),
             n_ctx=self.n_ctx,
             chunks=self.chunks,
-            threads=self.threads,
+            wishes=Wishes(threads=self.threads),
         )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType, dequantize
 
 from llmrun.gguf.reader import read_header
+from llmrun.planning.plan import Wishes
 from llmrun.quantize.calibration import collect
 from llmrun.quantize.evaluate import evaluate, read_text
 from llmrun.quantize.job import QuantizeRequest, quantize
@@ -57,7 +58,12 @@ def main() -> None:
                 made = folder / "made.gguf"
                 quantize(QuantizeRequest(model, made, kind, imatrix=imatrix, threads=arguments.threads))
                 found = evaluate(
-                    made, reference=model, text=text, n_ctx=512, chunks=arguments.chunks, threads=arguments.threads
+                    made,
+                    reference=model,
+                    text=text,
+                    n_ctx=512,
+                    chunks=arguments.chunks,
+                    wishes=Wishes(threads=arguments.threads),
                 ).divergence
                 assert found is not None
                 mean, interval = found.mean.value, f"{found.mean.low:.5f}..{found.mean.high:.5f}"

@@ -172,7 +172,7 @@ def real(path: Path, sets: int) -> None:
         with noise.Watch() as watch:
             rates = list(measured(runner, path, tests[number % 2], 5))
         runner.close()
-        runs.append((rates, noise.is_disturbed(watch.marks)))
+        runs.append((rates, bool(watch.warnings)))
     for (a, load_a), (b, load_b) in zip(runs, runs[2:], strict=False):  # the next start with the same test
         between = statistics.DISTURBED if load_a or load_b else statistics.BETWEEN
         found.append(compare(a, b, between=between))

@@ -1,4 +1,4 @@
-"""llama-server as a peer: started, asked by several clients at once, and stopped.
+"""Servers to be measured: started, asked by several clients at once, and stopped.
 
 Not a benchmark itself.
 """
@@ -24,14 +24,20 @@ Ask = Callable[[list[int], int], Any]
 @contextmanager
 def started(program: str, model: str, threads: int, n_parallel: int, n_ctx: int) -> Iterator[Ask]:
     """A server for so many clients, with a unified KV cache of n_ctx tokens for each; what asks it."""
+    command = [program, "-m", model, "-t", str(threads), "-np", str(n_parallel), "-c", str(n_ctx * n_parallel)]
+    with running([*command, "--kv-unified", "-fa", "on", "--no-webui"]) as port:
+        yield lambda prompt, n_tokens: _post(port, prompt, n_tokens)
+
+
+@contextmanager
+def running(command: Sequence[str]) -> Iterator[int]:
+    """A server that takes --port and answers /health when it is ready; its port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [program, "-m", model, "-t", str(threads), "-np", str(n_parallel), "-c", str(n_ctx * n_parallel)]
-    command += ["--kv-unified", "-fa", "on", "--port", str(port), "--no-webui"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _wait_for(port)
-        yield lambda prompt, n_tokens: _post(port, prompt, n_tokens)
+        yield port
     finally:
         process.terminate()
         process.wait()
@@ -53,7 +59,7 @@ def _wait_for(port: int) -> None:
         except OSError:
             pass
         time.sleep(0.1)
-    raise SystemExit("llama-server does not start")
+    raise SystemExit("the server does not start")
 
 
 def _post(port: int, prompt: list[int], n_tokens: int) -> Any:

@@ -12,11 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 import typer
+from support.bench_rows import result, row
 from support.model_disk import lonely_home, put, put_lm_studio, put_ollama, settings
 
+from llmrun.bench.history import History
 from llmrun.cli.chat import chat
 from llmrun.cli.commands import ALIASES, COMMANDS
 from llmrun.cli.completion import complete_installed, complete_model, completes, mend_words
+from llmrun.config import load_settings
 from llmrun.models.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -205,3 +208,31 @@ def test_a_key_press_loads_no_engine(home: Path, typed: str, cursor: str) -> Non
         "numpy",
     }
     assert not loaded & heavy
+
+
+def test_bench_offers_models_and_what_else_it_does(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "own"))
+    with History(load_settings()) as history:
+        history.add(result(row("pp512"), row("tg128")))
+    assert {"run", "history", "compare", "rm", "smollm2"} <= set(bash("bench", ""))
+    assert bash("bench", "comp") == ["compare"]
+    for words in (["history"], ["compare", "1"], ["rm"]):
+        assert bash("bench", *words, "") == ["1"]
+    assert bash("bench", "rm", "2") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("help", "exit"), ["exit-codes"]),
+        (("help", "quan"), ["quantize"]),
+        (("run", "smollm2", "-fa", "o"), ["on", "off"]),
+        (("evaluate", "smollm2", "-ctk", "q"), ["q8_0"]),
+        (("bench", "smollm2", "-ctk", "q8"), ["q8_0"]),
+        (("bench", "smollm2", "-o", "j"), ["json", "jsonl"]),
+        (("bench", "smollm2", "--vs", "l"), ["llama-bench"]),
+        (("replay", "r.json", "--model", "smollm2-3"), ["smollm2-360m"]),
+    ],
+)
+def test_values_that_are_known_are_offered(home: Path, words: tuple[str, ...], offered: list[str]) -> None:
+    assert bash(*words) == offered

@@ -25,7 +25,9 @@ class Keyboard(io.StringIO):
         return True
 
 
-def fetched(monkeypatch: pytest.MonkeyPatch, n_bytes: int, *, typed: str | None = None, yes: bool = False) -> str:
+def fetched(
+    monkeypatch: pytest.MonkeyPatch, n_bytes: int | None, *, typed: str | None = None, yes: bool = False
+) -> str:
     """What is said about a download of so many bytes; typed is None where there is no terminal."""
 
     def pull(*arguments: Any, on_size: Any, **options: Any) -> Path:
@@ -50,6 +52,12 @@ def test_without_a_terminal_a_large_model_wants_a_yes(monkeypatch: pytest.Monkey
     assert refused.value.what == "a b is not on this disk; 4.7 GB to download"
     assert refused.value.hint == "llmrun pull 'a b', or --yes"
     assert "4.7 GB" in fetched(monkeypatch, 4_700_000_000, yes=True)
+
+
+def test_what_nobody_knows_the_size_of_wants_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="does not say how large"):
+        fetched(monkeypatch, None)
+    assert "does not say how large" in fetched(monkeypatch, None, yes=True)
 
 
 def test_on_a_terminal_it_is_asked_with_the_size(monkeypatch: pytest.MonkeyPatch) -> None:

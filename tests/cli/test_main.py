@@ -64,13 +64,13 @@ def test_version_names_both(tmp_path: Path) -> None:
         (("run", "smollm2"), 2, "there is no prompt"),
         (("run", "smollm2", "hi", "--temp", "nan"), 2, "invalid --temp nan"),
         (("run", "smollm2", "hi", "--top-k", "-1"), 2, "invalid --top-k -1"),
-        (("run", "smollm2", "hi", "--sampler-order", "top_k,topp"), 2, "--sampler-order: 'topp' is no step"),
-        (("run", "smollm2", "hi", "--ban", ""), 2, "invalid banned phrases"),
+        (("run", "smollm2", "hi", "--sampler-order", "top_k,topp"), 2, "--sampler-order: 'topp' is not a step"),
+        (("run", "smollm2", "hi", "--ban", ""), 2, "invalid --ban"),
         (("run", "smollm2", "hi", "--grammar", "missing.gbnf"), 2, "--grammar missing.gbnf can't be read"),
         (("run", "smollm2", "hi", "--grammar", "/dev/null"), 7, "grammar"),
         (("run", "smollm2", "hi", "--json-schema", "{"), 7, "line 1, column 2"),
         (("run", "smollm2", "hi", "--json-schema", "{}", "--grammar", "g"), 2, "exclude each other"),
-        (("run", "smollm2", "hi", "--max-tokens", "0"), 2, "invalid max_tokens 0"),
+        (("run", "smollm2", "hi", "--max-tokens", "0"), 2, "invalid --max-tokens 0"),
         (("run", "smollm2", "hi", "--template", "missing.jinja"), 2, "missing.jinja"),
         (("run", "smollm2", "hi", "--logit-bias", "x"), 2, "--logit-bias 'x'"),
         (("run", "smollm2", "hi"), 5, "HF_HUB_OFFLINE"),
@@ -273,3 +273,15 @@ def test_bytes_that_are_no_text_do_not_stop_a_prompt(tmp_path: Path) -> None:
     file.write_bytes(b"caf\xe9")
     with file.open() as stdin:
         assert read_prompt(Output(stdin=stdin), []) == "caf\ufffd"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_commands_help_fits_the_terminal(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for columns in (40, 80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert call([name, "--help"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert {len(line) for line in lines if line.startswith(("│", "╭", "╰"))} == {columns}
+        assert not [line for line in lines if re.search("<[a-z ]+>", line)], "Typer's own name of a type"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from llmrun.protocol.params import BOUNDS
 
 MODEL = "owner/not-here-GGUF"
 
-LOADING = (
-    ("--ctx", "5"), ("--ctx", "99999999999"), ("--threads", "0"), ("--gpu-layers", "-2"), ("-ngl", "-2"),
+ENGINE = (
+    ("--threads", "0"), ("--threads", "9999"), ("--gpu-layers", "-2"), ("-ngl", "-2"),
     ("--cache-type-k", "q1"), ("-ctk", "q1"), ("--cache-type-v", "q1"), ("-ctv", "q1"), ("-fa", "maybe"),
     ("--flash-attention", "maybe"), ("--cache-type-v", "q8_0", "--flash-attention", "off"),
 )  # fmt: skip
+LOADING = (*ENGINE, ("--ctx", "5"), ("--ctx", "99999999999"))
 ANSWERING = (
     ("--max-tokens", "0"), ("--stop", ""), ("--ban", ""), ("--grammar", "not/there"), ("--json-schema", "{"),
     ("--json-schema", "{}", "--grammar", "g"), ("--think-tokens", "-1"), ("--no-think", "--think-tokens", "5"),
@@ -52,11 +54,11 @@ WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "report": (
         ("--types", "q4_9"), ("-o", "x.txt"), ("--text", "not/there"), ("--imatrix", "not/there"),
-        ("--calibration", "not/there"), ("--threads", "0"),
+        ("--calibration", "not/there"), *ENGINE,
     ),
     "evaluate": (
-        ("--ctx", "5"), ("--long", "--ctx", "512"), ("--chunks", "0"), ("--chunks", "x"), ("--threads", "0"),
-        ("--threads", "9999"), ("--gpu-layers", "-2"), ("--text", "not/there"),
+        ("--ctx", "5"), ("--long", "--ctx", "512"), ("--chunks", "0"), ("--chunks", "x"), *ENGINE,
+        ("--text", "not/there"),
     ),
     "bench": (
         ("-p", "x"), ("-p", "-1"), ("-n", "x"), ("-pg", "5"), ("--chat", "0,5"), ("-d", "-1"), ("-t", "0"),
@@ -99,15 +101,21 @@ def app_of(command: str) -> typer.Typer:
 
 @pytest.mark.usefixtures("nothing_is_touched")
 @pytest.mark.parametrize("command", WRONG)
-def test_wrong_values_are_refused_before_anything_is_looked_for(command: str) -> None:
+def test_wrong_values_are_refused_by_the_flag_before_anything_is_looked_for(command: str) -> None:
     app = app_of(command)
-    accepted = []
+    spellings = {word: each.opts for each in typer.main.get_command(app).params for word in each.opts}
+    accepted, unnamed = [], []
     for options in WRONG[command]:
         done = CliRunner().invoke(app, [MODEL, *options], input="hi")
         status = done.exception.exit_status if isinstance(done.exception, LlmrunError) else done.exit_code
         if status not in (2, 7):  # usage, or a broken grammar
             accepted.append((options, done.exception))
+        said = f"{done.output} {done.exception}"
+        names = [name for word in options for name in spellings.get(word, ())]
+        if re.search("invalid (?!test )", said, re.IGNORECASE) and not any(name in said for name in names):
+            unnamed.append((options, said))
     assert not accepted
+    assert not unnamed
 
 
 @pytest.mark.parametrize("command", WRONG)

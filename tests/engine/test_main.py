@@ -22,6 +22,7 @@ from llmrun.protocol.frames import encode
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
+    Condition,
     Count,
     Counted,
     Event,
@@ -35,6 +36,7 @@ from llmrun.protocol.messages import (
     Rendered,
     Rendering,
     Started,
+    Status,
     TextDelta,
 )
 from llmrun.protocol.params import Limits
@@ -229,6 +231,22 @@ def test_counting_does_not_wait_for_a_step(running: Running) -> None:
     assert running.channel.sent[-3:-1] == [Rendering(2), Rendered(2)]
     gate.open()
     running.channel.finished(1)
+
+
+def test_the_condition_is_told_while_a_step_runs_and_another_request_is_prepared(running: Running) -> None:
+    gate, preparing = running.gate_in_decode(0), running.gate_in_preparing(2)
+    running.channel.say(ask(1))
+    gate.wait()
+    running.channel.say(ask(2))
+    preparing.wait()
+    running.channel.say(ask(3), Status(4))
+    told = running.channel.wait(lambda event: isinstance(event, Condition))
+    assert isinstance(told, Condition)
+    assert (told.request, told.running, told.waiting) == (4, 1, 2)
+    gate.open()
+    preparing.open()
+    for request in (1, 2, 3):
+        running.channel.finished(request)
 
 
 # ---- cancelling ----------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmrun.engine.channel import Outbox
-from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta
+from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta, TokenLogprob
 
 
 class Clock:
@@ -53,3 +53,15 @@ def test_requests_are_not_mixed() -> None:
     for event in (TextDelta(1, "b", 1), TextDelta(2, "x", 1), TextDelta(1, "c", 1), Finished(2, "stop", Stats())):
         box.add(event)
     assert sent[1:] == [TextDelta(1, "bc", 2), TextDelta(2, "x", 1), Finished(2, "stop", Stats())]
+
+
+def test_probabilities_are_gathered_with_their_text() -> None:
+    box, sent, clock = outbox()
+    for letter in "abc":
+        box.add(TextDelta(1, letter, 1, (TokenLogprob(letter, (), -1.0, ()),)))
+    clock.now += 1
+    box.add(TextDelta(1, "d", 1))
+    assert [[token.text for token in delta.logprobs] for delta in sent if isinstance(delta, TextDelta)] == [
+        ["a"],
+        ["b", "c"],
+    ]

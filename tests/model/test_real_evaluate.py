@@ -131,6 +131,13 @@ def test_divergence_is_llama_perplexitys(
     assert mean > 0.005, "another RoPE base is another model, on every processor"
 
 
+def test_a_quantized_kv_cache_is_the_models_alone(llmrun: Installed, text: Path) -> None:
+    again = ("evaluate", "smollm2", "--reference", "smollm2", "--chunks", "1", "--json", "--text", str(text))
+    plain, quantized = (json.loads(llmrun.run(*again, *more).stdout) for more in ((), ("-ctk", "q8_0")))
+    assert plain["divergence"]["mean"]["value"] == 0
+    assert quantized["divergence"]["mean"]["value"] > 0
+
+
 @pytest.mark.slow
 def test_long_texts(llmrun: Installed, text: Path) -> None:
     done = llmrun.run("evaluate", "smollm2", "--text", str(text), "--ctx", "1024", "--chunks", "1", "--long", "--json")

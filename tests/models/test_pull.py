@@ -18,6 +18,7 @@ from llmrun import storage
 from llmrun.config import Settings
 from llmrun.errors import (
     BadModelError,
+    CancelledError,
     DiskFullError,
     IntegrityError,
     LoginRequiredError,
@@ -257,6 +258,32 @@ def test_link_is_resumed(hub: StandInHub, settings: Settings) -> None:
         "tiny-Q4_K_M.gguf",
         "link.txt",
     }
+
+
+def test_the_size_of_a_link_is_said_before_it_comes(hub: StandInHub, settings: Settings) -> None:
+    sizes: list[int | None] = []
+
+    def refuse(n_bytes: int | None) -> None:
+        sizes.append(n_bytes)
+        raise CancelledError("not now")
+
+    def asked() -> None:
+        with pytest.raises(CancelledError):
+            pull(link(hub), settings, on_size=refuse)
+
+    hub.faults.etag = '"one"'
+    hub.faults.statuses = [503]
+    asked()
+    hub.faults.cut_after = [len(MODEL) // 2]
+    with pytest.raises(NetworkError):
+        pull(link(hub), settings, patience=Patience(retries=0))
+    asked()
+    hub.faults.ignore_range = True
+    asked()
+    hub.faults.chunked = True
+    asked()
+    rest = len(MODEL) - len(MODEL) // 2
+    assert sizes == [len(MODEL), rest, rest, None]
 
 
 def test_link_that_was_cut(hub: StandInHub, settings: Settings) -> None:

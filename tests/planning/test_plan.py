@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,6 +216,8 @@ def test_wished_gpu_layers(layers: int) -> None:
         ({"threads": 513}, "--threads 513", "1 and 512"),
         ({"gpu_layers": -2}, "--gpu-layers -2", "-1 and 1,000"),
         ({"gpu_layers": 1001}, "--gpu-layers", "-1 and 1,000"),
+        ({"parallel": 0}, "--parallel 0", "1 and 128"),
+        ({"parallel": 129}, "--parallel", "1 and 128"),
         ({"cache_type_k": "q3_0"}, "--cache-type-k q3_0", "f16"),
         ({"cache_type_v": "q3_0"}, "--cache-type-v q3_0", "f16"),
         ({"flash_attention": "maybe"}, "--flash-attention maybe", "auto, on, off"),
@@ -248,6 +251,71 @@ def test_kv_cache_begins_small_and_never_over_the_window() -> None:
 def test_long_rope_gets_its_whole_window_at_once() -> None:
     plan = make_plan(Facts(rope_depends_on_window=True), machine(), Wishes())
     assert plan.n_ctx_start == plan.n_ctx == 8192
+
+
+# ---- several clients ---------------------------------------------------------------------------------
+
+
+def test_several_clients_share_cells_for_all_of_their_windows() -> None:
+    plan = make_plan(SMALL, machine(), Wishes(parallel=8))
+    assert (plan.n_ctx, plan.n_seq_max, plan.n_cells, plan.n_parked) == (8192, 8, 65_536, 16)
+    assert plan.n_ctx_start == 512, "the cache grows"
+    assert plan.notes == ()
+    assert "context 8,192 tokens for each of 8, 65,536 in all" in plan.summary
+    load = plan.load(Path("/m.gguf"))
+    assert (load.n_ctx, load.n_seq_max, load.n_cells, load.n_parked, load.exact) == (8192, 8, 65_536, 16, False)
+
+
+def test_one_client_is_what_it_was() -> None:
+    plan = make_plan(SMALL, machine(), Wishes())
+    assert (plan.n_seq_max, plan.n_cells, plan.n_parked) == (1, plan.n_ctx, 0)
+
+
+def test_several_clients_share_what_fits() -> None:
+    plan = make_plan(LARGE, machine(free=12 * GIB), Wishes(n_ctx=16_384, parallel=16))
+    assert plan.n_ctx == 16_384
+    assert 16_384 < plan.n_cells < 16 * 16_384
+    left = 12 * GIB - margin(12 * GIB)
+    assert plan.ram_bytes <= left
+
+    def needed(cells: int) -> int:
+        return memory(LARGE, cells, start=cells, sequences=16, parked=16).needed
+
+    assert needed(plan.n_cells) <= left < needed(plan.n_cells + 256)
+    assert plan.notes == (
+        f"16 answers at the same time share {plan.n_cells:,} tokens of KV cache: what fits into 12.9 GB of free memory "
+        "with some to spare",
+    )
+
+
+def test_no_client_has_less_than_one_alone() -> None:
+    alone = make_plan(LARGE, machine(free=12 * GIB), Wishes())
+    plan = make_plan(LARGE, machine(free=12 * GIB), Wishes(parallel=4))
+    assert alone.n_ctx - 512 <= plan.n_ctx <= plan.n_cells, "rows of logits take a little"
+
+
+@pytest.mark.parametrize(
+    ("facts", "wishes"), [(LARGE, Wishes(exact=True)), (replace(LARGE, rope_depends_on_window=True), Wishes())]
+)
+def test_clients_apart_have_a_window_each_that_fits_for_all(facts: Facts, wishes: Wishes) -> None:
+    plan = make_plan(facts, machine(free=12 * GIB), replace(wishes, parallel=4))
+    assert plan.n_cells == 4 * plan.n_ctx
+    assert (plan.n_ctx_start, plan.n_parked, plan.exact) == (plan.n_ctx, 0, wishes.exact)
+    assert plan.ram_bytes <= 12 * GIB - margin(12 * GIB)
+    assert plan.memory == memory(facts, plan.n_cells, start=plan.n_cells, sequences=4)
+    assert f"context {plan.n_ctx:,} of 131,072 tokens" in plan.notes[0]
+
+
+def test_a_recurrent_model_has_a_state_for_each_client_and_none_to_park() -> None:
+    facts = replace(SMALL, recurrent_bytes=10 * MIB)
+    plan = make_plan(facts, machine(), Wishes(parallel=8))
+    assert plan.n_parked == 0
+    assert plan.memory.kv == make_plan(SMALL, machine(), Wishes(parallel=8)).memory.kv + 8 * 10 * MIB
+
+
+def test_sequence_ids_are_enough_for_the_most_clients() -> None:
+    plan = make_plan(SMALL, machine(), Wishes(parallel=128))
+    assert plan.n_seq_max + plan.n_parked == 256
 
 
 # ---- GPUs ------------------------------------------------------------------------------------------

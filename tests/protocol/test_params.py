@@ -100,9 +100,9 @@ def test_good_max_tokens(most: int | None) -> None:
 
 @pytest.mark.parametrize("texts", [("",), ("a", ""), ("x" * 1025,), ("x",) * 1025])
 def test_bad_stop_strings_and_bans(texts: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="stop strings"):
+    with pytest.raises(UsageError, match="invalid stop"):
         Limits(stop=texts)
-    with pytest.raises(UsageError, match="banned phrases"):
+    with pytest.raises(UsageError, match="invalid ban"):
         Limits(ban=texts)
 
 

@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
+from llmrun.engine.core.sequence import Extras
 from llmrun.engine.core.states import KVStore
 from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
@@ -16,12 +18,26 @@ from support.fake_context import FakeContext, Model, tokens_of
 GREEDY = SamplingParams(temperature=0)
 
 
+class Clock:
+    """Ticks once each time it is read; with a time per token, only as long as the model computes."""
+
+    def __init__(self, context: FakeContext) -> None:
+        self.per_token: float | None = None
+        self._context = context
+        self._ticks = itertools.count()
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return next(self._ticks) if self.per_token is None else sum(map(len, self._context.calls)) * self.per_token
+
+
 class Conversation:
-    """The events of one engine, and its context. The clock ticks once each time it is read."""
+    """The events of one engine, and its context."""
 
     def __init__(self, model: Model, states: KVStore | None = None, **context: int) -> None:
         self.context = FakeContext(model, **context)
-        self.engine = Engine(self.context, clock=itertools.count().__next__, states=states)
+        self.clock = Clock(self.context)
+        self.engine = Engine(self.context, clock=self.clock, states=states)
         self.events: list[Event] = []
 
     def ask(
@@ -35,10 +51,14 @@ class Conversation:
         request: int = 1,
         constraint: Any = None,
         remember: int = 0,
+        logprobs: int | None = None,
+        salt: str = "",
         **more: Any,
     ) -> None:
         tokens = tokens_of(prompt) if isinstance(prompt, str) else list(prompt)
-        sampler = SequenceSampler(sampling, self.context.vocabulary, tokens, constraint, remember)
+        sampler = SequenceSampler(sampling, self.context.vocabulary, tokens, constraint, remember, logprobs)
+        if logprobs is not None or salt:
+            more["extras"] = Extras(logprobs=None if logprobs is None else LogprobStream(), salt=salt)
         self.engine.add(request, tokens, sampler, Limits(most, stop, ban), **more)
 
     def run(self) -> None:

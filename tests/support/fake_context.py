@@ -138,6 +138,7 @@ class FakeContext:
         n_ctx: int = 64,
         n_batch: int = 16,
         n_seq_max: int = 1,
+        n_parked: int = 0,
         cuts: bool = True,
         unified: bool | None = None,
         n_cells: int | None = None,
@@ -145,7 +146,7 @@ class FakeContext:
         self.vocabulary = FakeVocabulary()
         self.n_ctx = n_ctx
         self.n_batch = n_batch
-        self.n_seq_max = n_seq_max
+        self.n_seq_max, self.n_parked = n_seq_max, n_parked
         self.n_cells = n_ctx * n_seq_max if n_cells is None else n_cells
         self.unified = n_seq_max > 1 if unified is None else unified
         self.calls: list[list[Entry]] = []
@@ -157,7 +158,7 @@ class FakeContext:
         self._model = model
         self._cuts = cuts
         self._numbers = itertools.count()
-        self._cells: dict[int, list[Cell]] = {sequence: [] for sequence in range(n_seq_max)}
+        self._cells: dict[int, list[Cell]] = {sequence: [] for sequence in range(n_seq_max + n_parked)}
         self._rows: dict[int, ctypes.Array[ctypes.c_float]] = {}
 
     @property
@@ -196,6 +197,7 @@ class FakeContext:
         assert 0 < len(batch) <= self.n_batch
         slots = [entry.sequence_id for entry in batch]
         assert slots == sorted(slots), "recurrent models need ascending slots"
+        assert len(set(slots)) <= self.n_seq_max
         for entry in batch:
             assert 0 <= entry.token < N_VOCAB
             assert entry.position < self.n_ctx, "written behind the context window"

@@ -23,7 +23,7 @@ class SlowTextStream:
         # Of each token that still can be undone: where in _held its text begins, and the decoder before it.
         self._undo: list[tuple[int, tuple[bytes, int]]] = []
         self._ban_start: int | None = None
-        self.stopped = False
+        self.stopped_by = ""
 
     @property
     def banned(self) -> bool:
@@ -36,7 +36,7 @@ class SlowTextStream:
 
     def finish(self) -> str:
         text = self._release(self._decoder.decode(b"", final=True))
-        if self.stopped:
+        if self.stopped_by:
             return text
         rest, self._held = self._held, ""
         return text + rest
@@ -52,7 +52,7 @@ class SlowTextStream:
         return undone
 
     def _release(self, text: str) -> str:
-        if self.stopped:
+        if self.stopped_by:
             return ""
         if not self._stop and not self._ban:
             return text
@@ -61,7 +61,7 @@ class SlowTextStream:
         # The one that is complete first wins, so that the answer does not depend on how tokens split it.
         stop, ban = _first(text, self._stop), _first(_folded(self._shown + text), self._ban)
         if stop and (ban is None or stop[0] <= ban[0] - before):
-            self.stopped, self._held = True, ""
+            self.stopped_by, self._held = text[stop[1] : stop[0]], ""
             return text[: stop[1]]
         if ban:
             self._held, self._ban_start = text, max(0, ban[1] - before)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
-from llmrun.bench.noise import Watch, is_disturbed
+from llmrun.bench.noise import Watch
 from llmrun.planning.settings import EngineSettings
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
 from llmrun.protocol.messages import Load
@@ -40,7 +40,7 @@ class RealMachine:
         load: how the model is loaded, but for what is measured.
         room: bytes of memory that engines may take together.
         each: bytes that one of them takes at most.
-        clock: seconds that only grow.
+        clock: monotonic, in seconds.
     """
 
     load: Load
@@ -85,7 +85,7 @@ class RealMachine:
         """See search.Machine."""
         watch, self._watch = self._watch, Watch().__enter__()
         watch.__exit__(None, None, None)
-        return is_disturbed(watch.marks)
+        return bool(watch.warnings)
 
     def _engine(self, settings: EngineSettings) -> _Engine:
         key = _kept_apart(settings)

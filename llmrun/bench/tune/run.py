@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.bench.noise import Watch
+from llmrun.bench.results import BenchWarning
 from llmrun.bench.tune.axes import axes_for
 from llmrun.bench.tune.measure import RealMachine
 from llmrun.bench.tune.search import SearchResult, Step, search
@@ -26,10 +27,10 @@ _PROCESS_BYTES = 400 << 20  # of an engine besides its weights: KV cache, scratc
 
 @dataclass(frozen=True, slots=True)
 class TuneOutcome:
-    """What was found, and what disturbed meanwhile, in words."""
+    """What was found, and what disturbed meanwhile."""
 
     found: SearchResult
-    marks: tuple[str, ...]
+    warnings: tuple[BenchWarning, ...]
 
 
 def tune(
@@ -61,7 +62,7 @@ def tune(
     room = hardware.memory_available - margin(hardware.memory_available)
     with RealMachine(load, room, header.weight_bytes + _PROCESS_BYTES) as machine, Watch() as watch:
         found = search(machine, default, axes, seconds=seconds, depth=depth, on_step=on_step)
-    return TuneOutcome(found, watch.marks)
+    return TuneOutcome(found, watch.warnings)
 
 
 def check_wishes(seconds: float, depth: int | None, n_ctx: int = CONTEXT_BOUNDS[1]) -> None:
@@ -87,7 +88,7 @@ def keep(outcome: TuneOutcome, header: Header, hardware: Hardware, folder: Path,
         LlmrunError: the folder can't be written.
     """
     tuned, known = outcome.found.tuned, remembered(header, hardware, folder)
-    if outcome.marks and not tuned.others and known is not None and known.others:
+    if outcome.warnings and not tuned.others and known is not None and known.others:
         return known
     remember(tuned, header, hardware, folder, name)
     return tuned

@@ -67,7 +67,7 @@ class TuneMachine(Protocol):
         """Whether other programs computed since this was asked before."""
 
     def clock(self) -> float:
-        """Seconds that only grow."""
+        """Monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True)

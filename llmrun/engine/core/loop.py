@@ -5,14 +5,17 @@ Owns which sequences run and which wait; must not know pipes, templates or llama
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Callable
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from llmrun.engine.core.metrics import Metrics
+from llmrun.engine.core.metrics import Metrics, PrefillRate
+from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sampler import SequenceSampler, sample_rows
-from llmrun.engine.core.scheduler import budget, schedule
+from llmrun.engine.core.scheduler import schedule
 from llmrun.engine.core.sequence import Extras, Sequence
 from llmrun.engine.core.slots import Slots
 from llmrun.engine.core.text import TextStream
@@ -20,6 +23,7 @@ from llmrun.engine.llama.base import Aborted, Context, Entry, NoRoom
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.ended import Explained
 from llmrun.protocol.messages import (
+    Condition,
     Event,
     Failed,
     Finished,
@@ -30,8 +34,12 @@ from llmrun.protocol.params import Limits
 if TYPE_CHECKING:
     from llmrun.engine.core.states import KVStore
 
-_MIXED_BATCH = 64  # tokens, where some decode and some prefill: ggml's flash attention computes tiles of 64 rows
+_MIXED_SECONDS = 0.1  # a batch may take, where some decode and some prefill: their inter-token latency
+_WORTH_WAITING = 64  # tokens of a prompt that another one is about to compute
+_CHOICE = 8  # of so many that wait, the one whose prompt is known best gets in ...
+_MOST_PASSED = 8  # ... but nobody is passed over more often
 _PLAIN = Extras()
+_age = attrgetter("number")
 
 
 class _Part(NamedTuple):
@@ -64,13 +72,16 @@ class Engine:
         self._window = min(context.n_ctx, context.n_cells)
         self._clock = clock
         self._slots = Slots(context, states)
+        self._numbers = itertools.count()
         self._active: list[Sequence] = []  # in the order in which they came
-        self._waiting: deque[Sequence] = deque()  # in that order too, all of them younger than those
+        self._waiting: list[Sequence] = []  # in that order too
         self._suspects: list[Sequence] = []  # of a batch that failed: each is computed alone, to see whose fault it was
         self._crowded = False  # there were no cells for somebody: nobody gets in before somebody has left
         self._cancelled = False
         self._ended: dict[int, Sequence] = {}  # slot -> the answer that ended there last
         self._alone: int | None = None  # the request that had the last batch for itself
+        self._rate = PrefillRate()
+        self._prefix_queries = self._prefix_hits = self._prefilled = self._decoded = 0  # tokens, since the beginning
 
     @property
     def busy(self) -> bool:
@@ -80,6 +91,27 @@ class Engine:
     def alone(self, request: int) -> bool:
         """Whether a batch that runs now is only this request's. Safe from any thread."""
         return self._alone == request
+
+    def condition(self, request: int, waiting: int = 0) -> Condition:
+        """How busy it is. Safe from any thread.
+
+        Args:
+            request: that asks for it.
+            waiting: how many answers nobody has given to add() yet.
+        """
+        room = self._slots.room
+        return Condition(
+            request,
+            running=len(self._active),
+            waiting=waiting + len(self._waiting),
+            cells=room.n_cells,
+            cells_used=room.used,
+            cells_shared=room.shared,
+            prefix_queries=self._prefix_queries,
+            prefix_hits=self._prefix_hits,
+            prefilled=self._prefilled,
+            decoded=self._decoded,
+        )
 
     def add(
         self,
@@ -107,7 +139,10 @@ class Engine:
                 hint="shorten it, or ask for a larger context window with --ctx",
             )
         text, metrics = TextStream(limits.stop, limits.ban), Metrics(self._clock())
-        self._waiting.append(Sequence(request, list(prompt), len(prompt), sampler, text, limits, metrics, extras))
+        number = next(self._numbers)
+        self._waiting.append(
+            Sequence(number, request, list(prompt), len(prompt), sampler, text, limits, metrics, extras)
+        )
 
     def cancel(self, request: int) -> None:
         """Let a request end at the next step(), if it still runs."""
@@ -126,7 +161,10 @@ class Engine:
             self._context.decode(batch)
         except (Aborted, NoRoom, LlmrunError) as error:
             return self._undo(parts, error)
-        return self._computed(parts, self._clock() - began)
+        seconds = self._clock() - began
+        if len(batch) >= PrefillRate.MEASURED:
+            self._rate.computed(len(batch), seconds)
+        return self._computed(parts, seconds)
 
     # ---- who runs ------------------------------------------------------------------------------------------
 
@@ -136,43 +174,70 @@ class Engine:
         return [event for sequence in gone for event in self._finish(sequence, "cancelled")]
 
     def _admit(self) -> list[Event]:
-        """Give slots to those who wait, in turn, as far as the next batch and the KV cache have room for their prompts.
-
-        Not sooner: what others compute until then may be the beginning of this prompt too.
-        """
+        """Give slots to those who wait, as far as the KV cache has room for their prompts."""
         events: list[Event] = []
-        while self._waiting and self._has_room_for(self._waiting[0]):
-            sequence = self._waiting.popleft()
-            slot, kept = self._slots.take(sequence.tokens, sequence.n_prompt, moves=sequence.extras.moves)
+        while (sequence := self._next_in()) is not None:
+            self._waiting.remove(sequence)
+            extras = sequence.extras
+            slot, kept = self._slots.take(sequence.tokens, sequence.n_prompt, extras.salt, moves=extras.moves)
             self._ended.pop(slot, None)
             first = not sequence.admitted
             sequence.admit(slot, kept)
-            self._active.append(sequence)
+            insort(self._active, sequence, key=_age)
             if first:
+                self._prefix_queries += sequence.n_prompt
+                self._prefix_hits += kept
                 events.append(sequence.started())
         return events
 
-    def _has_room_for(self, sequence: Sequence) -> bool:
-        if not self._active:
-            return True
-        if self._crowded or self._suspects or not self._slots.idle:
-            return False
-        waiting = [active.n_waiting for active in self._active]
-        if sum(waiting) >= budget(waiting, self._context.n_batch, _MIXED_BATCH):
-            return False
-        if self._slots.admits(sequence.tokens, sum(waiting)):
-            return True
-        self._crowded = sum(waiting) == len(waiting)  # until then, what others prefill may be its beginning too
-        return False
+    def _next_in(self) -> Sequence | None:
+        """Who of those that wait gets in: of the first that may, the one of whose prompt most is known."""
+        alone = not self._active
+        if not self._waiting or (not alone and (self._crowded or self._suspects)):
+            return None
+        ready: list[tuple[int, Sequence]] = []
+        seats = self._context.n_seq_max - len(self._active)
+        for sequence in self._waiting:
+            if not seats or len(ready) == _CHOICE:
+                break
+            known = self._slots.known(sequence.tokens, sequence.extras.salt)
+            sequence.held = self._is_being_computed(sequence, known)
+            if sequence.held:
+                seats -= 1  # one is kept for it
+            else:
+                ready.append((known, sequence))
+        if not ready:
+            return None
+        chosen = ready[0][1]
+        if chosen.passed < _MOST_PASSED:
+            chosen = max(ready, key=itemgetter(0))[1]
+        pending = [active.n_waiting for active in self._active]
+        if not alone and not self._slots.admits(chosen.tokens, chosen.extras.salt, sum(pending)):
+            self._crowded = sum(pending) == len(pending)  # until then, what others prefill may be its beginning too
+            return None
+        for _, sequence in ready:
+            sequence.passed += sequence.number < chosen.number
+        return chosen
+
+    def _is_being_computed(self, sequence: Sequence, known: int) -> bool:
+        """Whether much more of its prompt than is known is about to be. It waits until all of that can be shared."""
+        least = known + (1 if sequence.held else _WORTH_WAITING)
+        return self._context.unified and any(
+            active.n_waiting > 1
+            and active.extras.salt == sequence.extras.salt
+            and common_prefix(active.tokens, sequence.tokens) >= least
+            for active in self._active
+        )
 
     def _preempt(self) -> None:
-        """Send the youngest back to the front of the queue, with all but its part of the KV cache."""
+        """Send the youngest back to those that wait, with all but its part of the KV cache; it is next."""
         sequence = self._active.pop()
         if sequence in self._suspects:
             self._suspects.remove(sequence)
         self._slots.truncate(sequence.slot, 0)
         self._slots.release(sequence.slot)
-        self._waiting.appendleft(sequence)
+        insort(self._waiting, sequence, key=_age)
+        sequence.passed = _MOST_PASSED
         self._crowded = True
 
     def _leave(self, sequence: Sequence) -> None:
@@ -196,7 +261,7 @@ class Engine:
         while True:
             running = self._suspects[:1] or self._active
             waiting = [len(sequence.tokens) - sequence.n_cached for sequence in running]
-            shares = schedule(waiting, self._context.n_batch, _MIXED_BATCH)
+            shares = schedule(waiting, self._context.n_batch, self._rate.tokens_within(_MIXED_SECONDS))
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break
             self._preempt()
@@ -255,12 +320,14 @@ class Engine:
             sequence.n_cached = end = start + share
             self._slots.append(sequence.slot, sequence.tokens[start:end])
             sequence.metrics.computed(seconds)
+            self._prefilled += max(0, min(end, sequence.n_prompt) - start)
             if rows:
                 drawing.append(sequence)
                 addresses.append(self._context.logits(rows[0]))
             elif not sequence.n_completion:
                 progress = PrefillProgress(sequence.request, end - sequence.n_reused, sequence.metrics.prefill_seconds)
                 events.append(progress)
+        self._decoded += len(drawing)
         if drawing and self._suspects:
             del self._suspects[0]
         samplers = [sequence.sampler for sequence in drawing]
@@ -302,6 +369,8 @@ class Engine:
             return False
         stream = sequence.text
         text = stream.push(vocabulary.control_piece(token) if token in extras.shown else vocabulary.piece(token))
+        if extras.logprobs is not None and sequence.sampler.logprob is not None:
+            extras.logprobs.push(sequence.sampler.logprob, stream.decoded)
         if text:
             events.append(sequence.delta(text))
         if stream.banned:
@@ -315,8 +384,8 @@ class Engine:
 
     def _end_reason(self, sequence: Sequence, text: str) -> tuple[str, str]:
         """Why the answer ends with its last token, which made text safe to show, and what there is to say; or ""."""
-        if sequence.text.stopped:
-            return "stop", ""
+        if sequence.text.stopped_by:
+            return "stop", sequence.text.stopped_by
         extras, most = sequence.extras, sequence.limits.max_tokens
         if extras.thinking is not None:
             extras.thinking.push(sequence.text.decoded)

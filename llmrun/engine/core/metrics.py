@@ -1,4 +1,4 @@
-"""TTFT, inter-token latency and tokens/s of one sequence, from timestamps. Knows no clock of its own."""
+"""TTFT, inter-token latency and tokens/s of one sequence, and how fast prefill is. Knows no clock of its own."""
 
 from __future__ import annotations
 
@@ -59,3 +59,22 @@ class Metrics:
         times = self.token_times
         gaps = sorted(after - before for before, after in pairwise(times))
         return gaps[max(0, math.ceil(q * len(gaps)) - 1)] if gaps else 0.0
+
+
+class PrefillRate:
+    """How many tokens go through the model in a given time, by the last batches that were mostly prefill."""
+
+    MEASURED = 32
+    """Tokens: smaller batches take longer for each, and say nothing of larger ones."""
+
+    def __init__(self) -> None:
+        self._rate = 0.0  # tokens/s
+
+    def computed(self, n_tokens: int, seconds: float) -> None:
+        """A batch took this long. Half of the figure is the newest one's: what is far behind in a prompt is slower."""
+        rate = n_tokens / max(seconds, 1e-6)
+        self._rate = (self._rate + rate) / 2 if self._rate else rate
+
+    def tokens_within(self, seconds: float) -> int:
+        """A multiple of 32, at least that; 64 before anything was measured."""
+        return max(32, int(self._rate * seconds) // 32 * 32) if self._rate else 64

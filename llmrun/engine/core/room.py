@@ -30,6 +30,8 @@ class Room:
         self.n_cells = n_cells
         self.used = 0
         """Cells that some slot holds."""
+        self.shared = 0
+        """Cells that more than one slot holds."""
         self._pieces: dict[int, list[_Piece]] = {}
         self._blocks: dict[int, int] = {}  # block -> its longest piece
         self._names = itertools.count()
@@ -99,6 +101,9 @@ class Room:
     def _hold(self, slot: int, pieces: list[_Piece]) -> None:
         self._pieces[slot] = pieces
         self._blocks = {}
+        shared: dict[int, int] = {}  # block -> its second longest piece
         for each in itertools.chain.from_iterable(self._pieces.values()):
-            self._blocks[each.block] = max(self._blocks.get(each.block, 0), each.length)
-        self.used = sum(self._blocks.values())
+            longest = self._blocks.get(each.block, 0)
+            self._blocks[each.block] = max(longest, each.length)
+            shared[each.block] = max(shared.get(each.block, 0), min(longest, each.length))
+        self.used, self.shared = sum(self._blocks.values()), sum(shared.values())

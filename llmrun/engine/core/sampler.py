@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from llmrun import _native
 from llmrun.errors import BadGrammarError, BadLogitsError, LlmrunError, OutOfMemoryError, UsageError
 from llmrun.protocol.ended import ChainStep, Choice
+from llmrun.protocol.messages import TokenLogprob
 from llmrun.protocol.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class SequenceSampler:
 
     Attributes:
         seed: of its random generators, 0 to 2**32 - 1.
+        logprob: how likely the last token was, where that is noted.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class SequenceSampler:
         prompt: Sequence[int] = (),
         constraint: Constraint | None = None,
         remember: int = 0,
+        logprobs: int | None = None,
     ) -> None:
         """Start a sequence.
 
@@ -54,6 +57,7 @@ class SequenceSampler:
             prompt: tokens that the penalties see, as in llama.cpp's server; a long prompt delays no other thread.
             constraint: the grammar that every token has to follow.
             remember: how many last tokens explain() can be asked about.
+            logprobs: note how likely each token was, and so many of the likeliest; None notes nothing.
 
         Raises:
             UsageError: the parameters are invalid for this vocabulary.
@@ -74,12 +78,16 @@ class SequenceSampler:
             )
         except ValueError as error:
             raise UsageError("these sampling parameters are invalid", why=str(error)) from None
+        if logprobs is not None and not 0 <= logprobs <= vocabulary.n_tokens:
+            raise UsageError(f"invalid logprobs {logprobs}", why=f"they must be 0 to {vocabulary.n_tokens}")
         self._native.accept_many(prompt)
         self._vocabulary = vocabulary
         self._constraint = constraint
         self._bans = any(bias == -math.inf for _, bias in params.logit_bias)
         # The last tokens, and whether each was drawn, not forced; the native sampler remembers the draws.
         self._last: deque[tuple[int, bool]] = deque(maxlen=remember)
+        self._logprobs = logprobs
+        self.logprob: TokenLogprob | None = None
 
     def sample(self, address: int, refused: Collection[int] = ()) -> int:
         """Choose the next token and make it part of the sequence.
@@ -100,7 +108,7 @@ class SequenceSampler:
             raise self._bad_logits(error, bool(refused)) from None
         except MemoryError:
             raise OutOfMemoryError("there is no memory to sample a token") from None
-        self._accepted(token, drawn=True)
+        self._accepted(token, address)
         return token
 
     def forced(self) -> list[int]:
@@ -110,7 +118,7 @@ class SequenceSampler:
     def follow(self, token: int) -> None:
         """Make a forced token part of the sequence."""
         self._native.accept(token)
-        self._accepted(token, drawn=False)
+        self._accepted(token, 0)
 
     def rewind(self, n_tokens: int, left: Sequence[int]) -> None:
         """Take the last tokens back.
@@ -124,12 +132,28 @@ class SequenceSampler:
         dropped = [self._last.pop() for _ in range(min(n_tokens, len(self._last)))]
         self._native.rewind(sum(drawn for _, drawn in dropped), left)
 
-    def _accepted(self, token: int, *, drawn: bool) -> None:
-        """What has to be noted of a token that the native sampler has accepted."""
+    def _accepted(self, token: int, address: int) -> None:
+        """What has to be noted of a token that the native sampler has accepted.
+
+        Args:
+            address: of the logits that it was drawn from; 0 where it was forced.
+        """
         if self._constraint:
             self._constraint.accept(token)
         if self._last.maxlen:
-            self._last.append((token, drawn))
+            self._last.append((token, address != 0))
+        if self._logprobs is not None:
+            self.logprob = self._logprob(token, address, self._logprobs)
+
+    def _logprob(self, token: int, address: int, count: int) -> TokenLogprob:
+        """By what the model gave, before any step of the chain; a forced token was certain."""
+        found = self._native.log_probabilities(address, token, count) if address else [(token, 0.0)]
+        (text, data, value), *top = [(*self._shown(each), logprob) for each, logprob in found]
+        return TokenLogprob(text, data, value, tuple(top))
+
+    def _shown(self, token: int) -> tuple[str, tuple[int, ...]]:
+        data = self._vocabulary.piece(token) or self._vocabulary.control_piece(token)
+        return data.decode("utf-8", "replace"), tuple(data)
 
     def explain(self, last: int, candidates: int) -> list[Choice]:
         """How the last tokens were chosen, oldest first.
@@ -219,7 +243,7 @@ def sample_rows(
             if row in errors:
                 raise errors[row]
             if status == _native.Status.CHOSEN:
-                samplers[row]._accepted(token, drawn=True)
+                samplers[row]._accepted(token, addresses[row])
             else:  # nothing has moved: once more, for the error
                 token = samplers[row].sample(addresses[row], refused[row])
             results.append(token)

@@ -12,6 +12,7 @@ from llmrun.protocol.messages import Started, Stats, TextDelta
 from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
+    from llmrun.engine.core.logprobs import LogprobStream
     from llmrun.engine.core.repeats import RepeatGuard
     from llmrun.engine.prompt.thinking import ThinkingBudget
 
@@ -27,6 +28,8 @@ class Extras:
         guard: ends an answer that repeats itself.
         moves: the conversation lost its oldest turns; what the KV cache holds behind them is moved, not computed again.
         shown: control tokens whose text is part of the answer.
+        logprobs: holds how likely the tokens were, as the sampler notes it, until their text is shown.
+        salt: prefixes are shared only among equal ones.
         tool_syntax: how it writes calls of tools, see llmrun.protocol.toolcalls; "" where it can have none.
     """
 
@@ -36,6 +39,8 @@ class Extras:
     guard: RepeatGuard | None = None
     moves: bool = False
     shown: frozenset[int] = frozenset()
+    logprobs: LogprobStream | None = None
+    salt: str = ""
     tool_syntax: str = ""
 
 
@@ -44,6 +49,7 @@ class Sequence:
     """A prompt and the answer that grows behind it.
 
     Attributes:
+        number: they are counted as they come.
         request: the front's number for it.
         tokens: prompt and answer.
         n_prompt: how many of them are the prompt.
@@ -55,8 +61,11 @@ class Sequence:
         n_retracted: how many answer tokens were taken back.
         refused: index of tokens -> what must not stand there, given what stands before.
         cancelled: somebody asked it to stop.
+        passed: how many younger ones got in before it.
+        held: it waits for what another one is computing.
     """
 
+    number: int
     request: int
     tokens: list[int]
     n_prompt: int
@@ -73,6 +82,8 @@ class Sequence:
     n_retracted: int = 0
     refused: dict[int, set[int]] = field(default_factory=dict)
     cancelled: bool = False
+    passed: int = 0
+    held: bool = False
 
     def admit(self, slot: int, n_cached: int) -> None:
         """It has a slot, which holds its first tokens."""
@@ -111,6 +122,8 @@ class Sequence:
         self.sampler.rewind(n_tokens, self.tokens)
         if self.extras.thinking is not None:
             self.extras.thinking.rewind(self.n_completion)
+        if self.extras.logprobs is not None:
+            self.extras.logprobs.retract(n_tokens)
         self.metrics.retracted(n_tokens)
         self.n_retracted += n_tokens
         self.n_shown = min(self.n_shown, self.n_completion)
@@ -119,7 +132,8 @@ class Sequence:
     def delta(self, text: str) -> TextDelta:
         """The event for text that became safe to show."""
         before, self.n_shown = self.n_shown, self.n_completion
-        return TextDelta(self.request, text, self.n_shown - before)
+        logprobs = self.extras.logprobs.show(text) if self.extras.logprobs is not None else ()
+        return TextDelta(self.request, text, self.n_shown - before, logprobs)
 
     def stats(self, n_ctx: int) -> Stats:
         """What it cost up to now."""

@@ -1,7 +1,7 @@
 """What each slot of the KV cache holds, and which slot a prompt gets.
 
 Owns every change of the KV cache but decode(): a token is only said to be cached when its keys and values really are.
-Idle slots are the parked prefixes. Must not know who waits, or for what.
+Idle slots are the parked prefixes: there are more slots than may run. Must not know who waits, or for what.
 """
 
 from __future__ import annotations
@@ -40,14 +40,19 @@ class Slots:
         """
         self._context = context
         self._states = states
-        self.cached: dict[int, list[int]] = {slot: [] for slot in range(context.n_seq_max)}
+        self.cached: dict[int, list[int]] = {slot: [] for slot in range(context.n_seq_max + context.n_parked)}
         self.idle = set(self.cached)
         self.room = Room(context.n_cells)
         self._prompts = dict.fromkeys(self.cached, 0)  # how many first tokens were the last request's prompt
+        self._salts = dict.fromkeys(self.cached, "")  # of the last request
         self._used: dict[int, int] = dict.fromkeys(self.cached, 0)  # when, in releases
         self._releases = 0
 
-    def admits(self, tokens: list[int], pending: int) -> bool:
+    def known(self, tokens: list[int], salt: str) -> int:
+        """How many first tokens of a sequence need no prefill, as far as that can be told without trying."""
+        return self._longest(tokens, salt, self.cached if self._context.unified else self.idle)[1]
+
+    def admits(self, tokens: list[int], salt: str, pending: int) -> bool:
         """Whether the cells can hold these tokens, beside the slots that are not idle and what is to come into those.
 
         Args:
@@ -55,7 +60,7 @@ class Slots:
         """
         if not self._context.unified:
             return True
-        source, shared = self._longest(tokens, self.cached)
+        source, shared = self._longest(tokens, salt, self.cached)
         busy = {*self.cached} - self.idle
         lengths = {} if source in busy else {source: shared}
         held = self.room.held({*busy, source}, lengths)
@@ -76,23 +81,26 @@ class Slots:
             self.truncate(min(parked, key=self._used.__getitem__), 0)
         return bool(parked)
 
-    def take(self, tokens: list[int], n_prompt: int, *, moves: bool) -> tuple[int, int]:
+    def take(self, tokens: list[int], n_prompt: int, salt: str, *, moves: bool) -> tuple[int, int]:
         """Give a sequence an idle slot, holding as many of its first tokens as can be had without prefill.
 
         Args:
             tokens: the sequence's.
             n_prompt: how many of them are its prompt.
+            salt: nothing is reused that was computed for another one.
             moves: the conversation may have lost its oldest turns; what is cached behind them may be moved.
 
         Returns:
             The slot, and how many tokens it holds.
         """
         if moves:
-            any(self._close_gap(slot, tokens) for slot in sorted(self.idle))
-        slot = self._choose(tokens)
-        keep = self._restore(slot, tokens, reusable(self.cached[slot], tokens))
+            any(self._close_gap(slot, tokens) for slot in sorted(self.idle) if self._salts[slot] == salt)
+        slot = self._choose(tokens, salt)
+        keep = reusable(self.cached[slot], tokens) if self._salts[slot] == salt else 0
+        if not salt:
+            keep = self._restore(slot, tokens, keep)
         self.idle.remove(slot)
-        self._prompts[slot] = n_prompt
+        self._prompts[slot], self._salts[slot] = n_prompt, salt
         return slot, self.truncate(slot, keep)
 
     def release(self, slot: int) -> None:
@@ -115,11 +123,11 @@ class Slots:
         self.room.cut(slot, length)
         return length
 
-    def _choose(self, tokens: list[int]) -> int:
+    def _choose(self, tokens: list[int], salt: str) -> int:
         """An idle slot for a prompt, which shares what any slot knows of it where that is possible."""
         if not self._context.unified:
-            return self._longest(tokens, self.idle)[0]
-        source, shared = self._longest(tokens, self.cached)
+            return self._longest(tokens, salt, self.idle)[0]
+        source, shared = self._longest(tokens, salt, self.cached)
         if source in self.idle and shared in (len(self.cached[source]), len(tokens) - 1, len(tokens)):
             return source  # it goes on from there, or is asked again: nothing of use is lost
         slot = min(self.idle - {source} or self.idle, key=lambda each: (bool(self.cached[each]), self._used[each]))
@@ -127,14 +135,14 @@ class Slots:
             return slot
         self.truncate(slot, 0)
         if not self._context.copy(source, slot, shared):
-            return self._longest(tokens, self.idle)[0]
-        self.cached[slot] = self.cached[source][:shared]
+            return self._longest(tokens, salt, self.idle)[0]
+        self.cached[slot], self._salts[slot] = self.cached[source][:shared], salt
         self.room.share(source, slot, shared)
         return slot
 
-    def _longest(self, tokens: list[int], slots: Collection[int]) -> tuple[int, int]:
+    def _longest(self, tokens: list[int], salt: str, slots: Collection[int]) -> tuple[int, int]:
         """Which of some slots knows most of a prompt, and how much; of equal ones, the one that loses least by it."""
-        known = {slot: common_prefix(self.cached[slot], tokens) for slot in slots}
+        known = {slot: common_prefix(self.cached[slot], tokens) * (self._salts[slot] == salt) for slot in slots}
         best = max(slots, key=lambda slot: (known[slot], -len(self.cached[slot]), -slot))
         return best, known[best]
 
@@ -183,7 +191,7 @@ class Slots:
             OSError: it can't be written.
         """
         tokens = self.cached[slot]
-        if self._states is None or not tokens:
+        if self._states is None or not tokens or self._salts[slot]:
             return 0, 0
         n_bytes = self._states.save(tokens, bytes(self._context.state(slot)))
         return (len(tokens), n_bytes) if n_bytes else (0, 0)

@@ -32,8 +32,8 @@ class TextStream:
         # Of each token that still can be undone: where in _held its text begins, and what was undecoded before it.
         self._undo: list[tuple[int, bytes]] = []
         self._ban_start: int | None = None
-        self.stopped = False
-        """Whether a stop string was completed; everything after it is dropped."""
+        self.stopped_by = ""
+        """The stop string that was completed; everything after it is dropped."""
         self.decoded = ""
         """The text that the last token completed, whether or not it was given out."""
 
@@ -52,7 +52,7 @@ class TextStream:
     def finish(self) -> str:
         """The rest, when no more bytes will come."""
         text = self._release(self._decode(b"", final=True))
-        if self.stopped:
+        if self.stopped_by:
             return text
         rest, self._held = self._held, ""
         return text + rest
@@ -82,7 +82,7 @@ class TextStream:
         return text
 
     def _release(self, new: str) -> str:
-        if self.stopped:
+        if self.stopped_by:
             return ""
         folded = _folded(new) if self._ban.phrases else ""
         if self._stop.is_far_from(new) and self._ban.is_far_from(folded):
@@ -93,7 +93,7 @@ class TextStream:
         # The one that is complete first wins, so that the answer does not depend on how tokens split it.
         stop, ban = self._stop.push(new), self._ban.push(folded)
         if stop and (ban is None or stop[0] <= ban[0] - before):
-            self.stopped, self._held = True, ""
+            self.stopped_by, self._held = text[stop[1] : stop[0]], ""
             return text[: stop[1]]
         if ban:
             self._held, self._ban_start = text, max(0, ban[1] - before)

@@ -85,7 +85,8 @@ class Context(Protocol):
         vocabulary: the model's.
         n_ctx: context window of each sequence, in tokens.
         n_batch: most entries of one decode call.
-        n_seq_max: sequence ids are 0 .. n_seq_max - 1.
+        n_seq_max: most sequences of one decode call.
+        n_parked: sequence ids are 0 .. n_seq_max + n_parked - 1: more can be kept than run.
         n_cells: of the KV cache in all, when it has grown to the end.
         unified: whether sequences share one pool of n_cells; otherwise each has n_ctx of its own.
     """
@@ -101,6 +102,9 @@ class Context(Protocol):
 
     @property
     def n_seq_max(self) -> int: ...
+
+    @property
+    def n_parked(self) -> int: ...
 
     @property
     def n_cells(self) -> int: ...

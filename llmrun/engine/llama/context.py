@@ -64,9 +64,11 @@ class LlamaContext:
         self.model, self.vocabulary = model, model.vocabulary
         self._llama, self._load, self._on_processor = model.llama, load, on_processor
         self.n_ctx, self.n_seq_max = load.n_ctx, load.n_seq_max
-        self.n_outputs = max(n_outputs, load.n_seq_max)
         # One pool of cells is one window to llama.cpp, which would choose the factors of LongRoPE by its size.
-        self.unified = load.n_seq_max > 1 and not model.rope_depends_on_window
+        self.unified = load.n_seq_max > 1 and not load.exact and not model.rope_depends_on_window
+        # A recurrent state takes its memory whether or not it is used, and can't be shared in part.
+        self.n_parked = load.n_parked if self.unified and not model.is_recurrent else 0
+        self.n_outputs = max(n_outputs, self.n_seq_max + self.n_parked)  # llama.cpp wants no fewer
         self.n_cells = load.n_ctx * load.n_seq_max
         if self.unified and load.n_cells:
             self.n_cells = min(load.n_cells, self.n_cells)
@@ -101,7 +103,8 @@ class LlamaContext:
         params.n_ctx = room if self.unified else room * load.n_seq_max
         params.n_batch = load.n_batch
         params.n_ubatch = min(load.n_batch, load.n_ubatch)
-        params.n_seq_max = load.n_seq_max
+        # Ids beyond llama.cpp's n_seq_max could hold cells, but would be lost where all moves into a larger cache.
+        params.n_seq_max = load.n_seq_max + self.n_parked
         params.n_outputs_max = self.n_outputs
         params.kv_unified = self.unified
         params.n_threads = load.threads
@@ -326,7 +329,7 @@ class LlamaContext:
     def _used(self) -> int:
         """How many cells are used at most: those that are shared are counted for each."""
         last = self._llama.llama_memory_seq_pos_max
-        return sum(last(self._memory, sequence_id) + 1 for sequence_id in range(self.n_seq_max))
+        return sum(last(self._memory, sequence_id) + 1 for sequence_id in range(self.n_seq_max + self.n_parked))
 
 
 class _Batch:

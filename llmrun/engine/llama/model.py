@@ -88,6 +88,12 @@ class LlamaModel:
         return read_header(Path(self.path)).rope_depends_on_window
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether some layers keep a state of what they have read, in place of keys and values for each token."""
+        llama = self.llama
+        return bool(llama.llama_model_is_recurrent(self.pointer) or llama.llama_model_is_hybrid(self.pointer))
+
+    @property
     def translates(self) -> bool:
         """Whether it has an encoder and a decoder."""
         llama = self.llama

@@ -1,4 +1,4 @@
-"""The header of a model file that is on a server, from its first bytes alone.
+"""Size and header of a model file that is on a server, from its first bytes alone.
 
 Owns which bytes are asked for, and in how many steps; must not know hubs or indexes. Answers are read like downloads
 (transfer.py): the token goes to its own host only, and never more is read than a header may have.
@@ -7,10 +7,10 @@ Owns which bytes are asked for, and in how many steps; must not know hubs or ind
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from llmrun.errors import NetworkError
@@ -31,6 +31,8 @@ from llmrun.models.download.transfer import (
 
 if TYPE_CHECKING:
     import httpx2
+
+Answer = TypeVar("Answer")
 
 FIRST_BYTES = 2 << 20
 """Of the first request: enough for a vocabulary of 50,000 tokens."""
@@ -75,6 +77,17 @@ def read_remote_header(
         return unite(first, [_RemoteFile(part, used, patience).header() for part in parts]) if names else first
 
 
+def remote_size(url: str, *, patience: Patience = PATIENT) -> int | None:
+    """Bytes of the file behind a link; None where its server does not say.
+
+    Raises:
+        NetworkError, LoginRequiredError, ModelNotFoundError: as read_remote_header().
+    """
+    source = _source(url, None, "")
+    with new_client(source, patience) as client:
+        return _RemoteFile(source, client, patience).size()
+
+
 def _source(url: str, token: str | None, login_hint: str) -> TransferSource:
     name = unquote(urlsplit(url).path).rpartition("/")[2] or "the file"
     return TransferSource(url, name, token=token, login_hint=login_hint)
@@ -107,12 +120,25 @@ class _RemoteFile:
             except NeedMoreBytes as more:
                 until = min(max(more.until, GROWTH * until), size, MAX_HEADER_BYTES)
 
+    def size(self) -> int | None:
+        """Of the whole file, as far as the server says it."""
+        return self._patiently(self._ask_size)
+
+    def _ask_size(self) -> int | None:
+        with self._link.answer(self._client, {"Accept-Encoding": "identity", "Range": "bytes=0-0"}) as response:
+            refuse_errors(response, self._source, self._patience)
+            return total_bytes(response, self._source, 0, 1)
+
     def _read_until(self, until: int) -> int:
         """Have so many of the file's bytes, or all it has; gives the file's size."""
+        return self._patiently(lambda: self._request(until))
+
+    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+        """What a question brings, asked again where that may help."""
         for failures in range(_RETRIES + 1):
             try:
                 with _network_errors(self._source):
-                    return self._request(until)
+                    return ask()
             except TryAgain as trouble:
                 if failures == _RETRIES:
                     raise trouble.error from trouble

@@ -7,6 +7,7 @@ process of its own, so that no type's memory or threads are another's.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from llmrun.errors import LlmrunError
 from llmrun.gguf.filenames import quant_of
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
+from llmrun.planning.plan import ALL_LAYERS, Wishes
 from llmrun.protocol.jobs.bench import BENCH, Bench, Benched, BenchTest, BenchUpdate
 from llmrun.protocol.jobs.evaluate import Evaluated, EvaluateUpdate, Figure
 from llmrun.protocol.messages import Load
@@ -38,7 +40,7 @@ class Here:
         name: what the model is called; "" takes it from the file's name.
         text: what quality is measured on; None is what `llmrun evaluate` reads by default.
         imatrix: an importance matrix in GGUF.
-        threads: None is as many as can compute at the same time.
+        wishes: how models are loaded; n_ctx does not count.
         chunks: of the text, how many are read at most; fewer where that would take long.
 
     Raises:
@@ -56,19 +58,19 @@ class Here:
         name: str = "",
         text: Path | None = None,
         imatrix: Path | None = None,
-        threads: int | None = None,
+        wishes: Wishes = Wishes(),
         chunks: int = _MOST_CHUNKS,
     ) -> None:
         self._source = source
         self._name = name or _stem(source)
         self._text = read_text(text) if text else default_text()
         self._imatrix = imatrix
-        self._wanted_threads = threads
+        self._wishes = wishes
         self._chunks = chunks
         self._header = read_header(source)
         self._build_commit = ""
         self._previews: dict[str, Preview] = {}
-        self.threads = threads or probe().usable_cores
+        self.threads = wishes.threads or probe().usable_cores
 
     def machine(self) -> Machine:
         """As `llmrun bench` describes it."""
@@ -83,6 +85,7 @@ class Here:
             n_bytes=header.file_size,
             bits_per_weight=header.bits_per_weight,
             n_parameters=header.n_parameters,
+            notes=tuple(_unusual(self._wishes)),
         )
 
     def expected_bytes(self, kind: str) -> int:
@@ -98,7 +101,17 @@ class Here:
 
     def time(self, model: Path, on_share: OnShare) -> Timed:
         """By `llmrun bench`: a prompt and an answer."""
-        load = Load(str(model.absolute()), n_ctx=0, n_ctx_start=0, threads=self.threads)
+        wishes = self._wishes
+        load = Load(
+            str(model.absolute()),
+            n_ctx=0,
+            n_ctx_start=0,
+            threads=self.threads,
+            gpu_layers=ALL_LAYERS if wishes.gpu_layers is None else wishes.gpu_layers,
+            flash_attention=wishes.flash_attention,
+            kv_type_k=wishes.cache_type_k,
+            kv_type_v=wishes.cache_type_v,
+        )
         with closing(Runner()) as engine:
             on_share(0.1)
             prefill = engine.do(BENCH, Bench(load, BenchTest(n_prompt=_PROMPT), repetitions=1), _ignore)
@@ -118,12 +131,12 @@ class Here:
 
         text = self._text
         found = evaluate(
-            model, reference=self._source, text=text, chunks=self._chunks, threads=self.threads, on_update=tell
+            model, reference=self._source, text=text, chunks=self._chunks, wishes=self._wishes, on_update=tell
         )
         return Judged(*_qualities(found), text.name, text.sha256, found.chunks * found.n_ctx)
 
     def _request(self, kind: str, target: Path) -> QuantizeRequest:
-        return QuantizeRequest(self._source, target, kind, imatrix=self._imatrix, threads=self._wanted_threads)
+        return QuantizeRequest(self._source, target, kind, imatrix=self._imatrix, threads=self._wishes.threads)
 
 
 def chunks_for(prefill: float, most: int) -> int:
@@ -135,6 +148,17 @@ def chunks_for(prefill: float, most: int) -> int:
     """
     readable = int(_JUDGE_SECONDS * prefill / (2 * _CHUNK))
     return min(max(readable, _LEAST_CHUNKS), most)
+
+
+def _unusual(wishes: Wishes) -> Iterator[str]:
+    """How models are loaded otherwise than by default, a sentence each."""
+    if (wishes.cache_type_k, wishes.cache_type_v) != ("f16", "f16"):
+        kinds = f"{wishes.cache_type_k} keys and {wishes.cache_type_v} values"
+        yield f"the KV cache has {kinds}; quality is compared with the source's in f16"
+    if wishes.flash_attention != "auto":
+        yield f"flash attention is {wishes.flash_attention}"
+    if wishes.gpu_layers is not None and wishes.gpu_layers != ALL_LAYERS:
+        yield f"{wishes.gpu_layers} layers are on the GPU"
 
 
 def _qualities(found: Evaluated) -> tuple[Quality, Quality]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmrun.errors import CancelledError, EngineCrashedError, LlmrunError, TerminatedError, UsageError
+from llmrun.planning.plan import Wishes
 from llmrun.quantize.report.card import Card, CardRow, CardSpeed, Method
 from llmrun.quantize.report.folder import working_folder
 from llmrun.quantize.report.measure import Measures, Original
@@ -51,7 +52,7 @@ def make_report(
     name: str = "",
     text: Path | None = None,
     imatrix: Path | None = None,
-    threads: int | None = None,
+    wishes: Wishes = Wishes(),
     keep: Path | None = None,
     on_update: OnUpdate = lambda update: None,
     measures: Measures | None = None,
@@ -67,7 +68,7 @@ def make_report(
         name: what the model is called; "" takes it from the file's name.
         text: what quality is measured on; None is what `llmrun evaluate` reads by default.
         imatrix: an importance matrix of llama.cpp's, in GGUF.
-        threads: None is as many as can compute at the same time.
+        wishes: how models are loaded; n_ctx does not count.
         keep: folder where the files stay; None keeps none.
         on_update: told now and then how far it is.
         measures: how it is measured; None is with llama.cpp, here.
@@ -81,7 +82,7 @@ def make_report(
     if measures is None:
         from llmrun.quantize.report.here import Here
 
-        measures = Here(source, name=name, text=text, imatrix=imatrix, threads=threads)
+        measures = Here(source, name=name, text=text, imatrix=imatrix, wishes=wishes)
     kinds = list(dict.fromkeys(types))
     if not kinds:
         raise UsageError("a report needs at least one type", hint="--types Q8_0,Q4_K_M,Q4_0")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.protocol.messages import AnswerRequest, Message, Stats, TokenLogprob
+from llmrun.protocol.messages import AnswerRequest, Message, Stats, TokenLogprob, ToolCall
 from llmrun.protocol.params import MOST_TOKENS
 from llmrun.server import sse
 from llmrun.server.asked import Asked, Begun, CallArguments, CallBegun, Envelope, Part, Text, Thought
@@ -19,6 +19,7 @@ from llmrun.server.protocols.sampling import (
     read_limits,
     read_sampling,
 )
+from llmrun.server.protocols.tools import checked_tools, tool, tool_call, tool_name
 
 __all__ = ["error_body", "read", "writer"]
 
@@ -33,8 +34,9 @@ def read(body: Mapping[str, Any]) -> Asked:
         BadGrammarError: the JSON schema or the grammar is broken.
     """
     fields = Fields(body)
+    choice = _tool_choice(fields)
     request = AnswerRequest(
-        messages=tuple(_message(each) for each in fields.objects("messages")),
+        messages=_messages(fields),
         limits=read_limits(fields, "max_completion_tokens", "max_tokens", "n_predict"),
         grammar=read_grammar_fields(fields),
         thinking=_thinking(fields),
@@ -42,9 +44,10 @@ def read(body: Mapping[str, Any]) -> Asked:
         stops_repeats=bool(fields.flag("stops_repeats")),
         logprobs=_logprobs(fields),
         salt=fields.text("cache_salt") or "",
+        tools=checked_tools((tool(each, "parameters") for each in _functions(fields)), choice),
+        tool_choice=choice,
+        parallel_calls=fields.flag("parallel_tool_calls") is not False,
     )
-    if not request.messages:
-        raise UsageError("messages is missing or empty")
     return Asked(
         fields.text("model") or "",
         request,
@@ -55,9 +58,43 @@ def read(body: Mapping[str, Any]) -> Asked:
     )
 
 
-def _message(fields: Fields) -> Message:
-    role = fields.needed_text("role")
-    return Message(_ROLES.get(role, role), content_text(fields))
+def _messages(fields: Fields) -> tuple[Message, ...]:
+    """The conversation. Results of calls get the names of their tools, which some templates want."""
+    names: dict[str, str] = {}
+    messages: list[Message] = []
+    for said in fields.objects("messages"):
+        role = said.needed_text("role")
+        calls = tuple(_call(each) for each in said.objects("tool_calls"))
+        names.update((call.id, call.name) for call in calls)
+        call_id = said.text("tool_call_id") or ""
+        name = names.get(call_id, said.text("name") or "") if role == "tool" else ""
+        messages.append(Message(_ROLES.get(role, role), content_text(said), calls, call_id, name))
+    if not messages:
+        raise UsageError("messages is missing or empty")
+    return tuple(messages)
+
+
+def _call(fields: Fields) -> ToolCall:
+    return tool_call(fields.text("id") or "", _function(fields))
+
+
+def _function(fields: Fields) -> Fields:
+    found = fields.object("function")
+    if found is None:
+        raise UsageError(f"{fields.name('function')} is missing")
+    return found
+
+
+def _functions(fields: Fields) -> Iterator[Fields]:
+    """The tools that are functions; there are others, which need OpenAI's servers."""
+    return (_function(each) for each in fields.objects("tools") if each.text("type") in (None, "function"))
+
+
+def _tool_choice(fields: Fields) -> str:
+    """Which tool has to be called, as AnswerRequest has it."""
+    if isinstance(fields.data.get("tool_choice"), Mapping):
+        return f"={tool_name(_function(Fields(fields.data['tool_choice'], fields.name('tool_choice'))))}"
+    return fields.choice("tool_choice", "auto", "none", "required") or "auto"
 
 
 def content_text(fields: Fields) -> str:

@@ -78,9 +78,11 @@ class Output:
         return self.stdin_is_terminal and self.stderr_is_terminal and not self.json
 
     def columns(self, *, stderr: bool = False) -> int:
-        """Of the terminal; 0 where there is none, or nobody knows."""
+        """Of the terminal, unless COLUMNS says otherwise; 0 where there is none, or nobody knows."""
         if not (self.stderr_is_terminal if stderr else self.stdout_is_terminal):
             return 0
+        if (wanted := self._environment.get("COLUMNS", "")).isdecimal():
+            return int(wanted)
         try:
             return os.get_terminal_size((self.stderr if stderr else self.stdout).fileno()).columns
         except (OSError, ValueError):  # no terminal after all

@@ -1,23 +1,16 @@
-"""How far a download is: a bar on a terminal, now and then a plain line anywhere else. Always on stderr.
-
-Owns the drawing, and how fast a transfer is and how long it will take; must not know the network.
-"""
+"""How far a download is, how fast, and how long it will take; an Activity draws it. Must not know the network."""
 
 from __future__ import annotations
 
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
+from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.format import rate_of_bytes, seconds, size
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.sanitize import clean
 
-_BAR_HZ = 8
-_LINE_SECONDS = 10.0
 _NOTICED_SECONDS = 3.0
 
 
@@ -86,149 +79,60 @@ def time_left(value: float | None) -> str:
     return "" if value is None else f"{rounded_seconds(value)} left"
 
 
-class Shown(ABC):
-    """A download that is being shown. It is called with (bytes done, bytes in all or None when nobody knows)."""
+class ShownDownload:
+    """A download that is being shown. It is called with (bytes done, bytes in all or None when nobody knows).
 
-    @abstractmethod
+    What was there before the first call (a resumed download) does not count for the speed.
+    """
+
+    def __init__(self, activity: Activity, title: str, clock: Callable[[], float]) -> None:
+        self._activity, self._title, self._clock = activity, title, clock
+        self._pace = Pace()
+        self._first = self._done = -1
+        self._first_at = 0.0
+        self.note = activity.note
+
     def __call__(self, done: int, total: int | None) -> None:
-        """As often as one likes. What was there before (a resumed download) is what the first call names."""
+        """As often as one likes."""
+        now, begins = self._clock(), self._done < 0
+        if begins:
+            self._first, self._first_at = done, now
+        elif done < self._done:  # the server could not go on where we were
+            self._pace.restart()
+            self._first = min(self._first, done)
+        self._done = done
+        self._pace.update(done, now)
+        words = f"{self._title}: {size(done)}" + (f" of {size(total)}" if total else "")
+        self._activity.show(words, done / total if total else None, self._left(total), begins=begins)
 
-    @abstractmethod
-    def note(self, text: str) -> None:
-        """One line beside the bar, as Output.note() writes it."""
+    def end(self) -> None:
+        """All of it is there; nothing is said where nothing had to come."""
+        if self._done < 0:
+            return
+        took = self._clock() - self._first_at
+        speed = f", {rate_of_bytes((self._done - self._first) / took)}" if took > 0 else ""
+        self.note(f"{self._title}: {size(self._done)} in {seconds(took)}{speed}")
+
+    def _left(self, total: int | None) -> str:
+        if total and self._done >= total:
+            return "checking"
+        if self._pace.is_waiting:
+            return "waiting for the server"
+        speed, left = self._pace.bytes_per_second, self._pace.seconds_left(total) if total else None
+        return ", ".join(filter(None, (rate_of_bytes(speed) if speed else "", time_left(left))))
 
 
 @contextmanager
-def download_progress(output: Output, title: str, *, clock: Callable[[], float] = time.monotonic) -> Iterator[Shown]:
+def download_progress(
+    output: Output, title: str, *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[ShownDownload]:
     """Show a download until the block ends, however it ends.
 
     Args:
         title: what is downloaded; untrusted text.
         clock: monotonic seconds.
     """
-    name = clean(title)
-    if output.stderr_cursor_moves and not output.json:
-        bar = _Bar(output, name, clock)
-        try:
-            yield bar
-        finally:
-            bar.end()
-    else:
-        lines = _Lines(output, name, clock)
-        yield lines
-        lines.end()
-
-
-class _Bar(Shown):
-    """A bar that is drawn _BAR_HZ times a second, from the first call on."""
-
-    def __init__(self, output: Output, title: str, clock: Callable[[], float]) -> None:
-        self._output = output
-        self._title = title
-        self._clock = clock
-        self._pace = Pace()
-        self._done = -1
-        self._progress: Any = None
-        self._task: Any = None
-
-    def __call__(self, done: int, total: int | None) -> None:
-        if self._progress is None:
-            self._begin()
-        if done < self._done:  # the server could not go on where we were
-            self._pace.restart()
-            self._progress.reset(self._task)
-        self._done = done
-        self._pace.update(done, self._clock())
-        self._progress.update(
-            self._task, completed=done, total=total or None, speed=self._speed(), left=self._left(done, total)
-        )
-
-    def note(self, text: str) -> None:
-        if self._progress is None:
-            self._output.note(text)
-            return
-        # Without the bar in the way: a line that is written while it is drawn ends up in the middle of it.
-        self._progress.stop()
-        self._output.note(text)
-        self._progress.start()
-
-    def end(self) -> None:
-        """Leave the bar as it is, without guesses."""
-        if self._progress is not None:
-            self._progress.update(self._task, left="")
-            self._progress.stop()
-
-    def _begin(self) -> None:
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            DownloadColumn(),
-            TextColumn("{task.fields[speed]}", style="progress.data.speed", markup=False),
-            TextColumn("{task.fields[left]}", style="progress.remaining", markup=False),
-            console=self._output.console(stderr=True),
-            refresh_per_second=_BAR_HZ,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._task = self._progress.add_task(self._title, total=None, speed="", left="")
-        self._progress.start()
-
-    def _speed(self) -> str:
-        speed = self._pace.bytes_per_second
-        return rate_of_bytes(speed) if speed else ""
-
-    def _left(self, done: int, total: int | None) -> str:
-        if total and done >= total:
-            return "checking"
-        if self._pace.is_waiting:
-            return "waiting for the server"
-        left = self._pace.seconds_left(total) if total else None
-        return time_left(left)
-
-
-class _Lines(Shown):
-    """One line at the start, one every _LINE_SECONDS, one at the end."""
-
-    def __init__(self, output: Output, title: str, clock: Callable[[], float]) -> None:
-        self._output = output
-        self._title = title
-        self._clock = clock
-        self._pace = Pace()
-        self._first_at = self._line_at = clock()
-        self._first = self._done = -1
-
-    def __call__(self, done: int, total: int | None) -> None:
-        now = self._clock()
-        if 0 <= done < self._done:  # the server could not go on where we were
-            self._pace.restart()
-            self._first = min(self._first, done)
-        self._pace.update(done, now)
-        begins = self._first < 0
-        if begins:
-            self._first, self._first_at = done, now
-        self._done = done
-        if begins or now - self._line_at >= _LINE_SECONDS:
-            self._line_at = now
-            self._output.note(self._line(done, total))
-
-    def note(self, text: str) -> None:
-        self._output.note(text)
-
-    def end(self) -> None:
-        """Only for a download that ended well."""
-        if self._done >= 0:
-            took = self._clock() - self._first_at
-            speed = f", {rate_of_bytes((self._done - self._first) / took)}" if took > 0 else ""
-            self._output.note(f"{self._title}: {size(self._done)} in {seconds(took)}{speed}")
-
-    def _line(self, done: int, total: int | None) -> str:
-        line = f"{self._title}: {size(done)}"
-        if not total:
-            return line
-        line += f" of {size(total)} ({done / total:.0%})"
-        left = self._pace.seconds_left(total)
-        if left is None or done >= total:
-            return line
-        return f"{line}, {rate_of_bytes(self._pace.bytes_per_second)}, {time_left(left)}"
+    with Activity(output, clock=clock) as activity:
+        shown = ShownDownload(activity, title, clock)
+        yield shown
+        shown.end()

@@ -6,7 +6,6 @@ sanitized, and Rich gets it as Text, so that nothing in it is markup.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
@@ -183,23 +182,14 @@ def show_table(
     """
     safe = [[clean(cell) for cell in row] for row in rows]
     stream = output.stderr if stderr else output.stdout
-    terminal = output.stderr_is_terminal if stderr else output.stdout_is_terminal
     headings = [column.heading for column in columns]
     lines = [headings, *safe] if any(headings) else safe
     widths = [max((width(line[index]) for line in lines), default=0) for index in range(len(columns))]
-    if terminal and not _fits(stream, sum(widths) + _GAP * (len(widths) - 1)):
+    if 0 < output.columns(stderr=stderr) < sum(widths) + _GAP * (len(widths) - 1):
         _show_rich(output.console(stderr=stderr), columns, safe)
-    else:
+    else:  # without Rich, which takes longer than most commands
         color = output.stderr_has_color if stderr else output.stdout_has_color
-        _show_lines(stream, columns, lines, widths, color=terminal and color)
-
-
-def _fits(stream: TextIO, cells: int) -> bool:
-    """Whether lines so long fit into this terminal: then Rich, which takes longer than most commands, is not needed."""
-    try:
-        return cells <= os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):  # no terminal after all
-        return False
+        _show_lines(stream, columns, lines, widths, color=color)
 
 
 def _value(value: object) -> str:

@@ -120,10 +120,7 @@ class BenchView:
             self._output.note(line)
 
     def _write_line(self, line: str) -> None:
-        import shutil
-
-        cells = max(shutil.get_terminal_size().columns - 1, 20)
-        styled = cut(line, cells)
+        styled = cut(line, max((self._output.columns(stderr=True) or 80) - 1, 20))
         if self._output.stderr_has_color:
             styled = f"{_DIM}{styled}{_RESET}"
         self._output.stderr.write(_CLEAR + styled)
@@ -192,13 +189,11 @@ def _limit_words(row: BenchRow) -> str:
 
 def _note(row: BenchRow) -> str:
     """A word on what makes a row doubtful; the rest stands below the table."""
-    from llmrun.bench.noise import NOISY, is_disturbed
-
     if row.is_partial:
         return f"stopped at {len(row.samples_ns)}/{row.repetitions}"
-    if any(mark.startswith(NOISY) for mark in row.marks):
-        return NOISY
-    return "disturbed" if is_disturbed(row.marks) else ""
+    if any(warning.kind == "noisy" for warning in row.warnings):
+        return "too noisy"
+    return "disturbed" if row.is_disturbed else ""
 
 
 def details(result: Result) -> list[str]:
@@ -265,7 +260,7 @@ def disturbances(result: Result) -> list[str]:
     from llmrun.ui.views.bench_html import labels
 
     names = [f"{label} {row.test}".strip() for label, row in zip(labels(result.rows), result.rows, strict=True)]
-    lines = [f"{name}: {'; '.join(row.marks)}" for name, row in zip(names, result.rows, strict=True) if row.marks]
+    lines = [f"{name}: {row.warning_text}" for name, row in zip(names, result.rows, strict=True) if row.warnings]
     if result.is_partial:
         whole = sum(not row.is_partial for row in result.rows)
         lines.append(f"stopped before the end: {whole} row{'' if whole == 1 else 's'} complete")

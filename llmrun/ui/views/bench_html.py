@@ -141,7 +141,7 @@ def _tables(rows: Sequence[_Named]) -> list[Part]:
 def _speeds(rows: Sequence[_Named]) -> Table:
     has_label = any(each.label for each in rows)
     has_energy = any(each.row.joules_per_token is not None for each in rows)
-    has_marks = any(each.row.marks for each in rows)
+    has_warnings = any(each.row.warnings for each in rows)
     most: dict[bool, float] = {}
     for each in rows:
         most[_is_prefill(each.row)] = max(most.get(_is_prefill(each.row), 0.0), each.row.avg_ts)
@@ -160,12 +160,12 @@ def _speeds(rows: Sequence[_Named]) -> Table:
         ]
         energy = row.joules_per_token
         cells += [Cell(NONE if energy is None else f"{energy:.3g} J", energy)] if has_energy else []
-        cells += [Cell("; ".join(row.marks))] if has_marks else []
+        cells += [Cell(row.warning_text)] if has_warnings else []
         lines.append(tuple(cells))
     names = ["Test", "Tokens/s", "Of limit", "Bound by", "Load", "Peak memory"]
     names = [*(["Model and settings"] if has_label else []), *names]
-    names += [*(["Per token"] if has_energy else []), *(["Doubts"] if has_marks else [])]
-    words = frozenset({len(names) - 1}) if has_marks else frozenset[int]()
+    names += [*(["Per token"] if has_energy else []), *(["Warnings"] if has_warnings else [])]
+    words = frozenset({len(names) - 1}) if has_warnings else frozenset[int]()
     numbers = frozenset(i for i, name in enumerate(names) if name in _NUMBERS)
     note = "± is the 95 % interval of the mean. Bars compare prompts with prompts and answers with answers. "
     return Table(tuple(names), tuple(lines), numbers, words, note=note + "Click a heading to sort.")
@@ -224,7 +224,7 @@ def _bar(each: _Named) -> Bar:
     found = interval(row.samples_ts)
     limit = row.limit.tokens_per_second if row.limit else None
     low, high = (found.low, found.high) if found else (None, None)
-    return Bar(each.name, row.avg_ts, low, high, row.samples_ts, limit, note="; ".join(row.marks))
+    return Bar(each.name, row.avg_ts, low, high, row.samples_ts, limit, note=row.warning_text)
 
 
 # ---- machine ---------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ Owns the layout of the terminal's table and of Markdown, and which format a file
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -104,7 +103,7 @@ def _show_table(output: Output, card: Card) -> None:
     columns = [Column(name, right=name not in ("TYPE", "VERDICT")) for name in headings(card)]
     columns[0] = Column("TYPE", style="bold")
     widths = [max(width(clean(row[i])) for row in (headings(card), *rows)) for i in range(len(columns))]
-    if not output.stdout_is_terminal or sum(widths) + _GAP * len(widths) <= _columns(output):
+    if not 0 < output.columns() < sum(widths) + _GAP * len(widths):
         show_table(output, columns, rows)
         return
     show_table(output, columns[:-1], [row[:-1] for row in rows])
@@ -114,31 +113,16 @@ def _show_table(output: Output, card: Card) -> None:
 
 
 def _show_notes(output: Output, sentences: Sequence[str]) -> None:
-    """Wrapped at words on a terminal, with an empty line between the table and them."""
-    if not output.stderr_is_terminal:
-        for sentence in sentences:
-            output.note(sentence)
-        return
-    import textwrap
-
-    output.note("")
-    for sentence in sentences:
-        for line in textwrap.wrap(clean(sentence), max(_columns(output), 20), subsequent_indent="  "):
-            output.note(line)
-
-
-def _columns(output: Output) -> int:
-    try:
-        return os.get_terminal_size(output.stdout.fileno()).columns
-    except (OSError, ValueError):
-        return 80
+    """On a terminal with an empty line between the table and them."""
+    for sentence in [""] * output.stderr_is_terminal + [*sentences]:
+        output.note(sentence)
 
 
 def _show_verdict(output: Output, kind: str, words: str, indent: int) -> None:
     import textwrap
 
     kind, bold, plain = clean(kind), *(("\x1b[1m", "\x1b[0m") if output.stdout_has_color else ("", ""))
-    room = max(_columns(output) - indent - _GAP, 20)
+    room = max((output.columns() or 80) - indent - _GAP, 20)
     first, *more = textwrap.wrap(clean(words), room) or [""]
     output.text(f"{bold}{kind}{plain}{' ' * (indent - width(kind) + _GAP)}{first}")
     for line in more:

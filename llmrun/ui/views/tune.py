@@ -104,9 +104,9 @@ def show_outcome(output: Output, name: str, outcome: TuneOutcome, kept: Tuned | 
     for each in found.unsure:
         changes = ", ".join(each.profile.settings.changes(found.tuned.default.settings))
         output.note(f"not sure enough to keep: {changes}: prefill {times(each.prefill)}, decode {times(each.decode)}")
-    for mark in outcome.marks:
-        output.note(f"meanwhile {mark}")
-    if outcome.marks:
+    for warning in outcome.warnings:
+        output.note(f"meanwhile {warning.text}")
+    if outcome.warnings:
         output.note("that hides differences, and can change what is best: tune again when it is quieter")
     if kept is None:
         return
@@ -161,5 +161,5 @@ def as_json(name: str, outcome: TuneOutcome) -> dict[str, Any]:
         "tuned": [as_dict(each) for each in found.compared],
         "unsure": [as_dict(each) for each in found.unsure],
         "tried": [as_dict(each) for each in found.tried],
-        "disturbed_by": list(outcome.marks),
+        "warnings": [as_dict(each) for each in outcome.warnings],
     }

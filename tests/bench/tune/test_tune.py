@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.gguf_writer import tiny_model, write
 
+from llmrun.bench.results import BenchWarning
 from llmrun.bench.statistics import Verdict
 from llmrun.bench.tune.axes import _memory_axes, axes_for, thread_counts
 from llmrun.bench.tune.run import TuneOutcome, keep
@@ -91,7 +92,7 @@ def test_noise_does_not_undo_what_was_found_in_quiet(header: Header, tmp_path: P
     nothing = outcome(tuned=replace(TUNED, others=()), compared=())
     assert keep(nothing, header, MACHINE, tmp_path) == TUNED
     assert remembered(header, MACHINE, tmp_path) == TUNED
-    quiet = replace(nothing, marks=())
+    quiet = replace(nothing, warnings=())
     assert keep(quiet, header, MACHINE, tmp_path) == quiet.found.tuned == remembered(header, MACHINE, tmp_path)
 
 
@@ -217,7 +218,7 @@ def outcome(**changes: Any) -> TuneOutcome:
     verdict = Verdict("faster", 1.67, 1.6, 1.74, (8, 8), True)
     compared = tuple(Compared(profile, verdict, verdict) for profile in TUNED.others)
     found = SearchResult(TUNED, compared, (), (), BenchTest(n_prompt=256), BenchTest(n_gen=16, n_depth=512), 42.0)
-    return TuneOutcome(replace(found, **changes), ("other programs used 1.5 of 2 cores",))
+    return TuneOutcome(replace(found, **changes), (BenchWarning("load", "other programs used 1.5 of 2 cores"),))
 
 
 def output() -> tuple[Output, io.StringIO, io.StringIO]:

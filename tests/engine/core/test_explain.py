@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from support.constraints import AfterA
 from support.conversation import Conversation
 from support.fake_context import END, favouring, hashed, scripted
 
@@ -12,25 +13,6 @@ from llmrun.errors import UsageError
 from llmrun.protocol.params import SamplingParams
 
 HOT = SamplingParams(temperature=0.9, top_k=5, top_p=0.9, min_p=0.0, seed=1)
-
-
-class OnlyLetters:
-    """A constraint for the loop: after every "a" comes "bc", whatever the model thinks."""
-
-    def __init__(self) -> None:
-        self.taken: list[int] = []
-
-    def mask(self) -> int:
-        return 0
-
-    def accept(self, token: int) -> None:
-        self.taken.append(token)
-
-    def forced(self) -> list[int]:
-        return [ord("b"), ord("c")] if self.taken[-1:] == [ord("a")] else []
-
-    def rewind(self, n_tokens: int) -> None:
-        del self.taken[len(self.taken) - n_tokens :]
 
 
 def test_the_last_tokens_oldest_first() -> None:
@@ -85,7 +67,7 @@ def test_tokens_taken_back_are_forgotten_and_refused_ones_shown_as_cut() -> None
 
 def test_forced_tokens_are_computed_as_one_batch_and_said_to_be_forced() -> None:
     talk = Conversation(scripted({"Hi": "xabcy"}))
-    assert talk.answer("Hi", constraint=OnlyLetters(), remember=8) == ("xabcy", "stop")
+    assert talk.answer("Hi", constraint=AfterA(), remember=8) == ("xabcy", "stop")
     assert [len(batch) for batch in talk.context.calls] == [2, 1, 3, 1]
     choices = talk.engine.explain(1, last=8, candidates=1).choices
     assert [(choice.text, choice.forced) for choice in choices] == [
@@ -101,7 +83,7 @@ def test_forced_tokens_are_computed_as_one_batch_and_said_to_be_forced() -> None
 @pytest.mark.parametrize("most", range(1, 6))
 def test_max_tokens_within_forced_tokens(most: int) -> None:
     talk = Conversation(scripted({"Hi": "xabcy"}))
-    assert talk.answer("Hi", constraint=OnlyLetters(), most=most) == ("xabcy"[:most], "length")
+    assert talk.answer("Hi", constraint=AfterA(), most=most) == ("xabcy"[:most], "length")
 
 
 def test_a_banned_phrase_among_forced_tokens_goes_back_to_where_there_was_a_choice() -> None:
@@ -111,6 +93,6 @@ def test_a_banned_phrase_among_forced_tokens_goes_back_to_where_there_was_a_choi
         return row
 
     talk = Conversation(logits)
-    constraint = OnlyLetters()
+    constraint = AfterA()
     assert talk.answer("Hi", constraint=constraint, ban=("ab",)) == ("z", "stop")
     assert constraint.taken == [ord("z"), END]

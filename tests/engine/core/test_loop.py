@@ -218,9 +218,24 @@ def test_a_long_prefill_does_not_hold_up_decoding() -> None:
     talk.ask("x" * 900, most=2, request=2)
     seen = len(talk.context.calls)
     talk.run()
-    for batch in talk.context.calls[seen : seen + 4]:
-        assert [entry.sequence_id for entry in batch] == [0] + [1] * 63
+    beside = [[entry.sequence_id for entry in batch] for batch in talk.context.calls[seen : seen + 4]]
+    assert beside == [[0] + [1] * 63] + [[0] + [1] * 31] * 3, "a batch took a whole second"
     assert len(talk.context.calls[seen + 4]) == 512
+
+
+def test_prefill_beside_decode_is_as_much_as_goes_through_in_a_tenth_of_a_second() -> None:
+    talk = Conversation(hashed, n_ctx=5000, n_seq_max=2, n_batch=512)
+    talk.ask("Hi", most=40, request=1)
+    talk.engine.step()
+    talk.clock.per_token = 1 / 1300
+    talk.ask("x" * 4000, most=2, request=2)
+    talk.run()
+    assert {len(batch) for batch in talk.context.calls[5:20]} == {128}
+    talk.clock.per_token = 1 / 100_000
+    talk.ask("y" * 4000, most=2, request=3)
+    talk.ask("z", most=20, request=4)
+    talk.run()
+    assert max(map(len, talk.context.calls[-15:])) == 512, "a batch is never larger"
 
 
 def test_prompts_are_computed_in_turn_whatever_their_slots() -> None:
@@ -228,11 +243,24 @@ def test_prompts_are_computed_in_turn_whatever_their_slots() -> None:
     for request, prompt in enumerate(("a" * 10, "b" * 10, "c" * 10)):
         talk.ask(prompt, most=2, request=request)
     talk.run()
-    talk.ask("c" * 10 + "x" * 200, most=2, request=3)
+    talk.ask("c" * 10 + "x" * 100, most=2, request=3)
     talk.ask("a" * 10 + "x" * 100, most=2, request=4)
     talk.run()
     ended = [event.request for event in talk.events if isinstance(event, Finished)]
     assert ended == [0, 1, 2, 3, 4]
+
+
+def test_a_short_prompt_is_not_held_up_behind_a_long_one() -> None:
+    talk = Conversation(hashed, n_ctx=1000, n_seq_max=2, n_batch=64)
+    talk.ask("x" * 900, most=2, request=1)
+    talk.events += talk.engine.step() + talk.engine.step()
+    talk.ask("y" * 40, most=1, request=2)
+    seen = len(talk.context.calls)
+    talk.run()
+    assert [event.request for event in talk.events if isinstance(event, Finished)] == [2, 1]
+    first, second = talk.context.calls[seen : seen + 2]
+    assert [entry.sequence_id for entry in first] == [0] * 32 + [1] * 32, "the older one goes on"
+    assert [entry.sequence_id for entry in second][-8:] == [1] * 8
 
 
 def test_results_are_rows_by_slot() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.engine.core.metrics import Metrics
+from llmrun.engine.core.metrics import Metrics, PrefillRate
 
 
 def metrics(*token_times: float) -> Metrics:
@@ -81,3 +81,16 @@ def test_quantile_is_the_nearest_rank(gaps: list[int], q: float, quantile: int) 
     for gap in gaps:
         times.append(times[-1] + gap)
     assert metrics(*times).itl_quantile(q) == quantile
+
+
+def test_how_many_tokens_go_through_in_a_time() -> None:
+    rate = PrefillRate()
+    assert rate.tokens_within(0.1) == 64, "nothing is known"
+    rate.computed(500, 1.0)
+    assert rate.tokens_within(0.1) == 32
+    rate.computed(1500, 1.0)
+    assert rate.tokens_within(0.1) == 96
+    assert rate.tokens_within(1.0) == 992
+    rate.computed(1, 10.0)
+    rate.computed(1, 0.0)
+    assert rate.tokens_within(1e-9) == 32

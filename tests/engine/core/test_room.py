@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 
 from llmrun.engine.core.room import Room
 
@@ -29,6 +30,10 @@ class Cells:
 
     def held(self, slots: list[int]) -> int:
         return len(set(itertools.chain.from_iterable(self.slots[slot] for slot in slots)))
+
+    def n_shared(self) -> int:
+        counts = Counter(itertools.chain.from_iterable(self.slots.values()))
+        return sum(count > 1 for count in counts.values())
 
     def is_shared(self, slot: int, start: int) -> bool:
         others = {cell for other, cells in self.slots.items() if other != slot for cell in cells}
@@ -70,6 +75,7 @@ def test_random_histories_against_the_twin() -> None:
             getattr(room, action)(*arguments)
             getattr(twin, action)(*arguments)
             assert room.used == twin.held(list(range(5)))
+            assert room.shared == twin.n_shared()
             for count in range(6):
                 some = rng.sample(range(5), count)
                 assert room.held(some) == twin.held(some)

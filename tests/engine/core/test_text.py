@@ -14,11 +14,11 @@ from llmrun.engine.core.text import TextStream
 SAMPLE = "aé€😀\u200d"  # characters of 1 to 4 bytes
 
 
-def feed(pieces: Sequence[bytes], stop: tuple[str, ...] = ()) -> tuple[str, bool]:
-    """All text that comes out, and whether a stop string was met."""
+def feed(pieces: Sequence[bytes], stop: tuple[str, ...] = ()) -> tuple[str, str]:
+    """All text that comes out, and the stop string that was met."""
     stream = TextStream(stop)
     text = "".join(map(stream.push, pieces))
-    return text + stream.finish(), stream.stopped
+    return text + stream.finish(), stream.stopped_by
 
 
 def splits(data: bytes) -> list[list[bytes]]:
@@ -50,7 +50,7 @@ def test_characters_come_out_whole(pieces: list[bytes]) -> None:
     for piece in pieces:
         assert set(stream.push(piece)) <= set(SAMPLE)
     assert stream.finish() == ""
-    assert feed(pieces) == (SAMPLE[1:4], False)
+    assert feed(pieces) == (SAMPLE[1:4], "")
 
 
 def test_a_character_comes_as_soon_as_it_is_complete() -> None:
@@ -74,19 +74,19 @@ def test_a_character_comes_as_soon_as_it_is_complete() -> None:
 )
 def test_bytes_that_are_no_text(data: bytes, text: str) -> None:
     for pieces in splits(data):
-        assert feed(pieces) == (text, False)
+        assert feed(pieces) == (text, "")
 
 
 def test_random_bytes_in_random_pieces() -> None:
     rng = random.Random(1)
     for _ in range(2000):
         data = bytes(rng.choice(b"ab\x80\x9f\xa0\xbf\xc3\xe2\xed\xf0\xf4\xff") for _ in range(rng.randrange(12)))
-        assert feed(random_pieces(rng, data)) == (data.decode("utf-8", "replace"), False)
+        assert feed(random_pieces(rng, data)) == (data.decode("utf-8", "replace"), "")
 
 
 def test_stop_string_in_every_split() -> None:
     for pieces in splits("hé<end>more".encode()):
-        assert feed(pieces, ("<end>",)) == ("hé", True)
+        assert feed(pieces, ("<end>",)) == ("hé", "<end>")
 
 
 def test_text_that_may_become_a_stop_string_is_held() -> None:
@@ -94,14 +94,14 @@ def test_text_that_may_become_a_stop_string_is_held() -> None:
     assert stream.push(b"a<") == "a"
     assert stream.push(b"en") == ""
     assert stream.push(b"ough") == "<enough"
-    assert not stream.stopped
+    assert not stream.stopped_by
 
 
 def test_the_shortest_possible_end_is_held() -> None:
     stream = TextStream(("aab",))
     assert stream.push(b"aaaa") == "aa"
     assert stream.push(b"b") == ""
-    assert stream.stopped
+    assert stream.stopped_by
 
 
 def test_finish_gives_what_was_held() -> None:
@@ -112,17 +112,17 @@ def test_finish_gives_what_was_held() -> None:
 
 
 def test_finish_gives_a_replacement_for_half_a_character() -> None:
-    assert feed([b"a<e\xe2\x82"], ("<end>",)) == ("a<e\ufffd", False)
+    assert feed([b"a<e\xe2\x82"], ("<end>",)) == ("a<e\ufffd", "")
 
 
 def test_finish_may_complete_a_stop_string() -> None:
-    assert feed([b"a\xe2\x82"], ("\ufffd",)) == ("a", True)
+    assert feed([b"a\xe2\x82"], ("\ufffd",)) == ("a", "\ufffd")
 
 
 def test_nothing_comes_after_a_stop_string() -> None:
     stream = TextStream(("x",))
     assert stream.push(b"axb") == "a"
-    assert stream.stopped
+    assert stream.stopped_by
     assert stream.push(b"more") == ""
     assert stream.finish() == ""
 
@@ -142,7 +142,7 @@ def test_nothing_comes_after_a_stop_string() -> None:
 def test_overlapping_stop_strings_in_every_split(text: str, stop: tuple[str, ...], expected: str) -> None:
     assert first_stop(text, stop) == expected
     for pieces in splits(text.encode()):
-        assert feed(pieces, stop) == (expected, True)
+        assert feed(pieces, stop)[0] == expected
 
 
 def test_random_texts_with_random_stop_strings() -> None:
@@ -151,7 +151,8 @@ def test_random_texts_with_random_stop_strings() -> None:
         stop = tuple("".join(rng.choices("abé", k=rng.randint(1, 4))) for _ in range(rng.randint(1, 3)))
         text = "".join(rng.choices("abé", k=rng.randrange(14)))
         expected = first_stop(text, stop)
-        assert feed(random_pieces(rng, text.encode()), stop) == (expected, expected != text), (text, stop)
+        found, stopped_by = feed(random_pieces(rng, text.encode()), stop)
+        assert (found, bool(stopped_by)) == (expected, expected != text), (text, stop)
 
 
 def test_the_text_of_a_token_is_known_whether_or_not_it_is_shown() -> None:
@@ -161,7 +162,7 @@ def test_the_text_of_a_token_is_known_whether_or_not_it_is_shown() -> None:
         stream.push(piece)
         decoded.append(stream.decoded)
     assert decoded == ["a", "", "€<", "end", ">"]
-    assert stream.stopped
+    assert stream.stopped_by
 
 
 # ---- banned phrases ---------------------------------------------------------------------------------
@@ -211,7 +212,7 @@ def test_a_phrase_within_one_token() -> None:
 def test_a_stop_string_that_ends_with_or_before_a_banned_phrase_wins() -> None:
     stream = TextStream(stop=("END",), ban=("THE END", "ending"))
     assert stream.push(b"THE END") == "THE "
-    assert stream.stopped
+    assert stream.stopped_by
     assert not stream.banned
 
 
@@ -270,8 +271,8 @@ def test_every_step_is_the_twins(seed: int) -> None:
             cut = rng.randint(0, len(left))
             piece, left = left[:cut], left[cut:]
             assert fast.push(piece) == slow.push(piece)
-            assert (fast.stopped, fast.banned) == (slow.stopped, slow.banned)
+            assert (fast.stopped_by, fast.banned) == (slow.stopped_by, slow.banned)
             if fast.banned:
                 assert fast.step_back() == slow.step_back()
                 left = b""  # another token begins, maybe inside the character that was cut
-        assert (fast.finish(), fast.stopped) == (slow.finish(), slow.stopped)
+        assert (fast.finish(), fast.stopped_by) == (slow.finish(), slow.stopped_by)

@@ -353,7 +353,7 @@ def test_chunks_of_an_invalid_length(wish: int, long: bool, words: str) -> None:
     trained: Any = _Trained(8192)
 
     def choose() -> None:
-        evaluate.check_wishes(wish, None, None, -1, long=long)
+        evaluate.check_sample(wish, None, long=long)
         evaluate.choose_context([trained], wish, long=long)
 
     with pytest.raises(UsageError) as refused:
@@ -367,7 +367,7 @@ def test_a_model_that_knows_no_long_texts() -> None:
         evaluate.choose_context([trained], None, long=True)
 
 
-@pytest.mark.parametrize("wish", [{"chunks": 0}, {"chunks": -3}, {"threads": 0}, {"n_ctx": 1 << 20}])
+@pytest.mark.parametrize("wish", [{"chunks": 0}, {"chunks": -3}, {"n_ctx": 1 << 20}])
 def test_senseless_wishes_start_no_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: dict[str, int]
 ) -> None:

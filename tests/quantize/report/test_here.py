@@ -9,6 +9,7 @@ import pytest
 from support.gguf_writer import runnable_model, write
 
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.planning.plan import Wishes
 from llmrun.protocol.jobs.bench import Bench, Benched, BenchModel, Repetition
 from llmrun.protocol.jobs.evaluate import Divergence, Evaluated, Figure
 from llmrun.quantize.evaluate import EvaluatedText
@@ -72,10 +73,10 @@ def test_quality_is_measured_beside_the_source(source: Path, monkeypatch: pytest
     monkeypatch.setattr(here, "evaluate", evaluate)
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time")
-    judged = Here(source, text=text, threads=3, chunks=5).judge(tmp_path / "q.gguf", lambda share: None)
+    judged = Here(source, text=text, wishes=Wishes(threads=3), chunks=5).judge(tmp_path / "q.gguf", lambda share: None)
     assert asked["reference"] == source
     assert asked["text"] == EvaluatedText("text.txt", "Once upon a time")
-    assert (asked["threads"], asked["chunks"]) == (3, 5)
+    assert (asked["wishes"], asked["chunks"]) == (Wishes(threads=3), 5)
     assert judged.quality.kld == 0.03
     assert judged.quality.kld_error == pytest.approx(0.002)
     assert judged.quality.same_top_error == pytest.approx(0.01)

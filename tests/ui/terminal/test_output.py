@@ -122,6 +122,7 @@ def test_events_are_lines_of_json_without_control_characters() -> None:
         "request": 1,
         "text": "a\x1b\x7f\u202e\n🙂\udc80",
         "tokens": 1,
+        "logprobs": [],
     }
     assert json.loads(second)["stats"]["seed"] == 5
 

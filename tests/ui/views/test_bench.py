@@ -6,7 +6,7 @@ import io
 from dataclasses import replace
 
 from llmrun.bench.parameters import BenchSettings, Case, Wanted
-from llmrun.bench.results import BenchRow, ChatTimes, Limit, Machine, Result
+from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machine, Result
 from llmrun.bench.run import Progress
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.ui.terminal.cells import width
@@ -28,6 +28,8 @@ ROW = BenchRow(
     load_ns=70_000_000,
     peak_bytes=150_000_000,
 )
+NOISY = BenchWarning("noisy", "too noisy: ± 20%")
+SWAPPED = BenchWarning("swapped", "memory was swapped: 5 MB")
 CASES = (Case(BenchSettings(2), BenchTest(512)), Case(BenchSettings(2), BenchTest(0, 128)))
 PROGRESS = Progress("smollm2", "tg128", 3, 10, "warming up", 1, 5)
 
@@ -80,19 +82,19 @@ def test_a_usual_table_fits_into_eighty_columns() -> None:
     output = pipe()
     cases = Wanted((1, 2), prompts=(512,), depths=(0, 16384)).cases()
     view = BenchView(output, ["smollm2", "a-name-that-is-much-longer-than-anything-has-to-be"], cases, shows_rows=True)
-    view.row(replace(ROW, test="tg128 @ d16384", marks=("too noisy: ± 20%",), model="日本語" * 9))
+    view.row(replace(ROW, test="tg128 @ d16384", warnings=(NOISY,), model="日本語" * 9))
     view.row(ROW)
     for line in written(output)[0].splitlines():
         assert width(line) <= 100
     narrow = pipe()
     view = BenchView(narrow, ["smollm2"], CASES, shows_rows=True)
-    view.row(replace(ROW, marks=("too noisy: ± 20%",)))
+    view.row(replace(ROW, warnings=(NOISY,)))
     assert all(width(line) <= 80 for line in written(narrow)[0].splitlines())
 
 
 def test_doubtful_rows_are_marked_and_explained_not_hidden() -> None:
-    noisy = replace(ROW, marks=("other programs used 1.0 of 2 cores", "too noisy: ± 20%"))
-    disturbed = replace(ROW, test="pp512", n_prompt=512, n_gen=0, marks=("memory was swapped: 5 MB",))
+    noisy = replace(ROW, warnings=(BenchWarning("load", "other programs used 1.0 of 2 cores"), NOISY))
+    disturbed = replace(ROW, test="pp512", n_prompt=512, n_gen=0, warnings=(SWAPPED,))
     output = pipe()
     view = BenchView(output, ["smollm2"], CASES, shows_rows=True)
     view.row(noisy)
@@ -149,7 +151,7 @@ def test_names_from_elsewhere_can_not_steer_the_terminal() -> None:
         Output(stdout=Terminal(), stderr=Terminal(), environment={"TERM": "xterm", "NO_COLOR": "1"}),
     ):
         view = BenchView(output, [hostile, "b"], CASES, shows_rows=True)
-        row = replace(ROW, model=hostile, model_type=hostile, marks=(hostile,))
+        row = replace(ROW, model=hostile, model_type=hostile, warnings=(BenchWarning("noisy", hostile),))
         view.progress(replace(PROGRESS, model=hostile))
         view.row(row)
         view.end(Result((row,), Machine(), is_partial=True))

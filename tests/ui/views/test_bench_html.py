@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from xml.etree import ElementTree
 
-from llmrun.bench.results import BenchRow, ChatTimes, Limit, Machine, Result
+from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machine, Result
 from llmrun.ui.views.bench_html import bench_page, labels
 
 LIMIT = Limit(355.0, "memory", 355.0, 4000.0, 30e9, 0.5e12, 84e6, 1000.0, 1.35e8)
@@ -16,6 +16,8 @@ ROW = BenchRow(
 )  # fmt: skip
 PROMPT = replace(ROW, test="pp512", n_prompt=512, n_gen=0)
 HOSTILE = "</script><script>alert(1)</script>\x1b[2J"
+
+NOISY = BenchWarning("noisy", "too noisy")
 
 
 def titles(page: str) -> list[str]:
@@ -48,7 +50,7 @@ def test_rows_are_told_apart_by_what_differs() -> None:
 
 def test_answers_doubts_and_energy_have_their_columns() -> None:
     chat = ChatTimes((100_000_000, 120_000_000), 5_000_000, 6_000_000, 9_000_000, 0.02, 0.01, (188.0, 190.0))
-    row = replace(ROW, test="chat512+128", n_prompt=512, chat=chat, marks=("too noisy",), joules=(10.0, 11.0, 12.0))
+    row = replace(ROW, test="chat512+128", n_prompt=512, chat=chat, warnings=(NOISY,), joules=(10.0, 11.0, 12.0))
     page = bench_page(Result((row,), is_partial=True))
     assert all(words in page for words in ("110.0 ms", "189.0 t/s", "9.0 ms", "too noisy", "0.0172 J", "stopped early"))
     assert "Prompt and answer together" in titles(page)
@@ -57,7 +59,12 @@ def test_answers_doubts_and_energy_have_their_columns() -> None:
 def test_a_result_from_anywhere_is_untrusted() -> None:
     machine = Machine(name=HOSTILE, cpu=HOSTILE, gpus=(HOSTILE,), llmrun=HOSTILE)
     row = replace(
-        ROW, model=HOSTILE, model_type=HOSTILE, test=HOSTILE, marks=(HOSTILE,), environment={HOSTILE: HOSTILE}
+        ROW,
+        model=HOSTILE,
+        model_type=HOSTILE,
+        test=HOSTILE,
+        warnings=(BenchWarning("noisy", HOSTILE),),
+        environment={HOSTILE: HOSTILE},
     )
     page = bench_page(Result((row, ROW), machine))
     assert "<script>alert" not in page

@@ -16,7 +16,6 @@ from llmrun.quantize.report import ReportUpdate
 from llmrun.quantize.report.card import Card, CardRow, CardSpeed, Quality
 from llmrun.ui.terminal.cells import width
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views import report
 from llmrun.ui.views.report import checked_target, json_text, markdown, report_progress, show, write
 from llmrun.ui.views.report_html import report_page
 from llmrun.ui.views.report_text import decode_words, notes, wall, with_error
@@ -45,7 +44,7 @@ def hostile() -> Card:
 
 
 def test_a_terminal_of_80_columns_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report.os, "get_terminal_size", lambda _: os.terminal_size((80, 24)))
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((80, 24)))
     stdout = Terminal()
     monkeypatch.setattr(stdout, "fileno", lambda: 1)
     show(output(stdout, TERM="xterm", NO_COLOR="1"), card())

@@ -43,7 +43,7 @@ class _Stopwatch:
         self.context = context
         self.vocabulary = self
         self.n_ctx, self.n_seq_max = context.n_ctx, context.n_seq_max
-        self.n_cells, self.unified = context.n_cells, context.unified
+        self.n_cells, self.n_parked, self.unified = context.n_cells, context.n_parked, context.unified
         self.n_batch = context.n_batch
         self.forget, self.drop, self.copy = context.forget, context.drop, context.copy
         self.state, self.set_state = context.state, context.set_state

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,7 +62,7 @@ def run(command: Evaluate, report: Report, flag: _native.CancelFlag) -> Evaluate
     if command.reference:
         with _naming_the_reference():
             reference = LlamaModel(command.reference, command.gpu_layers, flag)
-            contexts.append(_context(reference, command))
+            contexts.append(_context(reference, replace(command, kv_type_k="f16", kv_type_v="f16")))
         check_vocabulary(vocabulary, reference.vocabulary, tokens, command.text)
     return Evaluation(command, contexts, tokens, vocabulary.with_bos([]), report).run()
 
@@ -84,6 +84,9 @@ def _context(model: LlamaModel, command: Evaluate) -> LlamaContext:
         n_ubatch=BATCH,
         threads=command.threads,
         gpu_layers=model.gpu_layers,
+        flash_attention=command.flash_attention,
+        kv_type_k=command.kv_type_k,
+        kv_type_v=command.kv_type_v,
     )
     return LlamaContext(model, load, n_outputs=load.n_batch)
 

@@ -1,0 +1,53 @@
+"""`llmrun ps` and `llmrun stop`: the servers that run on this machine."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from llmrun.cli.options import JsonOption
+from llmrun.config import load_settings
+from llmrun.errors import UsageError
+from llmrun.server.running import RunningServer, running_servers
+from llmrun.ui.terminal.output import Output
+
+
+def list_servers(json: JsonOption = False) -> None:
+    """List the servers that run, and their models."""
+    from llmrun.ui.views.serve import show_servers
+
+    output = Output(json=json)
+    servers = running_servers(load_settings().state_dir)
+    if json:
+        output.result_json([server._asdict() for server in servers])
+    else:
+        now = time.time()
+        show_servers(output, [(each.address, each.pid, now - each.since, each.models) for each in servers])
+
+
+def stop(
+    port: Annotated[int | None, typer.Option("--port", "-p", help="Of the server, where several run.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+) -> None:
+    """End a server that runs. Running answers may end before."""
+    output = Output()
+    for server in _meant(running_servers(load_settings().state_dir), port, every=every):
+        server.stop()
+        output.note(f"{server.address} ends as soon as all is answered")
+
+
+def _meant(servers: list[RunningServer], port: int | None, *, every: bool) -> list[RunningServer]:
+    """Which of the servers to end.
+
+    Raises:
+        UsageError: none, or nobody can tell which.
+    """
+    found = [server for server in servers if port in (None, server.port)]
+    if not found:
+        raise UsageError("no server runs" + (f" at port {port}" if port is not None else ""), hint="llmrun ps")
+    if len(found) > 1 and not every:
+        ports = " or ".join(f"llmrun stop --port {server.port}" for server in found)
+        raise UsageError(f"{len(found)} servers run", hint=f"{ports}, or llmrun stop --all")
+    return found

@@ -1,0 +1,113 @@
+"""Which servers run on this machine: a small file for each, locked as long as its server lives.
+
+Owns the files; must not know HTTP. The system drops a lock when its process ends, however that happens: no process id
+is ever believed without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_FOLDER = "servers"
+_MOST_BYTES = 64 * 1024
+
+
+class RunningServer(NamedTuple):
+    """A server of this user.
+
+    Attributes:
+        pid: of its process.
+        address: "http://127.0.0.1:8080".
+        port: of it.
+        since: when it was started, Unix time.
+        models: names of those in memory.
+    """
+
+    pid: int
+    address: str
+    port: int
+    since: float
+    models: tuple[str, ...] = ()
+
+    def stop(self) -> None:
+        """Ask it to end, as Ctrl-C does."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+
+
+class Entry:
+    """The file of a server that runs in this process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, server: RunningServer) -> None:
+        """Say how it is."""
+        data = json.dumps(server._asdict()).encode()
+        with suppress(OSError):  # nobody but `llmrun ps` misses it
+            os.pwrite(self._descriptor, data, 0)
+            os.ftruncate(self._descriptor, len(data))
+
+
+@contextmanager
+def registered(state_dir: Path, port: int) -> Iterator[Entry | None]:
+    """A server listens on this port until the block ends; None where that can't be written down."""
+    path = state_dir / _FOLDER / f"{port}.json"
+    descriptor = -1
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        _lock(descriptor)
+    if descriptor < 0:
+        yield None
+        return
+    try:
+        yield Entry(descriptor)
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def running_servers(state_dir: Path) -> list[RunningServer]:
+    """Those that live, by port."""
+    found = [server for path in (state_dir / _FOLDER).glob("*.json") if (server := _read(path)) is not None]
+    return sorted(found, key=lambda server: server.port)
+
+
+def _read(path: Path) -> RunningServer | None:
+    """What a file says; one whose server is dead is removed."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        if fcntl is not None and _lock(descriptor):
+            path.unlink(missing_ok=True)
+            return None
+        facts: dict[str, Any] = json.loads(os.read(descriptor, _MOST_BYTES))
+        return RunningServer(**{**facts, "models": tuple(facts["models"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None  # it is just being written
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether nobody else has it."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

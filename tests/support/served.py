@@ -1,0 +1,160 @@
+"""A server over fake engines, in a thread of its own, and raw sockets to ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from llmrun.config import load_settings
+from llmrun.model import Model
+from llmrun.planning.plan import Wishes
+from llmrun.runner.launch import Launched, launch
+from llmrun.server.app import Served
+from llmrun.server.guard import Policy
+from llmrun.server.loading import Sharing
+from llmrun.server.serving import ServeOptions, Serving
+from llmrun.server.sockets import bind
+from support.gguf_writer import runnable_model, write
+
+_FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
+SECONDS = 120.0
+"""A server that takes longer hangs."""
+CHAT = "/v1/chat/completions"
+HI = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+class RawResponse(NamedTuple):
+    """What came over a socket: the status, headers in lower case, and the body, chunks put together."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body."""
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        """Of an error in OpenAI's shape."""
+        return str(self.json["error"]["code"])
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of its server-sent events, without the last line of OpenAI's."""
+        lines = self.body.decode().splitlines()
+        return [json.loads(line[6:]) for line in lines if line.startswith("data: ") and line != "data: [DONE]"]
+
+
+class LiveServer:
+    """A server on a free port of loopback, until the block ends.
+
+    Args:
+        folder: for its model's file.
+        modes: of its engines, see fake_engine; the last one goes on.
+        options: of ServeOptions.
+    """
+
+    def __init__(self, folder: Path, modes: Sequence[str] = ("normal",), **options: Any) -> None:
+        self.model = str(write(folder / "tiny.gguf", runnable_model()))
+        self.served: list[Served] = []
+        self.engines = 0
+        self._modes = list(modes)
+        options = {"policy": Policy(), "parallel": 2, "queue": 8, "grace_seconds": 0.0, **options}
+        prepare = Sharing(Wishes(n_ctx=256), options["parallel"]).prepare
+        self._options = ServeOptions((self.model,), prepare=prepare, **options)
+        self._listening = bind("127.0.0.1", 0)
+        self.port: int = self._listening.getsockname()[1]
+        self._is_up = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+
+    def __enter__(self) -> LiveServer:
+        self._thread.start()
+        assert self._is_up.wait(SECONDS)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive()
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._serving = Serving(self._options, load_settings(), on_served=self.served.append, start=self._start)
+        self._loop.call_soon(self._is_up.set)
+        await self._serving.run(self._listening)
+
+    def _start(self, model: Model) -> Launched:
+        mode = self._modes.pop(0) if len(self._modes) > 1 else self._modes[0]
+        self.engines += 1
+        return launch((sys.executable, str(_FAKE_ENGINE), mode))
+
+    def end(self) -> None:
+        """As a signal does."""
+        self._loop.call_soon_threadsafe(self._serving.end)
+
+    def connect(self) -> socket.socket:
+        """A connection."""
+        return socket.create_connection(("127.0.0.1", self.port), SECONDS)
+
+    def raw(self, data: bytes) -> bytes:
+        """Send bytes, and give all that comes until the server closes."""
+        with closing(self.connect()) as connection:
+            connection.sendall(data)
+            return read_all(connection)
+
+    def request(self, method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
+        """The bytes of a request; a header that is "" is left out, underscores stand for dashes."""
+        lines = {"host": f"127.0.0.1:{self.port}", "connection": "close"}
+        if body:
+            lines |= {"content-type": "application/json", "content-length": str(len(body))}
+        lines |= {name.replace("_", "-"): value for name, value in headers.items()}
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items() if value)
+        return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body
+
+    def get(self, path: str, **headers: str) -> RawResponse:
+        """Ask for a path."""
+        return parse(self.raw(self.request("GET", path, **headers)))
+
+    def post(self, path: str, body: Any = None, **headers: str) -> RawResponse:
+        """Send JSON."""
+        return parse(self.raw(self.request("POST", path, json.dumps(HI if body is None else body).encode(), **headers)))
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Everything that comes until the other side closes."""
+    data = bytearray()
+    while piece := connection.recv(65536):
+        data += piece
+    return bytes(data)
+
+
+def parse(data: bytes) -> RawResponse:
+    """One response."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if headers.get("transfer-encoding") == "chunked":
+        body = _joined(body)
+    return RawResponse(int(first.split()[1]), headers, body)
+
+
+def _joined(chunked: bytes) -> bytes:
+    data = bytearray()
+    while chunked:
+        size, _, rest = chunked.partition(b"\r\n")
+        length = int(size, 16)
+        data += rest[:length]
+        chunked = rest[length + 2 :]
+    return bytes(data)
