@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import signal
@@ -23,13 +24,14 @@ from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.server.guard import Policy
+    from llmrun.server.pool import KeptModel
     from llmrun.server.running import RunningServer, ServerFile
     from llmrun.server.serving import ServeOptions, Serving
     from llmrun.ui.views.serve import ServeView
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
-_FOR_EVER = -1.0
+_FOR_EVER = math.inf
 _WATCH_SECONDS = 0.5
 
 ModelsArgument = Annotated[
@@ -72,6 +74,7 @@ QueueOption = Annotated[int, typer.Option("--queue", help="Requests that may wai
 GraceOption = Annotated[
     str, typer.Option("--grace", metavar="TIME", help="Running answers may go on so long after Ctrl-C.")
 ]
+TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="An answer may take so long.")]
 ExactOption = Annotated[
     bool, typer.Option("--exact", help="An answer is bit for bit what it would be alone. Slower, shares nothing.")
 ]
@@ -89,6 +92,7 @@ def serve(
     keep: KeepOption = "5m",
     parallel: ParallelOption = 8,
     queue: QueueOption = 64,
+    timeout: TimeoutOption = "1h",
     grace: GraceOption = "30s",
     exact: ExactOption = False,
     log_json: LogJsonOption = False,
@@ -99,7 +103,9 @@ def serve(
     wishes = replace(loading.wishes, parallel=parallel, exact=exact)
     require_within("--port", port, (0, 65_535))
     require_within("--queue", queue, (0, 10_000))
-    keep_seconds, grace_seconds = _seconds("--keep", keep), _seconds("--grace", grace)
+    keep_seconds, grace_seconds, answer_seconds = (
+        _seconds(flag, text) for flag, text in (("--keep", keep), ("--grace", grace), ("--timeout", timeout))
+    )
     listening = bind(host, port)
     from llmrun.server.serving import ServeOptions
 
@@ -107,7 +113,14 @@ def serve(
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
     names = tuple(dict.fromkeys(models or []))
     options = ServeOptions(
-        names, policy, wishes, keep_seconds, queue, grace_seconds=grace_seconds, verbose=loading.verbose
+        names,
+        policy,
+        wishes,
+        keep_seconds,
+        queue,
+        answer_seconds,
+        grace_seconds,
+        verbose=loading.verbose,
     )
     _fetch_missing(output, names, loading)
     asyncio.run(_run(output, options, listening, log_json=log_json))
@@ -169,7 +182,18 @@ async def _run(output: Output, options: ServeOptions, listening: socket.socket, 
 
     view = ServeView(output, log_json=log_json)
     settings = load_settings()
-    serving = Serving(options, settings, on_served=lambda served: view.served(ServedRequest(*served)))
+
+    def loaded(kept: KeptModel) -> None:
+        assert kept.loaded is not None
+        view.loaded(kept.name, kept.loaded.n_ctx, options.wishes.parallel, kept.loaded.load_seconds)
+
+    serving = Serving(
+        options,
+        settings,
+        on_served=lambda served: view.served(ServedRequest(*served)),
+        on_loaded=loaded,
+        on_failed=view.failed,
+    )
     loop = asyncio.get_running_loop()
     ending: list[LlmrunError] = []
     running = asyncio.ensure_future(serving.run(listening))

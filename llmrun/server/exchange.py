@@ -22,7 +22,7 @@ from llmrun.server.asked import Asked, Begun, Ended, Envelope, Writer
 from llmrun.server.guard import Headers, Receive, Scope, Send
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import KeptModel, Pool
-from llmrun.server.refusals import BusyError, DrainingError, MalformedError
+from llmrun.server.refusals import BusyError, DrainingError, LateError, MalformedError
 
 SILENCE_SECONDS = 5.0
 """After so long without a byte a client is told that the server lives."""
@@ -52,6 +52,7 @@ class _Signal(Enum):
     GONE = auto()  # the client has left
     TICK = auto()  # nothing was said for a while
     DRAIN = auto()  # the time to end is over
+    LATE = auto()  # the answer takes too long
 
 
 class _ClientLeft(Exception):  # noqa: N818 - not an error of ours
@@ -63,13 +64,14 @@ class Traffic:
 
     Args:
         most: answers at the same time, those that wait included.
+        answer_seconds: that an answer may take, waiting included.
 
     Attributes:
         is_draining: no more are taken.
     """
 
-    def __init__(self, most: int) -> None:
-        self.is_draining = False
+    def __init__(self, most: int, answer_seconds: float) -> None:
+        self.is_draining, self.answer_seconds = False, answer_seconds
         self._most, self._answers = most, 0
         self._exchanges: set[HttpExchange] = set()
 
@@ -190,6 +192,8 @@ class HttpExchange:
                     raise _ClientLeft
                 if heard is _Signal.DRAIN:
                     raise DrainingError("the server is shutting down")
+                if heard is _Signal.LATE:
+                    raise LateError(f"the answer takes longer than {self._traffic.answer_seconds:g} seconds")
                 if isinstance(heard, _Signal):
                     said += await self._break_silence(writer) if is_stream else b""
                     continue
@@ -254,11 +258,16 @@ class HttpExchange:
 
     async def _watch_clock(self) -> None:
         """Break silence, and give up a client that takes nothing."""
+        ends_at = time.monotonic() + self._traffic.answer_seconds
         while True:
-            await asyncio.sleep(SILENCE_SECONDS)
+            left = ends_at - time.monotonic()
+            await asyncio.sleep(max(min(SILENCE_SECONDS, left), 0.0))
             silent = time.monotonic() - self._spoke_at
             if self._is_sending and silent > STALL_SECONDS:
                 self._task.cancel()
+            elif time.monotonic() >= ends_at:
+                self.put(_Signal.LATE)
+                return
             elif not self._is_sending and silent >= SILENCE_SECONDS:
                 self.put(_Signal.TICK)
 
