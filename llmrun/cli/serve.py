@@ -19,7 +19,7 @@ from llmrun.cli.completion import complete_model
 from llmrun.cli.options import LoadingOptions, loading, with_options
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
-from llmrun.server.sockets import bind
+from llmrun.server.sockets import allow_many_connections, bind
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def serve(
     keep_seconds, grace_seconds, answer_seconds = (
         _seconds(flag, text) for flag, text in (("--keep", keep), ("--grace", grace), ("--timeout", timeout))
     )
+    allow_many_connections()
     listening = bind(host, port)
     from llmrun.server.serving import ServeOptions
 

@@ -86,6 +86,7 @@ class Answers:
     async def _ask(self, index: int) -> None:
         """Send one of them to the engine, as soon as that has loaded its model."""
         choice = self._choices[index]
+        choice.connection = None
         try:
             self._pool.deaths.check(self._prompt)
             connection = await self._pool.ready(self._kept)
@@ -128,6 +129,7 @@ class Answers:
             return list(choice.parts(event.text))
         elif isinstance(event, Finished):
             choice.is_finished = True
+            self._pool.deaths.forget(self._prompt)
             clock.finished(event)
             parts = [*choice.parts(None)] if choice.splitter is not None else []
             has_called = choice.splitter is not None and choice.splitter.has_called
@@ -138,14 +140,15 @@ class Answers:
         """The engine died: who only waited is asked again.
 
         Raises:
-            EngineCrashedError: the answer had begun, or this happens too often.
+            EngineCrashedError: the answer had begun, the model can't be loaded, or this happens too often.
         """
         choice = self._choices[index]
-        if choice.is_started or (choice.connection is not None and choice.connection.is_first_waiting()):
-            self._pool.deaths.add(self._prompt)
+        if choice.connection is None:
+            raise crash
+        if choice.is_started or choice.connection.is_first_waiting():
+            self._pool.deaths.add(self._prompt, choice.connection.pid)
         if choice.is_started or choice.engines >= _MOST_ENGINES:
             raise crash
-
         self._spawn(index)
 
     def cancel(self) -> None:

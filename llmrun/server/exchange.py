@@ -30,6 +30,7 @@ STALL_SECONDS = 60.0
 """A client that takes nothing for so long has left."""
 _LONG_BODY = 16 * 1024  # bytes: reading it is worth another thread
 _RETRY_SECONDS = b"2"
+_DEEPEST = 100  # levels of a body
 
 
 class Dialect(NamedTuple):
@@ -309,7 +310,21 @@ def parse_json(data: bytes) -> dict[str, Any]:
         raise MalformedError("the body is not JSON", why=str(error)) from None
     if not isinstance(body, dict):
         raise MalformedError("the body must be a JSON object")
+    if _is_deep(body):
+        raise MalformedError("the body is nested too deeply", why=f"{_DEEPEST} levels at most")
     return body
+
+
+def _is_deep(body: Any) -> bool:
+    """Whether there are more levels than what works on JSON by recursion can bear."""
+    level = [body]
+    for _ in range(_DEEPEST):
+        level = [
+            child
+            for each in level
+            for child in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+        ]
+    return bool(level)
 
 
 def _refuse_constant(name: str) -> NoReturn:

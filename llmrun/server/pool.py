@@ -68,19 +68,23 @@ class KeptModel:
 
 @dataclass
 class Deaths:
-    """Prompts that were in an engine when it died, and how often; the oldest are forgotten."""
+    """Prompts that were in an engine when it died, and which engines that were; the oldest are forgotten."""
 
-    _counts: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    _engines: OrderedDict[str, set[int]] = field(default_factory=OrderedDict)
 
-    def add(self, prompt: str) -> None:
-        """It was in an engine that died."""
-        self._counts[prompt] = self._counts.pop(prompt, 0) + 1
-        while len(self._counts) > _REMEMBERED_PROMPTS:
-            self._counts.popitem(last=False)
+    def add(self, prompt: str, engine: int) -> None:
+        """It was in this engine, which died."""
+        self._engines[prompt] = self._engines.pop(prompt, set()) | {engine}
+        while len(self._engines) > _REMEMBERED_PROMPTS:
+            self._engines.popitem(last=False)
+
+    def forget(self, prompt: str) -> None:
+        """It was answered: others are to blame."""
+        self._engines.pop(prompt, None)
 
     def check(self, prompt: str) -> None:
         """Raises DeadlyPromptError if that happened too often."""
-        if self._counts.get(prompt, 0) >= MOST_DEATHS:
+        if len(self._engines.get(prompt, ())) >= MOST_DEATHS:
             raise DeadlyPromptError(
                 "this prompt is refused", why=f"the engine died {MOST_DEATHS} times while this prompt was in it"
             )
@@ -125,6 +129,7 @@ class Pool:
         self._kept: dict[Path, KeptModel] = {}
         self._paths: dict[str, Path] = {}
         self._loading = asyncio.Lock()
+        self._ending: set[asyncio.Task[None]] = set()
 
     @property
     def kept(self) -> list[KeptModel]:
@@ -163,7 +168,9 @@ class Pool:
 
     def _expire(self, kept: KeptModel) -> None:
         if not kept.users:
-            self._ending = asyncio.ensure_future(self._unload(kept))
+            task = asyncio.ensure_future(self._unload(kept))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     async def _find(self, name: str) -> KeptModel:
         if not name and not self.names:
@@ -204,6 +211,7 @@ class Pool:
             return kept.connection
         if kept.starting is None or kept.starting.done():
             kept.starting = asyncio.ensure_future(self._start(kept))
+            kept.starting.add_done_callback(_look_at)  # all who waited may have left
         return await asyncio.shield(kept.starting)
 
     async def _start(self, kept: KeptModel) -> EngineConnection:
@@ -269,6 +277,11 @@ class Pool:
             if kept.expiry is not None:
                 kept.expiry.cancel()
             await self._close(kept)
+
+
+def _look_at(task: asyncio.Task[EngineConnection]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def engine_of(model: Model) -> Launched:

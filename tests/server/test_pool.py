@@ -150,11 +150,19 @@ def test_without_a_model_of_its_own_a_server_wants_a_name(tmp_path: Path) -> Non
 
 def test_prompts_that_were_in_dying_engines_are_remembered_for_a_while() -> None:
     deaths = Deaths()
-    deaths.add("killer")
-    deaths.check("killer")
-    deaths.add("killer")
+    for engine in (1, 1, 2):  # two answers to it were in the first one
+        deaths.check("killer")
+        deaths.add("killer", engine)
     with pytest.raises(DeadlyPromptError):
         deaths.check("killer")
     for number in range(1000):
-        deaths.add(str(number))
+        deaths.add(str(number), 3)
     deaths.check("killer")
+
+
+def test_a_prompt_that_was_answered_is_not_to_blame() -> None:
+    deaths = Deaths()
+    deaths.add("innocent", 1)
+    deaths.forget("innocent")
+    deaths.add("innocent", 2)
+    deaths.check("innocent")

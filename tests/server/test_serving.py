@@ -104,6 +104,12 @@ def test_a_request_that_only_waited_goes_on_in_the_next_engine(serve: Serve) -> 
     assert server.engines == 2
 
 
+def test_an_engine_that_dies_while_it_loads_is_told_at_once(serve: Serve) -> None:
+    server = serve("die:load:SIGSEGV")
+    assert server.post(CHAT).code == "engine-crashed"
+    assert server.engines <= 2
+
+
 def test_a_prompt_that_killed_two_engines_is_refused(serve: Serve) -> None:
     server = serve("die:prefill:SIGSEGV")
     assert [server.post(CHAT).code for _ in range(2)] == ["engine-crashed"] * 2

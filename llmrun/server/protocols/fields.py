@@ -12,6 +12,8 @@ from typing import Any
 
 from llmrun.errors import UsageError, require_within
 
+_LARGEST = 2**64
+
 
 class Fields:
     """A JSON object as a client sent it.
@@ -54,8 +56,10 @@ class Fields:
         value = self.data.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise UsageError(f"{self.name(key)} must be a number, not {_kind(value)}")
+        if abs(value) > _LARGEST:  # no float can hold some of these
+            value = math.inf if value > 0 else -math.inf
         require_within(self.name(key), value, (low, high))
         return value
 
