@@ -14,7 +14,7 @@ from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Started, TextDelta, TokenLogprob
 from llmrun.server.asked import Asked, Begun, Ended, Part, Text
 from llmrun.server.connection import EngineConnection
-from llmrun.server.metrics import Metrics
+from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import KeptModel, Pool, prompt_hash
 from llmrun.server.toolcalls import PartSplitter
 
@@ -60,7 +60,7 @@ class Answers:
     """
 
     def __init__(
-        self, pool: Pool, kept: KeptModel, asked: Asked, put: Callable[[Heard], None], metrics: Metrics
+        self, pool: Pool, kept: KeptModel, asked: Asked, put: Callable[[Heard], None], metrics: ServerMetrics
     ) -> None:
         self._pool, self._kept, self._asked, self._put = pool, kept, asked, put
         self._choices = [_Choice() for _ in range(asked.n)]

@@ -20,9 +20,9 @@ from llmrun.server import sse
 from llmrun.server.answers import Answers, Heard
 from llmrun.server.asked import Asked, Begun, Ended, Envelope, Writer
 from llmrun.server.guard import Headers, Receive, Scope, Send
-from llmrun.server.metrics import Metrics
+from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import KeptModel, Pool
-from llmrun.server.refusals import BusyError, DrainingError, MalformedError
+from llmrun.server.refusals import BusyError, DrainingError, LateError, MalformedError
 
 SILENCE_SECONDS = 5.0
 """After so long without a byte a client is told that the server lives."""
@@ -52,6 +52,7 @@ class _Signal(Enum):
     GONE = auto()  # the client has left
     TICK = auto()  # nothing was said for a while
     DRAIN = auto()  # the time to end is over
+    LATE = auto()  # the answer takes too long
 
 
 class _ClientLeft(Exception):  # noqa: N818 - not an error of ours
@@ -63,15 +64,16 @@ class Traffic:
 
     Args:
         most: answers at the same time, those that wait included.
+        answer_seconds: that an answer may take, waiting included.
 
     Attributes:
         is_draining: no more are taken.
     """
 
-    def __init__(self, most: int) -> None:
-        self.is_draining = False
+    def __init__(self, most: int, answer_seconds: float) -> None:
+        self.is_draining, self.answer_seconds = False, answer_seconds
         self._most, self._answers = most, 0
-        self._exchanges: set[Exchange] = set()
+        self._exchanges: set[HttpExchange] = set()
 
     @property
     def is_busy(self) -> bool:
@@ -79,7 +81,7 @@ class Traffic:
         return bool(self._exchanges)
 
     @contextmanager
-    def admitted(self, exchange: Exchange, answers: int) -> Iterator[None]:
+    def admitted(self, exchange: HttpExchange, answers: int) -> Iterator[None]:
         """Count an exchange until the block ends.
 
         Raises:
@@ -115,10 +117,10 @@ class Shared(NamedTuple):
 
     pool: Pool
     traffic: Traffic
-    metrics: Metrics
+    metrics: ServerMetrics
 
 
-class Exchange:
+class HttpExchange:
     """One request and its answer.
 
     Args:
@@ -161,6 +163,11 @@ class Exchange:
         self._log["model"] = name
         envelope = Envelope(f"{self._dialect.prefix}{secrets.token_hex(12)}", int(time.time()), name)
         self._writer = writer = self._dialect.writer(body, envelope)
+        if not asked.request.messages and asked.request.prompt is None:  # it is only to be loaded, or to go
+            if asked.keep_seconds != 0:
+                await self._pool.ready(kept)
+            await respond(self._send, 200, writer.whole())
+            return
         answers = Answers(self._pool, kept, asked, self.put, self._metrics)
         watching = [asyncio.ensure_future(self._watch_client()), asyncio.ensure_future(self._watch_clock())]
         try:
@@ -185,6 +192,8 @@ class Exchange:
                     raise _ClientLeft
                 if heard is _Signal.DRAIN:
                     raise DrainingError("the server is shutting down")
+                if heard is _Signal.LATE:
+                    raise LateError(f"the answer takes longer than {self._traffic.answer_seconds:g} seconds")
                 if isinstance(heard, _Signal):
                     said += await self._break_silence(writer) if is_stream else b""
                     continue
@@ -249,11 +258,16 @@ class Exchange:
 
     async def _watch_clock(self) -> None:
         """Break silence, and give up a client that takes nothing."""
+        ends_at = time.monotonic() + self._traffic.answer_seconds
         while True:
-            await asyncio.sleep(SILENCE_SECONDS)
+            left = ends_at - time.monotonic()
+            await asyncio.sleep(max(min(SILENCE_SECONDS, left), 0.0))
             silent = time.monotonic() - self._spoke_at
             if self._is_sending and silent > STALL_SECONDS:
                 self._task.cancel()
+            elif time.monotonic() >= ends_at:
+                self.put(_Signal.LATE)
+                return
             elif not self._is_sending and silent >= SILENCE_SECONDS:
                 self.put(_Signal.TICK)
 

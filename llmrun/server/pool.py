@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,7 +19,7 @@ from llmrun.config import Settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, UsageError
 from llmrun.model import Located, Model, locate, not_on_disk
 from llmrun.models.store.in_use import using
-from llmrun.protocol.messages import AnswerRequest, Loaded
+from llmrun.protocol.messages import AnswerRequest, Condition, Loaded, Status
 from llmrun.runner.launch import Launched, launch
 from llmrun.server.connection import EngineConnection
 from llmrun.server.refusals import DeadlyPromptError
@@ -87,7 +88,9 @@ class Deaths:
 
 def prompt_hash(asked: AnswerRequest) -> str:
     """What a prompt is known by."""
-    return hashlib.sha256(repr((asked.messages, asked.prompt, asked.template, asked.grammar)).encode()).hexdigest()
+    return hashlib.sha256(
+        repr((asked.messages, asked.prompt, asked.template, asked.grammar, asked.tools)).encode()
+    ).hexdigest()
 
 
 class Pool:
@@ -99,6 +102,7 @@ class Pool:
         prepare: reads a model's header and makes the plan.
         keep_seconds: how long a model stays that nobody asks.
         start: starts an engine's process, given the model it is for.
+        on_loaded: told of every model that was loaded.
 
     Attributes:
         deaths: prompts that were in dying engines.
@@ -112,11 +116,12 @@ class Pool:
         *,
         keep_seconds: float,
         start: Callable[[Model], Launched],
+        on_loaded: Callable[[KeptModel], None] = lambda kept: None,
     ) -> None:
         self.names = tuple(names)
         self.deaths = Deaths()
         self._settings, self._prepare, self._keep_seconds = settings, prepare, keep_seconds
-        self._start_engine = start
+        self._start_engine, self._on_loaded = start, on_loaded
         self._kept: dict[Path, KeptModel] = {}
         self._paths: dict[str, Path] = {}
         self._loading = asyncio.Lock()
@@ -153,7 +158,7 @@ class Pool:
         """Nobody may be asking a model any more."""
         loop = asyncio.get_running_loop()
         kept.used_at = loop.time()
-        if not kept.users and kept.keep_seconds >= 0:
+        if not kept.users and 0 <= kept.keep_seconds < math.inf:
             kept.expiry = loop.call_later(kept.keep_seconds, self._expire, kept)
 
     def _expire(self, kept: KeptModel) -> None:
@@ -223,6 +228,7 @@ class Pool:
             kept.locks.close()
             raise
         kept.connection = connection
+        self._on_loaded(kept)
         return connection
 
     async def _unload(self, kept: KeptModel) -> None:
@@ -236,11 +242,24 @@ class Pool:
         if connection is not None:
             await connection.close()
 
+    async def conditions(self) -> dict[str, Condition]:
+        """How busy the engine of each model in memory is."""
+        found: dict[str, Condition] = {}
+        for kept in self.kept:
+            if kept.connection is not None and kept.is_loaded:
+                with suppress(LlmrunError):  # it is dying
+                    status = Status(kept.connection.next_request())
+                    found[kept.name] = await kept.connection.ask(status, Condition)
+        return found
+
     async def warm(self, name: str) -> None:
-        """Load a model before anybody asks for it; whoever asks for it first is told what is wrong with it."""
-        with suppress(LlmrunError):
-            async with self.lease(name) as kept:
-                await self.ready(kept)
+        """Load a model before anybody asks for it.
+
+        Raises:
+            LlmrunError: it can't be loaded; who asks for it will be told too.
+        """
+        async with self.lease(name) as kept:
+            await self.ready(kept)
 
     async def close(self) -> None:
         """End all engines."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from llmrun.errors import LlmrunError
 from llmrun.ui.terminal.cells import cut
 from llmrun.ui.terminal.format import milliseconds, rate, seconds
 from llmrun.ui.terminal.output import Output
@@ -83,9 +84,19 @@ class ServeView:
         key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
         named = models[0] if models else "MODEL"
         body = json.dumps({"model": named, "messages": [{"role": "user", "content": "Hi"}]})
-        self.note(f"llmrun serves at {address} (OpenAI: {address}/v1). Ctrl-C ends it.")
+        self.note(f"Serving at {address} (OpenAI: {address}/v1). Ctrl-C ends it.")
         self.note("Models: " + (", ".join(models) if models else "those of llmrun list, loaded when asked for"))
         self.note(f"Try: curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+
+    def loaded(self, name: str, n_ctx: int, parallel: int, load_seconds: float) -> None:
+        """A model is in memory."""
+        clients = f", each of {parallel} clients" if parallel > 1 else ""
+        self.note(f"{name} is loaded in {seconds(load_seconds)}: context {n_ctx:,} tokens{clients}")
+
+    def failed(self, error: LlmrunError) -> None:
+        """A model can't be loaded; the server goes on."""
+        self._clear()
+        self._output.error(error)
 
     def note(self, text: str) -> None:
         """A line of its own."""
