@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from llmrun.errors import LlmrunError
 from llmrun.ui.terminal.cells import cut
-from llmrun.ui.terminal.format import milliseconds, rate, seconds
+from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.terminal.tables import Column, show_table
@@ -120,7 +120,7 @@ class ServeView:
         if not self.is_live or now - self._drawn_at < _REDRAW_SECONDS:
             return
         self._drawn_at, self._is_drawn = now, True
-        columns = max(self._output.columns(stderr=True) - 1, 20)
+        columns = max(self._output.columns(stderr=True) - len("^C"), 20)  # which the terminal writes behind it
         self._output.stderr.write(_CLEAR + cut(live_line(figures), columns))
         self._output.stderr.flush()
 
@@ -135,16 +135,21 @@ class ServeView:
 
 
 def live_line(figures: ServeFigures) -> str:
-    """E.g. "2 running, 0 waiting · 131.2 t/s · TTFT 58 (120) ms · inter-token 8.9 (12.1) ms · KV 12 %"."""
-    parts = [f"{figures.running} running, {figures.waiting} waiting", rate(figures.rate)]
+    """E.g. "2 running, 0 waiting · 131.2 t/s · TTFT 58/120 ms · inter-token 8.9/12 ms · KV 12%": medians/p95."""
+    parts = [f"{figures.running} running, {figures.waiting} waiting", rate(figures.rate, whole=True)]
     parts += [
-        f"{name} {milliseconds(middle).removesuffix(' ms')} ({milliseconds(late).removesuffix(' ms')}) ms"
+        f"{name} {_short(middle)}/{_short(late)} ms"
         for name, (middle, late) in (("TTFT", figures.ttft), ("inter-token", figures.itl))
         if middle is not None and late is not None
     ]
     if figures.cells:
-        parts.append(f"KV {100 * figures.cells_used / figures.cells:.0f} %")
+        parts.append(f"KV {figures.cells_used / figures.cells:.0%}")
     return " · ".join(parts)
+
+
+def _short(seconds: float) -> str:
+    """In milliseconds, without decimals where there are more telling digits."""
+    return f"{1000 * seconds:.{1 if seconds < 0.01 else 0}f}"
 
 
 def log_line(request: ServedRequest) -> str:

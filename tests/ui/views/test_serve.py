@@ -33,7 +33,7 @@ def view(stderr: io.StringIO, *, log_json: bool = False, times: tuple[float, ...
 
 
 def test_the_live_line_says_how_the_server_does() -> None:
-    expected = "2 running, 1 waiting · 131.2 t/s · TTFT 58.0 (120.0) ms · inter-token 8.9 (12.1) ms · KV 12 %"
+    expected = "2 running, 1 waiting · 131 t/s · TTFT 58/120 ms · inter-token 8.9/12 ms · KV 12%"
     assert live_line(FIGURES) == expected
     assert live_line(ServeFigures(0, 0, 0.0, (None, None), (None, None))) == "0 running, 0 waiting · 0.0 t/s"
 
