@@ -30,7 +30,9 @@ from llmrun.server.shelf import Shelf
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": Dialect(openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-"),
     "/v1/completions": Dialect(openai_text.read, openai_text.writer, openai.error_body, "cmpl-"),
-    "/v1/responses": Dialect(openai_responses.read, openai_responses.writer, openai.error_body, "resp_"),
+    "/v1/responses": Dialect(
+        openai_responses.read, openai_responses.writer, openai.error_body, "resp_", streams_overflow=True
+    ),
     "/v1/messages": Dialect(anthropic.read, anthropic.writer, anthropic.error_body, "msg_"),
     "/api/chat": Dialect(ollama.read_chat, ollama.chat_writer, ollama.error_body, ""),
     "/api/generate": Dialect(ollama.read_generate, ollama.generate_writer, ollama.error_body, ""),

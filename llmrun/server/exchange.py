@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Any, NamedTuple, NoReturn
 
-from llmrun.errors import LlmrunError
+from llmrun.errors import ContextOverflowError, LlmrunError
 from llmrun.server import sse
 from llmrun.server.answers import Answers, Heard
 from llmrun.server.asked import Asked, Begun, Ended, Envelope, Writer
@@ -39,12 +39,14 @@ class Dialect(NamedTuple):
     Attributes:
         read, writer, error_body: as every module of protocols/ has them.
         prefix: of an answer's id.
+        streams_overflow: a stream's client is told in the stream that its prompt is too long, not by HTTP.
     """
 
     read: Callable[[Mapping[str, Any]], Asked]
     writer: Callable[[Mapping[str, Any], Envelope], Writer]
     error_body: Callable[[LlmrunError, int], dict[str, Any]]
     prefix: str
+    streams_overflow: bool = False
 
 
 class _Signal(Enum):
@@ -137,6 +139,7 @@ class HttpExchange:
         self._heard: asyncio.Queue[Heard | _Signal] = asyncio.Queue()
         self.put = self._heard.put_nowait
         self._writer: Writer | None = None
+        self._is_stream = False
         self._has_begun = False
         self._task = _this_task()
         self._spoke_at = time.monotonic()
@@ -164,6 +167,7 @@ class HttpExchange:
         self._log["model"] = name
         envelope = Envelope(f"{self._dialect.prefix}{secrets.token_hex(12)}", int(time.time()), name)
         self._writer = writer = self._dialect.writer(body, envelope)
+        self._is_stream = asked.stream
         if not asked.request.messages and asked.request.prompt is None:  # it is only to be loaded, or to go
             if asked.keep_seconds != 0:
                 await self._pool.ready(kept)
@@ -238,8 +242,11 @@ class HttpExchange:
     async def _fail(self, error: LlmrunError) -> None:
         """End with an error: one of HTTP where nothing was sent yet, else one in the stream."""
         self._log["reason"] = error.code
-        if self._has_begun and self._writer is not None:
-            await self._say(self._writer.error(error), is_last=True)
+        writer, begin = self._writer, b""
+        if writer and self._is_stream and self._dialect.streams_overflow and isinstance(error, ContextOverflowError):
+            begin = await self._begin(writer)
+        if self._has_begun and writer is not None:
+            await self._say(begin + writer.error(error), is_last=True)
         else:
             await refuse(self._send, error, self._dialect.error_body)
 

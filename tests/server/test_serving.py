@@ -78,6 +78,15 @@ def test_what_the_engine_refuses_is_a_real_error(serve: Serve, body: dict[str, A
     assert (refused.status, refused.code) == (400, "context_length_exceeded")
 
 
+def test_codex_hears_in_the_stream_that_its_prompt_is_too_long(serve: Serve) -> None:
+    server = serve("failing")
+    answer = server.post("/v1/responses", {"input": "Hi", "stream": True})
+    assert answer.status == 200
+    *_, last = answer.events
+    assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "context_length_exceeded")
+    assert server.post("/v1/responses", {"input": "Hi"}).status == 400
+
+
 def test_a_field_that_is_wrong_is_named(serve: Serve) -> None:
     refused = serve().post(CHAT, {**HI, "temperature": "hot"})
     assert refused.status == 400

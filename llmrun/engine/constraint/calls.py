@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun.engine.constraint.matcher import Matcher, compile_lark, followed
@@ -71,8 +72,12 @@ def _behind(text: str) -> str:
     return f" {_literal(text)}" if text else ""
 
 
+@lru_cache(maxsize=256)
 def arguments_schema(parameters: str) -> str:
-    """The schema of a tool's arguments as it can be followed; they are an object, whatever it says."""
+    """The schema of a tool's arguments as it can be followed; they are an object, whatever it says.
+
+    An agent sends the same tools with every request, and to read a schema takes a millisecond or two.
+    """
     schema = json.loads(parameters)
     for known in (schema, _loosened(schema)):
         if isinstance(known, dict) and known.get("type", "object") == "object":

@@ -6,13 +6,12 @@ and one that is null are the same.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmrun.errors import UsageError, require_within
 
-_LARGEST = 2**64
+_LARGEST = 1e300
 
 
 class Fields:
@@ -58,8 +57,8 @@ class Fields:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise UsageError(f"{self.name(key)} must be a number, not {_kind(value)}")
-        if abs(value) > _LARGEST:  # no float can hold some of these
-            value = math.inf if value > 0 else -math.inf
+        if not abs(value) <= _LARGEST:  # NaN is not, either; a whole number of any length can come
+            raise UsageError(f"{self.name(key)} must be a number of at most {_LARGEST:g}")
         require_within(self.name(key), value, (low, high))
         return value
 
