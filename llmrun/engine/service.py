@@ -281,7 +281,7 @@ class LoadedModel:
 
     def __init__(self, weights: LlamaModel, context: Context, load: Load) -> None:
         self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx)
-        self.engine = Engine(context, states=_states(load, weights))
+        self.engine = Engine(context, states=_states(load, weights), exact=load.exact)
 
     def save(self, save: SaveState) -> StateSaved:
         """Save an answer's KV state; nothing is saved where it can't be written, because it is only a cache.

@@ -150,7 +150,7 @@ class Load:
         mmap: the file is mapped into memory, not read.
         n_cells: of the KV cache that several sequences share, at most; 0 is n_ctx for each.
         n_parked: how many prefixes of prompts can be kept beside the sequences.
-        exact: sequences share nothing, so that each answer is bit for bit what it would be alone.
+        exact: sequences share nothing and take turns, so that each answer is bit for bit what it would be alone.
     """
 
     path: str

@@ -34,12 +34,14 @@ class Slots:
         saver: writes what is shared or evicted to disk; None without a store.
     """
 
-    def __init__(self, context: Context, states: KVStore | None = None) -> None:
+    def __init__(self, context: Context, states: KVStore | None = None, *, exact: bool = False) -> None:
         """All slots are empty.
 
         Args:
             states: KV states saved on disk, where a prompt's beginning may be found.
+            exact: only whole batches of a prompt are reused, because another width of batch rounds otherwise.
         """
+        self._exact = exact
         self._context = context
         self._states = states
         self.saver = StateSaver(states) if states is not None else None
@@ -109,7 +111,9 @@ class Slots:
             any(self._close_gap(slot, tokens) for slot in sorted(self.idle) if self._salts[slot] == salt)
         slot = self._choose(tokens, salt)
         keep = reusable(self.cached[slot], tokens) if self._salts[slot] == salt else 0
-        if not salt:
+        if self._exact:
+            keep = min(keep, self._prompts[slot]) // self._context.n_batch * self._context.n_batch
+        elif not salt:
             keep = self._restore(slot, tokens, keep)
         self.idle.remove(slot)
         self._prompts[slot], self._salts[slot] = n_prompt, salt
