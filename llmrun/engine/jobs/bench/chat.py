@@ -96,7 +96,7 @@ class BenchConversation:
         Raises:
             LlmrunError: llama.cpp can't compute it.
         """
-        self._run(self._prompt()[: self._test.n_depth], 1, lambda event: None)
+        self._run(self._prompt()[: self._test.n_depth], 1, lambda *events: None)
         self._stopwatch.sampling_ns = self._stopwatch.text_ns = 0
         self._stopwatch.token_times.clear()
 
