@@ -118,6 +118,7 @@ class OutOfMemoryError(ResourceError):
     """The model or its KV cache does not fit into memory."""
 
     code = "not-enough-memory"
+    http_status = 503
 
 
 class DiskFullError(ResourceError):
@@ -158,7 +159,7 @@ class EngineCrashedError(LlmrunError):
 
     code = "engine-crashed"
     exit_status = 8
-    http_status = 503
+    http_status = 500
 
 
 class CutOffError(LlmrunError):

@@ -34,10 +34,10 @@ class Clock:
 class Conversation:
     """The events of one engine, and its context."""
 
-    def __init__(self, model: Model, states: KVStore | None = None, **context: int) -> None:
+    def __init__(self, model: Model, states: KVStore | None = None, *, exact: bool = False, **context: int) -> None:
         self.context = FakeContext(model, **context)
         self.clock = Clock(self.context)
-        self.engine = Engine(self.context, clock=self.clock, states=states)
+        self.engine = Engine(self.context, clock=self.clock, states=states, exact=exact)
         self.events: list[Event] = []
 
     def ask(

@@ -28,7 +28,6 @@ from llmrun.protocol.messages import (
     Failed,
     Finished,
     PrefillProgress,
-    Started,
 )
 from llmrun.protocol.params import Limits
 
@@ -59,7 +58,12 @@ class Engine:
     """
 
     def __init__(
-        self, context: Context, clock: Callable[[], float] = time.perf_counter, states: KVStore | None = None
+        self,
+        context: Context,
+        clock: Callable[[], float] = time.perf_counter,
+        states: KVStore | None = None,
+        *,
+        exact: bool = False,
     ) -> None:
         """Begin without requests.
 
@@ -67,12 +71,15 @@ class Engine:
             context: what computes logits.
             clock: seconds, monotonic.
             states: KV states saved on disk, where a prompt's beginning may be found.
+            exact: each answer is bit for bit what it would be alone: sequences take turns, and no batch has two.
         """
+        self._exact = exact
+        self._turn = 0
         self._context = context
         self._vocabulary = context.vocabulary
         self._window = min(context.n_ctx, context.n_cells)
         self._clock = clock
-        self._slots = Slots(context, states)
+        self._slots = Slots(context, states, exact=exact)
         self._numbers = itertools.count()
         self._active: list[Sequence] = []  # in the order in which they came
         self._waiting: list[Sequence] = []  # in that order too
@@ -188,8 +195,7 @@ class Engine:
             if first:
                 self._prefix_queries += sequence.n_prompt
                 self._prefix_hits += kept
-                inside, tags = sequence.extras.inside_thought, sequence.extras.thinking_tags
-                events.append(Started(sequence.request, sequence.n_prompt, kept, sequence.sampler.seed, inside, tags))
+                events.append(sequence.started())
         return events
 
     def _next_in(self) -> Sequence | None:
@@ -261,7 +267,7 @@ class Engine:
         In the order of slots: recurrent models need that, and slots in a row are not split into several passes.
         """
         while True:
-            running = self._suspects[:1] or self._active
+            running = self._suspects[:1] or self._in_turn()
             waiting = [len(sequence.tokens) - sequence.n_cached for sequence in running]
             shares = schedule(waiting, self._context.n_batch, self._rate.tokens_within(_MIXED_SECONDS))
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
@@ -280,6 +286,13 @@ class Engine:
             parts.append(_Part(sequence, share, range(len(batch) - (end > last), len(batch))))
         self._alone = parts[0].sequence.request if len(parts) == 1 else None
         return parts, batch
+
+    def _in_turn(self) -> list[Sequence]:
+        """Who may have a part of the next batch."""
+        if not self._exact:
+            return self._active
+        self._turn += 1
+        return [self._active[self._turn % len(self._active)]]
 
     def _undo(self, parts: list[_Part], error: Aborted | NoRoom | LlmrunError) -> list[Event]:
         """A batch did not go through. What was half written goes; its tokens wait again."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.engine.core.prefix import common_prefix, gap_after, reusable
 from llmrun.engine.core.room import Room
+from llmrun.engine.core.saving import StateSaver
 from llmrun.engine.llama.base import Context
 from llmrun.errors import LlmrunError
 
@@ -30,16 +31,20 @@ class Slots:
         cached: slot -> the tokens whose keys and values it holds.
         idle: slots without a sequence.
         room: cells that are used.
+        saver: writes what is shared or evicted to disk; None without a store.
     """
 
-    def __init__(self, context: Context, states: KVStore | None = None) -> None:
+    def __init__(self, context: Context, states: KVStore | None = None, *, exact: bool = False) -> None:
         """All slots are empty.
 
         Args:
             states: KV states saved on disk, where a prompt's beginning may be found.
+            exact: only whole batches of a prompt are reused, because another width of batch rounds otherwise.
         """
+        self._exact = exact
         self._context = context
         self._states = states
+        self.saver = StateSaver(states) if states is not None else None
         self.cached: dict[int, list[int]] = {slot: [] for slot in range(context.n_seq_max + context.n_parked)}
         self.idle = set(self.cached)
         self.room = Room(context.n_cells)
@@ -78,8 +83,17 @@ class Slots:
         """Empty the idle slot that was not used for longest; False if all idle ones are empty."""
         parked = [slot for slot in self.idle if self.cached[slot]]
         if parked:
-            self.truncate(min(parked, key=self._used.__getitem__), 0)
+            oldest = min(parked, key=self._used.__getitem__)
+            self._save_soon(oldest)
+            self.truncate(oldest, 0)
         return bool(parked)
+
+    def _save_soon(self, slot: int) -> None:
+        """What a slot holds goes to disk, if that is worth it."""
+        tokens = self.cached[slot]
+        if self.saver is not None and not self._salts[slot] and self.saver.wants(tokens):
+            with suppress(LlmrunError):
+                self.saver.save(tokens, bytes(self._context.state(slot)))
 
     def take(self, tokens: list[int], n_prompt: int, salt: str, *, moves: bool) -> tuple[int, int]:
         """Give a sequence an idle slot, holding as many of its first tokens as can be had without prefill.
@@ -97,7 +111,9 @@ class Slots:
             any(self._close_gap(slot, tokens) for slot in sorted(self.idle) if self._salts[slot] == salt)
         slot = self._choose(tokens, salt)
         keep = reusable(self.cached[slot], tokens) if self._salts[slot] == salt else 0
-        if not salt:
+        if self._exact:
+            keep = min(keep, self._prompts[slot]) // self._context.n_batch * self._context.n_batch
+        elif not salt:
             keep = self._restore(slot, tokens, keep)
         self.idle.remove(slot)
         self._prompts[slot], self._salts[slot] = n_prompt, salt
@@ -138,6 +154,7 @@ class Slots:
             return self._longest(tokens, salt, self.idle)[0]
         self.cached[slot], self._salts[slot] = self.cached[source][:shared], salt
         self.room.share(source, slot, shared)
+        self._save_soon(slot)  # two prompts begin so: others will, also after a restart
         return slot
 
     def _longest(self, tokens: list[int], salt: str, slots: Collection[int]) -> tuple[int, int]:
@@ -174,6 +191,8 @@ class Slots:
             n_saved = len(saved.tokens)
             if self.make_room(n_saved) and self._context.set_state(slot, saved.state, n_saved):
                 self.append(slot, saved.tokens)
+                if self.saver is not None:
+                    self.saver.know(saved.tokens)
                 return reusable(saved.tokens, tokens)
         return self.truncate(slot, 0)
 

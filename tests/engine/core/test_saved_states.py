@@ -147,3 +147,76 @@ def test_only_the_last_answer_can_be_saved_and_only_with_a_store(tmp_path: Path)
     without = Conversation(hashed)
     without.answer("Hi", most=2)
     assert without.engine.save(1, prompt_only=False) == (0, 0)
+
+
+# ---- what others will want ---------------------------------------------------------------------------------------
+
+SYSTEM = "a long system prompt that all of the clients have in common; " * 5
+
+
+def saved(conversation: Conversation) -> None:
+    """Wait until all is on disk."""
+    saver = conversation.engine._slots.saver
+    assert saver is not None
+    saver.wait()
+
+
+def test_a_prefix_that_two_prompts_share_is_there_after_a_restart(tmp_path: Path) -> None:
+    first = talk(tmp_path, n_seq_max=4)
+    first.answer(SYSTEM + "one?", most=5)
+    saved(first)
+    assert not list(tmp_path.rglob("*.kv")), "nobody shares it yet"
+    for question in ("two?", "three?", "four?"):
+        first.answer(SYSTEM + question, most=5)
+    saved(first)
+    assert len(list(tmp_path.rglob("*.kv"))) == 1
+    later = talk(tmp_path, n_seq_max=4)
+    for request in range(4):
+        later.ask(SYSTEM + f"{request}!", most=5, request=request)
+    later.run()
+    assert [later.started(request).reused_tokens for request in range(4)] == [len(SYSTEM)] * 4
+    saved(later)
+    assert len(list(tmp_path.rglob("*.kv"))) == 1, "it is not written again"
+
+
+def test_a_long_conversation_goes_to_disk_before_it_is_evicted_and_comes_back(tmp_path: Path) -> None:
+    crowd = talk(tmp_path, n_seq_max=2, n_parked=4, n_cells=700)
+    answer, _ = crowd.answer(SYSTEM, most=5)
+    for letter in "xyz":
+        crowd.answer(letter * 200, most=5)
+    saved(crowd)
+    assert len(list(tmp_path.rglob("*.kv"))) == 1, "the others are too short"
+    assert crowd.answer(SYSTEM + answer + "Go on", most=5)[1] == "length"
+    assert crowd.started().reused_tokens == len(SYSTEM) + 4
+
+
+def test_what_has_a_salt_is_not_written(tmp_path: Path) -> None:
+    crowd = talk(tmp_path, n_seq_max=2, n_parked=4, n_cells=700)
+    for question in ("one?", "two?"):
+        crowd.answer(SYSTEM + question, most=5, salt="mine")
+    crowd.answer("x" * 590, most=5)
+    crowd.answer("y" * 590, most=5, salt="mine")
+    saved(crowd)
+    assert len(list(tmp_path.rglob("*.kv"))) == 1
+    assert KVStore(tmp_path, "model", 1 << 20).find(tokens_of("x" * 590), longer_than=10) is not None
+
+
+def test_what_is_saved_is_not_read_for_a_salt(tmp_path: Path) -> None:
+    first = talk(tmp_path)
+    first.answer(LONG, most=5)
+    first.engine.save(1, prompt_only=False)
+    later = talk(tmp_path)
+    later.answer(LONG, most=5, salt="mine")
+    assert later.started().reused_tokens == 0
+    assert later.engine.save(1, prompt_only=False) == (0, 0)
+
+
+def test_a_disk_that_is_full_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(KVStore, "save", full)
+    crowd = talk(tmp_path, n_seq_max=4)
+    for question in ("one?", "two?", "three?"):
+        assert crowd.answer(SYSTEM + question, most=5)[1] == "length"
+    saved(crowd)
