@@ -67,7 +67,7 @@ def require_within(name: str, value: float | None, bounds: tuple[float, float]) 
     """
     low, high = bounds
     if value is not None and not low <= value <= high:  # a comparison with NaN is false
-        raise UsageError(f"invalid {name} {value:.12g}", why=f"must be between {low:,} and {high:,}")
+        raise UsageError(f"invalid {name} {value:.12g}", why=f"must be between {low:,.12g} and {high:,.12g}")
 
 
 class ContextOverflowError(UsageError):
@@ -118,6 +118,7 @@ class OutOfMemoryError(ResourceError):
     """The model or its KV cache does not fit into memory."""
 
     code = "not-enough-memory"
+    http_status = 503
 
 
 class DiskFullError(ResourceError):
@@ -158,7 +159,7 @@ class EngineCrashedError(LlmrunError):
 
     code = "engine-crashed"
     exit_status = 8
-    http_status = 503
+    http_status = 500
 
 
 class CutOffError(LlmrunError):

@@ -41,6 +41,9 @@ HOMES = {
     "typer": ("cli/",),
     "click": (),
     "huggingface_hub": ("models/hub.py",),
+    "starlette": ("server/app.py", "server/ollama_routes.py"),
+    "uvicorn": ("server/listener.py",),
+    "h11": ("server/listener.py",),
 }
 # Who may say llama.cpp's and ggml's names: those who call them.
 LLAMA = "engine/llama/"

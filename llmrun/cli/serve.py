@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import signal
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,18 +19,19 @@ from llmrun.cli.completion import complete_model
 from llmrun.cli.options import LoadingOptions, loading, with_options
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
-from llmrun.server.sockets import bind
+from llmrun.server.sockets import allow_many_connections, bind
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.server.guard import Policy
-    from llmrun.server.running import Entry, RunningServer
+    from llmrun.server.pool import KeptModel
+    from llmrun.server.running import RunningServer, ServerFile
     from llmrun.server.serving import ServeOptions, Serving
     from llmrun.ui.views.serve import ServeView
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
-_FOR_EVER = -1.0
+_FOR_EVER = math.inf
 _WATCH_SECONDS = 0.5
 
 ModelsArgument = Annotated[
@@ -71,6 +74,7 @@ QueueOption = Annotated[int, typer.Option("--queue", help="Requests that may wai
 GraceOption = Annotated[
     str, typer.Option("--grace", metavar="TIME", help="Running answers may go on so long after Ctrl-C.")
 ]
+TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="An answer may take so long.")]
 ExactOption = Annotated[
     bool, typer.Option("--exact", help="An answer is bit for bit what it would be alone. Slower, shares nothing.")
 ]
@@ -88,6 +92,7 @@ def serve(
     keep: KeepOption = "5m",
     parallel: ParallelOption = 8,
     queue: QueueOption = 64,
+    timeout: TimeoutOption = "1h",
     grace: GraceOption = "30s",
     exact: ExactOption = False,
     log_json: LogJsonOption = False,
@@ -95,18 +100,29 @@ def serve(
     loading: LoadingOptions,
 ) -> None:
     """Serve models over HTTP to OpenAI's, Anthropic's, Ollama's clients."""
-    for name, value, most in (("--port", port, 65_535), ("--parallel", parallel, 64), ("--queue", queue, 10_000)):
-        require_within(name, value, (1 if name == "--parallel" else 0, most))
-    keep_seconds, grace_seconds = _seconds("--keep", keep), _seconds("--grace", grace)
+    wishes = replace(loading.wishes, parallel=parallel, exact=exact)
+    require_within("--port", port, (0, 65_535))
+    require_within("--queue", queue, (0, 10_000))
+    keep_seconds, grace_seconds, answer_seconds = (
+        _seconds(flag, text) for flag, text in (("--keep", keep), ("--grace", grace), ("--timeout", timeout))
+    )
+    allow_many_connections()
     listening = bind(host, port)
-    from llmrun.server.loading import Sharing
     from llmrun.server.serving import ServeOptions
 
     output = Output(json=log_json)
-    sharing = Sharing(loading.wishes, parallel, exact, loading.verbose)
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
     names = tuple(dict.fromkeys(models or []))
-    options = ServeOptions(names, policy, sharing.prepare, parallel, keep_seconds, queue, grace_seconds)
+    options = ServeOptions(
+        names,
+        policy,
+        wishes,
+        keep_seconds,
+        queue,
+        answer_seconds,
+        grace_seconds,
+        verbose=loading.verbose,
+    )
     _fetch_missing(output, names, loading)
     asyncio.run(_run(output, options, listening, log_json=log_json))
 
@@ -167,7 +183,18 @@ async def _run(output: Output, options: ServeOptions, listening: socket.socket, 
 
     view = ServeView(output, log_json=log_json)
     settings = load_settings()
-    serving = Serving(options, settings, on_served=lambda served: view.served(ServedRequest(*served)))
+
+    def loaded(kept: KeptModel) -> None:
+        assert kept.loaded is not None
+        view.loaded(kept.name, kept.loaded.n_ctx, options.wishes.parallel, kept.loaded.load_seconds)
+
+    serving = Serving(
+        options,
+        settings,
+        on_served=lambda served: view.served(ServedRequest(*served)),
+        on_loaded=loaded,
+        on_failed=view.failed,
+    )
     loop = asyncio.get_running_loop()
     ending: list[LlmrunError] = []
     running = asyncio.ensure_future(serving.run(listening))
@@ -198,7 +225,7 @@ async def _run(output: Output, options: ServeOptions, listening: socket.socket, 
             view.end()
 
 
-async def _watch(serving: Serving, view: ServeView, entry: Entry | None, server: RunningServer) -> None:
+async def _watch(serving: Serving, view: ServeView, entry: ServerFile | None, server: RunningServer) -> None:
     """Keep the live line and this server's entry in `llmrun ps` up to date."""
     from llmrun.ui.views.serve import ServeFigures
 
@@ -209,5 +236,7 @@ async def _watch(serving: Serving, view: ServeView, entry: Entry | None, server:
             entry.write(now)
             written = now
         if view.is_live:
-            view.show(ServeFigures(*serving.metrics.figures))
+            conditions = (await serving.conditions()).values()
+            used, cells = sum(each.cells_used for each in conditions), sum(each.cells for each in conditions)
+            view.show(ServeFigures(*serving.metrics.figures, used, cells))
         await asyncio.sleep(_WATCH_SECONDS)

@@ -31,7 +31,7 @@ def stop(
     port: Annotated[int | None, typer.Option("--port", "-p", help="Of the server, where several run.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
 ) -> None:
-    """End a server that runs. Running answers may end before."""
+    """End a server that runs."""
     output = Output()
     for server in _meant(running_servers(load_settings().state_dir), port, every=every):
         server.stop()

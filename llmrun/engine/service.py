@@ -17,7 +17,8 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import ALLOCATING
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
-from llmrun.engine.prompt.thinking import Tags, ThinkingBudget, opens, thinking_tags
+from llmrun.engine.prompt.thinking import Tags, ThinkingBudget, Thoughts, opens, thinking_tags
+from llmrun.engine.prompt.tools import offers_tools, waits_for_call
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.ended import SaveState, StateSaved
 from llmrun.protocol.messages import (
@@ -32,6 +33,7 @@ from llmrun.protocol.messages import (
     Rendering,
     Tokenize,
     Tokenized,
+    Tool,
 )
 from llmrun.protocol.params import Limits
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from llmrun.engine.llama.base import Context, Vocabulary
     from llmrun.engine.llama.model import LlamaModel
     from llmrun.grammar import Grammar
+    from llmrun.protocol.toolcalls import Syntax
 
 _LONG_TOKEN = 32  # bytes; most are a few
 
@@ -88,18 +91,39 @@ class Preparer:
             UsageError: the prompt is empty, or certainly too long, or the sampling parameters are invalid.
         """
         asked = generate.asked
-        matcher = self._matcher(asked.grammar)
+        syntax = None
+        matcher = None if offers_tools(asked) else self._matcher(asked.grammar)
         text, tokens = self.prompt(generate, send)
+        if offers_tools(asked):
+            syntax = self._chat_template(asked.template).syntax
+            matcher = self._calls(asked, syntax)
         tags = thinking_tags(asked.template) or self.thinking_tags
         inside = tags is not None and opens(text, tags)
-        constraint: Constraint | None = matcher
-        if matcher is not None and tags is not None:
-            from llmrun.engine.constraint.thoughts import AfterThoughts
-
-            may_think = asked.prompt is None and asked.thinking is not False
-            constraint = AfterThoughts(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
+        constraint = self._constraint(asked, matcher, syntax, tags, inside=inside)
         sampler = SequenceSampler(asked.sampling, self._vocabulary, tokens, constraint, asked.remember, asked.logprobs)
-        return Prepared(generate.request, tokens, sampler, asked.limits, self._extras(asked, tags, inside=inside))
+        extras = self._extras(asked, tags, syntax, inside=inside)
+        return Prepared(generate.request, tokens, sampler, asked.limits, extras)
+
+    def _constraint(
+        self, asked: AnswerRequest, matcher: Matcher | None, syntax: Syntax | None, tags: Tags | None, *, inside: bool
+    ) -> Constraint | None:
+        """When the grammar begins to bind: with the answer, behind the thoughts, or with a call of a tool."""
+        if matcher is not None and syntax is not None and waits_for_call(asked):
+            from llmrun.engine.constraint.calls import UntilCall
+
+            thoughts = Thoughts.begin(tags, inside=inside) if tags is not None else None
+            return UntilCall(matcher, self._vocabulary, syntax, thoughts)
+        if matcher is None or tags is None:
+            return matcher
+        from llmrun.engine.constraint.thoughts import AfterThoughts
+
+        may_think = asked.prompt is None and asked.thinking is not False
+        return AfterThoughts(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
+
+    def _calls(self, asked: AnswerRequest, syntax: Syntax) -> Matcher:
+        from llmrun.engine.constraint.calls import compile_calls
+
+        return compile_calls(asked, syntax, self._vocabulary, self._control_tokens(syntax.marks))
 
     def _matcher(self, grammar: Grammar | None) -> Matcher | None:
         if grammar is None:
@@ -108,7 +132,7 @@ class Preparer:
 
         return compile_grammar(grammar, self._vocabulary)
 
-    def _extras(self, asked: AnswerRequest, tags: Tags | None, *, inside: bool) -> Extras:
+    def _extras(self, asked: AnswerRequest, tags: Tags | None, syntax: Syntax | None, *, inside: bool) -> Extras:
         thinking = guard = None
         if tags is not None and asked.thinking_tokens is not None:
             thinking = ThinkingBudget(tags, inside, asked.thinking_tokens)
@@ -122,9 +146,10 @@ class Preparer:
             thinking=thinking,
             guard=guard,
             moves=asked.moves,
-            shown=self._control_tokens(tags or ()),
             logprobs=LogprobStream() if asked.logprobs is not None else None,
             salt=asked.salt,
+            shown=self._control_tokens((*(tags or ()), *(syntax.marks if syntax else ()))),
+            tool_syntax=syntax.name if syntax else "",
         )
 
     def count(self, count: Count, send: Callable[[Event], None]) -> Counted:
@@ -167,11 +192,12 @@ class Preparer:
             empty = UsageError("the prompt is empty", hint="type something")
         else:
             if isinstance(request, Generate):
-                self._refuse_endless(asked.messages)
+                self._refuse_endless(asked.messages, asked.tools)
             with ALLOCATING:
                 send(Rendering(request.request))
                 template = self._chat_template(asked.template)
-                parts = template.render(asked.messages, self._control_texts(), thinking=asked.thinking)
+                tools = asked.tools if offers_tools(asked) else ()
+                parts = template.render(asked.messages, self._control_texts(), thinking=asked.thinking, tools=tools)
             send(Rendered(request.request))
             empty = UsageError(
                 "the prompt is empty",
@@ -184,13 +210,14 @@ class Preparer:
             raise empty
         return text, tokens
 
-    def _refuse_endless(self, messages: Sequence[Message]) -> None:
+    def _refuse_endless(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Refuse what has more tokens than the context window, whatever they are: finding out which takes minutes.
 
         Raises:
             ContextOverflowError: it has.
         """
-        n_bytes = sum(len(message.content.encode("utf-8", "replace")) for message in messages)
+        texts = (*(text for message in messages for text in message.texts), *(text for tool in tools for text in tool))
+        n_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
         if n_bytes <= self._n_ctx * _LONG_TOKEN:
             return
         vocabulary = self._vocabulary

@@ -27,7 +27,8 @@ _ANNOTATION_FORMATS = frozenset({
     "iri-reference", "json-pointer", "password", "regex", "relative-json-pointer", "uri-reference", "uri-template",
 })  # fmt: skip
 
-_REFUSED = {
+# Keywords that can't be enforced, and what to do instead.
+REFUSED = {
     "not": "say what the value may be, with enum, type or anyOf",
     "if": "write the cases as anyOf",
     "then": "write the cases as anyOf",
@@ -187,7 +188,7 @@ def parse(text: str) -> Schema:
 def _check(schema: Schema, part: dict[str, Any]) -> None:
     if "$id" in part and part is not schema.root:
         schema.fail_key(part, "$id", "a schema inside another can't have an $id of its own", "leave it out")
-    for key, hint in _REFUSED.items():
+    for key, hint in REFUSED.items():
         if key in part and not (key in ("uniqueItems", "$recursiveAnchor") and part[key] is False):
             schema.fail_key(part, key, f"{key!r} can't be enforced while an answer is written", hint)
     for key, check in _CHECKS.items():

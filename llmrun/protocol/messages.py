@@ -21,11 +21,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class Tool(NamedTuple):
-    """A function that the model may call.
-
-    Attributes:
-        parameters: the JSON schema of its arguments, as text.
-    """
+    """A function that the model may call; parameters is the JSON schema of its arguments, as text."""
 
     name: str
     description: str = ""
@@ -288,6 +284,7 @@ class Started(NamedTuple):
         seed: of this answer's random generator.
         thinking: the answer begins inside the model's thoughts.
         thinking_tags: the texts between which the model thinks, by this request's chat template; none if it does not.
+        tool_syntax: how it writes calls of tools, see toolcalls.SYNTAXES; "" where the answer can have none.
     """
 
     request: int
@@ -296,6 +293,7 @@ class Started(NamedTuple):
     seed: int
     thinking: bool = False
     thinking_tags: tuple[str, ...] = ()
+    tool_syntax: str = ""
 
 
 class PrefillProgress(NamedTuple):

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Started, TextDelta, TokenLogprob
-from llmrun.protocol.reasoning import ReasoningKind, Splitter
-from llmrun.server.asked import Asked, Begun, Ended, Part, Text, Thought
+from llmrun.server.asked import Asked, Begun, Ended, Part, Text
 from llmrun.server.connection import EngineConnection
-from llmrun.server.metrics import Metrics
+from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import KeptModel, Pool, prompt_hash
+from llmrun.server.toolcalls import PartSplitter
 
 _MOST_ENGINES = 3
 """A request that only waits goes through so many dying engines."""
@@ -33,12 +33,13 @@ class _Choice:
         self.request = 0
         self.engines = 0
         self.is_started = self.is_finished = False
-        self.splitter = Splitter(())
+        self.splitter: PartSplitter | None = None
         self.logprobs: tuple[TokenLogprob, ...] = ()  # whose text the splitter still holds
 
-    def text(self, pieces: Iterator[Part]) -> Iterator[Part]:
-        """Parts with the log probabilities that belong to them."""
-        for part in pieces:
+    def parts(self, text: str | None) -> Iterator[Part]:
+        """What a piece of text means, with the log probabilities that belong to it; None is the end."""
+        assert self.splitter is not None, "text came before its answer was started"
+        for part in self.splitter.flush() if text is None else self.splitter.feed(text):
             if isinstance(part, Text) and self.logprobs:
                 part, self.logprobs = part._replace(logprobs=self.logprobs), ()
             yield part
@@ -59,7 +60,7 @@ class Answers:
     """
 
     def __init__(
-        self, pool: Pool, kept: KeptModel, asked: Asked, put: Callable[[Heard], None], metrics: Metrics
+        self, pool: Pool, kept: KeptModel, asked: Asked, put: Callable[[Heard], None], metrics: ServerMetrics
     ) -> None:
         self._pool, self._kept, self._asked, self._put = pool, kept, asked, put
         self._choices = [_Choice() for _ in range(asked.n)]
@@ -85,6 +86,7 @@ class Answers:
     async def _ask(self, index: int) -> None:
         """Send one of them to the engine, as soon as that has loaded its model."""
         choice = self._choices[index]
+        choice.connection = None
         try:
             self._pool.deaths.check(self._prompt)
             connection = await self._pool.ready(self._kept)
@@ -118,40 +120,35 @@ class Answers:
             raise event
         elif isinstance(event, Started):
             choice.is_started = True
-            choice.splitter = Splitter(event.thinking_tags, inside=event.thinking)
+            choice.splitter = PartSplitter(index, event)
             clock.started(event)
             return [Begun(index, event.prompt_tokens, event.reused_tokens)]
         elif isinstance(event, TextDelta):
             clock.delta(event)
             choice.logprobs += event.logprobs
-            return list(choice.text(self._split(index, event.text)))
+            return list(choice.parts(event.text))
         elif isinstance(event, Finished):
             choice.is_finished = True
+            self._pool.deaths.forget(self._prompt)
             clock.finished(event)
-            return [*choice.text(self._split(index, None)), _ended(index, event)]
+            parts = [*choice.parts(None)] if choice.splitter is not None else []
+            has_called = choice.splitter is not None and choice.splitter.has_called
+            return [*parts, _ended(index, event, has_called=has_called)]
         return []
-
-    def _split(self, index: int, text: str | None) -> Iterator[Part]:
-        """Thoughts and answer apart; None is the end."""
-        splitter = self._choices[index].splitter
-        for part in splitter.flush() if text is None else splitter.feed(text):
-            if part.kind is ReasoningKind.THOUGHT:
-                yield Thought(index, part.text)
-            elif part.kind is ReasoningKind.ANSWER:
-                yield Text(index, part.text)
 
     def _survive(self, index: int, crash: EngineCrashedError) -> None:
         """The engine died: who only waited is asked again.
 
         Raises:
-            EngineCrashedError: the answer had begun, or this happens too often.
+            EngineCrashedError: the answer had begun, the model can't be loaded, or this happens too often.
         """
         choice = self._choices[index]
-        if choice.is_started or (choice.connection is not None and choice.connection.is_first_waiting()):
-            self._pool.deaths.add(self._prompt)
+        if choice.connection is None:
+            raise crash
+        if choice.is_started or choice.connection.is_first_waiting():
+            self._pool.deaths.add(self._prompt, choice.connection.pid)
         if choice.is_started or choice.engines >= _MOST_ENGINES:
             raise crash
-
         self._spawn(index)
 
     def cancel(self) -> None:
@@ -165,7 +162,8 @@ class Answers:
                     choice.connection.cancel(choice.request)
 
 
-def _ended(index: int, event: Finished) -> Ended:
-    is_stop_string = event.reason == "stop" and bool(event.detail)
-    reason = "stop_string" if is_stop_string else event.reason
-    return Ended(index, reason, event.stats, event.detail if is_stop_string else "")
+def _ended(index: int, event: Finished, *, has_called: bool) -> Ended:
+    if event.reason != "stop":
+        return Ended(index, event.reason, event.stats)
+    reason = "stop_string" if event.detail else "tool_calls" if has_called else "stop"
+    return Ended(index, reason, event.stats, event.detail)

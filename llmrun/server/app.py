@@ -19,17 +19,23 @@ from starlette.routing import Route
 
 from llmrun.errors import LlmrunError, ModelNotFoundError
 from llmrun.protocol.messages import Count, Counted, Tokenize, Tokenized
-from llmrun.server.exchange import Dialect, Exchange, Shared, parse_json, read_body, refuse
+from llmrun.server.exchange import Dialect, HttpExchange, Shared, parse_json, read_body, refuse
 from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send
-from llmrun.server.protocols import anthropic, openai, openai_chat, openai_responses, openai_text
+from llmrun.server.ollama_routes import OllamaRoutes
+from llmrun.server.protocols import anthropic, ollama, openai, openai_chat, openai_responses, openai_text
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.refusals import MethodRefusedError, NoRouteError
+from llmrun.server.shelf import Shelf
 
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": Dialect(openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-"),
     "/v1/completions": Dialect(openai_text.read, openai_text.writer, openai.error_body, "cmpl-"),
-    "/v1/responses": Dialect(openai_responses.read, openai_responses.writer, openai.error_body, "resp_"),
+    "/v1/responses": Dialect(
+        openai_responses.read, openai_responses.writer, openai.error_body, "resp_", streams_overflow=True
+    ),
     "/v1/messages": Dialect(anthropic.read, anthropic.writer, anthropic.error_body, "msg_"),
+    "/api/chat": Dialect(ollama.read_chat, ollama.chat_writer, ollama.error_body, ""),
+    "/api/generate": Dialect(ollama.read_generate, ollama.generate_writer, ollama.error_body, ""),
 }
 """Path -> the protocol in which answers are asked for there."""
 
@@ -56,7 +62,7 @@ class Site:
 
     Args:
         shared: what all requests have in common.
-        list_models: names of the models on this disk, and when each was written.
+        shelf: the models on this disk.
         on_served: told of every request.
     """
 
@@ -64,12 +70,12 @@ class Site:
         self,
         shared: Shared,
         *,
-        list_models: Callable[[], dict[str, int]],
+        shelf: Shelf,
         on_served: Callable[[Served], None] = lambda served: None,
     ) -> None:
         self._shared = shared
         self._pool, self._traffic, self._metrics = shared
-        self._list_models, self._on_served = list_models, on_served
+        self._shelf, self._on_served = shelf, on_served
 
     def app(self, policy: Policy) -> App:
         """The ASGI application."""
@@ -84,6 +90,8 @@ class Site:
             Route("/props", self._props, methods=get),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/v1/messages/count_tokens", self._count, methods=["POST"]),
+            *OllamaRoutes(self._pool, self._shelf).routes,
+            Route("/api/hello", self._home, methods=get),  # Claude Code looks whether somebody is there
         ]
         handlers: Any = {HTTPException: _no_route, LlmrunError: _failed, Exception: _mistake}
         starlette = Starlette(routes=routes, exception_handlers=handlers)
@@ -91,7 +99,7 @@ class Site:
 
     def _exchange(self, dialect: Dialect) -> App:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            await Exchange(dialect, self._shared, scope, receive, send).run()
+            await HttpExchange(dialect, self._shared, scope, receive, send).run()
 
         return answer
 
@@ -131,7 +139,8 @@ class Site:
         return JSONResponse({"status": "ok"})
 
     async def _show_metrics(self, request: Request) -> Response:
-        return PlainTextResponse(self._metrics.text(), media_type="text/plain; version=0.0.4")
+        text = self._metrics.text(await self._pool.conditions())
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_entry(*each) for each in (await self._known()).items()]})
@@ -145,7 +154,7 @@ class Site:
 
     async def _known(self) -> dict[str, int]:
         """The models that can be asked for: those of the command line first."""
-        found = await asyncio.to_thread(self._list_models)
+        found = await asyncio.to_thread(self._shelf.created)
         return {**{name: found.get(name, 0) for name in self._pool.names}, **found}
 
     async def _props(self, request: Request) -> Response:
@@ -199,6 +208,8 @@ def _entry(name: str, created: int) -> dict[str, Any]:
 
 def _error_body(path: str) -> Callable[[LlmrunError, int], dict[str, Any]]:
     """In which shape a path's client wants its errors; what stands below a path of the table is in its protocol."""
+    if path.startswith("/api/"):
+        return ollama.error_body
     dialect = next((each for start, each in DIALECTS.items() if path.startswith(start)), None)
     return dialect.error_body if dialect else openai.error_body
 

@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Any, NamedTuple, NoReturn
 
-from llmrun.errors import LlmrunError
+from llmrun.errors import ContextOverflowError, LlmrunError
 from llmrun.server import sse
 from llmrun.server.answers import Answers, Heard
 from llmrun.server.asked import Asked, Begun, Ended, Envelope, Writer
 from llmrun.server.guard import Headers, Receive, Scope, Send
-from llmrun.server.metrics import Metrics
+from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import KeptModel, Pool
-from llmrun.server.refusals import BusyError, DrainingError, MalformedError
+from llmrun.server.refusals import BusyError, DrainingError, LateError, MalformedError
 
 SILENCE_SECONDS = 5.0
 """After so long without a byte a client is told that the server lives."""
@@ -30,6 +30,7 @@ STALL_SECONDS = 60.0
 """A client that takes nothing for so long has left."""
 _LONG_BODY = 16 * 1024  # bytes: reading it is worth another thread
 _RETRY_SECONDS = b"2"
+_DEEPEST = 100  # levels of a body
 
 
 class Dialect(NamedTuple):
@@ -38,12 +39,14 @@ class Dialect(NamedTuple):
     Attributes:
         read, writer, error_body: as every module of protocols/ has them.
         prefix: of an answer's id.
+        streams_overflow: a stream's client is told in the stream that its prompt is too long, not by HTTP.
     """
 
     read: Callable[[Mapping[str, Any]], Asked]
     writer: Callable[[Mapping[str, Any], Envelope], Writer]
     error_body: Callable[[LlmrunError, int], dict[str, Any]]
     prefix: str
+    streams_overflow: bool = False
 
 
 class _Signal(Enum):
@@ -52,6 +55,7 @@ class _Signal(Enum):
     GONE = auto()  # the client has left
     TICK = auto()  # nothing was said for a while
     DRAIN = auto()  # the time to end is over
+    LATE = auto()  # the answer takes too long
 
 
 class _ClientLeft(Exception):  # noqa: N818 - not an error of ours
@@ -63,15 +67,16 @@ class Traffic:
 
     Args:
         most: answers at the same time, those that wait included.
+        answer_seconds: that an answer may take, waiting included.
 
     Attributes:
         is_draining: no more are taken.
     """
 
-    def __init__(self, most: int) -> None:
-        self.is_draining = False
+    def __init__(self, most: int, answer_seconds: float) -> None:
+        self.is_draining, self.answer_seconds = False, answer_seconds
         self._most, self._answers = most, 0
-        self._exchanges: set[Exchange] = set()
+        self._exchanges: set[HttpExchange] = set()
 
     @property
     def is_busy(self) -> bool:
@@ -79,7 +84,7 @@ class Traffic:
         return bool(self._exchanges)
 
     @contextmanager
-    def admitted(self, exchange: Exchange, answers: int) -> Iterator[None]:
+    def admitted(self, exchange: HttpExchange, answers: int) -> Iterator[None]:
         """Count an exchange until the block ends.
 
         Raises:
@@ -115,10 +120,10 @@ class Shared(NamedTuple):
 
     pool: Pool
     traffic: Traffic
-    metrics: Metrics
+    metrics: ServerMetrics
 
 
-class Exchange:
+class HttpExchange:
     """One request and its answer.
 
     Args:
@@ -134,6 +139,7 @@ class Exchange:
         self._heard: asyncio.Queue[Heard | _Signal] = asyncio.Queue()
         self.put = self._heard.put_nowait
         self._writer: Writer | None = None
+        self._is_stream = False
         self._has_begun = False
         self._task = _this_task()
         self._spoke_at = time.monotonic()
@@ -161,6 +167,12 @@ class Exchange:
         self._log["model"] = name
         envelope = Envelope(f"{self._dialect.prefix}{secrets.token_hex(12)}", int(time.time()), name)
         self._writer = writer = self._dialect.writer(body, envelope)
+        self._is_stream = asked.stream
+        if not asked.request.messages and asked.request.prompt is None:  # it is only to be loaded, or to go
+            if asked.keep_seconds != 0:
+                await self._pool.ready(kept)
+            await respond(self._send, 200, writer.whole())
+            return
         answers = Answers(self._pool, kept, asked, self.put, self._metrics)
         watching = [asyncio.ensure_future(self._watch_client()), asyncio.ensure_future(self._watch_clock())]
         try:
@@ -185,6 +197,8 @@ class Exchange:
                     raise _ClientLeft
                 if heard is _Signal.DRAIN:
                     raise DrainingError("the server is shutting down")
+                if heard is _Signal.LATE:
+                    raise LateError(f"the answer takes longer than {self._traffic.answer_seconds:g} seconds")
                 if isinstance(heard, _Signal):
                     said += await self._break_silence(writer) if is_stream else b""
                     continue
@@ -228,8 +242,11 @@ class Exchange:
     async def _fail(self, error: LlmrunError) -> None:
         """End with an error: one of HTTP where nothing was sent yet, else one in the stream."""
         self._log["reason"] = error.code
-        if self._has_begun and self._writer is not None:
-            await self._say(self._writer.error(error), is_last=True)
+        writer, begin = self._writer, b""
+        if writer and self._is_stream and self._dialect.streams_overflow and isinstance(error, ContextOverflowError):
+            begin = await self._begin(writer)
+        if self._has_begun and writer is not None:
+            await self._say(begin + writer.error(error), is_last=True)
         else:
             await refuse(self._send, error, self._dialect.error_body)
 
@@ -249,11 +266,16 @@ class Exchange:
 
     async def _watch_clock(self) -> None:
         """Break silence, and give up a client that takes nothing."""
+        ends_at = time.monotonic() + self._traffic.answer_seconds
         while True:
-            await asyncio.sleep(SILENCE_SECONDS)
+            left = ends_at - time.monotonic()
+            await asyncio.sleep(max(min(SILENCE_SECONDS, left), 0.0))
             silent = time.monotonic() - self._spoke_at
             if self._is_sending and silent > STALL_SECONDS:
                 self._task.cancel()
+            elif time.monotonic() >= ends_at:
+                self.put(_Signal.LATE)
+                return
             elif not self._is_sending and silent >= SILENCE_SECONDS:
                 self.put(_Signal.TICK)
 
@@ -295,7 +317,21 @@ def parse_json(data: bytes) -> dict[str, Any]:
         raise MalformedError("the body is not JSON", why=str(error)) from None
     if not isinstance(body, dict):
         raise MalformedError("the body must be a JSON object")
+    if _is_deep(body):
+        raise MalformedError("the body is nested too deeply", why=f"{_DEEPEST} levels at most")
     return body
+
+
+def _is_deep(body: Any) -> bool:
+    """Whether there are more levels than what works on JSON by recursion can bear."""
+    level = [body]
+    for _ in range(_DEEPEST):
+        level = [
+            child
+            for each in level
+            for child in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+        ]
+    return bool(level)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -207,6 +207,7 @@ async def _allow(headers: Headers, send: Send) -> None:
     allowed = [
         (b"access-control-allow-methods", b"GET, POST, HEAD, OPTIONS"),
         (b"access-control-allow-headers", wanted),
+        (b"access-control-allow-private-network", b"true"),
         (b"access-control-max-age", b"600"),
     ]
     await send({"type": "http.response.start", "status": 204, "headers": allowed})

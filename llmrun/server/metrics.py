@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from llmrun.protocol.messages import Condition, Finished, Started, TextDelta
@@ -113,7 +113,7 @@ class RequestClock:
         self._counted = state
 
 
-class Metrics:
+class ServerMetrics:
     """The counters of all models.
 
     Args:
@@ -147,15 +147,15 @@ class Metrics:
         since = self._clock() - _RATE_SECONDS
         return sum(tokens for when, tokens in self._tokens if when > since) / _RATE_SECONDS
 
-    def text(self, conditions: Iterable[tuple[str, Condition]] = ()) -> str:
+    def text(self, conditions: Mapping[str, Condition]) -> str:
         """In Prometheus's text format.
 
         Args:
             conditions: of each model that is loaded, by name.
         """
-        return "\n".join([*self._lines(dict(conditions)), ""])
+        return "\n".join([*self._lines(conditions), ""])
 
-    def _lines(self, conditions: dict[str, Condition]) -> Iterator[str]:
+    def _lines(self, conditions: Mapping[str, Condition]) -> Iterator[str]:
         models = self.models
         yield from _family("num_requests_running", "gauge", {name: m.running for name, m in models.items()})
         yield from _family("num_requests_waiting", "gauge", {name: m.waiting for name, m in models.items()})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,7 +19,7 @@ from llmrun.config import Settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, UsageError
 from llmrun.model import Located, Model, locate, not_on_disk
 from llmrun.models.store.in_use import using
-from llmrun.protocol.messages import AnswerRequest, Loaded
+from llmrun.protocol.messages import AnswerRequest, Condition, Loaded, Status
 from llmrun.runner.launch import Launched, launch
 from llmrun.server.connection import EngineConnection
 from llmrun.server.refusals import DeadlyPromptError
@@ -67,19 +68,23 @@ class KeptModel:
 
 @dataclass
 class Deaths:
-    """Prompts that were in an engine when it died, and how often; the oldest are forgotten."""
+    """Prompts that were in an engine when it died, and which engines that were; the oldest are forgotten."""
 
-    _counts: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    _engines: OrderedDict[str, set[int]] = field(default_factory=OrderedDict)
 
-    def add(self, prompt: str) -> None:
-        """It was in an engine that died."""
-        self._counts[prompt] = self._counts.pop(prompt, 0) + 1
-        while len(self._counts) > _REMEMBERED_PROMPTS:
-            self._counts.popitem(last=False)
+    def add(self, prompt: str, engine: int) -> None:
+        """It was in this engine, which died."""
+        self._engines[prompt] = self._engines.pop(prompt, set()) | {engine}
+        while len(self._engines) > _REMEMBERED_PROMPTS:
+            self._engines.popitem(last=False)
+
+    def forget(self, prompt: str) -> None:
+        """It was answered: others are to blame."""
+        self._engines.pop(prompt, None)
 
     def check(self, prompt: str) -> None:
         """Raises DeadlyPromptError if that happened too often."""
-        if self._counts.get(prompt, 0) >= MOST_DEATHS:
+        if len(self._engines.get(prompt, ())) >= MOST_DEATHS:
             raise DeadlyPromptError(
                 "this prompt is refused", why=f"the engine died {MOST_DEATHS} times while this prompt was in it"
             )
@@ -87,7 +92,9 @@ class Deaths:
 
 def prompt_hash(asked: AnswerRequest) -> str:
     """What a prompt is known by."""
-    return hashlib.sha256(repr((asked.messages, asked.prompt, asked.template, asked.grammar)).encode()).hexdigest()
+    return hashlib.sha256(
+        repr((asked.messages, asked.prompt, asked.template, asked.grammar, asked.tools)).encode()
+    ).hexdigest()
 
 
 class Pool:
@@ -99,6 +106,7 @@ class Pool:
         prepare: reads a model's header and makes the plan.
         keep_seconds: how long a model stays that nobody asks.
         start: starts an engine's process, given the model it is for.
+        on_loaded: told of every model that was loaded.
 
     Attributes:
         deaths: prompts that were in dying engines.
@@ -112,14 +120,16 @@ class Pool:
         *,
         keep_seconds: float,
         start: Callable[[Model], Launched],
+        on_loaded: Callable[[KeptModel], None] = lambda kept: None,
     ) -> None:
         self.names = tuple(names)
         self.deaths = Deaths()
         self._settings, self._prepare, self._keep_seconds = settings, prepare, keep_seconds
-        self._start_engine = start
+        self._start_engine, self._on_loaded = start, on_loaded
         self._kept: dict[Path, KeptModel] = {}
         self._paths: dict[str, Path] = {}
         self._loading = asyncio.Lock()
+        self._ending: set[asyncio.Task[None]] = set()
 
     @property
     def kept(self) -> list[KeptModel]:
@@ -153,12 +163,14 @@ class Pool:
         """Nobody may be asking a model any more."""
         loop = asyncio.get_running_loop()
         kept.used_at = loop.time()
-        if not kept.users and kept.keep_seconds >= 0:
+        if not kept.users and 0 <= kept.keep_seconds < math.inf:
             kept.expiry = loop.call_later(kept.keep_seconds, self._expire, kept)
 
     def _expire(self, kept: KeptModel) -> None:
         if not kept.users:
-            self._ending = asyncio.ensure_future(self._unload(kept))
+            task = asyncio.ensure_future(self._unload(kept))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     async def _find(self, name: str) -> KeptModel:
         if not name and not self.names:
@@ -199,6 +211,7 @@ class Pool:
             return kept.connection
         if kept.starting is None or kept.starting.done():
             kept.starting = asyncio.ensure_future(self._start(kept))
+            kept.starting.add_done_callback(_look_at)  # all who waited may have left
         return await asyncio.shield(kept.starting)
 
     async def _start(self, kept: KeptModel) -> EngineConnection:
@@ -223,6 +236,7 @@ class Pool:
             kept.locks.close()
             raise
         kept.connection = connection
+        self._on_loaded(kept)
         return connection
 
     async def _unload(self, kept: KeptModel) -> None:
@@ -236,11 +250,24 @@ class Pool:
         if connection is not None:
             await connection.close()
 
+    async def conditions(self) -> dict[str, Condition]:
+        """How busy the engine of each model in memory is."""
+        found: dict[str, Condition] = {}
+        for kept in self.kept:
+            if kept.connection is not None and kept.is_loaded:
+                with suppress(LlmrunError):  # it is dying
+                    status = Status(kept.connection.next_request())
+                    found[kept.name] = await kept.connection.ask(status, Condition)
+        return found
+
     async def warm(self, name: str) -> None:
-        """Load a model before anybody asks for it; whoever asks for it first is told what is wrong with it."""
-        with suppress(LlmrunError):
-            async with self.lease(name) as kept:
-                await self.ready(kept)
+        """Load a model before anybody asks for it.
+
+        Raises:
+            LlmrunError: it can't be loaded; who asks for it will be told too.
+        """
+        async with self.lease(name) as kept:
+            await self.ready(kept)
 
     async def close(self) -> None:
         """End all engines."""
@@ -250,6 +277,11 @@ class Pool:
             if kept.expiry is not None:
                 kept.expiry.cancel()
             await self._close(kept)
+
+
+def _look_at(task: asyncio.Task[EngineConnection]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def engine_of(model: Model) -> Launched:

@@ -93,3 +93,10 @@ class DrainingError(LlmrunError):
 
     code = "shutting-down"
     http_status = 503
+
+
+class LateError(LlmrunError):
+    """The answer took longer than an answer may."""
+
+    code = "timeout"
+    http_status = 504

@@ -46,7 +46,7 @@ class RunningServer(NamedTuple):
             os.kill(self.pid, signal.SIGTERM)
 
 
-class Entry:
+class ServerFile:
     """The file of a server that runs in this process."""
 
     def __init__(self, descriptor: int) -> None:
@@ -61,7 +61,7 @@ class Entry:
 
 
 @contextmanager
-def registered(state_dir: Path, port: int) -> Iterator[Entry | None]:
+def registered(state_dir: Path, port: int) -> Iterator[ServerFile | None]:
     """A server listens on this port until the block ends; None where that can't be written down."""
     path = state_dir / _FOLDER / f"{port}.json"
     descriptor = -1
@@ -73,7 +73,7 @@ def registered(state_dir: Path, port: int) -> Iterator[Entry | None]:
         yield None
         return
     try:
-        yield Entry(descriptor)
+        yield ServerFile(descriptor)
     finally:
         path.unlink(missing_ok=True)
         os.close(descriptor)

@@ -9,17 +9,21 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from llmrun.config import Settings
-from llmrun.model import Model
-from llmrun.models.store.store import everything
+from llmrun.errors import LlmrunError
+from llmrun.model import Located, Model, prepare
+from llmrun.planning.plan import Wishes
+from llmrun.protocol.messages import Condition
 from llmrun.runner.launch import Launched
 from llmrun.server.app import Served, Site
 from llmrun.server.exchange import Shared, Traffic
 from llmrun.server.guard import Policy
 from llmrun.server.listener import RECEIVE_SECONDS, Listener
-from llmrun.server.metrics import Metrics
-from llmrun.server.pool import Pool, Prepare, engine_of
+from llmrun.server.metrics import ServerMetrics
+from llmrun.server.pool import KeptModel, Pool, engine_of
+from llmrun.server.shelf import Shelf
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +33,24 @@ class ServeOptions:
     Attributes:
         names: of models that are loaded from the start; the first is the one meant where a client names none.
         policy: who may ask.
-        prepare: reads a model's header and plans how it is loaded.
-        parallel: answers at the same time.
+        wishes: how models are loaded, and how many answers there are at the same time.
+        answer_seconds: that an answer may take.
         keep_seconds: how long a model stays that nobody asks; less than 0 is for ever.
         queue: requests that may wait.
         grace_seconds: how long running answers may go on after the first signal to end.
         receive_seconds: in which a request has to arrive.
+        verbose: llama.cpp's log goes to stderr.
     """
 
     names: tuple[str, ...]
     policy: Policy
-    prepare: Prepare
-    parallel: int = 8
+    wishes: Wishes
     keep_seconds: float = 300.0
     queue: int = 64
+    answer_seconds: float = 3600.0
     grace_seconds: float = 30.0
     receive_seconds: float = RECEIVE_SECONDS
+    verbose: bool = False
 
 
 class Serving:
@@ -52,6 +58,8 @@ class Serving:
 
     Args:
         on_served: told of every request.
+        on_loaded: told of every model that was loaded.
+        on_failed: told why a model could not be loaded at the start.
         start: starts an engine's process for a model; the usual one by default.
 
     Attributes:
@@ -64,26 +72,30 @@ class Serving:
         settings: Settings,
         *,
         on_served: Callable[[Served], None] = lambda served: None,
+        on_loaded: Callable[[KeptModel], None] = lambda kept: None,
+        on_failed: Callable[[LlmrunError], None] = lambda error: None,
         start: Callable[[Model], Launched] = engine_of,
     ) -> None:
         self._options, self._settings = options, settings
-        self.metrics = Metrics()
-        self._pool = Pool(options.names, settings, options.prepare, keep_seconds=options.keep_seconds, start=start)
-        self._traffic = Traffic(options.parallel + options.queue)
+        self.metrics = ServerMetrics()
+        self._on_failed = on_failed
+        keep = options.keep_seconds
+        self._pool = Pool(options.names, settings, self._prepare, keep_seconds=keep, start=start, on_loaded=on_loaded)
+        self._traffic = Traffic(options.wishes.parallel + options.queue, options.answer_seconds)
         shared = Shared(self._pool, self._traffic, self.metrics)
-        self._site = Site(shared, list_models=self._list_models, on_served=on_served)
+        self._site = Site(shared, shelf=Shelf(settings), on_served=on_served)
         self._ending = asyncio.Event()
 
-    def _list_models(self) -> dict[str, int]:
-        """Names of the models on this disk, and when each was written."""
-        return {each.name: int(each.modified) for each in everything(self._settings)}
+    def _prepare(self, located: Located, path: Path) -> Model:
+        options = self._options
+        return prepare(located.spec, path, options.wishes, warm_up=True, verbose=options.verbose, keeps_states=True)
 
     async def run(self, listening: socket.socket) -> None:
         """Serve on this socket until end() is called, and then until all is answered or the grace is over."""
         options = self._options
         listener = Listener(self._site.app(options.policy), listening, options.receive_seconds)
         await listener.start()
-        warming = [asyncio.ensure_future(self._pool.warm(name)) for name in options.names]
+        warming = [asyncio.ensure_future(self._warm(name)) for name in options.names]
         try:
             await self._ending.wait()
             await self._traffic.drain(options.grace_seconds)
@@ -98,10 +110,20 @@ class Serving:
         """Names of the models in memory."""
         return [kept.name for kept in self._pool.kept if kept.is_loaded]
 
+    async def conditions(self) -> dict[str, Condition]:
+        """How busy the engine of each model in memory is."""
+        return await self._pool.conditions()
+
     @property
     def is_busy(self) -> bool:
         """Whether anybody is being answered."""
         return self._traffic.is_busy
+
+    async def _warm(self, name: str) -> None:
+        try:
+            await self._pool.warm(name)
+        except LlmrunError as error:
+            self._on_failed(error)
 
     def end(self) -> None:
         """Begin to end."""

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import errno
 import socket
+from contextlib import suppress
 
 from llmrun.errors import LlmrunError, UsageError
 
 _BACKLOG = 1024
+_OPEN_FILES = 16_384
+
+
+def allow_many_connections() -> None:
+    """Raise the limit of open files to what the system allows: every connection is one."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def bind(host: str, port: int) -> socket.socket:

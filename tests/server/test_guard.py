@@ -172,6 +172,7 @@ def test_a_request_that_does_not_end_is_dropped(impatient: LiveServer, data: byt
     "body",
     [
         b"{", b"[]", b'"text"', b"\xff\xfe", b'{"messages": NaN}', b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+        b'{"a":' * 150 + b"1" + b"}" * 150,
         b"1" * 10_000, b"null",
     ],
 )  # fmt: skip

@@ -15,6 +15,7 @@ from llmrun.protocol.ended import SaveState, StateSaved
 from llmrun.protocol.frames import encode, read_frame
 from llmrun.protocol.messages import (
     Cancel,
+    Condition,
     Count,
     Counted,
     Event,
@@ -33,6 +34,7 @@ from llmrun.protocol.messages import (
     Rendering,
     Started,
     Stats,
+    Status,
     TextDelta,
     Tokenize,
     Tokenized,
@@ -221,6 +223,8 @@ def main() -> None:
             generate(command)
         elif isinstance(command, Count):
             count(command)
+        elif isinstance(command, Status):
+            send(Condition(command.request, cells=100, cells_used=25, prefix_queries=8, prefix_hits=6))
         elif isinstance(command, SaveState):
             send(StateSaved(command.request, 3, 100))
         elif isinstance(command, Tokenize):

@@ -19,7 +19,6 @@ from llmrun.planning.plan import Wishes
 from llmrun.runner.launch import Launched, launch
 from llmrun.server.app import Served
 from llmrun.server.guard import Policy
-from llmrun.server.loading import Sharing
 from llmrun.server.serving import ServeOptions, Serving
 from llmrun.server.sockets import bind
 from support.gguf_writer import runnable_model, write
@@ -69,9 +68,9 @@ class LiveServer:
         self.served: list[Served] = []
         self.engines = 0
         self._modes = list(modes)
-        options = {"policy": Policy(), "parallel": 2, "queue": 8, "grace_seconds": 0.0, **options}
-        prepare = Sharing(Wishes(n_ctx=256), options["parallel"]).prepare
-        self._options = ServeOptions((self.model,), prepare=prepare, **options)
+        wishes = Wishes(n_ctx=256, parallel=options.pop("parallel", 2))
+        options = {"policy": Policy(), "queue": 8, "grace_seconds": 0.0, **options}
+        self._options = ServeOptions((self.model,), wishes=wishes, **options)
         self._listening = bind("127.0.0.1", 0)
         self.port: int = self._listening.getsockname()[1]
         self._is_up = threading.Event()
@@ -85,9 +84,9 @@ class LiveServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.end()
-        self._thread.join(SECONDS)
-        assert not self._thread.is_alive()
+        if self._thread.is_alive():
+            self.end()
+            self.wait()
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -103,6 +102,11 @@ class LiveServer:
     def end(self) -> None:
         """As a signal does."""
         self._loop.call_soon_threadsafe(self._serving.end)
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive()
 
     def connect(self) -> socket.socket:
         """A connection."""

@@ -170,13 +170,43 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> Matcher:
         BadGrammarError: the grammar is broken, or asks for too much.
     """
     native = import_submodule("llguidance", "_lib")
-    source = _source(grammar, native)
     tokens = known_tokens(vocabulary)
+    return Matcher(_compiled(grammar, _source(grammar, native), tokens), tokens, vocabulary)
+
+
+def compile_lark(text: str, vocabulary: Vocabulary, shown: Collection[int]) -> Matcher:
+    """A constraint for a grammar of our own making.
+
+    Args:
+        shown: control tokens that stand for their texts in it.
+
+    Raises:
+        BadGrammarError: what was put into it asks for too much.
+    """
+    native = import_submodule("llguidance", "_lib")
+    tokens = known_tokens(vocabulary, frozenset(shown))
+    source = str(native.LLMatcher.grammar_from_lark(text))
+    return Matcher(_compiled(Grammar("lark", text), source, tokens), tokens, vocabulary)
+
+
+def followed(schema_text: str) -> str:
+    """A JSON schema as llguidance follows it, for `%json` in a grammar of our own making.
+
+    Raises:
+        BadGrammarError: it is broken, can't be met, or can't be enforced.
+    """
+    import json
+
+    return json.dumps({**json.loads(narrowed(schema.parse(schema_text))), "x-guidance": _JSON_LAYOUT})
+
+
+def _compiled(grammar: Grammar, source: str, tokens: Tokens) -> Any:
+    native = import_submodule("llguidance", "_lib")
     limits = native.LLParserLimits(**_LIMITS)
     matcher = _with_room(lambda: native.LLMatcher(tokens.native, source, log_level=0, limits=limits))
     if matcher.is_error():
         raise _broken(grammar, matcher.get_error())
-    return Matcher(matcher, tokens, vocabulary)
+    return matcher
 
 
 def _source(grammar: Grammar, native: Any) -> str:
@@ -211,10 +241,14 @@ class Tokens:
     bos_token_id = None
     is_tokenizer_wrapper = True
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, shown: Collection[int] = ()) -> None:
+        """Look through a vocabulary, some of whose control tokens stand for their texts."""
         self._vocabulary = weakref.ref(vocabulary)
+        self._has_shown = bool(shown)
         self.n_vocab = vocabulary.n_tokens
         self.tokens = [vocabulary.piece(token) for token in range(self.n_vocab)]
+        for token in shown:
+            self.tokens[token] = vocabulary.control_piece(token)
         self.ends = frozenset(token for token in range(self.n_vocab) if vocabulary.is_end(token))
         if not self.ends:
             raise BadGrammarError("this model can't follow a grammar", why="it has no token that ends an answer")
@@ -237,11 +271,11 @@ class Tokens:
         vocabulary = self._vocabulary()
         assert vocabulary is not None, "a constraint outlived its model"
         data = text.encode()
-        tokens = vocabulary.tokenize(text, special=False)
+        tokens = vocabulary.tokenize(text, special=self._has_shown)
         if self._bytes(tokens) == data:
             return tokens
         before = vocabulary.tokenize("\n", special=False)
-        tokens = vocabulary.tokenize("\n" + text, special=False)
+        tokens = vocabulary.tokenize("\n" + text, special=self._has_shown)
         behind = tokens[len(before) :]
         return behind if tokens[: len(before)] == before and self._bytes(behind) == data else None
 
@@ -250,19 +284,22 @@ class Tokens:
 
 
 _SAMPLES = ('{"name": "', "the quick brown fox", " 12.5", "größer\n\n", "]}, {")
-_known: WeakKeyDictionary[Vocabulary, Tokens] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Vocabulary, dict[frozenset[int], Tokens]] = WeakKeyDictionary()
 
 
-def known_tokens(vocabulary: Vocabulary) -> Tokens:
+def known_tokens(vocabulary: Vocabulary, shown: frozenset[int] = frozenset()) -> Tokens:
     """A vocabulary as llguidance wants it; the first call looks through all of it, which takes tenths of a second.
+
+    Args:
+        shown: control tokens that stand for their texts.
 
     Raises:
         BadGrammarError: no answer of the model has an end.
     """
-    tokens = _known.get(vocabulary)
-    if tokens is None:
-        _known[vocabulary] = tokens = Tokens(vocabulary)
-    return tokens
+    known = _known.setdefault(vocabulary, {})
+    if shown not in known:
+        known[shown] = Tokens(vocabulary, shown)
+    return known[shown]
 
 
 def _with_room(call: Callable[[], _Result]) -> _Result:

@@ -48,7 +48,7 @@ class AfterThoughts:
         """
         self._grammar = grammar
         self._vocabulary = vocabulary
-        self._unbound = _unbound(grammar.tokens, tags[1])
+        self._unbound = unbound(grammar.tokens, tags[1])
         opening = vocabulary.tokenize(tags[0], special=True) if may_think else []
         self._opening = opening if len(opening) == 1 else []
         begin = Thoughts.begin(tags, inside=inside)
@@ -91,24 +91,27 @@ class AfterThoughts:
             self._grammar.rewind(bound)
 
 
-class _Unbound:
-    """What may come in a model's thoughts: all but what ends the answer, and tokens in which thoughts and answer meet.
+class Unbound:
+    """What may come up to a tag: all but what ends the answer, and tokens in which the tag and what follows it meet.
 
     Attributes:
         blanks: tokens of nothing but blanks.
     """
 
-    def __init__(self, tokens: Tokens, closing: str) -> None:
+    def __init__(self, tokens: Tokens, closing: str, *, may_end: bool = False) -> None:
+        """Up to this tag. Where the answer may end before it, not even blanks may follow the tag in one token."""
         self._tokens = tokens
         self._closing = closing
+        self._forbidden = frozenset() if may_end else tokens.ends
         self.blanks = frozenset(token for token, piece in enumerate(tokens.tokens) if piece.isspace())
-        self._any = self._all_but(tokens.ends)
+        self._any = self._all_but(())
         tag = closing.encode()
-        whole = [token for token, piece in enumerate(tokens.tokens) if piece.partition(tag)[2].strip()]
+        behind = bytes if may_end else bytes.strip
+        whole = [token for token, piece in enumerate(tokens.tokens) if behind(piece.partition(tag)[2])]
         near = [(token, piece) for token, piece in enumerate(tokens.tokens) if piece[:1] in tag]
         # Where so many characters of the tag are there: the tokens that complete it, and go on.
         self._beyond = [whole] + [
-            [token for token, piece in near if piece.startswith(rest) and piece[len(rest) :].strip()]
+            [token for token, piece in near if piece.startswith(rest) and behind(piece[len(rest) :])]
             for rest in (tag[length:] for length in range(1, len(tag)))
         ]
         self._masks: dict[str, Mask] = {}
@@ -121,21 +124,22 @@ class _Unbound:
             return self._any
         end = self._closing[: max(begun)]
         if end not in self._masks:
-            self._masks[end] = self._all_but(self._tokens.ends.union(beyond))
+            self._masks[end] = self._all_but(beyond)
         return self._masks[end]
 
     def _all_but(self, tokens: Iterable[int]) -> Mask:
         mask = Mask(self._tokens.n_vocab)
         mask.allow_all()
-        mask.forbid(tokens)
+        mask.forbid(self._forbidden.union(tokens))
         return mask
 
 
-_known: WeakKeyDictionary[Tokens, dict[str, _Unbound]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Tokens, dict[tuple[str, bool], Unbound]] = WeakKeyDictionary()
 
 
-def _unbound(tokens: Tokens, closing: str) -> _Unbound:
+def unbound(tokens: Tokens, closing: str, *, may_end: bool = False) -> Unbound:
+    """See Unbound; the first call looks through the vocabulary."""
     known = _known.setdefault(tokens, {})
-    if closing not in known:
-        known[closing] = _Unbound(tokens, closing)
-    return known[closing]
+    if (closing, may_end) not in known:
+        known[closing, may_end] = Unbound(tokens, closing, may_end=may_end)
+    return known[closing, may_end]

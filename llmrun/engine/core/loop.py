@@ -28,7 +28,6 @@ from llmrun.protocol.messages import (
     Failed,
     Finished,
     PrefillProgress,
-    Started,
 )
 from llmrun.protocol.params import Limits
 
@@ -196,8 +195,7 @@ class Engine:
             if first:
                 self._prefix_queries += sequence.n_prompt
                 self._prefix_hits += kept
-                inside, tags = sequence.extras.inside_thought, sequence.extras.thinking_tags
-                events.append(Started(sequence.request, sequence.n_prompt, kept, sequence.sampler.seed, inside, tags))
+                events.append(sequence.started())
         return events
 
     def _next_in(self) -> Sequence | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from llmrun.engine.core.metrics import Metrics
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.text import TextStream
-from llmrun.protocol.messages import Stats, TextDelta
+from llmrun.protocol.messages import Started, Stats, TextDelta
 from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Extras:
         shown: control tokens whose text is part of the answer.
         logprobs: holds how likely the tokens were, as the sampler notes it, until their text is shown.
         salt: prefixes are shared only among equal ones.
+        tool_syntax: how it writes calls of tools, see llmrun.protocol.toolcalls; "" where it can have none.
     """
 
     inside_thought: bool = False
@@ -40,6 +41,7 @@ class Extras:
     shown: frozenset[int] = frozenset()
     logprobs: LogprobStream | None = None
     salt: str = ""
+    tool_syntax: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +89,19 @@ class Sequence:
         """It has a slot, which holds its first tokens."""
         self.n_reused = min(self.n_reused, n_cached) if self.admitted else n_cached
         self.admitted, self.slot, self.n_cached = True, slot, n_cached
+
+    def started(self) -> Started:
+        """The event for its admission."""
+        extras = self.extras
+        return Started(
+            self.request,
+            self.n_prompt,
+            self.n_reused,
+            self.sampler.seed,
+            extras.inside_thought,
+            extras.thinking_tags,
+            extras.tool_syntax,
+        )
 
     @property
     def n_waiting(self) -> int:

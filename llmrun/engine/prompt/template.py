@@ -13,15 +13,28 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import cached_property
 from itertools import groupby
 from os.path import commonprefix
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from llmrun.engine.llama.submodules import import_submodule
+from llmrun.engine.prompt.tools import (
+    OTHERS,
+    PROBE,
+    PROBE_TOOL,
+    in_text,
+    message_data,
+    syntax_in,
+    texts,
+    tool_data,
+    with_short_ids,
+)
 from llmrun.errors import BadTemplateError, UsageError
-from llmrun.protocol.messages import Message
-from llmrun.protocol.rendering import rendering_share
+from llmrun.protocol.messages import Message, Tool
+from llmrun.protocol.rendering import characters, rendering_share
+from llmrun.protocol.toolcalls import MISTRAL, MISTRAL_ARGS, Syntax
 
 _Result = TypeVar("_Result")
 
@@ -57,13 +70,13 @@ class RenderLimits(NamedTuple):
     seconds: float
 
     @classmethod
-    def of(cls, messages: Sequence[Message]) -> RenderLimits:
+    def of(cls, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> RenderLimits:
         """For a conversation, of which a template makes a few copies."""
-        characters = sum(len(message.content) for message in messages)
+        size = characters(messages, tools)
         return cls(
-            MAX_PROMPT_CHARACTERS + 4 * characters,
-            MAX_RENDER_BYTES + 32 * characters,
-            MAX_RENDER_SECONDS + rendering_share(messages),
+            MAX_PROMPT_CHARACTERS + 4 * size,
+            MAX_RENDER_BYTES + 32 * size,
+            MAX_RENDER_SECONDS + rendering_share(messages, tools),
         )
 
 
@@ -95,7 +108,28 @@ class ChatTemplate:
         # Under the limits already here: Jinja computes constant expressions when it compiles.
         self._template = _limited(lambda: _environment().from_string(source), RenderLimits.of(()))
 
-    def render(self, messages: Sequence[Message], control: ControlTexts, *, thinking: bool | None = None) -> list[Part]:
+    @property
+    def syntax(self) -> Syntax:
+        """How the model is to write calls of tools."""
+        return self._own_syntax or OTHERS
+
+    @cached_property
+    def _own_syntax(self) -> Syntax | None:
+        """The one that the template has for it, if any, as it writes a call that was made."""
+        given = {"messages": [message_data(message, str) for message in PROBE], "tools": [tool_data(PROBE_TOOL, str)]}
+        limits = RenderLimits.of(PROBE, (PROBE_TOOL,))
+        with suppress(BadTemplateError):
+            return syntax_in(_limited(lambda: self._rendered(given, limits.characters), limits))
+        return None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        control: ControlTexts,
+        *,
+        thinking: bool | None = None,
+        tools: Sequence[Tool] = (),
+    ) -> list[Part]:
         """The prompt for the assistant's next turn.
 
         Ordinarily that is one part, tokenized as llama.cpp does it. Only where a message holds the text of a control
@@ -106,32 +140,43 @@ class ChatTemplate:
             messages: the conversation.
             control: what the tokenizer would turn into control tokens.
             thinking: whether the model is to think first; None leaves it to the template.
+            tools: what the model may call.
 
         Raises:
             BadTemplateError: the template fails, refuses the conversation, or asks for too much.
         """
         wishes = {} if thinking is None else {"enable_thinking": thinking}
+        if not tools and all(message.role != "tool" and not message.tool_calls for message in messages):
+            pass
+        elif self._own_syntax is None:
+            messages, tools = in_text(messages, tools), ()
+        elif self._own_syntax in (MISTRAL, MISTRAL_ARGS):
+            messages = with_short_ids(messages)
         try:
-            return self._parts(messages, control, wishes)
+            return self._parts(messages, tools, control, wishes)
         except BadTemplateError as error:
             merged = _system_in_question(messages)
             if error.what != _REFUSES or merged is None:
                 raise
             with suppress(BadTemplateError):
-                return self._parts(merged, control, wishes)
+                return self._parts(merged, tools, control, wishes)
             raise
 
-    def _parts(self, messages: Sequence[Message], control: ControlTexts, wishes: dict[str, bool]) -> list[Part]:
-        mask = _Mask([message.content for message in messages], control)
-        plain = [{"role": message.role, "content": mask.hide(message.content)} for message in messages]
-        limits = RenderLimits.of(messages)
-        return mask.parts(_limited(lambda: self._rendered(plain, wishes, limits.characters), limits))
+    def _parts(
+        self, messages: Sequence[Message], tools: Sequence[Tool], control: ControlTexts, wishes: dict[str, Any]
+    ) -> list[Part]:
+        mask = _Mask(texts(messages, tools), control)
+        given = {**wishes, "messages": [message_data(message, mask.hide) for message in messages]}
+        if tools:
+            given["tools"] = [tool_data(tool, mask.hide) for tool in tools]
+        limits = RenderLimits.of(messages, tools)
+        return mask.parts(_limited(lambda: self._rendered(given, limits.characters), limits))
 
-    def _rendered(self, messages: list[dict[str, str]], wishes: dict[str, bool], most: int) -> str:
+    def _rendered(self, given: dict[str, Any], most: int) -> str:
         pieces: list[str] = []
         size = 0
         for piece in self._template.generate(
-            messages=messages, bos_token=self._bos, eos_token=self._eos, add_generation_prompt=True, **wishes
+            bos_token=self._bos, eos_token=self._eos, add_generation_prompt=True, **given
         ):
             size += len(piece)
             if size > most:

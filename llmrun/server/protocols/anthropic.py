@@ -14,7 +14,7 @@ from llmrun.grammar import Grammar
 from llmrun.protocol.messages import AnswerRequest, Message, Stats, ToolCall
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.asked import Asked, Begun, CallArguments, CallBegun, Ended, Envelope, Part, Text, Thought, Writer
-from llmrun.server.protocols.collected import Collected
+from llmrun.server.protocols.collected import CollectedAnswer
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.sampling import read_sampling, schema_grammar
 from llmrun.server.protocols.tools import as_json, checked_tools, refuse_media, tool, tool_name
@@ -191,7 +191,7 @@ class _Writer:
 
     def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
-        self._answer = Collected()
+        self._answer = CollectedAnswer()
         self._n_blocks = 0
         self._open = ""  # the type of the block that is not ended yet
 

@@ -12,7 +12,7 @@ from llmrun.protocol.messages import TokenLogprob
 from llmrun.server.asked import Begun, CallArguments, CallBegun, Ended, Part, Text, Thought
 
 
-class Call(NamedTuple):
+class CollectedCall(NamedTuple):
     """One call of a tool, as far as it came."""
 
     id: str
@@ -33,7 +33,7 @@ class Call(NamedTuple):
         return value if isinstance(value, dict) else None
 
 
-class Collected:
+class CollectedAnswer:
     """An answer so far.
 
     Attributes:
@@ -44,7 +44,7 @@ class Collected:
     def __init__(self) -> None:
         self._thoughts: list[str] = []
         self._texts: list[str] = []
-        self.calls: list[Call] = []
+        self.calls: list[CollectedCall] = []
         self.logprobs: list[TokenLogprob] = []
         self.begun: Begun | None = None
         self.ended: Ended | None = None
@@ -60,7 +60,7 @@ class Collected:
                 self._texts.append(part.text)
                 self.logprobs += part.logprobs
             case CallBegun():
-                self.calls.append(Call(part.id, part.name, []))
+                self.calls.append(CollectedCall(part.id, part.name, []))
             case CallArguments():
                 self.calls[part.call].pieces.append(part.text)
             case Ended():

@@ -6,11 +6,12 @@ and one that is null are the same.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmrun.errors import UsageError, require_within
+
+_LARGEST = 1e300
 
 
 class Fields:
@@ -54,8 +55,10 @@ class Fields:
         value = self.data.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise UsageError(f"{self.name(key)} must be a number, not {_kind(value)}")
+        if not abs(value) <= _LARGEST:  # NaN is not, either; a whole number of any length can come
+            raise UsageError(f"{self.name(key)} must be a number of at most {_LARGEST:g}")
         require_within(self.name(key), value, (low, high))
         return value
 

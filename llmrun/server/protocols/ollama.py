@@ -13,7 +13,7 @@ from llmrun.grammar import Grammar
 from llmrun.protocol.messages import AnswerRequest, Message, Stats, TokenLogprob, Tool
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.asked import Asked, CallArguments, Envelope, Part, Text, Thought, Writer
-from llmrun.server.protocols.collected import Call, Collected
+from llmrun.server.protocols.collected import CollectedAnswer, CollectedCall
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.ollama_models import unix_time
 from llmrun.server.protocols.sampling import MOST_TOP_LOGPROBS, read_sampling, schema_grammar
@@ -156,7 +156,7 @@ class _Piece(NamedTuple):
 
     text: str = ""
     thinking: str = ""
-    calls: Sequence[Call] = ()
+    calls: Sequence[CollectedCall] = ()
     logprobs: Sequence[TokenLogprob] = ()
 
 
@@ -175,7 +175,7 @@ class _Writer:
     def __init__(self, envelope: Envelope, shape: Callable[[_Piece], dict[str, Any]]) -> None:
         self._envelope = envelope
         self._shape = shape
-        self._answer = Collected()
+        self._answer = CollectedAnswer()
         self._told_calls = 0
 
     def begin(self) -> bytes:

@@ -16,6 +16,7 @@ MOST_ANSWERS = 16
 MOST_TOP_LOGPROBS = 20
 _MOST_BIASES = 1024
 _MOST_BREAKERS = 64
+_LARGEST_BIAS = 1e6
 _LONGEST_GRAMMAR = 256 * 1024
 
 # What other servers call some of our parameters.
@@ -74,7 +75,9 @@ def _biases(body: Fields, key: str) -> tuple[tuple[int, float], ...]:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise wrong
         token, bias = pair
-        if not str(token).isdecimal() or len(str(token)) > 9 or not isinstance(bias, (int, float)):
+        if not str(token).isdecimal() or len(str(token)) > 9:
+            raise wrong
+        if not isinstance(bias, (int, float)) or not abs(bias) <= _LARGEST_BIAS:
             raise wrong
         found.append((int(token), -math.inf if bias is False else float(bias)))
     return tuple(found)

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from llmrun.errors import LlmrunError
 from llmrun.ui.terminal.cells import cut
-from llmrun.ui.terminal.format import milliseconds, rate, seconds
+from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.terminal.tables import Column, show_table
@@ -83,9 +84,19 @@ class ServeView:
         key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
         named = models[0] if models else "MODEL"
         body = json.dumps({"model": named, "messages": [{"role": "user", "content": "Hi"}]})
-        self.note(f"llmrun serves at {address} (OpenAI: {address}/v1). Ctrl-C ends it.")
+        self.note(f"Serving at {address} (OpenAI: {address}/v1). Ctrl-C ends it.")
         self.note("Models: " + (", ".join(models) if models else "those of llmrun list, loaded when asked for"))
         self.note(f"Try: curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+
+    def loaded(self, name: str, n_ctx: int, parallel: int, load_seconds: float) -> None:
+        """A model is in memory."""
+        clients = f", each of {parallel} clients" if parallel > 1 else ""
+        self.note(f"{name} is loaded in {seconds(load_seconds)}: context {n_ctx:,} tokens{clients}")
+
+    def failed(self, error: LlmrunError) -> None:
+        """A model can't be loaded; the server goes on."""
+        self._clear()
+        self._output.error(error)
 
     def note(self, text: str) -> None:
         """A line of its own."""
@@ -109,7 +120,7 @@ class ServeView:
         if not self.is_live or now - self._drawn_at < _REDRAW_SECONDS:
             return
         self._drawn_at, self._is_drawn = now, True
-        columns = max(self._output.columns(stderr=True) - 1, 20)
+        columns = max(self._output.columns(stderr=True) - len("^C"), 20)  # which the terminal writes behind it
         self._output.stderr.write(_CLEAR + cut(live_line(figures), columns))
         self._output.stderr.flush()
 
@@ -124,16 +135,21 @@ class ServeView:
 
 
 def live_line(figures: ServeFigures) -> str:
-    """E.g. "2 running, 0 waiting · 131.2 t/s · TTFT 58 (120) ms · inter-token 8.9 (12.1) ms · KV 12 %"."""
-    parts = [f"{figures.running} running, {figures.waiting} waiting", rate(figures.rate)]
+    """E.g. "2 running, 0 waiting · 131.2 t/s · TTFT 58/120 ms · inter-token 8.9/12 ms · KV 12%": medians/p95."""
+    parts = [f"{figures.running} running, {figures.waiting} waiting", rate(figures.rate, whole=True)]
     parts += [
-        f"{name} {milliseconds(middle).removesuffix(' ms')} ({milliseconds(late).removesuffix(' ms')}) ms"
+        f"{name} {_short(middle)}/{_short(late)} ms"
         for name, (middle, late) in (("TTFT", figures.ttft), ("inter-token", figures.itl))
         if middle is not None and late is not None
     ]
     if figures.cells:
-        parts.append(f"KV {100 * figures.cells_used / figures.cells:.0f} %")
+        parts.append(f"KV {figures.cells_used / figures.cells:.0%}")
     return " · ".join(parts)
+
+
+def _short(seconds: float) -> str:
+    """In milliseconds, without decimals where there are more telling digits."""
+    return f"{1000 * seconds:.{1 if seconds < 0.01 else 0}f}"
 
 
 def log_line(request: ServedRequest) -> str:

@@ -1,0 +1,183 @@
+"""Tools in a prompt: what a chat template gets of them, and in which syntax it has its model call them.
+
+Owns what stands in for a template that knows no tools, or writes calls in a way that can't be told here: the tools are
+described in the system prompt, calls and their results are text. Pure; must not know Jinja.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llmrun.errors import UsageError
+from llmrun.protocol.messages import AnswerRequest, Message, Tool, ToolCall
+from llmrun.protocol.toolcalls import HERMES, SYNTAXES, Syntax
+
+OTHERS = HERMES
+"""The syntax for models whose templates have none that is known."""
+
+_INSTRUCTIONS = """You may call functions to answer. These are their signatures, one JSON object in each line:
+<tools>
+{tools}
+</tools>
+
+To call one, write its name and its arguments as JSON between these tags, and nothing behind them:
+<tool_call>
+{{"name": "FUNCTION", "arguments": {{"ARGUMENT": "VALUE"}}}}
+</tool_call>"""
+
+
+def offers_tools(asked: AnswerRequest) -> bool:
+    """Whether the answer may call a tool."""
+    return bool(asked.tools) and asked.prompt is None and asked.tool_choice != "none"
+
+
+def waits_for_call(asked: AnswerRequest) -> bool:
+    """Whether the answer may be anything else before a call, or instead of one."""
+    return asked.tool_choice == "auto" and asked.grammar is None
+
+
+PROBE_TOOL = Tool("tell_time", "Tells the time of a town.")
+_PROBE_ARGUMENTS = '{"town": "Rome"}'
+PROBE = (
+    Message("user", "How late is it in Rome?"),
+    Message("assistant", "", (ToolCall("callprobe", PROBE_TOOL.name, _PROBE_ARGUMENTS),)),
+    Message("tool", "Noon", tool_call_id="callprobe", name=PROBE_TOOL.name),
+)
+"""What a template makes of this shows in which syntax its model calls tools."""
+
+
+def syntax_in(rendered: str) -> Syntax | None:
+    """The syntax of the call in the rendered PROBE; None if it, or the tool, is not told in a way that is known."""
+    if PROBE_TOOL.description not in rendered:
+        return None
+    calls = (
+        (each, f"{each.begin}{each.first}{PROBE_TOOL.name}{each.middle}{_PROBE_ARGUMENTS}")
+        for each in SYNTAXES.values()
+    )
+    return next((syntax for syntax, call in calls if call in rendered), None)
+
+
+def in_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """A conversation as a template takes it that knows no tools."""
+    told: list[Message] = []
+    for message in messages:
+        if message.role == "tool":
+            result = f"<tool_response>\n{message.content}\n</tool_response>"
+            joins = bool(told) and told[-1].role == "user"  # many templates want the roles to alternate
+            message = Message("user", f"{told.pop().content}\n{result}" if joins else result)
+        elif message.tool_calls:
+            calls = (_written(call) for call in message.tool_calls)
+            message = Message(message.role, "\n".join(filter(None, (message.content, *calls))))
+        told.append(message)
+    if not tools:
+        return told
+    instructions = _INSTRUCTIONS.format(tools="\n".join(map(_signature, tools)))
+    if told and told[0].role == "system":
+        return [Message("system", f"{told[0].content}\n\n{instructions}"), *told[1:]]
+    return [Message("system", instructions), *told]
+
+
+def _written(call: ToolCall) -> str:
+    ending = OTHERS.close.lstrip()
+    return f"{OTHERS.begin}{OTHERS.first}{call.name}{OTHERS.middle}{call.arguments}{ending}"
+
+
+def _signature(tool: Tool) -> str:
+    return json.dumps(tool_data(tool, lambda text: text)["function"], ensure_ascii=False)
+
+
+def tool_data(tool: Tool, hide: Callable[[str], str]) -> dict[str, Any]:
+    """A tool as templates get it, in OpenAI's shape; hide() is done to every text in it."""
+    return {
+        "type": "function",
+        "function": {
+            "name": hide(tool.name),
+            "description": hide(tool.description),
+            "parameters": _each_text(json.loads(tool.parameters), hide),
+        },
+    }
+
+
+def message_data(message: Message, hide: Callable[[str], str]) -> dict[str, Any]:
+    """A message as templates get it, in OpenAI's shape but for the arguments of calls, which are objects."""
+    data: dict[str, Any] = {"role": message.role, "content": hide(message.content)}
+    if message.tool_calls:
+        data["tool_calls"] = [
+            {
+                "id": hide(call.id),
+                "type": "function",
+                "function": {"name": hide(call.name), "arguments": _each_text(json.loads(call.arguments), hide)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        data |= {"tool_call_id": hide(message.tool_call_id), "name": hide(message.name)}
+    return data
+
+
+def texts(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
+    """All texts that the templates get of these.
+
+    Raises:
+        UsageError: they are nested too deeply.
+    """
+    found: list[str] = []
+
+    def note(text: str) -> str:
+        found.append(text)
+        return text
+
+    try:
+        for message in messages:
+            message_data(message, note)
+        for tool in tools:
+            tool_data(tool, note)
+    except RecursionError:
+        raise UsageError("the tools can't be used", why="their schemas or arguments are nested too deeply") from None
+    return found
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """JSON data with something done to every text in it, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_each_text(item, change) for item in value]
+    if isinstance(value, dict):
+        return {change(key): _each_text(item, change) for key, item in value.items()}
+    return value
+
+
+def with_short_ids(messages: Sequence[Message]) -> list[Message]:
+    """Every call and its result with an id as Mistral's templates demand it: nine letters and digits.
+
+    Calls without one, as Ollama's clients send them, get one in their order, and so do their results.
+    """
+    waiting: deque[str] = deque()
+    told = []
+    for index, message in enumerate(messages):
+        if message.tool_calls:
+            calls = tuple(
+                call._replace(id=_short(call.id or f"{index} {number}"))
+                for number, call in enumerate(message.tool_calls)
+            )
+            waiting.extend(call.id for call in calls)
+            message = replace(message, tool_calls=calls)
+        elif message.role == "tool":
+            named = _short(message.tool_call_id) if message.tool_call_id else (waiting[0] if waiting else _short(""))
+            if named in waiting:
+                waiting.remove(named)
+            message = replace(message, tool_call_id=named)
+        told.append(message)
+    return told
+
+
+def _short(name: str) -> str:
+    return (
+        name if len(name) == 9 and name.isalnum() else hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:9]
+    )

@@ -1,0 +1,93 @@
+"""The models on this disk, as clients list them.
+
+Owns what is read of their files, once for each; must not know HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from llmrun.config import Settings
+from llmrun.errors import LlmrunError, ModelNotFoundError
+from llmrun.gguf.header import Header
+from llmrun.gguf.reader import read_header
+from llmrun.models.store.installed import Installed
+from llmrun.models.store.store import everything
+from llmrun.server.protocols.ollama_models import Described
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class Shelf:
+    """Lists models; slow enough to be asked in another thread than the event loop's.
+
+    Args:
+        settings: where they lie.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._headers: dict[tuple[Path, float], Header] = {}
+
+    def created(self) -> dict[str, int]:
+        """Names, and when each file was written, Unix time."""
+        return {each.name: int(each.modified) for each in everything(self._settings)}
+
+    def described(self) -> list[Described]:
+        """All that can be read."""
+        found: list[Described] = []
+        for each in everything(self._settings):
+            try:
+                found.append(_describe(each, self._header(each)))
+            except (LlmrunError, OSError):
+                continue  # damaged, or just being removed: who asks for it is told
+        return found
+
+    def find(self, name: str) -> tuple[Described, Header]:
+        """A model and its header.
+
+        Raises:
+            ModelNotFoundError: none is called so.
+            BadModelError: its file is damaged.
+        """
+        wanted = name.removesuffix(":latest")
+        for each in everything(self._settings):
+            if each.name == wanted:
+                header = self._header(each)
+                return _describe(each, header), header
+        raise ModelNotFoundError(f"no model is called {name[:200]!r}", hint="GET /api/tags names those there are")
+
+    def _header(self, installed: Installed) -> Header:
+        key = (installed.path, installed.modified)
+        if key not in self._headers:
+            self._headers[key] = read_header(installed.path)
+        return self._headers[key]
+
+
+def _describe(installed: Installed, header: Header) -> Described:
+    return Described(
+        name=installed.name,
+        modified=installed.modified,
+        size=installed.size,
+        digest=_digest(installed),
+        architecture=header.architecture,
+        parameters=_readable_count(header.n_parameters),
+        quantization=installed.quant or header.quant,
+    )
+
+
+def _digest(installed: Installed) -> str:
+    """The sha256 that names a file in the hub's cache, else one of what tells it from others."""
+    name = installed.path.resolve().name.removeprefix("sha256-")
+    if _SHA256.fullmatch(name):
+        return name
+    return hashlib.sha256(f"{installed.path} {installed.size} {installed.modified}".encode()).hexdigest()
+
+
+def _readable_count(n_parameters: int) -> str:
+    """E.g. "135M", "1.7B"."""
+    if n_parameters >= 10**9:
+        return f"{n_parameters / 1e9:.1f}B"
+    return f"{n_parameters / 1e6:.0f}M"

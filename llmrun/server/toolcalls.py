@@ -1,0 +1,62 @@
+"""An answer's text as the parts that protocols know: thoughts, text, calls of tools. Pure; must not know protocols."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+
+from llmrun.protocol.messages import Started
+from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
+from llmrun.protocol.toolcalls import SYNTAXES, CallKind, CallPart, CallSplitter
+from llmrun.server.asked import CallArguments, CallBegun, Part, Text, Thought
+
+
+def _random_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+class PartSplitter:
+    """The text of one answer, in pieces.
+
+    Args:
+        choice: which answer it is.
+        started: how the model tells thoughts and calls from text.
+        new_id: gives a call's id.
+    """
+
+    def __init__(self, choice: int, started: Started, new_id: Callable[[], str] = _random_id) -> None:
+        self._choice, self._new_id = choice, new_id
+        self._thoughts = Splitter(started.thinking_tags, inside=started.thinking)
+        self._calls = CallSplitter(SYNTAXES.get(started.tool_syntax))
+        self._n_begun = 0
+
+    @property
+    def has_called(self) -> bool:
+        """Whether there was a whole call."""
+        return self._calls.n_calls > 0
+
+    def feed(self, text: str) -> Iterator[Part]:
+        """The parts that are known with this piece."""
+        return self._thoughts_or_calls(self._thoughts.feed(text))
+
+    def flush(self) -> Iterator[Part]:
+        """The rest, when no more text comes."""
+        yield from self._thoughts_or_calls(self._thoughts.flush())
+        yield from self._text_or_calls(self._calls.flush())
+
+    def _thoughts_or_calls(self, pieces: Iterable[ReasoningPart]) -> Iterator[Part]:
+        for piece in pieces:
+            if piece.kind is ReasoningKind.THOUGHT:
+                yield Thought(self._choice, piece.text)
+            elif piece.kind is ReasoningKind.ANSWER:
+                yield from self._text_or_calls(self._calls.feed(piece.text))
+
+    def _text_or_calls(self, pieces: Iterable[CallPart]) -> Iterator[Part]:
+        for piece in pieces:
+            if piece.kind is CallKind.TEXT:
+                yield Text(self._choice, piece.text)
+            elif piece.kind is CallKind.NAME:
+                yield CallBegun(self._choice, self._n_begun, self._new_id(), piece.text)
+                self._n_begun += 1
+            else:
+                yield CallArguments(self._choice, self._n_begun - 1, piece.text)

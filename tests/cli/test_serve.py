@@ -1,0 +1,79 @@
+"""What `llmrun serve`, `ps` and `stop` refuse before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from llmrun.cli.app import call
+from llmrun.errors import UsageError
+from llmrun.server.running import RunningServer, registered
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing else runs there."""
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
+    return tmp_path
+
+
+def refused(*words: str) -> UsageError:
+    with pytest.raises(UsageError) as error:
+        call(words)
+    return error.value
+
+
+def test_beyond_loopback_a_key_is_needed() -> None:
+    error = refused("serve", "--host", "0.0.0.0", "--port", "0")
+    assert "opens the server to other machines" in error.what
+    assert "--key-file" in error.hint
+
+
+def test_a_port_in_use_is_told_with_another_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        error = refused("serve", "--port", str(port))
+    assert error.what == f"port {port} of 127.0.0.1 is in use"
+    assert f"llmrun serve --port {port + 1}" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--keep", "soon"), "invalid --keep soon"),
+        (("--grace", "5 minutes"), "invalid --grace 5 minutes"),
+        (("--port", "70000"), "invalid --port 70000"),
+        (("--parallel", "0"), "invalid --parallel 0"),
+        (("--queue", "-1"), "invalid --queue -1"),
+        (("--host", "no such host"), "there is no address no such host"),
+        (("--key-file", "missing.txt"), "--key-file missing.txt can't be read"),
+        (("--ctx", "5"), "invalid --ctx 5"),
+    ],
+)
+def test_wrong_options_are_named(words: tuple[str, ...], what: str) -> None:
+    assert refused("serve", "--port", "0", *words).what == what
+
+
+def test_without_a_server_there_is_nothing_to_list_or_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    call(["ps", "--json"])
+    assert json.loads(capsys.readouterr().out) == []
+    call(["ps"])
+    assert "No server runs" in capsys.readouterr().err
+    assert refused("stop").what == "no server runs"
+    assert refused("stop", "--port", "5").what == "no server runs at port 5"
+
+
+def test_servers_are_listed_and_of_several_one_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with registered(home, 1) as first, registered(home, 2) as second:
+        assert first is not None
+        assert second is not None
+        first.write(RunningServer(11, "http://127.0.0.1:1", 1, 0.0, ("tiny",)))
+        second.write(RunningServer(12, "http://127.0.0.1:2", 2, 0.0))
+        call(["ps"])
+        listed = capsys.readouterr().out
+        assert "http://127.0.0.1:1" in listed
+        assert "tiny" in listed
+        assert "llmrun stop --port 1 or llmrun stop --port 2" in refused("stop").hint

@@ -1,0 +1,237 @@
+"""Arguments of calls follow their tool's schema, from where a call begins."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from llmrun.engine.constraint.calls import UntilCall, arguments_schema, compile_calls
+from llmrun.engine.constraint.matcher import Constraint, compile_lark
+from llmrun.engine.prompt.thinking import Thoughts
+from llmrun.errors import BadGrammarError, UsageError
+from llmrun.grammar import read_grammar, read_json_schema
+from llmrun.protocol.messages import AnswerRequest, Tool
+from llmrun.protocol.toolcalls import HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, SYNTAXES, CallKind, CallSplitter, Syntax
+
+THINK, UNTHINK, CALLS, ARGS, END = 256, 257, 258, 259, 260
+CONTROL = {THINK: b"<think>", UNTHINK: b"</think>", CALLS: b"[TOOL_CALLS]", ARGS: b"[ARGS]", END: b"</s>"}
+WORDS = [b"<tool_call>", b"call>", b'call>\n{"', b'{"name": "', b'": "', b'name": "we', b"</tool_call>", b"}\n"]
+N_TOKENS = END + 1 + len(WORDS)
+TAGS = ("<think>", "</think>")
+SHOWN = (CALLS, ARGS)
+
+PLACE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city"],
+}
+TOOLS = (Tool("weather", "Tells it.", json.dumps(PLACE)), Tool("now"))
+ASKED = AnswerRequest(tools=TOOLS)
+
+
+class Vocabulary:
+    """Bytes, control tokens, and words in which a call and what stands around it meet."""
+
+    n_tokens = N_TOKENS
+    suppressed = ()
+    control_texts = tuple(text.decode() for text in CONTROL.values())
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]:
+        tokens, data = [], text.encode()
+        while data:
+            control = next((token for token in CONTROL if special and data.startswith(CONTROL[token])), None)
+            tokens.append(data[0] if control is None else control)
+            data = data[1 if control is None else len(CONTROL[control]) :]
+        return tokens
+
+    def with_bos(self, tokens: list[int]) -> list[int]:
+        return tokens
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else WORDS[token - END - 1] if token > END else b""
+
+    def control_piece(self, token: int) -> bytes:
+        return CONTROL.get(token) or self.piece(token)
+
+    def is_end(self, token: int) -> bool:
+        return token == END
+
+
+VOCABULARY = Vocabulary()
+
+
+def allowed(constraint: Constraint) -> list[int]:
+    words = (ctypes.c_uint32 * -(-N_TOKENS // 32)).from_address(constraint.mask())
+    return [token for token in range(N_TOKENS) if words[token // 32] >> token % 32 & 1]
+
+
+def text_of(tokens: list[int]) -> str:
+    shown = (CONTROL[token] if token in SHOWN else VOCABULARY.piece(token) for token in tokens)
+    return b"".join(shown).decode("utf-8", "replace")
+
+
+def say(constraint: Constraint, text: bytes) -> None:
+    """Say this, in control tokens where those are allowed."""
+    while text:
+        choices = allowed(constraint)
+        control = next((token for token in SHOWN if token in choices and text.startswith(CONTROL[token])), None)
+        token = text[0] if control is None else control
+        assert token in choices
+        constraint.accept(token)
+        text = text.removeprefix(text[:1] if control is None else CONTROL[control])
+
+
+def finish(constraint: Constraint, numbers: random.Random) -> str:
+    """Go on at random to the end."""
+    tokens: list[int] = []
+    while True:
+        choices = allowed(constraint)
+        token = END if END in choices else numbers.choice(choices)
+        if token == END:
+            return text_of(tokens)
+        constraint.accept(token)
+        tokens.append(token)
+
+
+def calls_in(syntax: Syntax, answer: str) -> list[tuple[str, Any]]:
+    splitter = CallSplitter(syntax)
+    found: list[tuple[str, str]] = []
+    for part in [*splitter.feed(answer), *splitter.flush()]:
+        if part.kind is CallKind.NAME:
+            found.append((part.text, ""))
+        elif part.kind is CallKind.ARGUMENTS:
+            found[-1] = (found[-1][0], found[-1][1] + part.text)
+    assert splitter.n_calls == len(found)
+    return [(name, json.loads(arguments)) for name, arguments in found]
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES)
+@pytest.mark.parametrize("choice", ["required", "=weather", "=now"])
+def test_a_required_call_is_one_whose_arguments_follow_the_schema(syntax: Syntax, choice: str) -> None:
+    for seed in range(12):
+        constraint = compile_calls(replace(ASKED, tool_choice=choice), syntax, VOCABULARY, SHOWN)
+        calls = calls_in(syntax, finish(constraint, random.Random(seed)))
+        assert calls
+        for name, arguments in calls:
+            assert choice in ("required", f"={name}")
+            jsonschema.validate(arguments, PLACE if name == "weather" else {"type": "object"})
+
+
+@pytest.mark.parametrize("syntax", [HERMES, MISTRAL, MISTRAL_ARGS], ids=lambda syntax: syntax.name)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_several_calls_only_where_they_may_be_parallel(syntax: Syntax, parallel: bool) -> None:
+    constraint = compile_calls(
+        replace(ASKED, tool_choice="required", parallel_calls=parallel), syntax, VOCABULARY, SHOWN
+    )
+    say(constraint, f"{syntax.begin}{syntax.first}now{syntax.middle}{{}}{syntax.close}".encode())
+    more = (syntax.then + "n").encode()
+    assert (more[0] in allowed(constraint)) is parallel
+    assert (END in allowed(constraint)) is (not syntax.end)
+
+
+def begin(syntax: Syntax, *, thinking: bool = False, inside: bool = False) -> UntilCall:
+    thoughts = Thoughts.begin(TAGS, inside=inside) if thinking else None
+    return UntilCall(compile_calls(ASKED, syntax, VOCABULARY, SHOWN), VOCABULARY, syntax, thoughts)
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES)
+def test_anything_may_be_said_until_a_call_begins(syntax: Syntax) -> None:
+    constraint = begin(syntax)
+    if not syntax.at_start:
+        say(constraint, b"Well, <tool or [TOOL\n")
+    assert END in allowed(constraint)
+    say(constraint, syntax.begin.encode())
+    assert END not in allowed(constraint)
+    answer = syntax.begin + finish(constraint, random.Random(1))
+    assert {name for name, _ in calls_in(syntax, answer)} <= {"weather", "now"}
+
+
+def test_a_call_that_would_begin_with_more_in_the_same_token_is_kept_out() -> None:
+    constraint = begin(HERMES)
+    say(constraint, b"<tool_")
+    assert END + 1 + WORDS.index(b"call>") in allowed(constraint)
+    assert END + 1 + WORDS.index(b'call>\n{"') not in allowed(constraint)
+    constraint.rewind(1)
+    assert END + 1 + WORDS.index(b'call>\n{"') in allowed(constraint)
+
+
+def test_llamas_calls_stand_at_the_beginning_or_not_at_all() -> None:
+    constraint = begin(LLAMA)
+    say(constraint, b'So: {"name": "anything')
+    assert END in allowed(constraint)
+
+
+def test_a_control_token_begins_a_call() -> None:
+    constraint = begin(MISTRAL_ARGS)
+    constraint.accept(CALLS)
+    say(constraint, b"now")
+    assert ARGS in allowed(constraint)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_no_call_begins_in_thoughts(inside: bool) -> None:
+    constraint = begin(HERMES, thinking=True, inside=inside)
+    if not inside:
+        constraint.accept(THINK)
+    say(constraint, b"I could write <tool_call> and")
+    assert END in allowed(constraint)
+    constraint.accept(UNTHINK)
+    say(constraint, b"\n\n<tool_call>")
+    assert allowed(constraint) == [ord("\n")]
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES)
+def test_what_is_taken_back_was_never_said(syntax: Syntax) -> None:
+    answer = list(f"{syntax.begin}{syntax.first}now{syntax.middle}".encode())
+    for n_tokens in range(1, len(answer)):
+        constraint = begin(syntax)
+        for token in answer[: n_tokens - 1]:
+            constraint.accept(token)
+        before = allowed(constraint)
+        for token in answer[n_tokens - 1 :]:
+            constraint.accept(token)
+        constraint.rewind(len(answer) - n_tokens + 1)
+        assert allowed(constraint) == before
+
+
+def test_an_answer_by_schema_or_a_call() -> None:
+    asked = replace(ASKED, grammar=read_json_schema('{"type": "object", "properties": {"answer": {"const": 1}}}'))
+    constraint = compile_calls(asked, HERMES, VOCABULARY, SHOWN)
+    assert {ord("{"), ord("<")} <= set(allowed(constraint))
+    assert ord("a") not in allowed(constraint)
+
+
+def test_another_grammar_and_tools_exclude_each_other() -> None:
+    with pytest.raises(UsageError, match="exclude"):
+        compile_calls(replace(ASKED, grammar=read_grammar('root ::= "a"')), HERMES, VOCABULARY, SHOWN)
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (PLACE, {"city": "Rome"}, {"city": "Bonn"}),
+        ({}, {"a": 1}, None),
+        ({"type": "string"}, {"a": 1}, None),
+        ({**PLACE, "not": {"required": ["days"]}}, {"city": "Rome"}, {"city": "Bonn"}),
+        (
+            {"type": "object", "properties": {"not": {"type": "integer"}, "if": {"propertyNames": {}}}},
+            {"not": 1},
+            {"not": "x"},
+        ),
+        ({"type": "object", "properties": {"a": {"type": "string", "format": "made-up"}}}, {"a": "b"}, {"a": 1}),
+        ({"type": "object", "properties": 5}, {"a": 1}, None),
+        ({"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}, {"a": 1}, None),
+    ],
+)
+def test_as_much_of_a_schema_as_can_be_enforced_is(schema: dict[str, Any], right: Any, wrong: Any) -> None:
+    lark = f"start: %json {arguments_schema(json.dumps(schema))}"
+    say(compile_lark(lark, VOCABULARY, ()), json.dumps(right).encode())
+    if wrong is not None:
+        with pytest.raises((AssertionError, BadGrammarError)):
+            say(compile_lark(lark, VOCABULARY, ()), json.dumps(wrong).encode())

@@ -1,0 +1,185 @@
+"""`llmrun serve` with the real SmolLM2, asked by OpenAI's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import openai
+import psutil
+import pytest
+from support.installed import SECONDS, engine_of, eventually, gone
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"river": {"type": "string", "maxLength": 40}, "length": {"type": "integer", "minimum": 0}},
+    "required": ["river", "length"],
+    "additionalProperties": False,
+}
+
+
+class RealServer:
+    """`llmrun serve smollm2` on a free port."""
+
+    def __init__(self, command: str, home: Path, *options: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.log = home / "serve.log"
+        arguments = [command, "serve", "smollm2", "--port", str(self.port), *options]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(arguments, stderr=log, env=environment(home))
+        assert eventually(self.is_up, SECONDS), self.log.read_text()
+
+    def is_up(self) -> bool:
+        """Whether it answers."""
+        try:
+            with urllib.request.urlopen(f"{self.address}/health", timeout=SECONDS) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Its exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(SECONDS)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Of the command."""
+    import os
+
+    return {**os.environ, "LLMRUN_HOME": str(home)}
+
+
+@pytest.fixture(scope="module")
+def server(command: str, pulled: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """One for all tests here; it ends well."""
+    running = RealServer(command, tmp_path_factory.mktemp("home"), "--grace", "0s")
+    yield running
+    assert running.end() == 0
+    assert "Traceback" not in running.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def client(server: RealServer) -> openai.OpenAI:
+    """OpenAI's own."""
+    return openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", timeout=SECONDS, max_retries=0)
+
+
+def question(text: str) -> list[openai.types.chat.ChatCompletionMessageParam]:
+    """A conversation of one turn."""
+    return [{"role": "user", "content": text}]
+
+
+def test_an_answer_is_the_same_at_once_and_as_a_stream(client: openai.OpenAI) -> None:
+    asked = {"model": "smollm2", "messages": question("Name a colour."), "max_tokens": 12, "temperature": 0}
+    whole = client.chat.completions.create(**asked)
+    stream = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert stream[0].choices[0].delta.role == "assistant"
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert stream[-1].usage == whole.usage or stream[-1].usage.total_tokens == whole.usage.total_tokens
+    assert stream[-1].usage.prompt_tokens_details.cached_tokens > 0
+
+
+def test_text_completions_and_their_limit(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="smollm2", prompt="One, two, three,", max_tokens=4, temperature=0)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 4
+
+
+def test_a_seed_gives_the_same_answer_again(client: openai.OpenAI) -> None:
+    asked = {"model": "smollm2", "messages": question("Say anything."), "max_tokens": 12, "seed": 7, "n": 2}
+    first, second = (client.chat.completions.create(**asked) for _ in range(2))
+    assert len({choice.message.content for choice in first.choices}) == 2
+    assert first.choices[0].message.content
+    assert second.usage.completion_tokens > 0
+
+
+def test_a_schema_is_kept(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="smollm2",
+        messages=question("Name a river and its length in km."),
+        max_tokens=80,
+        response_format={"type": "json_schema", "json_schema": {"name": "river", "schema": SCHEMA, "strict": True}},
+    )
+    jsonschema.validate(json.loads(answer.choices[0].message.content or ""), SCHEMA)
+
+
+def test_a_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
+    asked = {"model": "smollm2", "prompt": "A B C D E F", "max_tokens": 30, "temperature": 0}
+    whole = client.completions.create(**asked).choices[0].text
+    stop = whole.strip()[3:5]
+    cut = client.completions.create(**asked, stop=[stop]).choices[0]
+    assert (cut.text, cut.finish_reason) == (whole[: whole.index(stop)], "stop")
+
+
+def test_what_can_not_be_asked_is_an_error_of_its_class(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="no-such-model", messages=question("Hi"))
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.chat.completions.create(model="smollm2", messages=question("Hi"), temperature=-1)
+    with pytest.raises(openai.BadRequestError) as long:
+        client.chat.completions.create(model="smollm2", messages=question("word " * 20_000), stream=True)
+    assert (missing.value.code, long.value.code) == ("model_not_found", "context_length_exceeded")
+
+
+def test_eight_at_once_are_all_answered(server: RealServer) -> None:
+    async def ask_all() -> list[str | None]:
+        async with openai.AsyncOpenAI(base_url=f"{server.address}/v1", api_key="none", timeout=SECONDS) as client:
+            asked = (
+                client.chat.completions.create(
+                    model="smollm2", messages=question(f"Count from {number}."), max_tokens=16
+                )
+                for number in range(8)
+            )
+            return [answer.choices[0].message.content for answer in await asyncio.gather(*asked)]
+
+    assert all(asyncio.run(ask_all()))
+
+
+def test_models_are_listed(client: openai.OpenAI) -> None:
+    assert "smollm2" in [model.id for model in client.models.list()]
+    assert client.models.retrieve("smollm2").owned_by == "llmrun"
+
+
+def test_an_engine_that_is_killed_ends_the_answer_and_another_one_takes_over(
+    server: RealServer, client: openai.OpenAI
+) -> None:
+    stream = client.chat.completions.create(
+        model="smollm2", messages=question("Tell a long story."), stream=True, extra_body={"logit_bias": {"2": -100}}
+    )
+    next(iter(stream))
+    engine = engine_of(server.process.pid)
+    engine.kill()
+    with pytest.raises(openai.APIError, match="engine died"):
+        for _ in stream:
+            pass
+    assert eventually(lambda: gone(engine), SECONDS)
+    answer = client.chat.completions.create(model="smollm2", messages=question("Hi"), max_tokens=4)
+    assert answer.usage.completion_tokens > 0
+
+
+def test_ps_shows_it_and_stop_ends_it(command: str, pulled: None, tmp_path: Path) -> None:
+    running = RealServer(command, tmp_path)
+    process = psutil.Process(running.process.pid)
+    listed = subprocess.run([command, "ps", "--json"], capture_output=True, env=environment(tmp_path), timeout=SECONDS)
+    assert [(each["port"], each["pid"]) for each in json.loads(listed.stdout)] == [(running.port, process.pid)]
+    again = subprocess.run(
+        [command, "serve", "--port", str(running.port)], capture_output=True, env=environment(tmp_path), timeout=SECONDS
+    )
+    assert again.returncode == 2
+    assert f"--port {running.port + 1}" in again.stderr.decode()
+    stopped = subprocess.run([command, "stop"], capture_output=True, env=environment(tmp_path), timeout=SECONDS)
+    assert stopped.returncode == 0
+    assert running.process.wait(SECONDS) == 0
+    after = subprocess.run([command, "ps", "--json"], capture_output=True, env=environment(tmp_path), timeout=SECONDS)
+    assert json.loads(after.stdout) == []

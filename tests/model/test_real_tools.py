@@ -1,0 +1,115 @@
+"""Calls of tools with the real model: whatever it says, its arguments follow the tools' schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from support.tool_templates import TOOL_TEMPLATES
+
+from llmrun.protocol.messages import (
+    AnswerRequest,
+    Finished,
+    Generate,
+    Load,
+    Message,
+    Started,
+    TextDelta,
+    Tool,
+    ToolCall,
+)
+from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.toolcalls import SYNTAXES
+from llmrun.runner.runner import Runner
+from llmrun.server.asked import CallArguments, CallBegun, Part
+from llmrun.server.toolcalls import PartSplitter
+
+PLACE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12, "pattern": "^[A-Z][a-z]*$"},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+LIGHT: dict[str, Any] = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+SCHEMAS = {"weather": PLACE, "light": LIGHT}
+ASKED = AnswerRequest(
+    (Message("user", "What's the weather in Rome?"),),
+    sampling=SamplingParams(seed=1),
+    limits=Limits(max_tokens=200),
+    tools=tuple(Tool(name, f"About the {name}.", json.dumps(schema)) for name, schema in SCHEMAS.items()),
+    tool_choice="required",
+    parallel_calls=False,
+)
+
+
+@pytest.fixture(scope="module")
+def engine(model_path: Path) -> Iterator[Runner]:
+    engine = Runner()
+    try:
+        engine.load(Load(str(model_path), n_ctx=2048, n_ctx_start=2048, n_batch=256, threads=2))
+        yield engine
+    finally:
+        engine.close()
+
+
+def answer(engine: Runner, asked: AnswerRequest, request: int) -> tuple[Started, list[Part], Finished]:
+    """How it began, the parts of its text, how it ended."""
+    started, *events = engine.generate(Generate(request, asked))
+    assert isinstance(started, Started)
+    splitter = PartSplitter(0, started)
+    parts = [part for event in events if isinstance(event, TextDelta) for part in splitter.feed(event.text)]
+    assert isinstance(events[-1], Finished)
+    return started, [*parts, *splitter.flush()], events[-1]
+
+
+def check_calls(parts: list[Part]) -> list[ToolCall]:
+    """The calls, each by its schema; there is nothing else."""
+    calls: list[ToolCall] = []
+    for part in parts:
+        if isinstance(part, CallBegun):
+            calls.append(ToolCall(part.id, part.name, ""))
+        else:
+            assert isinstance(part, CallArguments)
+            calls[-1] = calls[-1]._replace(arguments=calls[-1].arguments + part.text)
+    for call in calls:
+        jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+    return calls
+
+
+@pytest.mark.parametrize("template", [None, *TOOL_TEMPLATES])
+def test_a_required_call(engine: Runner, template: str | None) -> None:
+    asked = replace(ASKED, template=TOOL_TEMPLATES[template] if template else None)
+    started, parts, finished = answer(engine, asked, 1)
+    assert started.tool_syntax == (template or "hermes")
+    assert finished.reason == "stop"
+    assert len(check_calls(parts)) == 1
+
+
+def test_every_syntax_is_tried() -> None:
+    assert set(TOOL_TEMPLATES) == set(SYNTAXES)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_named_tool_is_called(engine: Runner, name: str) -> None:
+    _, parts, _ = answer(engine, replace(ASKED, tool_choice=f"={name}"), 2)
+    assert [call.name for call in check_calls(parts)] == [name]
+
+
+def test_a_round_trip(engine: Runner) -> None:
+    """The result of a call is read like any other message, and what was said before is not computed again."""
+    _, parts, _ = answer(engine, ASKED, 3)
+    (call,) = check_calls(parts)
+    result = Message("tool", "22 degrees", tool_call_id=call.id, name=call.name)
+    asked = replace(ASKED, messages=(*ASKED.messages, Message("assistant", "", (call,)), result), tool_choice="auto")
+    started, _, finished = answer(engine, asked, 4)
+    assert finished.reason in ("stop", "length")
+    assert started.reused_tokens > started.prompt_tokens / 2

@@ -1,0 +1,68 @@
+"""Whatever JSON a client sends, it is read, or refused with an error that says why."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from llmrun.errors import BadGrammarError, UsageError
+from llmrun.protocol.frames import encode
+from llmrun.protocol.messages import Generate
+from llmrun.server.asked import Asked
+from llmrun.server.protocols import anthropic, ollama, openai_chat, openai_responses, openai_text
+
+HELLO = [{"role": "user", "content": "Hello"}]
+READERS: dict[str, tuple[Callable[[Mapping[str, Any]], Asked], dict[str, Any]]] = {
+    "anthropic": (anthropic.read, {"messages": HELLO}),
+    "ollama chat": (ollama.read_chat, {"messages": HELLO}),
+    "ollama generate": (ollama.read_generate, {"prompt": "Hello"}),
+    "openai chat": (openai_chat.read, {"messages": HELLO}),
+    "openai text": (openai_text.read, {"prompt": "Hello"}),
+    "openai responses": (openai_responses.read, {"input": HELLO}),
+}
+"""Protocol -> how it is read, and a body that is plausible there."""
+KEYS = (
+    "model", "messages", "input", "prompt", "role", "content", "type", "text", "system", "tools", "tool_calls",
+    "function", "name", "parameters", "input_schema", "arguments", "tool_choice", "call_id", "output",
+    "tool_use_id", "id", "format", "response_format", "json_schema", "schema", "options", "stop",
+    "stop_sequences", "max_tokens", "num_predict", "keep_alive", "temperature", "top_k", "seed", "logit_bias",
+    "thinking", "think", "reasoning", "stream", "n", "grammar", "raw", "strict", "tool_call_id", "images",
+    "top_logprobs", "logprobs", "budget_tokens", "num_ctx", "instructions", "is_error",
+)  # fmt: skip
+TEXTS = (
+    "user", "assistant", "system", "tool", "text", "function", "tool_use", "tool_result", "input_text",
+    "message", "function_call", "function_call_output", "json_schema", "object", "auto", "required", "any",
+    "{}", "-1", "5m", "f",
+)  # fmt: skip
+NUMBERS = (0, 1, -1, 2**31, 2**64, 10**400, 0.5, -1e308, 1e400, float("nan"))
+
+
+def made_up(numbers: random.Random, depth: int) -> Any:
+    kind = numbers.randrange(4 if depth else 2)
+    if kind == 0:
+        return numbers.choice((None, True, False, *NUMBERS))
+    if kind == 1:
+        return numbers.choice(("", "\ud83d", *TEXTS))
+    if kind == 2:
+        return [made_up(numbers, depth - 1) for _ in range(numbers.randrange(3))]
+    return {numbers.choice(KEYS): made_up(numbers, depth - 1) for _ in range(numbers.randrange(5))}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_any_body_is_read_or_refused(name: str) -> None:
+    numbers = random.Random(11)
+    read, plausible = READERS[name]
+    taken = refused = 0
+    for _ in range(4000):
+        try:
+            asked = read({**plausible, numbers.choice(KEYS): made_up(numbers, 4)})
+        except (UsageError, BadGrammarError):
+            refused += 1
+        else:
+            encode(Generate(1, asked.request))
+            taken += 1
+    assert taken > 100
+    assert refused > 100

@@ -1,0 +1,226 @@
+"""Chat completions: what every field means, and the chunks that clients wait for."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from llmrun.errors import BadGrammarError, LlmrunError, UsageError
+from llmrun.protocol.messages import Message, Stats, TokenLogprob
+from llmrun.server.asked import Begun, CallArguments, CallBegun, Ended, Envelope, Text, Thought
+from llmrun.server.protocols import openai_text
+from llmrun.server.protocols.openai_chat import read, writer
+
+USER: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+ENVELOPE = Envelope("chatcmpl-1", 7, "tiny")
+TOKEN = TokenLogprob("Hi", (72, 105), -0.5, (("Ho", (72, 111), -1.5),))
+
+
+def chunks(data: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: {")]
+
+
+def test_messages_of_every_kind() -> None:
+    body = {
+        "messages": [
+            {"role": "developer", "content": "Be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "2"},
+        ]
+    }
+    system, user, assistant, tool = read(body).request.messages
+    assert (system, user) == (Message("system", "Be brief"), Message("user", "ab"))
+    assert [tuple(call) for call in assistant.tool_calls] == [("c1", "f", '{"x": 1}')]
+    assert (tool.role, tool.content, tool.tool_call_id, tool.name) == ("tool", "2", "c1", "f")
+
+
+def test_sampling_has_only_what_was_named() -> None:
+    assert read(USER).sampling == {}
+    named = {"temperature": 0, "top_p": 0.5, "seed": 7, "logit_bias": {"5": -100}, "min_p": None, "unknown": 1}
+    assert read({**USER, **named}).sampling == {
+        "temperature": 0, "top_p": 0.5, "seed": 7, "logit_bias": ((5, -100.0),)
+    }  # fmt: skip
+
+
+def test_names_of_other_servers_are_understood() -> None:
+    named = {"typ_p": 0.5, "repetition_penalty": 1.5, "samplers": ["top_k"], "logit_bias": [[5, False]], "seed": -1}
+    assert read({**USER, **named}).sampling == {
+        "typical_p": 0.5, "repeat_penalty": 1.5, "order": ("top_k",), "logit_bias": ((5, -math.inf),), "seed": None
+    }  # fmt: skip
+
+
+def test_when_the_answer_ends() -> None:
+    limits = read({**USER, "max_tokens": 5, "max_completion_tokens": 6, "stop": "x", "ban": ["y"]}).request.limits
+    assert (limits.max_tokens, limits.stop, limits.ban) == (6, ("x",), ("y",))
+    assert read({**USER, "max_tokens": -1, "stop": None}).request.limits.max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("given", "grammar"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, '{"type": "object"}'),
+        ({"type": "json_schema", "json_schema": {"schema": {"type": "string"}}}, '{"type": "string"}'),
+    ],
+)
+def test_response_formats(given: dict[str, Any], grammar: str | None) -> None:
+    found = read({**USER, "response_format": given}).request.grammar
+    assert (found.text if found else None) == grammar
+
+
+def test_grammars_exclude_each_other_and_must_be_right() -> None:
+    assert read({**USER, "grammar": 'root ::= "a"'}).request.grammar is not None
+    with pytest.raises(UsageError, match="exclude"):
+        read({**USER, "grammar": 'root ::= "a"', "json_schema": {}})
+    with pytest.raises(BadGrammarError):
+        read({**USER, "grammar": "root ::= undefined"})
+
+
+def test_thinking_and_log_probabilities() -> None:
+    assert read({**USER, "reasoning_effort": "none"}).request.thinking is False
+    assert read({**USER, "chat_template_kwargs": {"enable_thinking": True}}).request.thinking is True
+    assert read(USER).request.logprobs is None
+    assert read({**USER, "logprobs": True}).request.logprobs == 0
+    assert read({**USER, "logprobs": True, "top_logprobs": 3}).request.logprobs == 3
+
+
+def test_tools_and_their_choice() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    request = read({**USER, "tools": tools, "tool_choice": {"type": "function", "function": {"name": "f"}}}).request
+    assert ([tool.name for tool in request.tools], request.tool_choice) == (["f"], "=f")
+    assert read({**USER, "tools": tools, "parallel_tool_calls": False}).request.parallel_calls is False
+    with pytest.raises(UsageError, match="tool"):
+        read({**USER, "tools": tools, "tool_choice": {"type": "function", "function": {"name": "g"}}})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("messages", []),
+        ("messages", "Hi"),
+        ("messages", [{"content": "Hi"}]),
+        ("messages", [{"role": "king", "content": "Hi"}]),
+        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]),
+        ("model", 5),
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("temperature", 1e9),
+        ("top_k", 1.5),
+        ("n", 0),
+        ("n", 10**9),
+        ("n", 10**400),
+        ("temperature", -(10**400)),
+        ("temperature", 1e400),
+        ("logit_bias", {"1": 10**400}),
+        ("max_tokens", 2**40),
+        ("stop", [1]),
+        ("stop", ["x"] * 10_000),
+        ("stop", ["x" * 10_000]),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {str(token): 1 for token in range(10_000)}),
+        ("stream", "yes"),
+        ("top_logprobs", 1000),
+        ("response_format", {"type": "xml"}),
+        ("response_format", {"type": "json_schema"}),
+        ("tool_choice", "sometimes"),
+        ("cache_salt", 1),
+    ],
+)
+def test_what_is_wrong_is_an_error_of_the_client(field: str, value: Any) -> None:
+    with pytest.raises(UsageError):
+        read({**USER, field: value})
+
+
+def test_a_message_names_the_field_that_is_wrong() -> None:
+    with pytest.raises(UsageError, match=r"messages\[1\]\.role is missing"):
+        read({"messages": [*USER["messages"], {"content": "x"}]})
+
+
+def test_a_stream_begins_with_the_role_of_every_answer() -> None:
+    first = chunks(writer({**USER, "n": 2}, ENVELOPE).begin())
+    assert [chunk["choices"][0]["index"] for chunk in first] == [0, 1]
+    assert all(chunk["choices"][0]["delta"] == {"role": "assistant", "content": ""} for chunk in first)
+    assert all((chunk["id"], chunk["created"], chunk["model"]) == ENVELOPE for chunk in first)
+
+
+def test_parts_become_deltas_and_the_same_parts_a_whole_answer() -> None:
+    written = writer({**USER, "stream_options": {"include_usage": True}}, ENVELOPE)
+    parts = [
+        Begun(0, 10, 4),
+        Thought(0, "hm "),
+        Text(0, "Hi", (TOKEN,)),
+        CallBegun(0, 0, "c1", "f"),
+        CallArguments(0, 0, '{"x"'),
+        CallArguments(0, 0, ": 1}"),
+        Ended(0, "tool_calls", Stats(completion_tokens=3)),
+    ]
+    deltas = [chunk["choices"][0] for part in parts for chunk in chunks(written.feed(part))]
+    assert [choice["delta"] for choice in deltas] == [
+        {"reasoning_content": "hm "},
+        {"content": "Hi"},
+        {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"x"'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
+        {},
+    ]
+    assert deltas[1]["logprobs"]["content"][0] == {
+        "token": "Hi", "logprob": -0.5, "bytes": [72, 105],
+        "top_logprobs": [{"token": "Ho", "logprob": -1.5, "bytes": [72, 111]}],
+    }  # fmt: skip
+    assert deltas[-1]["finish_reason"] == "tool_calls"
+    (last,) = chunks(written.end())
+    assert (last["choices"], last["usage"]["prompt_tokens_details"]) == ([], {"cached_tokens": 4})
+    (choice,) = written.whole()["choices"]
+    assert choice["message"]["reasoning_content"] == "hm"
+    assert choice["message"]["content"] == "Hi"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
+    assert written.whole()["usage"]["total_tokens"] == 13
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"), [("stop", "stop"), ("stop_string", "stop"), ("length", "length"), ("repeats", "stop")]
+)
+def test_why_an_answer_ended(reason: str, told: str) -> None:
+    written = writer(USER, ENVELOPE)
+    written.feed(Ended(0, reason, Stats()))
+    assert written.whole()["choices"][0]["finish_reason"] == told
+
+
+def test_usage_comes_only_where_it_was_asked_for() -> None:
+    assert writer(USER, ENVELOPE).end() == b"data: [DONE]\n\n"
+    assert "usage" not in chunks(writer(USER, ENVELOPE).begin())[0]
+
+
+def test_an_error_in_a_stream_has_our_code() -> None:
+    (chunk,) = chunks(writer(USER, ENVELOPE).error(LlmrunError("it broke", hint="mend it")))
+    assert chunk["error"]["code"] == "internal"
+    assert chunk["error"]["message"] == "it broke; mend it"
+
+
+def test_half_a_character_pair_is_escaped() -> None:
+    assert chunks(writer(USER, ENVELOPE).feed(Text(0, "\ud800")))[0]["choices"][0]["delta"]["content"] == "\ud800"
+
+
+def test_text_completions_have_the_old_log_probabilities() -> None:
+    body = {"prompt": ["Once"], "logprobs": 1}
+    assert openai_text.read(body).request.prompt == "Once"
+    written = openai_text.writer(body, ENVELOPE)
+    written.feed(Text(0, "Hi", (TOKEN,)))
+    assert written.whole()["choices"][0]["logprobs"] == {
+        "tokens": ["Hi"], "token_logprobs": [-0.5], "top_logprobs": [{"Ho": -1.5}]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": ["a", "b"]}, {"prompt": [1, 2]}, {"prompt": "a", "suffix": "b"}])
+def test_text_completions_that_can_not_be_made(body: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        openai_text.read(body)

@@ -1,0 +1,82 @@
+"""What is counted of requests, by a clock that the test turns."""
+
+from __future__ import annotations
+
+from llmrun.protocol.messages import Condition, Finished, Started, Stats, TextDelta
+from llmrun.server.metrics import Histogram, ServerMetrics
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_request_waits_runs_and_ends() -> None:
+    clock = Clock()
+    metrics = ServerMetrics(clock)
+    request = metrics.request("tiny")
+    assert metrics.figures[:2] == (0, 1)
+    request.started(Started(1, 30, 20, 7))
+    assert metrics.figures[:2] == (1, 0)
+    clock.now = 0.5
+    request.delta(TextDelta(1, "Hi", 1))
+    clock.now = 0.7
+    request.delta(TextDelta(1, " you", 2))
+    request.finished(Finished(1, "stop", Stats()))
+    figures = metrics.figures
+    assert figures[:2] == (0, 0)
+    assert figures.ttft == (0.5, 0.5)
+    assert figures.itl[0] is not None
+    assert abs(figures.itl[0] - 0.1) < 1e-9
+    text = metrics.text({"tiny": Condition(0, cells=10, cells_used=5, prefix_queries=30, prefix_hits=20)})
+    for line in (
+        'vllm:prompt_tokens_total{model_name="tiny"} 30',
+        'vllm:generation_tokens_total{model_name="tiny"} 3',
+        'vllm:request_success_total{model_name="tiny",finished_reason="stop"} 1',
+        'vllm:kv_cache_usage_perc{model_name="tiny"} 0.5',
+        'vllm:prefix_cache_queries_total{model_name="tiny"} 30',
+        'vllm:prefix_cache_hits_total{model_name="tiny"} 20',
+        'vllm:time_to_first_token_seconds_bucket{model_name="tiny",le="0.25"} 0',
+        'vllm:time_to_first_token_seconds_bucket{model_name="tiny",le="+Inf"} 1',
+        'vllm:inter_token_latency_seconds_count{model_name="tiny"} 2',
+    ):
+        assert line in text.splitlines()
+
+
+def test_a_request_that_is_given_up_counts_no_more() -> None:
+    metrics = ServerMetrics(Clock())
+    waiting, running = metrics.request("tiny"), metrics.request("tiny")
+    running.started(Started(1, 3, 0, 7))
+    waiting.aborted()
+    running.aborted()
+    running.aborted()
+    assert metrics.figures[:2] == (0, 0)
+    assert 'finished_reason="abort"} 2' in metrics.text({})
+
+
+def test_the_rate_is_of_the_last_seconds() -> None:
+    clock = Clock()
+    metrics = ServerMetrics(clock)
+    metrics.request("tiny").delta(TextDelta(1, "x", 50))
+    assert metrics.figures.rate == 10.0
+    clock.now = 5.0
+    assert metrics.figures.rate == 0.0
+
+
+def test_buckets_hold_what_is_at_most_their_bound() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 3.0):
+        histogram.add(value)
+    assert histogram.counts == [2, 1, 1]
+    assert histogram.quantile(0.5) == 1.5
+
+
+def test_a_name_can_not_break_out_of_its_label() -> None:
+    metrics = ServerMetrics(Clock())
+    metrics.request('a"b\\c\nd')
+    assert 'model_name="a\\"b\\\\c\\nd"' in metrics.text({})

@@ -1,0 +1,168 @@
+"""Which models stay in memory, and which goes first; engines are fake, memory is what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from support.gguf_writer import runnable_model, write
+
+from llmrun.config import load_settings
+from llmrun.errors import BadModelError, ModelNotFoundError, OutOfMemoryError, UsageError
+from llmrun.model import Located, Model, prepare
+from llmrun.planning.plan import Wishes
+from llmrun.runner.launch import Launched, launch
+from llmrun.server.pool import Deaths, Pool
+from llmrun.server.refusals import DeadlyPromptError
+
+FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+
+
+class Machine:
+    """Has memory for so many models, and notes which are loaded."""
+
+    def __init__(
+        self, folder: Path, names: str, *, room: int = 9, mode: str = "normal", keep_seconds: float = 9e9
+    ) -> None:
+        self.paths = [str(write(folder / f"{name}.gguf", runnable_model())) for name in names]
+        self.loads: list[str] = []
+        self.room, self.mode = room, mode
+        self.pool = Pool(self.paths, load_settings(), self.prepare, keep_seconds=keep_seconds, start=self.start)
+
+    def prepare(self, located: Located, path: Path) -> Model:
+        if len([kept for kept in self.pool.kept if kept.is_loaded]) >= self.room:
+            raise OutOfMemoryError("there is no room")
+        return prepare(located.spec, path, Wishes(n_ctx=256))
+
+    def start(self, model: Model) -> Launched:
+        self.loads.append(model.path.stem)
+        return launch((sys.executable, str(FAKE_ENGINE), self.mode))
+
+    @property
+    def loaded(self) -> str:
+        """Names of the models in memory."""
+        return "".join(sorted(Path(kept.name).stem for kept in self.pool.kept if kept.is_loaded))
+
+    async def use(self, index: int) -> None:
+        """Ask a model for something."""
+        async with self.pool.lease(self.paths[index]) as kept:
+            await self.pool.ready(kept)
+
+
+def run(machine: Machine, scenario: Callable[[Machine], Awaitable[None]]) -> None:
+    async def all_of_it() -> None:
+        try:
+            await scenario(machine)
+        finally:
+            await machine.pool.close()
+
+    asyncio.run(all_of_it())
+
+
+def test_a_model_is_loaded_once_and_stays(tmp_path: Path) -> None:
+    async def scenario(machine: Machine) -> None:
+        await asyncio.gather(*(machine.use(0) for _ in range(5)))
+        await machine.use(0)
+        assert (machine.loaded, machine.loads) == ("a", ["a"])
+
+    run(Machine(tmp_path, "a"), scenario)
+
+
+def test_the_least_recently_used_goes_when_there_is_no_room(tmp_path: Path) -> None:
+    async def scenario(machine: Machine) -> None:
+        for index in (0, 1, 0, 2):
+            await machine.use(index)
+        assert machine.loaded == "ac"
+
+    run(Machine(tmp_path, "abc", room=2), scenario)
+
+
+def test_a_model_in_use_or_waited_for_never_goes(tmp_path: Path) -> None:
+    async def scenario(machine: Machine) -> None:
+        async with machine.pool.lease(machine.paths[0]) as kept:
+            await machine.pool.ready(kept)
+            with pytest.raises(OutOfMemoryError):
+                await machine.use(1)
+            assert machine.loaded == "a"
+        await machine.use(1)
+        assert machine.loaded == "b"
+
+    run(Machine(tmp_path, "ab", room=1), scenario)
+
+
+def test_a_model_that_nobody_asks_goes_after_its_time(tmp_path: Path) -> None:
+    async def scenario(machine: Machine) -> None:
+        await machine.use(0)
+        while machine.loaded:
+            await asyncio.sleep(0)
+        await machine.use(0)
+        assert machine.loads == ["a", "a"]
+
+    run(Machine(tmp_path, "a", keep_seconds=0.0), scenario)
+
+
+def test_less_than_no_time_is_for_ever(tmp_path: Path) -> None:
+    async def scenario(machine: Machine) -> None:
+        async with machine.pool.lease("", keep_seconds=-1) as kept:
+            await machine.pool.ready(kept)
+        assert kept.expiry is None
+        assert machine.loaded == "a"
+
+    run(Machine(tmp_path, "a", keep_seconds=0.0), scenario)
+
+
+def test_what_can_not_be_loaded_is_told_to_all_who_wait_and_tried_again(tmp_path: Path) -> None:
+    async def scenario(machine: Machine) -> None:
+        results = await asyncio.gather(machine.use(0), machine.use(0), return_exceptions=True)
+        assert [type(result) for result in results] == [BadModelError] * 2
+        assert machine.loads == ["a"]
+        machine.mode = "normal"
+        await machine.use(0)
+        assert machine.loaded == "a"
+
+    run(Machine(tmp_path, "a", mode="refuse"), scenario)
+
+
+@pytest.mark.parametrize("name", ["nothing", "owner/repo:Q4_K_M", "/etc/passwd", "../a", "a.gguf", "x\ny", "é" * 600])
+def test_what_is_not_here_is_not_found(tmp_path: Path, name: str) -> None:
+    async def scenario(machine: Machine) -> None:
+        with pytest.raises(ModelNotFoundError):
+            async with machine.pool.lease(name):
+                pass
+        assert not machine.loads
+
+    run(Machine(tmp_path, "a"), scenario)
+
+
+def test_without_a_model_of_its_own_a_server_wants_a_name(tmp_path: Path) -> None:
+    async def scenario(machine: Machine) -> None:
+        with pytest.raises(UsageError, match="model is missing"):
+            async with machine.pool.lease(""):
+                pass
+
+    run(Machine(tmp_path, ""), scenario)
+
+
+def test_prompts_that_were_in_dying_engines_are_remembered_for_a_while() -> None:
+    deaths = Deaths()
+    for engine in (1, 1, 2):  # two answers to it were in the first one
+        deaths.check("killer")
+        deaths.add("killer", engine)
+    with pytest.raises(DeadlyPromptError):
+        deaths.check("killer")
+    for number in range(1000):
+        deaths.add(str(number), 3)
+    deaths.check("killer")
+
+
+def test_a_prompt_that_was_answered_is_not_to_blame() -> None:
+    deaths = Deaths()
+    deaths.add("innocent", 1)
+    deaths.forget("innocent")
+    deaths.add("innocent", 2)
+    deaths.check("innocent")

@@ -1,0 +1,45 @@
+"""Which servers run: known by locks, so that no process id of a dead one is ever believed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from llmrun.server.running import RunningServer, registered, running_servers
+
+
+def server(port: int) -> RunningServer:
+    return RunningServer(os.getpid(), f"http://127.0.0.1:{port}", port, 1.0)
+
+
+def test_a_server_is_listed_as_long_as_it_runs(tmp_path: Path) -> None:
+    assert running_servers(tmp_path) == []
+    with registered(tmp_path, 2) as later, registered(tmp_path, 1) as entry:
+        assert entry is not None
+        assert later is not None
+        entry.write(server(1))
+        later.write(server(2))
+        assert running_servers(tmp_path) == [server(1), server(2)]
+        entry.write(server(1)._replace(models=("tiny",)))
+        assert running_servers(tmp_path)[0].models == ("tiny",)
+    assert running_servers(tmp_path) == []
+
+
+def test_what_a_dead_server_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / "servers/8080.json"
+    left.parent.mkdir()
+    left.write_text(json.dumps(server(8080)._asdict()))
+    assert running_servers(tmp_path) == []
+    assert not left.exists()
+
+
+def test_an_entry_that_is_just_being_written_is_passed_over(tmp_path: Path) -> None:
+    with registered(tmp_path, 1):
+        assert running_servers(tmp_path) == []
+
+
+def test_a_folder_that_can_not_be_written_keeps_nobody_from_serving(tmp_path: Path) -> None:
+    (tmp_path / "servers").write_text("a file")
+    with registered(tmp_path, 1) as entry:
+        assert entry is None

@@ -1,0 +1,260 @@
+"""A server from end to end, over fake engines: what a client gets, and what becomes of it when things go wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.installed import eventually
+from support.served import CHAT, HI, SECONDS, LiveServer, read_all
+
+from llmrun.server import exchange
+from llmrun.server.guard import Policy
+from llmrun.server.protocols.ollama_models import VERSION
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+STREAM = {**HI, "stream": True}
+Serve = Callable[..., LiveServer]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """serve(*modes, **options): a server over engines of these modes, ended afterwards."""
+    with ExitStack() as stack:
+        yield lambda *modes, **options: stack.enter_context(LiveServer(tmp_path, modes or ("normal",), **options))
+
+
+def test_an_answer_at_once(serve: Serve) -> None:
+    answer = serve().post(CHAT, {**HI, "model": ""}).json
+    assert answer["object"] == "chat.completion"
+    (choice,) = answer["choices"]
+    assert (choice["message"]["role"], choice["message"]["content"]) == ("assistant", "Hello")
+    assert choice["finish_reason"] == "stop"
+    assert answer["usage"]["prompt_tokens"] == 3
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+def test_an_answer_as_a_stream(serve: Serve) -> None:
+    answer = serve().post(CHAT, {**STREAM, "stream_options": {"include_usage": True}})
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
+    *chunks, last = answer.events
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": "Hel"}, {"content": "lo"}, {}]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert (last["choices"], last["usage"]["total_tokens"]) == ([], 5)
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+
+
+def test_several_answers_to_one_prompt(serve: Serve) -> None:
+    answer = serve("together").post(CHAT, {**HI, "n": 2}).json
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert [choice["message"]["content"] for choice in answer["choices"]] == ["Hello", "Hello"]
+
+
+def test_text_completions(serve: Serve) -> None:
+    server = serve()
+    answer = server.post("/v1/completions", {"prompt": "Once", "echo": True}).json
+    assert (answer["object"], answer["choices"][0]["text"]) == ("text_completion", "OnceHello")
+    streamed = server.post("/v1/completions", {"prompt": "Once", "stream": True}).events
+    assert "".join(event["choices"][0]["text"] for event in streamed) == "Hello"
+
+
+def test_the_other_protocols_have_their_routes(serve: Serve) -> None:
+    server = serve()
+    message = server.post("/v1/messages", {**HI, "max_tokens": 9}).json
+    assert message["content"] == [{"type": "text", "text": "Hello"}]
+    assert server.post("/v1/messages/count_tokens", HI).json == {"input_tokens": 7}
+    assert server.post("/v1/messages", {"messages": 1}).json["type"] == "error"
+    assert server.post("/v1/responses", {"input": "Hi"}).json["status"] == "completed"
+
+
+@pytest.mark.parametrize("body", [HI, STREAM])
+def test_what_the_engine_refuses_is_a_real_error(serve: Serve, body: dict[str, Any]) -> None:
+    refused = serve("failing").post(CHAT, body)
+    assert (refused.status, refused.code) == (400, "context_length_exceeded")
+
+
+def test_codex_hears_in_the_stream_that_its_prompt_is_too_long(serve: Serve) -> None:
+    server = serve("failing")
+    answer = server.post("/v1/responses", {"input": "Hi", "stream": True})
+    assert answer.status == 200
+    *_, last = answer.events
+    assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "context_length_exceeded")
+    assert server.post("/v1/responses", {"input": "Hi"}).status == 400
+
+
+def test_a_field_that_is_wrong_is_named(serve: Serve) -> None:
+    refused = serve().post(CHAT, {**HI, "temperature": "hot"})
+    assert refused.status == 400
+    assert "temperature" in refused.json["error"]["message"]
+
+
+def test_a_model_that_can_not_be_loaded_is_an_error_to_who_asks(serve: Serve) -> None:
+    refused = serve("refuse").post(CHAT)
+    assert (refused.status, refused.code) == (422, "bad-model")
+
+
+def test_an_engine_that_dies_ends_a_stream_with_an_error(serve: Serve) -> None:
+    server = serve("die:decode:SIGSEGV", "normal")
+    *chunks, last = server.post(CHAT, STREAM).events
+    assert chunks[-1]["choices"][0]["delta"] == {"content": "Hel"}
+    assert last["error"]["code"] == "engine-crashed"
+    assert server.post(CHAT).json["choices"][0]["message"]["content"] == "Hello"
+    assert server.engines == 2
+
+
+def test_a_request_that_only_waited_goes_on_in_the_next_engine(serve: Serve) -> None:
+    server = serve("die:render:SIGKILL", "normal")
+    assert server.post(CHAT).status == 200
+    assert server.engines == 2
+
+
+def test_an_engine_that_dies_while_it_loads_is_told_at_once(serve: Serve) -> None:
+    server = serve("die:load:SIGSEGV")
+    assert server.post(CHAT).code == "engine-crashed"
+    assert server.engines <= 2
+
+
+def test_a_prompt_that_killed_two_engines_is_refused(serve: Serve) -> None:
+    server = serve("die:prefill:SIGSEGV")
+    assert [server.post(CHAT).code for _ in range(2)] == ["engine-crashed"] * 2
+    refused = server.post(CHAT)
+    assert (refused.status, refused.code, server.engines) == (422, "deadly-prompt", 2)
+    other = {"messages": [{"role": "user", "content": "Something else"}]}
+    assert server.post(CHAT, other).code == "engine-crashed"
+
+
+def test_a_client_that_leaves_is_no_longer_answered(serve: Serve) -> None:
+    """The engine says nothing more until it is cancelled; it then hears the next request."""
+    server = serve("obedient")
+    for _ in range(2):
+        with server.connect() as connection:
+            connection.sendall(server.request("POST", CHAT, json.dumps(STREAM).encode()))
+            received = b""
+            while b"Hel" not in received:
+                received += connection.recv(65536)
+    assert eventually(lambda: len(server.served) == 2, SECONDS)
+    assert [served.facts["reason"] for served in server.served] == ["left", "left"]
+    assert server.engines == 1
+
+
+def test_more_requests_than_may_wait_are_sent_away(serve: Serve) -> None:
+    server = serve("obedient", parallel=1, queue=0)
+    with server.connect() as connection:
+        connection.sendall(server.request("POST", CHAT, json.dumps(STREAM).encode()))
+        assert connection.recv(65536)
+        refused = server.post(CHAT)
+        assert (refused.status, refused.code) == (503, "busy")
+        assert int(refused.headers["retry-after"]) > 0
+        assert server.get("/health").status == 200
+
+
+def test_a_silent_answer_is_filled_with_comments(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "SILENCE_SECONDS", 0.01)
+    server = serve("obedient")
+    with server.connect() as connection:
+        connection.sendall(server.request("POST", CHAT, json.dumps(STREAM).encode()))
+        received = b""
+        while received.count(b":\n\n") < 2:
+            received += connection.recv(65536)
+        assert received.startswith(b"HTTP/1.1 200")
+
+
+def test_an_answer_that_takes_too_long_ends(serve: Serve) -> None:
+    server = serve("obedient", answer_seconds=0.1)
+    assert server.post(CHAT).code == "timeout"
+    assert server.post(CHAT, STREAM).status in {200, 504}
+    assert server.engines == 1
+
+
+def test_while_the_server_ends_only_running_answers_go_on(serve: Serve) -> None:
+    server = serve("obedient", grace_seconds=SECONDS)
+    with server.connect() as connection:
+        connection.sendall(server.request("POST", CHAT, json.dumps(STREAM).encode()))
+        assert connection.recv(65536)
+        server.end()
+        assert eventually(lambda: server.get("/health").status == 503, SECONDS)
+        refused = server.post(CHAT)
+        assert (refused.status, refused.code) == (503, "shutting-down")
+    server.wait()  # nobody is answered any more
+
+
+def test_what_is_not_answered_in_time_ends_with_an_error(serve: Serve) -> None:
+    server = serve("obedient", grace_seconds=0.0)
+    with server.connect() as connection:
+        connection.sendall(server.request("POST", CHAT, json.dumps(STREAM).encode()))
+        received = b""
+        while b"Hel" not in received:
+            received += connection.recv(65536)
+        server.end()
+        received += read_all(connection)
+    assert b"shutting-down" in received
+    assert received.endswith(b"0\r\n\r\n")
+
+
+def test_models_are_listed_and_found(serve: Serve) -> None:
+    server = serve()
+    listed = server.get("/v1/models").json
+    assert listed["object"] == "list"
+    assert listed["data"][0]["id"] == server.model
+    assert server.get("/v1/models/nothing/like:that").code == "model_not_found"
+
+
+def test_metrics_have_vllms_names(serve: Serve) -> None:
+    server = serve()
+    server.post(CHAT)
+    text = server.get("/metrics").body.decode()
+    label = f'{{model_name="{server.model}"}}'
+    assert f"vllm:num_requests_running{label} 0" in text
+    assert f"vllm:generation_tokens_total{label} 2" in text
+    assert f"vllm:time_to_first_token_seconds_count{label} 1" in text
+    assert f"vllm:kv_cache_usage_perc{label} 0.25" in text
+    assert f"vllm:prefix_cache_hits_total{label} 6" in text
+
+
+def test_ollamas_routes(serve: Serve) -> None:
+    server = serve()
+    answer = server.post("/api/chat", HI)
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    lines = [json.loads(line) for line in answer.body.splitlines()]
+    assert "".join(line["message"]["content"] for line in lines) == "Hello"
+    assert (lines[-1]["done"], lines[-1]["eval_count"]) == (True, 2)
+    assert server.post("/api/generate", {"prompt": "Hi", "stream": False}).json["response"] == "Hello"
+    assert server.get("/api/version").json == VERSION
+    (running,) = server.get("/api/ps").json["models"]
+    assert (running["name"], running["context_length"]) == (server.model, 256)
+    assert isinstance(server.get("/api/tags").json["models"], list)
+    refused = server.post("/api/show", {"model": "nothing"})
+    assert (refused.status, set(refused.json)) == (404, {"error", "code"})
+
+
+def test_ollamas_clients_load_a_model_and_let_it_go(serve: Serve) -> None:
+    server = serve()
+    assert server.post("/api/generate", {"model": ""}).json["done"] is True
+    assert server.get("/api/ps").json["models"]
+    assert server.post("/api/generate", {"keep_alive": 0}).json["done"] is True
+    assert eventually(lambda: not server.get("/api/ps").json["models"], SECONDS)
+    assert server.post("/api/generate", {"prompt": "Hi", "stream": False}).json["response"] == "Hello"
+    assert server.engines == 2
+
+
+def test_llama_servers_routes(serve: Serve) -> None:
+    server = serve()
+    assert server.get("/props").json["default_generation_settings"]["n_ctx"] == 256
+    assert server.post("/tokenize", {"content": "Hi"}).json["tokens"] == [72, 105]
+
+
+def test_the_log_knows_what_was_asked_and_no_secret(serve: Serve) -> None:
+    server = serve(policy=Policy(keys=(b"secret key",)))
+    server.post(CHAT, authorization="Bearer secret key")
+    server.post(CHAT + "?key=hidden", authorization="Bearer wrong key")
+    assert eventually(lambda: len(server.served) == 2, SECONDS)
+    first, second = server.served
+    assert (first.method, first.path, first.status) == ("POST", CHAT, 200)
+    assert (first.facts["prompt_tokens"], first.facts["completion_tokens"], first.facts["reason"]) == (3, 2, "stop")
+    assert (second.path, second.status) == (CHAT, 401)
+    assert "key" not in repr(server.served).replace(server.model, "")

@@ -1,0 +1,88 @@
+"""What `llmrun serve` shows: a start page, one live line, or a log."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.serve import ServedRequest, ServeFigures, ServeView, live_line, log_line
+
+ANSWERED = ServedRequest(
+    "127.0.0.1",
+    "POST",
+    "/v1/chat/completions",
+    200,
+    1.2,
+    {"model": "tiny", "prompt_tokens": 32, "cached_tokens": 31, "completion_tokens": 10, "reason": "stop"},
+)
+FIGURES = ServeFigures(2, 1, 131.24, (0.058, 0.12), (0.0089, 0.0121), 12, 100)
+
+
+class Terminal(io.StringIO):
+    """A stream that a user looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def view(stderr: io.StringIO, *, log_json: bool = False, times: tuple[float, ...] = (0.0,)) -> ServeView:
+    clock = iter(times)
+    output = Output(stderr=stderr, environment={"TERM": "xterm", "NO_COLOR": "1"})
+    return ServeView(output, log_json=log_json, clock=lambda: next(clock), wall_clock=lambda: 1.5)
+
+
+def test_the_live_line_says_how_the_server_does() -> None:
+    expected = "2 running, 1 waiting · 131 t/s · TTFT 58/120 ms · inter-token 8.9/12 ms · KV 12%"
+    assert live_line(FIGURES) == expected
+    assert live_line(ServeFigures(0, 0, 0.0, (None, None), (None, None))) == "0 running, 0 waiting · 0.0 t/s"
+
+
+def test_the_log_line_says_what_was_answered() -> None:
+    expected = "127.0.0.1 POST /v1/chat/completions 200 in 1.20 s: tiny, 32 + 10 tokens, 31 cached, stop"
+    assert log_line(ANSWERED) == expected
+    assert log_line(ServedRequest("::1", "GET", "/\x1b[31m", 404, 0.0, {})) == "::1 GET / 404 in 0.00 s"
+
+
+def test_the_live_line_is_redrawn_twice_a_second_at_most() -> None:
+    stderr = Terminal()
+    shown = view(stderr, times=(0.0, 0.1, 0.49, 0.5))
+    for _ in range(4):
+        shown.show(FIGURES)
+    assert stderr.getvalue().count("running") == 2
+
+
+def test_beside_the_live_line_only_failures_are_told() -> None:
+    stderr = Terminal()
+    shown = view(stderr)
+    shown.served(ANSWERED)
+    shown.served(ANSWERED._replace(status=400))
+    assert stderr.getvalue() == ""
+    shown.served(ANSWERED._replace(status=500))
+    assert "POST" in stderr.getvalue()
+
+
+def test_without_a_terminal_every_request_is_a_line_and_nothing_is_drawn() -> None:
+    stderr = io.StringIO()
+    shown = view(stderr)
+    shown.show(FIGURES)
+    shown.served(ANSWERED)
+    assert stderr.getvalue() == log_line(ANSWERED) + "\n"
+
+
+def test_the_log_as_json_is_nothing_but_json() -> None:
+    stderr = io.StringIO()
+    shown = view(stderr, log_json=True)
+    shown.begin("http://127.0.0.1:8080", ["tiny"], has_keys=False)
+    shown.served(ANSWERED)
+    (line,) = stderr.getvalue().splitlines()
+    told = json.loads(line)
+    assert (told["time"], told["status"], told["model"], told["completion_tokens"]) == (1.5, 200, "tiny", 10)
+
+
+def test_the_start_page_has_a_line_to_try() -> None:
+    stderr = io.StringIO()
+    view(stderr).begin("http://127.0.0.1:8080", ["tiny"], has_keys=True)
+    page = stderr.getvalue()
+    assert "curl http://127.0.0.1:8080/v1/chat/completions -H 'Authorization: Bearer KEY'" in page
+    assert '"model": "tiny"' in page
