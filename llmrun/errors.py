@@ -67,7 +67,7 @@ def require_within(name: str, value: float | None, bounds: tuple[float, float]) 
     """
     low, high = bounds
     if value is not None and not low <= value <= high:  # a comparison with NaN is false
-        raise UsageError(f"invalid {name} {value:.12g}", why=f"must be between {low:,} and {high:,}")
+        raise UsageError(f"invalid {name} {value:.12g}", why=f"must be between {low:,.12g} and {high:,.12g}")
 
 
 class ContextOverflowError(UsageError):

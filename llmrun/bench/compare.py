@@ -289,7 +289,7 @@ def _pair(a: list[BenchRow], b: list[BenchRow]) -> Pair:
         verdict = replace(
             verdict, why=f"{' and '.join(disturbed)} {'was' if len(disturbed) == 1 else 'were'} disturbed"
         )
-    notes = [f"{side}: {warning.text}" for side, row in (("A", newest_a), ("B", newest_b)) for warning in row.warnings]
+    notes = [f"{side}: {row.warning_text}" for side, row in (("A", newest_a), ("B", newest_b)) if row.warnings]
     if verdict.kind == "noisy" and not disturbed:
         notes.append(verdict.why)
     return Pair(newest_a, newest_b, verdict, (1, 1), differences, tuple(notes))

@@ -331,11 +331,10 @@ class BenchRow:
                     why=f"its schema is {data['schema']}, this version reads up to {SCHEMA}",
                     hint="pip install --upgrade llmrun",
                 )
-            foreign = "schema" not in data
             row = from_json(cls, data, newer=True)
             if not row.samples_ns or min(row.samples_ns) <= 0 or row.n_tokens <= 0:
                 raise ValueError("a row has no samples")
-            return _named(row) if foreign else row
+            return row if "schema" in data else _named(row)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise LlmrunError("this is not a bench result", why=str(error)) from None
 

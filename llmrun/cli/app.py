@@ -109,14 +109,15 @@ def call(arguments: Sequence[str]) -> int:
     try:
         return app(list(arguments), prog_name="llmrun", standalone_mode=False) or 0
     except typer.TyperException as error:
-        raise _usage_error(error) from None
+        command = " ".join(["llmrun", *arguments[:1]]) if arguments and arguments[0] in COMMANDS else "llmrun"
+        raise _usage_error(error, command) from None
 
 
-def _usage_error(error: typer.TyperException) -> UsageError:
+def _usage_error(error: typer.TyperException, command: str) -> UsageError:
     """What Typer found wrong, in the words and shape of all our errors."""
     message = error.format_message().rstrip(".")
     what, why = message[:1].lower() + message[1:], ""
     if isinstance(error, typer.BadParameter):
         what, _, why = what.partition(": ")
     context = getattr(error, "ctx", None)
-    return UsageError(what, why=why, hint=f"{context.command_path if context else 'llmrun'} --help")
+    return UsageError(what, why=why, hint=f"{context.command_path if context else command} --help")

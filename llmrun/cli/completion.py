@@ -115,7 +115,7 @@ def _on_disk(*, ours_only: bool) -> list[str]:
     from llmrun.models.store.store import everything
 
     try:
-        return [model.name for model in everything(load_settings()) if not (ours_only and model.foreign)]
+        return [model.name for model in everything(load_settings()) if model.is_ours or not ours_only]
     except (LlmrunError, OSError):
         return []  # a key press is no place for an error
 

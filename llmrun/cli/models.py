@@ -141,7 +141,7 @@ def _plain_entries(entries: list[CatalogueEntry], settings: Settings) -> list[di
         {
             "alias": entry.alias,
             "parameters": entry.parameters,
-            "quant": entry.quant,
+            "quant": entry.quant.upper(),
             "n_bytes": entry.size_mb * 1_000_000,
             "licence": entry.license,
             "installed": entry.repository.lower() in here,

@@ -53,13 +53,18 @@ def sampling_flags(**options: Any) -> dict[str, Any]:
         UsageError: a value is out of its bounds, or can't be read; names the flag.
     """
     given = {name: value for name, value in options.items() if value is not None and value != []}
-    if "dry_breakers" in given:
-        given["dry_breakers"] = tuple(given["dry_breakers"])
-    if "logit_bias" in given:
-        given["logit_bias"] = tuple(_bias(text) for text in given["logit_bias"])
-    if "order" in given:
-        given["order"] = tuple(step for part in re.split("[,;]", given["order"]) if (step := part.strip()))
-    return {name: check_parameter(name, value, FLAGS[name][0]) for name, value in given.items()}
+    return {name: _read(name, value, FLAGS[name][0]) for name, value in given.items()}
+
+
+def _read(name: str, value: Any, label: str) -> Any:
+    """A parameter's value in the type of SamplingParams. label is what the user calls it."""
+    if name == "dry_breakers":
+        value = tuple(value)
+    elif name == "logit_bias":
+        value = tuple(_bias(text, label) for text in value)
+    elif name == "order":
+        value = tuple(step for part in re.split("[,;]", value) if (step := part.strip()))
+    return check_parameter(name, value, label)
 
 
 def _sampling_parameter(name: str) -> inspect.Parameter:
@@ -89,7 +94,7 @@ def read_value(name: str, text: str, before: str = "") -> tuple[str, Any]:
     known |= {field.replace("_", "-"): field for field in FLAGS}
     if spelled not in known:
         raise UsageError(f"there is no sampling parameter called {name}", hint="/set lists them")
-    field = known[spelled]
+    field, label = known[spelled], f"{before}{spelled}"
     value: Any = text
     try:
         if field in _REPEATED:
@@ -97,8 +102,8 @@ def read_value(name: str, text: str, before: str = "") -> tuple[str, Any]:
         elif field != "order":
             value = int(text) if field in _INTEGERS else float(text)
     except ValueError:
-        raise UsageError(f"invalid {before}{spelled} {text}", why="must be a number") from None
-    return field, sampling_flags(**{field: value})[field]
+        raise UsageError(f"invalid {label} {text}", why="must be a number") from None
+    return field, _read(field, value, label)
 
 
 def shown_value(name: str, value: Any) -> str:
@@ -119,12 +124,12 @@ def sampling_rows(params: SamplingParams, origins: Mapping[str, str]) -> list[tu
     return [(flag, shown_value(name, getattr(params, name)), origins[name]) for name, (flag, _) in FLAGS.items()]
 
 
-def _bias(text: str) -> tuple[int, float]:
+def _bias(text: str, label: str) -> tuple[int, float]:
     token, _, bias = text.partition("=")
     try:
         return int(token), float(bias)
     except ValueError:
-        raise UsageError(f"invalid --logit-bias {text!r}", hint="--logit-bias 2=-inf") from None
+        raise UsageError(f"invalid {label} {text!r}", hint=f"{label} 2=-inf") from None
 
 
 # What with_options reads: one parameter for each flag.

@@ -226,7 +226,7 @@ def _refuse_damaged(damaged: list[Installed]) -> None:
     if not damaged:
         return
     names = ", ".join(model.name for model in damaged)
-    ours = [shlex.quote(model.name) for model in damaged if not model.foreign]
+    ours = [shlex.quote(model.name) for model in damaged if model.is_ours]
     raise IntegrityError(
         f"{counted(len(damaged), 'model')} {'is' if len(damaged) == 1 else 'are'} damaged: {names}",
         why="the bytes are not those that were installed",
@@ -237,10 +237,10 @@ def _refuse_damaged(damaged: list[Installed]) -> None:
 
 def _as_path(text: str) -> str:
     """A file's name that can't be mistaken for an alias or a repository."""
-    from llmrun.models.store.foreign import PROGRAMS
+    from llmrun.models.store.other_programs import PROGRAMS
 
-    foreign = text.partition("/")[0].lower() in PROGRAMS and not Path(text).exists()
-    return text if foreign else str(Path(text).expanduser().absolute())
+    is_name = text.partition("/")[0].lower() in PROGRAMS and not Path(text).exists()
+    return text if is_name else str(Path(text).expanduser().absolute())
 
 
 def _reasons(leftover: Any) -> str:

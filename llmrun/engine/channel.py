@@ -9,13 +9,14 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
 from llmrun.protocol.frames import encode, read_frame
 from llmrun.protocol.messages import Event, Frame, TextDelta
 
-_TEXT_INTERVAL = 0.05  # seconds between two TextDelta of an answer
+_TEXT_INTERVAL = 0.05  # seconds between two TextDelta of an answer that a terminal shows
+_SERVED_TEXT_INTERVAL = 0.01  # of one among many, where clients measure the inter-token latency
 
 
 class Channel:
@@ -41,9 +42,9 @@ class Channel:
         """
         return read_frame(self._commands.read)
 
-    def send(self, event: Event) -> None:
-        """Give an event to the front; without a front there is nothing left to do."""
-        data = encode(event)
+    def send(self, *events: Event) -> None:
+        """Give events to the front, in one write; without a front there is nothing left to do."""
+        data = b"".join(map(encode, events))
         try:
             with self._lock:
                 self._events.write(data)
@@ -55,33 +56,46 @@ class Channel:
 class Outbox:
     """Sends events on, the text of fast models a few tokens at a time.
 
-    Every frame wakes the front up, on a core that computes the next token: at hundreds of tokens/s that costs decode
-    several percent, and nobody reads that fast. Text waits for _TEXT_INTERVAL at most, or for the next token if that
-    takes longer.
+    Whatever is written wakes the front up, on a core that computes the next token: at hundreds of tokens/s that costs
+    decode several percent, and nobody reads that fast. So text waits for the interval at most, or for the next token if
+    that takes longer, and what a step gave to all answers goes out together.
+
+    Args:
+        send: as Channel has it.
+        clock: seconds, monotonic.
+
+    Attributes:
+        interval: seconds between two pieces of text.
     """
 
-    def __init__(self, send: Callable[[Event], None], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, send: Callable[..., None], clock: Callable[[], float] = time.perf_counter) -> None:
+        self.interval = _TEXT_INTERVAL
         self._send = send
         self._clock = clock
         self._waiting: dict[int, TextDelta] = {}
         self._sent_at = -math.inf
 
-    def add(self, event: Event) -> None:
-        """Send an event now, or with the next ones."""
-        if not isinstance(event, TextDelta):
-            self._flush()
-            self._send(event)
-            return
-        before = self._waiting.get(event.request)
-        if before is not None:
-            text, tokens = before.text + event.text, before.tokens + event.tokens
-            event = TextDelta(event.request, text, tokens, before.logprobs + event.logprobs)
-        self._waiting[event.request] = event
-        if self._clock() - self._sent_at >= _TEXT_INTERVAL:
-            self._flush()
+    def serve(self, n_users: int) -> None:
+        """From now on, so many users may be answered at once."""
+        self.interval = _TEXT_INTERVAL if n_users == 1 else _SERVED_TEXT_INTERVAL
 
-    def _flush(self) -> None:
-        for event in self._waiting.values():
-            self._send(event)
-        self._waiting.clear()
-        self._sent_at = self._clock()
+    def add(self, events: Iterable[Event]) -> None:
+        """Send what a step gave, now or with the next ones; of one request, in its order."""
+        due: list[Event] = []
+        for event in events:
+            before = self._waiting.pop(event.request, None)
+            if isinstance(event, TextDelta):
+                self._waiting[event.request] = event if before is None else _joined(before, event)
+            else:
+                due += [event] if before is None else [before, event]
+        if self._waiting and self._clock() - self._sent_at >= self.interval:
+            due += self._waiting.values()
+            self._waiting.clear()
+            self._sent_at = self._clock()
+        if due:
+            self._send(*due)
+
+
+def _joined(first: TextDelta, second: TextDelta) -> TextDelta:
+    text, tokens = first.text + second.text, first.tokens + second.tokens
+    return TextDelta(first.request, text, tokens, first.logprobs + second.logprobs)

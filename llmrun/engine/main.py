@@ -206,10 +206,11 @@ class EngineProcess:
         while True:
             while self._model is None or not self._model.engine.busy or not self._inbox.empty():
                 self._handle(*self._inbox.get())
-            for event in self._model.engine.step():
+            events = self._model.engine.step()
+            for event in events:
                 if isinstance(event, Finished | Failed):
                     self._commands.answering.discard(event.request)
-                self._outbox.add(event)
+            self._outbox.add(events)
 
     def _handle(self, command: Command, prepared: Prepared | None) -> None:
         if isinstance(command, Cancel):
@@ -273,6 +274,7 @@ class EngineProcess:
         from llmrun.engine.service import LoadedModel
 
         self._model = model = LoadedModel(weights, context, load)
+        self._outbox.serve(load.n_seq_max)
         gc.freeze()  # whatever is there now stays; launch.py begins without collection to start sooner
         gc.enable()
         return Loaded(

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
 from llmrun.gguf import filenames
-from llmrun.models.store import foreign
+from llmrun.models.store import other_programs
 
 _HUB_HOSTS = frozenset({"hf.co", "huggingface.co", "www.huggingface.co"})
 _NAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -235,8 +235,8 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
     if _is_file(name) or name.startswith(_PATH_STARTS):
         return _from_path(name)
     first, _, rest = name.partition("/")
-    if rest and first.lower() in foreign.PROGRAMS:
-        return ModelSpec(name, path=foreign.find(name).path)
+    if rest and first.lower() in other_programs.PROGRAMS:
+        return ModelSpec(name, path=other_programs.find(name).path)
     if first.lower() in _HUB_HOSTS:
         return _from_hub(name, rest, catalogue)
     if rest and (rest.count("/") or not _looks_like_file(rest)):

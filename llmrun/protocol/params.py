@@ -150,7 +150,7 @@ def check_parameter(name: str, value: Any, label: str = "") -> Any:
     # A comparison with NaN is false.
     if not low <= value <= high or (whole and value != int(value)):
         raise UsageError(
-            f"invalid {label} {value}",
+            f"invalid {label} {value:.12g}",
             why=f"must be {'a whole number ' if whole else ''}between {low:g} and {high:.12g}",
         )
     return int(value) if whole else value

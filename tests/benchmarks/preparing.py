@@ -73,10 +73,10 @@ class Front:
         """See Channel."""
         return self.commands.get()
 
-    def send(self, event: Event) -> None:
+    def send(self, *events: Event) -> None:
         """See Channel."""
         with self.heard:
-            self.events.append((time.perf_counter(), event))
+            self.events += [(time.perf_counter(), event) for event in events]
             self.heard.notify_all()
 
     def say(self, kind: type[Generate] | type[Count], asked: AnswerRequest) -> int:
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=6000, help="of the conversation that is rendered")
     parser.add_argument("--answer", type=int, default=200, help="tokens of each answer")
     options = parser.parse_args()
-    channel._TEXT_INTERVAL = -1.0  # every token is told at once
+    channel._SERVED_TEXT_INTERVAL = -1.0  # every token is told at once
     environment.set_environment()
     environment.share_the_interpreter()
     front = Front()

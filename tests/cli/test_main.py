@@ -187,6 +187,10 @@ def test_wrong_arguments_end_as_every_error(
     assert llmrun(*arguments, tmp_path=tmp_path).stderr.splitlines() == lines
 
 
+def test_an_option_without_its_value_leads_to_the_commands_help(tmp_path: Path) -> None:
+    assert llmrun("run", "x", "--temp", tmp_path=tmp_path).stderr.splitlines()[-1] == "  try: llmrun run --help"
+
+
 def test_every_sampling_parameter_has_a_flag() -> None:
     @with_options(flags=sampling_flags)
     def command(name: str, *, flags: dict[str, Any]) -> None: ...

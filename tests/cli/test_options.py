@@ -12,8 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from llmrun.cli.commands import COMMANDS
-from llmrun.cli.sampling import FLAGS
-from llmrun.errors import LlmrunError
+from llmrun.cli.sampling import FLAGS, read_value
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.params import BOUNDS
 
 MODEL = "owner/not-here-GGUF"
@@ -124,3 +124,19 @@ def test_the_table_knows_every_option_with_a_value(command: str) -> None:
     parameters = typer.main.get_command(app_of(command)).params
     options = [each for each in parameters if each.param_type_name == "option" and not each.is_flag]
     assert not [option.opts for option in options if not tried & set(option.opts)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("temperature", "3000", "invalid /set temperature 3000"),
+        ("--temp", "nan", "invalid /set temp nan"),
+        ("top_k", "x", "invalid /set top-k x"),
+        ("logit-bias", "5", "invalid /set logit-bias '5'"),
+        ("order", "top_k,topp", "/set order: 'topp' is not a step of the sampler"),
+    ],
+)
+def test_a_chats_set_is_refused_by_what_was_typed(name: str, text: str, what: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        read_value(name, text, "/set ")
+    assert refused.value.what == what

@@ -63,9 +63,9 @@ class FakeChannel:
             raise EndError
         return frame
 
-    def send(self, event: Event) -> None:
+    def send(self, *events: Event) -> None:
         with self._heard:
-            self.sent.append(event)
+            self.sent += events
             self._heard.notify_all()
 
     def wait(self, condition: Callable[[Event], bool]) -> Event:

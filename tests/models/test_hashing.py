@@ -10,7 +10,7 @@ from support.model_disk import lonely_home, put, put_lm_studio, put_ollama, sett
 from support.stand_in_hub import sha256
 
 from llmrun.models.hashing import sha256_of, verify
-from llmrun.models.store import foreign
+from llmrun.models.store import other_programs
 from llmrun.models.store.store import Store
 
 
@@ -64,7 +64,7 @@ def test_the_hubs_shared_store_goes_by_another_hash(store: Store) -> None:
 
 def test_ollama_names_its_blobs_by_their_hash(home: Path) -> None:
     blob = put_ollama(home / ".ollama/models", "library/tiny:1b")
-    (model,) = foreign.models()
+    (model,) = other_programs.models()
     assert verify(model).state == "ok"
     blob.write_bytes(b"else")
     assert verify(model).state == "damaged"
@@ -72,7 +72,7 @@ def test_ollama_names_its_blobs_by_their_hash(home: Path) -> None:
 
 def test_where_nobody_noted_a_hash(home: Path) -> None:
     put_lm_studio(home / ".lmstudio/models", "a/b", "m-Q4_0.gguf")
-    (model,) = foreign.models()
+    (model,) = other_programs.models()
     assert (verify(model).state, verify(model).text) == ("unknown", "nobody noted a checksum of m-Q4_0.gguf")
 
 

@@ -19,7 +19,7 @@ from llmrun.gguf import filenames
 from llmrun.gguf.reader import read_header
 from llmrun.models.hashing import sha256_of
 from llmrun.models.registry import ModelSpec
-from llmrun.models.store import foreign
+from llmrun.models.store import other_programs
 from llmrun.models.store.disk import disk_errors, exclusive, require_space
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import Store
@@ -93,7 +93,7 @@ def _refuse_anothers(source: Path, store: Store) -> None:
     """Moving takes a file away from where it is, so it must not be where others look for it."""
     real = source.resolve()
     elsewhere = source.is_symlink() or store.root.resolve() in real.parents
-    if elsewhere or any(model.path.resolve() == real for model in foreign.models()):
+    if elsewhere or any(model.path.resolve() == real for model in other_programs.models()):
         raise UsageError(
             f"{str(source)!r} can't be moved", why="others look for it there", hint="leave --move away to copy it"
         )

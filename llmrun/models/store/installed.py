@@ -1,4 +1,4 @@
-"""A model on this disk, wherever it lies. Plain data; who finds it is store.py (the cache) or foreign.py."""
+"""A model on this disk, wherever it lies. Plain data; who finds it is store.py (the cache) or other_programs.py."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Installed:
     used: float = 0.0
 
     @property
-    def foreign(self) -> bool:
-        """Whether it belongs to another program."""
-        return self.place in (OLLAMA, LM_STUDIO)
+    def is_ours(self) -> bool:
+        """Whether no other program keeps it."""
+        return self.place not in (OLLAMA, LM_STUDIO)
 
 
 @dataclass(frozen=True, slots=True)

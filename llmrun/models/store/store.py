@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from llmrun.config import Settings
 from llmrun.gguf import filenames
 from llmrun.models.registry import ModelSpec, load_catalogue
-from llmrun.models.store import foreign
+from llmrun.models.store import other_programs
 from llmrun.models.store.disk import disk_errors
 from llmrun.models.store.installed import LINK, Installed, measure
 from llmrun.storage import sync_folder, write_whole
@@ -58,7 +58,7 @@ def everything(settings: Settings) -> list[Installed]:
         replace(model, name=catalogue.short_name(model.repository, model.filename) or model.name)
         for model in Store(settings).installed()
     ]
-    return sorted([*ours, *foreign.models()], key=_by_name)
+    return sorted([*ours, *other_programs.models()], key=_by_name)
 
 
 class Store:
@@ -131,7 +131,7 @@ class Store:
                     return model
         if spec.repository is None or spec.revision != "main":
             return None
-        return foreign.of_repository(spec.repository, filename, quant)
+        return other_programs.of_repository(spec.repository, filename, quant)
 
     def installed(self) -> list[Installed]:
         """Every model of the cache by name, also what other tools fetched; of each the newest snapshot's."""

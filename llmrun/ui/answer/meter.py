@@ -176,10 +176,5 @@ def in_rows(line: str, cells: int) -> list[str]:
 
 def fit(fields: list[str], cells: int) -> str:
     """As many fields as fit, from the left; the first one is cut when even it is too long."""
-    line = ""
-    for field in fields:
-        longer = f"{line}{SEPARATOR}{field}" if line else field
-        if len(longer) > cells:
-            break
-        line = longer
-    return line or (fields[0][: max(cells, 0)] if fields else "")
+    first = in_rows(SEPARATOR.join(fields), cells)[0]
+    return cut(first.removesuffix(SEPARATOR.rstrip()), cells)

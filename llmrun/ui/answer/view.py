@@ -1,6 +1,6 @@
 """An answer as it comes: streamed text, one live line of figures below it, a summary at its end.
 
-Nothing that was written is written again but the live line; ui/page.py says what the text looks like.
+Nothing that was written is written again but the live line; page.py says what the text looks like.
 
 Owns what is written to the terminal while the engine works; must not know the engine's process. It never
 touches termios and never hides the cursor, so that there is nothing to restore.
@@ -16,20 +16,19 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TextIO
 
 from llmrun.protocol.messages import Event, Failed, Finished, LoadProgress, Started, TextDelta
 from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
 from llmrun.ui.answer.meter import Meter, fit, in_rows, short_summary, summary
+from llmrun.ui.answer.page import Page, Think, in_ascii
 from llmrun.ui.terminal.ansi import DIM, bare, paint
 from llmrun.ui.terminal.cells import advance, last_cluster, may_grow
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import Sanitizer
-
-if TYPE_CHECKING:
-    from llmrun.ui.answer.page import Page, Think
 
 # Drawing steals time from decoding, so it comes in bursts.
 TEXT_SECONDS = 1 / 30
@@ -48,23 +47,28 @@ _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 _PLAIN = "\x1b[0m"
 
 
-class View(Protocol):
+class View(ABC):
     """Shows one answer. Use it in a `with`, or call close()."""
 
+    @abstractmethod
     def show(self, event: Event) -> None:
         """Show what an event brings; all of the answer is out when Finished was shown."""
 
+    @abstractmethod
     def tick(self) -> None:
         """Show what is waiting, if it is time; call it when no event has come for a while."""
 
+    @abstractmethod
     def close(self) -> None:
         """Show the rest and leave the terminal tidy, also after an interrupt. May be called twice."""
 
-    def __enter__(self) -> View: ...
+    def __enter__(self) -> View:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()
 
 
 def answer_view(
@@ -98,24 +102,17 @@ def answer_view(
             says_thinking=output.stdout_is_terminal,
             dim=dim,
             thoughts=think == "on",
+            short=short,
         )
     unicode = can_show(output.stdout, "•│─·…")
-    from llmrun.ui.answer.page import Page  # with Rich, which a pipe does without
-
-    page = Page(
-        time.monotonic,
-        think=think,
-        markdown=markdown,
-        styled=output.stdout_has_color,
-        unicode=unicode,
-    )
+    page = Page(time.monotonic, think=think, markdown=markdown, styled=output.stdout_has_color, unicode=unicode)
     dim = dim and output.stdout_has_color
     return AnswerView(
         output.stdout, summary_to, n_ctx=n_ctx, live=stats, dim=dim, page=page, unicode=unicode, short=short
     )
 
 
-class PlainView:
+class PlainView(View):
     """Text and nothing else, for pipes, files and terminals that can't move the cursor.
 
     Args:
@@ -182,16 +179,8 @@ class PlainView:
             self._stream.flush()
             self._at_line_start = text.endswith("\n")
 
-    def __enter__(self) -> PlainView:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class AnswerView:
+class AnswerView(View):
     """Streamed text with one live line below it, for a terminal. The cursor has to be at the start of a row.
 
     Args:
@@ -231,7 +220,7 @@ class AnswerView:
         self._meter = Meter(clock, n_ctx)
         self._unicode = unicode
         self._sanitizer = Sanitizer()
-        self._page = page or _usual_page(clock)
+        self._page = page or Page(clock)
         self._kept = ""  # the last character of the text, when drawing might disturb it
         self._column = 0  # of the cursor, as ui.cells.advance counts
         self._line_cells = 0  # of the line that the cursor is in, over all its rows
@@ -334,7 +323,7 @@ class AnswerView:
         return "\r" + _ERASE_ROW + (_ERASE_AFTER if resized else "")
 
     def _below(self, status: str) -> str:
-        styled = paint(status if self._unicode else _ascii(status), DIM if self._dim else "")
+        styled = paint(status if self._unicode else in_ascii(status), DIM if self._dim else "")
         # Should the terminal have become narrower this instant, the line must be cut and not wrap.
         line = f"{_NO_WRAP}{styled}{_WRAP}"
         if self._column == 0:  # this row is still free
@@ -346,20 +335,6 @@ class AnswerView:
             self._stream.write(text)
             self._stream.flush()
 
-    def __enter__(self) -> AnswerView:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _usual_page(clock: Callable[[], float]) -> Page:
-    from llmrun.ui.answer.page import Page
-
-    return Page(clock)
-
 
 def write_summary(stream: TextIO, finished: Finished, *, dim: bool, columns: int = 0, short: bool = False) -> None:
     """The summary as one line, dim where the terminal may show that.
@@ -370,15 +345,9 @@ def write_summary(stream: TextIO, finished: Finished, *, dim: bool, columns: int
     """
     line = short_summary(finished) if short else summary(finished)
     rows = in_rows(line, columns - 2) if columns else [line]  # a separator may stand at the end
-    shown = "\n".join(rows if can_show(stream, line) else map(_ascii, rows))
+    shown = "\n".join(rows if can_show(stream, line) else map(in_ascii, rows))
     stream.write(paint(shown, DIM if dim else "") + "\n")
     stream.flush()
-
-
-def _ascii(text: str) -> str:
-    from llmrun.ui.answer.page import in_ascii
-
-    return in_ascii(text)
 
 
 def can_show(stream: TextIO, text: str) -> bool:

@@ -110,6 +110,10 @@ class Output:
         self.stdout.write(text + "\n")
         self.stdout.flush()
 
+    def sentence(self, text: str) -> None:
+        """Words of a result on stdout; on a terminal they are wrapped."""
+        self.text(self._wrapped(clean(text), stderr=False))
+
     def result_json(self, value: Any) -> None:
         """A command's result on stdout, as one JSON document.
 
@@ -201,9 +205,9 @@ class Output:
     def _styled(self, style: str, text: str) -> str:
         return f"{style}{text}{_RESET}" if self.stderr_has_color else text
 
-    def _wrapped(self, line: str) -> str:
-        """A line for stderr, wrapped between words where that is a terminal."""
-        cells = self.columns(stderr=True)
+    def _wrapped(self, line: str, *, stderr: bool = True) -> str:
+        """A line, wrapped between words where it goes to a terminal."""
+        cells = self.columns(stderr=stderr)
         return "\n".join(wrapped(line, cells)) if cells else line
 
     def _to_stderr(self, text: str) -> None:

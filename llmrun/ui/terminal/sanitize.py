@@ -1,7 +1,7 @@
 """Takes everything out of untrusted text that could steer a terminal: escapes, controls, invisible characters.
 
 Owns what may reach a terminal; must not know where the text comes from or goes. Text of the model, its
-metadata, file names and answers of the hub are all foreign. The sequences are ECMA-48's and xterm's.
+metadata, file names and answers of the hub are all untrusted. The sequences are ECMA-48's and xterm's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables and lists of facts: Rich on a terminal, aligned text without box or colour everywhere else.
+"""Tables and lists of facts: aligned text; Rich wraps cells where the terminal is narrow.
 
 Owns columns and their order; must not know where the rows come from. Every cell is untrusted text: it is
 sanitized, and Rich gets it as Text, so that nothing in it is markup.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from llmrun.ui.terminal.cells import width
+from llmrun.ui.terminal.cells import width, wrapped
 from llmrun.ui.terminal.format import size
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
@@ -159,6 +159,7 @@ def show_findings(output: Output, findings: Sequence[Finding]) -> None:
 
 
 _GAP = 2  # cells between columns
+_LEAST_TEXT = 10
 _CODES = {
     "bold": "\x1b[1m",
     "dim": "\x1b[2m",
@@ -185,11 +186,50 @@ def show_table(
     headings = [column.heading for column in columns]
     lines = [headings, *safe] if any(headings) else safe
     widths = [max((width(line[index]) for line in lines), default=0) for index in range(len(columns))]
-    if 0 < output.columns(stderr=stderr) < sum(widths) + _GAP * (len(widths) - 1):
-        _show_rich(output.console(stderr=stderr), columns, safe)
-    else:  # without Rich, which takes longer than most commands
-        color = output.stderr_has_color if stderr else output.stdout_has_color
-        _show_lines(stream, columns, lines, widths, color=color)
+    color = output.stderr_has_color if stderr else output.stdout_has_color
+    room = output.columns(stderr=stderr) - _GAP * (len(widths) - 1)
+    if not output.columns(stderr=stderr) or sum(widths) <= room:
+        _show_lines(stream, columns, lines, widths, color=color)  # without Rich, which takes longer than most commands
+        return
+    least = [_least([line[index] for line in lines], column, room) for index, column in enumerate(columns)]
+    if not any(headings):  # facts: the text behind their names flows
+        least[-1] = min(least[-1], _LEAST_TEXT)
+    if sum(least) <= room or not any(headings):
+        _show_rich(output.console(stderr=stderr), columns, safe, _shrunk(widths, least, room))
+    else:
+        _show_records(stream, columns, safe, output.columns(stderr=stderr), color=color)
+
+
+def _least(cells: Sequence[str], column: Column, room: int) -> int:
+    """How narrow a column may become: no name, number or word is split, but where it takes half of the room."""
+    is_whole = column.right or column.style == "bold"
+    parts = (part for cell in cells for part in ([cell] if is_whole else cell.split()))
+    return min(max(map(width, parts), default=0), room // 2)
+
+
+def _shrunk(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Widths that fit, taken from the columns that have most to give."""
+    found = list(widths)
+    while sum(found) > room:
+        found[max(range(len(found)), key=lambda index: found[index] - least[index])] -= 1
+    return found
+
+
+def _show_records(stream: TextIO, columns: Sequence[Column], rows: list[list[str]], cells: int, *, color: bool) -> None:
+    """Where no table fits: each row's first cell, and the others below it."""
+    for first, *rest in rows:
+        style = _CODES.get(columns[0].style, "") if color else ""
+        stream.write(f"{style}{first}\x1b[0m\n" if style else f"{first}\n")
+        named = [_named(cell, column) for column, cell in zip(columns[1:], rest, strict=True) if cell]
+        for row in wrapped("  " + ", ".join(named), cells) if named else ():
+            stream.write(f"{row}\n")
+    stream.flush()
+
+
+def _named(cell: str, column: Column) -> str:
+    """A cell that says by itself what it is."""
+    heading = column.heading.lower()
+    return heading if cell == "yes" else f"{heading} {cell}" if column.right else cell
 
 
 def _value(value: object) -> str:
@@ -214,7 +254,7 @@ def _show_lines(
     stream.flush()
 
 
-def _show_rich(console: Console, columns: Sequence[Column], rows: list[list[str]]) -> None:
+def _show_rich(console: Console, columns: Sequence[Column], rows: list[list[str]], widths: Sequence[int]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -225,15 +265,13 @@ def _show_rich(console: Console, columns: Sequence[Column], rows: list[list[str]
         padding=(0, 2, 0, 0),
         pad_edge=False,
     )
-    for index, column in enumerate(columns):
-        longest = max((width(row[index]) for row in rows), default=0)
+    for column, cells in zip(columns, widths, strict=True):
         table.add_column(
             Text(column.heading),  # a str would be markup
             justify="right" if column.right else "left",
             style=column.style,
             overflow="fold",
-            # A name stays whole, for whoever copies it, where that leaves room for the rest.
-            no_wrap=column.style == "bold" and longest <= console.width // 2,
+            width=cells,
         )
     for row in rows:
         table.add_row(*(Text(cell, style=_STATE_STYLES.get(cell, "")) for cell in row))

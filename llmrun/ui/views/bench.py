@@ -5,6 +5,7 @@ Owns columns, words and the live line; must not know how anything is measured. N
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ _CLEAR = "\r\x1b[2K"
 _GAP = "  "
 _MOST_NAME = 22
 _NOTE_WIDTH = 14
+_SIZE_GUESS = re.compile(r" \d[\d.x]*[KMBT] ")  # llama.cpp tells it from the number of layers, mostly wrong
 
 # Of rows -> heading, cell, in the order of the table. Only those that vary are shown.
 _SETTINGS: dict[str, tuple[str, Callable[[Case], str]]] = {
@@ -115,7 +117,7 @@ class BenchView:
                 if row.is_partial:
                     self.row(row)
             for line in details(result):
-                self._output.text(clean(line))
+                self._output.sentence(line)
         for line in disturbances(result):
             self._output.note(line)
 
@@ -227,7 +229,8 @@ def _chat(row: BenchRow, *, several: bool) -> list[str]:
 def _model(rows: Sequence[BenchRow]) -> str:
     """What a model is, and what it cost to have it."""
     row = rows[0]
-    parts = [f"{row.model_type}, {size(row.model_size)}, {_count(row.model_n_params)} parameters, {row.backends}"]
+    kind = _SIZE_GUESS.sub(" ", row.model_type)
+    parts = [f"{kind}, {size(row.model_size)}, {_count(row.model_n_params)} parameters, {row.backends}"]
     loads = [each.load_ns for each in rows if each.load_ns]
     if loads:
         parts.append(f"loaded in {seconds(min(loads) / 1e9)}")

@@ -15,7 +15,6 @@ from llmrun.bench.results import Result
 from llmrun.bench.rivals import Versus
 from llmrun.bench.statistics import Verdict
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.terminal.tables import Column, ago, show_table
 from llmrun.ui.views.bench_html import labels
 
@@ -55,7 +54,7 @@ def show_result(output: Output, result: Result) -> None:
         *details(result),
         f"measured on {result.machine.name or result.machine.cpu}, {result.rows[0].test_time}",
     ]:
-        output.text(line)
+        output.sentence(line)
     for line in disturbances(result):
         output.note(line)
 
@@ -77,12 +76,12 @@ def show_comparison(output: Output, comparison: Comparison) -> None:
     )
     show_table(output, columns, [_cells(pair) for pair in comparison.pairs])
     output.text("")
-    output.text(clean(f"A is {comparison.a}, B is {comparison.b}: {comparison.summary}"))
+    output.sentence(f"A is {comparison.a}, B is {comparison.b}: {comparison.summary}")
     for difference in comparison.machines:
-        output.text(clean(f"  {difference}"))
+        output.sentence(f"  {difference}")
     for words, rows in (("A", comparison.only_a), ("B", comparison.only_b)):
         if rows:
-            output.text(clean(f"only in {words}: " + ", ".join(dict.fromkeys(row.test for row in rows))))
+            output.sentence(f"only in {words}: " + ", ".join(dict.fromkeys(row.test for row in rows)))
     for pair in comparison.pairs:
         for note in [*map(str, pair.differences), *pair.notes]:
             output.note(f"{pair.a.test}: {note}")

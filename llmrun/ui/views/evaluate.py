@@ -91,7 +91,7 @@ def show_evaluated(output: Output, about: About, found: Evaluated, verdict: str)
         _show_needles(output, found.needles)
     if verdict:
         output.text("")
-        output.text(verdict[0].upper() + verdict[1:] + ".")
+        output.sentence(verdict[0].upper() + verdict[1:] + ".")
 
 
 def _facts(about: About, found: Evaluated) -> list[tuple[str, str]]:

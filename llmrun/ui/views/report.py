@@ -77,7 +77,8 @@ def show(output: Output, card: Card) -> None:
     else:
         line = wall(card)
         if line:
-            output.text(clean(line) + "\n")
+            output.sentence(line)
+            output.text("")
         _show_table(output, card)
         _show_notes(output, [*how(card), *notes(card)])
     if not card.is_complete:

@@ -121,9 +121,9 @@ def show_outcome(output: Output, name: str, outcome: TuneOutcome, kept: Tuned | 
 def _show_gain(output: Output, name: str, found: SearchResult) -> None:
     tuned = found.tuned
     if not tuned.others:
-        output.text(f"{name}: the defaults are best here")
+        output.sentence(f"{name}: the defaults are best here")
         return
-    output.text(f"{name}: prefill ×{tuned.prefill_gain:.2f}, decode ×{tuned.decode_gain:.2f} of the defaults")
+    output.sentence(f"{name}: prefill ×{tuned.prefill_gain:.2f}, decode ×{tuned.decode_gain:.2f} of the defaults")
     profiles = [profile.settings.changes(tuned.default.settings, in_answers=True) for profile in tuned.others]
     changes = sorted({change for each in profiles for change in each})
     if changes:

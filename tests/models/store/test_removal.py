@@ -11,7 +11,7 @@ import pytest
 from support.model_disk import NEW, OLD, REPOSITORY, lonely_home, put, put_lm_studio, put_ollama, settings, tree
 
 from llmrun.errors import ModelNotFoundError, UsageError
-from llmrun.models.store import foreign
+from llmrun.models.store import other_programs
 from llmrun.models.store.in_use import in_use, removing, using
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.removal import plan_removal, remove
@@ -124,7 +124,8 @@ def test_another_programs_models_are_not_ours(store: Store, tmp_path: Path) -> N
     put_ollama(tmp_path / "home/.ollama/models", "library/tiny:1b")
     put_lm_studio(tmp_path / "home/.lmstudio/models", "a/b", "m-Q4_0.gguf")
     before = tree(tmp_path / "home")
-    for model, hint in zip(foreign.models(), ("ollama rm tiny:1b", "delete it in LM Studio's My Models"), strict=True):
+    hints = ("ollama rm tiny:1b", "delete it in LM Studio's My Models")
+    for model, hint in zip(other_programs.models(), hints, strict=True):
         with pytest.raises(UsageError, match="belongs to") as caught:
             plan_removal(store, model)
         assert caught.value.hint == hint

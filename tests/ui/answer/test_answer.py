@@ -478,6 +478,14 @@ def test_dumb_terminal_gets_text_and_summary_without_any_escape() -> None:
     assert terminal.getvalue() == f"answer\n{SUMMARY}\n"
 
 
+def test_dumb_terminal_gets_the_short_summary_too() -> None:
+    terminal = Terminal(200)
+    output = Output(stdin=io.StringIO(), stdout=terminal, stderr=terminal, environment={"TERM": "dumb"})
+    with answer_view(output, short=True) as view:
+        view.show(Finished(1, "stop", STATS))
+    assert terminal.getvalue() == "131.2 t/s · TTFT 0.21 s · ctx 159/8,192\n"
+
+
 def test_real_terminal_gets_the_live_view() -> None:
     terminal = Terminal()
     output = Output(stdin=io.StringIO(), stdout=terminal, stderr=terminal, environment={"TERM": "xterm-256color"})

@@ -1,4 +1,4 @@
-"""Tables: aligned text in a pipe, Rich on a terminal, foreign text harmless in both."""
+"""Tables: aligned text in a pipe, Rich on a terminal, untrusted text harmless in both."""
 
 from __future__ import annotations
 
@@ -155,6 +155,21 @@ def test_a_narrow_terminal_splits_no_name() -> None:
     lines = written(output).splitlines()
     assert sum("qwen3-embedding-0.6b" in line for line in lines) == 1
     assert max(map(len, lines)) <= 44
+
+
+def test_a_terminal_too_narrow_for_a_table_gets_records() -> None:
+    output = terminal(NO_COLOR="1", COLUMNS="40")
+    licence = "Llama 3.2 Community License"
+    show_catalogue(output, [CatalogueRow("qwen3-0.6b", "0.6B", "Q8_0", 639_000_000, licence, True)])
+    show_matches(output, [MatchRow("somebody/a-long-name-of-a-repository-GGUF", 12345, 6, "2026-10-01", True)])
+    assert written(output).splitlines() == [
+        "qwen3-0.6b",
+        "  parameters 0.6B, Q8_0, size 639.0 MB,",
+        "  Llama 3.2 Community License, installed",
+        "somebody/a-long-name-of-a-repository-GGUF",
+        "  downloads 12,345, likes 6, 2026-10-01,",
+        "  terms to accept",
+    ]
 
 
 def test_catalogue() -> None:

@@ -80,7 +80,7 @@ def test_a_pipe_has_one_line_for_each_type() -> None:
     assert "2 threads, the median of 5 rounds" in stderr.getvalue()
 
 
-def test_foreign_text_steers_no_terminal() -> None:
+def test_untrusted_text_steers_no_terminal() -> None:
     stdout, stderr = Terminal(), Terminal()
     show(output(stdout, stderr, TERM="xterm", NO_COLOR="1"), hostile())
     assert "\x1b" not in stdout.getvalue() + stderr.getvalue()
@@ -140,7 +140,7 @@ def test_markdown_is_aligned_and_rectangular() -> None:
     assert "Q4_K_M" in markdown(card())
 
 
-def test_markdown_keeps_foreign_text_as_text() -> None:
+def test_markdown_keeps_untrusted_text_as_text() -> None:
     written = markdown(hostile())
     assert "<script>" not in written
     assert "\x1b" not in written
@@ -159,7 +159,7 @@ def test_json_says_the_same(tmp_path: Path) -> None:
     assert data["machine"]["cpu"] == "Testium 3000"
 
 
-def test_the_page_has_every_figure_and_no_foreign_markup() -> None:
+def test_the_page_has_every_figure_and_no_untrusted_markup() -> None:
     html = report_page(card())
     assert all(cell in html for cell in ("Q4_K_M", "105.5", "0.031 ±0.002", "Testium 3000", "8,192 tokens of a text"))
     assert html.count("<svg") == 3

@@ -96,7 +96,7 @@ class BenchConversation:
         Raises:
             LlmrunError: llama.cpp can't compute it.
         """
-        self._run(self._prompt()[: self._test.n_depth], 1, lambda event: None)
+        self._run(self._prompt()[: self._test.n_depth], 1, lambda *events: None)
         self._stopwatch.sampling_ns = self._stopwatch.text_ns = 0
         self._stopwatch.token_times.clear()
 
@@ -111,10 +111,11 @@ class BenchConversation:
         """
         first_text: list[int] = []
 
-        def hand_on(event: Event) -> None:
-            if isinstance(event, TextDelta):
-                send(event.text)
-                first_text.append(time.perf_counter_ns())
+        def hand_on(*events: Event) -> None:
+            for event in events:
+                if isinstance(event, TextDelta):
+                    send(event.text)
+                    first_text.append(time.perf_counter_ns())
 
         began = time.perf_counter_ns()
         self._run(self._prompt(), self._test.n_gen, hand_on)
@@ -127,14 +128,15 @@ class BenchConversation:
         """The test's tokens of a text that never ends."""
         return self._stopwatch.tokenize(self._text, special=False)[: self._test.n_depth + self._test.n_prompt]
 
-    def _run(self, prompt: list[int], n_tokens: int, hand_on: Callable[[Event], None]) -> None:
+    def _run(self, prompt: list[int], n_tokens: int, hand_on: Callable[..., None]) -> None:
         outbox = Outbox(hand_on)
         sampler = SequenceSampler(self._sampling, self._stopwatch, prompt)
         self._engine.add(0, prompt, sampler, Limits(max_tokens=n_tokens))
         while self._engine.busy:
-            for event in self._engine.step():
+            events = self._engine.step()
+            for event in events:
                 if isinstance(event, Failed):
                     raise event.error()
-                outbox.add(event)
+            outbox.add(events)
         if len(self._stopwatch.token_times) < n_tokens:
             raise LlmrunError("the model ended its answer before the test did")

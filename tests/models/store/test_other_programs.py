@@ -10,7 +10,7 @@ from support.model_disk import lonely_home, put_lm_studio, put_ollama, tree
 
 from llmrun.errors import ModelNotFoundError
 from llmrun.models.registry import Catalogue, resolve
-from llmrun.models.store import foreign
+from llmrun.models.store import other_programs
 
 
 @pytest.fixture
@@ -29,11 +29,11 @@ def studio(home: Path) -> Path:
 
 
 def names() -> list[str]:
-    return [model.name for model in foreign.models()]
+    return [model.name for model in other_programs.models()]
 
 
 def test_nothing_there(home: Path) -> None:
-    assert foreign.models() == []
+    assert other_programs.models() == []
     assert tree(home) == set()  # and nothing made
 
 
@@ -41,7 +41,7 @@ def test_ollama(ollama: Path) -> None:
     blob = put_ollama(ollama, "library/llama3.2:1b", b"GGUF weights", file_type="Q8_0")
     put_ollama(ollama, "someone/tiny:latest", b"GGUF 2")
     put_ollama(ollama, "maker/tiny-GGUF:Q4_K_M", b"GGUF 3", host="hf.co")
-    first, second, third = foreign.models()
+    first, second, third = other_programs.models()
     assert [first.name, second.name, third.name] == [
         "ollama/hf.co/maker/tiny-GGUF:Q4_K_M",
         "ollama/llama3.2:1b",
@@ -49,7 +49,7 @@ def test_ollama(ollama: Path) -> None:
     ]
     assert (second.path, second.size, second.quant, second.place) == (blob, 12, "Q8_0", "Ollama")
     assert (first.repository, second.repository) == ("maker/tiny-GGUF", "")
-    assert all(model.foreign for model in (first, second, third))
+    assert not any(model.is_ours for model in (first, second, third))
 
 
 @pytest.mark.parametrize(
@@ -66,16 +66,16 @@ def test_names_of_ollama(ollama: Path, typed: str, meant: str) -> None:
     for number, name in enumerate(("llama3.2:1b", "llama3.2:latest", "lonely:8b")):
         put_ollama(ollama, f"library/{name}", b"GGUF%d" % number)
     put_ollama(ollama, "maker/tiny-GGUF:Q4_K_M", b"GGUF 9", host="hf.co")
-    assert foreign.find(typed).name == meant
-    assert resolve(typed, Catalogue({}, "")).path == foreign.find(typed).path
+    assert other_programs.find(typed).name == meant
+    assert resolve(typed, Catalogue({}, "")).path == other_programs.find(typed).path
 
 
 def test_a_model_that_is_not_there_is_explained(ollama: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no models of Ollama"):
-        foreign.find("ollama/llama3.2")
+        other_programs.find("ollama/llama3.2")
     put_ollama(ollama, "library/llama3.2:1b")
     with pytest.raises(ModelNotFoundError) as caught:
-        foreign.find("ollama/lama3.2:1b")
+        other_programs.find("ollama/lama3.2:1b")
     assert caught.value.why == "it has ollama/llama3.2:1b"
     assert "did you mean ollama/llama3.2:1b?" in caught.value.hint
     assert "hf.co/ollama/lama3.2:1b" in caught.value.hint
@@ -118,9 +118,9 @@ def test_lm_studio(studio: Path) -> None:
         "lmstudio/pub/repo-GGUF/tiny-Q4_K_M.gguf",
         "LMStudio/Pub/repo-gguf",
     ):
-        assert foreign.find(typed).path == path
+        assert other_programs.find(typed).path == path
     with pytest.raises(ModelNotFoundError, match="LM Studio has no model"):
-        foreign.find("lmstudio/pub/repo-GGUF:Q8_0")
+        other_programs.find("lmstudio/pub/repo-GGUF:Q8_0")
 
 
 def test_where_lm_studio_may_keep_them(home: Path, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(home: Path) -> None:
 
 
 def test_a_setting_that_points_at_a_whole_disk(studio: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "_MOST_ENTRIES", 10)
+    monkeypatch.setattr(other_programs, "_MOST_ENTRIES", 10)
     for number in range(30):
         put_lm_studio(studio, f"pub/{number:02}", "m-Q4_0.gguf")
     assert len(names()) < 10
@@ -158,7 +158,7 @@ def test_nothing_is_written_there(ollama: Path, studio: Path, home: Path) -> Non
     put_ollama(ollama, "library/llama3.2:1b")
     put_lm_studio(studio, "pub/repo", "tiny-Q4_K_M.gguf")
     before = tree(home)
-    foreign.models()
-    foreign.find("ollama/llama3.2:1b")
-    foreign.find("lmstudio/pub/repo")
+    other_programs.models()
+    other_programs.find("ollama/llama3.2:1b")
+    other_programs.find("lmstudio/pub/repo")
     assert tree(home) == before
