@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import socket
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +13,7 @@ import openai
 import psutil
 import pytest
 from support.installed import SECONDS, engine_of, eventually, gone
+from support.real_server import RealServer, environment
 
 SCHEMA = {
     "type": "object",
@@ -23,40 +21,6 @@ SCHEMA = {
     "required": ["river", "length"],
     "additionalProperties": False,
 }
-
-
-class RealServer:
-    """`llmrun serve smollm2` on a free port."""
-
-    def __init__(self, command: str, home: Path, *options: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.address = f"http://127.0.0.1:{self.port}"
-        self.log = home / "serve.log"
-        arguments = [command, "serve", "smollm2", "--port", str(self.port), *options]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(arguments, stderr=log, env=environment(home))
-        assert eventually(self.is_up, SECONDS), self.log.read_text()
-
-    def is_up(self) -> bool:
-        """Whether it answers."""
-        try:
-            with urllib.request.urlopen(f"{self.address}/health", timeout=SECONDS) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        """Its exit status."""
-        self.process.send_signal(number)
-        return self.process.wait(SECONDS)
-
-
-def environment(home: Path) -> dict[str, str]:
-    """Of the command."""
-    import os
-
-    return {**os.environ, "LLMRUN_HOME": str(home)}
 
 
 @pytest.fixture(scope="module")

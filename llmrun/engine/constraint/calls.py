@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_CALLS = 16
 """Of one answer: a small model goes on for ever."""
-_ANY_OBJECT = {"type": "object"}
+_ANY_OBJECT = '{"type": "object"}'
 _LOOSENED = frozenset({*REFUSED, "pattern", "format", "$id", "$anchor"})
 
 
@@ -79,13 +80,12 @@ def arguments_schema(parameters: str) -> str:
     An agent sends the same tools with every request, and to read a schema takes a millisecond or two.
     """
     schema = json.loads(parameters)
-    for known in (schema, _loosened(schema)):
-        if isinstance(known, dict) and known.get("type", "object") == "object":
-            try:
+    for is_whole in (True, False):
+        with suppress(BadGrammarError, RecursionError):
+            known = schema if is_whole else _loosened(schema)
+            if isinstance(known, dict) and known.get("type", "object") == "object":
                 return followed(json.dumps({**known, "type": "object"}))
-            except BadGrammarError:
-                continue
-    return followed(json.dumps(_ANY_OBJECT))
+    return followed(_ANY_OBJECT)
 
 
 def _loosened(schema: Any) -> Any:

@@ -6,6 +6,7 @@ Owns what they may be; must not know where a protocol puts them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from llmrun.server.protocols.sampling import schema_grammar
 ANY_OBJECT = Grammar("json_schema", '{"type": "object"}')
 """What asking for JSON without a schema means."""
 _MOST_TOOLS = 512
-_MOST_NAME_CHARACTERS = 256
+_NAME = re.compile(r"[\w.:/-]{1,256}")
 
 
 def as_json(value: Any) -> str:
@@ -46,9 +47,8 @@ def tool(function: Fields, parameters: str) -> Tool:
 def tool_name(function: Fields) -> str:
     """The name of a function."""
     name = function.needed_text("name")
-    if not 1 <= len(name) <= _MOST_NAME_CHARACTERS or not name.isprintable():
-        most = f"must have 1 to {_MOST_NAME_CHARACTERS} printable characters"
-        raise UsageError(f"invalid {function.name('name')}", why=most)
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"invalid {function.name('name')}", why="must be 1 to 256 letters, digits or any of _-.:/")
     return name
 
 

@@ -226,6 +226,7 @@ def test_another_grammar_and_tools_exclude_each_other() -> None:
         ),
         ({"type": "object", "properties": {"a": {"type": "string", "format": "made-up"}}}, {"a": "b"}, {"a": 1}),
         ({"type": "object", "properties": 5}, {"a": 1}, None),
+        ({"properties": {"a": json.loads('{"items": ' * 450 + "{}" + "}" * 450)}}, {"a": [1]}, None),
         ({"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}, {"a": 1}, None),
     ],
 )

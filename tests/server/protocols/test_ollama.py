@@ -137,6 +137,7 @@ def test_a_request_that_only_loads(body: dict[str, Any]) -> None:
         ({"think": "a bit"}, "think"),
         ({"format": "yaml"}, "format"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, r"tools\[0\].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": 'a", "b'}}]}, r"tools\[0\].function.name"),
         ({"tools": [{"function": {"name": "a"}}, {"function": {"name": "a"}}]}, "same name"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]}, "argum"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
