@@ -208,7 +208,7 @@ def test_every_bound_is_refused_by_its_flag(name: str, value: float) -> None:
     flag = FLAGS[name][0]
     with pytest.raises(UsageError) as caught:
         sampling_flags(**{name: value})
-    assert caught.value.what == f"invalid {flag} {value}"
+    assert caught.value.what == f"invalid {flag} {value:.12g}"
     assert "between" in caught.value.why
 
 
