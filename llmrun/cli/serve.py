@@ -158,8 +158,10 @@ def _policy(host: str, listening: socket.socket, key_file: Path | None, origins:
             why="without a key everybody who can reach this one could use it",
             hint=f"openssl rand -hex 16 > keys.txt; llmrun serve --host {host} --key-file keys.txt",
         )
-    named = {name.lower() for name in (host, address, *hosts)}
-    return Policy(LOOPBACK | named | {f"[{name}]" for name in named if ":" in name}, frozenset(origins), keys)
+    own = () if is_loopback else (socket.gethostname(), f"{socket.gethostname()}.local")
+    named = {name.lower() for name in (host, address, *own, *hosts)}
+    bracketed = {f"[{name}]" for name in named if ":" in name}
+    return Policy(LOOPBACK | named | bracketed, frozenset(origins), keys, any_address=not is_loopback)
 
 
 def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptions) -> None:

@@ -7,6 +7,7 @@ that was rebound to this machine, can reach a server on loopback: that is why no
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -46,6 +47,7 @@ class Policy:
 
     Attributes:
         hosts: that the Host header may name, without a port; "*" is any.
+        any_address: it may name any IP address, which no foreign page can rebind.
         origins: whose pages may ask: "https://example.org", "app://" for all of a scheme, or "*".
         keys: one of them has to be given, where there are any.
     """
@@ -53,13 +55,14 @@ class Policy:
     hosts: frozenset[str] = LOOPBACK
     origins: frozenset[str] = frozenset()
     keys: tuple[bytes, ...] = field(default=(), repr=False)
+    any_address: bool = False
 
     def allows_host(self, host: str) -> bool:
         """Whether a Host header names this server."""
         name = host.lower()
         if name.rpartition(":")[2].isdecimal() and not name.endswith("]"):
             name = name.rpartition(":")[0]
-        return bool(name) and ("*" in self.hosts or name in self.hosts)
+        return bool(name) and ("*" in self.hosts or name in self.hosts or (self.any_address and _is_address(name)))
 
     def allows_origin(self, origin: str, host: str) -> bool:
         """Whether a page may ask: one of this server, or of a listed origin."""
@@ -71,6 +74,14 @@ class Policy:
     def knows_key(self, given: bytes) -> bool:
         """Whether a key is right, in the same time whatever is wrong with it."""
         return any([hmac.compare_digest(given, key) for key in self.keys])  # noqa: C419 - all of them, always
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
 
 
 def read_keys(path: Path) -> tuple[bytes, ...]:

@@ -218,6 +218,13 @@ def test_pipelined_requests_are_answered_in_order(server: LiveServer) -> None:
     assert answers.index(b"200 OK") < answers.index(b"404 Not Found")
 
 
+def test_beyond_loopback_any_address_is_a_name_of_this_server_and_no_foreign_name_is() -> None:
+    policy = Policy(any_address=True)
+    assert all(map(policy.allows_host, ["192.168.1.5:8080", "10.0.0.1", "[fe80::1]:80", "[::1]", "localhost:1"]))
+    assert not any(map(policy.allows_host, ["evil.example", "1.2.3.4.evil:80", "", "[", "1.2.3", "*"]))
+    assert not Policy().allows_host("192.168.1.5:8080")
+
+
 def test_keys_are_read_line_by_line(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# ours\n\n{KEY}\n  second key \n")
