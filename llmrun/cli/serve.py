@@ -33,6 +33,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _FOR_EVER = math.inf
 _WATCH_SECONDS = 0.5
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses that mean all, and what this machine calls
 
 ModelsArgument = Annotated[
     list[str] | None,
@@ -217,6 +218,7 @@ async def _run(output: Output, options: ServeOptions, listening: socket.socket, 
     loop.add_signal_handler(signal.SIGINT, end, CancelledError("stopped by Ctrl-C"))
     loop.add_signal_handler(signal.SIGTERM, end, TerminatedError("stopped by SIGTERM"))
     host, port = listening.getsockname()[:2]
+    host = _EVERYWHERE.get(host, host)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     view.begin(address, options.names, has_keys=bool(options.policy.keys))
     with registered(settings.state_dir, port) as entry:
