@@ -209,11 +209,8 @@ class Model:
         conversation = as_messages(messages)
         if not conversation:
             raise UsageError("there is nothing to answer", why="the list of messages is empty")
-        sampling, limits = self._options(sampling, limits, options)
         asked = AnswerRequest(
             messages=conversation,
-            sampling=sampling,
-            limits=limits,
             template=template,
             grammar=grammar if schema is None else as_grammar(schema),
             thinking=thinking,
@@ -221,7 +218,7 @@ class Model:
             stops_repeats=stops_repeats,
             remember=remember,
         )
-        return self._reply(asked, schema)
+        return self._reply(asked, sampling, limits, options, schema)
 
     def generate(
         self,
@@ -240,27 +237,21 @@ class Model:
         """
         if not isinstance(prompt, str):
             raise TypeError(f"a prompt must be a text, not {type(prompt).__name__}")
-        sampling, limits = self._options(sampling, limits, options)
-        asked = AnswerRequest(
-            prompt=prompt,
-            sampling=sampling,
-            limits=limits,
-            grammar=grammar,
-            stops_repeats=stops_repeats,
-            remember=remember,
-        )
-        return self._reply(asked)
+        asked = AnswerRequest(prompt=prompt, grammar=grammar, stops_repeats=stops_repeats, remember=remember)
+        return self._reply(asked, sampling, limits, options)
 
-    def _options(
-        self, sampling: SamplingParams | None, limits: Limits, options: Mapping[str, Any]
-    ) -> tuple[SamplingParams, Limits]:
-        """What single options make of the sampling parameters and the limits."""
+    def _reply(
+        self,
+        asked: AnswerRequest,
+        sampling: SamplingParams | None,
+        limits: Limits,
+        options: Mapping[str, Any],
+        schema: SchemaClass | Mapping[str, Any] | None = None,
+    ) -> Reply:
+        """The reply to a request with these sampling parameters and limits, and what single options change in them."""
         values, ends = sort_options(options)
         sampling = self.sampling(values)[0] if sampling is None else replace(sampling, **values)
-        return sampling, replace(limits, **ends)
-
-    def _reply(self, asked: AnswerRequest, schema: SchemaClass | Mapping[str, Any] | None = None) -> Reply:
-        engine, generate = self._next(asked)
+        engine, generate = self._next(replace(asked, sampling=sampling, limits=replace(limits, **ends)))
         return Reply(engine.generate(generate), lambda: engine.cancel(generate.request), schema)
 
     def answer(self, asked: AnswerRequest) -> Iterator[Event]:

@@ -92,7 +92,7 @@ class Attached:
 def attach(
     patterns: Sequence[str], *, most_bytes: int = MAX_FILE_BYTES, most_in_all: int = MAX_TOTAL_BYTES
 ) -> Attached:
-    """Read what `-f` names.
+    """Read what -f names, or /file in a chat.
 
     Args:
         patterns: paths, or patterns with * ? [] and **; `~` is the home folder. A file named twice comes once.
@@ -125,7 +125,7 @@ def attach(
             blocks.append(_block(name, text))
             _check_sum(files, most_in_all)
         if named and len(files) == before and len(notes) >= len(named):
-            raise UsageError(f"-f {pattern} finds no text file", why=notes[-1])
+            raise UsageError(f"{pattern!r} finds no text file", why=notes[-1])
     return Attached("\n\n".join(blocks), tuple(files), tuple(notes))
 
 
@@ -162,9 +162,9 @@ def _names(pattern: str) -> list[str] | None:
         return None
     found = [name for name in glob.iglob(expanded, recursive=True) if not Path(name).is_dir()]  # noqa: PTH207 - skips hidden files
     if not found:
-        raise UsageError(f"-f {pattern} finds no file", hint="hidden files are left out; name them one by one")
+        raise UsageError(f"{pattern!r} finds no file", hint="hidden files are left out; name them one by one")
     if len(found) > MAX_FILES:
-        raise UsageError(f"-f {pattern} finds {len(found):,} files", why=f"at most {MAX_FILES} can be attached")
+        raise UsageError(f"{pattern!r} finds {len(found):,} files", why=f"at most {MAX_FILES} can be attached")
     return sorted(found)
 
 
@@ -183,7 +183,7 @@ def _read(name: str, most_bytes: int) -> bytes:
             raise UsageError(
                 f"{name!r} can't be attached",
                 why="it is a folder",
-                hint=f"-f '{name.rstrip('/')}/*' attaches its files",
+                hint=f"'{name.rstrip('/')}/*' names its files",
             )
         # A pipe is what the shell makes of <(command).
         if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):

@@ -186,6 +186,11 @@ async def _run(output: Output, options: ServeOptions, listening: socket.socket, 
 
     def loaded(kept: KeptModel) -> None:
         assert kept.loaded is not None
+        assert kept.model is not None
+        for note in kept.model.plan.notes:
+            view.note(note)
+        if options.verbose:
+            view.note(kept.model.plan.summary)
         view.loaded(kept.name, kept.loaded.n_ctx, options.wishes.parallel, kept.loaded.load_seconds)
 
     serving = Serving(

@@ -33,6 +33,7 @@ from llmrun.ui.terminal.output import Output
 REMEMBERED = 16  # tokens that /why can be asked about; each costs 4 bytes for every token of the vocabulary
 _CANDIDATES = 8
 _TURNS_SHOWN = 2  # of a chat that goes on
+_MOST_OF_QUESTION = 240  # characters of one that is shown again
 
 HELP = {
     "/help": "this help; also /?",
@@ -98,7 +99,7 @@ class Chat:
         show_attached(self._output, self._attached)
         if chat.entries:
             turns = sum(isinstance(entry.part, Question) for entry in chat.entries)
-            self._output.note(f"Going on with {chat.name}: {turns} {'turn' if turns == 1 else 'turns'}.")
+            self._output.note(f"Going on with {chat.name}: {counted(turns, 'turn')}.")
             self._show_last_turns()
 
     def _show_last_turns(self) -> None:
@@ -106,7 +107,7 @@ class Chat:
         chat = self.conversation.chat
         for entry in chat.entries[-2 * _TURNS_SHOWN :] if self._output.stdout_is_terminal else ():
             if isinstance(entry.part, Question):
-                self._output.note(f">>> {_short(entry.part.shown)}")
+                self._output.note(f">>> {_short(entry.part.shown, _MOST_OF_QUESTION)}")
             else:
                 show_again(self._output, entry.part.content, self._shown_as)
                 if ending(entry.part):
@@ -343,7 +344,7 @@ class Chat:
 
     def _sessions(self, rest: str) -> None:
         for facts in self.store.all()[:20]:
-            self._output.note(f"  {facts.name}: {facts.turns} turns, {facts.first[:60]}")
+            self._output.note(f"  {facts.name}: {counted(facts.turns, 'turn')}, {_short(facts.first)}")
 
     def _export(self, rest: str) -> None:
         from llmrun.chat.store.export import export, format_for
@@ -396,6 +397,6 @@ def _hint(parameter: str) -> str:
     return f"{low} to {high}. {FLAGS[parameter][1]}" if parameter in BOUNDS else FLAGS[parameter][1]
 
 
-def _short(text: str) -> str:
-    line = " ".join(text[:200].split())
-    return line if len(line) <= 60 else line[:59].rstrip() + "…"
+def _short(text: str, most: int = 60) -> str:
+    line = " ".join(text[: 4 * most].split())
+    return line if len(line) <= most else line[: most - 1].rstrip() + "…"

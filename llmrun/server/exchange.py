@@ -343,7 +343,7 @@ async def refuse(send: Send, error: LlmrunError, body: Callable[[LlmrunError, in
     extra: Headers = [(b"retry-after", _RETRY_SECONDS)] if error.http_status == 503 else []
     if error.http_status == 401:
         extra.append((b"www-authenticate", b"Bearer"))
-    if error.http_status in {400, 408, 413}:
+    if error.http_status == 400:
         extra.append((b"connection", b"close"))  # of what follows nobody knows where it begins
     await respond(send, error.http_status, body(error, error.http_status), extra)
 

@@ -133,7 +133,7 @@ def test_what_is_no_text_is_refused(data: bytes, words: str) -> None:
         ("https://example.org/a.txt", "URLs are not fetched (download it, then -f FILE)"),
         ("FILE:///etc/passwd", "URLs are not fetched"),
         ("missing.txt", "'missing.txt' can't be attached: no such file"),
-        ("*.missing", "-f *.missing finds no file"),
+        ("*.missing", "'*.missing' finds no file"),
         ("a\0b", "no file can have that name"),
         ("/dev/null", "it is not a file"),
     ],
@@ -144,7 +144,7 @@ def test_what_is_no_file_is_refused(pattern: str, words: str) -> None:
 
 def test_a_folder_is_refused_with_what_to_type() -> None:
     put("docs/a.txt", "x")
-    assert "it is a folder (-f 'docs/*' attaches its files)" in why("docs/")
+    assert "it is a folder ('docs/*' names its files)" in why("docs/")
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.served import CHAT, HI, LiveServer, parse
+from support.served import CHAT, HI, SECONDS, LiveServer, parse
 
 from llmrun.errors import UsageError
 from llmrun.server.guard import MOST_BODY_BYTES, Policy, read_keys
@@ -134,6 +135,13 @@ def test_a_body_that_is_declared_too_large_is_not_awaited(server: LiveServer) ->
     raw = server.request("POST", CHAT, content_type="application/json", content_length=str(MOST_BODY_BYTES + 1))
     refused = parse(server.raw(raw))
     assert (refused.status, refused.code) == (413, "body-too-large")
+
+
+def test_a_client_that_sends_all_of_a_body_that_is_too_large_hears_why(server: LiveServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
+    connection.request("POST", CHAT, b" " * (MOST_BODY_BYTES + 1), {"content-type": "application/json"})
+    assert connection.getresponse().status == 413
+    connection.close()
 
 
 def test_a_chunked_body_is_counted(server: LiveServer) -> None:

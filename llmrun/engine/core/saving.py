@@ -31,7 +31,7 @@ class StateSaver:
     def __init__(self, store: KVStore) -> None:
         self._store = store
         self._saved = deque[list[int]](maxlen=_MOST_REMEMBERED)
-        self._queue = Queue[tuple[list[int], bytes]](_MOST_WAITING)
+        self._queue = Queue[tuple[list[int], bytearray]](_MOST_WAITING)
         self._thread: threading.Thread | None = None
 
     def wants(self, tokens: list[int]) -> bool:
@@ -39,7 +39,7 @@ class StateSaver:
         known = max((common_prefix(saved, tokens) for saved in self._saved), default=0)
         return len(tokens) - known >= _WORTH_SAVING and not self._queue.full()
 
-    def save(self, tokens: list[int], state: bytes) -> None:
+    def save(self, tokens: list[int], state: bytearray) -> None:
         """Write a state soon, or not at all where others are waited for."""
         self.know(tokens)
         with suppress(Full):

@@ -50,6 +50,7 @@ class Slots:
         self.room = Room(context.n_cells)
         self._prompts = dict.fromkeys(self.cached, 0)  # how many first tokens were the last request's prompt
         self._salts = dict.fromkeys(self.cached, "")  # of the last request
+        self._went_on: set[int] = set()  # slots whose conversation had more than one turn
         self._used: dict[int, int] = dict.fromkeys(self.cached, 0)  # when, in releases
         self._releases = 0
 
@@ -84,7 +85,8 @@ class Slots:
         parked = [slot for slot in self.idle if self.cached[slot]]
         if parked:
             oldest = min(parked, key=self._used.__getitem__)
-            self._save_soon(oldest)
+            if oldest in self._went_on:
+                self._save_soon(oldest)
             self.truncate(oldest, 0)
         return bool(parked)
 
@@ -93,7 +95,9 @@ class Slots:
         tokens = self.cached[slot]
         if self.saver is not None and not self._salts[slot] and self.saver.wants(tokens):
             with suppress(LlmrunError):
-                self.saver.save(tokens, bytes(self._context.state(slot)))
+                state = self._context.state(slot)
+                if state:
+                    self.saver.save(tokens, state)
 
     def take(self, tokens: list[int], n_prompt: int, salt: str, *, moves: bool) -> tuple[int, int]:
         """Give a sequence an idle slot, holding as many of its first tokens as can be had without prefill.
@@ -109,12 +113,15 @@ class Slots:
         """
         if moves:
             any(self._close_gap(slot, tokens) for slot in sorted(self.idle) if self._salts[slot] == salt)
-        slot = self._choose(tokens, salt)
+        slot, copied = self._choose(tokens, salt)
         keep = reusable(self.cached[slot], tokens) if self._salts[slot] == salt else 0
         if self._exact:
             keep = min(keep, self._prompts[slot]) // self._context.n_batch * self._context.n_batch
         elif not salt:
             keep = self._restore(slot, tokens, keep)
+        self._went_on.discard(slot)
+        if keep > self._prompts[slot] and not copied:  # of the answer, too
+            self._went_on.add(slot)
         self.idle.remove(slot)
         self._prompts[slot], self._salts[slot] = n_prompt, salt
         return slot, self.truncate(slot, keep)
@@ -139,23 +146,23 @@ class Slots:
         self.room.cut(slot, length)
         return length
 
-    def _choose(self, tokens: list[int], salt: str) -> int:
-        """An idle slot for a prompt, which shares what any slot knows of it where that is possible."""
+    def _choose(self, tokens: list[int], salt: str) -> tuple[int, bool]:
+        """An idle slot for a prompt, and whether it has what another slot knows of it."""
         if not self._context.unified:
-            return self._longest(tokens, salt, self.idle)[0]
+            return self._longest(tokens, salt, self.idle)[0], False
         source, shared = self._longest(tokens, salt, self.cached)
         if source in self.idle and shared in (len(self.cached[source]), len(tokens) - 1, len(tokens)):
-            return source  # it goes on from there, or is asked again: nothing of use is lost
+            return source, False  # it goes on from there, or is asked again: nothing of use is lost
         slot = min(self.idle - {source} or self.idle, key=lambda each: (bool(self.cached[each]), self._used[each]))
         if slot == source or not shared:
-            return slot
+            return slot, False
         self.truncate(slot, 0)
         if not self._context.copy(source, slot, shared):
-            return self._longest(tokens, salt, self.idle)[0]
+            return self._longest(tokens, salt, self.idle)[0], False
         self.cached[slot], self._salts[slot] = self.cached[source][:shared], salt
         self.room.share(source, slot, shared)
         self._save_soon(slot)  # two prompts begin so: others will, also after a restart
-        return slot
+        return slot, True
 
     def _longest(self, tokens: list[int], salt: str, slots: Collection[int]) -> tuple[int, int]:
         """Which of some slots knows most of a prompt, and how much; of equal ones, the one that loses least by it."""

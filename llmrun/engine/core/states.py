@@ -75,7 +75,7 @@ class KVStore:
             _remove(path)
         return None
 
-    def save(self, tokens: list[int], state: bytes) -> int:
+    def save(self, tokens: list[int], state: bytes | bytearray) -> int:
         """Keep a state; those of its beginnings go. How many bytes were written: none where the cap is too small.
 
         Raises:
@@ -165,14 +165,14 @@ def model_key(path: Path) -> str:
     return f"{size}-{digest.hexdigest()}"
 
 
-def _checksum(*parts: bytes) -> int:
+def _checksum(*parts: bytes | bytearray) -> int:
     value = 0
     for part in parts:
         value = zlib.crc32(part, value)
     return value
 
 
-def _write(target: Path, parts: Sequence[bytes]) -> None:
+def _write(target: Path, parts: Sequence[bytes | bytearray]) -> None:
     temporary = target.with_name(f"{target.stem}.{os.getpid()}{_UNFINISHED}")
     try:
         # Not fsynced: after a power loss the checksum tells, and the state is computed again.
