@@ -136,7 +136,6 @@ class CallSplitter:
             self._emit(parts, CallKind.TEXT, len(self._held[:found].rstrip()))
             self._held = self._held.lstrip()
             self._passed = ""
-            self._step = self._first
             return self._frame(parts, begin, self._first)
         if self._syntax.at_start:
             return not begin.startswith(self._held[blanks:]) and self._go_on(self._text)

@@ -24,12 +24,12 @@ from llmrun.engine.prompt.tools import (
     OTHERS,
     PROBE,
     PROBE_TOOL,
+    for_mistral,
     in_text,
     message_data,
     syntax_in,
     texts,
     tool_data,
-    with_short_ids,
 )
 from llmrun.errors import BadTemplateError, UsageError
 from llmrun.protocol.messages import Message, Tool
@@ -115,12 +115,19 @@ class ChatTemplate:
 
     @cached_property
     def _own_syntax(self) -> Syntax | None:
-        """The one that the template has for it, if any, as it writes a call that was made."""
+        """The one that the template has for it, if any, as it writes a call that was made.
+
+        Raises:
+            BadTemplateError: that takes too long, which says nothing about the template where the machine is busy.
+        """
         given = {"messages": [message_data(message, str) for message in PROBE], "tools": [tool_data(PROBE_TOOL, str)]}
         limits = RenderLimits.of(PROBE, (PROBE_TOOL,))
-        with suppress(BadTemplateError):
+        try:
             return syntax_in(_limited(lambda: self._rendered(given, limits.characters), limits))
-        return None
+        except BadTemplateError as error:
+            if isinstance(error.__context__, _OverdueError):
+                raise
+            return None
 
     def render(
         self,
@@ -151,7 +158,7 @@ class ChatTemplate:
         elif self._own_syntax is None:
             messages, tools = in_text(messages, tools), ()
         elif self._own_syntax in (MISTRAL, MISTRAL_ARGS):
-            messages = with_short_ids(messages)
+            messages = for_mistral(messages)
         try:
             return self._parts(messages, tools, control, wishes)
         except BadTemplateError as error:

@@ -65,15 +65,18 @@ def syntax_in(rendered: str) -> Syntax | None:
 def in_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
     """A conversation as a template takes it that knows no tools."""
     told: list[Message] = []
+    was_result = False
     for message in messages:
-        if message.role == "tool":
-            result = f"<tool_response>\n{message.content}\n</tool_response>"
-            joins = bool(told) and told[-1].role == "user"  # many templates want the roles to alternate
-            message = Message("user", f"{told.pop().content}\n{result}" if joins else result)
+        is_result = message.role == "tool"
+        if is_result:
+            message = Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
         elif message.tool_calls:
             calls = (_written(call) for call in message.tool_calls)
             message = Message(message.role, "\n".join(filter(None, (message.content, *calls))))
+        if was_result and message.role == "user":  # many templates want the roles to alternate
+            message = Message("user", f"{told.pop().content}\n{message.content}")
         told.append(message)
+        was_result = is_result or (was_result and message.role == "user")
     if not tools:
         return told
     instructions = _INSTRUCTIONS.format(tools="\n".join(map(_signature, tools)))
@@ -153,13 +156,14 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def with_short_ids(messages: Sequence[Message]) -> list[Message]:
-    """Every call and its result with an id as Mistral's templates demand it: nine letters and digits.
+def for_mistral(messages: Sequence[Message]) -> list[Message]:
+    """A conversation as Mistral's templates demand it: ids of nine letters and digits, and no question behind a result.
 
-    Calls without one, as Ollama's clients send them, get one in their order, and so do their results.
+    Calls without an id, as Ollama's clients send them, get one in their order, and so do their results. What a user
+    says beside a result, as Claude Code's does, goes into it.
     """
     waiting: deque[str] = deque()
-    told = []
+    told: list[Message] = []
     for index, message in enumerate(messages):
         if message.tool_calls:
             calls = tuple(
@@ -167,13 +171,16 @@ def with_short_ids(messages: Sequence[Message]) -> list[Message]:
                 for number, call in enumerate(message.tool_calls)
             )
             waiting.extend(call.id for call in calls)
-            message = replace(message, tool_calls=calls)
+            told.append(replace(message, tool_calls=calls))
         elif message.role == "tool":
             named = _short(message.tool_call_id) if message.tool_call_id else (waiting[0] if waiting else _short(""))
             if named in waiting:
                 waiting.remove(named)
-            message = replace(message, tool_call_id=named)
-        told.append(message)
+            told.append(replace(message, tool_call_id=named))
+        elif message.role == "user" and told and told[-1].role == "tool":
+            told[-1] = replace(told[-1], content=f"{told[-1].content}\n\n{message.content}")
+        else:
+            told.append(message)
     return told
 
 

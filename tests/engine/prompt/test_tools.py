@@ -7,9 +7,10 @@ import json
 import pytest
 from support.tool_templates import TOOL_TEMPLATES
 
+from llmrun.engine.prompt import template
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
-from llmrun.engine.prompt.tools import in_text, with_short_ids
-from llmrun.errors import UsageError
+from llmrun.engine.prompt.tools import for_mistral, in_text
+from llmrun.errors import BadTemplateError, UsageError
 from llmrun.protocol.messages import Message, Tool, ToolCall
 
 CHATML = NAMED["chatml"]
@@ -63,6 +64,13 @@ def test_where_none_is_known_they_are_told_in_text(source: str) -> None:
         assert "<tool_response>\nSun\n</tool_response>" in told
 
 
+def test_one_that_takes_too_long_is_not_taken_for_one_without_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template, "MAX_RENDER_SECONDS", 0.05)
+    endless = TOOL_TEMPLATES["llama"] + "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"
+    with pytest.raises(BadTemplateError, match="takes longer"):
+        _ = compiled(endless).syntax
+
+
 def test_without_tools_a_template_gets_what_it_always_got() -> None:
     source = "{{ messages | tojson }}{{ tools is defined }}"
     assert text(render(source, (QUESTION,), ())) == '[{"role": "user", "content": "Weather?"}]False'
@@ -89,9 +97,9 @@ def test_results_in_text_are_one_turn_of_the_user() -> None:
     calls = Message("assistant", "Let me see.", (CALL, CALL._replace(arguments="{}")))
     results = (Message("tool", "Sun"), Message("tool", "Rain"), Message("user", "So?"))
     told = in_text((QUESTION, calls, *results), ())
-    assert [message.role for message in told] == ["user", "assistant", "user", "user"]
+    assert [message.role for message in told] == ["user", "assistant", "user"]
     assert told[1].content.startswith("Let me see.\n<tool_call>")
-    assert told[2].content == "<tool_response>\nSun\n</tool_response>\n<tool_response>\nRain\n</tool_response>"
+    assert told[2].content == "<tool_response>\nSun\n</tool_response>\n<tool_response>\nRain\n</tool_response>\nSo?"
 
 
 def test_the_system_prompt_stays_in_front_of_the_tools() -> None:
@@ -130,7 +138,7 @@ def test_mistral_gets_ids_of_nine_letters_and_digits() -> None:
         Message("tool", "", tool_call_id="abcdefgh9"),
         Message("tool", "", tool_call_id="call_1"),
     ]
-    first, second, third = with_short_ids(messages)
+    first, second, third = for_mistral(messages)
     assert [len(call.id) for call in first.tool_calls] == [9, 9]
     assert (second.tool_call_id, third.tool_call_id) == ("abcdefgh9", first.tool_calls[0].id)
 
@@ -138,11 +146,17 @@ def test_mistral_gets_ids_of_nine_letters_and_digits() -> None:
 def test_calls_without_ids_get_some_in_their_order() -> None:
     """Ollama's clients send none."""
     calls = tuple(ToolCall("", name, "{}") for name in ("weather", "now"))
-    first, *results = with_short_ids([Message("assistant", "", calls), Message("tool", "Sun"), Message("tool", "Noon")])
+    first, *results = for_mistral([Message("assistant", "", calls), Message("tool", "Sun"), Message("tool", "Noon")])
     ids = [call.id for call in first.tool_calls]
     assert len(set(ids)) == 2
     assert [result.tool_call_id for result in results] == ids
-    assert len(with_short_ids([Message("tool", "of nothing")])[0].tool_call_id) == 9
+    assert len(for_mistral([Message("tool", "of nothing")])[0].tool_call_id) == 9
+
+
+def test_what_a_user_says_beside_a_result_goes_into_it_for_mistral() -> None:
+    told = for_mistral((*ROUND, Message("user", "So?"), Message("assistant", "Go out.")))
+    assert [message.role for message in told] == ["user", "assistant", "tool", "assistant"]
+    assert told[2].content == "Sun\n\nSo?"
 
 
 def test_schemas_nested_too_deeply_are_refused() -> None:
