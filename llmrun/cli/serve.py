@@ -77,7 +77,7 @@ GraceOption = Annotated[
 ]
 TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="An answer may take so long.")]
 ExactOption = Annotated[
-    bool, typer.Option("--exact", help="An answer is bit for bit what it would be alone. Slower, shares nothing.")
+    bool, typer.Option("--exact", help="Answers are bit for bit those of an idle server: they take turns.")
 ]
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="One JSON object a request on stderr.")]
 

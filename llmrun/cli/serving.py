@@ -35,7 +35,7 @@ def stop(
     output = Output()
     for server in _meant(running_servers(load_settings().state_dir), port, every=every):
         server.stop()
-        output.note(f"{server.address} ends as soon as all is answered")
+        output.note(f"{server.address} finishes its answers and ends")
 
 
 def _meant(servers: list[RunningServer], port: int | None, *, every: bool) -> list[RunningServer]:

@@ -16,8 +16,8 @@ from llmrun.server.asked import Asked, CallArguments, Envelope, Part, Text, Thou
 from llmrun.server.protocols.collected import CollectedAnswer, CollectedCall
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.ollama_models import unix_time
-from llmrun.server.protocols.sampling import MOST_TOP_LOGPROBS, read_sampling, schema_grammar
-from llmrun.server.protocols.tools import ANY_OBJECT, checked_tools, refuse_media, tool, tool_call
+from llmrun.server.protocols.sampling import ANY_OBJECT, MOST_TOP_LOGPROBS, read_sampling, schema_grammar
+from llmrun.server.protocols.tools import checked_tools, refuse_media, tool, tool_call
 from llmrun.server.sse import NDJSON, line
 
 _MOST_CONTEXT = 2**27

@@ -12,8 +12,8 @@ from llmrun.protocol.messages import AnswerRequest, Message, ToolCall
 from llmrun.server.asked import Asked, Begun, CallArguments, CallBegun, Ended, Envelope, Part, Text, Thought, Writer
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import error_body, logprobs
-from llmrun.server.protocols.sampling import MOST_TOP_LOGPROBS, read_limits, read_sampling, schema_grammar
-from llmrun.server.protocols.tools import ANY_OBJECT, as_json, checked_tools, refuse_media, tool, tool_call, tool_name
+from llmrun.server.protocols.sampling import ANY_OBJECT, MOST_TOP_LOGPROBS, read_limits, read_sampling, schema_grammar
+from llmrun.server.protocols.tools import as_json, checked_tools, refuse_media, tool, tool_call, tool_name
 from llmrun.server.sse import EVENT_STREAM, event
 
 __all__ = ["error_body", "read", "writer"]

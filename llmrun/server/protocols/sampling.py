@@ -28,7 +28,8 @@ _ALIASES = {
     "dry_sequence_breakers": "dry_breakers",
     "samplers": "order",
 }
-_ANY_OBJECT = '{"type": "object"}'
+ANY_OBJECT = Grammar("json_schema", '{"type": "object"}')
+"""What asking for JSON without a schema means."""
 
 
 def read_sampling(body: Fields) -> dict[str, Any]:
@@ -122,7 +123,7 @@ def _response_format(body: Fields) -> Grammar | None:
             raise UsageError(f"{wanted.name('json_schema')} is missing")
         return schema_grammar(inner.data.get("schema", {}))
     if kind == "json_object":
-        return schema_grammar(wanted.data["schema"]) if wanted.data.get("schema") else read_json_schema(_ANY_OBJECT)
+        return schema_grammar(wanted.data["schema"]) if wanted.data.get("schema") else ANY_OBJECT
     return None
 
 

@@ -11,13 +11,10 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from llmrun.errors import UsageError
-from llmrun.grammar import Grammar
 from llmrun.protocol.messages import Tool, ToolCall
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.sampling import schema_grammar
 
-ANY_OBJECT = Grammar("json_schema", '{"type": "object"}')
-"""What asking for JSON without a schema means."""
 _MOST_TOOLS = 512
 _NAME = re.compile(r"[\w.:/-]{1,256}")
 

@@ -82,11 +82,11 @@ class ServeView:
         if self._log_json:
             return
         key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
-        named = models[0] if models else "MODEL"
-        body = json.dumps({"model": named, "messages": [{"role": "user", "content": "Hi"}]})
+        question = {"messages": [{"role": "user", "content": "Hi"}]}
+        body = json.dumps(question if models else {"model": "MODEL", **question})
         self.note(f"Serving at {address} (OpenAI: {address}/v1). Ctrl-C ends it.")
         self.note("Models: " + (", ".join(models) if models else "those of llmrun list, loaded when asked for"))
-        self.note(f"Try: curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+        self._output.note(f"curl {address}/v1/chat/completions{key} --json '{body}'", is_command=True)
 
     def loaded(self, name: str, n_ctx: int, parallel: int, load_seconds: float) -> None:
         """A model is in memory."""

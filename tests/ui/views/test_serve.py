@@ -26,9 +26,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def view(stderr: io.StringIO, *, log_json: bool = False, times: tuple[float, ...] = (0.0,)) -> ServeView:
+def view(
+    stderr: io.StringIO, *, log_json: bool = False, times: tuple[float, ...] = (0.0,), columns: int = 80
+) -> ServeView:
     clock = iter(times)
-    output = Output(stderr=stderr, environment={"TERM": "xterm", "NO_COLOR": "1"})
+    output = Output(stderr=stderr, environment={"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": str(columns)})
     return ServeView(output, log_json=log_json, clock=lambda: next(clock), wall_clock=lambda: 1.5)
 
 
@@ -84,5 +86,12 @@ def test_the_start_page_has_a_line_to_try() -> None:
     stderr = io.StringIO()
     view(stderr).begin("http://127.0.0.1:8080", ["tiny"], has_keys=True)
     page = stderr.getvalue()
-    assert "curl http://127.0.0.1:8080/v1/chat/completions -H 'Authorization: Bearer KEY'" in page
-    assert '"model": "tiny"' in page
+    body = '{"messages": [{"role": "user", "content": "Hi"}]}'
+    assert f"\ncurl http://127.0.0.1:8080/v1/chat/completions -H 'Authorization: Bearer KEY' --json '{body}'\n" in page
+
+
+def test_the_line_to_try_is_whole_on_a_narrow_terminal() -> None:
+    stderr = Terminal()
+    view(stderr, columns=40).begin("http://127.0.0.1:8080", [], has_keys=False)
+    body = '{"model": "MODEL", "messages": [{"role": "user", "content": "Hi"}]}'
+    assert f"curl http://127.0.0.1:8080/v1/chat/completions --json '{body}'" in stderr.getvalue()
