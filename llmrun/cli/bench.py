@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.bench.parameters import KV_TYPES
+from llmrun.cli.bench_load import Crowd, crowd
 from llmrun.cli.completion import BENCH_ACTIONS, complete_bench, complete_words
 from llmrun.cli.options import JsonOption, YesOption, with_options
 from llmrun.config import load_settings
@@ -228,7 +229,7 @@ def kind_of_file(file: Path) -> str:
     return file.suffix.removeprefix(".").lower()
 
 
-@with_options(lists=typed, how=manner, after=aftermath)
+@with_options(lists=typed, load=crowd, how=manner, after=aftermath)
 def bench(
     models: Annotated[
         list[str] | None,
@@ -241,6 +242,7 @@ def bench(
     ] = None,
     *,
     lists: Typed,
+    load: Crowd,
     how: BenchManner,
     after: Aftermath,
     yes: YesOption = False,
@@ -250,11 +252,14 @@ def bench(
     Tests have llama-bench's names and are done its way: pp512 reads a prompt, tg128 makes an answer of random tokens.
     chat128+64 is what `llmrun run` does: with sampling, text and streaming.
     """
-    from llmrun.cli import bench_history
+    from llmrun.cli import bench_history, bench_load
 
     output = Output(json=after.kind in {"json", "jsonl"})
     if models and models[0] == "run":
         models = models[1:]
+    if load.clients is not None:
+        bench_load.measure(output, models or (), load, lists, how, after, yes=yes)
+        return
     if after.compare is not None or (models and models[0] in BENCH_ACTIONS):
         _look_back(output, [*(models or []), *(after.compare or ())], after)
         return

@@ -65,7 +65,7 @@ WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
         ("-t", "9999"), ("-b", "0"), ("-ub", "0"), ("-fa", "maybe"), ("-ctk", "q1"), ("-ctv", "q1"),
         ("-fa", "off", "-ctv", "q8_0"), ("-rpk", "2"), ("-ngl", "-5"), ("-r", "0"), ("--delay", "-1"),
         ("-o", "x.docx"), ("-o", "not/there/x.json"), ("--vs", "nothing"), ("-p", "0", "-n", "0"), ("-p", "99999999"),
-        ("-p", "1-9999"),
+        ("-p", "1-9999"), ("--clients", "0"), ("--clients", "129"), ("--clients", "1", "--tokens", "1"),
     ),
     "tune": (("--seconds", "1"), ("--seconds", "nan"), ("--depth", "-1")),
 }  # fmt: skip

@@ -149,3 +149,19 @@ def test_two_models_take_turns(llmrun: Installed, model_path: Any) -> None:
     rows = json.loads(done.stdout)
     assert [row["model"] for row in rows] == ["smollm2", model_path.stem]
     assert all(len(row["samples_ns"]) == 3 for row in rows)
+
+
+def test_clients_at_once_share_the_beginning_of_their_prompts(llmrun: Installed) -> None:
+    done = llmrun.run("bench", "smollm2", "--clients", "1,2", "--tokens", "4", "-r", "1", "--no-warmup", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [(row["clients"], row["shares_prompt"]) for row in rows] == [(1, False), (1, True), (2, False), (2, True)]
+    *others, shared = (row["cached_share"] for row in rows)
+    assert all(share < 0.05 for share in others)
+    assert 0.4 < shared < 0.5, "the second client needs next to no prefill"
+    for row in rows:
+        assert 400 < row["prompt_tokens"] < 600
+        assert row["avg_ts"] > 0
+        assert 0 < row["token_p50_ns"] <= row["token_p99_ns"]
+        assert 0 < row["ttft_p50_ns"] <= row["ttft_p95_ns"]
+    assert llmrun.run("bench", "history").stdout == b""

@@ -63,7 +63,7 @@ class BenchView:
 
     Args:
         models: their names.
-        cases: of each model.
+        cases: of each model; none where only progress is shown.
         shows_rows: the table is the result; else rows are only told on stderr.
     """
 
@@ -144,7 +144,7 @@ def _columns(models: Sequence[str], cases: Sequence[Case]) -> list[_Column]:
         values = {cell(case) for case in cases}
         if len(values) > 1:
             found.append(_Column(heading, max(map(len, [*values, heading])), _OF_ROW[name]))
-    tests = max(len(case.test.name) for case in cases)
+    tests = max((len(case.test.name) for case in cases), default=0)
     return [
         *found,
         _Column("TEST", max(tests, len("TEST")), lambda row: row.test, right=False),

@@ -1,0 +1,145 @@
+"""`llmrun bench --clients`: how fast several clients at once are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmrun.cli.completion import BENCH_ACTIONS
+from llmrun.config import load_settings
+from llmrun.errors import UsageError, require_within
+
+if TYPE_CHECKING:
+    from llmrun.cli.bench import Aftermath, BenchManner, Typed
+    from llmrun.ui.terminal.output import Output
+
+_DEFAULT_TOKENS = 64
+_PANEL = "Several clients at once"
+# Lists of other tests and other ways to load: the model is loaded as `llmrun serve` does.
+_FOREIGN = {
+    "prompts": "-p", "answers": "-n", "pairs": "-pg", "chats": "--chat", "depths": "-d", "batches": "-b",
+    "ubatches": "-ub", "flash_attention": "-fa", "types_k": "-ctk", "types_v": "-ctv", "repack": "-rpk",
+    "gpu_layers": "-ngl",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Lists of clients as they were typed, and tokens of each answer; None where an option did not come."""
+
+    clients: list[str] | None
+    tokens: int | None
+
+
+def crowd(
+    clients: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--clients",
+            metavar="NUMBER",
+            help="In place of other tests: so many ask one engine, e.g. 1,2,4,8.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens", metavar="TOKENS", help=f"Of each answer. Default: {_DEFAULT_TOKENS}.", rich_help_panel=_PANEL
+        ),
+    ] = None,
+) -> Crowd:
+    """The options of load.
+
+    Raises:
+        UsageError: there are tokens without clients.
+    """
+    if clients is None and tokens is not None:
+        raise UsageError("--tokens needs --clients", hint=f"-n {tokens} measures one answer of so many tokens")
+    return Crowd(clients, tokens)
+
+
+def measure(
+    output: Output, models: Sequence[str], typed: Crowd, lists: Typed, how: BenchManner, after: Aftermath, *, yes: bool
+) -> None:
+    """Measure a model, and show it. What was measured before Ctrl-C or a failure is shown too.
+
+    Raises:
+        UsageError: an option has nothing to do with it, or is out of bounds.
+    """
+    from llmrun.bench.load import PROMPT_TOKENS, LoadRequest
+    from llmrun.bench.load import measure as measure_load
+    from llmrun.cli.loading import fetch
+    from llmrun.model import locate, prepare
+    from llmrun.models.store.in_use import using
+    from llmrun.planning.plan import Wishes
+    from llmrun.ui.views.bench import BenchView
+    from llmrun.ui.views.bench_load import show_outcome
+
+    if len(models) != 1 or models[0] in BENCH_ACTIONS:
+        raise UsageError("--clients measures one model", hint="llmrun bench smollm2 --clients 1,2,4,8")
+    _refuse(lists, how, after)
+    clients, threads, tokens = _clients(typed), _threads(lists), typed.tokens or _DEFAULT_TOKENS
+    settings = load_settings()
+    located = locate(models[0], settings)
+    path = located.path or fetch(output, located.spec, settings, yes=yes)
+    name = path.stem if located.spec.path else models[0]
+    with using(path):
+        model = prepare(located.spec, path, Wishes(threads=threads, parallel=max(clients)), warm_up=True)
+        if PROMPT_TOKENS + tokens > model.plan.n_ctx:
+            raise UsageError(
+                f"invalid --tokens {tokens}",
+                why=f"with prompts of {PROMPT_TOKENS} tokens that exceeds the context window of {model.plan.n_ctx:,}",
+            )
+        for note in model.plan.notes:
+            output.note(note)
+        request = LoadRequest(name, model.load, clients, tokens, how.repetitions, how.warm_up)
+        view = BenchView(output, [name], (), shows_rows=False)
+        outcome = measure_load(request, view.progress)
+        view.clear()
+    if outcome.rows:
+        show_outcome(output, request, outcome, after.machine)
+    if outcome.error is not None:
+        raise outcome.error
+
+
+def _clients(typed: Crowd) -> tuple[int, ...]:
+    from llmrun.bench.parameters import numbers
+    from llmrun.planning.plan import PARALLEL_BOUNDS
+    from llmrun.protocol.params import MOST_TOKENS
+
+    clients = numbers(typed.clients or (), "--clients", least=1)
+    require_within("--clients", max(clients), PARALLEL_BOUNDS)
+    require_within("--tokens", typed.tokens, (2, MOST_TOKENS))
+    return tuple(dict.fromkeys(clients))
+
+
+def _threads(lists: Typed) -> int | None:
+    from llmrun.bench.parameters import numbers
+
+    threads = numbers(lists.threads or (), "-t", least=1)
+    if len(threads) > 1:
+        raise UsageError("--clients takes one number of threads", hint=f"-t {threads[0]}")
+    return threads[0] if threads else None
+
+
+def _refuse(lists: Typed, how: BenchManner, after: Aftermath) -> None:
+    """Name what was typed and has nothing to do with clients."""
+    from llmrun.bench.refusals import MOST_REPETITIONS
+
+    require_within("--repetitions", how.repetitions, (1, MOST_REPETITIONS))
+    target = after.file or after.copy
+    foreign = {flag: getattr(lists, name) is not None for name, flag in _FOREIGN.items()} | {
+        "--interleave": how.interleave is True,
+        "--no-interleave": how.interleave is False,
+        "--delay": how.delay > 0,
+        "--no-limits": not how.with_limits,
+        "--compare": after.compare is not None,
+        "--vs": bool(after.versus),
+        f"-o {target or after.kind}": target is not None or after.kind not in {"table", "json"},
+    }
+    for flag, came in foreign.items():
+        if came:
+            raise UsageError(f"--clients and {flag} exclude each other", hint="give one of them")

@@ -1,0 +1,103 @@
+"""Several clients at once: what they are asked to read, whose turn it is, and the figures that come of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.scripted_client import MS, ScriptedClient
+
+from llmrun.bench import load
+from llmrun.bench.load import LoadCase, LoadOutcome, LoadRequest, measure
+from llmrun.bench.run import Progress
+from llmrun.errors import CancelledError, EngineCrashedError
+from llmrun.protocol.messages import Load
+from llmrun.runner.client import Client
+from llmrun.runner.launch import launch
+
+FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
+REQUEST = LoadRequest("tiny", Load("/m.gguf", 1024, 1024, n_seq_max=3), (1, 3), tokens=4, repetitions=2)
+
+Run = Callable[..., LoadOutcome]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Measure REQUEST with a client, by the client's clock."""
+
+    def measured(client: Any, *more: Any) -> LoadOutcome:
+        monkeypatch.setattr(load, "time", client)
+        return measure(REQUEST, *more, start=lambda: client)
+
+    return measured
+
+
+def test_figures(run: Run) -> None:
+    client = ScriptedClient()
+    rows, _, error = run(client)
+    assert error is None
+    assert [LoadCase(row.clients, row.shares_prompt) for row in rows] == [(1, False), (1, True), (3, False), (3, True)]
+    for row in rows:
+        assert row.prompt_tokens == 100
+        assert row.samples_ts == pytest.approx((8.0, 8.0))  # 4 tokens in 0.5 s, one client behind the other
+        assert (row.avg_ts, row.stddev_ts) == pytest.approx((8.0, 0.0))
+        assert row.client_ts == pytest.approx(30.0)  # 3 tokens in 0.1 s
+        assert (row.ttft_p50_ns, row.ttft_p95_ns) == (400 * MS, 400 * MS)
+        assert (row.token_p50_ns, row.token_p95_ns, row.token_p99_ns) == (20 * MS, 70 * MS, 70 * MS)
+        assert row.cached_share == pytest.approx(0.25)
+    assert client.is_closed
+
+
+def test_numbers_of_clients_take_turns_behind_the_warm_up(run: Run) -> None:
+    told: list[Progress] = []
+    run(ScriptedClient(), told.append)
+    assert [each.phase for each in told] == ["loading", "warming up", *["measuring"] * 8]
+    turns = ["1 client, own prompts", "1 client, shared prompts", "3 clients, own prompts", "3 clients, shared prompts"]
+    assert [each.test for each in told[2:]] == turns * 2
+    assert [(each.done, each.repetition) for each in told[2:]] == [(done, 1 + done // 4) for done in range(8)]
+    assert {each.total for each in told} == {8}
+
+
+def test_prompts_are_equally_long_and_share_what_they_should(run: Run) -> None:
+    client = ScriptedClient()
+    run(client)
+    assert all(asked.limits.max_tokens == 4 and asked.sampling.temperature == 0 for asked in client.asked)
+    prompts = [asked.prompt or "" for asked in client.asked[3:11]]  # behind the warm-up
+    alone, alone_too, own, shared = prompts[:1], prompts[1:2], prompts[2:5], prompts[5:8]
+    starts = [prompt.split(".")[0] for prompt in (*alone, *alone_too, *own, shared[0])]
+    assert len(set(starts)) == 6, "what was measured before is not known"
+    most = len(shared[0]) * 9 // 10
+    assert len({prompt[:most] for prompt in shared}) == 1
+    assert len(set(shared)) == 3
+    assert max(map(len, prompts)) - min(map(len, prompts)) <= 2
+
+
+def test_what_was_measured_before_it_was_stopped_comes_with_the_error(run: Run) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.done == 5:
+            raise CancelledError("stopped by Ctrl-C")
+
+    client = ScriptedClient()
+    rows, _, error = run(client, stop)
+    assert isinstance(error, CancelledError)
+    assert [len(row.samples_ts) for row in rows] == [2, 1, 1, 1]
+    assert client.is_closed
+
+
+def test_a_crowd_with_one_failure_does_not_count(run: Run) -> None:
+    failed = EngineCrashedError("the engine died")
+    rows, _, error = run(ScriptedClient(failed, after=3 + 1 + 1 + 2))  # in the first crowd of three
+    assert error is failed
+    assert [(row.clients, len(row.samples_ts)) for row in rows] == [(1, 1), (1, 1)]
+
+
+@pytest.mark.usefixtures("package_on_path")
+@pytest.mark.parametrize(("mode", "error"), [("normal", type(None)), ("die:decode:SIGSEGV", EngineCrashedError)])
+def test_an_engine_behind_a_pipe(mode: str, error: type) -> None:
+    outcome = measure(REQUEST, start=lambda: Client(launch((sys.executable, str(FAKE_ENGINE), mode))))
+    assert type(outcome.error) is error
+    assert [len(row.samples_ts) for row in outcome.rows] == ([] if outcome.error else [2] * 4)
+    assert all(row.avg_ts > 0 and row.prompt_tokens == 3 for row in outcome.rows)

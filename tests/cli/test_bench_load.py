@@ -1,0 +1,121 @@
+"""`llmrun bench --clients` as it is typed: the table, JSON, Ctrl-C, and refusals before anything runs."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import typer
+from support.gguf_writer import runnable_model, write
+from support.scripted_client import ScriptedClient
+from typer.testing import CliRunner
+
+from llmrun.bench import load
+from llmrun.cli import bench as command
+from llmrun.errors import CancelledError, LlmrunError, UsageError
+
+app = typer.Typer()
+app.command()(command.bench)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(write(tmp_path / "tiny.gguf", runnable_model({"llama.context_length": 2048})))
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, error: LlmrunError | None = None, after: int = 0) -> ScriptedClient:
+    """The client that measures."""
+    client = ScriptedClient(error, after)
+    monkeypatch.setattr(load, "time", client)
+    monkeypatch.setattr(load, "measure", partial(load.measure, start=lambda: client))
+    return client
+
+
+def test_a_table(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = scripted(monkeypatch)
+    done = CliRunner().invoke(app, [model, "--clients", "1,2", "--clients", "2", "-r", "2", "-t", "1", "--no-warmup"])
+    assert done.exception is None
+    heading, *rows = done.stdout.splitlines()[:5]
+    assert heading.split() == ["CLIENTS", "PROMPT", "TOKENS/S", "EACH", "TTFT", "P50/95", "ITL", "P50/95/99", "CACHED"]
+    assert [row.split()[:2] for row in rows] == [["1", "own"], ["1", "shared"], ["2", "own"], ["2", "shared"]]
+    assert rows[0].split()[2:] == ["8.0", "±", "0.0", "30.0", "0.40/0.40", "s", "20.0/70.0/70.0", "ms", "25%"]
+    assert "answers of 64" in done.stdout
+    assert "threads: 1" in done.stdout
+    assert len(client.asked) == 2 * (1 + 1 + 2 + 2)
+    assert CliRunner().invoke(app, ["history"]).stdout == ""
+
+
+def test_as_json(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch)
+    done = CliRunner().invoke(app, [model, "--clients", "2", "--tokens", "8", "-r", "1", "--json", "--machine", "desk"])
+    found = json.loads(done.stdout)
+    assert (found["model"], found["tokens"], found["is_partial"]) == ("tiny", 8, False)
+    assert found["machine"]["name"] == "desk"
+    assert [(row["clients"], row["shares_prompt"], len(row["samples_ts"])) for row in found["rows"]] == [
+        (2, False, 1),
+        (2, True, 1),
+    ]
+
+
+def test_ctrl_c_shows_what_was_measured_and_ends_so(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, CancelledError("stopped by Ctrl-C"), after=1 + 1)
+    done = CliRunner().invoke(app, [model, "--clients", "1", "-r", "2"])
+    assert isinstance(done.exception, CancelledError)
+    assert [line.split()[:2] for line in done.stdout.splitlines()[1:2]] == [["1", "own"]]
+    assert "stopped before the end: 0 of 2 rows complete" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-p", "8"], "--clients and -p exclude each other"),
+        (["-n", "8"], "--clients and -n exclude"),
+        (["--chat", "8,8"], "--clients and --chat exclude"),
+        (["-d", "8"], "--clients and -d exclude"),
+        (["-ngl", "0"], "--clients and -ngl exclude"),
+        (["--vs", "llama-bench"], "--clients and --vs exclude"),
+        (["--compare", "1", "2"], "--clients and --compare exclude"),
+        (["-o", "csv"], "--clients and -o csv exclude"),
+        (["--no-interleave"], "--clients and --no-interleave exclude"),
+        (["--delay", "1"], "--clients and --delay exclude"),
+        (["--no-limits"], "--clients and --no-limits exclude"),
+        (["-t", "1,2"], "--clients takes one number of threads"),
+        (["-r", "0"], "invalid --repetitions 0"),
+        (["--clients", "0"], "invalid --clients 0"),
+        (["--clients", "1000"], "invalid --clients 1000"),
+        (["--clients", "x"], "invalid --clients x"),
+        (["--tokens", "1"], "invalid --tokens 1"),
+        (["--tokens", "2000"], "invalid --tokens 2000"),
+        (["another"], "--clients measures one model"),
+    ],
+)
+def test_refused_before_anything_runs(
+    model: str, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    client = scripted(monkeypatch)
+    done = CliRunner().invoke(app, [model, "--clients", "1", *arguments])
+    assert isinstance(done.exception, UsageError)
+    assert words in done.exception.what
+    assert client.asked == []
+
+
+def test_words_in_place_of_a_model_are_refused_too() -> None:
+    for arguments in ([], ["history"]):
+        done = CliRunner().invoke(app, [*arguments, "--clients", "1"])
+        assert isinstance(done.exception, UsageError)
+        assert done.exception.what == "--clients measures one model"
+
+
+def test_tokens_alone_are_refused(model: str) -> None:
+    done = CliRunner().invoke(app, [model, "--tokens", "8"])
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.what == "--tokens needs --clients"
