@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import llmrun
-from llmrun.bench.load import LoadOutcome, LoadRequest, LoadRow
+from llmrun.bench.load import LoadCase, LoadOutcome, LoadRequest, LoadRow
 from llmrun.bench.machine import describe
+from llmrun.bench.noise import sample_warnings
 from llmrun.protocol.codec import as_dict
 from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
@@ -41,6 +42,9 @@ def show_outcome(output: Output, request: LoadRequest, outcome: LoadOutcome, mac
             f"tokens/s behind its first token; CACHED: prompt tokens found in the KV cache; "
             f"threads: {request.load.threads}"
         )
+    for row in outcome.rows:
+        for warning in sample_warnings(row.samples_ts):
+            output.note(f"{LoadCase(row.clients, row.shares_prompt).name}: {warning.text}")
     for warning in outcome.warnings:
         output.note(f"meanwhile {warning.text}")
     if outcome.error is not None:
