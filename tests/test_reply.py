@@ -18,7 +18,17 @@ import llmrun
 from llmrun.errors import EngineCrashedError, UsageError
 from llmrun.model import prepare
 from llmrun.models.registry import ModelSpec
-from llmrun.protocol.messages import Event, Finished, Message, PrefillProgress, Started, Stats, TextDelta
+from llmrun.protocol.messages import (
+    AnswerRequest,
+    Event,
+    Finished,
+    Generate,
+    Message,
+    PrefillProgress,
+    Started,
+    Stats,
+    TextDelta,
+)
 from llmrun.reply import Reply, as_grammar, as_messages, sort_options
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
@@ -111,7 +121,8 @@ def test_options_are_fields_of_sampling_and_limits() -> None:
 def test_options_reach_the_engine(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load("normal")
     seen: list[Any] = []
-    monkeypatch.setattr(model, "_reply", lambda asked, schema=None: seen.append(asked))
+    engine, _ = model._next(AnswerRequest(prompt="hi"))
+    monkeypatch.setattr(model, "_next", lambda asked: (seen.append(asked), (engine, Generate(1, asked)))[1])
     model.chat("hi", temperature=0, max_tokens=5)
     model.generate("hi", top_k=3, sampling=llmrun.SamplingParams(seed=7), stop="x")
     assert (seen[0].sampling.temperature, seen[0].limits.max_tokens) == (0, 5)

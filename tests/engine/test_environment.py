@@ -27,4 +27,4 @@ def test_a_thread_that_gives_way_leaves_others_as_they_are() -> None:
     thread.start()
     thread.join()
     assert niceness() == before
-    assert found == [max(before, 7)] * 2
+    assert found == [max(before, environment._PREPARING_NICENESS)] * 2
