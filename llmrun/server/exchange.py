@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -275,7 +276,7 @@ class HttpExchange:
                 self._task.cancel()
             elif time.monotonic() >= ends_at:
                 self.put(_Signal.LATE)
-                return
+                ends_at = math.inf
             elif not self._is_sending and silent >= SILENCE_SECONDS:
                 self.put(_Signal.TICK)
 
