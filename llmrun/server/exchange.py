@@ -243,6 +243,8 @@ class HttpExchange:
     async def _fail(self, error: LlmrunError) -> None:
         """End with an error: one of HTTP where nothing was sent yet, else one in the stream."""
         self._log["reason"] = error.code
+        if error.http_status >= 500:
+            self._log["error"] = str(error)
         writer, begin = self._writer, b""
         if writer and self._is_stream and self._dialect.streams_overflow and isinstance(error, ContextOverflowError):
             begin = await self._begin(writer)
