@@ -117,10 +117,15 @@ class CallSplitter:
             pass
         return parts
 
-    def flush(self) -> list[CallPart]:
-        """The rest, when no more text comes; nothing of a call that was cut off before its arguments."""
+    def flush(self, *, is_cut_off: bool = False) -> list[CallPart]:
+        """The rest, when no more text comes; nothing of a call that was cut off before its arguments.
+
+        Args:
+            is_cut_off: the model would have gone on, so that what may begin a call is the beginning of one.
+        """
         held, self._held = self._held, ""
-        is_text = self._step == self._outside and (held.strip() or not self.n_calls)
+        begins_call = is_cut_off and bool(held.strip())
+        is_text = self._step == self._outside and not begins_call and (held.strip() or not self.n_calls)
         return [CallPart(CallKind.TEXT, held)] if held and is_text else []
 
     # Each step takes what it can of the held text, and gives whether there may be more to take.

@@ -22,7 +22,10 @@ from llmrun.runner.launch import Launched, launch
 
 _DEATH_SECONDS = 0.5
 _LOG_TAIL_BYTES = 64 * 1024
-_USUAL = "AMX is not ready"  # see engine/llama/library.py
+_USUAL = (  # in the log lines that say nothing
+    "AMX is not ready",  # see engine/llama/library.py
+    "failed to decode, ret = 2",  # an answer was cancelled
+)
 _TELLING = ("GGML_ASSERT", "rror", "failed", "terminate")  # in the log lines that say why
 _LAST = "failed to load model"  # is said behind every reason
 
@@ -176,7 +179,9 @@ class Pipe:
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - _LOG_TAIL_BYTES))
         text = self._log.read().decode("utf-8", "replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip() and _USUAL not in line]
+        lines = [
+            line.strip() for line in text.splitlines() if line.strip() and not any(words in line for words in _USUAL)
+        ]
         telling = [line for line in lines if _LAST not in line and any(word in line for word in _TELLING)]
         return (telling or lines or [""])[-1][:500]
 

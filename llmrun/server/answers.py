@@ -7,7 +7,7 @@ must not know protocols or HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from llmrun.errors import EngineCrashedError, LlmrunError
@@ -36,10 +36,9 @@ class _Choice:
         self.splitter: PartSplitter | None = None
         self.logprobs: tuple[TokenLogprob, ...] = ()  # whose text the splitter still holds
 
-    def parts(self, text: str | None) -> Iterator[Part]:
-        """What a piece of text means, with the log probabilities that belong to it; None is the end."""
-        assert self.splitter is not None, "text came before its answer was started"
-        for part in self.splitter.flush() if text is None else self.splitter.feed(text):
+    def with_logprobs(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """The first text among the parts has the log probabilities that came so far."""
+        for part in parts:
             if isinstance(part, Text) and self.logprobs:
                 part, self.logprobs = part._replace(logprobs=self.logprobs), ()
             yield part
@@ -126,14 +125,16 @@ class Answers:
         elif isinstance(event, TextDelta):
             clock.delta(event)
             choice.logprobs += event.logprobs
-            return list(choice.parts(event.text))
+            assert choice.splitter is not None, "text came before its answer was started"
+            return list(choice.with_logprobs(choice.splitter.feed(event.text)))
         elif isinstance(event, Finished):
             choice.is_finished = True
             self._pool.deaths.forget(self._prompt)
             clock.finished(event)
-            parts = [*choice.parts(None)] if choice.splitter is not None else []
-            has_called = choice.splitter is not None and choice.splitter.has_called
-            return [*parts, _ended(index, event, has_called=has_called)]
+            splitter = choice.splitter
+            rest = splitter.flush(is_cut_off=event.reason == "length") if splitter is not None else ()
+            parts = list(choice.with_logprobs(rest))
+            return [*parts, _ended(index, event, has_called=splitter is not None and splitter.has_called)]
         return []
 
     def _survive(self, index: int, crash: EngineCrashedError) -> None:

@@ -46,7 +46,7 @@ class Served(NamedTuple):
     Attributes:
         client: its address.
         seconds: from its headers to its last byte.
-        facts: of an answer: model, prompt_tokens, cached_tokens, completion_tokens, reason.
+        facts: of an answer: model, prompt_tokens, cached_tokens, completion_tokens, reason, error.
     """
 
     client: str

@@ -21,9 +21,7 @@ class Asked(NamedTuple):
         sampling: the fields of SamplingParams that the client named; the model's advised ones fill the rest.
         n: answers to the same prompt; seeds count up from the first's.
         stream: send the answer as it comes.
-        salt: prompts share prefixes only where their salts are equal.
         keep_seconds: how long the model stays loaded afterwards; None is the server's own, -1 for ever.
-        n_ctx: context window to load the model with; None is the server's own.
     """
 
     model: str
@@ -31,9 +29,7 @@ class Asked(NamedTuple):
     sampling: Mapping[str, Any]
     n: int = 1
     stream: bool = False
-    salt: str = ""
     keep_seconds: float | None = None
-    n_ctx: int | None = None
 
 
 class Begun(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -242,6 +243,8 @@ class HttpExchange:
     async def _fail(self, error: LlmrunError) -> None:
         """End with an error: one of HTTP where nothing was sent yet, else one in the stream."""
         self._log["reason"] = error.code
+        if error.http_status >= 500:
+            self._log["error"] = str(error)
         writer, begin = self._writer, b""
         if writer and self._is_stream and self._dialect.streams_overflow and isinstance(error, ContextOverflowError):
             begin = await self._begin(writer)
@@ -275,7 +278,7 @@ class HttpExchange:
                 self._task.cancel()
             elif time.monotonic() >= ends_at:
                 self.put(_Signal.LATE)
-                return
+                ends_at = math.inf
             elif not self._is_sending and silent >= SILENCE_SECONDS:
                 self.put(_Signal.TICK)
 

@@ -65,6 +65,11 @@ class KeptModel:
         """Whether it is in memory, all of it."""
         return self.connection is not None and self.connection.alive and self.loaded is not None
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether nobody asks it, and it isn't just being loaded for somebody who has left."""
+        return not self.users and (self.starting is None or self.starting.done())
+
 
 @dataclass
 class Deaths:
@@ -167,7 +172,7 @@ class Pool:
             kept.expiry = loop.call_later(kept.keep_seconds, self._expire, kept)
 
     def _expire(self, kept: KeptModel) -> None:
-        if not kept.users:
+        if kept.is_unused:
             task = asyncio.ensure_future(self._unload(kept))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
@@ -211,8 +216,14 @@ class Pool:
             return kept.connection
         if kept.starting is None or kept.starting.done():
             kept.starting = asyncio.ensure_future(self._start(kept))
-            kept.starting.add_done_callback(_look_at)  # all who waited may have left
+            kept.starting.add_done_callback(lambda task: self._started(kept, task))
         return await asyncio.shield(kept.starting)
+
+    def _started(self, kept: KeptModel, task: asyncio.Task[EngineConnection]) -> None:
+        """A model was loaded or could not be; all who waited for it may have left."""
+        if not task.cancelled():
+            task.exception()  # else asyncio complains that nobody looked at it
+            self._rest(kept)
 
     async def _start(self, kept: KeptModel) -> EngineConnection:
         async with self._loading:  # one at a time, so that each sees what memory the one before has taken
@@ -241,7 +252,7 @@ class Pool:
 
     async def _unload(self, kept: KeptModel) -> None:
         await self._close(kept)
-        if not kept.users:
+        if kept.is_unused and not kept.is_loaded:  # somebody may have asked for it while it was closed
             self._kept.pop(kept.path, None)
 
     async def _close(self, kept: KeptModel) -> None:
@@ -277,11 +288,6 @@ class Pool:
             if kept.expiry is not None:
                 kept.expiry.cancel()
             await self._close(kept)
-
-
-def _look_at(task: asyncio.Task[EngineConnection]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 def engine_of(model: Model) -> Launched:

@@ -40,13 +40,6 @@ class MethodRefusedError(LlmrunError):
     http_status = 405
 
 
-class SlowRequestError(LlmrunError):
-    """The request did not arrive in time."""
-
-    code = "request-timeout"
-    http_status = 408
-
-
 class BodyTooLargeError(LlmrunError):
     """The body is larger than any request has to be."""
 

@@ -39,10 +39,10 @@ class PartSplitter:
         """The parts that are known with this piece."""
         return self._thoughts_or_calls(self._thoughts.feed(text))
 
-    def flush(self) -> Iterator[Part]:
-        """The rest, when no more text comes."""
+    def flush(self, *, is_cut_off: bool = False) -> Iterator[Part]:
+        """The rest, when no more text comes. An answer that is cut off may end in the middle of a call."""
         yield from self._thoughts_or_calls(self._thoughts.flush())
-        yield from self._text_or_calls(self._calls.flush())
+        yield from self._text_or_calls(self._calls.flush(is_cut_off=is_cut_off))
 
     def _thoughts_or_calls(self, pieces: Iterable[ReasoningPart]) -> Iterator[Part]:
         for piece in pieces:

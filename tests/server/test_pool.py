@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -32,6 +33,8 @@ class Machine:
         self.paths = [str(write(folder / f"{name}.gguf", runnable_model())) for name in names]
         self.loads: list[str] = []
         self.room, self.mode = room, mode
+        self.may_start = threading.Event()
+        self.may_start.set()
         self.pool = Pool(self.paths, load_settings(), self.prepare, keep_seconds=keep_seconds, start=self.start)
 
     def prepare(self, located: Located, path: Path) -> Model:
@@ -41,6 +44,7 @@ class Machine:
 
     def start(self, model: Model) -> Launched:
         self.loads.append(model.path.stem)
+        self.may_start.wait()
         return launch((sys.executable, str(FAKE_ENGINE), self.mode))
 
     @property
@@ -102,6 +106,26 @@ def test_a_model_that_nobody_asks_goes_after_its_time(tmp_path: Path) -> None:
             await asyncio.sleep(0)
         await machine.use(0)
         assert machine.loads == ["a", "a"]
+
+    run(Machine(tmp_path, "a", keep_seconds=0.0), scenario)
+
+
+def test_a_model_whose_time_is_over_while_it_is_loaded_for_nobody_goes_afterwards(tmp_path: Path) -> None:
+    async def scenario(machine: Machine) -> None:
+        machine.may_start.clear()
+        async with machine.pool.lease(machine.paths[0]) as kept:
+            waiting = asyncio.ensure_future(machine.pool.ready(kept))
+            while not machine.loads:
+                await asyncio.sleep(0)
+            waiting.cancel()
+        assert kept.expiry is not None
+        await asyncio.sleep(kept.expiry.when() - asyncio.get_running_loop().time())
+        machine.may_start.set()
+        assert kept.starting is not None
+        await kept.starting
+        assert machine.loaded == "a"
+        while machine.loaded:
+            await asyncio.sleep(0)
 
     run(Machine(tmp_path, "a", keep_seconds=0.0), scenario)
 

@@ -103,6 +103,8 @@ def test_an_engine_that_dies_ends_a_stream_with_an_error(serve: Serve) -> None:
     *chunks, last = server.post(CHAT, STREAM).events
     assert chunks[-1]["choices"][0]["delta"] == {"content": "Hel"}
     assert last["error"]["code"] == "engine-crashed"
+    assert eventually(lambda: bool(server.served), SECONDS)
+    assert "SIGSEGV" in server.served[0].facts["error"]
     assert server.post(CHAT).json["choices"][0]["message"]["content"] == "Hello"
     assert server.engines == 2
 

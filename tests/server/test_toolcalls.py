@@ -58,3 +58,10 @@ def test_ids_differ() -> None:
     splitter = PartSplitter(0, Started(1, 9, 0, 5, tool_syntax=HERMES.name))
     calls = [part for part in splitter.feed(ANSWER.partition("</think>")[2]) if isinstance(part, CallBegun)]
     assert len({call.id for call in calls}) == len(calls) == 2
+
+
+@pytest.mark.parametrize(("is_cut_off", "shown"), [(True, "See"), (False, "See <tool")])
+def test_what_begins_like_a_call_is_text_only_where_the_model_ended_there(is_cut_off: bool, shown: str) -> None:
+    splitter = PartSplitter(0, Started(1, 9, 0, 5, tool_syntax=HERMES.name))
+    told = [*splitter.feed("See <tool"), *splitter.flush(is_cut_off=is_cut_off)]
+    assert "".join(part.text for part in told if isinstance(part, Text)) == shown

@@ -63,6 +63,7 @@ def phase(name: str) -> None:
     if not MODE.startswith(f"die:{name}:"):
         return
     print(LAST_WORDS, file=sys.stderr, flush=True)
+    print("llama_decode: failed to decode, ret = 2", file=sys.stderr, flush=True)
     print("the end", file=sys.stderr, flush=True)
     cause = MODE.split(":")[2]
     if cause.isdigit():

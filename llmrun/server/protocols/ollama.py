@@ -64,13 +64,9 @@ def read_generate(body: Mapping[str, Any]) -> Asked:
     return _asked(fields, AnswerRequest((*first, Message("user", prompt))))
 
 
-def only_loads(asked: Asked) -> bool:
-    """Whether the model is to be loaded, or let go, and nothing answered."""
-    return not asked.request.messages and asked.request.prompt is None
-
-
 def _asked(fields: Fields, request: AnswerRequest) -> Asked:
     options = fields.object("options") or Fields({}, "options")
+    options.whole("num_ctx", 1, _MOST_CONTEXT)  # many clients always send one; the window is the server's --ctx
     most = options.whole("num_predict", -2, MOST_TOKENS) or 0  # -1 and -2 are as many as there is room for
     return Asked(
         model=fields.text("model") or fields.text("name") or "",
@@ -84,7 +80,6 @@ def _asked(fields: Fields, request: AnswerRequest) -> Asked:
         sampling=read_sampling(options),
         stream=fields.flag("stream") is not False,
         keep_seconds=_keep_seconds(fields),
-        n_ctx=options.whole("num_ctx", 1, _MOST_CONTEXT),
     )
 
 
@@ -167,12 +162,14 @@ class _Writer:
     left out where the answer ends before.
 
     Args:
+        body: that was asked with.
         shape: where chat and generate have text, thoughts and calls.
     """
 
     media_type = NDJSON
 
-    def __init__(self, envelope: Envelope, shape: Callable[[_Piece], dict[str, Any]]) -> None:
+    def __init__(self, body: Mapping[str, Any], envelope: Envelope, shape: Callable[[_Piece], dict[str, Any]]) -> None:
+        self._unanswered = "unload" if _keep_seconds(Fields(body)) == 0 else "load"
         self._envelope = envelope
         self._shape = shape
         self._answer = CollectedAnswer()
@@ -220,12 +217,19 @@ class _Writer:
         logprobs = {"logprobs": [_logprob(token) for token in piece.logprobs]} if piece.logprobs else {}
         return head | self._shape(piece) | logprobs
 
+    def _reason(self) -> str:
+        """Why it ended; without an answer the model was only loaded, or let go."""
+        ended = self._answer.ended
+        if ended is None:
+            return self._unanswered
+        return "length" if ended.reason == "length" else "stop"
+
     def _summary(self) -> dict[str, Any]:
         ended = self._answer.ended
         stats = ended.stats if ended else Stats()
         return {
             "done": True,
-            "done_reason": "length" if ended and ended.reason == "length" else "stop",
+            "done_reason": self._reason(),
             "total_duration": _nanoseconds(stats.ttft_seconds + stats.decode_seconds),
             "load_duration": 0,
             "prompt_eval_count": stats.prompt_tokens,
@@ -237,12 +241,12 @@ class _Writer:
 
 def chat_writer(body: Mapping[str, Any], envelope: Envelope) -> Writer:
     """For an answer to /api/chat."""
-    return _Writer(envelope, _chat_shape)
+    return _Writer(body, envelope, _chat_shape)
 
 
 def generate_writer(body: Mapping[str, Any], envelope: Envelope) -> Writer:
     """For an answer to /api/generate."""
-    return _Writer(envelope, _generate_shape)
+    return _Writer(body, envelope, _generate_shape)
 
 
 def _chat_shape(piece: _Piece) -> dict[str, Any]:
@@ -259,12 +263,6 @@ def _chat_shape(piece: _Piece) -> dict[str, Any]:
 
 def _generate_shape(piece: _Piece) -> dict[str, Any]:
     return {"response": piece.text} | ({"thinking": piece.thinking} if piece.thinking else {})
-
-
-def loaded(asked: Asked, envelope: Envelope) -> dict[str, Any]:
-    """The body for a request that only loads the model, or lets go of it."""
-    head = {"model": envelope.model, "created_at": unix_time(envelope.created)}
-    return head | {"response": "", "done": True, "done_reason": "unload" if asked.keep_seconds == 0 else "load"}
 
 
 def error_body(error: LlmrunError, status: int) -> dict[str, Any]:

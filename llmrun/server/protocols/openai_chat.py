@@ -54,7 +54,6 @@ def read(body: Mapping[str, Any]) -> Asked:
         read_sampling(fields),
         n=fields.whole("n", 1, MOST_ANSWERS) or 1,
         stream=bool(fields.flag("stream")),
-        salt=request.salt,
     )
 
 

@@ -53,7 +53,7 @@ def read(body: Mapping[str, Any]) -> Asked:
         parallel_calls=fields.flag("parallel_tool_calls") is not False,
     )
     stream = fields.flag("stream") is True
-    return Asked(fields.text("model") or "", request, read_sampling(fields), stream=stream, salt=request.salt)
+    return Asked(fields.text("model") or "", request, read_sampling(fields), stream=stream)
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:

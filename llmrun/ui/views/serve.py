@@ -44,7 +44,8 @@ class ServedRequest(NamedTuple):
     """A request that was answered.
 
     Attributes:
-        facts: of an answer: model, prompt_tokens, cached_tokens, completion_tokens, reason.
+        facts: of an answer: model, prompt_tokens, cached_tokens, completion_tokens, reason; error, where the server
+            failed, which a stream's status can't say any more.
     """
 
     client: str
@@ -90,7 +91,7 @@ class ServeView:
 
     def loaded(self, name: str, n_ctx: int, parallel: int, load_seconds: float) -> None:
         """A model is in memory."""
-        clients = f", each of {parallel} clients" if parallel > 1 else ""
+        clients = f" for each of {parallel} clients" if parallel > 1 else ""
         self.note(f"{name} is loaded in {seconds(load_seconds)}: context {n_ctx:,} tokens{clients}")
 
     def failed(self, error: LlmrunError) -> None:
@@ -111,7 +112,7 @@ class ServeView:
             del facts["facts"]
             self._output.stderr.write(json.dumps(facts) + "\n")
             self._output.stderr.flush()
-        elif not self.is_live or request.status >= 500:
+        elif not self.is_live or request.status >= 500 or "error" in request.facts:
             self.note(log_line(request))
 
     def show(self, figures: ServeFigures) -> None:
@@ -121,7 +122,7 @@ class ServeView:
             return
         self._drawn_at, self._is_drawn = now, True
         columns = max(self._output.columns(stderr=True) - len("^C"), 20)  # which the terminal writes behind it
-        self._output.stderr.write(_CLEAR + cut(live_line(figures), columns))
+        self._output.stderr.write(_CLEAR + _fitting(live_line(figures), columns))
         self._output.stderr.flush()
 
     def end(self) -> None:
@@ -147,6 +148,13 @@ def live_line(figures: ServeFigures) -> str:
     return " · ".join(parts)
 
 
+def _fitting(line: str, columns: int) -> str:
+    """As many of a line's parts as fit: half a figure reads as another one."""
+    while cut(line, columns) != line and " · " in line:
+        line = line.rpartition(" · ")[0]
+    return cut(line, columns)
+
+
 def _short(seconds: float) -> str:
     """In milliseconds, without decimals where there are more telling digits."""
     return f"{1000 * seconds:.{1 if seconds < 0.01 else 0}f}"
@@ -159,7 +167,8 @@ def log_line(request: ServedRequest) -> str:
     if "prompt_tokens" in facts:
         told.append(f"{facts['prompt_tokens']:,} + {facts.get('completion_tokens', 0):,} tokens")
         told.append(f"{facts.get('cached_tokens', 0):,} cached")
-    told += [str(facts["reason"])] if "reason" in facts else []
+    why = facts.get("error", facts.get("reason"))
+    told += [str(why)] if why else []
     line = f"{request.client} {request.method} {request.path} {request.status} in {seconds(request.seconds)}"
     return clean(f"{line}: {', '.join(told)}" if told else line)
 

@@ -61,7 +61,7 @@ def test_home_assistant() -> None:
         Message("tool", '{"ok": true}', name="turn_on"),
     )
     assert asked.request.tools == (Tool("turn_on", "Light", json.dumps(WEATHER)),)
-    assert (asked.keep_seconds, asked.n_ctx, asked.request.thinking, asked.stream) == (-1, 8192, False, True)
+    assert (asked.keep_seconds, asked.request.thinking, asked.stream) == (-1, False, True)
 
 
 def test_options_become_sampling_parameters_and_limits() -> None:
@@ -110,12 +110,15 @@ def test_generate() -> None:
     assert (raw.prompt, raw.messages) == ("def f(", ())
 
 
-@pytest.mark.parametrize("body", [{"model": "m", "keep_alive": 0}, {"model": "m", "prompt": "", "keep_alive": "0"}])
-def test_a_request_that_only_loads(body: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [({}, "load"), ({"keep_alive": 0}, "unload"), ({"prompt": "", "keep_alive": "0"}, "unload")],
+)
+def test_a_request_that_only_loads_or_lets_go(body: dict[str, Any], reason: str) -> None:
     asked = ours.read_generate(body)
-    assert ours.only_loads(asked)
-    assert not ours.only_loads(ours.read_chat(HELLO))
-    assert ollama.GenerateResponse(**ours.loaded(asked, ENVELOPE)).done_reason == "unload"
+    assert (asked.request.messages, asked.request.prompt) == ((), None)
+    loaded = ollama.GenerateResponse(**ours.generate_writer(body, ENVELOPE).whole())
+    assert (loaded.done, loaded.done_reason, loaded.response) == (True, reason, "")
 
 
 @pytest.mark.parametrize(

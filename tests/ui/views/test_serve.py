@@ -40,6 +40,12 @@ def test_the_live_line_says_how_the_server_does() -> None:
     assert live_line(ServeFigures(0, 0, 0.0, (None, None), (None, None))) == "0 running, 0 waiting · 0.0 t/s"
 
 
+def test_a_figure_of_the_live_line_is_there_as_a_whole_or_not_at_all() -> None:
+    stderr = Terminal()
+    view(stderr, columns=80).show(FIGURES._replace(cells_used=100))
+    assert stderr.getvalue().endswith("inter-token 8.9/12 ms")
+
+
 def test_the_log_line_says_what_was_answered() -> None:
     expected = "127.0.0.1 POST /v1/chat/completions 200 in 1.20 s: tiny, 32 + 10 tokens, 31 cached, stop"
     assert log_line(ANSWERED) == expected
@@ -62,6 +68,8 @@ def test_beside_the_live_line_only_failures_are_told() -> None:
     assert stderr.getvalue() == ""
     shown.served(ANSWERED._replace(status=500))
     assert "POST" in stderr.getvalue()
+    shown.served(ANSWERED._replace(facts={"reason": "engine-crashed", "error": "the engine died"}))
+    assert stderr.getvalue().endswith(": the engine died\n")
 
 
 def test_without_a_terminal_every_request_is_a_line_and_nothing_is_drawn() -> None:
