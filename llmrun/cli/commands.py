@@ -24,7 +24,7 @@ PANELS = (TALK, MODELS, SMALLER, MEASURE)
 COMMANDS = {
     "run": CommandEntry(TALK, "run_command", "run", "Answer one prompt. What comes in on stdin stands before it."),
     "chat": CommandEntry(TALK, "chat", "chat", "Talk to a model. Ctrl-C stops an answer and keeps it, Ctrl-D leaves."),
-    "serve": CommandEntry(TALK, "serve", "serve", "Serve models over HTTP to OpenAI's, Anthropic's, Ollama's clients."),
+    "serve": CommandEntry(TALK, "serve", "serve", "Serve models over HTTP to OpenAI, Anthropic and Ollama clients."),
     "ps": CommandEntry(TALK, "serving", "list_servers", "List the servers that run, and their models."),
     "stop": CommandEntry(TALK, "serving", "stop", "End a server that runs."),
     "sessions": CommandEntry(TALK, "sessions", "app", "The saved chats."),

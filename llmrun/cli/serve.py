@@ -39,7 +39,7 @@ ModelsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MODEL...",
-        help="Loaded from the start; the first answers who names none. Others load when they are asked for.",
+        help="Loaded at start; the first answers requests that name none. Others load on first use.",
         autocompletion=complete_model,
     ),
 ]
@@ -69,17 +69,17 @@ AllowHostOption = Annotated[
         rich_help_panel="Network",
     ),
 ]
-KeepOption = Annotated[str, typer.Option("--keep", metavar="TIME", help="A model that nobody asks stays so long.")]
-ParallelOption = Annotated[int, typer.Option("--parallel", "-np", help="Answers at the same time.")]
+KeepOption = Annotated[str, typer.Option("--keep", metavar="TIME", help="Unload a model that was idle for this long.")]
+ParallelOption = Annotated[int, typer.Option("--parallel", "-np", help="Answers generated at once.")]
 QueueOption = Annotated[int, typer.Option("--queue", help="Requests that may wait; more get 503.")]
 GraceOption = Annotated[
-    str, typer.Option("--grace", metavar="TIME", help="Running answers may go on so long after Ctrl-C.")
+    str, typer.Option("--grace", metavar="TIME", help="How long running answers may go on after Ctrl-C.")
 ]
-TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="An answer may take so long.")]
+TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="The longest an answer may take.")]
 ExactOption = Annotated[
-    bool, typer.Option("--exact", help="Answers are bit for bit those of an idle server: they take turns.")
+    bool, typer.Option("--exact", help="Answers bit for bit as from an idle server: one at a time.")
 ]
-LogJsonOption = Annotated[bool, typer.Option("--log-json", help="One JSON object a request on stderr.")]
+LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log each request as a JSON object on stderr.")]
 
 
 @with_options(loading=loading)
@@ -100,7 +100,7 @@ def serve(
     *,
     loading: LoadingOptions,
 ) -> None:
-    """Serve models over HTTP to OpenAI's, Anthropic's, Ollama's clients."""
+    """Serve models over HTTP to OpenAI, Anthropic and Ollama clients."""
     wishes = replace(loading.wishes, parallel=parallel, exact=exact)
     require_within("--port", port, (0, 65_535))
     require_within("--queue", queue, (0, 10_000))
