@@ -69,6 +69,7 @@ class Chat:
             cwd=str(folder),
             env={**clean, "TERM": "xterm-256color", **environment},
             dimensions=(rows, columns),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a job in the background ignores
         )
         self.child.delaybeforesend = None
         self.wait(self.at_prompt)
