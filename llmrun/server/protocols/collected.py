@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from llmrun.protocol.messages import TokenLogprob
+from llmrun.protocol.messages import Stats, TokenLogprob
 from llmrun.server.asked import Begun, CallArguments, CallBegun, Ended, Part, Text, Thought
 
 
@@ -75,3 +75,8 @@ class CollectedAnswer:
     def text(self) -> str:
         """The answer itself."""
         return "".join(self._texts)
+
+    @property
+    def stats(self) -> Stats:
+        """What it cost; nothing before its end."""
+        return Stats() if self.ended is None else self.ended.stats

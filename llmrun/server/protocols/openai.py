@@ -1,12 +1,19 @@
-"""What all of OpenAI's protocols have in common: errors, usage, why an answer ended, and how its tokens were chosen."""
+"""What all of OpenAI's protocols have in common: errors, usage, why an answer ended, and how its tokens were chosen;
+and what the two kinds of completions share besides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llmrun.errors import LlmrunError
-from llmrun.protocol.messages import Stats, TokenLogprob
+from llmrun.protocol.messages import AnswerRequest, Stats, TokenLogprob
+from llmrun.server import sse
+from llmrun.server.asked import Asked, Envelope
+from llmrun.server.protocols.collected import CollectedAnswer
+from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.sampling import MOST_ANSWERS, read_sampling
 
 _CODES = {"context-overflow": "context_length_exceeded", "model-not-found": "model_not_found"}
 """Those that clients know under another name than ours."""
@@ -50,3 +57,61 @@ def logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
         ],
         "refusal": None,
     }
+
+
+def asked(fields: Fields, request: AnswerRequest) -> Asked:
+    """A request for completions, with the fields that both kinds have."""
+    return Asked(
+        fields.text("model") or "",
+        request,
+        read_sampling(fields),
+        n=_n_answers(fields),
+        stream=bool(fields.flag("stream")),
+    )
+
+
+def _n_answers(fields: Fields) -> int:
+    return fields.whole("n", 1, MOST_ANSWERS) or 1
+
+
+class CompletionWriter:
+    """What both kinds of completions are written with.
+
+    Args:
+        body: that was asked with.
+        envelope: around them.
+    """
+
+    media_type = sse.EVENT_STREAM
+
+    def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
+        fields = Fields(body)
+        options = fields.object("stream_options")
+        self._has_usage = options is not None and bool(options.flag("include_usage"))
+        self._envelope = envelope
+        self._answers = [CollectedAnswer() for _ in range(_n_answers(fields))]
+
+    def error(self, error: LlmrunError) -> bytes:
+        """See asked.Writer."""
+        return sse.event(error_body(error, error.http_status))
+
+    def _end(self, kind: str) -> bytes:
+        """Usage, where it was asked for, and the last line of a stream."""
+        if not self._has_usage:
+            return sse.DONE
+        return sse.event({**self._head(kind), "choices": [], "usage": self._usage()}) + sse.DONE
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        answer_id, created, model = self._envelope
+        return {"id": answer_id, "object": kind, "created": created, "model": model}
+
+    def _usage(self) -> dict[str, Any]:
+        begun = [answer.begun for answer in self._answers if answer.begun is not None]
+        prompt_tokens = max((part.prompt_tokens for part in begun), default=0)
+        cached_tokens = sum(part.cached_tokens for part in begun if part.choice == 0)
+        return usage(prompt_tokens, cached_tokens, (answer.stats for answer in self._answers))
+
+
+def reason_of(answer: CollectedAnswer) -> str | None:
+    """Why it ended, in OpenAI's words; None while it goes on."""
+    return None if answer.ended is None else FINISH_REASONS.get(answer.ended.reason, "stop")

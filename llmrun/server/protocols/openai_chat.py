@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llmrun.errors import LlmrunError, UsageError
-from llmrun.protocol.messages import AnswerRequest, Message, Stats, TokenLogprob, ToolCall
+from llmrun.errors import UsageError
+from llmrun.protocol.messages import AnswerRequest, Message, TokenLogprob, ToolCall
 from llmrun.protocol.params import MOST_TOKENS
 from llmrun.server import sse
 from llmrun.server.asked import Asked, Begun, CallArguments, CallBegun, Envelope, Part, Text, Thought
+from llmrun.server.protocols.collected import CollectedAnswer
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.openai import FINISH_REASONS, error_body, logprobs, usage
+from llmrun.server.protocols.openai import CompletionWriter, asked, error_body, logprobs, reason_of
 from llmrun.server.protocols.sampling import (
-    MOST_ANSWERS,
     MOST_TOP_LOGPROBS,
     read_grammar_fields,
     read_limits,
-    read_sampling,
 )
 from llmrun.server.protocols.tools import checked_tools, tool, tool_call, tool_name
 
@@ -48,13 +47,7 @@ def read(body: Mapping[str, Any]) -> Asked:
         tool_choice=choice,
         parallel_calls=fields.flag("parallel_tool_calls") is not False,
     )
-    return Asked(
-        fields.text("model") or "",
-        request,
-        read_sampling(fields),
-        n=fields.whole("n", 1, MOST_ANSWERS) or 1,
-        stream=bool(fields.flag("stream")),
-    )
+    return asked(fields, request)
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:
@@ -129,111 +122,47 @@ def _logprobs(fields: Fields) -> int | None:
 
 def writer(body: Mapping[str, Any], envelope: Envelope) -> ChatWriter:
     """What writes the answer to a body that read() took."""
-    options = Fields(body).object("stream_options")
-    asked_for_usage = options is not None and bool(options.flag("include_usage"))
-    return ChatWriter(envelope, Fields(body).whole("n", 1, MOST_ANSWERS) or 1, has_usage=asked_for_usage)
+    return ChatWriter(body, envelope)
 
 
-class _Choice:
-    """One of the answers to a prompt, as far as it has come."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.thoughts: list[str] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.calls: list[dict[str, Any]] = []
-        self.finish_reason: str | None = None
-        self.stats = Stats()
-
-    def message(self) -> dict[str, Any]:
-        """As OpenAI writes a whole answer."""
-        text = "".join(self.texts)
-        message: dict[str, Any] = {"role": "assistant", "content": None if self.calls and not text else text}
-        if self.thoughts:
-            message["reasoning_content"] = "".join(self.thoughts).strip()
-        if self.calls:
-            message["tool_calls"] = self.calls
-        return {**message, "refusal": None}
-
-
-class ChatWriter:
+class ChatWriter(CompletionWriter):
     """Writes chat completions and their chunks."""
-
-    media_type = sse.EVENT_STREAM
-
-    def __init__(self, envelope: Envelope, n: int, *, has_usage: bool) -> None:
-        self._envelope, self._has_usage = envelope, has_usage
-        self._choices = [_Choice() for _ in range(n)]
-        self._prompt_tokens = self._cached_tokens = 0
 
     def begin(self) -> bytes:
         """The role of each answer, which clients want to hear first."""
-        return b"".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in range(len(self._choices)))
+        return b"".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in range(len(self._answers)))
 
     def feed(self, part: Part) -> bytes:
         """See asked.Writer."""
-        choice = self._choices[part.choice]
-        if isinstance(part, Begun):
-            self._prompt_tokens = part.prompt_tokens
-            if part.choice == 0:
-                self._cached_tokens = part.cached_tokens
-            return b""
-        if isinstance(part, Text):
-            choice.texts.append(part.text)
-            choice.logprobs += part.logprobs
-            return self._chunk(part.choice, {"content": part.text}, chosen=part.logprobs)
-        if isinstance(part, Thought):
-            choice.thoughts.append(part.text)
-            return self._chunk(part.choice, {"reasoning_content": part.text})
-        if isinstance(part, (CallBegun, CallArguments)):
-            return self._call(choice, part)
-        choice.stats = part.stats
-        choice.finish_reason = FINISH_REASONS.get(part.reason, "stop")
-        return self._chunk(part.choice, {}, finish_reason=choice.finish_reason)
-
-    def _call(self, choice: _Choice, part: CallBegun | CallArguments) -> bytes:
-        if isinstance(part, CallBegun):
-            function = {"name": part.name, "arguments": ""}
-            choice.calls.append({"id": part.id, "type": "function", "function": dict(function)})
-            delta = {"index": part.call, "id": part.id, "type": "function", "function": function}
-        else:
-            choice.calls[part.call]["function"]["arguments"] += part.text
-            delta = {"index": part.call, "function": {"arguments": part.text}}
-        return self._chunk(part.choice, {"tool_calls": [delta]})
+        answer = self._answers[part.choice]
+        answer.add(part)
+        match part:
+            case Begun():
+                return b""
+            case Text():
+                return self._chunk(part.choice, {"content": part.text}, chosen=part.logprobs)
+            case Thought():
+                return self._chunk(part.choice, {"reasoning_content": part.text})
+            case CallBegun() | CallArguments():
+                return self._chunk(part.choice, {"tool_calls": [_call_delta(part)]})
+        return self._chunk(part.choice, {}, finish_reason=reason_of(answer))
 
     def end(self) -> bytes:
-        """Usage, where it was asked for, and the last line."""
-        if not self._has_usage:
-            return sse.DONE
-        return sse.event({**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage()}) + sse.DONE
-
-    def error(self, error: LlmrunError) -> bytes:
         """See asked.Writer."""
-        return sse.event(error_body(error, error.http_status))
+        return self._end("chat.completion.chunk")
 
     def whole(self) -> dict[str, Any]:
         """See asked.Writer."""
         choices = [
             {
                 "index": index,
-                "message": choice.message(),
-                "logprobs": logprobs(choice.logprobs) if choice.logprobs else None,
-                "finish_reason": choice.finish_reason,
+                "message": _message(answer),
+                "logprobs": logprobs(answer.logprobs) if answer.logprobs else None,
+                "finish_reason": reason_of(answer),
             }
-            for index, choice in enumerate(self._choices)
+            for index, answer in enumerate(self._answers)
         ]
         return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
-
-    def _usage(self) -> dict[str, Any]:
-        return usage(self._prompt_tokens, self._cached_tokens, (choice.stats for choice in self._choices))
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self._envelope.id,
-            "object": kind,
-            "created": self._envelope.created,
-            "model": self._envelope.model,
-        }
 
     def _chunk(
         self,
@@ -251,3 +180,24 @@ class ChatWriter:
         }
         data = {**self._head("chat.completion.chunk"), "choices": [choice]}
         return sse.event({**data, "usage": None} if self._has_usage else data)
+
+
+def _message(answer: CollectedAnswer) -> dict[str, Any]:
+    """As OpenAI writes a whole answer."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
+    if answer.thoughts:
+        message["reasoning_content"] = answer.thoughts.strip()
+    if answer.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls
+        ]
+    return {**message, "refusal": None}
+
+
+def _call_delta(part: CallBegun | CallArguments) -> dict[str, Any]:
+    """What a stream says of a call."""
+    if isinstance(part, CallBegun):
+        function = {"name": part.name, "arguments": ""}
+        return {"index": part.call, "id": part.id, "type": "function", "function": function}
+    return {"index": part.call, "function": {"arguments": part.text}}
