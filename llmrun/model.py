@@ -40,7 +40,7 @@ from llmrun.protocol.messages import (
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
 from llmrun.reply import Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
 from llmrun.runner import runner
-from llmrun.runner.launch import launch
+from llmrun.runner.launch import Launched, launch
 
 if TYPE_CHECKING:
     from llmrun.planning.settings import EngineSettings
@@ -277,10 +277,14 @@ class Model:
         """Whether an engine that was started before anybody knew what for will not do."""
         return self.load.verbose or bool(self.tuned and self.tuned.environment)
 
+    def launch_engine(self) -> Launched:
+        """Start an engine's process as this model wants it."""
+        environment = self.tuned.environment if self.tuned else None
+        return launch(verbose=self.load.verbose, environment=environment)
+
     def new_engine(self) -> runner.Runner:
         """An engine as this model wants it."""
-        environment = self.tuned.environment if self.tuned else None
-        return runner.Runner(launch(verbose=self.load.verbose, environment=environment))
+        return runner.Runner(self.launch_engine())
 
     def _living_engine(self) -> runner.Runner:
         """The engine; a new one where it died."""

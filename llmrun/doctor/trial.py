@@ -84,8 +84,7 @@ def try_model(settings: Settings) -> Trial | None:
 
 def _described(header: Header) -> str:
     """E.g. "llama 135M Q4_1"."""
-    count = header.n_parameters
-    return f"{header.architecture} {f'{count / 1e9:.1f}B' if count >= 10**9 else f'{count / 1e6:.0f}M'} {header.quant}"
+    return f"{header.architecture} {header.readable_parameters} {header.quant}"
 
 
 def _choose(settings: Settings) -> ModelSpec | None:

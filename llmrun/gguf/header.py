@@ -260,6 +260,12 @@ class Header:
         return sum(tensor.n_elements for tensor in self.tensors)
 
     @property
+    def readable_parameters(self) -> str:
+        """E.g. "135M", "1.7B"."""
+        count = self.n_parameters
+        return f"{count / 1e9:.1f}B" if count >= 10**9 else f"{count / 1e6:.0f}M"
+
+    @property
     def n_active_parameters(self) -> int:
         """Weights that one token is computed with: of a mixture's experts only as many as are used."""
         if not self.n_experts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import cached_property
 
 from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Started, TextDelta, TokenLogprob
@@ -63,9 +64,12 @@ class Answers:
     ) -> None:
         self._pool, self._kept, self._asked, self._put = pool, kept, asked, put
         self._choices = [_Choice() for _ in range(asked.n)]
-        self._prompt = prompt_hash(asked.request)
         self._clocks = [metrics.request(kept.name) for _ in range(asked.n)]
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @cached_property
+    def _prompt(self) -> str:
+        return prompt_hash(self._asked.request)
 
     @property
     def is_done(self) -> bool:
@@ -87,7 +91,8 @@ class Answers:
         choice = self._choices[index]
         choice.connection = None
         try:
-            self._pool.deaths.check(self._prompt)
+            if self._pool.deaths:
+                self._pool.deaths.check(self._prompt)
             connection = await self._pool.ready(self._kept)
             request = self._request(index)
         except LlmrunError as error:
@@ -129,7 +134,8 @@ class Answers:
             return list(choice.with_logprobs(choice.splitter.feed(event.text)))
         elif isinstance(event, Finished):
             choice.is_finished = True
-            self._pool.deaths.forget(self._prompt)
+            if self._pool.deaths:
+                self._pool.deaths.forget(self._prompt)
             clock.finished(event)
             splitter = choice.splitter
             rest = splitter.flush(is_cut_off=event.reason == "length") if splitter is not None else ()

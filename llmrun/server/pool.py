@@ -20,7 +20,7 @@ from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, Usa
 from llmrun.model import Located, Model, locate, not_on_disk
 from llmrun.models.store.in_use import using
 from llmrun.protocol.messages import AnswerRequest, Condition, Loaded, Status
-from llmrun.runner.launch import Launched, launch
+from llmrun.runner.launch import Launched
 from llmrun.server.connection import EngineConnection
 from llmrun.server.refusals import DeadlyPromptError
 
@@ -76,6 +76,10 @@ class Deaths:
     """Prompts that were in an engine when it died, and which engines that were; the oldest are forgotten."""
 
     _engines: OrderedDict[str, set[int]] = field(default_factory=OrderedDict)
+
+    def __bool__(self) -> bool:
+        """Whether any is remembered; most servers never see one."""
+        return bool(self._engines)
 
     def add(self, prompt: str, engine: int) -> None:
         """It was in this engine, which died."""
@@ -288,9 +292,3 @@ class Pool:
             if kept.expiry is not None:
                 kept.expiry.cancel()
             await self._close(kept)
-
-
-def engine_of(model: Model) -> Launched:
-    """An engine's process as a model wants it."""
-    environment = model.tuned.environment if model.tuned else None
-    return launch(verbose=model.load.verbose, environment=environment)

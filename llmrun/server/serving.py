@@ -22,7 +22,7 @@ from llmrun.server.exchange import Shared, Traffic
 from llmrun.server.guard import Policy
 from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.metrics import ServerMetrics
-from llmrun.server.pool import KeptModel, Pool, engine_of
+from llmrun.server.pool import KeptModel, Pool
 from llmrun.server.shelf import Shelf
 
 
@@ -74,7 +74,7 @@ class Serving:
         on_served: Callable[[Served], None] = lambda served: None,
         on_loaded: Callable[[KeptModel], None] = lambda kept: None,
         on_failed: Callable[[LlmrunError], None] = lambda error: None,
-        start: Callable[[Model], Launched] = engine_of,
+        start: Callable[[Model], Launched] = Model.launch_engine,
     ) -> None:
         self._options, self._settings = options, settings
         self.metrics = ServerMetrics()

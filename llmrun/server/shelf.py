@@ -6,18 +6,16 @@ Owns what is read of their files, once for each; must not know HTTP.
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError, ModelNotFoundError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
+from llmrun.models.hashing import promised_sha256
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import everything
 from llmrun.server.protocols.ollama_models import Described
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Shelf:
@@ -73,21 +71,12 @@ def _describe(installed: Installed, header: Header) -> Described:
         size=installed.size,
         digest=_digest(installed),
         architecture=header.architecture,
-        parameters=_readable_count(header.n_parameters),
+        parameters=header.readable_parameters,
         quantization=installed.quant or header.quant,
     )
 
 
 def _digest(installed: Installed) -> str:
-    """The sha256 that names a file in the hub's cache, else one of what tells it from others."""
-    name = installed.path.resolve().name.removeprefix("sha256-")
-    if _SHA256.fullmatch(name):
-        return name
-    return hashlib.sha256(f"{installed.path} {installed.size} {installed.modified}".encode()).hexdigest()
-
-
-def _readable_count(n_parameters: int) -> str:
-    """E.g. "135M", "1.7B"."""
-    if n_parameters >= 10**9:
-        return f"{n_parameters / 1e9:.1f}B"
-    return f"{n_parameters / 1e6:.0f}M"
+    """The sha256 that a file is stored under, else one of what tells it from others."""
+    known = f"{installed.path} {installed.size} {installed.modified}"
+    return promised_sha256(installed, installed.path) or hashlib.sha256(known.encode()).hexdigest()
