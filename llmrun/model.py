@@ -36,6 +36,7 @@ from llmrun.protocol.messages import (
     Loaded,
     Message,
     Tokenize,
+    Tool,
 )
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
 from llmrun.reply import Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
@@ -311,6 +312,7 @@ class Model:
         *,
         template: str | None = None,
         thinking: bool | None = None,
+        tools: tuple[Tool, ...] = (),
     ) -> Counted:
         """How many tokens a conversation has: each message's content, and the whole prompt.
 
@@ -318,13 +320,13 @@ class Model:
 
         Args:
             messages: as in chat().
-            template, thinking: as in AnswerRequest.
+            template, thinking, tools: as in AnswerRequest.
 
         Raises:
             TypeError: messages are of the wrong type.
             BadTemplateError: the model has no chat template, or it fails.
         """
-        asked = AnswerRequest(as_messages(messages), template=template, thinking=thinking)
+        asked = AnswerRequest(as_messages(messages), template=template, thinking=thinking, tools=tools)
         engine = self._living_engine()
         return engine.count(Count(engine.next_request(), asked))
 

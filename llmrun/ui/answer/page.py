@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
+from llmrun.protocol.messages import Started
+from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart
+from llmrun.protocol.spoken import SpokenSplitter
 from llmrun.ui.terminal.format import seconds
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class Page:
     ) -> None:
         self._clock = clock
         self._markdown, self._styled, self._unicode = markdown, styled, unicode
-        self._splitter = Splitter(())
+        self._splitter = SpokenSplitter(())
         self._think: Think = think
         self._thoughts: ThoughtRows | None = None
         self._body: Markdown | Raw | None = None
@@ -69,14 +71,9 @@ class Page:
         self._tokens = 0  # of the thoughts
         self._gap = ""  # between thoughts and answer
 
-    def begin(self, tags: Sequence[str], *, inside: bool) -> None:
-        """The prompt is known.
-
-        Args:
-            tags: what opens and closes the model's thoughts; none when it has none.
-            inside: the prompt ended with what opens them.
-        """
-        self._splitter = Splitter(tags, inside=inside)
+    def begin(self, started: Started) -> None:
+        """The prompt is known."""
+        self._splitter = SpokenSplitter(started.thinking_tags, inside=started.thinking, tool_syntax=started.tool_syntax)
         self.prepare()
 
     def add(self, text: str, tokens: int) -> None:
@@ -84,6 +81,11 @@ class Page:
         if self._splitter.inside:
             self._tokens += tokens
         self._follow(self._splitter.feed(text))
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the answer goes on when tools were called."""
+        return self._splitter.has_calls
 
     @property
     def waiting(self) -> bool:
