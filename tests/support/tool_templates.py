@@ -1,4 +1,7 @@
-"""Chat templates that know tools: ChatML, with calls as each family of models writes them."""
+"""Chat templates that know tools: ChatML, with calls as each family of models writes them.
+
+How parameters are written one by one is cut out of the templates of Qwen3.5-2B (Apache 2.0) and GLM-4.6 (MIT).
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,30 @@ _CHATML = (
     "{% for call in message.tool_calls or [] %}CALL{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
 _NAME, _ARGUMENTS = "{{ call.function.name }}", "{{ call.function.arguments | tojson }}"
+_QWEN_XML = """{%- set tool_call = call.function %}
+{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}
+{%- for args_name, args_value in tool_call.arguments|items %}
+    {{- '<parameter=' + args_name + '>\\n' }}
+    {%- set args_value = args_value | tojson | safe if args_value is mapping or (args_value is sequence and args_value is not string) else args_value | string %}
+    {{- args_value }}
+    {{- '\\n</parameter>\\n' }}
+{%- endfor %}
+{{- '</function>\\n</tool_call>' }}
+"""  # noqa: E501
+_GLM = """{% set tc = call.function %}
+{{ '\\n<tool_call>' + tc.name }}
+{% set _args = tc.arguments or {} %}
+{% for k, v in _args.items() %}
+<arg_key>{{ k }}</arg_key>
+<arg_value>{{ v | tojson(ensure_ascii=False) if v is not string else v }}</arg_value>
+{% endfor %}
+</tool_call>"""
 TOOL_TEMPLATES = {
     "hermes": _CHATML.replace("CALL", f'<tool_call>\n{{"name": "{_NAME}", "arguments": {_ARGUMENTS}}}\n</tool_call>'),
     "llama": _CHATML.replace("CALL", f'{{"name": "{_NAME}", "parameters": {_ARGUMENTS}}}'),
     "mistral": _CHATML.replace("CALL", f'[TOOL_CALLS][{{"name": "{_NAME}", "arguments": {_ARGUMENTS}, "id": "I"}}]'),
     "mistral-args": _CHATML.replace("CALL", f"[TOOL_CALLS]{_NAME}[ARGS]{_ARGUMENTS}"),
+    "qwen-xml": _CHATML.replace("CALL", _QWEN_XML),
+    "glm": _CHATML.replace("CALL", _GLM),
 }
 """Name of the syntax -> template."""

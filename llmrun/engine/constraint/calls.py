@@ -19,14 +19,15 @@ from llmrun.engine.prompt.tools import waits_for_call
 from llmrun.errors import BadGrammarError, UsageError
 from llmrun.grammar.schema import REFUSED
 from llmrun.protocol.messages import AnswerRequest, Tool
-from llmrun.protocol.toolcalls import Syntax
+from llmrun.protocol.parameters import may_be_text, parameters_of
+from llmrun.protocol.toolcalls import ParameterForm, Syntax
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.base import Vocabulary
 
 _MOST_CALLS = 16
 """Of one answer: a small model goes on for ever."""
-_ANY_OBJECT = '{"type": "object"}'
+_ANY_OBJECT = {"type": "object"}
 _LOOSENED = frozenset({*REFUSED, "pattern", "format", "$id", "$anchor"})
 
 
@@ -62,7 +63,36 @@ def _lines(tools: Sequence[Tool], syntax: Syntax, begin: str, *, several: bool) 
     for index, tool in enumerate(tools):
         head = _literal(tool.name + syntax.middle)
         yield f"call_{index}: {head} arguments_{index}{_behind(syntax.close)}"
-        yield f"arguments_{index}: %json {arguments_schema(tool.parameters)}"
+        if syntax.parameter is None:
+            yield f"arguments_{index}: %json {arguments_schema(tool.parameters)}"
+        else:
+            yield from _parameter_lines(f"arguments_{index}", tool, syntax.parameter)
+    if syntax.parameter is not None:
+        yield f"text[suffix={_literal(syntax.parameter.end)}]: /(?s:.*)/"
+
+
+def _parameter_lines(rule: str, tool: Tool, form: ParameterForm) -> Iterator[str]:
+    """The parameters of a tool one by one, those that its schema names, in their order."""
+    schema = json.loads(tool.parameters)
+    parameters = parameters_of(schema)
+    required = schema.get("required") if isinstance(schema, dict) else None
+    names = [f"{rule}_{number}" for number in range(len(parameters))]
+    is_needed = [isinstance(required, list) and name in required for name in parameters]
+    each = (name if needed else f"{name}?" for name, needed in zip(names, is_needed, strict=True))
+    yield f"{rule}: {' '.join(each) or _literal('')}"
+    for name, (parameter, value) in zip(names, parameters.items(), strict=True):
+        yield f"{name}: {_literal(form.begin + parameter + form.middle)} {_value(value, schema, form.end)}"
+
+
+def _value(schema: Any, root: Any, end: str) -> str:
+    """A parameter's value up to its end."""
+    if not may_be_text(schema):
+        known = {**schema, **{name: root[name] for name in ("$defs", "definitions") if name in root}}
+        return f"%json {_enforceable(known)} {_literal(end)}"
+    choices = schema.get("enum") if isinstance(schema, dict) else None
+    if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
+        return f"({' | '.join(_literal(choice + end) for choice in choices)})"
+    return "text"
 
 
 def _literal(text: str) -> str:
@@ -80,12 +110,16 @@ def arguments_schema(parameters: str) -> str:
     An agent sends the same tools with every request, and to read a schema takes a millisecond or two.
     """
     schema = json.loads(parameters)
-    for is_whole in (True, False):
+    is_object = isinstance(schema, dict) and schema.get("type", "object") == "object"
+    return _enforceable({**schema, "type": "object"} if is_object else _ANY_OBJECT)
+
+
+def _enforceable(schema: dict[str, Any]) -> str:
+    """As much of a schema as can be followed: its type at least."""
+    for known in (schema, _loosened(schema)):
         with suppress(BadGrammarError, RecursionError):
-            known = schema if is_whole else _loosened(schema)
-            if isinstance(known, dict) and known.get("type", "object") == "object":
-                return followed(json.dumps({**known, "type": "object"}))
-    return followed(_ANY_OBJECT)
+            return followed(json.dumps(known))
+    return followed(json.dumps({name: schema[name] for name in ("type",) if name in schema}))
 
 
 def _loosened(schema: Any) -> Any:

@@ -55,11 +55,16 @@ def syntax_in(rendered: str) -> Syntax | None:
     """The syntax of the call in the rendered PROBE; None if it, or the tool, is not told in a way that is known."""
     if PROBE_TOOL.description not in rendered:
         return None
-    calls = (
-        (each, f"{each.begin}{each.first}{PROBE_TOOL.name}{each.middle}{_PROBE_ARGUMENTS}")
-        for each in SYNTAXES.values()
-    )
-    return next((syntax for syntax, call in calls if call in rendered), None)
+    return next((syntax for syntax in SYNTAXES.values() if _probe_call(syntax) in rendered), None)
+
+
+def _probe_call(syntax: Syntax) -> str:
+    arguments, form = _PROBE_ARGUMENTS, syntax.parameter
+    if form is not None:
+        arguments = "".join(
+            form.begin + name + form.middle + value + form.end for name, value in json.loads(arguments).items()
+        )
+    return f"{syntax.begin}{syntax.first}{PROBE_TOOL.name}{syntax.middle}{arguments}"
 
 
 def in_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
