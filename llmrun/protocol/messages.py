@@ -16,6 +16,7 @@ from llmrun.errors import BY_CODE, LlmrunError, UsageError
 from llmrun.grammar import Grammar
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.speculation import MeasureSteps, Speculation, StepsMeasured
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -89,6 +90,7 @@ class AnswerRequest:
         tools: what the model may call.
         tool_choice: "auto", "none", "required" or "=" and the name of the one tool that has to be called.
         parallel_calls: whether an answer may have several calls.
+        speculation: how tokens are drafted and verified; None decodes one token a step.
     """
 
     messages: tuple[Message, ...] = ()
@@ -107,6 +109,7 @@ class AnswerRequest:
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
     parallel_calls: bool = True
+    speculation: Speculation | None = None
 
 
 # ---- front -> engine -------------------------------------------------------------------------------
@@ -326,12 +329,14 @@ class TextDelta(NamedTuple):
     Attributes:
         tokens: how many it took.
         logprobs: of the tokens whose text begins in it, where they were asked for.
+        drafted: its last token was drafted, and verified by the step that chose an earlier one.
     """
 
     request: int
     text: str
     tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
+    drafted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +357,9 @@ class Stats:
         overhead_seconds: part of decode_seconds spent outside llama_decode, per token.
         seed: of this answer's random generator.
         retracted_tokens: sampled, and taken back because they made a banned phrase.
+        drafted_tokens: went through the model as guesses.
+        accepted_tokens: of these, that the sampler chose too.
+        decode_steps: batches that gave at least one token.
     """
 
     prompt_tokens: int = 0
@@ -367,6 +375,9 @@ class Stats:
     overhead_seconds: float = 0.0
     seed: int = 0
     retracted_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    decode_steps: int = 0
 
     @property
     def prefill_rate(self) -> float:
@@ -475,7 +486,7 @@ class Failed(NamedTuple):
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 
-Command = Open | Load | Generate | Count | Tokenize | Cancel | Explain | SaveState | Status | Job
+Command = Open | Load | Generate | Count | Tokenize | MeasureSteps | Cancel | Explain | SaveState | Status | Job
 Event = (
     LoadProgress
     | Loaded
@@ -487,6 +498,7 @@ Event = (
     | Finished
     | Counted
     | Tokenized
+    | StepsMeasured
     | Explained
     | StateSaved
     | Condition
