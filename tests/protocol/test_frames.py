@@ -17,13 +17,13 @@ import pytest
 from llmrun.errors import BY_CODE, BadLogitsError, ContextOverflowError, LlmrunError
 from llmrun.grammar import Grammar
 from llmrun.protocol import frames, messages
+from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import ChainStep, Choice, Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.frames import MAX_FRAME_BYTES, PREFIX_BYTES, FrameError, decode, encode, frame_length, read_frame
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
     Command,
-    Condition,
     Count,
     Counted,
     Event,
@@ -44,7 +44,6 @@ from llmrun.protocol.messages import (
     Rendering,
     Started,
     Stats,
-    Status,
     TextDelta,
     Tokenize,
     Tokenized,

@@ -21,9 +21,9 @@ from llmrun.engine.core.slots import Slots
 from llmrun.engine.core.text import TextStream
 from llmrun.engine.llama.base import Aborted, Context, Entry, NoRoom
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
+from llmrun.protocol.condition import Condition
 from llmrun.protocol.ended import Explained
 from llmrun.protocol.messages import (
-    Condition,
     Event,
     Failed,
     Finished,
