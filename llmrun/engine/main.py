@@ -26,13 +26,13 @@ from llmrun.engine.channel import Channel, Outbox
 from llmrun.engine.llama.base import Aborted
 from llmrun.errors import CancelledError, LlmrunError
 from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import Explain, SaveState
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.messages import (
     Cancel,
     Command,
-    Condition,
     Count,
     Event,
     Failed,
@@ -46,7 +46,6 @@ from llmrun.protocol.messages import (
     LoadProgress,
     Open,
     Stats,
-    Status,
     Tokenize,
 )
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from llmrun.errors import BY_CODE, LlmrunError, UsageError
 from llmrun.grammar import Grammar
+from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import MeasureSteps, Speculation, StepsMeasured
@@ -208,12 +209,6 @@ class Tokenize(NamedTuple):
 
 class Cancel(NamedTuple):
     """Stop that request as soon as possible; it still ends with Finished."""
-
-    request: int
-
-
-class Status(NamedTuple):
-    """How busy the engine is; answered at once by Condition, whatever runs."""
 
     request: int
 
@@ -424,33 +419,6 @@ class Tokenized(NamedTuple):
 
     request: int
     tokens: tuple[int, ...]
-
-
-class Condition(NamedTuple):
-    """How busy the engine is; what counts tokens counts since it was started.
-
-    Attributes:
-        running: answers that are being computed.
-        waiting: answers that wait for their turn.
-        cells: of the KV cache in all.
-        cells_used: of these, that hold something.
-        cells_shared: of these, that more than one sequence holds.
-        prefix_queries: prompt tokens that came in.
-        prefix_hits: of these, found in the KV cache.
-        prefilled: prompt tokens that went through the model.
-        decoded: answer tokens that were sampled.
-    """
-
-    request: int
-    running: int = 0
-    waiting: int = 0
-    cells: int = 0
-    cells_used: int = 0
-    cells_shared: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    prefilled: int = 0
-    decoded: int = 0
 
 
 class JobUpdate(NamedTuple):

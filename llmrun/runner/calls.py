@@ -15,12 +15,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from llmrun.errors import BadTemplateError, CancelledError, EngineCrashedError, LlmrunError, UsageError
+from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
     Command,
-    Condition,
     Count,
     Counted,
     Event,
@@ -39,7 +39,6 @@ from llmrun.protocol.messages import (
     Rendering,
     Started,
     Stats,
-    Status,
     TextDelta,
     Tokenize,
     Tokenized,

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from llmrun.protocol.messages import Condition, Finished, Started, TextDelta
+from llmrun.protocol.condition import Condition
+from llmrun.protocol.messages import Finished, Started, TextDelta
 
 _RECENT = 512
 _RATE_SECONDS = 5.0

@@ -19,7 +19,8 @@ from llmrun.config import Settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, UsageError
 from llmrun.model import Located, Model, locate, not_on_disk
 from llmrun.models.store.in_use import using
-from llmrun.protocol.messages import AnswerRequest, Condition, Loaded, Status
+from llmrun.protocol.condition import Condition, Status
+from llmrun.protocol.messages import AnswerRequest, Loaded
 from llmrun.runner.launch import Launched
 from llmrun.server.connection import EngineConnection
 from llmrun.server.refusals import DeadlyPromptError

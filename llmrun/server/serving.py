@@ -15,7 +15,7 @@ from llmrun.config import Settings
 from llmrun.errors import LlmrunError
 from llmrun.model import Located, Model, prepare
 from llmrun.planning.plan import Wishes
-from llmrun.protocol.messages import Condition
+from llmrun.protocol.condition import Condition
 from llmrun.runner.launch import Launched
 from llmrun.server.app import Served, Site
 from llmrun.server.exchange import Shared, Traffic

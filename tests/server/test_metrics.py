@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llmrun.protocol.messages import Condition, Finished, Started, Stats, TextDelta
+from llmrun.protocol.condition import Condition
+from llmrun.protocol.messages import Finished, Started, Stats, TextDelta
 from llmrun.server.metrics import Histogram, ServerMetrics
 
 

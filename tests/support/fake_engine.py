@@ -11,11 +11,11 @@ import signal
 import sys
 import time
 
+from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import SaveState, StateSaved
 from llmrun.protocol.frames import encode, read_frame
 from llmrun.protocol.messages import (
     Cancel,
-    Condition,
     Count,
     Counted,
     Event,
@@ -34,7 +34,6 @@ from llmrun.protocol.messages import (
     Rendering,
     Started,
     Stats,
-    Status,
     TextDelta,
     Tokenize,
     Tokenized,
