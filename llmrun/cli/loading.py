@@ -14,7 +14,6 @@ from llmrun.model import Expected, Model, locate, not_on_disk, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.in_use import using
 from llmrun.planning.hardware import probe
-from llmrun.planning.speculation import AUTO
 from llmrun.protocol.messages import LoadProgress
 from llmrun.runner import runner
 from llmrun.ui.answer.view import answer_view
@@ -56,7 +55,7 @@ def open_model(
         verbose=loading.verbose,
         keeps_states=keeps_states,
         expected=expected,
-        speculate=AUTO if loading.speculate is None else loading.speculate,
+        speculate=loading.most_drafted,
     )
     if loading.verbose:
         output.note(model.plan.summary)

@@ -18,7 +18,7 @@ import typer
 from llmrun.cli.completion import complete_model, complete_words
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import FLASH_ATTENTION, Wishes
-from llmrun.planning.speculation import read_speculate
+from llmrun.planning.speculation import AUTO, read_speculate
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
 
 if TYPE_CHECKING:
@@ -213,6 +213,11 @@ class LoadingOptions:
     speculate: int | None
     verbose: bool
     yes: bool
+
+    @property
+    def most_drafted(self) -> int:
+        """What the user said of drafts, or what holds without a word."""
+        return AUTO if self.speculate is None else self.speculate
 
 
 def loading(

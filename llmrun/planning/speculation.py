@@ -44,7 +44,9 @@ def read_speculate(value: str | int, label: str = "--speculate") -> int:
         return AUTO if value == "auto" else OFF
     if re.fullmatch("[0-9]{1,2}", str(value)) and low <= int(value) <= high:
         return int(value)
-    raise UsageError(f"invalid {label} {value}", why=f"must be auto, off, or a number of tokens from {low} to {high}")
+    raise UsageError(
+        f"invalid {label} {value!s:.40}", why=f"must be auto, off, or a number of tokens from {low} to {high}"
+    )
 
 
 class Drafting:
