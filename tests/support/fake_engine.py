@@ -124,7 +124,7 @@ def generate(command: Generate) -> None:
 def drafted(request: int) -> None:
     """All but the first token come of one step."""
     stats = Stats(3, completion_tokens=70, context_used=73, n_ctx=256)
-    stats = replace(stats, drafted_tokens=70, accepted_tokens=68, decode_steps=2)
+    stats = replace(stats, drafted_tokens=70, accepted_tokens=68, decode_steps=2, decode_seconds=0.69)
     send(TextDelta(request, "lo", 1, drafted=True), Finished(request, "stop", stats))
 
 
@@ -179,7 +179,11 @@ def at_max_tokens(request: int) -> None:
 
 def long(request: int) -> None:
     """A long answer, as its figures have it."""
-    send(TextDelta(request, "lo", 69), Finished(request, "stop", Stats(3, completion_tokens=70)))
+    send(TextDelta(request, "lo", 69), Finished(request, "stop", Stats(3, completion_tokens=70, decode_seconds=1.38)))
+
+
+long_never_idle = long
+"""As long, and nothing can be measured."""
 
 
 def window_full(request: int) -> None:
@@ -247,7 +251,7 @@ def main() -> None:
         elif isinstance(command, Tokenize):
             send(Tokenized(command.request, tuple(command.text.encode())))
         elif isinstance(command, MeasureSteps):
-            send(StepsMeasured(command.request, () if MODE == "never_idle" else TIMES))
+            send(StepsMeasured(command.request, () if MODE.endswith("never_idle") else TIMES))
         elif isinstance(command, Job):
             do(command)
 
