@@ -212,12 +212,11 @@ def measure(
         model.start(start(model))
         bench.tell("", "measuring decode steps")
         model.measure_steps()
-        if warm_up:
-            for kind in PROMPTS:
-                bench.tell(kind, "warming up")
-                bench.answer(kind, OFF, _WARM_UP_TOKENS)
         with watch:
             for kind in PROMPTS:
+                if warm_up:  # and all that is measured finds the prompt in the KV cache
+                    bench.tell(kind, "warming up")
+                    bench.answer(kind, OFF, _WARM_UP_TOKENS)
                 bench.row(kind)
                 watch.look()
     except LlmrunError as stopped:  # Ctrl-C too

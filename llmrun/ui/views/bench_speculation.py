@@ -45,8 +45,8 @@ def show_outcome(output: Output, name: str, load: Load, outcome: SpeculationOutc
     for row in outcome.rows:
         if row.verdict.kind == "noisy":
             output.note(f"{row.kind}: {row.verdict.words}, {row.verdict.why}")
-        if not row.is_same:
-            output.note(f"{row.kind}: the answers differ: rows of a wide step are rounded otherwise")
+        if not row.is_same and row.acceptance is not None:
+            output.note(f"{row.kind}: the answers differ, because steps of other widths are rounded otherwise")
     for warning in outcome.warnings:
         output.note(f"meanwhile {warning.text}")
     if outcome.error is not None:
