@@ -48,6 +48,7 @@ from llmrun.protocol.messages import (
     Stats,
     Tokenize,
 )
+from llmrun.protocol.speculation import MeasureSteps, StepsMeasured
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.model import LlamaModel
@@ -245,6 +246,8 @@ class EngineProcess:
         if isinstance(command, Explain):
             explained = model.engine.explain(command.answer, command.last, command.candidates)
             return replace(explained, request=command.request)
+        if isinstance(command, MeasureSteps):
+            return StepsMeasured(command.request, ())
         assert isinstance(command, SaveState)
         return model.save(command)
 
