@@ -275,6 +275,7 @@ class HttpExchange:
             await asyncio.sleep(max(min(SILENCE_SECONDS, left), 0.0))
             silent = time.monotonic() - self._spoke_at
             if self._is_sending and silent > STALL_SECONDS:
+                self._log["reason"] = "left"
                 self._task.cancel()
             elif time.monotonic() >= ends_at:
                 self.put(_Signal.LATE)
