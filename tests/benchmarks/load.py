@@ -177,9 +177,7 @@ def tell_answers(load: Load, seconds: float) -> bool:
 def tell_waits(load: Load) -> bool:
     """A line for each length; whether nobody waited much longer than others."""
     spoken = sorted(each.spoken for each in load.outcomes if each.spoken is not None)
-    print(
-        f"\n{'wait for first text':22}{'requests':>10}{'median':>10}{'longest':>10}{'in turns: median':>20}{'longest':>10}"
-    )
+    print(f"\n{'wait for first text':22}{'requests':>10}{'median':>10}{'longest':>10}{'in turns':>12}{'longest':>10}")
     held = []
     for name, is_long in (("short prompts", False), ("long prompts", True)):
         waits = [
@@ -189,9 +187,8 @@ def tell_waits(load: Load) -> bool:
         ]
         seconds, turns = zip(*waits, strict=True)
         middle, middle_turn = 1000 * statistics.median(seconds), statistics.median(turns)
-        print(
-            f"{name:22}{len(waits):>10,}{middle:>7.0f} ms{1000 * max(seconds):>7.0f} ms{middle_turn:>20}{max(turns):>10}"
-        )
+        line = f"{name:22}{len(waits):>10,}{middle:>7.0f} ms{1000 * max(seconds):>7.0f} ms"
+        print(f"{line}{middle_turn:>12}{max(turns):>10}")
         held.append((f"longest wait in turns / median, {name}", max(turns) / middle_turn))
     return all([peers.verdict(*each, _STARVES, at_most=True) for each in held])  # noqa: C419 - all are told
 
