@@ -203,6 +203,13 @@ class Tokenize(NamedTuple):
     special: bool = False
 
 
+class Detokenize(NamedTuple):
+    """The text of token ids; answered by Detokenized, or Failed."""
+
+    request: int
+    tokens: tuple[int, ...]
+
+
 class Cancel(NamedTuple):
     """Stop that request as soon as possible; it still ends with Finished."""
 
@@ -415,6 +422,13 @@ class Tokenized(NamedTuple):
     tokens: tuple[int, ...]
 
 
+class Detokenized(NamedTuple):
+    """The text of token ids, control tokens as they are written; bytes that are no characters as U+FFFD."""
+
+    request: int
+    text: str
+
+
 class Condition(NamedTuple):
     """How busy the engine is; what counts tokens counts since it was started.
 
@@ -475,7 +489,7 @@ class Failed(NamedTuple):
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 
-Command = Open | Load | Generate | Count | Tokenize | Cancel | Explain | SaveState | Status | Job
+Command = Open | Load | Generate | Count | Tokenize | Detokenize | Cancel | Explain | SaveState | Status | Job
 Event = (
     LoadProgress
     | Loaded
@@ -487,6 +501,7 @@ Event = (
     | Finished
     | Counted
     | Tokenized
+    | Detokenized
     | Explained
     | StateSaved
     | Condition

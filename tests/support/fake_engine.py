@@ -18,6 +18,8 @@ from llmrun.protocol.messages import (
     Condition,
     Count,
     Counted,
+    Detokenize,
+    Detokenized,
     Event,
     Failed,
     Finished,
@@ -230,6 +232,8 @@ def main() -> None:
             send(StateSaved(command.request, 3, 100))
         elif isinstance(command, Tokenize):
             send(Tokenized(command.request, tuple(command.text.encode())))
+        elif isinstance(command, Detokenize):
+            send(Detokenized(command.request, bytes(command.tokens).decode()))
         elif isinstance(command, Job):
             do(command)
 
