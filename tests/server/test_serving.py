@@ -228,7 +228,9 @@ def test_ollamas_routes(serve: Serve) -> None:
     assert server.post("/api/generate", {"prompt": "Hi", "stream": False}).json["response"] == "Hello"
     assert server.get("/api/version").json == VERSION
     (running,) = server.get("/api/ps").json["models"]
-    assert (running["name"], running["context_length"]) == (server.model, 256)
+    assert (running["name"], running["context_length"]) == (f"{server.model}:latest", 256)
+    assert server.post("/api/chat", {**HI, "model": running["name"], "stream": False}).status == 200
+    assert server.engines == 1
     assert isinstance(server.get("/api/tags").json["models"], list)
     refused = server.post("/api/show", {"model": "nothing"})
     assert (refused.status, set(refused.json)) == (404, {"error", "code"})
