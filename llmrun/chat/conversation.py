@@ -232,7 +232,13 @@ class Conversation:
         n_departures = len(turn.departures)
         messages = self._make_room(turn)
         moves = len(turn.departures) > n_departures
-        asked = replace(self.manner.asked, messages=tuple(messages), sampling=turn.sampling, moves=moves)
+        asked = replace(
+            self.manner.asked,
+            messages=tuple(messages),
+            sampling=turn.sampling,
+            moves=moves,
+            speculation=self.model.drafting.wanted(),
+        )
         heard, self.last, self.calls = _Heard(), None, ()
         try:
             for event in self.model.answer(asked):
@@ -380,6 +386,7 @@ class Conversation:
             template=self.manner.asked.template,
             thinking=False,
             stops_repeats=True,
+            speculation=self.model.drafting.wanted(),
         )
         events = list(self.model.answer(asked))
         text = "".join(event.text for event in events if isinstance(event, TextDelta))

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from llmrun import _native
+from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
@@ -25,6 +28,8 @@ from llmrun.protocol.messages import (
     AnswerRequest,
     Count,
     Counted,
+    Detokenize,
+    Detokenized,
     Event,
     Generate,
     Load,
@@ -36,6 +41,7 @@ from llmrun.protocol.messages import (
     Tool,
 )
 from llmrun.protocol.params import Limits
+from llmrun.protocol.speculation import Speculation
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint, Matcher
@@ -65,8 +71,19 @@ class Preparer:
         thinking_tags: the texts between which the model thinks, as its own chat template has them; None if it doesn't.
     """
 
-    def __init__(self, vocabulary: Vocabulary, template: str | None, n_ctx: int) -> None:
-        """For a model with these tokens, this chat template, and a context window of so many tokens."""
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        template: str | None,
+        n_ctx: int,
+        speculates: Callable[[Speculation], bool] = lambda speculation: True,
+    ) -> None:
+        """For a model with these tokens, this chat template, and a context window of so many tokens.
+
+        Args:
+            speculates: whether tokens may be drafted where this is asked for.
+        """
+        self._speculates = speculates
         self._vocabulary = vocabulary
         self._template = template
         self._n_ctx = n_ctx
@@ -102,6 +119,8 @@ class Preparer:
         constraint = self._constraint(asked, matcher, syntax, tags, inside=inside)
         sampler = SequenceSampler(asked.sampling, self._vocabulary, tokens, constraint, asked.remember, asked.logprobs)
         extras = self._extras(asked, tags, syntax, inside=inside)
+        if asked.speculation is not None and self._speculates(asked.speculation):
+            extras = replace(extras, drafting=Drafting(asked.speculation, _native.SuffixAutomaton(), tokens))
         return Prepared(generate.request, tokens, sampler, asked.limits, extras)
 
     def _constraint(
@@ -174,6 +193,19 @@ class Preparer:
         self._refuse_endless([Message("user", tokenize.text)])
         tokens = self._vocabulary.tokenize(tokenize.text, special=tokenize.special)
         return Tokenized(tokenize.request, tuple(tokens))
+
+    def detokenize(self, detokenize: Detokenize) -> Detokenized:
+        """The text of tokens.
+
+        Raises:
+            UsageError: the vocabulary has no such token.
+        """
+        vocabulary, tokens = self._vocabulary, detokenize.tokens
+        wrong = next((token for token in tokens if not 0 <= token < vocabulary.n_tokens), None)
+        if wrong is not None:
+            raise UsageError(f"there is no token {wrong}", why=f"the vocabulary has {vocabulary.n_tokens:,}")
+        data = b"".join(map(vocabulary.control_piece, tokens))
+        return Detokenized(detokenize.request, data.decode("utf-8", "replace"))
 
     def prompt(
         self, request: Generate | Count, send: Callable[[Event], None] = lambda event: None
@@ -280,8 +312,13 @@ class LoadedModel:
     """
 
     def __init__(self, weights: LlamaModel, context: Context, load: Load) -> None:
-        self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx)
+        self._weights = weights
         self.engine = Engine(context, states=_states(load, weights), exact=load.exact)
+        self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx, self._speculates)
+
+    def _speculates(self, speculation: Speculation) -> bool:
+        """Not where the KV cache can't be cut; nor by step times alone where each token of a batch has its experts."""
+        return self.engine.can_draft and not (speculation.times and self._weights.is_mixture)
 
     def save(self, save: SaveState) -> StateSaved:
         """Save an answer's KV state; nothing is saved where it can't be written, because it is only a cache.
