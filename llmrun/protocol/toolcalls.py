@@ -18,11 +18,18 @@ from llmrun.protocol.reasoning import overlap
 
 
 class ParameterForm(NamedTuple):
-    """How a parameter is written, where that is done one by one: begin, its name, middle, its value, end."""
+    """How a parameter is written, where that is done one by one: begin, its name, middle, its value, end.
+
+    Attributes:
+        between: two parameters.
+        quote: on both sides of a text; without one, only the tool's schema tells what is a text.
+    """
 
     begin: str
     middle: str
     end: str
+    between: str = ""
+    quote: str = ""
 
 
 class Syntax(NamedTuple):
@@ -103,7 +110,19 @@ GLM = Syntax(
     marks=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
 
-SYNTAXES = {syntax.name: syntax for syntax in (HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_XML, GLM)}
+# Gemma 4's. Inside of lists and objects it writes texts and names as it does outside; here these are JSON.
+GEMMA = Syntax(
+    "gemma",
+    begin="<|tool_call>",
+    first="call:",
+    middle="{",
+    parameter=ParameterForm("", ":", "", between=",", quote='<|"|>'),
+    close="}<tool_call|>",
+    then="<|tool_call>call:",
+    marks=("<|tool_call>", "<tool_call|>", '<|"|>'),
+)
+
+SYNTAXES = {syntax.name: syntax for syntax in (HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_XML, GLM, GEMMA)}
 
 _MOST_NAME_CHARACTERS = 256
 _Step = Callable[[list["CallPart"]], bool]
@@ -224,7 +243,7 @@ class CallSplitter:
         begins = ("{",) if form is None else (form.begin, self._syntax.close)
         if len(name) > most or (found and not name) or not _may_begin(rest, begins):
             return self._not_a_call(parts)
-        if not rest.startswith(begins):
+        if not (found and rest.startswith(begins)):
             return False
         parts.append(CallPart(CallKind.NAME, name))
         self._held = rest
@@ -243,17 +262,32 @@ class CallSplitter:
             self.n_calls += 1
             self._passed = ""
             return self._go_on(self._close)
-        if not _may_begin(self._held, (form.begin, self._syntax.close)):
+        begin = (form.between if self._n_parameters else "") + form.begin
+        if not _may_begin(self._held, (begin, self._syntax.close)):
             return self._go_on(self._outside)
-        name, named, rest = self._held.removeprefix(form.begin).partition(form.middle)
-        value, ended, rest = rest.partition(form.end)
-        if not (self._held.startswith(form.begin) and named and ended):
+        name, named, rest = self._held.removeprefix(begin).partition(form.middle)
+        value = self._value(name, rest, form) if named and self._held.startswith(begin) else None
+        if value is None:
             return False
-        member = f"{json.dumps(name, ensure_ascii=False)}: {as_json(value, self._parameters.get(name))}"
+        member = f"{json.dumps(name, ensure_ascii=False)}: {value[0]}"
         parts.append(CallPart(CallKind.ARGUMENTS, (", " if self._n_parameters else "{") + member))
         self._n_parameters += 1
-        self._held = rest
+        self._held = value[1]
         return True
+
+    def _value(self, name: str, text: str, form: ParameterForm) -> tuple[str, str] | None:
+        """A parameter's value as JSON, and what stands behind it; None where it is not whole."""
+        if not form.quote:
+            written, ended, rest = text.partition(form.end)
+            return (as_json(written, self._parameters.get(name)), rest) if ended else None
+        if text.startswith(form.quote):
+            written, ended, rest = text.removeprefix(form.quote).partition(form.quote + form.end)
+            return (json.dumps(written, ensure_ascii=False), rest) if ended else None
+        try:
+            end = json.JSONDecoder().raw_decode(text)[1]
+        except (ValueError, RecursionError):
+            return None
+        return (text[:end], text[end:]) if end < len(text) else None  # a number may go on
 
     def _arguments(self, parts: list[CallPart]) -> bool:
         for index, character in enumerate(self._held):

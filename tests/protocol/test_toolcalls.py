@@ -9,6 +9,7 @@ import pytest
 
 from llmrun.protocol.messages import Tool
 from llmrun.protocol.toolcalls import (
+    GEMMA,
     GLM,
     HERMES,
     LLAMA,
@@ -41,9 +42,9 @@ def given(syntax: Syntax, arguments: str) -> str:
     """Arguments as a model of this family writes them."""
     if syntax.parameter is None:
         return arguments
-    begin, middle, end = syntax.parameter
-    return "".join(
-        f"{begin}{name}{middle}{value if isinstance(value, str) else json.dumps(value)}{end}"
+    begin, middle, end, between, quote = syntax.parameter
+    return between.join(
+        f"{begin}{name}{middle}{quote + value + quote if isinstance(value, str) else json.dumps(value)}{end}"
         for name, value in json.loads(arguments).items()
     )
 
@@ -102,7 +103,7 @@ def test_noise_is_never_lost_but_for_blanks_and_a_cut_off_frame(syntax: Syntax) 
         syntax.close,
         syntax.then,
         syntax.end,
-        *(syntax.parameter or ()),
+        *(filter(None, syntax.parameter or ())),
         "f",
         "{}",
         "{",
@@ -138,6 +139,7 @@ def test_an_answer_that_is_cut_off(size: int) -> None:
         (QWEN_XML, '<tool_call>\n{"name": "f"}'),
         (QWEN_XML, "<tool_call>\n<function=f>\nx"),
         (GLM, "<tool_call>f\nx"),
+        (GEMMA, "<|tool_call>f{}"),
     ],
 )
 def test_what_only_begins_like_a_call_is_text(syntax: Syntax, answer: str) -> None:

@@ -68,7 +68,7 @@ def _lines(tools: Sequence[Tool], syntax: Syntax, begin: str, *, several: bool) 
         else:
             yield from _parameter_lines(f"arguments_{index}", tool, syntax.parameter)
     if syntax.parameter is not None:
-        yield f"text[suffix={_literal(syntax.parameter.end)}]: /(?s:.*)/"
+        yield f"text[suffix={_literal(syntax.parameter.quote + syntax.parameter.end)}]: /(?s:.*)/"
 
 
 def _parameter_lines(rule: str, tool: Tool, form: ParameterForm) -> Iterator[str]:
@@ -76,23 +76,28 @@ def _parameter_lines(rule: str, tool: Tool, form: ParameterForm) -> Iterator[str
     schema = json.loads(tool.parameters)
     parameters = parameters_of(schema)
     required = schema.get("required") if isinstance(schema, dict) else None
-    names = [f"{rule}_{number}" for number in range(len(parameters))]
-    is_needed = [isinstance(required, list) and name in required for name in parameters]
-    each = (name if needed else f"{name}?" for name, needed in zip(names, is_needed, strict=True))
-    yield f"{rule}: {' '.join(each) or _literal('')}"
-    for name, (parameter, value) in zip(names, parameters.items(), strict=True):
-        yield f"{name}: {_literal(form.begin + parameter + form.middle)} {_value(value, schema, form.end)}"
+    yield f"{rule}: {rule}_first_0"
+    for index, (name, value) in enumerate(parameters.items()):
+        is_needed = isinstance(required, list) and name in required
+        behind = f"{rule}_more_{index + 1}"
+        yield f"{rule}_{index}: {_literal(form.begin + name + form.middle)} {_value(value, schema, form)}"
+        yield f"{rule}_first_{index}: {rule}_{index} {behind}" + ("" if is_needed else f" | {rule}_first_{index + 1}")
+        between = f"{_literal(form.between)} " if form.between else ""
+        yield f"{rule}_more_{index}: {between}{rule}_{index} {behind}" + ("" if is_needed else f" | {behind}")
+    yield f'{rule}_first_{len(parameters)}: ""'
+    yield f'{rule}_more_{len(parameters)}: ""'
 
 
-def _value(schema: Any, root: Any, end: str) -> str:
+def _value(schema: Any, root: Any, form: ParameterForm) -> str:
     """A parameter's value up to its end."""
     if not may_be_text(schema):
         known = {**schema, **{name: root[name] for name in ("$defs", "definitions") if name in root}}
-        return f"%json {_enforceable(known)} {_literal(end)}"
+        return f"%json {_enforceable(known)}{_behind(form.end)}"
+    begin, end = f"{_literal(form.quote)} " if form.quote else "", form.quote + form.end
     choices = schema.get("enum") if isinstance(schema, dict) else None
     if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
-        return f"({' | '.join(_literal(choice + end) for choice in choices)})"
-    return "text"
+        return f"{begin}({' | '.join(_literal(choice + end) for choice in choices)})"
+    return f"{begin}text"
 
 
 def _literal(text: str) -> str:

@@ -62,7 +62,8 @@ def _probe_call(syntax: Syntax) -> str:
     arguments, form = _PROBE_ARGUMENTS, syntax.parameter
     if form is not None:
         arguments = "".join(
-            form.begin + name + form.middle + value + form.end for name, value in json.loads(arguments).items()
+            form.begin + name + form.middle + form.quote + value + form.quote + form.end
+            for name, value in json.loads(arguments).items()
         )
     return f"{syntax.begin}{syntax.first}{PROBE_TOOL.name}{syntax.middle}{arguments}"
 
@@ -126,6 +127,26 @@ def message_data(message: Message, hide: Callable[[str], str]) -> dict[str, Any]
     if message.role == "tool":
         data |= {"tool_call_id": hide(message.tool_call_id), "name": hide(message.name)}
     return data
+
+
+def with_responses(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as Gemma's templates want them: results are in the message with their calls, and so is what follows.
+
+    What was said before the calls is left out, because it would end the model's turn.
+    """
+    told: list[dict[str, Any]] = []
+    for message in messages:
+        last = told[-1] if told else {}
+        if message["role"] == "tool" and last.get("tool_calls"):
+            names = {call["id"]: call["function"]["name"] for call in last["tool_calls"]}
+            name = names.get(message["tool_call_id"], message["name"])
+            response = {"name": name, "response": message["content"]}
+            told[-1] = {**last, "content": "", "tool_responses": [*last.get("tool_responses", ()), response]}
+        elif message["role"] == "assistant" and last.get("tool_responses") and not message.get("tool_calls"):
+            told[-1] = {**last, "content": message["content"]}
+        else:
+            told.append(message)
+    return told
 
 
 def texts(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
