@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -82,11 +81,7 @@ class Tools:
                 raise UsageError(f"invalid --yes-to {name}", why=f"the tools are {', '.join(names)}")
 
     def answer(self, call: ToolCall) -> str:
-        """Show a call, ask for it, run it; gives what the model gets to know.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C at the question.
-        """
+        """Show a call, ask for it, run it; gives what the model gets to know."""
         from llmrun.chat.tools.toolbox import REFUSED
         from llmrun.ui.views.tools import show_call, show_result
 
@@ -108,11 +103,7 @@ class Tools:
             self._output.note(f"Not run: nobody can be asked here. --yes-to {name} lets it run.")
             return False
         answers = {"y": "yes", "a": "always: this tool runs without asking from now on", "n": "no"}
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C ends the turn, not the chat
-        try:
-            chosen = self._output.choose("Run it?", answers, explained=not self._has_asked)
-        finally:
-            signal.signal(signal.SIGINT, before)
+        chosen = self._output.choose("Run it?", answers, explained=not self._has_asked)
         self._has_asked = True
         if chosen == "a":
             self._allowed.add(name)
