@@ -11,6 +11,7 @@ import typer
 from llmrun.cli.answering import cancelling
 from llmrun.errors import UsageError, require_within
 from llmrun.protocol.messages import Tool, ToolCall
+from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -74,7 +75,11 @@ class Tools:
         """
         self._output, self._toolbox, self._allowed = output, toolbox, {*allowed}
         self._has_asked = False
-        self.offered: tuple[Tool, ...] = toolbox.tools() if toolbox else ()
+        self.offered: tuple[Tool, ...] = ()
+        if toolbox:
+            with Activity(output) as activity:
+                activity.show("waiting for the tools")
+                self.offered = toolbox.tools()
         names = [tool.name for tool in self.offered]
         for name in allowed:
             if name not in names:
@@ -88,7 +93,8 @@ class Tools:
         assert self._toolbox is not None
         show_call(self._output, call)
         if self._may_run(call.name):
-            with cancelling(self._toolbox):
+            with cancelling(self._toolbox), Activity(self._output) as activity:
+                activity.show(f"{call.name} runs")
                 called = self._toolbox.call(call)
         else:
             called = REFUSED
