@@ -125,6 +125,7 @@ def test_which_control_tokens_are_shown_is_the_requests_own() -> None:
 
 
 def test_a_control_token_is_shown_that_only_begins_a_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Gemma 4's."""
     monkeypatch.setitem(fake_context.CONTROL, BEGIN, "<|channel>")
     monkeypatch.setitem(fake_context.CONTROL, TURN, "<channel|>")
     thinks = [BEGIN, *tokens_of("thought\nhm"), TURN, *tokens_of("Hello"), END]
