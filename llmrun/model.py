@@ -27,18 +27,7 @@ from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.plan import Plan, Wishes, make_plan, scores_fit
 from llmrun.planning.speculation import AUTO, Drafting, read_speculate
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
-from llmrun.protocol.messages import (
-    AnswerRequest,
-    Count,
-    Counted,
-    Event,
-    Generate,
-    Load,
-    Loaded,
-    Message,
-    Tokenize,
-    Tool,
-)
+from llmrun.protocol.messages import AnswerRequest, Count, Counted, Event, Generate, Load, Loaded, Message, Tokenize
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
 from llmrun.protocol.speculation import MeasureSteps, StepTime
 from llmrun.reply import Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
@@ -47,6 +36,7 @@ from llmrun.runner.launch import Launched, launch
 
 if TYPE_CHECKING:
     from llmrun.planning.settings import EngineSettings
+    from llmrun.protocol.messages import Tool
 
 
 @dataclass(frozen=True, slots=True)
