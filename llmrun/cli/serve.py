@@ -121,6 +121,7 @@ def serve(
         answer_seconds,
         grace_seconds,
         verbose=loading.verbose,
+        speculate=loading.most_drafted,
     )
     _fetch_missing(output, names, loading)
     asyncio.run(_run(output, options, listening, log_json=log_json))

@@ -26,13 +26,13 @@ from llmrun.engine.channel import Channel, Outbox
 from llmrun.engine.llama.base import Aborted
 from llmrun.errors import CancelledError, LlmrunError
 from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import Explain, SaveState
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.messages import (
     Cancel,
     Command,
-    Condition,
     Count,
     Detokenize,
     Event,
@@ -47,9 +47,9 @@ from llmrun.protocol.messages import (
     LoadProgress,
     Open,
     Stats,
-    Status,
     Tokenize,
 )
+from llmrun.protocol.speculation import MeasureSteps, StepsMeasured
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.model import LlamaModel
@@ -249,6 +249,8 @@ class EngineProcess:
         if isinstance(command, Explain):
             explained = model.engine.explain(command.answer, command.last, command.candidates)
             return replace(explained, request=command.request)
+        if isinstance(command, MeasureSteps):
+            return StepsMeasured(command.request, ())
         assert isinstance(command, SaveState)
         return model.save(command)
 

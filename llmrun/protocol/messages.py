@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 from llmrun.errors import BY_CODE, LlmrunError, UsageError
 from llmrun.grammar import Grammar
+from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.speculation import MeasureSteps, Speculation, StepsMeasured
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -89,6 +91,7 @@ class AnswerRequest:
         tools: what the model may call.
         tool_choice: "auto", "none", "required" or "=" and the name of the one tool that has to be called.
         parallel_calls: whether an answer may have several calls.
+        speculation: how tokens are drafted and verified; None decodes one token a step.
     """
 
     messages: tuple[Message, ...] = ()
@@ -107,6 +110,7 @@ class AnswerRequest:
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
     parallel_calls: bool = True
+    speculation: Speculation | None = None
 
 
 # ---- front -> engine -------------------------------------------------------------------------------
@@ -212,12 +216,6 @@ class Detokenize(NamedTuple):
 
 class Cancel(NamedTuple):
     """Stop that request as soon as possible; it still ends with Finished."""
-
-    request: int
-
-
-class Status(NamedTuple):
-    """How busy the engine is; answered at once by Condition, whatever runs."""
 
     request: int
 
@@ -333,12 +331,14 @@ class TextDelta(NamedTuple):
     Attributes:
         tokens: how many it took.
         logprobs: of the tokens whose text begins in it, where they were asked for.
+        drafted: its last token was drafted, and verified by the step that chose an earlier one.
     """
 
     request: int
     text: str
     tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
+    drafted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +359,9 @@ class Stats:
         overhead_seconds: part of decode_seconds spent outside llama_decode, per token.
         seed: of this answer's random generator.
         retracted_tokens: sampled, and taken back because they made a banned phrase.
+        drafted_tokens: went through the model as guesses.
+        accepted_tokens: of these, that the sampler chose too.
+        decode_steps: batches that gave at least one token.
     """
 
     prompt_tokens: int = 0
@@ -374,6 +377,9 @@ class Stats:
     overhead_seconds: float = 0.0
     seed: int = 0
     retracted_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    decode_steps: int = 0
 
     @property
     def prefill_rate(self) -> float:
@@ -429,33 +435,6 @@ class Detokenized(NamedTuple):
     text: str
 
 
-class Condition(NamedTuple):
-    """How busy the engine is; what counts tokens counts since it was started.
-
-    Attributes:
-        running: answers that are being computed.
-        waiting: answers that wait for their turn.
-        cells: of the KV cache in all.
-        cells_used: of these, that hold something.
-        cells_shared: of these, that more than one sequence holds.
-        prefix_queries: prompt tokens that came in.
-        prefix_hits: of these, found in the KV cache.
-        prefilled: prompt tokens that went through the model.
-        decoded: answer tokens that were sampled.
-    """
-
-    request: int
-    running: int = 0
-    waiting: int = 0
-    cells: int = 0
-    cells_used: int = 0
-    cells_shared: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    prefilled: int = 0
-    decoded: int = 0
-
-
 class JobUpdate(NamedTuple):
     """How far a job is, as JSON data of the job's own update."""
 
@@ -489,7 +468,9 @@ class Failed(NamedTuple):
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 
-Command = Open | Load | Generate | Count | Tokenize | Detokenize | Cancel | Explain | SaveState | Status | Job
+Command = (
+    Open | Load | Generate | Count | Tokenize | Detokenize | MeasureSteps | Cancel | Explain | SaveState | Status | Job
+)
 Event = (
     LoadProgress
     | Loaded
@@ -501,6 +482,7 @@ Event = (
     | Finished
     | Counted
     | Tokenized
+    | StepsMeasured
     | Detokenized
     | Explained
     | StateSaved

@@ -18,11 +18,11 @@ from support.fake_context import FakeContext, FakeVocabulary, endless
 import llmrun.engine.main as module
 from llmrun.engine.main import EngineProcess
 from llmrun.engine.service import LoadedModel
+from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.frames import encode
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
-    Condition,
     Count,
     Counted,
     Event,
@@ -36,7 +36,6 @@ from llmrun.protocol.messages import (
     Rendered,
     Rendering,
     Started,
-    Status,
     TextDelta,
 )
 from llmrun.protocol.params import Limits

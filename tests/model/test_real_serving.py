@@ -9,16 +9,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.messages import (
     AnswerRequest,
-    Condition,
     Event,
     Finished,
     Generate,
     Load,
     Message,
     Started,
-    Status,
     TextDelta,
 )
 from llmrun.protocol.params import Limits, SamplingParams

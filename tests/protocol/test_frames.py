@@ -17,13 +17,13 @@ import pytest
 from llmrun.errors import BY_CODE, BadLogitsError, ContextOverflowError, LlmrunError
 from llmrun.grammar import Grammar
 from llmrun.protocol import frames, messages
+from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import ChainStep, Choice, Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.frames import MAX_FRAME_BYTES, PREFIX_BYTES, FrameError, decode, encode, frame_length, read_frame
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
     Command,
-    Condition,
     Count,
     Counted,
     Detokenize,
@@ -46,7 +46,6 @@ from llmrun.protocol.messages import (
     Rendering,
     Started,
     Stats,
-    Status,
     TextDelta,
     Tokenize,
     Tokenized,
@@ -55,6 +54,7 @@ from llmrun.protocol.messages import (
     ToolCall,
 )
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.speculation import MeasureSteps, Speculation, StepsMeasured, StepTime
 
 REQUEST = Generate(
     2**40, AnswerRequest(prompt="", sampling=SamplingParams(seed=2**32 - 1, logit_bias=((0, -math.inf), (7, 1.5))))
@@ -89,6 +89,11 @@ FRAMES: list[Frame] = [
             parallel_calls=False,
         ),
     ),
+    Generate(8, AnswerRequest(speculation=Speculation(7))),
+    Generate(8, AnswerRequest(speculation=Speculation(15, (StepTime(1, 0, 0.006), StepTime(4, 512, 0.014))))),
+    MeasureSteps(9),
+    StepsMeasured(9, ()),
+    StepsMeasured(9, (StepTime(1, 0, 0.006), StepTime(16, 512, 0.03))),
     Cancel(0),
     Status(4),
     Condition(4, 1, 2, 3, 4, 5, 6, 7, 8, 9),
@@ -103,6 +108,7 @@ FRAMES: list[Frame] = [
     Started(1, 10, 5, 2**32 - 1),
     PrefillProgress(1, 3, 0.25),
     TextDelta(1, "", 0),
+    TextDelta(1, "a", 1, drafted=True),
     TextDelta(1, "💚" * 200_000, 1),
     TextDelta(
         1, "é!", 3, (TokenLogprob("\ufffd", (195,), -0.5, (("a", (97,), -math.inf),)), TokenLogprob("!", (), 0, ()))

@@ -55,6 +55,14 @@ def test_several_answers_to_one_prompt(serve: Serve) -> None:
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["Hello", "Hello"]
 
 
+def test_drafts_are_as_the_client_says_or_else_the_server(serve: Serve) -> None:
+    server = serve(speculate=7)
+    answer = server.post(CHAT, HI).json
+    details = {"accepted_prediction_tokens": 68, "rejected_prediction_tokens": 2}
+    assert answer["usage"]["completion_tokens_details"] == details
+    assert "completion_tokens_details" not in server.post(CHAT, {**HI, "speculate": "off"}).json["usage"]
+
+
 def test_text_completions(serve: Serve) -> None:
     server = serve()
     answer = server.post("/v1/completions", {"prompt": "Once", "echo": True}).json

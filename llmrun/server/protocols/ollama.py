@@ -15,7 +15,7 @@ from llmrun.server.durations import read_duration
 from llmrun.server.protocols.collected import CollectedAnswer, CollectedCall
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.ollama_models import unix_time
-from llmrun.server.protocols.sampling import ANY_OBJECT, MOST_TOP_LOGPROBS, read_sampling, schema_grammar
+from llmrun.server.protocols.sampling import ANY_OBJECT, MOST_TOP_LOGPROBS, read_drafts, read_sampling, schema_grammar
 from llmrun.server.protocols.tools import checked_tools, refuse_media, tool, tool_call
 from llmrun.server.sse import NDJSON, line
 
@@ -76,6 +76,7 @@ def _asked(fields: Fields, request: AnswerRequest) -> Asked:
         sampling=read_sampling(options),
         stream=fields.flag("stream") is not False,
         keep_seconds=_keep_seconds(fields),
+        speculate=read_drafts(options),
     )
 
 

@@ -6,7 +6,8 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import hashed
 
-from llmrun.protocol.messages import Condition, Finished, Started
+from llmrun.protocol.condition import Condition
+from llmrun.protocol.messages import Finished, Started
 from llmrun.protocol.params import SamplingParams
 
 SAMPLING = SamplingParams(seed=5, temperature=1.0, repeat_penalty=1.2)
