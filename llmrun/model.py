@@ -407,6 +407,7 @@ def prepare(
     keeps_states: bool = False,
     expected: Expected | None = None,
     speculate: int = AUTO,
+    promised: int = 0,
 ) -> Model:
     """Read a model's header and make the plan; start() loads it.
 
@@ -414,6 +415,7 @@ def prepare(
         keeps_states: KV states that were saved are looked for, and save_state() saves more.
         expected: what it is loaded for; settings of `llmrun tune` are only used where that is known.
         speculate: see Drafting.most.
+        promised: bytes of the free memory that other models may still come to take.
 
     Raises:
         BadModelError: the file is damaged, or no model that llama.cpp can run.
@@ -422,6 +424,7 @@ def prepare(
     header = read_header(path)
     check(header)
     hardware, wishes, settings = probe(), wishes or Wishes(), load_settings()
+    hardware = replace(hardware, memory_available=max(hardware.memory_available - promised, 0))
     plan = make_plan(header, hardware, wishes, name=spec.name, repository=spec.repository or "")
     keeps_states = keeps_states and settings.states_bytes > 0
     load = replace(
