@@ -48,6 +48,7 @@ from llmrun.protocol.messages import (
     Stats,
     Tokenize,
 )
+from llmrun.protocol.speculation import MeasureSteps, StepsMeasured
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.model import LlamaModel
@@ -93,6 +94,11 @@ class Commands:
         """How many answers wait to be taken up."""
         with self._lock:
             return sum(isinstance(command, Generate) for command in self._waiting.values())
+
+    @property
+    def any_waits(self) -> bool:
+        """Whether there are commands that nobody has taken up."""
+        return bool(self._waiting)
 
     def drop(self, request: int) -> Command | None:
         """A command that still waited, and does so no more; None for any other."""
@@ -245,8 +251,14 @@ class EngineProcess:
         if isinstance(command, Explain):
             explained = model.engine.explain(command.answer, command.last, command.candidates)
             return replace(explained, request=command.request)
+        if isinstance(command, MeasureSteps):
+            return StepsMeasured(command.request, model.engine.measure_steps(self._is_wanted))
         assert isinstance(command, SaveState)
         return model.save(command)
+
+    def _is_wanted(self) -> bool:
+        """Whether somebody waits for what nobody has begun to do."""
+        return self._commands.any_waits or not self._inbox.empty()
 
     def _load_weights(self, load: Load) -> LlamaModel:
         from llmrun.engine.llama.model import LlamaModel
