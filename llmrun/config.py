@@ -14,6 +14,8 @@ DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_STATES_BYTES = 4_000_000_000
 TUNE_FILE = "tune.json"
 """In Settings.state_dir: what `llmrun tune` found."""
+STEPS_FILE = "steps.json"
+"""Beside it: how long decode steps take."""
 
 
 @dataclass(frozen=True, slots=True)

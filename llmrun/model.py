@@ -9,11 +9,11 @@ from __future__ import annotations
 import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmrun.config import TUNE_FILE, Settings, load_settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
@@ -25,19 +25,11 @@ from llmrun.models.registry import ModelSpec, load_catalogue, resolve
 from llmrun.models.store.store import Store
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.plan import Plan, Wishes, make_plan, scores_fit
+from llmrun.planning.speculation import AUTO, Drafting, read_speculate
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
-from llmrun.protocol.messages import (
-    AnswerRequest,
-    Count,
-    Counted,
-    Event,
-    Generate,
-    Load,
-    Loaded,
-    Message,
-    Tokenize,
-)
+from llmrun.protocol.messages import AnswerRequest, Count, Counted, Event, Generate, Load, Loaded, Message, Tokenize
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
+from llmrun.protocol.speculation import MeasureSteps, StepTime
 from llmrun.reply import Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
 from llmrun.runner import runner
 from llmrun.runner.launch import Launched, launch
@@ -122,6 +114,7 @@ class Model:
         plan: context window, threads and layers, and why.
         load: the plan as the engine gets it.
         loaded: what the engine says about it.
+        drafting: whether and how its answers are drafted; `drafting.most` may be changed.
         tuned: settings of `llmrun tune` that it is loaded with; None where there are none.
         on_wait: called about ten times a second while answer() waits and the engine is silent.
     """
@@ -133,6 +126,7 @@ class Model:
         header: Header,
         plan: Plan,
         load: Load,
+        drafting: Drafting,
         tuned: EngineSettings | None = None,
     ) -> None:
         self.path = path
@@ -141,6 +135,7 @@ class Model:
         self.plan = plan
         self.loaded: Loaded
         self.tuned = tuned
+        self.drafting = drafting
         self.load = load
         self._runner: runner.Runner | None = None
         self._request = 0
@@ -251,7 +246,8 @@ class Model:
         """The reply to a request with these sampling parameters and limits, and what single options change in them."""
         values, ends = sort_options(options)
         sampling = self.sampling(values)[0] if sampling is None else replace(sampling, **values)
-        engine, generate = self._next(replace(asked, sampling=sampling, limits=replace(limits, **ends)))
+        limits, speculation = replace(limits, **ends), self.drafting.wanted()
+        engine, generate = self._next(replace(asked, sampling=sampling, limits=limits, speculation=speculation))
         return Reply(engine.generate(generate), lambda: engine.cancel(generate.request), schema)
 
     def answer(self, asked: AnswerRequest) -> Iterator[Event]:
@@ -328,6 +324,28 @@ class Model:
         engine = self._living_engine()
         return engine.count(Count(engine.next_request(), asked))
 
+    def measure_steps(self) -> tuple[StepTime, ...]:
+        """Measure how long decode steps take here, which `drafting` needs, and remember it; takes seconds.
+
+        () where somebody else asked for something meanwhile.
+        """
+        engine = self._living_engine()
+        times = engine.measure_steps(MeasureSteps(engine.next_request())).times
+        if times:
+            self.drafting.remember(times)
+        return times
+
+    @contextmanager
+    def measuring_steps(self) -> Iterator[None]:
+        """The same while something else is waited for in this block, if it is of use; nothing is said if it fails."""
+        look: Callable[[], tuple[StepTime, ...]] = tuple
+        if self.drafting.lacks_times and self._runner is not None and self._runner.alive:
+            look = self._runner.begin_measuring(MeasureSteps(self._runner.next_request()))
+        yield
+        if times := look():
+            with suppress(LlmrunError):  # it can't be written
+                self.drafting.remember(times)
+
     def explain(self, last: int, candidates: int = 8) -> Explained:
         """How the last tokens of the answer before were chosen; chat() has to have been told to remember them.
 
@@ -386,12 +404,14 @@ def prepare(
     verbose: bool = False,
     keeps_states: bool = False,
     expected: Expected | None = None,
+    speculate: int = AUTO,
 ) -> Model:
     """Read a model's header and make the plan; start() loads it.
 
     Args:
         keeps_states: KV states that were saved are looked for, and save_state() saves more.
         expected: what it is loaded for; settings of `llmrun tune` are only used where that is known.
+        speculate: see Drafting.most.
 
     Raises:
         BadModelError: the file is damaged, or no model that llama.cpp can run.
@@ -411,10 +431,11 @@ def prepare(
     )
     tuned = _tuned(header, hardware, settings, expected) if expected else None
     if tuned is not None:
-        plain, load = load, _as_tuned(load, tuned, wishes, without_flash=scores_fit(header, hardware, plan.n_ctx))
+        plain, load = load, tuned.wished(load, wishes, without_flash=scores_fit(header, hardware, plan.n_ctx))
         changes = tuned.of(load).changes(tuned.of(plain))
         plan = replace(plan, threads=load.threads, flash_attention=load.flash_attention, tuned=changes)
-    return Model(path, spec, header, plan, load, tuned)
+    drafting = Drafting(header, hardware, load, settings.state_dir, speculate)
+    return Model(path, spec, header, plan, load, drafting, tuned)
 
 
 def _tuned(header: Header, hardware: Hardware, settings: Settings, expected: Expected) -> EngineSettings | None:
@@ -430,23 +451,13 @@ def _tuned(header: Header, hardware: Hardware, settings: Settings, expected: Exp
     return choose(found, expected.prompt_tokens, expected.answer_tokens, own_environment=own)
 
 
-def _as_tuned(load: Load, tuned: EngineSettings, wishes: Wishes, *, without_flash: bool) -> Load:
-    """A Load with tuned settings, as far as the user did not say otherwise and there is memory for them."""
-    found = tuned.applied(load)
-    if wishes.threads is not None:
-        found = replace(found, threads=load.threads, threads_batch=load.threads_batch)
-    keeps_flash = wishes.flash_attention != "auto" or (found.flash_attention == "off" and not without_flash)
-    if keeps_flash or (wishes.cache_type_k, wishes.cache_type_v) != ("f16", "f16"):
-        found = replace(found, flash_attention=load.flash_attention, kv_type_k=load.kv_type_k, kv_type_v=load.kv_type_v)
-    return found
-
-
 def load(
     name: str,
     *,
     n_ctx: int | None = None,
     threads: int | None = None,
     gpu_layers: int | None = None,
+    speculate: int | Literal["auto", "off"] = "auto",
     pull: bool = True,
     on_pull: Callable[[int, int], None] = lambda done, total: None,
     on_progress: Callable[[float], None] = lambda fraction: None,
@@ -458,6 +469,8 @@ def load(
         n_ctx: context window in tokens; None is what the model was trained on, cut to what fits into memory.
         threads: None is one for each physical core.
         gpu_layers: None is all.
+        speculate: how many tokens a step may be drafted, which never changes answers; "auto" is as many as pay by the
+            step times that were measured here, see measure_steps().
         pull: False never downloads.
         on_pull: called with (bytes done, bytes in all) during the download.
         on_progress: called with the loaded share of the weights, 0 to 1.
@@ -465,7 +478,7 @@ def load(
     Raises:
         LlmrunError: see llmrun.errors for the kinds.
     """
-    wishes = Wishes(n_ctx=n_ctx, threads=threads, gpu_layers=gpu_layers)
+    wishes, most = Wishes(n_ctx=n_ctx, threads=threads, gpu_layers=gpu_layers), read_speculate(speculate, "speculate")
     settings = load_settings()
     located = locate(name, settings)
     path = located.path
@@ -475,6 +488,6 @@ def load(
         from llmrun.models.pull import pull as fetch
 
         path = fetch(located.spec, settings, on_pull, lambda note: None)
-    model = prepare(located.spec, path, wishes)
+    model = prepare(located.spec, path, wishes, speculate=most)
     model.start(runner.Runner(), on_progress)
     return model

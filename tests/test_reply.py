@@ -60,6 +60,41 @@ def reply_of(*events: Event, schema: Any = None) -> Reply:
     return Reply(iter(events), lambda: None, schema)
 
 
+# ---- drafts ----------------------------------------------------------------------------------------
+
+
+def test_auto_drafts_once_step_times_are_measured(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    model = load("normal")
+    assert not model.chat("hi").stats.drafted_tokens
+    assert model.measure_steps() == model.drafting.times != ()
+    assert model.chat("hi").stats.drafted_tokens
+    assert load("normal").generate("hi").stats.drafted_tokens, "and everybody who comes later"
+
+
+def test_an_engine_that_is_never_idle_measures_nothing(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    model = load("never_idle")
+    assert model.measure_steps() == ()
+    assert model.drafting.lacks_times
+
+
+def test_who_waits_for_something_else_measures_meanwhile(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    model = load("normal")
+    with model.measuring_steps():
+        model.tokenize("x")  # answered behind it, so it has been measured
+    assert model.drafting.times
+    drafted = load("normal")
+    drafted.close()
+    with drafted.measuring_steps():  # needs no engine
+        pass
+
+
 # ---- what may be given ------------------------------------------------------------------------------
 
 

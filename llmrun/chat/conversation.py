@@ -166,7 +166,13 @@ class Conversation:
         if any_seed:
             sampling = replace(sampling, seed=None)
         messages, departures = self._make_room(self.chat.window_before_question(), question, sampling)
-        asked = replace(self.manner.asked, messages=tuple(messages), sampling=sampling, moves=bool(departures))
+        asked = replace(
+            self.manner.asked,
+            messages=tuple(messages),
+            sampling=sampling,
+            moves=bool(departures),
+            speculation=self.model.drafting.wanted(),
+        )
         heard, self.last = _Heard(), None
         try:
             for event in self.model.answer(asked):
@@ -287,6 +293,7 @@ class Conversation:
             template=self.manner.asked.template,
             thinking=False,
             stops_repeats=True,
+            speculation=self.model.drafting.wanted(),
         )
         events = list(self.model.answer(asked))
         text = "".join(event.text for event in events if isinstance(event, TextDelta))

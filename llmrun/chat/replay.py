@@ -23,7 +23,9 @@ from llmrun.protocol.messages import AnswerRequest, Finished
 from llmrun.storage import write_whole
 
 _KIND, _VERSION = "llmrun-record", 1
-_REQUEST = ("messages", "prompt", "template", "grammar", "thinking", "thinking_tokens")  # sampling is the answer's
+_REQUEST = (  # sampling is the answer's
+    "messages", "prompt", "template", "grammar", "thinking", "thinking_tokens", "speculation",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,14 @@ class ShownAs:
         markdown: as Markdown, where the terminal can.
         think: what is shown of a model's thoughts, "on", "hide" or "fold".
         end_line: an answer ends with a newline in a pipe too.
+        tints: drafted tokens are coloured.
     """
 
     stats: bool | None = None
     markdown: bool = True
     think: Literal["on", "hide", "fold"] = "fold"
     end_line: bool = False
+    tints: bool = False
 
 
 @contextmanager
@@ -57,6 +59,8 @@ def show(output: Output, events: Iterable[Event], model: Model, shown_as: ShownA
         think=shown_as.think,
         end_line=shown_as.end_line,
         short=shown_as.stats is None,
+        times=model.drafting.times,
+        tints=shown_as.tints,
     ) as view:
         model.on_wait = view.tick
         return _to_the_end(events, view.show)

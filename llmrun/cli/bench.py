@@ -245,6 +245,14 @@ def bench(
     load: Crowd,
     how: BenchManner,
     after: Aftermath,
+    speculate: Annotated[
+        bool,
+        typer.Option(
+            "--speculate",
+            help="In place of other tests: what drafting tokens gains, see llmrun help speculation.",
+            rich_help_panel=_TESTS,
+        ),
+    ] = False,
     yes: YesOption = False,
 ) -> None:
     """Measure how fast models run here, and how sure that is.
@@ -252,11 +260,19 @@ def bench(
     Tests have llama-bench's names and are done its way: pp512 reads a prompt, tg128 makes an answer of random tokens.
     chat128+64 is what `llmrun run` does: with sampling, text and streaming.
     """
-    from llmrun.cli import bench_history, bench_load
+    from llmrun.cli import bench_history, bench_load, bench_speculation
 
     output = Output(json=after.kind in {"json", "jsonl"})
     if models and models[0] == "run":
         models = models[1:]
+    if load.clients is not None and speculate:
+        raise UsageError("--clients and --speculate exclude each other", hint="give one of them")
+    if load.clients is None and not speculate and load.tokens is not None:
+        hint = f"-n {load.tokens} measures one answer of so many tokens"
+        raise UsageError("--tokens needs --clients or --speculate", hint=hint)
+    if speculate:
+        bench_speculation.measure(output, models or (), load.tokens, lists, how, after, yes=yes)
+        return
     if load.clients is not None:
         bench_load.measure(output, models or (), load, lists, how, after, yes=yes)
         return

@@ -47,17 +47,14 @@ def crowd(
     tokens: Annotated[
         int | None,
         typer.Option(
-            "--tokens", metavar="TOKENS", help=f"Of each answer. Default: {_DEFAULT_TOKENS}.", rich_help_panel=_PANEL
+            "--tokens",
+            metavar="TOKENS",
+            help=f"Of each answer. Default: {_DEFAULT_TOKENS}; with --speculate 400, where the model goes on so long.",
+            rich_help_panel=_PANEL,
         ),
     ] = None,
 ) -> Crowd:
-    """The options of load.
-
-    Raises:
-        UsageError: there are tokens without clients.
-    """
-    if clients is None and tokens is not None:
-        raise UsageError("--tokens needs --clients", hint=f"-n {tokens} measures one answer of so many tokens")
+    """The options of load."""
     return Crowd(clients, tokens)
 
 
@@ -80,8 +77,9 @@ def measure(
 
     if len(models) != 1 or models[0] in BENCH_ACTIONS:
         raise UsageError("--clients measures one model", hint="llmrun bench smollm2 --clients 1,2,4,8")
-    _refuse(lists, how, after)
-    clients, threads, tokens = _clients(typed), _threads(lists), typed.tokens or _DEFAULT_TOKENS
+    refuse_others("--clients", lists, how, after)
+    clients, threads = _clients(typed), number_of_threads("--clients", lists)
+    tokens = typed.tokens or _DEFAULT_TOKENS
     settings = load_settings()
     located = locate(models[0], settings)
     path = located.path or fetch(output, located.spec, settings, yes=yes)
@@ -116,17 +114,26 @@ def _clients(typed: Crowd) -> tuple[int, ...]:
     return tuple(dict.fromkeys(clients))
 
 
-def _threads(lists: Typed) -> int | None:
+def number_of_threads(flag: str, lists: Typed) -> int | None:
+    """The one that was typed, if any.
+
+    Raises:
+        UsageError: there are several; names the flag that measures with one.
+    """
     from llmrun.bench.parameters import numbers
 
     threads = numbers(lists.threads or (), "-t", least=1)
     if len(threads) > 1:
-        raise UsageError("--clients takes one number of threads", hint=f"-t {threads[0]}")
+        raise UsageError(f"{flag} takes one number of threads", hint=f"-t {threads[0]}")
     return threads[0] if threads else None
 
 
-def _refuse(lists: Typed, how: BenchManner, after: Aftermath) -> None:
-    """Name what was typed and has nothing to do with clients."""
+def refuse_others(flag: str, lists: Typed, how: BenchManner, after: Aftermath) -> None:
+    """Refuse options of other tests beside a flag that replaces them all.
+
+    Raises:
+        UsageError: names the one that was typed.
+    """
     from llmrun.bench.refusals import MOST_REPETITIONS
 
     require_within("--repetitions", how.repetitions, (1, MOST_REPETITIONS))
@@ -140,6 +147,6 @@ def _refuse(lists: Typed, how: BenchManner, after: Aftermath) -> None:
         "--vs": bool(after.versus),
         f"-o {target or after.kind}": target is not None or after.kind not in {"table", "json"},
     }
-    for flag, came in foreign.items():
+    for other, came in foreign.items():
         if came:
-            raise UsageError(f"--clients and {flag} exclude each other", hint="give one of them")
+            raise UsageError(f"{flag} and {other} exclude each other", hint="give one of them")

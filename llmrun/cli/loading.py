@@ -55,6 +55,7 @@ def open_model(
         verbose=loading.verbose,
         keeps_states=keeps_states,
         expected=expected,
+        speculate=loading.most_drafted,
     )
     if loading.verbose:
         output.note(model.plan.summary)

@@ -18,6 +18,7 @@ import typer
 from llmrun.cli.completion import complete_model, complete_words
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import FLASH_ATTENTION, Wishes
+from llmrun.planning.speculation import AUTO, read_speculate
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
 
 if TYPE_CHECKING:
@@ -95,6 +96,16 @@ FlashAttentionOption = Annotated[
         metavar="auto|on|off",
         autocompletion=complete_words(*FLASH_ATTENTION),
         help="Attention without writing its scores to memory. Default: where it is faster.",
+        rich_help_panel="Engine",
+    ),
+]
+SpeculateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--speculate",
+        metavar="auto|off|TOKENS",
+        autocompletion=complete_words("auto", "off"),
+        help="Tokens that a decode step may draft; answers stay the same. Default: auto, where measured to pay.",
         rich_help_panel="Engine",
     ),
 ]
@@ -189,11 +200,24 @@ def engine_wishes(
 
 @dataclass(frozen=True, slots=True)
 class LoadingOptions:
-    """How a model is to be loaded: what was wished for, how much is shown, and whether to ask before a download."""
+    """How a model is to be loaded.
+
+    Attributes:
+        wishes: what the user said of it.
+        speculate: see planning.speculation.Drafting.most; None where the user did not say.
+        verbose: show llama.cpp's log and the plan.
+        yes: download without asking.
+    """
 
     wishes: Wishes
+    speculate: int | None
     verbose: bool
     yes: bool
+
+    @property
+    def most_drafted(self) -> int:
+        """What the user said of drafts, or what holds without a word."""
+        return AUTO if self.speculate is None else self.speculate
 
 
 def loading(
@@ -203,12 +227,14 @@ def loading(
     cache_type_k: CacheTypeKOption = "f16",
     cache_type_v: CacheTypeVOption = "f16",
     flash_attention: FlashAttentionOption = "auto",
+    speculate: SpeculateOption = None,
     verbose: VerboseOption = False,
     yes: YesOption = False,
 ) -> LoadingOptions:
     """The options of a command that loads a model."""
     wishes = engine_wishes(threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
-    return LoadingOptions(replace(wishes, n_ctx=ctx), verbose, yes)
+    most = None if speculate is None else read_speculate(speculate)
+    return LoadingOptions(replace(wishes, n_ctx=ctx), most, verbose, yes)
 
 
 ThinkOption = Annotated[

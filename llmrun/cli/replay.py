@@ -42,7 +42,10 @@ def replay(
             output.note(line)
         pieces: list[str] = []
         with cancelling(loaded):
-            events = collecting(loaded.answer(record.again()), pieces)
+            asked = record.again()
+            if loading.speculate is not None:
+                asked = replace(asked, speculation=loaded.drafting.wanted())
+            events = collecting(loaded.answer(asked), pieces)
             finished = show(output, events, loaded, ShownAs(markdown=False))
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")

@@ -95,7 +95,8 @@ def run(
             from llmrun.ui.views.sampling import show_sampling
 
             show_sampling(output, sampling_rows(sampling, origins))
-        asked = replace(_asked(output, loaded, text, wanted, raw=raw), sampling=sampling)
+        asked = _asked(output, loaded, text, wanted, raw=raw)
+        asked = replace(asked, sampling=sampling, speculation=loaded.drafting.wanted())
         markdown = not (wanted.plain or raw or asked.grammar)
         shown_as = ShownAs(stats, markdown, wanted.thoughts, end_line=not raw)
         pieces: list[str] = []

@@ -22,6 +22,7 @@ from llmrun.cli.options import LoadingOptions, read_think
 from llmrun.cli.sampling import FLAGS, read_value, sampling_rows, shown_value
 from llmrun.errors import LlmrunError, TerminatedError, UsageError
 from llmrun.model import A_CHAT
+from llmrun.planning.speculation import AUTO, OFF, read_speculate
 from llmrun.protocol.messages import Event, Finished
 from llmrun.protocol.params import BOUNDS
 from llmrun.ui.answer.keyboard import quiet_keyboard
@@ -32,6 +33,7 @@ from llmrun.ui.terminal.output import Output
 
 REMEMBERED = 16  # tokens that /why can be asked about; each costs 4 bytes for every token of the vocabulary
 _CANDIDATES = 8
+_LONG_ANSWER = 64  # tokens, from which on drafts are worth looking into
 _TURNS_SHOWN = 2  # of a chat that goes on
 _MOST_OF_QUESTION = 240  # characters of one that is shown again
 
@@ -44,6 +46,7 @@ HELP = {
     "/file PATTERN...": "text files that go along with the next message",
     "/set [NAME VALUE]": "a sampling value, such as /set temp 0.5; /set system TEXT; without a name, all of them",
     "/think MODE": "on, off, hide, fold, or a number of tokens",
+    "/speculation [MODE]": "drafted tokens: on tints them; off, auto, or how many a step",
     "/system [TEXT]": "another system prompt from now on; without a text, show it",
     "/model [NAME]": "go on with another model; without a name, say which it is",
     "/show": "the model, as `llmrun show` does",
@@ -117,7 +120,7 @@ class Chat:
 
     def run(self) -> None:
         """Until the user leaves, or stdin ends."""
-        while (message := self._typed.read()) is not None:
+        while (message := self._read()) is not None:
             word = message.split()[0]
             if not self._typed.is_command:
                 self._say(message)
@@ -130,6 +133,14 @@ class Chat:
             self._say_how_to_come_back()
         self.conversation.chat.release()
         self._models.close()
+
+    def _read(self) -> str | None:
+        """The next message. While the user reads a long answer, the engine finds out what drafting would cost."""
+        last = self.conversation.last
+        if last is None or last.stats.completion_tokens < _LONG_ANSWER or not self._typed.interactive:
+            return self._typed.read()
+        with self.conversation.model.measuring_steps():
+            return self._typed.read()
 
     def _say_how_to_come_back(self) -> None:
         chat = self.conversation.chat
@@ -260,9 +271,20 @@ class Chat:
         think = read_think(rest, "/think")
         manner = self.conversation.manner
         manner.asked = replace(manner.asked, thinking=think.thinking, thinking_tokens=think.tokens)
-        self._shown_as = ShownAs(self._shown_as.stats, self._shown_as.markdown, think.shown)
+        self._shown_as = replace(self._shown_as, think=think.shown)
         if not self.conversation.model.loaded.thinking_tags:
             self._output.note(f"{self.conversation.model.spec.name} is not a model that thinks first.")
+
+    def _speculation(self, rest: str) -> None:
+        drafting = self.conversation.model.drafting
+        if rest not in ("", "on"):
+            drafting.most = read_speculate(rest, "/speculation")
+        elif rest == "on" and drafting.most == OFF:
+            drafting.most = AUTO
+        self._loading = replace(self._loading, speculate=drafting.most)  # of the models that come
+        self._shown_as = replace(self._shown_as, tints=(self._shown_as.tints or rest == "on") and rest != "off")
+        tints = "; those that were accepted are tinted" if self._shown_as.tints else ""
+        self._output.note(f"Drafted tokens: {drafting.words}{tints}.")
 
     def _system(self, rest: str) -> None:
         chat = self.conversation.chat
@@ -309,7 +331,8 @@ class Chat:
         else:
             from llmrun.ui.answer.meter import summary
 
-            self._output.note(summary(Finished(0, answer.finish, answer.stats)))
+            times = self.conversation.model.drafting.times
+            self._output.note(summary(Finished(0, answer.finish, answer.stats), times))
 
     def _why(self, rest: str) -> None:
         count = rest or "1"
@@ -386,6 +409,7 @@ def completions(chat: Chat) -> dict[str, Completion | None]:
     offers["/load"] = lambda words: [facts.name for facts in chat.store.all()]
     offers["/set"] = lambda words: [Candidate(flag.lstrip("-"), _hint(name)) for name, (flag, _) in FLAGS.items()]
     offers["/think"] = lambda words: ["on", "off", "hide", "fold"]
+    offers["/speculation"] = lambda words: ["on", "off", "auto"]
     offers["/branch"] = lambda words: [branch.name for branch in chat.conversation.chat.branches() if branch.name]
     offers["/file"] = offers["/export"] = file_names
     return offers

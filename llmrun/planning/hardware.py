@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from llmrun.protocol.devices import Gpu
 
@@ -65,6 +66,17 @@ class Hardware:
         if self.cpu_quota is None:
             return max(1, self.physical_cores)
         return max(1, min(self.physical_cores, int(self.cpu_quota)))
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What a measurement depends on; the same after a reboot."""
+        return {
+            "cpu": self.cpu_name,
+            "flags": list(self.cpu_flags),
+            "cores": self.physical_cores,
+            "threads": self.usable_cores,
+            "memory": self.memory_total >> 30,
+        }
 
 
 def probe(root: Path = Path("/")) -> Hardware:

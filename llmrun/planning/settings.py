@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields, replace
 
+from llmrun.planning.plan import Wishes
 from llmrun.protocol.messages import Load
 
-SPINS = 2000
-"""How often an idle thread of libgomp looks for work before it sleeps, as the engine has it: microseconds."""
+SPINS = 8000
+"""How often an idle thread of libgomp looks for work before it sleeps, as the engine has it: part of a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,21 @@ class EngineSettings:
             repack=self.repack,
             mmap=self.mmap,
         )
+
+    def wished(self, load: Load, wishes: Wishes, *, without_flash: bool) -> Load:
+        """The same Load with these settings, as far as the user did not say otherwise and there is memory for them.
+
+        Args:
+            without_flash: there is, for attention without flash attention.
+        """
+        found = self.applied(load)
+        if wishes.threads is not None:
+            found = replace(found, threads=load.threads, threads_batch=load.threads_batch)
+        keeps_flash = wishes.flash_attention != "auto" or (found.flash_attention == "off" and not without_flash)
+        if keeps_flash or (wishes.cache_type_k, wishes.cache_type_v) != ("f16", "f16"):
+            flash, type_k, type_v = load.flash_attention, load.kv_type_k, load.kv_type_v
+            found = replace(found, flash_attention=flash, kv_type_k=type_k, kv_type_v=type_v)
+        return found
 
     @property
     def environment(self) -> dict[str, str]:

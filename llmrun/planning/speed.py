@@ -14,7 +14,6 @@ from collections.abc import Collection
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from llmrun.errors import LlmrunError
 from llmrun.planning.hardware import Hardware
@@ -39,7 +38,7 @@ def remembered(hardware: Hardware, folder: Path) -> MachineSpeed | None:
         with (folder / _FILE).open("rb") as file:
             data = json.loads(file.read(_MOST_BYTES))
         age = time.time() - data["time"]
-        if data["machine"] != fingerprint(hardware) or not 0 <= age < WEEKS * 7 * 86_400:
+        if data["machine"] != hardware.fingerprint or not 0 <= age < WEEKS * 7 * 86_400:
             return None
         return from_json(MachineSpeed, data["figures"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -115,18 +114,7 @@ class Clock:
         return max(used, 0.0) / max(now.wall - self.wall, 1e-3)
 
 
-def fingerprint(hardware: Hardware) -> dict[str, Any]:
-    """What a measurement depends on; the same after a reboot."""
-    return {
-        "cpu": hardware.cpu_name,
-        "flags": list(hardware.cpu_flags),
-        "cores": hardware.physical_cores,
-        "threads": hardware.usable_cores,
-        "memory": hardware.memory_total >> 30,
-    }
-
-
 def _remember(speed: MachineSpeed, hardware: Hardware, folder: Path) -> None:
-    data = {"machine": fingerprint(hardware), "time": time.time(), "figures": as_dict(speed)}
+    data = {"machine": hardware.fingerprint, "time": time.time(), "figures": as_dict(speed)}
     with suppress(LlmrunError):  # then it is measured again next time
         write_whole(folder / _FILE, json.dumps(data), makes_folder=True)

@@ -1,36 +1,27 @@
 """What tuning found, where it is remembered, and which of the profiles an answer of some length wants.
 
-Owns tune.json and what makes an entry fit: machine, model shape and build of llama.cpp. Must not know how it was
-measured. This is on the way to every answer: it reads one small file and imports nothing heavy.
+Owns what an entry of tune.json says; kept.py has the file and its keys. Must not know how it was measured.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib import util
 from pathlib import Path
 from typing import Any
 
 from llmrun.config import TUNE_FILE
 from llmrun.gguf.header import Header
+from llmrun.planning import kept
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import KV_BYTES, UBATCH
 from llmrun.planning.settings import EngineSettings
-from llmrun.planning.speed import fingerprint
 from llmrun.protocol.codec import as_dict, from_json
-from llmrun.storage import disk_errors, write_whole
 
-_SCHEMA = 1
-_MOST_BYTES = 1 << 20
-_MOST_ENTRIES = 40
 _MOST_THREADS = 512
 _FLASH_ATTENTION = ("auto", "on", "off")
-_LIBRARIES = ("libggml-cpu*.so", "libllama.so", "libggml-cpu*.dylib", "libllama.dylib", "ggml-cpu*.dll", "llama.dll")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +108,9 @@ def remembered(header: Header, hardware: Hardware, folder: Path) -> Tuned | None
     Args:
         folder: config.Settings.state_dir.
     """
-    entries = _entries(folder)
-    if not entries:
-        return None
-    key = _key(header, hardware)
-    return next((_tuned(entry) for entry in entries if entry.get("key") == key), None)
+    path = folder / TUNE_FILE
+    entry = kept.find(path, kept.model_key(header, hardware)) if path.exists() else None
+    return _tuned(entry) if entry else None
 
 
 def loads_as_usual(path: Path, folder: Path) -> bool:
@@ -134,7 +123,7 @@ def loads_as_usual(path: Path, folder: Path) -> bool:
     Raises:
         BadModelError: the file is damaged.
     """
-    found = [tuned for entry in _entries(folder) if (tuned := _tuned(entry)) is not None]
+    found = [tuned for entry in kept.entries(folder / TUNE_FILE) if (tuned := _tuned(entry)) is not None]
     if all(_keep_usual_weights(tuned) for tuned in found):
         return True
     from llmrun.gguf.reader import read_header
@@ -150,8 +139,8 @@ def _keep_usual_weights(tuned: Tuned) -> bool:
 
 def summaries(hardware: Hardware, folder: Path) -> list[str]:
     """What was found on this machine with the llmrun that is installed, a line each, the latest first."""
-    entries = _entries(folder)
-    here = _here(hardware) if entries else {}
+    entries = kept.entries(folder / TUNE_FILE)
+    here = kept.machine_key(hardware) if entries else {}
     found = []
     for entry in entries:
         tuned, key = _tuned(entry), entry.get("key")
@@ -169,9 +158,7 @@ def remember(tuned: Tuned, header: Header, hardware: Hardware, folder: Path, nam
     Raises:
         LlmrunError: the folder can't be written.
     """
-    key = _key(header, hardware)
-    others = [entry for entry in _entries(folder) if entry.get("key") != key]
-    _write(folder, [{"name": name, "key": key, "tuned": as_dict(tuned)}, *others][:_MOST_ENTRIES])
+    kept.keep(folder / TUNE_FILE, kept.model_key(header, hardware), {"name": name, "tuned": as_dict(tuned)})
 
 
 def forget(header: Header, hardware: Hardware, folder: Path) -> bool:
@@ -180,69 +167,7 @@ def forget(header: Header, hardware: Hardware, folder: Path) -> bool:
     Raises:
         LlmrunError: the folder can't be written.
     """
-    key = _key(header, hardware)
-    entries = _entries(folder)
-    kept = [entry for entry in entries if entry.get("key") != key]
-    if len(kept) == len(entries):
-        return False
-    _write(folder, kept)
-    return True
-
-
-def _key(header: Header, hardware: Hardware) -> dict[str, Any]:
-    """What speed depends on, as JSON data. A model's name does not matter: another one of this shape is as fast."""
-    return {**_here(hardware), "shape": _as_json(_shape(header))}
-
-
-def _here(hardware: Hardware) -> dict[str, Any]:
-    """The part of a key that is the same for all models here."""
-    return {"machine": _as_json(fingerprint(hardware)), "build": _as_json(_build())}
-
-
-def _as_json(value: Any) -> Any:
-    """A value as it comes back from a file: tuples as lists, numbers as keys as text."""
-    return json.loads(json.dumps(value))
-
-
-def _shape(header: Header) -> dict[str, Any]:
-    return {
-        "architecture": header.architecture,
-        "layers": header.n_layers,
-        "width": header.n_embd,
-        "heads": header.n_heads,
-        "kv_heads": header.n_kv_heads,
-        "head_length": [header.key_length, header.value_length],
-        "window": header.sliding_window,
-        "experts": [header.n_experts, header.n_experts_used],
-        "vocabulary": header.n_vocab,
-        "types": header.bytes_per_type,
-    }
-
-
-def _build() -> list[list[Any]]:
-    """Which llama.cpp computes: its libraries' names, sizes and times, since nothing may be loaded to ask it."""
-    spec = util.find_spec("llama_cpp")  # finds the package without running it
-    folders = spec.submodule_search_locations if spec else None
-    found = []
-    for folder in folders or ():
-        for pattern in _LIBRARIES:
-            for library in Path(folder, "lib").glob(pattern):
-                with suppress(OSError):
-                    status = library.stat()
-                    found.append([library.name, status.st_size, int(status.st_mtime)])
-    return sorted(found)
-
-
-def _entries(folder: Path) -> list[dict[str, Any]]:
-    """What tune.json holds; nothing where it is missing, damaged or of another version."""
-    try:
-        with (folder / TUNE_FILE).open("rb") as file:
-            data = json.loads(file.read(_MOST_BYTES))
-        if data["schema"] != _SCHEMA:
-            return []
-        return [entry for entry in data["entries"] if isinstance(entry, dict)]
-    except (OSError, ValueError, TypeError, KeyError):
-        return []
+    return kept.drop(folder / TUNE_FILE, kept.model_key(header, hardware))
 
 
 def _tuned(entry: Mapping[str, Any]) -> Tuned | None:
@@ -268,13 +193,3 @@ def _is_usable(profile: Profile) -> bool:
         and settings.flash_attention in _FLASH_ATTENTION
         and settings.kv_type in KV_BYTES
     )
-
-
-def _write(folder: Path, entries: list[dict[str, Any]]) -> None:
-    """An empty file is none: who sees one waits for what it says."""
-    path = folder / TUNE_FILE
-    if entries:
-        write_whole(path, json.dumps({"schema": _SCHEMA, "entries": entries}), makes_folder=True)
-        return
-    with disk_errors(path):
-        path.unlink(missing_ok=True)

@@ -23,6 +23,8 @@ from llmrun.protocol.messages import (
     Command,
     Count,
     Counted,
+    Detokenize,
+    Detokenized,
     Event,
     Failed,
     Finished,
@@ -44,6 +46,7 @@ from llmrun.protocol.messages import (
     Tokenized,
 )
 from llmrun.protocol.rendering import rendering_share
+from llmrun.protocol.speculation import MeasureSteps, StepsMeasured
 from llmrun.runner.launch import Launched
 from llmrun.runner.pipe import EngineGone, Pipe
 
@@ -59,6 +62,8 @@ _ANSWERS: dict[type[Command], tuple[type[Event], ...]] = {
     Generate: (Rendering, Rendered, Started, PrefillProgress, TextDelta, Finished),
     Count: (Rendering, Rendered, Counted),
     Tokenize: (Tokenized,),
+    MeasureSteps: (StepsMeasured,),
+    Detokenize: (Detokenized,),
     Explain: (Explained,),
     SaveState: (StateSaved,),
     Status: (Condition,),
@@ -266,7 +271,7 @@ class Exchange:
         error = failed.error()
         return self.pipe.with_log(error) if isinstance(command, (Load, Job)) else error
 
-    def pump(self) -> bool:
+    def pump(self, seconds: float = _TICK_SECONDS) -> bool:
         """Wait a moment for what the engine says, and give it to whom it belongs. Calls that take too long end.
 
         Gives whether the engine is still there.
@@ -274,7 +279,7 @@ class Exchange:
         try:
             self._end_overdue()
             came = False
-            for event in self.pipe.receive(_TICK_SECONDS):
+            for event in self.pipe.receive(seconds):
                 came = True
                 call = self._calls.get(event.request)  # None: nobody wants it any more
                 if call is not None and call.take(event):

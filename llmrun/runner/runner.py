@@ -30,10 +30,11 @@ from llmrun.protocol.messages import (
     Tokenize,
     Tokenized,
 )
+from llmrun.protocol.speculation import MeasureSteps, StepsMeasured, StepTime
 from llmrun.runner.calls import Exchange
 from llmrun.runner.launch import Launched, take_prestarted
 
-_Answer = TypeVar("_Answer", Explained, StateSaved, Counted, Tokenized)
+_Answer = TypeVar("_Answer", Explained, StateSaved, Counted, Tokenized, StepsMeasured)
 _Command = TypeVar("_Command")
 _Update = TypeVar("_Update")
 _Result = TypeVar("_Result")
@@ -157,7 +158,29 @@ class Runner:
         """
         return self._ask(save, StateSaved)
 
-    def _ask(self, question: Explain | SaveState | Count | Tokenize, kind: type[_Answer]) -> _Answer:
+    def measure_steps(self, measure: MeasureSteps) -> StepsMeasured:
+        """How long decode steps take.
+
+        Raises:
+            EngineCrashedError: the engine died.
+        """
+        return self._ask(measure, StepsMeasured)
+
+    def begin_measuring(self, measure: MeasureSteps) -> Callable[[], tuple[StepTime, ...]]:
+        """The same in the background: gives what looks, without waiting, for what was found so far.
+
+        Whatever else is asked meanwhile ends it, and then nothing is ever found.
+        """
+        call = self._exchange.submit(measure)
+
+        def look() -> tuple[StepTime, ...]:
+            self._exchange.pump(seconds=0)
+            found = call.events.get() if not call.events.empty() else None
+            return found.times if isinstance(found, StepsMeasured) else ()
+
+        return look
+
+    def _ask(self, question: Explain | SaveState | Count | Tokenize | MeasureSteps, kind: type[_Answer]) -> _Answer:
         for event in self._events(question):
             if isinstance(event, kind):
                 return event

@@ -108,7 +108,8 @@ class Answers:
         sampling = self._kept.model.sampling(self._asked.sampling)[0]
         if sampling.seed is not None and index:
             sampling = replace(sampling, seed=(sampling.seed + index) % 2**32)
-        return replace(self._asked.request, sampling=sampling)
+        speculation = self._kept.model.drafting.wanted(self._asked.speculate)
+        return replace(self._asked.request, sampling=sampling, speculation=speculation)
 
     def take(self, heard: Heard) -> list[Part]:
         """What an event means to the client.

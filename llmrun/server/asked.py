@@ -22,6 +22,7 @@ class Asked(NamedTuple):
         n: answers to the same prompt; seeds count up from the first's.
         stream: send the answer as it comes.
         keep_seconds: how long the model stays loaded afterwards; None is the server's own, -1 for ever.
+        speculate: drafted tokens a step, see planning.speculation.read_speculate(); None is the server's own.
     """
 
     model: str
@@ -30,6 +31,7 @@ class Asked(NamedTuple):
     n: int = 1
     stream: bool = False
     keep_seconds: float | None = None
+    speculate: int | None = None
 
 
 class Begun(NamedTuple):

@@ -42,13 +42,17 @@ class Histogram:
 
 
 class Figures(NamedTuple):
-    """What the live view shows; of latencies median and 95th percentile in seconds, None where nothing was measured."""
+    """What the live view shows; of latencies median and 95th percentile in seconds, None where nothing was measured.
+
+    acceptance is the share of drafted tokens that were accepted; None where none were drafted.
+    """
 
     running: int
     waiting: int
     rate: float
     ttft: tuple[float | None, float | None]
     itl: tuple[float | None, float | None]
+    acceptance: float | None
 
 
 class ModelMetrics:
@@ -57,6 +61,7 @@ class ModelMetrics:
     def __init__(self) -> None:
         self.running = self.waiting = 0
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+        self.drafted_tokens = self.accepted_tokens = 0
         self.finished: dict[str, int] = {}
         self.ttft = Histogram(_TTFT_BUCKETS)
         self.itl = Histogram(_ITL_BUCKETS)
@@ -94,6 +99,8 @@ class RequestClock:
     def finished(self, event: Finished) -> None:
         """It ended."""
         self._end(event.reason)
+        self._model.drafted_tokens += event.stats.drafted_tokens
+        self._model.accepted_tokens += event.stats.accepted_tokens
         self._model.latency.add(self._clock() - self._asked)
 
     def aborted(self) -> None:
@@ -141,6 +148,7 @@ class ServerMetrics:
             self._rate(),
             (busiest.ttft.quantile(0.5), busiest.ttft.quantile(0.95)),
             (busiest.itl.quantile(0.5), busiest.itl.quantile(0.95)),
+            busiest.accepted_tokens / busiest.drafted_tokens if busiest.drafted_tokens else None,
         )
 
     def _rate(self) -> float:
@@ -164,6 +172,10 @@ class ServerMetrics:
         yield from _family(
             "generation_tokens_total", "counter", {name: m.completion_tokens for name, m in models.items()}
         )
+        drafted = {name: m.drafted_tokens for name, m in models.items()}
+        yield from _family("spec_decode_num_draft_tokens_total", "counter", drafted)
+        accepted = {name: m.accepted_tokens for name, m in models.items()}
+        yield from _family("spec_decode_num_accepted_tokens_total", "counter", accepted)
         used = {name: each.cells_used / max(each.cells, 1) for name, each in conditions.items()}
         yield from _family("kv_cache_usage_perc", "gauge", used)
         queries = {name: each.prefix_queries for name, each in conditions.items()}

@@ -10,10 +10,11 @@ import hashlib
 import math
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, UsageError
@@ -21,12 +22,15 @@ from llmrun.model import Located, Model, locate, not_on_disk
 from llmrun.models.store.in_use import using
 from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.messages import AnswerRequest, Loaded
+from llmrun.protocol.speculation import MeasureSteps, StepsMeasured
 from llmrun.runner.launch import Launched
 from llmrun.server.connection import EngineConnection
 from llmrun.server.refusals import DeadlyPromptError
 
 MOST_DEATHS = 2
 """After so many deaths of an engine a prompt that was in it is refused."""
+IDLE_SECONDS = 5.0
+"""An engine that nobody asks for so long measures what drafting costs it, where that isn't known yet."""
 _REMEMBERED_PROMPTS = 1000
 _LONGEST_NAME = 500
 # What a client may name: no path, whatever a name means elsewhere.
@@ -59,7 +63,15 @@ class KeptModel:
         self.connection: EngineConnection | None = None
         self.starting: asyncio.Task[EngineConnection] | None = None
         self.expiry: asyncio.TimerHandle | None = None
+        self.idling: asyncio.TimerHandle | None = None
+        self.can_measure = True
         self.locks = ExitStack()
+
+    def cancel_timers(self) -> None:
+        """Nothing happens by itself any more."""
+        for timer in (self.expiry, self.idling):
+            if timer is not None:
+                timer.cancel()
 
     @property
     def is_loaded(self) -> bool:
@@ -117,6 +129,7 @@ class Pool:
         keep_seconds: how long a model stays that nobody asks.
         start: starts an engine's process, given the model it is for.
         on_loaded: told of every model that was loaded.
+        idle_seconds: see IDLE_SECONDS.
 
     Attributes:
         deaths: prompts that were in dying engines.
@@ -131,15 +144,16 @@ class Pool:
         keep_seconds: float,
         start: Callable[[Model], Launched],
         on_loaded: Callable[[KeptModel], None] = lambda kept: None,
+        idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self.names = tuple(names)
         self.deaths = Deaths()
         self._settings, self._prepare, self._keep_seconds = settings, prepare, keep_seconds
-        self._start_engine, self._on_loaded = start, on_loaded
+        self._start_engine, self._on_loaded, self._idle_seconds = start, on_loaded, idle_seconds
         self._kept: dict[Path, KeptModel] = {}
         self._paths: dict[str, Path] = {}
         self._loading = asyncio.Lock()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def kept(self) -> list[KeptModel]:
@@ -160,8 +174,7 @@ class Pool:
         """
         kept = await self._find(name)
         kept.users += 1
-        if kept.expiry is not None:
-            kept.expiry.cancel()
+        kept.cancel_timers()
         try:
             yield kept
         finally:
@@ -174,18 +187,32 @@ class Pool:
         loop = asyncio.get_running_loop()
         kept.used_at = loop.time()
         if not kept.users and 0 <= kept.keep_seconds < math.inf:
-            kept.expiry = loop.call_later(kept.keep_seconds, self._expire, kept)
+            kept.expiry = loop.call_later(kept.keep_seconds, self._when_unused, kept, self._unload)
+        if not kept.users and kept.is_loaded and kept.can_measure:
+            kept.idling = loop.call_later(self._idle_seconds, self._when_unused, kept, self._measure_steps)
 
-    def _expire(self, kept: KeptModel) -> None:
+    def _when_unused(self, kept: KeptModel, work: Callable[[KeptModel], Coroutine[Any, Any, None]]) -> None:
         if kept.is_unused:
-            task = asyncio.ensure_future(self._unload(kept))
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            task = asyncio.ensure_future(work(kept))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _measure_steps(self, kept: KeptModel) -> None:
+        """Have an engine that nobody asks measure its decode steps; where somebody does ask, it stops, for now."""
+        connection, model = kept.connection, kept.model
+        if connection is None or model is None or not model.drafting.lacks_times:
+            return
+        kept.can_measure = False  # what fails once is not tried for ever
+        with suppress(LlmrunError):
+            found = await connection.ask(MeasureSteps(connection.next_request()), StepsMeasured)
+            kept.can_measure = not found.times
+            if found.times:
+                await asyncio.to_thread(model.drafting.remember, found.times)
 
     async def _find(self, name: str) -> KeptModel:
         if not name and not self.names:
             raise UsageError("model is missing", hint="name one of /v1/models")
-        name = name or self.names[0]
+        name = name.removesuffix(":latest") or self.names[0]
         path = self._paths.get(name)
         if path is None or path not in self._kept:
             located = await asyncio.to_thread(self._locate, name)
@@ -290,6 +317,5 @@ class Pool:
         for kept in list(self._kept.values()):
             if kept.starting is not None:
                 kept.starting.cancel()
-            if kept.expiry is not None:
-                kept.expiry.cancel()
+            kept.cancel_timers()
             await self._close(kept)

@@ -15,6 +15,7 @@ from llmrun.config import Settings
 from llmrun.errors import LlmrunError
 from llmrun.model import Located, Model, prepare
 from llmrun.planning.plan import Wishes
+from llmrun.planning.speculation import AUTO
 from llmrun.protocol.condition import Condition
 from llmrun.runner.launch import Launched
 from llmrun.server.app import Served, Site
@@ -40,6 +41,7 @@ class ServeOptions:
         grace_seconds: how long running answers may go on after the first signal to end.
         receive_seconds: in which a request has to arrive.
         verbose: llama.cpp's log goes to stderr.
+        speculate: drafted tokens a step where a client does not say, see Drafting.most.
     """
 
     names: tuple[str, ...]
@@ -51,6 +53,7 @@ class ServeOptions:
     grace_seconds: float = 30.0
     receive_seconds: float = RECEIVE_SECONDS
     verbose: bool = False
+    speculate: int = AUTO
 
 
 class Serving:
@@ -88,7 +91,15 @@ class Serving:
 
     def _prepare(self, located: Located, path: Path) -> Model:
         options = self._options
-        return prepare(located.spec, path, options.wishes, warm_up=True, verbose=options.verbose, keeps_states=True)
+        return prepare(
+            located.spec,
+            path,
+            options.wishes,
+            warm_up=True,
+            verbose=options.verbose,
+            keeps_states=True,
+            speculate=options.speculate,
+        )
 
     async def run(self, listening: socket.socket) -> None:
         """Serve on this socket until end() is called, and then until all is answered or the grace is over."""

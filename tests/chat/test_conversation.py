@@ -18,6 +18,7 @@ from llmrun.chat.truncation import Policy
 from llmrun.errors import ContextOverflowError, EngineCrashedError, UsageError
 from llmrun.protocol.messages import AnswerRequest, Counted, Event, Finished, Message, Started, Stats, TextDelta
 from llmrun.protocol.params import Limits, resolve_sampling
+from llmrun.protocol.speculation import Speculation
 
 BEGIN, MARKS, END = 5, 4, 3  # tokens that the template writes before all, around each message, and behind all
 
@@ -30,6 +31,7 @@ class FakeModel:
         path.write_bytes(b"GGUF")
         self.spec = SimpleNamespace(name="fake", path=None)
         self.loaded = SimpleNamespace(n_ctx=n_ctx, thinking_tags=("<think>", "</think>"))
+        self.drafting = SimpleNamespace(wanted=lambda: Speculation(7))
         self.seen: list[list[Message]] = []
         self.requests: list[AnswerRequest] = []
         self.says = ""

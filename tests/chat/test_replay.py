@@ -16,6 +16,7 @@ from llmrun.errors import UsageError
 from llmrun.grammar import Grammar
 from llmrun.protocol.messages import AnswerRequest, Message, Stats
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.speculation import Speculation, StepTime
 
 SAMPLING = SamplingParams(seed=7, logit_bias=((3, -math.inf),), order=("temperature",))
 LIMITS = Limits(5, ("\n",), ("ban",))
@@ -28,6 +29,7 @@ RECORD = Record(
         grammar=Grammar("gbnf", 'root ::= "a"'),
         thinking=False,
         stops_repeats=True,
+        speculation=Speculation(7, (StepTime(1, 0, 0.01), StepTime(4, 0, 0.02))),
     ),
     {"model": "abc", "threads": "2"},
     Answer(

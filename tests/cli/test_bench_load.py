@@ -118,4 +118,4 @@ def test_words_in_place_of_a_model_are_refused_too() -> None:
 def test_tokens_alone_are_refused(model: str) -> None:
     done = CliRunner().invoke(app, [model, "--tokens", "8"])
     assert isinstance(done.exception, UsageError)
-    assert done.exception.what == "--tokens needs --clients"
+    assert done.exception.what == "--tokens needs --clients or --speculate"

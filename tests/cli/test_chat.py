@@ -92,6 +92,18 @@ def test_branches_say_where_they_differ(start: Start) -> None:
     assert any('differs from turn 1 on: "Name a river"' in line for line in shown)
 
 
+def test_drafts_begin_when_step_times_were_measured_behind_a_long_answer(start: Start) -> None:
+    chat = start("long")
+    assert not any("drafted" in line for line in chat.ask("Why is the sky blue?"))
+    later = (any("drafted 70, accepted 68" in line for line in chat.ask("And red?")) for _ in range(20))
+    assert any(later)
+    chat.ask("/speculation off")
+    assert not any("drafted" in line for line in chat.ask("And green?"))
+    assert any("up to 7 a step" in line for line in chat.ask("/speculation 7"))
+    assert any("must be auto, off, or a number" in line for line in chat.ask("/speculation 99"))
+    assert any("drafted" in line for line in chat.ask("And now?"))
+
+
 def test_a_disk_that_refuses(start: Start) -> None:
     chat = start("normal", LLMRUN_HOME="/proc/nothing")
     assert any("not saved" in line for line in chat.lines)

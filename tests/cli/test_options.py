@@ -23,7 +23,7 @@ ENGINE = (
     ("--cache-type-k", "q1"), ("-ctk", "q1"), ("--cache-type-v", "q1"), ("-ctv", "q1"), ("-fa", "maybe"),
     ("--flash-attention", "maybe"), ("--cache-type-v", "q8_0", "--flash-attention", "off"),
 )  # fmt: skip
-LOADING = (*ENGINE, ("--ctx", "5"), ("--ctx", "99999999999"))
+LOADING = (*ENGINE, ("--ctx", "5"), ("--ctx", "99999999999"), ("--speculate", "2"), ("--speculate", "on"))
 ANSWERING = (
     ("--max-tokens", "0"), ("--stop", ""), ("--ban", ""), ("--grammar", "not/there"), ("--json-schema", "{"),
     ("--json-schema", "{}", "--grammar", "g"), ("--think-tokens", "-1"), ("--no-think", "--think-tokens", "5"),

@@ -11,7 +11,7 @@ import pytest
 
 from llmrun.planning import speed
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.speed import fingerprint, measure, remembered, speed_of
+from llmrun.planning.speed import measure, remembered, speed_of
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.kernels import KERNELS, MachineSpeed, MeasureKernels, Rates
@@ -114,7 +114,7 @@ def test_damaged_file(engine: Engine, tmp_path: Path, text: str) -> None:
 def test_damaged_figures(engine: Engine, tmp_path: Path) -> None:
     good = as_dict(ANSWER)
     for figures in ({}, {**good, "types": {"Q4_K": {"decode": 3}}}, {**good, "gpus": [{"name": "x"}]}):
-        data = {"machine": fingerprint(MACHINE), "time": time.time(), "figures": figures}
+        data = {"machine": MACHINE.fingerprint, "time": time.time(), "figures": figures}
         (tmp_path / "speed.json").write_text(json.dumps(data))
         assert remembered(MACHINE, tmp_path) is None
 

@@ -49,6 +49,18 @@ def test_a_request_waits_runs_and_ends() -> None:
         assert line in text.splitlines()
 
 
+def test_what_became_of_drafts() -> None:
+    metrics = ServerMetrics(Clock())
+    metrics.request("tiny").finished(Finished(1, "stop", Stats()))
+    assert metrics.figures.acceptance is None
+    metrics.request("tiny").finished(Finished(1, "stop", Stats(drafted_tokens=30, accepted_tokens=20)))
+    metrics.request("tiny").finished(Finished(1, "stop", Stats(drafted_tokens=10, accepted_tokens=10)))
+    assert metrics.figures.acceptance == 0.75
+    lines = metrics.text({}).splitlines()
+    assert 'vllm:spec_decode_num_draft_tokens_total{model_name="tiny"} 40' in lines
+    assert 'vllm:spec_decode_num_accepted_tokens_total{model_name="tiny"} 30' in lines
+
+
 def test_a_request_that_is_given_up_counts_no_more() -> None:
     metrics = ServerMetrics(Clock())
     waiting, running = metrics.request("tiny"), metrics.request("tiny")

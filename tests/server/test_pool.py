@@ -28,14 +28,28 @@ class Machine:
     """Has memory for so many models, and notes which are loaded."""
 
     def __init__(
-        self, folder: Path, names: str, *, room: int = 9, mode: str = "normal", keep_seconds: float = 9e9
+        self,
+        folder: Path,
+        names: str,
+        *,
+        room: int = 9,
+        mode: str = "normal",
+        keep_seconds: float = 9e9,
+        idle_seconds: float = 9e9,
     ) -> None:
         self.paths = [str(write(folder / f"{name}.gguf", runnable_model())) for name in names]
         self.loads: list[str] = []
         self.room, self.mode = room, mode
         self.may_start = threading.Event()
         self.may_start.set()
-        self.pool = Pool(self.paths, load_settings(), self.prepare, keep_seconds=keep_seconds, start=self.start)
+        self.pool = Pool(
+            self.paths,
+            load_settings(),
+            self.prepare,
+            keep_seconds=keep_seconds,
+            start=self.start,
+            idle_seconds=idle_seconds,
+        )
 
     def prepare(self, located: Located, path: Path) -> Model:
         if len([kept for kept in self.pool.kept if kept.is_loaded]) >= self.room:
@@ -128,6 +142,21 @@ def test_a_model_whose_time_is_over_while_it_is_loaded_for_nobody_goes_afterward
             await asyncio.sleep(0)
 
     run(Machine(tmp_path, "a", keep_seconds=0.0), scenario)
+
+
+def test_an_idle_engine_measures_its_decode_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+
+    async def scenario(machine: Machine) -> None:
+        async with machine.pool.lease("") as kept:
+            await machine.pool.ready(kept)
+            assert kept.idling is None, "it is in use"
+        assert kept.model is not None
+        while kept.model.drafting.lacks_times:
+            await asyncio.sleep(0)
+
+    run(Machine(tmp_path, "a", idle_seconds=0.0), scenario)
+    assert (tmp_path / "home/steps.json").is_file()
 
 
 def test_less_than_no_time_is_for_ever(tmp_path: Path) -> None:

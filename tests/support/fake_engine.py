@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 
 from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import SaveState, StateSaved
@@ -18,6 +19,8 @@ from llmrun.protocol.messages import (
     Cancel,
     Count,
     Counted,
+    Detokenize,
+    Detokenized,
     Event,
     Failed,
     Finished,
@@ -38,9 +41,11 @@ from llmrun.protocol.messages import (
     Tokenize,
     Tokenized,
 )
+from llmrun.protocol.speculation import MeasureSteps, StepsMeasured, StepTime
 
 MODE = sys.argv[1]
 FOREVER = 3600  # seconds: longer than a test may take
+TIMES = (StepTime(1, 0, 0.01), StepTime(4, 0, 0.02))
 LAST_WORDS = "fake_engine.cpp:42: GGML_ASSERT(fake) failed"
 
 
@@ -107,13 +112,22 @@ def generate(command: Generate) -> None:
     send(TextDelta(command.request, "Hel", 1))
     phase("decode")
     fault = globals().get(MODE)
-    if fault is None:
+    if command.asked.speculation is not None:
+        drafted(command.request)
+    elif fault is None:
         send(
             TextDelta(command.request, "lo", 1),
             Finished(command.request, "stop", Stats(3, completion_tokens=2)),
         )
     else:
         fault(command.request)
+
+
+def drafted(request: int) -> None:
+    """All but the first token come of one step."""
+    stats = Stats(3, completion_tokens=70, context_used=73, n_ctx=256)
+    stats = replace(stats, drafted_tokens=70, accepted_tokens=68, decode_steps=2, decode_seconds=0.69)
+    send(TextDelta(request, "lo", 1, drafted=True), Finished(request, "stop", stats))
 
 
 OPEN: list[int] = []
@@ -163,6 +177,15 @@ def chatty(request: int) -> None:
 
 def at_max_tokens(request: int) -> None:
     send(Finished(request, "length", Stats(3, completion_tokens=2, context_used=5, n_ctx=256)))
+
+
+def long(request: int) -> None:
+    """A long answer, as its figures have it."""
+    send(TextDelta(request, "lo", 69), Finished(request, "stop", Stats(3, completion_tokens=70, decode_seconds=1.38)))
+
+
+long_never_idle = long
+"""As long, and nothing can be measured."""
 
 
 def window_full(request: int) -> None:
@@ -229,6 +252,10 @@ def main() -> None:
             send(StateSaved(command.request, 3, 100))
         elif isinstance(command, Tokenize):
             send(Tokenized(command.request, tuple(command.text.encode())))
+        elif isinstance(command, MeasureSteps):
+            send(StepsMeasured(command.request, () if MODE.endswith("never_idle") else TIMES))
+        elif isinstance(command, Detokenize):
+            send(Detokenized(command.request, bytes(command.tokens).decode()))
         elif isinstance(command, Job):
             do(command)
 

@@ -16,7 +16,7 @@ from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.asked import Asked, Begun, CallArguments, CallBegun, Ended, Envelope, Part, Text, Thought, Writer
 from llmrun.server.protocols.collected import CollectedAnswer
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.sampling import read_sampling, schema_grammar
+from llmrun.server.protocols.sampling import read_drafts, read_sampling, schema_grammar
 from llmrun.server.protocols.tools import as_json, checked_tools, refuse_media, tool, tool_name
 from llmrun.server.sse import EVENT_STREAM, event
 
@@ -64,7 +64,13 @@ def read_count(body: Mapping[str, Any]) -> Asked:
         tool_choice=choice,
         parallel_calls=parallel,
     )
-    return Asked(fields.text("model") or "", request, read_sampling(fields), stream=fields.flag("stream") is True)
+    return Asked(
+        fields.text("model") or "",
+        request,
+        read_sampling(fields),
+        stream=fields.flag("stream") is True,
+        speculate=read_drafts(fields),
+    )
 
 
 def counted(tokens: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from llmrun.server import sse
 from llmrun.server.asked import Asked, Envelope
 from llmrun.server.protocols.collected import CollectedAnswer
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.sampling import MOST_ANSWERS, read_sampling
+from llmrun.server.protocols.sampling import MOST_ANSWERS, read_drafts, read_sampling
 
 _CODES = {"context-overflow": "context_length_exceeded", "model-not-found": "model_not_found"}
 """Those that clients know under another name than ours."""
@@ -31,14 +31,20 @@ def error_body(error: LlmrunError, status: int) -> dict[str, Any]:
 
 
 def usage(prompt_tokens: int, cached_tokens: int, answers: Iterable[Stats]) -> dict[str, Any]:
-    """What a request cost. The prompt counts once, however many answers there were."""
-    completion = sum(stats.completion_tokens for stats in answers)
-    return {
+    """What a request cost, with what became of drafts. The prompt counts once, however many answers there were."""
+    ended = list(answers)
+    completion = sum(stats.completion_tokens for stats in ended)
+    counts: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion,
         "total_tokens": prompt_tokens + completion,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+    if drafted := sum(stats.drafted_tokens for stats in ended):
+        accepted = sum(stats.accepted_tokens for stats in ended)
+        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+        counts["completion_tokens_details"] = details
+    return counts
 
 
 def logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
@@ -67,6 +73,7 @@ def asked(fields: Fields, request: AnswerRequest) -> Asked:
         read_sampling(fields),
         n=_n_answers(fields),
         stream=bool(fields.flag("stream")),
+        speculate=read_drafts(fields),
     )
 
 

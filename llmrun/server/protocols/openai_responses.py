@@ -12,7 +12,14 @@ from llmrun.protocol.messages import AnswerRequest, Message, ToolCall
 from llmrun.server.asked import Asked, Begun, CallArguments, CallBegun, Ended, Envelope, Part, Text, Thought, Writer
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import error_body, logprobs
-from llmrun.server.protocols.sampling import ANY_OBJECT, MOST_TOP_LOGPROBS, read_limits, read_sampling, schema_grammar
+from llmrun.server.protocols.sampling import (
+    ANY_OBJECT,
+    MOST_TOP_LOGPROBS,
+    read_drafts,
+    read_limits,
+    read_sampling,
+    schema_grammar,
+)
 from llmrun.server.protocols.tools import as_json, checked_tools, refuse_media, tool, tool_call, tool_name
 from llmrun.server.sse import EVENT_STREAM, event
 
@@ -53,7 +60,8 @@ def read(body: Mapping[str, Any]) -> Asked:
         parallel_calls=fields.flag("parallel_tool_calls") is not False,
     )
     stream = fields.flag("stream") is True
-    return Asked(fields.text("model") or "", request, read_sampling(fields), stream=stream)
+    name, drafts = fields.text("model") or "", read_drafts(fields)
+    return Asked(name, request, read_sampling(fields), stream=stream, speculate=drafts)
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from llmrun.errors import UsageError
 from llmrun.grammar import Grammar, read_grammar, read_json_schema
+from llmrun.planning.speculation import read_speculate
 from llmrun.protocol.params import BOUNDS, MOST_TOKENS, STEPS, Limits, check_parameter
 from llmrun.server.protocols.fields import Fields
 
@@ -82,6 +83,16 @@ def _biases(body: Fields, key: str) -> tuple[tuple[int, float], ...]:
             raise wrong
         found.append((int(token), -math.inf if bias is False else float(bias)))
     return tuple(found)
+
+
+def read_drafts(body: Fields) -> int | None:
+    """How many tokens a step may draft, which never changes answers: "auto", "off" or a number; None is not said.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    value = body.data.get("speculate")
+    return None if value is None else read_speculate(value, body.name("speculate"))
 
 
 def read_limits(body: Fields, *names: str) -> Limits:

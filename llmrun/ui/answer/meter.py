@@ -5,8 +5,9 @@ Pure, but for the clock it is given; must not know terminals.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from llmrun.planning.speculation import expected_gain, tokens_a_step
 from llmrun.protocol.messages import (
     Event,
     Finished,
@@ -15,8 +16,10 @@ from llmrun.protocol.messages import (
     PrefillProgress,
     Rendering,
     Started,
+    Stats,
     TextDelta,
 )
+from llmrun.protocol.speculation import StepTime
 from llmrun.ui.terminal.cells import cut, width
 from llmrun.ui.terminal.format import counted, milliseconds, rate, seconds
 from llmrun.ui.terminal.sanitize import clean
@@ -113,8 +116,12 @@ class Meter:
         return fields
 
 
-def summary(finished: Finished) -> str:
-    """One line about an answer that ended: all speeds, context window, seed, and why it ended if not by itself."""
+def summary(finished: Finished, times: Sequence[StepTime] = ()) -> str:
+    """One line about an answer that ended: all speeds, context window, seed, and why it ended if not by itself.
+
+    Args:
+        times: of decode steps, for what drafts gained.
+    """
     stats = finished.stats
     prefill = f"prefill {counted(stats.prompt_tokens - stats.reused_tokens, 'token')}"
     if stats.prefill_rate:
@@ -133,16 +140,28 @@ def summary(finished: Finished) -> str:
         fields.append(f"reused {stats.reused_tokens:,} of {stats.prompt_tokens:,}")
     if stats.retracted_tokens:
         fields.append(f"{stats.retracted_tokens:,} taken back")
+    fields += _drafted(stats, times)
     fields.append(f"seed {stats.seed}")
     return SEPARATOR.join([*fields, *_stopped(finished)])
 
 
-def short_summary(finished: Finished) -> str:
+def short_summary(finished: Finished, times: Sequence[StepTime] = ()) -> str:
     """What most people want to know of it: how fast it was, how full the context window is, why it ended."""
     stats = finished.stats
     fields = [rate(stats.decode_rate)] if stats.decode_rate else []
     fields += [f"TTFT {seconds(stats.ttft_seconds)}"] if stats.ttft_seconds > 0 else []
-    return SEPARATOR.join([*fields, f"ctx {stats.context_used:,}/{stats.n_ctx:,}", *_stopped(finished)])
+    fields.append(f"ctx {stats.context_used:,}/{stats.n_ctx:,}")
+    return SEPARATOR.join([*fields, *_drafted(stats, times), *_stopped(finished)])
+
+
+def _drafted(stats: Stats, times: Sequence[StepTime]) -> list[str]:
+    """What became of drafted tokens, and what they gained where that is known; nothing where there were none."""
+    if not stats.drafted_tokens:
+        return []
+    fields = [f"drafted {stats.drafted_tokens:,}, accepted {stats.accepted_tokens:,}"]
+    fields.append(f"{tokens_a_step(stats):.1f} tokens a step")
+    gain = expected_gain(stats, times)
+    return fields if gain is None else [*fields, f"{gain:.1f}x"]
 
 
 def _stopped(finished: Finished) -> list[str]:

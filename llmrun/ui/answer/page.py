@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
+from llmrun.ui.terminal.ansi import paint
 from llmrun.ui.terminal.format import seconds
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 Think = Literal["on", "fold", "hide"]
 
 FOLD_LINES = 3
+_TINT = "32"  # one of the terminal's own colours, so that it suits its background
 
 _ASCII = str.maketrans({"·": "-", "…": "...", "│": "|"})
 
@@ -47,6 +49,7 @@ class Page:
         markdown: the answer is Markdown.
         styled: the terminal may show bold, dim and colour.
         unicode: it may show other characters than ASCII.
+        tints: drafted tokens are coloured, and the answer is shown as it is, where each token still can be seen.
     """
 
     def __init__(
@@ -57,8 +60,10 @@ class Page:
         markdown: bool = False,
         styled: bool = True,
         unicode: bool = True,
+        tints: bool = False,
     ) -> None:
         self._clock = clock
+        self._tints, markdown = tints and styled, markdown and not tints
         self._markdown, self._styled, self._unicode = markdown, styled, unicode
         self._splitter = Splitter(())
         self._think: Think = think
@@ -79,11 +84,15 @@ class Page:
         self._splitter = Splitter(tags, inside=inside)
         self.prepare()
 
-    def add(self, text: str, tokens: int) -> None:
-        """A piece of sanitized text, and how many tokens it took."""
+    def add(self, text: str, tokens: int, *, drafted: bool = False) -> None:
+        """A piece of sanitized text, how many tokens it took, and whether these were drafted."""
         if self._splitter.inside:
             self._tokens += tokens
-        self._follow(self._splitter.feed(text))
+        parts = self._splitter.feed(text)
+        if drafted and self._tints:
+            answer = ReasoningKind.ANSWER
+            parts = [part._replace(text=paint(part.text, _TINT)) if part.kind is answer else part for part in parts]
+        self._follow(parts)
 
     @property
     def waiting(self) -> bool:

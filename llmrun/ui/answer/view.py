@@ -23,6 +23,7 @@ from typing import TextIO
 
 from llmrun.protocol.messages import Event, Failed, Finished, LoadProgress, Started, TextDelta
 from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
+from llmrun.protocol.speculation import StepTime
 from llmrun.ui.answer.meter import Meter, fit, in_rows, short_summary, summary
 from llmrun.ui.answer.page import Page, Think, in_ascii
 from llmrun.ui.terminal.ansi import DIM, bare, paint
@@ -80,6 +81,8 @@ def answer_view(
     think: Think = "fold",
     end_line: bool = False,
     short: bool = False,
+    times: Sequence[StepTime] = (),
+    tints: bool = False,
 ) -> View:
     """The right view for where stdout goes.
 
@@ -91,6 +94,8 @@ def answer_view(
             anything else only the answer comes through.
         end_line: end the answer with a newline if it has none, as on a terminal, also where there is none.
         short: of the figures at the end, only those that most people want.
+        times: of decode steps, where they are known: for the figures of drafts.
+        tints: drafted tokens are coloured, where the terminal can.
     """
     summary_to = output.stderr if stats else None
     dim = output.stderr_has_color
@@ -103,12 +108,22 @@ def answer_view(
             dim=dim,
             thoughts=think == "on",
             short=short,
+            times=times,
         )
     unicode = can_show(output.stdout, "•│─·…")
-    page = Page(time.monotonic, think=think, markdown=markdown, styled=output.stdout_has_color, unicode=unicode)
+    styled = output.stdout_has_color
+    page = Page(time.monotonic, think=think, markdown=markdown, styled=styled, unicode=unicode, tints=tints)
     dim = dim and output.stdout_has_color
     return AnswerView(
-        output.stdout, summary_to, n_ctx=n_ctx, live=stats, dim=dim, page=page, unicode=unicode, short=short
+        output.stdout,
+        summary_to,
+        n_ctx=n_ctx,
+        live=stats,
+        dim=dim,
+        page=page,
+        unicode=unicode,
+        short=short,
+        times=times,
     )
 
 
@@ -123,6 +138,7 @@ class PlainView(View):
         thoughts: the model's are written too, with the tags around them.
         says_thinking: thoughts that are not written are mentioned, so that no user looks at nothing.
         short: the summary is.
+        times: of decode steps, for the summary.
     """
 
     def __init__(
@@ -135,8 +151,9 @@ class PlainView(View):
         thoughts: bool = False,
         says_thinking: bool = False,
         short: bool = False,
+        times: Sequence[StepTime] = (),
     ) -> None:
-        self._short = short
+        self._short, self._times = short, times
         self._stream = stream
         self._summary_to = summary_to
         self._end_line = end_line
@@ -156,7 +173,7 @@ class PlainView(View):
         elif isinstance(event, Finished):
             self.close()
             if self._summary_to is not None:
-                write_summary(self._summary_to, event, dim=self._dim, short=self._short)
+                write_summary(self._summary_to, event, self._times, dim=self._dim, short=self._short)
         elif isinstance(event, Failed):
             self.close()
 
@@ -194,6 +211,7 @@ class AnswerView(View):
         page: says what the text looks like; as it is by default.
         unicode: the terminal may show other characters than ASCII.
         short: the summary is.
+        times: of decode steps, for the summary.
     """
 
     def __init__(
@@ -209,8 +227,9 @@ class AnswerView(View):
         page: Page | None = None,
         unicode: bool = True,
         short: bool = False,
+        times: Sequence[StepTime] = (),
     ) -> None:
-        self._short = short
+        self._short, self._times = short, times
         self._stream = stream
         self._summary_to = summary_to
         self._live = live
@@ -244,7 +263,7 @@ class AnswerView(View):
                 self._page.begin(event.thinking_tags, inside=event.thinking)
             self.tick()
         if isinstance(event, Finished) and self._summary_to is not None:
-            write_summary(self._summary_to, event, dim=self._dim, columns=self._columns, short=self._short)
+            write_summary(self._summary_to, event, self._times, dim=self._dim, columns=self._columns, short=self._short)
 
     def tick(self) -> None:
         """Write waiting text and redraw the live line, each if it is time."""
@@ -274,7 +293,7 @@ class AnswerView(View):
             self._write("\n")
 
     def _text(self, event: TextDelta) -> None:
-        self._page.add(self._sanitizer.feed(event.text), event.tokens)
+        self._page.add(self._sanitizer.feed(event.text), event.tokens, drafted=event.drafted)
         if not self._text_began:
             self._text_began = True
             self._status_at = float("-inf")  # the line for waiting is out of date now
@@ -336,14 +355,22 @@ class AnswerView(View):
             self._stream.flush()
 
 
-def write_summary(stream: TextIO, finished: Finished, *, dim: bool, columns: int = 0, short: bool = False) -> None:
+def write_summary(
+    stream: TextIO,
+    finished: Finished,
+    times: Sequence[StepTime] = (),
+    *,
+    dim: bool,
+    columns: int = 0,
+    short: bool = False,
+) -> None:
     """The summary as one line, dim where the terminal may show that.
 
     Args:
         short: only what most people want to know.
         columns: of the terminal, to break the line between its fields; 0 leaves it whole.
     """
-    line = short_summary(finished) if short else summary(finished)
+    line = short_summary(finished, times) if short else summary(finished, times)
     rows = in_rows(line, columns - 2) if columns else [line]  # a separator may stand at the end
     shown = "\n".join(rows if can_show(stream, line) else map(in_ascii, rows))
     stream.write(paint(shown, DIM if dim else "") + "\n")

@@ -28,6 +28,7 @@ class ServeFigures(NamedTuple):
         running, waiting: answers.
         rate: tokens/s of all together.
         ttft, itl: time to first token and inter-token latency, median and 95th percentile.
+        acceptance: share of drafted tokens that were accepted; None where none were drafted.
         cells_used, cells: of the KV cache; 0 of 0 where no model is loaded.
     """
 
@@ -36,6 +37,7 @@ class ServeFigures(NamedTuple):
     rate: float
     ttft: tuple[float | None, float | None]
     itl: tuple[float | None, float | None]
+    acceptance: float | None = None
     cells_used: int = 0
     cells: int = 0
 
@@ -143,6 +145,8 @@ def live_line(figures: ServeFigures) -> str:
         for name, (middle, late) in (("TTFT", figures.ttft), ("inter-token", figures.itl))
         if middle is not None and late is not None
     ]
+    if figures.acceptance is not None:
+        parts.append(f"acceptance {figures.acceptance:.0%}")
     if figures.cells:
         parts.append(f"KV {figures.cells_used / figures.cells:.0%}")
     return " · ".join(parts)

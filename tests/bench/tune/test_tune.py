@@ -83,7 +83,7 @@ def test_another_build_of_llama_cpp_has_its_own(
     header: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remember(TUNED, header, MACHINE, tmp_path)
-    monkeypatch.setattr("llmrun.planning.tuned._build", lambda: [["libllama.so", 1, 2]])
+    monkeypatch.setattr("llmrun.planning.kept._build", lambda: [["libllama.so", 1, 2]])
     assert remembered(header, MACHINE, tmp_path) is None
 
 

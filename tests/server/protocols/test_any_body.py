@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from llmrun.errors import BadGrammarError, UsageError
+from llmrun.planning.speculation import AUTO, OFF
 from llmrun.protocol.frames import encode
 from llmrun.protocol.messages import Generate
 from llmrun.server.asked import Asked
@@ -30,7 +31,7 @@ KEYS = (
     "tool_use_id", "id", "format", "response_format", "json_schema", "schema", "options", "stop",
     "stop_sequences", "max_tokens", "num_predict", "keep_alive", "temperature", "top_k", "seed", "logit_bias",
     "thinking", "think", "reasoning", "stream", "n", "grammar", "raw", "strict", "tool_call_id", "images",
-    "top_logprobs", "logprobs", "budget_tokens", "num_ctx", "instructions", "is_error",
+    "top_logprobs", "logprobs", "budget_tokens", "num_ctx", "instructions", "is_error", "speculate",
 )  # fmt: skip
 TEXTS = (
     "user", "assistant", "system", "tool", "text", "function", "tool_use", "tool_result", "input_text",
@@ -66,3 +67,17 @@ def test_any_body_is_read_or_refused(name: str) -> None:
             taken += 1
     assert taken > 100
     assert refused > 100
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_protocol_reads_what_is_said_of_drafts(name: str) -> None:
+    read, plausible = READERS[name]
+
+    def said(value: Any) -> int | None:
+        body = {"speculate": value}
+        found: int | None = read({**plausible, **({"options": body} if "ollama" in name else body)}).speculate
+        return found
+
+    assert [said(value) for value in ("auto", "off", 7, "7", None)] == [AUTO, OFF, 7, 7, None]
+    with pytest.raises(UsageError, match="speculate"):
+        said("fast")

@@ -133,6 +133,11 @@ def test_tools_and_their_choice() -> None:
         ("response_format", {"type": "json_schema"}),
         ("tool_choice", "sometimes"),
         ("cache_salt", 1),
+        ("speculate", "fast"),
+        ("speculate", 99),
+        ("speculate", 7.0),
+        ("speculate", True),
+        ("speculate", [7]),
     ],
 )
 def test_what_is_wrong_is_an_error_of_the_client(field: str, value: Any) -> None:
@@ -193,6 +198,16 @@ def test_why_an_answer_ended(reason: str, told: str) -> None:
     written = writer(USER, ENVELOPE)
     written.feed(Ended(0, reason, Stats()))
     assert written.whole()["choices"][0]["finish_reason"] == told
+
+
+def test_usage_tells_what_became_of_drafts() -> None:
+    written = writer({**USER, "n": 2}, ENVELOPE)
+    written.feed(Ended(0, "stop", Stats(drafted_tokens=10, accepted_tokens=7)))
+    assert "completion_tokens_details" in written.whole()["usage"]
+    written.feed(Ended(1, "stop", Stats(drafted_tokens=5, accepted_tokens=1)))
+    details = written.whole()["usage"]["completion_tokens_details"]
+    assert details == {"accepted_prediction_tokens": 8, "rejected_prediction_tokens": 7}
+    assert "completion_tokens_details" not in writer(USER, ENVELOPE).whole()["usage"]
 
 
 def test_usage_comes_only_where_it_was_asked_for() -> None:

@@ -393,6 +393,19 @@ def test_cursor_stays_visible_and_colour_is_optional() -> None:
     assert "\x1b[2m" not in terminal.getvalue()
 
 
+@pytest.mark.parametrize(("styled", "shown"), [(True, "a\x1b[32m **b**\x1b[0m c\n"), (False, "a **b** c\n")])
+def test_drafted_tokens_are_tinted_where_that_is_wanted(styled: bool, shown: str) -> None:
+    terminal = Terminal()
+    page = Page(Clock(), markdown=True, styled=styled, tints=True)
+    with AnswerView(terminal, live=False, size=terminal.size, page=page, clock=Clock()) as view:
+        for text, drafted in (("a", False), (" **b**", True), (" c", False)):
+            view.show(TextDelta(1, text, 1, drafted=drafted))
+    assert terminal.getvalue() == shown
+    plain = io.StringIO()
+    PlainView(plain).show(TextDelta(1, "a", 1, drafted=True))
+    assert plain.getvalue() == "a", "no colour gets into a pipe"
+
+
 def test_resize_while_streaming_keeps_the_text() -> None:
     case = Case(40, 10)
     case.start()

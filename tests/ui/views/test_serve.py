@@ -16,7 +16,7 @@ ANSWERED = ServedRequest(
     1.2,
     {"model": "tiny", "prompt_tokens": 32, "cached_tokens": 31, "completion_tokens": 10, "reason": "stop"},
 )
-FIGURES = ServeFigures(2, 1, 131.24, (0.058, 0.12), (0.0089, 0.0121), 12, 100)
+FIGURES = ServeFigures(2, 1, 131.24, (0.058, 0.12), (0.0089, 0.0121), 0.814, 12, 100)
 
 
 class Terminal(io.StringIO):
@@ -35,7 +35,7 @@ def view(
 
 
 def test_the_live_line_says_how_the_server_does() -> None:
-    expected = "2 running, 1 waiting · 131 t/s · TTFT 58/120 ms · inter-token 8.9/12 ms · KV 12%"
+    expected = "2 running, 1 waiting · 131 t/s · TTFT 58/120 ms · inter-token 8.9/12 ms · acceptance 81% · KV 12%"
     assert live_line(FIGURES) == expected
     assert live_line(ServeFigures(0, 0, 0.0, (None, None), (None, None))) == "0 running, 0 waiting · 0.0 t/s"
 

@@ -1,0 +1,114 @@
+"""Files of what was measured here: entries under the key of what they depend on, the latest first.
+
+Owns how such a file is read and written, and the key of a model on this machine; must not know what was measured. This
+is on the way to every answer: it reads one small file and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+from llmrun.gguf.header import Header
+from llmrun.planning.hardware import Hardware
+from llmrun.storage import disk_errors, write_whole
+
+_SCHEMA = 1
+_MOST_BYTES = 1 << 20
+_MOST_ENTRIES = 40
+_LIBRARIES = ("libggml-cpu*.so", "libllama.so", "libggml-cpu*.dylib", "libllama.dylib", "ggml-cpu*.dll", "llama.dll")
+
+
+def model_key(header: Header, hardware: Hardware) -> dict[str, Any]:
+    """What speed depends on, as JSON data. A model's name does not matter: another one of this shape is as fast."""
+    return {**machine_key(hardware), "shape": _as_json(_shape(header))}
+
+
+def machine_key(hardware: Hardware) -> dict[str, Any]:
+    """The part of a key that is the same for all models here."""
+    return {"machine": _as_json(hardware.fingerprint), "build": _as_json(_build())}
+
+
+def entries(path: Path) -> list[dict[str, Any]]:
+    """What a file holds; nothing where it is missing, damaged or of another version."""
+    try:
+        with path.open("rb") as file:
+            data = json.loads(file.read(_MOST_BYTES))
+        if data["schema"] != _SCHEMA:
+            return []
+        return [entry for entry in data["entries"] if isinstance(entry, dict)]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def find(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
+    """The entry with this key, as far as there is one."""
+    return next((entry for entry in entries(path) if entry.get("key") == key), None)
+
+
+def keep(path: Path, key: dict[str, Any], entry: dict[str, Any]) -> None:
+    """Write an entry, in place of what was kept under its key.
+
+    Raises:
+        LlmrunError: the folder can't be written.
+    """
+    _write(path, [{"key": key, **entry}, *_others(path, key)][:_MOST_ENTRIES])
+
+
+def drop(path: Path, key: dict[str, Any]) -> bool:
+    """Remove the entry with this key; whether there was one. Raises as keep()."""
+    others = _others(path, key)
+    if len(others) == len(entries(path)):
+        return False
+    _write(path, others)
+    return True
+
+
+def _others(path: Path, key: dict[str, Any]) -> list[dict[str, Any]]:
+    return [entry for entry in entries(path) if entry.get("key") != key]
+
+
+def _as_json(value: Any) -> Any:
+    """A value as it comes back from a file: tuples as lists, numbers as keys as text."""
+    return json.loads(json.dumps(value))
+
+
+def _shape(header: Header) -> dict[str, Any]:
+    return {
+        "architecture": header.architecture,
+        "layers": header.n_layers,
+        "width": header.n_embd,
+        "heads": header.n_heads,
+        "kv_heads": header.n_kv_heads,
+        "head_length": [header.key_length, header.value_length],
+        "window": header.sliding_window,
+        "experts": [header.n_experts, header.n_experts_used],
+        "vocabulary": header.n_vocab,
+        "types": header.bytes_per_type,
+    }
+
+
+def _build() -> list[list[Any]]:
+    """Which llama.cpp computes: its libraries' names, sizes and times, since nothing may be loaded to ask it."""
+    spec = util.find_spec("llama_cpp")  # finds the package without running it
+    folders = spec.submodule_search_locations if spec else None
+    found = []
+    for folder in folders or ():
+        for pattern in _LIBRARIES:
+            for library in Path(folder, "lib").glob(pattern):
+                with suppress(OSError):
+                    status = library.stat()
+                    found.append([library.name, status.st_size, int(status.st_mtime)])
+    return sorted(found)
+
+
+def _write(path: Path, found: list[dict[str, Any]]) -> None:
+    """An empty file is none: who sees one waits for what it says."""
+    if found:
+        write_whole(path, json.dumps({"schema": _SCHEMA, "entries": found}), makes_folder=True)
+        return
+    with disk_errors(path):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,141 @@
+"""What may be wished of drafts, which step times are remembered for whom, and the gain that they promise."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gguf_writer import tiny_model, write
+
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.gguf.reader import read_header
+from llmrun.planning.hardware import Hardware
+from llmrun.planning.speculation import AUTO, OFF, Drafting, expected_gain, read_speculate
+from llmrun.protocol.messages import Load, Stats
+from llmrun.protocol.speculation import Speculation, StepTime
+
+GIB = 1 << 30
+MACHINE = Hardware("Some CPU", ("avx2",), 4, 8, None, 16 * GIB, 12 * GIB)
+LOAD = Load("/tiny.gguf", 512, 512, threads=4)
+TIMES = (StepTime(1, 0, 0.010), StepTime(4, 0, 0.020), StepTime(1, 1000, 0.030), StepTime(4, 1000, 0.060))
+
+
+def drafting(folder: Path, load: Load = LOAD, most: int = AUTO, **metadata: Any) -> Drafting:
+    header = read_header(write(folder / "tiny.gguf", tiny_model({f"llama.{k}": v for k, v in metadata.items()})))
+    return Drafting(header, MACHINE, load, folder / "state", most)
+
+
+def test_what_may_be_wished() -> None:
+    wished = [read_speculate(value) for value in ("auto", "off", "3", "15", 7)]
+    assert wished == [AUTO, OFF, 3, 15, 7]
+
+
+@pytest.mark.parametrize("value", ["2", "16", "-1", "on", "", "3.5", "٣", 0, True, 10**30, "1" * 5000], ids=repr)
+def test_all_else_is_refused_with_what_may_be(value: str | int) -> None:
+    with pytest.raises(UsageError, match=r"invalid --speculate .*: must be auto, off, or a number .* 3 to 15"):
+        read_speculate(value)
+
+
+def test_a_number_and_off_need_no_times(tmp_path: Path) -> None:
+    assert drafting(tmp_path, most=7).wanted() == Speculation(7)
+    assert drafting(tmp_path, most=OFF).wanted() is None
+    assert drafting(tmp_path, most=OFF).wanted(7) == Speculation(7), "for one answer"
+    assert not drafting(tmp_path, most=7).lacks_times
+    assert not drafting(tmp_path, most=OFF).lacks_times
+
+
+def test_auto_is_off_until_step_times_are_measured(tmp_path: Path) -> None:
+    new = drafting(tmp_path)
+    assert new.lacks_times
+    assert new.wanted() is None
+    new.remember(TIMES)
+    for known in (new, drafting(tmp_path)):
+        assert known.wanted() == Speculation(15, TIMES)
+        assert not known.lacks_times
+
+
+@pytest.mark.parametrize(
+    "change", [{"threads": 2}, {"kv_type_k": "q8_0"}, {"flash_attention": "off"}, {"repack": False}, {"gpu_layers": 0}]
+)
+def test_step_times_hold_for_one_way_to_load(tmp_path: Path, change: dict[str, Any]) -> None:
+    drafting(tmp_path).remember(TIMES)
+    other = drafting(tmp_path, replace(LOAD, **change))
+    assert other.times == ()
+    other.remember(TIMES[:2])
+    assert (drafting(tmp_path).times, drafting(tmp_path, replace(LOAD, **change)).times) == (TIMES, TIMES[:2])
+
+
+def test_another_shape_has_its_own(tmp_path: Path) -> None:
+    drafting(tmp_path).remember(TIMES)
+    assert drafting(tmp_path, block_count=3).times == ()
+
+
+def test_drafts_that_can_not_pay_are_only_made_when_asked_for(tmp_path: Path) -> None:
+    drafting(tmp_path).remember(TIMES)
+    for each in (drafting(tmp_path, expert_count=8), drafting(tmp_path, replace(LOAD, exact=True))):
+        assert not each.lacks_times
+        assert each.wanted() is None
+        assert each.wanted(7) == Speculation(7)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda entry: entry.pop("times"),
+        lambda entry: entry.update(times=5),
+        lambda entry: entry["times"][0].update(seconds=0.0),
+        lambda entry: entry["times"][0].update(depth=-1),
+        lambda entry: entry["times"][0].update(width=2),
+        lambda entry: entry.update(times=[]),
+    ],
+)
+def test_damaged_times_are_none(tmp_path: Path, damage: Any) -> None:
+    drafting(tmp_path).remember(TIMES[:2])
+    file = tmp_path / "state/steps.json"
+    data = json.loads(file.read_text())
+    damage(data["entries"][0])
+    file.write_text(json.dumps(data))
+    assert drafting(tmp_path).times == ()
+
+
+def test_what_can_not_be_written_is_known_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    new = drafting(tmp_path)
+    with pytest.raises(LlmrunError):
+        new.remember(TIMES)
+    assert new.times == TIMES
+
+
+def test_words(tmp_path: Path) -> None:
+    new = drafting(tmp_path)
+    assert new.words == "none, because no step times are measured here yet"
+    new.remember(TIMES)
+    assert new.words == "as many as the measured step times say will pay"
+    assert drafting(tmp_path, most=7).words == "up to 7 a step"
+    assert drafting(tmp_path, most=OFF).words == "none"
+    assert drafting(tmp_path, expert_count=8).words == "none, because they don't pay here"
+
+
+@pytest.mark.parametrize(
+    ("depth", "drafted", "gain"),
+    [
+        (0, 30, 2.5 * 10 / 20),  # 4 rows a step
+        (0, 10, 2.5 * 10 / (10 + 10 / 3)),  # 2 rows: a third of the way
+        (0, 300, 2.5 * 10 / 20),  # more rows than were measured
+        (500, 30, 2.5 * 20 / 40),  # between both depths
+        (9999, 30, 2.5 * 30 / 60),
+    ],
+)
+def test_expected_gain(depth: int, drafted: int, gain: float) -> None:
+    stats = Stats(completion_tokens=25, decode_steps=10, drafted_tokens=drafted, context_used=depth)
+    assert expected_gain(stats, TIMES) == pytest.approx(gain)
+
+
+def test_no_gain_without_drafts_or_times() -> None:
+    stats = Stats(completion_tokens=25, decode_steps=10, drafted_tokens=30)
+    assert expected_gain(stats, ()) is None
+    assert expected_gain(replace(stats, drafted_tokens=0), TIMES) is None
+    assert expected_gain(replace(stats, decode_steps=0), TIMES) is None
