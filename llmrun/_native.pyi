@@ -1,4 +1,4 @@
-"""The native part (native/*.cpp): the sampler chain, and what llama.cpp's own threads may call.
+"""The native part (native/*.cpp): the sampler chain, drafts, and what llama.cpp's own threads may call.
 
 Describes what native/bindings.cpp defines. Addresses are plain integers for ctypes: `c_void_p(address)`, or
 `CALLBACK_TYPE(address)` for functions.
@@ -267,3 +267,26 @@ def multiply_add_rate(kind: str, threads: int, seconds: float) -> float:
     Raises:
         ValueError: there is no such kind, or no thread.
     """
+
+class SuffixAutomaton:
+    """Finds where the end of a sequence has occurred in it before: suits llmrun.engine.core.drafts.Drafter.
+
+    A token costs amortised constant time and at most about 130 bytes. For one thread at a time.
+    """
+
+    def __init__(self) -> None: ...
+    def __len__(self) -> int:
+        """How many tokens the sequence has."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Add tokens behind the sequence; the GIL is released meanwhile."""
+
+    def rewind(self, length: int) -> None:
+        """Keep only the first so many tokens. The next draft() takes as long as to extend by all of those."""
+
+    def draft(self, most: int) -> tuple[list[int], int]:
+        """Tell what followed when the longest possible end of the sequence occurred before, and how long that is.
+
+        Returns:
+            `most` tokens, which may repeat themselves, and the length; none and 0 when the last token is new.
+        """

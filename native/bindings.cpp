@@ -16,6 +16,7 @@
 #include "limits.hpp"
 #include "rows.hpp"
 #include "sampler.hpp"
+#include "suffixes.hpp"
 
 namespace nb = nanobind;
 using llmrun::BadLogits;
@@ -26,6 +27,7 @@ using llmrun::Row;
 using llmrun::Sampler;
 using llmrun::SamplerParams;
 using llmrun::Status;
+using llmrun::SuffixAutomaton;
 using nb::literals::operator""_a;
 
 namespace {
@@ -295,6 +297,21 @@ void define_control(nb::module_& module) {
         "fd"_a);
 }
 
+void define_suffixes(nb::module_& module) {
+    nb::class_<SuffixAutomaton>(module, "SuffixAutomaton", "What followed when the end of a sequence occurred before.")
+        .def(nb::init<>())
+        .def(
+            "extend",
+            [](SuffixAutomaton& automaton, const std::vector<int32_t>& tokens) {
+                const nb::gil_scoped_release released;
+                automaton.extend(tokens);
+            },
+            "tokens"_a)
+        .def("rewind", &SuffixAutomaton::rewind, "length"_a)
+        .def("draft", &SuffixAutomaton::draft, "most"_a)
+        .def("__len__", &SuffixAutomaton::size);
+}
+
 void define_limits(nb::module_& module) {
     module.def("read_rate", llmrun::read_rate, "n_bytes"_a, "threads"_a, "seconds"_a,
                nb::call_guard<nb::gil_scoped_release>());
@@ -314,4 +331,5 @@ NB_MODULE(_native, module) {
     define_sampler(module);
     define_control(module);
     define_limits(module);
+    define_suffixes(module);
 }

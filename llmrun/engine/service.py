@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from llmrun import _native
+from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
@@ -36,6 +39,7 @@ from llmrun.protocol.messages import (
     Tool,
 )
 from llmrun.protocol.params import Limits
+from llmrun.protocol.speculation import Speculation
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint, Matcher
@@ -65,8 +69,19 @@ class Preparer:
         thinking_tags: the texts between which the model thinks, as its own chat template has them; None if it doesn't.
     """
 
-    def __init__(self, vocabulary: Vocabulary, template: str | None, n_ctx: int) -> None:
-        """For a model with these tokens, this chat template, and a context window of so many tokens."""
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        template: str | None,
+        n_ctx: int,
+        speculates: Callable[[Speculation], bool] = lambda speculation: True,
+    ) -> None:
+        """For a model with these tokens, this chat template, and a context window of so many tokens.
+
+        Args:
+            speculates: whether tokens may be drafted where this is asked for.
+        """
+        self._speculates = speculates
         self._vocabulary = vocabulary
         self._template = template
         self._n_ctx = n_ctx
@@ -102,6 +117,8 @@ class Preparer:
         constraint = self._constraint(asked, matcher, syntax, tags, inside=inside)
         sampler = SequenceSampler(asked.sampling, self._vocabulary, tokens, constraint, asked.remember, asked.logprobs)
         extras = self._extras(asked, tags, syntax, inside=inside)
+        if asked.speculation is not None and self._speculates(asked.speculation):
+            extras = replace(extras, drafting=Drafting(asked.speculation, _native.SuffixAutomaton(), tokens))
         return Prepared(generate.request, tokens, sampler, asked.limits, extras)
 
     def _constraint(
@@ -280,8 +297,13 @@ class LoadedModel:
     """
 
     def __init__(self, weights: LlamaModel, context: Context, load: Load) -> None:
-        self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx)
+        self._weights = weights
         self.engine = Engine(context, states=_states(load, weights), exact=load.exact)
+        self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx, self._speculates)
+
+    def _speculates(self, speculation: Speculation) -> bool:
+        """Not where the KV cache can't be cut; nor by step times alone where each token of a batch has its experts."""
+        return self.engine.can_draft and not (speculation.times and self._weights.is_mixture)
 
     def save(self, save: SaveState) -> StateSaved:
         """Save an answer's KV state; nothing is saved where it can't be written, because it is only a cache.

@@ -21,6 +21,10 @@ class AfterA:
         """What comes next without a choice."""
         return [ord("b"), ord("c")] if self.taken[-1:] == [ord("a")] else []
 
+    def allowed(self, tokens: list[int]) -> int:
+        """Nothing is told in advance."""
+        return len(tokens)
+
     def rewind(self, n_tokens: int) -> None:
         """The last tokens did not come."""
         del self.taken[len(self.taken) - n_tokens :]

@@ -121,6 +121,7 @@ class FakeContext:
         cuts: whether forget() can drop a part of a sequence; recurrent models can't.
         unified: as in base.Context; by default, where there is more than one sequence.
         n_cells: as many as all sequences' windows have, by default.
+        n_outputs: as in base.Context.
 
     Attributes:
         calls: every batch that was decoded, or tried.
@@ -142,6 +143,7 @@ class FakeContext:
         cuts: bool = True,
         unified: bool | None = None,
         n_cells: int | None = None,
+        n_outputs: int = 16,
     ) -> None:
         self.vocabulary = FakeVocabulary()
         self.n_ctx = n_ctx
@@ -156,7 +158,8 @@ class FakeContext:
         self.set_state_error: Exception | None = None
         self.hidden_cells = 0
         self._model = model
-        self._cuts = cuts
+        self.n_outputs = max(n_outputs, n_seq_max)
+        self.cuts = cuts
         self._numbers = itertools.count()
         self._cells: dict[int, list[Cell]] = {sequence: [] for sequence in range(n_seq_max + n_parked)}
         self._rows: dict[int, ctypes.Array[ctypes.c_float]] = {}
@@ -198,6 +201,7 @@ class FakeContext:
         slots = [entry.sequence_id for entry in batch]
         assert slots == sorted(slots), "recurrent models need ascending slots"
         assert len(set(slots)) <= self.n_seq_max
+        assert sum(entry.wants_logits for entry in batch) <= self.n_outputs
         for entry in batch:
             assert 0 <= entry.token < N_VOCAB
             assert entry.position < self.n_ctx, "written behind the context window"
@@ -209,7 +213,7 @@ class FakeContext:
     def forget(self, sequence_id: int, start: int) -> bool:
         """See base.Context."""
         cells = self._cells[sequence_id]
-        if not self._cuts and 0 < start < len(cells):
+        if not self.cuts and 0 < start < len(cells):
             return False
         del cells[start:]
         return True
@@ -219,16 +223,16 @@ class FakeContext:
         behind = self._cells[sequence_id][start:]
         others = [cells for other, cells in self._cells.items() if other != sequence_id]
         assert set(behind).isdisjoint(itertools.chain.from_iterable(others)), "another sequence's cells are moved"
-        if self._cuts:
+        if self.cuts:
             del self._cells[sequence_id][start:end]
-        return self._cuts
+        return self.cuts
 
     def copy(self, source: int, target: int, length: int) -> bool:
         """See base.Context."""
         assert self.unified
         assert not self._cells[target], "the target is not empty"
         assert length <= len(self._cells[source])
-        if not self._cuts and length < len(self._cells[source]):
+        if not self.cuts and length < len(self._cells[source]):
             return False
         self._cells[target] = self._cells[source][:length]
         return True

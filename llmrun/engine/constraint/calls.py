@@ -166,6 +166,10 @@ class UntilCall:
         """See Constraint."""
         return self._calls.forced() if self._places[-1].is_call else []
 
+    def allowed(self, tokens: list[int]) -> int:
+        """See Constraint."""
+        return self._calls.allowed(tokens) if self._places[-1].is_call else len(tokens)
+
     def rewind(self, n_tokens: int) -> None:
         """See Constraint."""
         left = len(self._places) - n_tokens

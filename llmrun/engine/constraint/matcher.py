@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -101,6 +102,9 @@ class Constraint(Protocol):
             BadGrammarError: it takes too much to find out.
         """
 
+    def allowed(self, tokens: list[int]) -> int:
+        """How many first tokens of a draft may come, as far as that can be told in advance. None is accepted."""
+
     def rewind(self, n_tokens: int) -> None:
         """Take back the last tokens that were accepted.
 
@@ -153,6 +157,14 @@ class Matcher:
             return []
         with _explained(self._matcher):
             return list(self._matcher.compute_ff_tokens())
+
+    def allowed(self, tokens: list[int]) -> int:
+        """See Constraint. An end token is left to the mask."""
+        if self._ended:
+            return 0
+        before_end = list(takewhile(lambda token: token not in self.tokens.ends, tokens))
+        valid = int(self._matcher.validate_tokens(before_end))
+        return valid + (valid == len(before_end) < len(tokens))
 
     def rewind(self, n_tokens: int) -> None:
         """See Constraint."""

@@ -82,6 +82,10 @@ class AfterThoughts:
         """See Constraint."""
         return self._grammar.forced() if self._places[-1].thoughts.stage is Stage.ANSWER else []
 
+    def allowed(self, tokens: list[int]) -> int:
+        """See Constraint."""
+        return self._grammar.allowed(tokens) if self._places[-1].thoughts.stage is Stage.ANSWER else len(tokens)
+
     def rewind(self, n_tokens: int) -> None:
         """See Constraint."""
         left = len(self._places) - n_tokens

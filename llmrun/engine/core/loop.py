@@ -10,8 +10,9 @@ import time
 from bisect import insort
 from collections.abc import Callable
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from llmrun.engine.core.batch import BatchPart, Spare, fill
 from llmrun.engine.core.metrics import Metrics, PrefillRate
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sampler import SequenceSampler, sample_rows
@@ -42,19 +43,14 @@ _PLAIN = Extras()
 _age = attrgetter("number")
 
 
-class _Part(NamedTuple):
-    """A sequence's part of a batch: how many tokens, and which of the batch's entries have logits for it."""
-
-    sequence: Sequence
-    n_tokens: int
-    rows: range
-
-
 class Engine:
     """Answers any number of requests at once, as many in parallel as there are slots and cells in the KV cache.
 
     Whoever came first is never held up by those who came later: where cells run out, the youngest goes back to the
     front of the queue, and answers as if that had never happened.
+
+    Attributes:
+        can_draft: whether it ever verifies drafts.
     """
 
     def __init__(
@@ -71,9 +67,12 @@ class Engine:
             context: what computes logits.
             clock: seconds, monotonic.
             states: KV states saved on disk, where a prompt's beginning may be found.
-            exact: each answer is bit for bit what it would be alone: sequences take turns, and no batch has two.
+            exact: each answer is bit for bit what it would be alone: sequences take turns, no batch has two, and
+                nothing is drafted.
         """
         self._exact = exact
+        self.can_draft = context.cuts and not exact
+        self._drafts = True  # a batch that failed is tried again without drafts
         self._turn = 0
         self._context = context
         self._vocabulary = context.vocabulary
@@ -261,7 +260,7 @@ class Engine:
 
     # ---- a batch -------------------------------------------------------------------------------------------
 
-    def _next_batch(self) -> tuple[list[_Part], list[Entry]]:
+    def _next_batch(self) -> tuple[list[BatchPart], list[Entry]]:
         """Whose tokens are computed next; there are cells for all of them.
 
         In the order of slots: recurrent models need that, and slots in a row are not split into several passes.
@@ -276,16 +275,16 @@ class Engine:
         chosen = [(sequence, share) for sequence, share in zip(running, shares, strict=True) if share]
         if len(chosen) > 1:
             chosen.sort(key=lambda pair: pair[0].slot)
-        parts: list[_Part] = []
-        batch: list[Entry] = []
-        for sequence, share in chosen:
-            tokens, slot, start = sequence.tokens, sequence.slot, sequence.n_cached
-            end, last = start + share, len(tokens) - 1
-            for position in range(start, end):
-                batch.append(Entry(tokens[position], position, slot, position == last))
-            parts.append(_Part(sequence, share, range(len(batch) - (end > last), len(batch))))
+        parts, batch = fill(chosen, self._spare(chosen))
         self._alone = parts[0].sequence.request if len(parts) == 1 else None
         return parts, batch
+
+    def _spare(self, chosen: list[tuple[Sequence, int]]) -> Spare | None:
+        """Room for drafts; None where there are none."""
+        if not (self.can_draft and self._drafts and any(sequence.extras.drafting for sequence, _ in chosen)):
+            return None
+        room, rows = self._slots.room, min(self._context.n_batch, self._context.n_outputs)
+        return Spare(rows, room.n_cells - room.used - sum(share for _, share in chosen), self._window)
 
     def _in_turn(self) -> list[Sequence]:
         """Who may have a part of the next batch."""
@@ -294,11 +293,14 @@ class Engine:
         self._turn += 1
         return [self._active[self._turn % len(self._active)]]
 
-    def _undo(self, parts: list[_Part], error: Aborted | NoRoom | LlmrunError) -> list[Event]:
+    def _undo(self, parts: list[BatchPart], error: Aborted | NoRoom | LlmrunError) -> list[Event]:
         """A batch did not go through. What was half written goes; its tokens wait again."""
+        drafted = any(part.sequence.draft for part in parts)
         for part in parts:
+            part.sequence.draft = []
             self._keep(part.sequence, part.sequence.n_cached)
-        if isinstance(error, Aborted):
+        self._drafts = not drafted or isinstance(error, Aborted)
+        if drafted or isinstance(error, Aborted):
             return []
         if isinstance(error, NoRoom):
             return self._give_way()
@@ -325,47 +327,77 @@ class Engine:
         what = f"the KV cache has no room for a prompt of {sequence.n_prompt:,} tokens"
         return [self._fail(sequence, ContextOverflowError(what, hint="shorten it"))]
 
-    def _computed(self, parts: list[_Part], seconds: float) -> list[Event]:
-        """A batch went through the model: draw the next token of those who have logits."""
+    def _computed(self, parts: list[BatchPart], seconds: float) -> list[Event]:
+        """A batch went through the model: draw the next tokens of those who have logits."""
         events: list[Event] = []
-        drawing: list[Sequence] = []
-        addresses: list[int] = []
-        for sequence, share, rows in parts:
+        for sequence, end, rows in parts:
             start = sequence.n_cached
-            sequence.n_cached = end = start + share
-            self._slots.append(sequence.slot, sequence.tokens[start:end])
+            sequence.n_cached = sequence.n_fed = end
+            self._slots.append(sequence.slot, sequence.tokens[start:end] + sequence.draft)
             sequence.metrics.computed(seconds)
+            sequence.n_steps += bool(rows)
+            sequence.n_drafted += len(sequence.draft)
             self._prefilled += max(0, min(end, sequence.n_prompt) - start)
-            if rows:
-                drawing.append(sequence)
-                addresses.append(self._context.logits(rows[0]))
-            elif not sequence.n_completion:
+            if not rows and not sequence.n_completion:
                 progress = PrefillProgress(sequence.request, end - sequence.n_reused, sequence.metrics.prefill_seconds)
                 events.append(progress)
-        self._decoded += len(drawing)
+        self._drafts = True
+        drawing = [part for part in parts if part.rows]
         if drawing and self._suspects:
             del self._suspects[0]
-        samplers = [sequence.sampler for sequence in drawing]
-        refused = [sequence.refused.get(len(sequence.tokens), ()) for sequence in drawing]
-        for sequence, token in zip(drawing, sample_rows(samplers, addresses, refused), strict=True):
-            if isinstance(token, LlmrunError):
-                events.append(self._fail(sequence, token))
-            else:
-                self._follow(sequence, token, events)
+        while drawing:
+            tokens = self._draw(drawing)
+            drawing = [
+                part for part, token in zip(drawing, tokens, strict=True) if self._take(part.sequence, token, events)
+            ]
         return events
+
+    def _draw(self, parts: list[BatchPart]) -> list[int | LlmrunError]:
+        """The next token of each, from the logits behind those that it has."""
+        self._decoded += len(parts)
+        sequences = [part.sequence for part in parts]
+        rows = [part.rows[len(part.sequence.tokens) - part.end] for part in parts]
+        return sample_rows(
+            [sequence.sampler for sequence in sequences],
+            [self._context.logits(row) for row in rows],
+            [sequence.refused.get(len(sequence.tokens), ()) for sequence in sequences],
+        )
+
+    def _take(self, sequence: Sequence, token: int | LlmrunError, events: list[Event]) -> bool:
+        """Take what was drawn; whether the batch has logits for the next token too, because this one was drafted."""
+        if isinstance(token, LlmrunError):
+            events.append(self._fail(sequence, token))
+            goes_on = False
+        else:
+            goes_on = self._follow(sequence, token, events)
+        if not sequence.draft:
+            return False
+        if goes_on:
+            sequence.n_cached = sequence.n_fed + sequence.n_verified
+            if sequence.n_cached == len(sequence.tokens):
+                return True
+        sequence.end_draft()
+        if len(self._slots.cached[sequence.slot]) > sequence.n_cached:
+            self._keep(sequence, sequence.n_cached)
+        return False
 
     # ---- an answer -----------------------------------------------------------------------------------------
 
-    def _follow(self, sequence: Sequence, token: int, events: list[Event]) -> None:
-        """Take the token that was drawn, and those forced behind it, which need no logits."""
+    def _follow(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
+        """Take the token that was drawn, and those forced behind it, which need no logits; whether others may follow.
+
+        They may not where the answer ended, or some of it was taken back.
+        """
         try:
             goes_on = self._grow(sequence, token, events)
             for forced in self._forced(sequence) if goes_on else ():
                 sequence.sampler.follow(forced)
                 if not self._grow(sequence, forced, events):
-                    break
+                    return False
         except LlmrunError as error:
             events.append(self._fail(sequence, error))
+            return False
+        return goes_on
 
     def _forced(self, sequence: Sequence) -> list[int]:
         """The tokens that come next without being drawn: the grammar's, or those that end a thought."""
@@ -390,7 +422,8 @@ class Engine:
             events.append(sequence.delta(text))
         if stream.banned:
             # The last token that stays goes through the model once more, for the logits behind it.
-            self._keep(sequence, sequence.retract(stream.step_back()) - 1)
+            left = sequence.retract(stream.step_back())
+            self._keep(sequence, min(sequence.n_cached, left - 1))
             return False
         reason, detail = self._end_reason(sequence, text)
         if reason:

@@ -115,6 +115,10 @@ class SequenceSampler:
         """The tokens that have to come next because the grammar leaves no choice; mostly none."""
         return self._constraint.forced() if self._constraint else []
 
+    def allowed(self, tokens: list[int]) -> int:
+        """How many first tokens of a draft the grammar allows, as far as that can be told in advance."""
+        return self._constraint.allowed(tokens) if self._constraint else len(tokens)
+
     def follow(self, token: int) -> None:
         """Make a forced token part of the sequence."""
         self._native.accept(token)

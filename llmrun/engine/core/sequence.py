@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from llmrun.engine.core.gate import Step
 from llmrun.engine.core.metrics import Metrics
+from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.text import TextStream
 from llmrun.protocol.messages import Started, Stats, TextDelta
 from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
+    from llmrun.engine.core.drafts import Drafting
     from llmrun.engine.core.logprobs import LogprobStream
     from llmrun.engine.core.repeats import RepeatGuard
     from llmrun.engine.prompt.thinking import ThinkingBudget
@@ -31,6 +34,7 @@ class Extras:
         logprobs: holds how likely the tokens were, as the sampler notes it, until their text is shown.
         salt: prefixes are shared only among equal ones.
         tool_syntax: how it writes calls of tools, see llmrun.protocol.toolcalls; "" where it can have none.
+        drafting: guesses tokens, to be verified several in a step; None decodes one token a step.
     """
 
     inside_thought: bool = False
@@ -42,6 +46,7 @@ class Extras:
     logprobs: LogprobStream | None = None
     salt: str = ""
     tool_syntax: str = ""
+    drafting: Drafting | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -57,8 +62,13 @@ class Sequence:
         slot: llama.cpp's sequence id, whose KV cache it fills while it runs.
         n_reused: how many of the prompt were in the KV cache already.
         n_cached: how many of tokens are in the KV cache now.
+        n_fed: how many of tokens were in the last batch or before it.
         n_shown: how many answer tokens the text given out so far accounts for.
         n_retracted: how many answer tokens were taken back.
+        draft: guessed tokens that go through the model behind all others in this step; never part of tokens.
+        n_drafted: how many went through the model so.
+        n_accepted: of these, that were chosen; those of this step's draft come when it ends.
+        n_steps: batches that gave at least one token.
         refused: index of tokens -> what must not stand there, given what stands before.
         cancelled: somebody asked it to stop.
         passed: how many younger ones got in before it.
@@ -78,8 +88,13 @@ class Sequence:
     slot: int = -1
     n_reused: int = 0
     n_cached: int = 0
+    n_fed: int = 0
     n_shown: int = 0
     n_retracted: int = 0
+    draft: list[int] = field(default_factory=list)
+    n_drafted: int = 0
+    n_accepted: int = 0
+    n_steps: int = 0
     refused: dict[int, set[int]] = field(default_factory=dict)
     cancelled: bool = False
     passed: int = 0
@@ -113,9 +128,31 @@ class Sequence:
         """Tokens sampled so far."""
         return len(self.tokens) - self.n_prompt
 
+    def guess(self, most: int, step: Step) -> list[int]:
+        """At most so many tokens to verify beside what a step computes anyway; mostly none."""
+        drafting, most_tokens = self.extras.drafting, self.limits.max_tokens
+        if drafting is None:
+            return []
+        if most_tokens is not None:
+            most = min(most, most_tokens - self.n_completion - 1)
+        return drafting.draft(self.tokens, most, step, self.sampler.allowed)
+
+    @property
+    def n_verified(self) -> int:
+        """How many first tokens of the draft were chosen."""
+        return common_prefix(self.tokens[self.n_fed :], self.draft)
+
+    def end_draft(self) -> None:
+        """No more tokens are drawn in this step."""
+        self.n_accepted += self.n_verified
+        self.draft = []
+
     def retract(self, n_tokens: int) -> int:
         """Take back the answer's last tokens and refuse the first of them there; how many tokens are left."""
         left = len(self.tokens) - n_tokens
+        self.end_draft()
+        if self.extras.drafting is not None:
+            self.extras.drafting.rewind(left)
         self.refused = {index: tokens for index, tokens in self.refused.items() if index <= left}
         self.refused.setdefault(left, set()).add(self.tokens[left])
         del self.tokens[left:]
@@ -133,7 +170,8 @@ class Sequence:
         """The event for text that became safe to show."""
         before, self.n_shown = self.n_shown, self.n_completion
         logprobs = self.extras.logprobs.show(text) if self.extras.logprobs is not None else ()
-        return TextDelta(self.request, text, self.n_shown - before, logprobs)
+        drafted = bool(self.draft) and self.n_verified == len(self.tokens) - self.n_fed
+        return TextDelta(self.request, text, self.n_shown - before, logprobs, drafted)
 
     def stats(self, n_ctx: int) -> Stats:
         """What it cost up to now."""
@@ -151,4 +189,7 @@ class Sequence:
             overhead_seconds=self.metrics.overhead_seconds,
             seed=self.sampler.seed,
             retracted_tokens=self.n_retracted,
+            drafted_tokens=self.n_drafted,
+            accepted_tokens=self.n_accepted + self.n_verified,
+            decode_steps=self.n_steps,
         )

@@ -89,6 +89,8 @@ class Context(Protocol):
         n_parked: sequence ids are 0 .. n_seq_max + n_parked - 1: more can be kept than run.
         n_cells: of the KV cache in all, when it has grown to the end.
         unified: whether sequences share one pool of n_cells; otherwise each has n_ctx of its own.
+        n_outputs: most entries of one decode call whose logits are wanted.
+        cuts: whether forget() can drop the last positions of any sequence.
     """
 
     @property
@@ -111,6 +113,12 @@ class Context(Protocol):
 
     @property
     def unified(self) -> bool: ...
+
+    @property
+    def n_outputs(self) -> int: ...
+
+    @property
+    def cuts(self) -> bool: ...
 
     def decode(self, batch: Sequence[Entry]) -> None:
         """Run the model over a batch and append it to the KV cache.

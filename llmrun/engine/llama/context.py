@@ -24,6 +24,7 @@ KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_
 """Types that llama.cpp's KV cache can have -> ggml's number."""
 _NO_ROOM, _ABORTED = 1, 2  # what llama_decode returns
 _TO_THE_END = -1
+_MOST_VERIFIED = 16  # rows of logits of a step that verifies drafts
 
 Watch = Callable[["GgmlTensor", bool], bool]
 """Called with everything that is computed: first with True, to ask whether it is wanted; then, if it is, with False,
@@ -68,7 +69,9 @@ class LlamaContext:
         self.unified = load.n_seq_max > 1 and not load.exact and not model.rope_depends_on_window
         # A recurrent state takes its memory whether or not it is used, and can't be shared in part.
         self.n_parked = load.n_parked if self.unified and not model.is_recurrent else 0
-        self.n_outputs = max(n_outputs, self.n_seq_max + self.n_parked)  # llama.cpp wants no fewer
+        self.cuts = not model.is_recurrent
+        verified = _MOST_VERIFIED if self.cuts and not load.exact else 0
+        self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp wants no fewer
         self.n_cells = load.n_ctx * load.n_seq_max
         if self.unified and load.n_cells:
             self.n_cells = min(load.n_cells, self.n_cells)

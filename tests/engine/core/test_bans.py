@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from support.constraints import AfterA
 from support.conversation import Conversation
 from support.fake_context import END, N_VOCAB, favouring, hashed, scripted, tokens_of
 
@@ -53,6 +54,16 @@ def test_where_a_model_cannot_be_cut_the_whole_prompt_is_computed_again() -> Non
     assert talk.answer("Hi", ban=("no",)) == ("say x", "stop")
     assert talk.context.cached() == tokens_of("Hisay x")
     assert talk.finished().stats.reused_tokens == 0
+
+
+def test_a_banned_phrase_among_forced_tokens() -> None:
+    """Forced tokens that stay are not in the KV cache yet."""
+    talk = Conversation(hashed)
+    text, reason = talk.answer("aaa", constraint=AfterA(), ban=("c",), most=20)
+    assert (len(text), reason) == (20, "length")
+    assert "c" not in text
+    assert "ab" in text
+    assert talk.finished().stats.retracted_tokens > 0
 
 
 def test_a_phrase_at_the_very_beginning() -> None:

@@ -1,0 +1,76 @@
+"""What goes into a batch: the waiting tokens of whoever has a share, and drafts behind them where they fit.
+
+Owns the batch's layout; must not know who runs, nor what is drawn from its logits. A draft takes what nobody else
+needs: rows, cells and positions that are left when everybody's own tokens have theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from llmrun.engine.core.gate import Step
+from llmrun.engine.core.sequence import Sequence
+from llmrun.engine.llama.base import Entry
+
+
+class BatchPart(NamedTuple):
+    """A sequence's part of a batch.
+
+    Attributes:
+        sequence: whose tokens they are; its draft comes behind them.
+        end: how many of its tokens are in the KV cache when the batch is computed, the draft not counted.
+        rows: which of the batch's entries have logits for it: its last token and its draft.
+    """
+
+    sequence: Sequence
+    end: int
+    rows: range
+
+
+class Spare(NamedTuple):
+    """What a batch has room for.
+
+    Attributes:
+        rows: entries in all that a batch with a draft may have.
+        cells: of the KV cache that are free besides.
+        window: positions of each sequence.
+    """
+
+    rows: int
+    cells: int
+    window: int
+
+
+def fill(chosen: Collection[tuple[Sequence, int]], spare: Spare | None) -> tuple[list[BatchPart], list[Entry]]:
+    """Lay a batch out.
+
+    Args:
+        chosen: who has a share of it, and how many tokens.
+        spare: room for drafts; None where there are to be none.
+    """
+    if spare is not None:
+        _guess(chosen, spare)
+    parts: list[BatchPart] = []
+    batch: list[Entry] = []
+    for sequence, share in chosen:
+        tokens, draft, slot, start = sequence.tokens, sequence.draft, sequence.slot, sequence.n_cached
+        end, last = start + share, len(tokens) - 1
+        for position in range(start, end):
+            batch.append(Entry(tokens[position], position, slot, position == last))
+        for position, token in enumerate(draft, end):
+            batch.append(Entry(token, position, slot, True))
+        parts.append(BatchPart(sequence, end, range(len(batch) - len(draft) - (end > last), len(batch))))
+    return parts, batch
+
+
+def _guess(chosen: Collection[tuple[Sequence, int]], spare: Spare) -> None:
+    """Draft for each in turn. Where somebody prefills, for nobody."""
+    if any(share < sequence.n_waiting or not sequence.n_completion for sequence, share in chosen):
+        return
+    rows = n_tokens = sum(share for _, share in chosen)
+    for sequence, share in chosen:
+        end = sequence.n_cached + share
+        most = min(spare.rows - rows, spare.cells - (rows - n_tokens), spare.window - end)
+        sequence.draft = sequence.guess(most, Step(rows, len(chosen), end - 1))
+        rows += len(sequence.draft)

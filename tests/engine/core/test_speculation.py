@@ -1,0 +1,220 @@
+"""Speculation: whatever is drafted, an answer is the one that the plain loop gives, and so is what is left of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from support.constraints import AfterA
+from support.conversation import Conversation
+from support.fake_context import END, N_VOCAB, hashed, scripted, tokens_of
+
+from llmrun._native import SuffixAutomaton
+from llmrun.engine.core.drafts import Drafter, Drafting
+from llmrun.engine.core.sequence import Extras
+from llmrun.engine.llama.base import Aborted, DecodeError, NoRoom
+from llmrun.protocol.messages import Finished, Stats, TextDelta
+from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.speculation import Speculation, StepTime
+
+TIMES = tuple(StepTime(width, 0, 1 + width / 16) for width in (1, 4, 8, 16))
+
+
+class Foreseeing:
+    """A drafter that knows an answer, and is wrong about every token of it as often as asked."""
+
+    def __init__(self, answer: Sequence[int], wrong: float, draws: random.Random) -> None:
+        self._answer, self._wrong, self._draws = answer, wrong, draws
+        self._length = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._length += len(tokens)
+
+    def rewind(self, length: int) -> None:
+        self._length = min(self._length, length)
+
+    def draft(self, most: int) -> tuple[list[int], int]:
+        coming = self._answer[self._length : self._length + most]
+        wrong = self._wrong
+        return [self._draws.randrange(N_VOCAB) if self._draws.random() < wrong else token for token in coming], 3
+
+
+def drafting(prompt: str, most: int = 15, drafter: Drafter | None = None, times: Sequence[StepTime] = ()) -> Extras:
+    return Extras(drafting=Drafting(Speculation(most, tuple(times)), drafter or SuffixAutomaton(), tokens_of(prompt)))
+
+
+def counts(stats: Stats) -> tuple[int, ...]:
+    """All that does not depend on how many steps were taken."""
+    return (
+        stats.prompt_tokens,
+        stats.reused_tokens,
+        stats.completion_tokens,
+        stats.context_used,
+        stats.retracted_tokens,
+        stats.seed,
+    )
+
+
+def assert_consistent(talk: Conversation) -> None:
+    """What is said to be cached is what the model saw, and every cell is counted."""
+    slots = talk.engine._slots
+    assert {slot: talk.context.cached(slot) for slot in slots.cached} == slots.cached
+    assert slots.room.used == talk.context.n_used
+
+
+def ending(tokens: Sequence[int]) -> Sequence[float]:
+    """As hashed(), of few letters, and it may end."""
+    logits = [value if ord("a") <= token < ord("g") else -9.0 for token, value in enumerate(hashed(tokens))]
+    logits[END] = 0.1
+    return logits
+
+
+# ---- against the plain loop -------------------------------------------------------------------------
+
+
+def any_options(draws: random.Random) -> dict[str, Any]:
+    """What a request may ask for."""
+    letters = "abcdef"
+
+    def phrases(longest: int) -> tuple[str, ...]:
+        return tuple(
+            "".join(draws.choices(letters, k=draws.randint(1, longest))) for _ in range(draws.choice((0, 0, 1, 2)))
+        )
+
+    sampling = SamplingParams(
+        temperature=draws.choice((0.0, 0.7, 1.5)),
+        repeat_penalty=draws.choice((1.0, 1.3)),
+        dry_multiplier=draws.choice((0.0, 0.8)),
+        xtc_probability=draws.choice((0.0, 0.5)),
+        mirostat=draws.choice((0, 0, 0, 2)),
+        seed=draws.randrange(2**32),
+    )
+    return {
+        "sampling": sampling,
+        "most": draws.choice((None, 1, 2, 5, 9, 30)),
+        "stop": tuple(phrase + draws.choice(letters) for phrase in phrases(3)),
+        "ban": phrases(3),
+        "logprobs": draws.choice((None, None, 2)),
+    }
+
+
+def answered(talk: Conversation, prompt: str, options: dict[str, Any], constrained: bool, extras: Extras) -> Finished:
+    asked = {key: value for key, value in options.items() if key != "logprobs"}
+    talk.ask(prompt, constraint=AfterA() if constrained else None, extras=extras, **asked)
+    talk.run()
+    return talk.finished()
+
+
+@pytest.mark.parametrize("seed", range(500))
+def test_any_request_is_answered_as_without(seed: int) -> None:
+    draws = random.Random(seed)
+    options, constrained = any_options(draws), draws.random() < 0.4
+    prompt = "".join(draws.choices("abcdef", k=draws.randint(1, 30)))
+    plain = Conversation(ending, n_ctx=80)
+    expected = answered(plain, prompt, options, constrained, Extras())
+    drafter = draws.choice((None, Foreseeing(plain.context.cached(), draws.choice((0, 0.1, 1)), draws)))
+    talk = Conversation(ending, n_ctx=80, n_batch=draws.choice((16, 16, 5)), n_outputs=draws.choice((16, 7, 1)))
+    talk.context.before_decode = breaking(talk, draws) if draws.random() < 0.5 else lambda call: None
+    extras = drafting(prompt, draws.choice((1, 3, 6, 15)), drafter, draws.choice(((), TIMES)))
+    finished = answered(talk, prompt, options, constrained, extras)
+    assert (talk.text(), finished.reason, finished.detail) == (plain.text(), expected.reason, expected.detail)
+    assert counts(finished.stats) == counts(expected.stats)
+    assert talk.context.cached() == plain.context.cached()
+    assert_consistent(talk)
+    stats = finished.stats
+    assert stats.accepted_tokens <= stats.drafted_tokens
+    drafted = sum(event.drafted for event in talk.events if isinstance(event, TextDelta))
+    assert drafted <= stats.accepted_tokens
+
+
+def breaking(talk: Conversation, draws: random.Random) -> Callable[[int], None]:
+    """Batches with a draft fail now and then."""
+
+    def before_decode(call: int) -> None:
+        if sum(entry.wants_logits for entry in talk.context.calls[call]) > 1 and draws.random() < 0.3:
+            talk.context.faults[call] = draws.choice((Aborted(), NoRoom(), DecodeError("it failed")))
+
+    return before_decode
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+@pytest.mark.parametrize("seed", range(60))
+def test_a_cancelled_answer_is_the_beginning_of_the_plain_one(seed: int, *, aborts: bool) -> None:
+    draws = random.Random(seed)
+    options = {**any_options(draws), "most": None}
+    prompt = "".join(draws.choices("abcdef", k=10))
+    whole = Conversation(ending, n_ctx=80)
+    answered(whole, prompt, options, True, Extras())
+    talk = Conversation(ending, n_ctx=80)
+    when = draws.randrange(len(whole.context.calls) // 2 + 1)
+
+    def before_decode(call: int) -> None:
+        if call == when:
+            talk.engine.cancel(1)
+            if aborts:
+                talk.context.faults[call] = Aborted()
+
+    talk.context.before_decode = before_decode
+    drafter = Foreseeing(whole.context.cached(), 0.1, draws)
+    finished = answered(talk, prompt, options, True, drafting(prompt, drafter=drafter))
+    plain = Conversation(ending, n_ctx=80)
+    plain.ask(prompt, constraint=AfterA(), **{key: value for key, value in options.items() if key != "logprobs"})
+    (sequence,) = plain.engine._waiting
+    told = finished.stats.completion_tokens
+    while plain.engine.busy and not (
+        sequence.n_completion == told and sequence.n_retracted >= finished.stats.retracted_tokens
+    ):
+        plain.events += plain.engine.step()
+    plain.engine.cancel(1)
+    plain.run()
+    assert talk.text() == plain.text()
+    # Verified and forced tokens may be in the KV cache already.
+    cached = talk.context.cached()
+    assert finished.stats.context_used == len(cached)
+    assert cached == sequence.tokens[: len(cached)]
+    assert cached[: len(plain.context.cached())] == plain.context.cached()
+    assert_consistent(talk)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_several_at_once_are_answered_as_each_alone(seed: int) -> None:
+    draws = random.Random(seed)
+    prompts = ["".join(draws.choices("abcdef", k=draws.randint(1, 30))) for _ in range(5)]
+    options = [{**any_options(draws), "most": draws.randint(1, 25)} for _ in prompts]
+    plain = [Conversation(ending, n_ctx=80) for _ in prompts]
+    for talk, prompt, asked in zip(plain, prompts, options, strict=True):
+        answered(talk, prompt, asked, False, Extras())
+    crowd = Conversation(ending, n_ctx=80, n_seq_max=3, n_parked=2, n_cells=draws.choice((90, 240)))
+    for number, (prompt, asked) in enumerate(zip(prompts, options, strict=True)):
+        drafter = Foreseeing(plain[number].context.cached(), 0.2, draws)
+        asked = {key: value for key, value in asked.items() if key != "logprobs"}
+        extras = drafting(prompt, drafter=drafter, times=draws.choice(((), TIMES)))
+        crowd.ask(prompt, request=number, extras=extras if number != 1 else Extras(), **asked)
+    crowd.context.before_decode = breaking(crowd, draws)
+    crowd.run()
+    for number, talk in enumerate(plain):
+        assert crowd.text(number) == talk.text()
+        assert crowd.finished(number).reason == talk.finished().reason
+        assert crowd.finished(number).stats.completion_tokens == talk.finished().stats.completion_tokens
+    assert_consistent(crowd)
+
+
+# ---- steps ------------------------------------------------------------------------------------------
+
+
+def test_a_draft_that_comes_true_takes_one_step() -> None:
+    answer = "the same, the same, the same again"
+    talk = Conversation(scripted({"Hi": answer}))
+    drafter = Foreseeing([*tokens_of("Hi" + answer), END], 0, random.Random(0))
+    talk.ask("Hi", extras=drafting("Hi", drafter=drafter))
+    talk.run()
+    assert talk.text() == answer
+    stats = talk.finished().stats
+    assert (stats.completion_tokens, stats.drafted_tokens, stats.accepted_tokens) == (35, 32, 32)
+    assert stats.decode_steps == len(talk.context.calls) == 4
+    widths = [len(call) for call in talk.context.calls]
+    assert widths == [2, 16, 16, 3]
+    drafted = [event.drafted for event in talk.events if isinstance(event, TextDelta)]
+    assert drafted == [False, *[True] * 15, False, *[True] * 15, False, True]
