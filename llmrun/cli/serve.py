@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import re
 import signal
 import socket
 import time
@@ -19,6 +18,7 @@ from llmrun.cli.completion import complete_model
 from llmrun.cli.options import LoadingOptions, loading, with_options
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
+from llmrun.server.durations import read_duration
 from llmrun.server.sockets import allow_many_connections, bind
 from llmrun.ui.terminal.output import Output
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from llmrun.server.serving import ServeOptions, Serving
     from llmrun.ui.views.serve import ServeView
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _FOR_EVER = math.inf
 _WATCH_SECONDS = 0.5
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses that mean all, and what this machine calls
@@ -130,17 +128,17 @@ def serve(
 
 
 def _seconds(flag: str, text: str) -> float:
-    """E.g. "5m", "30s", "90"; -1 or "forever" is for ever.
+    """E.g. "5m", "1h30m", "90"; -1 or "forever" is for ever.
 
     Raises:
         UsageError: it is none of these.
     """
     if text in {"-1", "forever"}:
         return _FOR_EVER
-    match = _DURATION.fullmatch(text.strip().lower())
-    if match is None:
+    seconds = read_duration(text)
+    if seconds is None or seconds < 0:
         raise UsageError(f"invalid {flag} {text}", why="must be a time such as 30s, 5m or 1h, or forever")
-    return float(match[1]) * _UNITS[match[2] or "s"]
+    return seconds
 
 
 def _policy(host: str, listening: socket.socket, key_file: Path | None, origins: list[str], hosts: list[str]) -> Policy:
@@ -222,7 +220,7 @@ async def _run(output: Output, options: ServeOptions, listening: socket.socket, 
     host = _EVERYWHERE.get(host, host)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     view.begin(address, options.names, has_keys=bool(options.policy.keys))
-    with registered(settings.state_dir, port) as entry:
+    with registered(settings.state_dir, address) as entry:
         watching = asyncio.ensure_future(
             _watch(serving, view, entry, RunningServer(os.getpid(), address, port, time.time()))
         )

@@ -48,6 +48,9 @@ def _meant(servers: list[RunningServer], port: int | None, *, every: bool) -> li
     if not found:
         raise UsageError("no server runs" + (f" at port {port}" if port is not None else ""), hint="llmrun ps")
     if len(found) > 1 and not every:
-        ports = " or ".join(f"llmrun stop --port {server.port}" for server in found)
-        raise UsageError(f"{len(found)} servers run", hint=f"{ports}, or llmrun stop --all")
+        ports = [f"--port {server.port}" for server in found]
+        ways = ports if len(set(ports)) == len(ports) else []  # else at different addresses
+        raise UsageError(
+            f"{len(found)} servers run", hint=" or ".join(f"llmrun stop {way}" for way in (*ways, "--all"))
+        )
     return found

@@ -22,9 +22,9 @@ def set_environment() -> None:
     """What the libraries read when they are loaded."""
     os.environ["GGML_NO_BACKTRACE"] = "1"  # ggml would start a debugger on itself when it aborts
     # libgomp's threads wait for each other by spinning, for milliseconds by default: when another program wants a core,
-    # they take its turns and their own away. Spinning for microseconds is as fast alone, and several times faster then.
+    # they take its turns and their own away. Spinning for half a millisecond is as fast alone, and much faster then.
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "2000"
+        os.environ["GOMP_SPINCOUNT"] = "8000"
 
 
 def no_core_dumps() -> None:

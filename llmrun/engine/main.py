@@ -34,6 +34,7 @@ from llmrun.protocol.messages import (
     Cancel,
     Command,
     Count,
+    Detokenize,
     Event,
     Failed,
     Finished,
@@ -177,6 +178,8 @@ class EngineProcess:
                 self._answer(command, self._living_model().preparer.count(command, self._channel.send))
             elif isinstance(command, Tokenize):
                 self._answer(command, self._living_model().preparer.tokenize(command))
+            elif isinstance(command, Detokenize):
+                self._answer(command, self._living_model().preparer.detokenize(command))
             else:
                 self._inbox.put((command, None))
         except LlmrunError as error:

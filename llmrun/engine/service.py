@@ -28,6 +28,8 @@ from llmrun.protocol.messages import (
     AnswerRequest,
     Count,
     Counted,
+    Detokenize,
+    Detokenized,
     Event,
     Generate,
     Load,
@@ -191,6 +193,19 @@ class Preparer:
         self._refuse_endless([Message("user", tokenize.text)])
         tokens = self._vocabulary.tokenize(tokenize.text, special=tokenize.special)
         return Tokenized(tokenize.request, tuple(tokens))
+
+    def detokenize(self, detokenize: Detokenize) -> Detokenized:
+        """The text of tokens.
+
+        Raises:
+            UsageError: the vocabulary has no such token.
+        """
+        vocabulary, tokens = self._vocabulary, detokenize.tokens
+        wrong = next((token for token in tokens if not 0 <= token < vocabulary.n_tokens), None)
+        if wrong is not None:
+            raise UsageError(f"there is no token {wrong}", why=f"the vocabulary has {vocabulary.n_tokens:,}")
+        data = b"".join(map(vocabulary.control_piece, tokens))
+        return Detokenized(detokenize.request, data.decode("utf-8", "replace"))
 
     def prompt(
         self, request: Generate | Count, send: Callable[[Event], None] = lambda event: None

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields, replace
 from llmrun.planning.plan import Wishes
 from llmrun.protocol.messages import Load
 
-SPINS = 2000
-"""How often an idle thread of libgomp looks for work before it sleeps, as the engine has it: microseconds."""
+SPINS = 8000
+"""How often an idle thread of libgomp looks for work before it sleeps, as the engine has it: part of a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)

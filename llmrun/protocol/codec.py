@@ -18,7 +18,9 @@ Value = TypeVar("Value")
 
 def as_dict(value: Any) -> dict[str, Any]:
     """A dataclass or named tuple as plain JSON data, nested ones included."""
-    return {name: _plain(getattr(value, name)) for name in _names(value.__class__)}
+    names = _names(value.__class__)
+    found = value if isinstance(value, tuple) else [getattr(value, name) for name in names]
+    return {name: item if type(item) in _PLAIN else _plain(item) for name, item in zip(names, found, strict=True)}
 
 
 def from_json(cls: type[Value], data: Any, *, newer: bool = False) -> Value:
@@ -44,6 +46,8 @@ def from_json(cls: type[Value], data: Any, *, newer: bool = False) -> Value:
             raise ValueError(f"{cls.__name__} has no {name!r:.40}")
     return cls(**values)
 
+
+_PLAIN = frozenset((str, int, float, bool, NoneType))
 
 # To evaluate an annotation takes longer than to read a frame, and every start waits for it.
 _FREQUENT: dict[Any, Any] = {

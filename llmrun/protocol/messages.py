@@ -207,6 +207,13 @@ class Tokenize(NamedTuple):
     special: bool = False
 
 
+class Detokenize(NamedTuple):
+    """The text of token ids; answered by Detokenized, or Failed."""
+
+    request: int
+    tokens: tuple[int, ...]
+
+
 class Cancel(NamedTuple):
     """Stop that request as soon as possible; it still ends with Finished."""
 
@@ -421,6 +428,13 @@ class Tokenized(NamedTuple):
     tokens: tuple[int, ...]
 
 
+class Detokenized(NamedTuple):
+    """The text of token ids, control tokens as they are written; bytes that are no characters as U+FFFD."""
+
+    request: int
+    text: str
+
+
 class JobUpdate(NamedTuple):
     """How far a job is, as JSON data of the job's own update."""
 
@@ -454,7 +468,9 @@ class Failed(NamedTuple):
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 
-Command = Open | Load | Generate | Count | Tokenize | MeasureSteps | Cancel | Explain | SaveState | Status | Job
+Command = (
+    Open | Load | Generate | Count | Tokenize | Detokenize | MeasureSteps | Cancel | Explain | SaveState | Status | Job
+)
 Event = (
     LoadProgress
     | Loaded
@@ -467,6 +483,7 @@ Event = (
     | Counted
     | Tokenized
     | StepsMeasured
+    | Detokenized
     | Explained
     | StateSaved
     | Condition

@@ -18,12 +18,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from llmrun.errors import LlmrunError, ModelNotFoundError
-from llmrun.protocol.messages import Count, Counted, Tokenize, Tokenized
-from llmrun.server.exchange import Dialect, HttpExchange, Shared, parse_json, read_body, refuse
+from llmrun.server.engine_routes import EngineRoutes
+from llmrun.server.exchange import Dialect, HttpExchange, Shared, refuse
 from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send
 from llmrun.server.ollama_routes import OllamaRoutes
 from llmrun.server.protocols import anthropic, ollama, openai, openai_chat, openai_responses, openai_text
-from llmrun.server.protocols.fields import Fields
 from llmrun.server.refusals import MethodRefusedError, NoRouteError
 from llmrun.server.shelf import Shelf
 
@@ -87,9 +86,7 @@ class Site:
             Route("/metrics", self._show_metrics, methods=get),
             Route("/v1/models", self._models, methods=get),
             Route("/v1/models/{name:path}", self._model, methods=get),
-            Route("/props", self._props, methods=get),
-            Route("/tokenize", self._tokenize, methods=["POST"]),
-            Route("/v1/messages/count_tokens", self._count, methods=["POST"]),
+            *EngineRoutes(self._shared).routes,
             *OllamaRoutes(self._pool, self._shelf).routes,
             Route("/api/hello", self._home, methods=get),  # Claude Code looks whether somebody is there
         ]
@@ -156,40 +153,6 @@ class Site:
         """The models that can be asked for: those of the command line first."""
         found = await asyncio.to_thread(self._shelf.created)
         return {**{name: found.get(name, 0) for name in self._pool.names}, **found}
-
-    async def _props(self, request: Request) -> Response:
-        """What llama-server's clients look up."""
-        async with self._pool.lease("") as kept:
-            await self._pool.ready(kept)
-            assert kept.loaded is not None
-            assert kept.model is not None
-            return JSONResponse(
-                {
-                    "default_generation_settings": {"n_ctx": kept.loaded.n_ctx},
-                    "total_slots": kept.model.load.n_seq_max,
-                    "model_path": kept.name,
-                    "chat_template": kept.model.header.chat_template or "",
-                }
-            )
-
-    async def _tokenize(self, request: Request) -> Response:
-        """llama-server's: {"content": text} gives {"tokens": [...]}."""
-        fields = Fields(parse_json(await read_body(request.receive)))
-        special = fields.flag("parse_special")
-        async with self._pool.lease(fields.text("model") or "") as kept:
-            connection = await self._pool.ready(kept)
-            text = fields.text("content") or fields.text("prompt") or ""
-            command = Tokenize(connection.next_request(), text, special is not False)
-            found = await connection.ask(command, Tokenized)
-        return JSONResponse({"tokens": list(found.tokens), "count": len(found.tokens)})
-
-    async def _count(self, request: Request) -> Response:
-        """Anthropic's: how many tokens a conversation has."""
-        asked = anthropic.read_count(parse_json(await read_body(request.receive)))
-        async with self._pool.lease(asked.model) as kept:
-            connection = await self._pool.ready(kept)
-            counted = await connection.ask(Count(connection.next_request(), asked.request), Counted)
-        return JSONResponse(anthropic.counted(counted.total))
 
 
 class _Answering:

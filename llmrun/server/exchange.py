@@ -85,8 +85,11 @@ class Traffic:
         return bool(self._exchanges)
 
     @contextmanager
-    def admitted(self, exchange: HttpExchange, answers: int) -> Iterator[None]:
-        """Count an exchange until the block ends.
+    def admitted(self, answers: int, exchange: HttpExchange | None = None) -> Iterator[None]:
+        """Count so many answers until the block ends.
+
+        Args:
+            exchange: is told when the time to end is over; None is nobody, because it takes a moment only.
 
         Raises:
             BusyError: there are too many.
@@ -96,13 +99,14 @@ class Traffic:
             raise DrainingError("the server is shutting down")
         if self._answers + answers > self._most:
             raise BusyError("too many requests wait already", hint="try again in a moment")
+        exchanges = {exchange} if exchange is not None else set()
         self._answers += answers
-        self._exchanges.add(exchange)
+        self._exchanges |= exchanges
         try:
             yield
         finally:
             self._answers -= answers
-            self._exchanges.discard(exchange)
+            self._exchanges -= exchanges
 
     async def drain(self, seconds: float) -> None:
         """Take no more requests; those that are not answered in time end with an error."""
@@ -151,7 +155,7 @@ class HttpExchange:
         try:
             data = await read_body(self._receive)
             body, asked = await asyncio.to_thread(self._read, data) if len(data) > _LONG_BODY else self._read(data)
-            with self._traffic.admitted(self, asked.n):
+            with self._traffic.admitted(asked.n, self):
                 async with self._pool.lease(asked.model, asked.keep_seconds) as kept:
                     await self._answer(body, asked, kept)
         except LlmrunError as error:
@@ -275,6 +279,7 @@ class HttpExchange:
             await asyncio.sleep(max(min(SILENCE_SECONDS, left), 0.0))
             silent = time.monotonic() - self._spoke_at
             if self._is_sending and silent > STALL_SECONDS:
+                self._log["reason"] = "left"
                 self._task.cancel()
             elif time.monotonic() >= ends_at:
                 self.put(_Signal.LATE)

@@ -212,7 +212,7 @@ class Pool:
     async def _find(self, name: str) -> KeptModel:
         if not name and not self.names:
             raise UsageError("model is missing", hint="name one of /v1/models")
-        name = name or self.names[0]
+        name = name.removesuffix(":latest") or self.names[0]
         path = self._paths.get(name)
         if path is None or path not in self._kept:
             located = await asyncio.to_thread(self._locate, name)

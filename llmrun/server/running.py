@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 try:
     import fcntl
@@ -61,9 +62,9 @@ class ServerFile:
 
 
 @contextmanager
-def registered(state_dir: Path, port: int) -> Iterator[ServerFile | None]:
-    """A server listens on this port until the block ends; None where that can't be written down."""
-    path = state_dir / _FOLDER / f"{port}.json"
+def registered(state_dir: Path, address: str) -> Iterator[ServerFile | None]:
+    """A server listens at this address until the block ends; None where that can't be written down."""
+    path = state_dir / _FOLDER / f"{quote(address, safe='')}.json"
     descriptor = -1
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -10,6 +10,7 @@ from llmrun.errors import LlmrunError, UsageError
 
 _BACKLOG = 1024
 _OPEN_FILES = 16_384
+_LAST_PORT = 65_535
 
 
 def allow_many_connections() -> None:
@@ -49,9 +50,10 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _cannot_listen(host: str, port: int, error: OSError) -> LlmrunError:
     if error.errno == errno.EADDRINUSE:
+        other = port + 1 if port < _LAST_PORT else port - 1
         return UsageError(
             f"port {port} of {host} is in use",
             why="another program listens there",
-            hint=f"llmrun serve --port {port + 1}, or llmrun ps to see whether it is one of ours",
+            hint=f"llmrun serve --port {other}, or llmrun ps to see whether it is one of ours",
         )
     return UsageError(f"can't listen on port {port} of {host}", why=error.strerror or str(error))

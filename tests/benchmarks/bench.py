@@ -33,7 +33,7 @@ from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
 
 BOUND = 0.02
-SPINS = {"GOMP_SPINCOUNT": "2000"}  # as engine.environment.set_environment() has it
+SPINS = {"GOMP_SPINCOUNT": "8000"}  # as engine.environment.set_environment() has it
 
 
 def theirs(program: Path, model: Path, test: BenchTest, threads: int) -> tuple[float, str]:

@@ -19,6 +19,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from llmrun.engine.llama.library import import_llama
 
 _ROWS = 64  # different ones of a matrix
+_TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def _add_vocabulary(writer: GGUFWriter, size: int) -> None:
     writer.add_token_list(["<unk>", "<s>", "</s>", *bytes_, *words])
     writer.add_token_scores([0.0] * 259 + [-1.0] * len(words))
     writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * len(words)])
+    writer.add_chat_template(_TEMPLATE)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
 

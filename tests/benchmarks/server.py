@@ -32,15 +32,23 @@ def started(program: str, model: str, threads: int, n_parallel: int, n_ctx: int)
 @contextmanager
 def running(command: Sequence[str]) -> Iterator[int]:
     """A server that takes --port and answers /health when it is ready; its port."""
+    with process(command) as (port, _):
+        yield port
+
+
+@contextmanager
+def process(command: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """As running(); its port and its process id."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    started = subprocess.Popen([*command, "--port", str(port)], **quiet)
     try:
         _wait_for(port)
-        yield port
+        yield port, started.pid
     finally:
-        process.terminate()
-        process.wait()
+        started.terminate()
+        started.wait()
 
 
 def all_at_once(ask: Ask, prompts: Sequence[list[int]], n_tokens: int) -> None:

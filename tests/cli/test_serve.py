@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -40,11 +41,20 @@ def test_a_port_in_use_is_told_with_another_one() -> None:
     assert f"llmrun serve --port {port + 1}" in error.hint
 
 
+def test_beside_the_last_port_the_one_before_is_told() -> None:
+    with ExitStack() as stack:
+        with suppress(OSError):
+            stack.enter_context(socket.create_server(("127.0.0.1", 65_535)))
+        assert "llmrun serve --port 65534" in refused("serve", "--port", "65535").hint
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [
         (("--keep", "soon"), "invalid --keep soon"),
         (("--grace", "5 minutes"), "invalid --grace 5 minutes"),
+        (("--grace", "-5m"), "invalid --grace -5m"),
+        (("--timeout", "nan"), "invalid --timeout nan"),
         (("--port", "70000"), "invalid --port 70000"),
         (("--parallel", "0"), "invalid --parallel 0"),
         (("--queue", "-1"), "invalid --queue -1"),
@@ -67,7 +77,7 @@ def test_without_a_server_there_is_nothing_to_list_or_stop(capsys: pytest.Captur
 
 
 def test_servers_are_listed_and_of_several_one_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with registered(home, 1) as first, registered(home, 2) as second:
+    with registered(home, "http://127.0.0.1:1") as first, registered(home, "http://127.0.0.1:2") as second:
         assert first is not None
         assert second is not None
         first.write(RunningServer(11, "http://127.0.0.1:1", 1, 0.0, ("tiny",)))
@@ -76,4 +86,6 @@ def test_servers_are_listed_and_of_several_one_is_named(home: Path, capsys: pyte
         listed = capsys.readouterr().out
         assert "http://127.0.0.1:1" in listed
         assert "tiny" in listed
-        assert "llmrun stop --port 1 or llmrun stop --port 2" in refused("stop").hint
+        assert refused("stop").hint == "llmrun stop --port 1 or llmrun stop --port 2 or llmrun stop --all"
+        second.write(RunningServer(12, "http://[::1]:1", 1, 0.0))
+        assert refused("stop", "--port", "1").hint == "llmrun stop --all"

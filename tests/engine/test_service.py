@@ -20,6 +20,8 @@ from llmrun.protocol.ended import SaveState, StateSaved
 from llmrun.protocol.messages import (
     AnswerRequest,
     Count,
+    Detokenize,
+    Detokenized,
     Event,
     Failed,
     Finished,
@@ -189,6 +191,15 @@ def test_a_text_is_tokenized_as_it_is() -> None:
     assert preparer().tokenize(Tokenize(1, "ab")) == Tokenized(1, tuple(tokens_of("ab")))
     with pytest.raises(ContextOverflowError):
         preparer().tokenize(Tokenize(1, "x" * 10_000_000))
+
+
+def test_tokens_are_a_text_again() -> None:
+    assert preparer().detokenize(Detokenize(1, tuple(tokens_of("aé")))) == Detokenized(1, "aé")
+    half = tuple(tokens_of("é"))[:1]
+    assert preparer().detokenize(Detokenize(1, half)) == Detokenized(1, "\ufffd")
+    for token in (-1, 10**9):
+        with pytest.raises(UsageError, match="there is no token"):
+            preparer().detokenize(Detokenize(1, (token,)))
 
 
 # ---- telling, and saving -------------------------------------------------------------------------------------

@@ -10,12 +10,16 @@ from llmrun.server.running import RunningServer, registered, running_servers
 
 
 def server(port: int) -> RunningServer:
-    return RunningServer(os.getpid(), f"http://127.0.0.1:{port}", port, 1.0)
+    return RunningServer(os.getpid(), at(port), port, 1.0)
+
+
+def at(port: int, host: str = "127.0.0.1") -> str:
+    return f"http://{host}:{port}"
 
 
 def test_a_server_is_listed_as_long_as_it_runs(tmp_path: Path) -> None:
     assert running_servers(tmp_path) == []
-    with registered(tmp_path, 2) as later, registered(tmp_path, 1) as entry:
+    with registered(tmp_path, at(2)) as later, registered(tmp_path, at(1)) as entry:
         assert entry is not None
         assert later is not None
         entry.write(server(1))
@@ -23,6 +27,16 @@ def test_a_server_is_listed_as_long_as_it_runs(tmp_path: Path) -> None:
         assert running_servers(tmp_path) == [server(1), server(2)]
         entry.write(server(1)._replace(models=("tiny",)))
         assert running_servers(tmp_path)[0].models == ("tiny",)
+    assert running_servers(tmp_path) == []
+
+
+def test_two_servers_at_one_port_of_different_addresses_are_both_listed(tmp_path: Path) -> None:
+    with registered(tmp_path, at(1)) as first, registered(tmp_path, at(1, "[::1]")) as second:
+        assert first is not None
+        assert second is not None
+        first.write(server(1))
+        second.write(server(1)._replace(address=at(1, "[::1]")))
+        assert {each.address for each in running_servers(tmp_path)} == {at(1), at(1, "[::1]")}
     assert running_servers(tmp_path) == []
 
 
@@ -35,11 +49,11 @@ def test_what_a_dead_server_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_an_entry_that_is_just_being_written_is_passed_over(tmp_path: Path) -> None:
-    with registered(tmp_path, 1):
+    with registered(tmp_path, at(1)):
         assert running_servers(tmp_path) == []
 
 
 def test_a_folder_that_can_not_be_written_keeps_nobody_from_serving(tmp_path: Path) -> None:
     (tmp_path / "servers").write_text("a file")
-    with registered(tmp_path, 1) as entry:
+    with registered(tmp_path, at(1)) as entry:
         assert entry is None

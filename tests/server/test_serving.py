@@ -236,7 +236,9 @@ def test_ollamas_routes(serve: Serve) -> None:
     assert server.post("/api/generate", {"prompt": "Hi", "stream": False}).json["response"] == "Hello"
     assert server.get("/api/version").json == VERSION
     (running,) = server.get("/api/ps").json["models"]
-    assert (running["name"], running["context_length"]) == (server.model, 256)
+    assert (running["name"], running["context_length"]) == (f"{server.model}:latest", 256)
+    assert server.post("/api/chat", {**HI, "model": running["name"], "stream": False}).status == 200
+    assert server.engines == 1
     assert isinstance(server.get("/api/tags").json["models"], list)
     refused = server.post("/api/show", {"model": "nothing"})
     assert (refused.status, set(refused.json)) == (404, {"error", "code"})
@@ -256,6 +258,28 @@ def test_llama_servers_routes(serve: Serve) -> None:
     server = serve()
     assert server.get("/props").json["default_generation_settings"]["n_ctx"] == 256
     assert server.post("/tokenize", {"content": "Hi"}).json["tokens"] == [72, 105]
+    assert server.post("/detokenize", {"tokens": [72, 105]}).json == {"content": "Hi"}
+    for tokens in ("Hi", [-1], [0.5], [True], [2**31], [[1]]):
+        assert server.post("/detokenize", {"tokens": tokens}).status == 400
+
+
+def test_questions_to_an_engine_wait_like_answers_and_end_with_the_server(serve: Serve) -> None:
+    server = serve("obedient", parallel=1, queue=0, grace_seconds=SECONDS)
+    questions: list[tuple[str, Any]] = [
+        ("/props", None), ("/tokenize", {"content": "Hi"}), ("/detokenize", {"tokens": [72]}),
+        ("/v1/messages/count_tokens", HI),
+    ]  # fmt: skip
+
+    def answers() -> set[str]:
+        return {str((server.get(path) if body is None else server.post(path, body)).json) for path, body in questions}
+
+    with server.connect() as connection:
+        connection.sendall(server.request("POST", CHAT, json.dumps(STREAM).encode()))
+        assert connection.recv(65536)
+        assert all("busy" in answer for answer in answers())
+        server.end()
+        assert eventually(lambda: server.get("/health").status == 503, SECONDS)
+        assert all("shutting-down" in answer for answer in answers())
 
 
 def test_the_log_knows_what_was_asked_and_no_secret(serve: Serve) -> None:

@@ -241,7 +241,7 @@ class FakeContext:
         """See base.Context."""
         return bytearray(json.dumps(self.cached(sequence_id)).encode())
 
-    def set_state(self, sequence_id: int, state: bytes, n_tokens: int) -> bool:
+    def set_state(self, sequence_id: int, state: bytes | bytearray, n_tokens: int) -> bool:
         """See base.Context; a state that begins with "bad" is refused."""
         self._cells[sequence_id] = []
         if self.set_state_error is not None:

@@ -19,6 +19,8 @@ from llmrun.protocol.messages import (
     Cancel,
     Count,
     Counted,
+    Detokenize,
+    Detokenized,
     Event,
     Failed,
     Finished,
@@ -252,6 +254,8 @@ def main() -> None:
             send(Tokenized(command.request, tuple(command.text.encode())))
         elif isinstance(command, MeasureSteps):
             send(StepsMeasured(command.request, () if MODE.endswith("never_idle") else TIMES))
+        elif isinstance(command, Detokenize):
+            send(Detokenized(command.request, bytes(command.tokens).decode()))
         elif isinstance(command, Job):
             do(command)
 

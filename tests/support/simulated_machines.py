@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from llmrun.bench.tune.axes import PREFILL, Axis
 from llmrun.errors import EngineCrashedError
-from llmrun.planning.settings import EngineSettings
+from llmrun.planning.settings import SPINS, EngineSettings
 from llmrun.protocol.jobs.bench import BenchTest
 
 
@@ -57,7 +57,7 @@ class SimulatedMachine:
             ("repack", not settings.repack),
             ("mmap", not settings.mmap),
             ("huge_pages", settings.huge_pages),
-            ("spins", settings.spins != 2000),
+            ("spins", settings.spins != SPINS),
             ("kv", settings.kv_type != "f16"),
         ):
             log += self._effects[name][index] * changed * (name != "spins" or index)

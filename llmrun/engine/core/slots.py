@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from llmrun.engine.core.prefix import common_prefix, gap_after, reusable
 from llmrun.engine.core.room import Room
 from llmrun.engine.core.saving import StateSaver
+from llmrun.engine.core.stowed import Stowed, StowedPrefix
 from llmrun.engine.llama.base import Context
 from llmrun.errors import LlmrunError
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _WORTH_READING = 64  # tokens: fewer are prefilled faster than files are looked through
 _WORTH_MOVING = 32
+_CHEAP_CELLS = 256  # of parked prefixes, that nobody notices: llama.cpp looks at so many at a time
+_STOWED_SHARE = 4  # one part in so many of what the cells can hold may be stowed besides
 _SPARE_SHARE = 32  # one part in so many of the cells stays free when somebody is let in: all the others grow
 
 
@@ -48,6 +51,7 @@ class Slots:
         self.cached: dict[int, list[int]] = {slot: [] for slot in range(context.n_seq_max + context.n_parked)}
         self.idle = set(self.cached)
         self.room = Room(context.n_cells)
+        self._stowed = Stowed()
         self._prompts = dict.fromkeys(self.cached, 0)  # how many first tokens were the last request's prompt
         self._salts = dict.fromkeys(self.cached, "")  # of the last request
         self._went_on: set[int] = set()  # slots whose conversation had more than one turn
@@ -56,7 +60,8 @@ class Slots:
 
     def known(self, tokens: list[int], salt: str) -> int:
         """How many first tokens of a sequence need no prefill, as far as that can be told without trying."""
-        return self._longest(tokens, salt, self.cached if self._context.unified else self.idle)[1]
+        live = self._longest(tokens, salt, self.cached if self._context.unified else self.idle)[1]
+        return max(live, self._stowed.longest(tokens, salt)[1])
 
     def admits(self, tokens: list[int], salt: str, pending: int) -> bool:
         """Whether the cells can hold these tokens, beside the slots that are not idle and what is to come into those.
@@ -82,12 +87,11 @@ class Slots:
 
     def evict(self) -> bool:
         """Empty the idle slot that was not used for longest; False if all idle ones are empty."""
-        parked = [slot for slot in self.idle if self.cached[slot]]
-        if parked:
-            oldest = min(parked, key=self._used.__getitem__)
-            if oldest in self._went_on:
-                self._save_soon(oldest)
-            self.truncate(oldest, 0)
+        parked = self._parked()
+        if parked and not self._stow(parked[0]):
+            if parked[0] in self._went_on:
+                self._save_soon(parked[0])
+            self.truncate(parked[0], 0)
         return bool(parked)
 
     def _save_soon(self, slot: int) -> None:
@@ -98,6 +102,43 @@ class Slots:
                 state = self._context.state(slot)
                 if state:
                     self.saver.save(tokens, state)
+
+    def _parked(self) -> list[int]:
+        """Idle slots that hold something, the one not used for longest first."""
+        return sorted((slot for slot in self.idle if self.cached[slot]), key=self._used.__getitem__)
+
+    def _clear_the_way(self) -> None:
+        """Stow parked prefixes until their cells are so few that they make nobody's answer slower."""
+        if not self._context.unified or len(self.idle) == len(self.cached):
+            return
+        for slot in self._parked():
+            busy = {*self.cached} - self.idle
+            if self.room.used - self.room.held(busy) <= _CHEAP_CELLS:
+                return
+            freed = self.room.used - self.room.held({*self.cached} - {slot})
+            if 2 * freed > len(self.cached[slot]):  # else most of its cells are others' too, and would be twice there
+                self._stow(slot)
+
+    def _stow(self, slot: int) -> bool:
+        """Move what a parked slot holds out of the cache, in place of what was stowed longest ago; whether it went."""
+        tokens, most = self.cached[slot], self.room.n_cells // _STOWED_SHARE
+        if not self._context.unified or not _WORTH_READING <= len(tokens) <= most:
+            return False
+        while self._stowed.n_tokens + len(tokens) > most:
+            self._lose(self._stowed.take_oldest())
+        with suppress(LlmrunError):
+            state = self._context.state(slot)
+            if state:
+                prompt, went_on = self._prompts[slot], slot in self._went_on
+                self._stowed.put(StowedPrefix(list(tokens), state, self._salts[slot], prompt, went_on))
+                self.truncate(slot, 0)
+                return True
+        return False
+
+    def _lose(self, prefix: StowedPrefix) -> None:
+        """What is stowed no longer goes to disk, if that is worth it."""
+        if self.saver is not None and prefix.went_on and not prefix.salt and self.saver.wants(prefix.tokens):
+            self.saver.save(prefix.tokens, prefix.state)
 
     def take(self, tokens: list[int], n_prompt: int, salt: str, *, moves: bool) -> tuple[int, int]:
         """Give a sequence an idle slot, holding as many of its first tokens as can be had without prefill.
@@ -117,20 +158,23 @@ class Slots:
         keep = reusable(self.cached[slot], tokens) if self._salts[slot] == salt else 0
         if self._exact:
             keep = min(keep, self._prompts[slot]) // self._context.n_batch * self._context.n_batch
-        elif not salt:
-            keep = self._restore(slot, tokens, keep)
+        else:
+            keep = self._restore(slot, tokens, salt, keep)
         self._went_on.discard(slot)
         if keep > self._prompts[slot] and not copied:  # of the answer, too
             self._went_on.add(slot)
         self.idle.remove(slot)
         self._prompts[slot], self._salts[slot] = n_prompt, salt
-        return slot, self.truncate(slot, keep)
+        kept = self.truncate(slot, keep)
+        self._clear_the_way()
+        return slot, kept
 
     def release(self, slot: int) -> None:
-        """A slot's sequence has left; what it holds stays, for prompts that begin alike."""
+        """A slot's sequence has left; what it holds is kept, for prompts that begin alike."""
         self.idle.add(slot)
         self._releases += 1
         self._used[slot] = self._releases
+        self._clear_the_way()
 
     def append(self, slot: int, tokens: list[int]) -> None:
         """Tokens went through the model."""
@@ -188,19 +232,28 @@ class Slots:
         self._prompts[slot] -= gap
         return True
 
-    def _restore(self, slot: int, tokens: list[int], keep: int) -> int:
-        """Read a saved state in where it spares much prefill; how many tokens can be kept now."""
-        saved = self._saved(tokens, keep)
+    def _restore(self, slot: int, tokens: list[int], salt: str, keep: int) -> int:
+        """Read a state in that was stowed or saved where it spares much prefill; how many tokens can be kept now."""
+        stowed, known = self._stowed.longest(tokens, salt)
+        if stowed is not None and known >= keep + _WORTH_READING:
+            self._stowed.take(stowed)
+            self._prompts[slot] = stowed.n_prompt
+            return self._put_in(slot, stowed.tokens, stowed.state, tokens)
+        saved = None if salt else self._saved(tokens, keep)
         if saved is None:
             return keep
+        keep = self._put_in(slot, saved.tokens, saved.state, tokens)
+        if keep and self.saver is not None:
+            self.saver.know(saved.tokens)
+        return keep
+
+    def _put_in(self, slot: int, held: list[int], state: bytes | bytearray, tokens: list[int]) -> int:
+        """Put the state of the tokens that it held into a slot; how many of a sequence's tokens can be kept of it."""
         self.truncate(slot, 0)
         with suppress(LlmrunError):  # it is only a cache
-            n_saved = len(saved.tokens)
-            if self.make_room(n_saved) and self._context.set_state(slot, saved.state, n_saved):
-                self.append(slot, saved.tokens)
-                if self.saver is not None:
-                    self.saver.know(saved.tokens)
-                return reusable(saved.tokens, tokens)
+            if self.make_room(len(held)) and self._context.set_state(slot, state, len(held)):
+                self.append(slot, held)
+                return reusable(held, tokens)
         return self.truncate(slot, 0)
 
     def _saved(self, tokens: list[int], keep: int) -> SavedState | None:

@@ -153,5 +153,5 @@ class Context(Protocol):
     def state(self, sequence_id: int) -> bytearray:
         """A sequence's part of the KV cache, for set_state() of the same model and build."""
 
-    def set_state(self, sequence_id: int, state: bytes, n_tokens: int) -> bool:
+    def set_state(self, sequence_id: int, state: bytes | bytearray, n_tokens: int) -> bool:
         """Put what state() gave for n_tokens tokens in place of a sequence; False, and an empty one, if it can't be."""

@@ -309,7 +309,7 @@ class LlamaContext:
         del state[copied:]
         return state
 
-    def set_state(self, sequence_id: int, state: bytes, n_tokens: int) -> bool:
+    def set_state(self, sequence_id: int, state: bytes | bytearray, n_tokens: int) -> bool:
         """See base.Context; never raises, for it is only a cache that is missed."""
         if n_tokens > self.n_ctx:
             return False
@@ -324,8 +324,9 @@ class LlamaContext:
                 return False
         return True
 
-    def _put_state(self, sequence_id: int, state: bytes) -> bool:
-        pointer = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
+    def _put_state(self, sequence_id: int, state: bytes | bytearray) -> bool:
+        held = _bytes_of(state) if isinstance(state, bytearray) else ctypes.c_char_p(state)
+        pointer = ctypes.cast(held, ctypes.POINTER(ctypes.c_uint8))
         copied = self._llama.llama_state_seq_set_data(self._pointer, pointer, len(state), sequence_id)
         return len(state) > 0 and bool(copied == len(state))
 

@@ -87,6 +87,13 @@ class Fields:
             raise UsageError(f"{self.name(key)} must be a string or a list of strings")
         return tuple(value)
 
+    def wholes(self, key: str, low: int, high: int) -> tuple[int, ...]:
+        """A list of whole numbers from low to high, both included."""
+        values = self.list(key)
+        if not all(type(value) is int and low <= value <= high for value in values):
+            raise UsageError(f"{self.name(key)} must be a list of whole numbers from {low:,} to {high:,}")
+        return tuple(values)
+
     def object(self, key: str) -> Fields | None:
         """An object."""
         value = self.data.get(key)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,6 +11,7 @@ from llmrun.grammar import Grammar
 from llmrun.protocol.messages import AnswerRequest, Message, Stats, TokenLogprob, Tool
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.asked import Asked, CallArguments, Envelope, Part, Text, Thought, Writer
+from llmrun.server.durations import read_duration
 from llmrun.server.protocols.collected import CollectedAnswer, CollectedCall
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.ollama_models import unix_time
@@ -23,9 +22,6 @@ from llmrun.server.sse import NDJSON, line
 _MOST_CONTEXT = 2**27
 _MOST_SECONDS = 10 * 365 * 86_400
 _FOR_EVER = -1.0
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
-_DURATION = re.compile(rf"(-?)((?:{_DURATION_PART.pattern})+)")
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 # ---- what is asked
@@ -135,13 +131,10 @@ def _keep_seconds(fields: Fields) -> float | None:
 
 
 def _duration(text: str) -> float:
-    with suppress(ValueError):
-        return float(text)
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    seconds = read_duration(text)
+    if seconds is None:
         raise UsageError(f"invalid keep_alive {text[:80]!r}", why='must be seconds, or a duration like "5m" or "1h30m"')
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION_PART.findall(found[2]))
-    return -seconds if found[1] else seconds
+    return seconds
 
 
 # ---- what is answered

@@ -95,9 +95,11 @@ def show(model: Described, *, n_ctx_train: int, template: str, thinks: bool) -> 
 
 
 def _listed(model: Described) -> dict[str, Any]:
+    # Ollama lists no name without a tag: Open WebUI adds ":latest" to one before it looks for it in the list.
+    name = model.name if ":" in model.name else f"{model.name}:latest"
     return {
-        "name": model.name,
-        "model": model.name,
+        "name": name,
+        "model": name,
         "size": model.size,
         "digest": model.digest,
         "details": _details(model),

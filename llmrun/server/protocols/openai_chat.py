@@ -128,6 +128,10 @@ def writer(body: Mapping[str, Any], envelope: Envelope) -> ChatWriter:
 class ChatWriter(CompletionWriter):
     """Writes chat completions and their chunks."""
 
+    def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
+        super().__init__(body, envelope)
+        self._texts = [sse.TextEvent(self._chunk(index, {"content": sse.PLACE})) for index in range(len(self._answers))]
+
     def begin(self) -> bytes:
         """The role of each answer, which clients want to hear first."""
         return b"".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in range(len(self._answers)))
@@ -139,6 +143,8 @@ class ChatWriter(CompletionWriter):
         match part:
             case Begun():
                 return b""
+            case Text(logprobs=()):
+                return self._texts[part.choice].with_text(part.text)
             case Text():
                 return self._chunk(part.choice, {"content": part.text}, chosen=part.logprobs)
             case Thought():

@@ -1,0 +1,19 @@
+"""Lengths of time as people and clients write them: seconds, or a duration as Go has it, e.g. "5m" or "1h30m". Pure."""
+
+from __future__ import annotations
+
+import re
+
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)", re.ASCII)
+_DURATION = re.compile(rf"(-?)(?:(\d+(?:\.\d+)?)|((?:{_PART.pattern})+))", re.ASCII)
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def read_duration(text: str) -> float | None:
+    """Seconds; None where the text is no duration."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None:
+        return None
+    sign, plain, parts = found[1], found[2], found[3]
+    seconds = float(plain) if plain else sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(parts))
+    return -seconds if sign else seconds

@@ -1,0 +1,161 @@
+"""Who means harm, or is merely broken: refused or given up, in the shape of its protocol, and nobody else notices."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import select
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.installed import eventually
+from support.served import CHAT, HI, SECONDS, LiveServer, parse, read_all
+
+from llmrun.server import exchange
+from llmrun.server.guard import Policy
+from llmrun.server.sockets import allow_many_connections
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+KEY = "a key of the test"
+STREAM = {**HI, "stream": True}
+OPENAI = {"error": {"message", "type", "param", "code"}}
+SHAPES: dict[str, Any] = {
+    CHAT: OPENAI,
+    "/v1/completions": OPENAI,
+    "/v1/responses": OPENAI,
+    "/v1/models": OPENAI,
+    "/tokenize": OPENAI,
+    "/v1/messages": {"type": None, "error": {"type", "message", "code"}},
+    "/v1/messages/count_tokens": {"type": None, "error": {"type", "message", "code"}},
+    "/api/chat": {"error": None, "code": None},
+    "/api/generate": {"error": None, "code": None},
+    "/api/show": {"error": None, "code": None},
+}
+"""Path -> the keys of an error there, and of what is in it."""
+Serve = Callable[..., LiveServer]
+
+
+def shape(body: dict[str, Any]) -> dict[str, Any]:
+    return {key: set(value) if isinstance(value, dict) else None for key, value in body.items()}
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """serve(*modes, **options): a server over engines of these modes, ended afterwards."""
+    with ExitStack() as stack:
+        yield lambda *modes, **options: stack.enter_context(LiveServer(tmp_path, modes or ("normal",), **options))
+
+
+def test_a_wrong_key_is_refused_in_the_shape_of_the_protocol(serve: Serve) -> None:
+    server = serve(policy=Policy(keys=(KEY.encode(),)))
+    for path, expected in SHAPES.items():
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"x_api_key": KEY[:-1]}):
+            refused = server.get(path, **headers) if path == "/v1/models" else server.post(path, **headers)
+            assert (refused.status, shape(refused.json)) == (401, expected), path
+            assert refused.headers["www-authenticate"] == "Bearer"
+    assert server.engines == 1, "and nothing was computed"
+
+
+def test_a_key_is_compared_with_all_of_them_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[Any, Any]] = []
+    original = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append((a, b)) or original(a, b))
+    keys = (b"the first key", b"the second key", b"the third key")
+    for given in (*keys, b"wrong", b""):
+        compared.clear()
+        assert Policy(keys=keys).knows_key(given) == (given in keys)
+        assert compared == [(given, key) for key in keys]
+
+
+def test_ten_thousand_stop_strings_are_refused_in_shape(serve: Serve) -> None:
+    server, stops = serve(), [f"stop {number}" for number in range(10_000)]
+    fields = {"stop": stops, "stop_sequences": stops, "options": {"stop": stops}, "prompt": "Hi"}
+    for path in (CHAT, "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate"):
+        refused = server.post(path, {**HI, **fields})
+        assert (refused.status, shape(refused.json)) == (400, SHAPES[path])
+    assert server.post("/v1/responses", {"input": "Hi", "stop": stops}).status == 400
+
+
+@pytest.mark.parametrize("headers", [{"x_long": "x" * 2**20}, {f"x_{number}": "x" * 100 for number in range(10_000)}])
+def test_a_megabyte_of_headers_is_refused_or_dropped(serve: Serve, headers: dict[str, str]) -> None:
+    server = serve()
+    answer = b""
+    with server.connect() as connection, suppress(ConnectionError):
+        connection.sendall(server.request("GET", "/health", **headers))
+        answer = read_all(connection)
+    assert not answer or parse(answer).status in {400, 431}
+    assert server.get("/health").status == 200
+
+
+def test_a_body_that_comes_byte_by_byte_without_end_is_given_up(serve: Serve) -> None:
+    server = serve(receive_seconds=0.5)
+    head = server.request("POST", CHAT, content_type="application/json", content_length="1000000")
+    with server.connect() as connection, suppress(ConnectionError):
+        connection.sendall(head)
+        while not select.select([connection], [], [], 0.01)[0]:
+            connection.sendall(b" ")
+        assert parse(read_all(connection)).status == 408
+
+
+def test_chunks_without_end_are_given_up(serve: Serve) -> None:
+    server = serve(receive_seconds=0.5)
+    head = server.request("POST", CHAT, content_type="application/json", transfer_encoding="chunked")
+    with server.connect() as connection, suppress(ConnectionError):
+        connection.sendall(head)
+        while not select.select([connection], [], [], 0.01)[0]:
+            connection.sendall(b"1\r\n \r\n")
+        assert parse(read_all(connection)).status == 408
+
+
+def test_a_client_that_reads_nothing_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr(exchange, "STALL_SECONDS", 0.2)
+    server = serve("chatty")
+    with server.connect() as connection:
+        connection.sendall(server.request("POST", CHAT, json.dumps(STREAM).encode()))
+        assert eventually(lambda: bool(server.served), SECONDS)
+        with suppress(ConnectionError):
+            assert not read_all(connection).endswith(b"0\r\n\r\n"), "it was cut off"
+    assert server.served[0].facts["reason"] == "left"
+
+
+def test_streams_side_by_side_all_hear_that_the_engine_died(serve: Serve) -> None:
+    """Two streams of several protocols: neither begins before both are asked for, and then it dies."""
+    for path, told in ((CHAT, b'data: {"error"'), ("/v1/messages", b"event: error"), ("/api/chat", b'{"error"')):
+        server = serve("die:together:SIGSEGV", "normal")
+        with server.connect() as first, server.connect() as second:
+            for connection, text in ((first, "one"), (second, "two")):
+                body = {"messages": [{"role": "user", "content": text}], "stream": True}
+                connection.sendall(server.request("POST", path, json.dumps(body).encode()))
+            for connection in (first, second):
+                answer = read_all(connection)
+                assert told in answer
+                assert b"engine-crashed" in answer
+                assert answer.endswith(b"0\r\n\r\n")
+        assert server.post(path, {**HI, "stream": False}).status == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/api/chat"])
+def test_a_chat_template_without_end_is_refused_in_shape_and_the_next_request_is_answered(
+    serve: Serve, path: str
+) -> None:
+    server = serve("hang_in_render", "normal")
+    body = {**HI, "input": "Hi", "stream": False}
+    refused = server.post(path, body)
+    assert (refused.status, shape(refused.json)) == (422, SHAPES[path])
+    assert "bad-template" in refused.body.decode()
+    assert server.post(path, body).status == 200
+
+
+def test_a_thousand_idle_connections_keep_nobody_waiting(serve: Serve) -> None:
+    allow_many_connections()
+    server = serve()
+    assert server.post(CHAT).status == 200
+    with ExitStack() as stack:
+        for _ in range(1000):
+            stack.enter_context(server.connect())
+        assert server.post(CHAT).status == 200
+        assert server.get("/health").status == 200
