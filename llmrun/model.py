@@ -27,7 +27,18 @@ from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.plan import Plan, Wishes, make_plan, scores_fit
 from llmrun.planning.speculation import AUTO, DraftPolicy, read_speculate
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
-from llmrun.protocol.messages import AnswerRequest, Count, Counted, Event, Generate, Load, Loaded, Message, Tokenize
+from llmrun.protocol.messages import (
+    AnswerRequest,
+    Count,
+    Counted,
+    Event,
+    Generate,
+    Load,
+    Loaded,
+    Message,
+    Tokenize,
+    Tool,
+)
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
 from llmrun.protocol.speculation import MeasureSteps, StepTime
 from llmrun.reply import Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
@@ -307,6 +318,7 @@ class Model:
         *,
         template: str | None = None,
         thinking: bool | None = None,
+        tools: tuple[Tool, ...] = (),
     ) -> Counted:
         """How many tokens a conversation has: each message's content, and the whole prompt.
 
@@ -314,13 +326,13 @@ class Model:
 
         Args:
             messages: as in chat().
-            template, thinking: as in AnswerRequest.
+            template, thinking, tools: as in AnswerRequest.
 
         Raises:
             TypeError: messages are of the wrong type.
             BadTemplateError: the model has no chat template, or it fails.
         """
-        asked = AnswerRequest(as_messages(messages), template=template, thinking=thinking)
+        asked = AnswerRequest(as_messages(messages), template=template, thinking=thinking, tools=tools)
         engine = self._living_engine()
         return engine.count(Count(engine.next_request(), asked))
 

@@ -7,9 +7,11 @@ begun. So nothing is guessed here: what does not follow the syntax is text.
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
+from llmrun.protocol.messages import ToolCall
 from llmrun.protocol.reasoning import overlap
 
 
@@ -73,6 +75,30 @@ SYNTAXES = {syntax.name: syntax for syntax in (HERMES, LLAMA, MISTRAL, MISTRAL_A
 
 _MOST_NAME_CHARACTERS = 256
 _Step = Callable[[list["CallPart"]], bool]
+
+
+def new_call_id() -> str:
+    """A name for a call, for models and clients that give it none."""
+    return f"call_{os.urandom(12).hex()}"
+
+
+def split_calls(text: str, tool_syntax: str, *, is_cut_off: bool = False) -> tuple[str, tuple[ToolCall, ...]]:
+    """A whole answer as its text and its complete calls, which get ids.
+
+    Args:
+        tool_syntax: as in Started.
+        is_cut_off: see CallSplitter.flush().
+    """
+    splitter = CallSplitter(SYNTAXES.get(tool_syntax))
+    said, calls = "", list[ToolCall]()
+    for kind, piece in (*splitter.feed(text), *splitter.flush(is_cut_off=is_cut_off)):
+        if kind is CallKind.TEXT:
+            said += piece
+        elif kind is CallKind.NAME:
+            calls.append(ToolCall(new_call_id(), piece, ""))
+        else:
+            calls[-1] = calls[-1]._replace(arguments=calls[-1].arguments + piece)
+    return said, tuple(calls[: splitter.n_calls])
 
 
 class CallKind(enum.Enum):
