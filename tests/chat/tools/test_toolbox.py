@@ -196,6 +196,7 @@ def test_tools_end_with_the_chat_however_it_ends(name: str, tool: str, folder: P
         ("mcp:", "needs a command"),
         ("mcp:server 'unclosed", "No closing quotation"),
         ("mcp:./no-such-command", "no-such-command"),
+        ("mcp:sh -c 'echo no key >&2'", "Connection closed; no key$"),
     ],
 )
 def test_what_has_no_tools_says_why(name: str, why: str, folder: Path) -> None:
