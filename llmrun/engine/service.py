@@ -7,6 +7,7 @@ another thread than the loop's can do it: no step waits for a template or a gram
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -330,7 +331,14 @@ class LoadedModel:
     def __init__(self, weights: LlamaModel, context: Context, load: Load) -> None:
         self._weights = weights
         self.engine = Engine(context, states=_states(load, weights), exact=load.exact)
+        self._is_shared = load.n_seq_max > 1
         self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx, self._speculates)
+
+    @property
+    def is_worn_out(self) -> bool:
+        """Whether a new engine serves better: a grammar that nobody waits for any more is read on, on a core."""
+        matcher = sys.modules.get("llmrun.engine.constraint.matcher")  # where there was a grammar
+        return self._is_shared and matcher is not None and matcher.runaways() > 0
 
     def _speculates(self, speculation: Speculation) -> bool:
         """Not where the KV cache can't be cut; nor by step times alone where each token of a batch has its experts."""
