@@ -16,6 +16,7 @@ from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.chat.attachments import Attached
+    from llmrun.chat.tools.toolbox import Toolbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,9 @@ class ShownAs:
 
 
 @contextmanager
-def cancelling(model: Model) -> Iterator[None]:
-    """Inside, Ctrl-C stops the model's answer instead of the command."""
-    before = signal.signal(signal.SIGINT, lambda number, frame: model.cancel())
+def cancelling(what: Model | Toolbox) -> Iterator[None]:
+    """Inside, Ctrl-C stops the model's answer, or a tool's call, instead of the command."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: what.cancel())
     try:
         yield
     finally:

@@ -41,7 +41,7 @@ class ServeOptions:
         grace_seconds: how long running answers may go on after the first signal to end.
         receive_seconds: in which a request has to arrive.
         verbose: llama.cpp's log goes to stderr.
-        speculate: drafted tokens a step where a client does not say, see Drafting.most.
+        speculate: drafted tokens a step where a client does not say, see DraftPolicy.most.
     """
 
     names: tuple[str, ...]
@@ -89,7 +89,7 @@ class Serving:
         self._site = Site(shared, shelf=Shelf(settings), on_served=on_served)
         self._ending = asyncio.Event()
 
-    def _prepare(self, located: Located, path: Path) -> Model:
+    def _prepare(self, located: Located, path: Path, promised: int) -> Model:
         options = self._options
         return prepare(
             located.spec,
@@ -99,6 +99,7 @@ class Serving:
             verbose=options.verbose,
             keeps_states=True,
             speculate=options.speculate,
+            promised=promised,
         )
 
     async def run(self, listening: socket.socket) -> None:
