@@ -27,18 +27,7 @@ from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.plan import Plan, Wishes, make_plan, scores_fit
 from llmrun.planning.speculation import AUTO, DraftPolicy, read_speculate
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
-from llmrun.protocol.messages import (
-    AnswerRequest,
-    Count,
-    Counted,
-    Event,
-    Generate,
-    Load,
-    Loaded,
-    Message,
-    Tokenize,
-    Tool,
-)
+from llmrun.protocol.messages import AnswerRequest, Count, Counted, Event, Generate, Load, Loaded, Message, Tokenize
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
 from llmrun.protocol.speculation import MeasureSteps, StepTime
 from llmrun.reply import Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
@@ -47,6 +36,7 @@ from llmrun.runner.launch import Launched, launch
 
 if TYPE_CHECKING:
     from llmrun.planning.settings import EngineSettings
+    from llmrun.protocol.messages import Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,6 +407,7 @@ def prepare(
     keeps_states: bool = False,
     expected: Expected | None = None,
     speculate: int = AUTO,
+    promised: int = 0,
 ) -> Model:
     """Read a model's header and make the plan; start() loads it.
 
@@ -424,6 +415,7 @@ def prepare(
         keeps_states: KV states that were saved are looked for, and save_state() saves more.
         expected: what it is loaded for; settings of `llmrun tune` are only used where that is known.
         speculate: see DraftPolicy.most.
+        promised: bytes of the free memory that other models may still come to take.
 
     Raises:
         BadModelError: the file is damaged, or no model that llama.cpp can run.
@@ -432,6 +424,7 @@ def prepare(
     header = read_header(path)
     check(header)
     hardware, wishes, settings = probe(), wishes or Wishes(), load_settings()
+    hardware = replace(hardware, memory_available=max(hardware.memory_available - promised, 0))
     plan = make_plan(header, hardware, wishes, name=spec.name, repository=spec.repository or "")
     keeps_states = keeps_states and settings.states_bytes > 0
     load = replace(

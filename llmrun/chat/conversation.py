@@ -46,6 +46,7 @@ from llmrun.protocol.messages import (
     Started,
     Stats,
     TextDelta,
+    Tool,
     ToolCall,
 )
 from llmrun.protocol.params import Limits, SamplingParams
@@ -107,12 +108,12 @@ class _Heard:
         """Why it ended."""
         return self.finished.reason if self.finished else INTERRUPTED
 
-    def parts(self) -> tuple[str, str, tuple[ToolCall, ...]]:
+    def parts(self, tools: Sequence[Tool]) -> tuple[str, str, tuple[ToolCall, ...]]:
         """Its thoughts, its text, and its calls where it came to its own end."""
         if self.started is None:
             return "", "", ()
         thoughts, answer = split("".join(self.pieces), self.started.thinking_tags, inside=self.started.thinking)
-        text, calls = split_calls(answer, self.started.tool_syntax, is_cut_off=self.reason != "stop")
+        text, calls = split_calls(answer, self.started.tool_syntax, tools, is_cut_off=self.reason != "stop")
         return thoughts, text, calls if self.reason == "stop" else ()
 
 
@@ -230,11 +231,12 @@ class Conversation:
         """One answer of the model's, which ends the turn where it has no calls."""
         n_departures = len(turn.departures)
         messages = self._make_room(turn)
+        moves = len(turn.departures) > n_departures
         asked = replace(
             self.manner.asked,
             messages=tuple(messages),
             sampling=turn.sampling,
-            moves=len(turn.departures) > n_departures,
+            moves=moves,
             speculation=self.model.drafting.wanted(),
         )
         heard, self.last, self.calls = _Heard(), None, ()
@@ -252,7 +254,7 @@ class Conversation:
 
     def _end_round(self, turn: _Turn, heard: _Heard) -> str:
         """Note the calls that the model made, or save what was heard, as _save()."""
-        thoughts, turn.said, self.calls = heard.parts()
+        thoughts, turn.said, self.calls = heard.parts(self.manner.asked.tools)
         turn.thoughts.append(thoughts)
         return "" if self.calls else self._save_answer(turn, heard)
 

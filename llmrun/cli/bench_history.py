@@ -98,6 +98,15 @@ def deliver(output: Output, result: Result, kind: str, file: Path | None) -> Non
         text = bench_page(result)
     else:
         text = write(result, kind)
+    put(output, text, file)
+
+
+def put(output: Output, text: str, file: Path | None) -> None:
+    """A text, on stdout or in a file.
+
+    Raises:
+        LlmrunError: the file can't be written.
+    """
     if file is None:
         output.text(text.removesuffix("\n"))
         return

@@ -13,6 +13,7 @@ from llmrun.config import load_settings
 from llmrun.errors import UsageError, require_within
 
 if TYPE_CHECKING:
+    from llmrun.bench.load import LoadOutcome, LoadRequest
     from llmrun.cli.bench import Aftermath, BenchManner, Typed
     from llmrun.ui.terminal.output import Output
 
@@ -81,11 +82,10 @@ def measure(
     from llmrun.models.store.in_use import using
     from llmrun.planning.plan import Wishes
     from llmrun.ui.views.bench import BenchView
-    from llmrun.ui.views.bench_load import show_outcome
 
     if len(models) != 1 or models[0] in BENCH_ACTIONS:
         raise UsageError("--clients measures one model", hint="llmrun bench smollm2 --clients 1,2,4,8")
-    refuse_others("--clients", lists, how, after)
+    refuse_others("--clients", lists, how, after, has_page=True)
     clients, threads = _clients(typed), number_of_threads("--clients", lists)
     tokens = typed.tokens or _DEFAULT_TOKENS
     settings = load_settings()
@@ -106,9 +106,23 @@ def measure(
         outcome = measure_load(request, view.progress)
         view.clear()
     if outcome.rows:
-        show_outcome(output, request, outcome, after.machine)
+        _show(output, request, outcome, after)
     if outcome.error is not None:
         raise outcome.error
+
+
+def _show(output: Output, request: LoadRequest, outcome: LoadOutcome, after: Aftermath) -> None:
+    """As a table or JSON, and as a page where one was asked for; on stdout that is all there is."""
+    from llmrun.bench.machine import describe
+    from llmrun.cli.bench_history import put
+    from llmrun.ui.views.bench_load import show_outcome
+    from llmrun.ui.views.bench_load_html import load_page
+
+    file = after.file or after.copy
+    if file is not None or after.kind != "html":
+        show_outcome(output, request, outcome, after.machine)
+    if file is not None or after.kind == "html":
+        put(output, load_page(request, outcome, describe(name=after.machine)), file)
 
 
 def _clients(typed: Crowd) -> tuple[int, ...]:
@@ -136,8 +150,11 @@ def number_of_threads(flag: str, lists: Typed) -> int | None:
     return threads[0] if threads else None
 
 
-def refuse_others(flag: str, lists: Typed, how: BenchManner, after: Aftermath) -> None:
+def refuse_others(flag: str, lists: Typed, how: BenchManner, after: Aftermath, *, has_page: bool = False) -> None:
     """Refuse options of other tests beside a flag that replaces them all.
+
+    Args:
+        has_page: its result can be an HTML page.
 
     Raises:
         UsageError: names the one that was typed.
@@ -146,6 +163,8 @@ def refuse_others(flag: str, lists: Typed, how: BenchManner, after: Aftermath) -
 
     require_within("--repetitions", how.repetitions, (1, MOST_REPETITIONS))
     target = after.file or after.copy
+    is_page = has_page and (after.kind if target is None else target.suffix.lower().removeprefix(".")) == "html"
+    is_plain = target is None and after.kind in {"table", "json"}
     foreign = {flag: getattr(lists, name) is not None for name, flag in _FOREIGN.items()} | {
         "--interleave": how.interleave is True,
         "--no-interleave": how.interleave is False,
@@ -153,7 +172,7 @@ def refuse_others(flag: str, lists: Typed, how: BenchManner, after: Aftermath) -
         "--no-limits": not how.with_limits,
         "--compare": after.compare is not None,
         "--vs": bool(after.versus),
-        f"-o {target or after.kind}": target is not None or after.kind not in {"table", "json"},
+        f"-o {target or after.kind}": not is_plain and not is_page,
     }
     for other, came in foreign.items():
         if came:

@@ -34,8 +34,8 @@ from llmrun.ui.terminal.output import Output
 
 REMEMBERED = 16  # tokens that /why can be asked about; each costs 4 bytes for every token of the vocabulary
 _CANDIDATES = 8
-_LONG_ANSWER = 64  # tokens, from which on drafts are worth looking into
 _MOST_ROUNDS = 20  # of calls in one turn
+_LONG_ANSWER = 64  # tokens, from which on drafts are worth looking into
 _TURNS_SHOWN = 2  # of a chat that goes on
 _MOST_OF_QUESTION = 240  # characters of one that is shown again
 
@@ -182,10 +182,9 @@ class Chat:
             for _ in range(_MOST_ROUNDS):
                 if not conversation.calls:
                     break
-                finished = self._show_round(
-                    conversation.go_on([self.tools.answer(call) for call in conversation.calls])
-                )
-            else:
+                results = [self.tools.answer(call) for call in conversation.calls]
+                finished = self._show_round(conversation.go_on(results))
+            if conversation.calls:
                 self._output.note(f"Stopped: there were {_MOST_ROUNDS} rounds of calls. Say go on to have more.")
         except KeyboardInterrupt:  # at the question whether a tool may run
             self._output.note("Stopped.")

@@ -26,6 +26,39 @@ EXIT_CODES = {
     143: "stopped by SIGTERM, or because the terminal was closed",
 }
 
+TOOLS = """\
+llmrun chat MODEL --tools FILE.py          the functions of a Python file
+llmrun chat MODEL --tools "mcp:COMMAND"    the tools of an MCP server, which
+                                           COMMAND starts; for this,
+                                           pip install 'llmrun[mcp]'
+
+The model may call every public function that the file defines. Type hints
+say what it takes, the docstring what it is for:
+
+    from datetime import datetime
+    from zoneinfo import ZoneInfo
+
+    def what_time(zone: str) -> str:
+        \"\"\"Tells the time in a place.
+
+        Args:
+            zone: such as Europe/Rome
+        \"\"\"
+        return datetime.now(ZoneInfo(zone)).isoformat()
+
+Before a call runs, it is shown with its arguments and asked for: y runs it,
+a runs this tool without asking from now on, n refuses it, which the model is
+told. Ctrl-C ends a call that runs; at the question it ends the turn.
+
+    --yes-to NAME           this tool runs without asking; may be repeated.
+                            In a pipe no other runs.
+    --tool-timeout SECONDS  how long a call may take: 60 by default. Results
+                            are cut off after 10,000 characters.
+    /tools                  in a chat: what there is
+
+Functions and servers run in processes of their own, as you, with all that you
+may do. They end with the chat."""
+
 SPECULATION = """\
 Speculation: more than one token a decode step, and exactly the same choice.
 
@@ -77,43 +110,10 @@ wide as these were on average, compared with that of a single row. In a chat,
 /speculation on tints accepted tokens; the answer is shown as it is then,
 without Markdown."""
 
-TOOLS = """\
-llmrun chat MODEL --tools FILE.py          the functions of a Python file
-llmrun chat MODEL --tools "mcp:COMMAND"    the tools of an MCP server, which
-                                           COMMAND starts; for this,
-                                           pip install 'llmrun[mcp]'
-
-The model may call every public function that the file defines. Type hints
-say what it takes, the docstring what it is for:
-
-    from datetime import datetime
-    from zoneinfo import ZoneInfo
-
-    def what_time(zone: str) -> str:
-        \"\"\"Tells the time in a place.
-
-        Args:
-            zone: such as Europe/Rome
-        \"\"\"
-        return datetime.now(ZoneInfo(zone)).isoformat()
-
-Before a call runs, it is shown with its arguments and asked for: y runs it,
-a runs this tool without asking from now on, n refuses it, which the model is
-told. Ctrl-C ends a call that runs; at the question it ends the turn.
-
-    --yes-to NAME           this tool runs without asking; may be repeated.
-                            In a pipe no other runs.
-    --tool-timeout SECONDS  how long a call may take: 60 by default. Results
-                            are cut off after 10,000 characters.
-    /tools                  in a chat: what there is
-
-Functions and servers run in processes of their own, as you, with all that you
-may do. They end with the chat."""
-
 TOPICS = {
     "exit-codes": "\n".join(f"{status:>4}  {meaning}" for status, meaning in EXIT_CODES.items()),
-    "tools": TOOLS,
     "speculation": SPECULATION,
+    "tools": TOOLS,
 }
 
 

@@ -159,10 +159,16 @@ class Guard:
             raise MalformedError("the request says its body's length twice")
         if lengths and int(lengths[0]) > MOST_BODY_BYTES:
             raise _too_large()
-        if scope["method"] == "POST":
-            kind = (header(headers, b"content-type") or b"").split(b";")[0].strip().lower()
-            if kind != b"application/json":
-                raise NotJsonError("the body must be JSON", hint="Content-Type: application/json")
+        if scope["method"] == "POST" and not _is_json(headers):
+            raise NotJsonError("the body must be JSON", hint="Content-Type: application/json")
+
+
+def _is_json(headers: Headers) -> bool:
+    """Whether a body is declared as JSON. What is no browser, LiteLLM for one, may declare nothing."""
+    kind = header(headers, b"content-type")
+    if kind is None:
+        return header(headers, b"origin") is None and header(headers, b"sec-fetch-site") is None
+    return kind.split(b";")[0].strip().lower() == b"application/json"
 
 
 def _too_large() -> BodyTooLargeError:

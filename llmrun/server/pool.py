@@ -36,8 +36,8 @@ _LONGEST_NAME = 500
 # What a client may name: no path, whatever a name means elsewhere.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w][\w.-]*){0,2}(:[\w.-]+)?")
 
-Prepare = Callable[[Located, Path], Model]
-"""Reads a model's header and makes the plan."""
+Prepare = Callable[[Located, Path, int], Model]
+"""Reads a model's header and makes the plan, within the free memory but so many bytes."""
 
 
 class KeptModel:
@@ -270,7 +270,8 @@ class Pool:
 
     async def _load(self, kept: KeptModel) -> EngineConnection:
         await self._close(kept)
-        kept.model = model = await asyncio.to_thread(self._prepare, kept.located, kept.path)
+        promised = sum(map(_still_to_take, self._kept.values()))
+        kept.model = model = await asyncio.to_thread(self._prepare, kept.located, kept.path, promised)
         kept.locks.enter_context(using(kept.path))
         try:
             connection = EngineConnection(await asyncio.to_thread(self._start_engine, model))
@@ -319,3 +320,17 @@ class Pool:
                 kept.starting.cancel()
             kept.cancel_timers()
             await self._close(kept)
+
+
+def _still_to_take(kept: KeptModel) -> int:
+    """Bytes that a loaded model's engine may come to take: its KV cache grows, and mapped weights count as free."""
+    if not kept.is_loaded:
+        return 0
+    import psutil  # type: ignore[import-untyped,unused-ignore]
+
+    assert kept.connection is not None
+    assert kept.model is not None
+    with suppress(psutil.Error):
+        taken = psutil.Process(kept.connection.pid).memory_info()
+        return max(kept.model.plan.ram_bytes - int(taken.rss - getattr(taken, "shared", 0)), 0)
+    return 0  # it has just died

@@ -89,7 +89,7 @@ class Serving:
         self._site = Site(shared, shelf=Shelf(settings), on_served=on_served)
         self._ending = asyncio.Event()
 
-    def _prepare(self, located: Located, path: Path) -> Model:
+    def _prepare(self, located: Located, path: Path, promised: int) -> Model:
         options = self._options
         return prepare(
             located.spec,
@@ -99,6 +99,7 @@ class Serving:
             verbose=options.verbose,
             keeps_states=True,
             speculate=options.speculate,
+            promised=promised,
         )
 
     async def run(self, listening: socket.socket) -> None:

@@ -39,7 +39,7 @@ from load_requests import PROTOCOLS, Answer, LoadRequest, judged, make_request, 
 from random_model import Shape, write_model
 
 TINY = Shape(width=64, layers=1, feed_forward=128, heads=4, kv_heads=4, head_length=16, vocabulary=512)
-N_CTX = 1024
+N_CTX = 512
 _SIGNALS = (signal.SIGKILL, signal.SIGSEGV)
 _ERRORS = {"malformed", "usage", "model_not_found", "model-not-found", "engine-crashed"}
 """Which may come of it all."""

@@ -9,9 +9,9 @@ import json
 import random
 from typing import Any, NamedTuple
 
-LONG, SHORT = 700, 100
+LONG, SHORT = 350, 80
 """Most bytes of a long prompt and of a short one; without words of its own, a model has a token for each."""
-_MOST_TOKENS = 32
+_MOST_TOKENS = 16
 _END = "2"  # the token that ends an answer
 _LONG_SHARE, _STREAM_SHARE, _LEAVING_SHARE, _MALFORMED_SHARE = 0.1, 0.7, 0.20, 0.05
 _WORDS = ("river", "stone", "of", "the", "seven", "green", "mountains", "and", "a", "wind", "from", "east")

@@ -41,6 +41,7 @@ class FakeModel:
         path.write_bytes(b"GGUF")
         self.spec = SimpleNamespace(name="fake", path=None)
         self.loaded = SimpleNamespace(n_ctx=10_000)
+        self.drafting = SimpleNamespace(wanted=lambda: None)
         self.answers = [*answers]
         self.seen: list[AnswerRequest] = []
         self.ends = "stop"

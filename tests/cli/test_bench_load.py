@@ -66,6 +66,22 @@ def test_as_json(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_as_a_page(model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    scripted(monkeypatch)
+    asked = [model, "--clients", "2", "-r", "1", "--machine", "desk"]
+    done = CliRunner().invoke(app, [*asked, "-o", "html"])
+    assert done.stdout.startswith("<!DOCTYPE html>")
+    assert "desk" in done.stdout
+    for more, beginning in (
+        (["-o", str(tmp_path / "load.html")], "CLIENTS"),
+        (["--json", "-o", str(tmp_path / "2.HTML")], "{"),
+    ):
+        done = CliRunner().invoke(app, [*asked, *more])
+        assert done.exception is None
+        assert done.stdout.lstrip().startswith(beginning)
+        assert Path(more[-1]).read_text().startswith("<!DOCTYPE html>")
+
+
 def test_ctrl_c_shows_what_was_measured_and_ends_so(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, CancelledError("stopped by Ctrl-C"), after=1 + 1)
     done = CliRunner().invoke(app, [model, "--clients", "1", "-r", "2"])
@@ -85,6 +101,8 @@ def test_ctrl_c_shows_what_was_measured_and_ends_so(model: str, monkeypatch: pyt
         (["--vs", "llama-bench"], "--clients and --vs exclude"),
         (["--compare", "1", "2"], "--clients and --compare exclude"),
         (["-o", "csv"], "--clients and -o csv exclude"),
+        (["-o", "result.json"], "--clients and -o result.json exclude"),
+        (["--speculate", "-o", "html"], "exclude"),
         (["--no-interleave"], "--clients and --no-interleave exclude"),
         (["--delay", "1"], "--clients and --delay exclude"),
         (["--no-limits"], "--clients and --no-limits exclude"),

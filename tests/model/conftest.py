@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.installed import Installed
+from support.real_server import RealServer
 
 FOLDER = Path(__file__).parent
 PULL_SECONDS = 600
@@ -71,6 +72,15 @@ def model_path(command: str, pulled: None) -> Path:
 
     shown = subprocess.run([command, "show", "smollm2", "--json"], capture_output=True, check=True, timeout=60)
     return Path(json.loads(shown.stdout)["path"])
+
+
+@pytest.fixture(scope="module")
+def server(command: str, pulled: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """`llmrun serve`, one for all tests of a file; it ends well."""
+    running = RealServer(command, tmp_path_factory.mktemp("home"), "--grace", "0s")
+    yield running
+    assert running.end() == 0
+    assert "Traceback" not in running.log.read_text()
 
 
 @pytest.fixture

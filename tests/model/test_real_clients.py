@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -26,14 +25,6 @@ ABOUT = {"name": "weather", "description": "Tells the weather."}
 OPENAI_TOOL: Any = {"type": "function", "function": {**ABOUT, "parameters": PLACE}}
 RESPONSES_TOOL: Any = {"type": "function", **ABOUT, "parameters": PLACE, "strict": True}
 ANTHROPIC_TOOL: Any = {**ABOUT, "input_schema": PLACE}
-
-
-@pytest.fixture(scope="module")
-def server(command: str, pulled: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    running = RealServer(command, tmp_path_factory.mktemp("home"), "--grace", "0s")
-    yield running
-    assert running.end() == 0
-    assert "Traceback" not in running.log.read_text()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
@@ -21,15 +20,6 @@ SCHEMA = {
     "required": ["river", "length"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def server(command: str, pulled: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """One for all tests here; it ends well."""
-    running = RealServer(command, tmp_path_factory.mktemp("home"), "--grace", "0s")
-    yield running
-    assert running.end() == 0
-    assert "Traceback" not in running.log.read_text()
 
 
 @pytest.fixture(scope="module")

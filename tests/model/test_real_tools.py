@@ -65,7 +65,7 @@ def answer(engine: Runner, asked: AnswerRequest, request: int) -> tuple[Started,
     """How it began, the parts of its text, how it ended."""
     started, *events = engine.generate(Generate(request, asked))
     assert isinstance(started, Started)
-    splitter = PartSplitter(0, started)
+    splitter = PartSplitter(0, started, asked.tools)
     parts = [part for event in events if isinstance(event, TextDelta) for part in splitter.feed(event.text)]
     assert isinstance(events[-1], Finished)
     return started, [*parts, *splitter.flush()], events[-1]

@@ -98,11 +98,25 @@ def test_a_permitted_preflight_echoes_the_headers_that_are_asked_for(server: Liv
 
 
 @pytest.mark.parametrize(
-    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
+    ("kind", "browser"),
+    [
+        ("text/plain", {}),
+        ("application/x-www-form-urlencoded", {}),
+        ("multipart/form-data; boundary=x", {}),
+        ("", {"origin": "https://allowed.example"}),
+        ("", {"sec_fetch_site": "cross-site"}),
+        ("", {"sec_fetch_site": "none"}),
+    ],
 )
-def test_what_a_page_may_send_unasked_is_not_taken_for_json(server: LiveServer, kind: str) -> None:
-    refused = server.post(CHAT, content_type=kind)
+def test_what_a_page_may_send_unasked_is_not_taken_for_json(
+    server: LiveServer, kind: str, browser: dict[str, str]
+) -> None:
+    refused = server.post(CHAT, content_type=kind, **browser)
     assert (refused.status, refused.code) == (415, "not-json")
+
+
+def test_what_is_no_browser_need_not_say_that_it_sends_json(server: LiveServer) -> None:
+    assert server.post(CHAT, {}, content_type="").code == "usage"  # it was read: messages is missing
 
 
 def test_json_with_a_charset_is_json(server: LiveServer) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from support.gguf_writer import runnable_model, write
 
 from llmrun.config import load_settings
 from llmrun.errors import BadModelError, ModelNotFoundError, OutOfMemoryError, UsageError
-from llmrun.model import Located, Model, prepare
+from llmrun.model import Located, Model, locate, prepare
 from llmrun.planning.plan import Wishes
 from llmrun.runner.launch import Launched, launch
 from llmrun.server.pool import Deaths, Pool
@@ -40,6 +41,7 @@ class Machine:
         self.paths = [str(write(folder / f"{name}.gguf", runnable_model())) for name in names]
         self.loads: list[str] = []
         self.room, self.mode = room, mode
+        self.promised: list[int] = []
         self.may_start = threading.Event()
         self.may_start.set()
         self.pool = Pool(
@@ -51,7 +53,8 @@ class Machine:
             idle_seconds=idle_seconds,
         )
 
-    def prepare(self, located: Located, path: Path) -> Model:
+    def prepare(self, located: Located, path: Path, promised: int) -> Model:
+        self.promised.append(promised)
         if len([kept for kept in self.pool.kept if kept.is_loaded]) >= self.room:
             raise OutOfMemoryError("there is no room")
         return prepare(located.spec, path, Wishes(n_ctx=256))
@@ -98,6 +101,32 @@ def test_the_least_recently_used_goes_when_there_is_no_room(tmp_path: Path) -> N
         assert machine.loaded == "ac"
 
     run(Machine(tmp_path, "abc", room=2), scenario)
+
+
+def test_what_a_loaded_model_may_still_take_is_not_promised_to_the_next(tmp_path: Path) -> None:
+    async def scenario(machine: Machine) -> None:
+        async with machine.pool.lease(machine.paths[0]) as kept:
+            await machine.pool.ready(kept)
+            assert kept.model is not None
+            kept.model.plan = replace(kept.model.plan, ram_bytes=10**13)
+        await machine.use(1)
+        async with machine.pool.lease(machine.paths[0]) as kept:
+            kept.model.plan = replace(kept.model.plan, ram_bytes=0)  # it has all that it will ever take
+        await machine.use(2)
+        first, second, third = machine.promised
+        assert first == 0
+        assert 0.9 * 10**13 < second <= 10**13
+        assert third < 10**12
+
+    run(Machine(tmp_path, "abc"), scenario)
+
+
+def test_less_memory_is_planned_with_where_some_is_promised(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf", runnable_model())
+    located = locate(str(path), load_settings())
+    prepare(located.spec, path, Wishes(n_ctx=256))
+    with pytest.raises(OutOfMemoryError):
+        prepare(located.spec, path, Wishes(n_ctx=256), promised=2**60)
 
 
 def test_a_model_in_use_or_waited_for_never_goes(tmp_path: Path) -> None:

@@ -126,13 +126,6 @@ def generate(command: Generate) -> None:
         fault(command.request)
 
 
-def drafted(request: int) -> None:
-    """All but the first token come of one step."""
-    stats = Stats(3, completion_tokens=70, context_used=73, n_ctx=256)
-    stats = replace(stats, drafted_tokens=70, accepted_tokens=68, decode_steps=2, decode_seconds=0.69)
-    send(TextDelta(request, "lo", 1, drafted=True), Finished(request, "stop", stats))
-
-
 def calling(command: Generate) -> None:
     """Calls the first tool with the arguments that the user said, and says what it heard of it."""
     last = command.asked.messages[-1]
@@ -143,6 +136,13 @@ def calling(command: Generate) -> None:
         text = f'Let me see.\n<tool_call>\n{{"name": "{name}", "arguments": {last.content}}}\n</tool_call>'
     send(*(TextDelta(command.request, character, 1) for character in text))
     send(Finished(command.request, "stop", Stats(3, completion_tokens=2)))
+
+
+def drafted(request: int) -> None:
+    """All but the first token come of one step."""
+    stats = Stats(3, completion_tokens=70, context_used=73, n_ctx=256)
+    stats = replace(stats, drafted_tokens=70, accepted_tokens=68, decode_steps=2, decode_seconds=0.69)
+    send(TextDelta(request, "lo", 1, drafted=True), Finished(request, "stop", stats))
 
 
 OPEN: list[int] = []

@@ -19,14 +19,15 @@ from llmrun.engine.prompt.tools import waits_for_call
 from llmrun.errors import BadGrammarError, UsageError
 from llmrun.grammar.schema import REFUSED
 from llmrun.protocol.messages import AnswerRequest, Tool
-from llmrun.protocol.toolcalls import Syntax
+from llmrun.protocol.parameters import may_be_text, parameters_of
+from llmrun.protocol.toolcalls import ParameterForm, Syntax
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.base import Vocabulary
 
 _MOST_CALLS = 16
 """Of one answer: a small model goes on for ever."""
-_ANY_OBJECT = '{"type": "object"}'
+_ANY_OBJECT = {"type": "object"}
 _LOOSENED = frozenset({*REFUSED, "pattern", "format", "$id", "$anchor"})
 
 
@@ -62,7 +63,41 @@ def _lines(tools: Sequence[Tool], syntax: Syntax, begin: str, *, several: bool) 
     for index, tool in enumerate(tools):
         head = _literal(tool.name + syntax.middle)
         yield f"call_{index}: {head} arguments_{index}{_behind(syntax.close)}"
-        yield f"arguments_{index}: %json {arguments_schema(tool.parameters)}"
+        if syntax.parameter is None:
+            yield f"arguments_{index}: %json {arguments_schema(tool.parameters)}"
+        else:
+            yield from _parameter_lines(f"arguments_{index}", tool, syntax.parameter)
+    if syntax.parameter is not None:
+        yield f"text[suffix={_literal(syntax.parameter.quote + syntax.parameter.end)}]: /(?s:.*)/"
+
+
+def _parameter_lines(rule: str, tool: Tool, form: ParameterForm) -> Iterator[str]:
+    """The parameters of a tool one by one, those that its schema names, in their order."""
+    schema = json.loads(tool.parameters)
+    parameters = parameters_of(schema)
+    required = schema.get("required") if isinstance(schema, dict) else None
+    yield f"{rule}: {rule}_first_0"
+    for index, (name, value) in enumerate(parameters.items()):
+        is_needed = isinstance(required, list) and name in required
+        behind = f"{rule}_more_{index + 1}"
+        yield f"{rule}_{index}: {_literal(form.begin + name + form.middle)} {_value(value, schema, form)}"
+        yield f"{rule}_first_{index}: {rule}_{index} {behind}" + ("" if is_needed else f" | {rule}_first_{index + 1}")
+        between = f"{_literal(form.between)} " if form.between else ""
+        yield f"{rule}_more_{index}: {between}{rule}_{index} {behind}" + ("" if is_needed else f" | {behind}")
+    yield f'{rule}_first_{len(parameters)}: ""'
+    yield f'{rule}_more_{len(parameters)}: ""'
+
+
+def _value(schema: Any, root: Any, form: ParameterForm) -> str:
+    """A parameter's value up to its end."""
+    if not may_be_text(schema):
+        known = {**schema, **{name: root[name] for name in ("$defs", "definitions") if name in root}}
+        return f"%json {_enforceable(known)}{_behind(form.end)}"
+    begin, end = f"{_literal(form.quote)} " if form.quote else "", form.quote + form.end
+    choices = schema.get("enum") if isinstance(schema, dict) else None
+    if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
+        return f"{begin}({' | '.join(_literal(choice + end) for choice in choices)})"
+    return f"{begin}text"
 
 
 def _literal(text: str) -> str:
@@ -80,12 +115,16 @@ def arguments_schema(parameters: str) -> str:
     An agent sends the same tools with every request, and to read a schema takes a millisecond or two.
     """
     schema = json.loads(parameters)
-    for is_whole in (True, False):
+    is_object = isinstance(schema, dict) and schema.get("type", "object") == "object"
+    return _enforceable({**schema, "type": "object"} if is_object else _ANY_OBJECT)
+
+
+def _enforceable(schema: dict[str, Any]) -> str:
+    """As much of a schema as can be followed: its type at least."""
+    for known in (schema, _loosened(schema)):
         with suppress(BadGrammarError, RecursionError):
-            known = schema if is_whole else _loosened(schema)
-            if isinstance(known, dict) and known.get("type", "object") == "object":
-                return followed(json.dumps({**known, "type": "object"}))
-    return followed(_ANY_OBJECT)
+            return followed(json.dumps(known))
+    return followed(json.dumps({name: schema[name] for name in ("type",) if name in schema}))
 
 
 def _loosened(schema: Any) -> Any:

@@ -16,6 +16,7 @@ _KNOWN = (
     ("<thinking>", "</thinking>"),
     ("<reasoning>", "</reasoning>"),
     ("<thought>", "</thought>"),
+    ("<|channel>thought\n", "<channel|>"),  # Gemma 4
 )
 
 Tags = tuple[str, str]

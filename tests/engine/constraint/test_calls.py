@@ -17,7 +17,7 @@ from llmrun.engine.prompt.thinking import Thoughts
 from llmrun.errors import BadGrammarError, UsageError
 from llmrun.grammar import read_grammar, read_json_schema
 from llmrun.protocol.messages import AnswerRequest, Tool
-from llmrun.protocol.toolcalls import HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, SYNTAXES, CallKind, CallSplitter, Syntax
+from llmrun.protocol.toolcalls import HERMES, LLAMA, MISTRAL_ARGS, SYNTAXES, CallKind, CallSplitter, Syntax
 
 THINK, UNTHINK, CALLS, ARGS, END = 256, 257, 258, 259, 260
 CONTROL = {THINK: b"<think>", UNTHINK: b"</think>", CALLS: b"[TOOL_CALLS]", ARGS: b"[ARGS]", END: b"</s>"}
@@ -100,7 +100,7 @@ def finish(constraint: Constraint, numbers: random.Random) -> str:
 
 
 def calls_in(syntax: Syntax, answer: str) -> list[tuple[str, Any]]:
-    splitter = CallSplitter(syntax)
+    splitter = CallSplitter(syntax, TOOLS)
     found: list[tuple[str, str]] = []
     for part in [*splitter.feed(answer), *splitter.flush()]:
         if part.kind is CallKind.NAME:
@@ -123,13 +123,14 @@ def test_a_required_call_is_one_whose_arguments_follow_the_schema(syntax: Syntax
             jsonschema.validate(arguments, PLACE if name == "weather" else {"type": "object"})
 
 
-@pytest.mark.parametrize("syntax", [HERMES, MISTRAL, MISTRAL_ARGS], ids=lambda syntax: syntax.name)
+@pytest.mark.parametrize("syntax", [each for each in SYNTAXES.values() if each.then], ids=lambda syntax: syntax.name)
 @pytest.mark.parametrize("parallel", [True, False])
 def test_several_calls_only_where_they_may_be_parallel(syntax: Syntax, parallel: bool) -> None:
     constraint = compile_calls(
         replace(ASKED, tool_choice="required", parallel_calls=parallel), syntax, VOCABULARY, SHOWN
     )
-    say(constraint, f"{syntax.begin}{syntax.first}now{syntax.middle}{{}}{syntax.close}".encode())
+    arguments = "" if syntax.parameter else "{}"
+    say(constraint, f"{syntax.begin}{syntax.first}now{syntax.middle}{arguments}{syntax.close}".encode())
     more = (syntax.then + "n").encode()
     assert (more[0] in allowed(constraint)) is parallel
     assert (END in allowed(constraint)) is (not syntax.end)
@@ -150,6 +151,14 @@ def test_anything_may_be_said_until_a_call_begins(syntax: Syntax) -> None:
     assert END not in allowed(constraint)
     answer = syntax.begin + finish(constraint, random.Random(1))
     assert {name for name, _ in calls_in(syntax, answer)} <= {"weather", "now"}
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES)
+def test_a_draft_is_cut_in_a_call_only(syntax: Syntax) -> None:
+    constraint = begin(syntax)
+    assert constraint.allowed([*b"\0 anything"]) == len(b"\0 anything")
+    say(constraint, syntax.begin.encode())
+    assert constraint.allowed([0]) == 0
 
 
 def test_a_call_that_would_begin_with_more_in_the_same_token_is_kept_out() -> None:
