@@ -197,6 +197,16 @@ def test_long_conversations_are_counted_because_old_turns_may_leave() -> None:
     assert preparer().count(Count(1, asked), lambda event: None).each == (9_000, 9_000, 9_000, 2)
 
 
+def test_where_its_end_is_ignored_an_answer_goes_on_to_its_limit() -> None:
+    model = scripted({"Hi": "Ho"})
+    assert answer(model, PLAIN)[0] == "Ho"
+    text, _ = answer(model, PLAIN, limits=Limits(9, ignores_end=True))
+    assert text.startswith("Ho")
+    assert len(text) > len("Ho")
+    with pytest.raises(UsageError, match="ignore_eos"):
+        answer(model, PLAIN, limits=Limits(9, ignores_end=True), grammar=GRAMMAR)
+
+
 def test_a_text_is_tokenized_as_it_is() -> None:
     assert preparer().tokenize(Tokenize(1, "ab")) == Tokenized(1, tuple(tokens_of("ab")))
     with pytest.raises(ContextOverflowError):

@@ -154,6 +154,14 @@ def test_anything_may_be_said_until_a_call_begins(syntax: Syntax) -> None:
     assert {name for name, _ in calls_in(syntax, answer)} <= {"weather", "now"}
 
 
+@pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES)
+def test_a_draft_is_cut_in_a_call_only(syntax: Syntax) -> None:
+    constraint = begin(syntax)
+    assert constraint.allowed([*b"\0 anything"]) == len(b"\0 anything")
+    say(constraint, syntax.begin.encode())
+    assert constraint.allowed([0]) == 0
+
+
 def test_a_call_that_would_begin_with_more_in_the_same_token_is_kept_out() -> None:
     constraint = begin(HERMES)
     say(constraint, b"<tool_")

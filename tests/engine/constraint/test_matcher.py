@@ -19,6 +19,7 @@ from support.grammar_cases import BROKEN_FOR_LLGUIDANCE, BROKEN_GRAMMARS, BROKEN
 from support.grammar_twin import Twin
 from support.mutations import mutations
 
+from llmrun.engine.constraint import matcher
 from llmrun.engine.constraint.matcher import Matcher, compile_grammar
 from llmrun.errors import BadGrammarError
 from llmrun.grammar import Grammar, gbnf, read_grammar, read_json_schema
@@ -89,6 +90,23 @@ def follows(constraint: Matcher, text: str) -> bool:
         return END in allowed(constraint, N_VOCAB)
     finally:
         constraint.rewind(accepted)
+
+
+def test_a_grammar_that_takes_too_long_to_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pattern that one text has to match doubles the time: these take a second, a few more of them hours."""
+    monkeypatch.setattr(matcher, "_MOST_SECONDS", 0.05)
+    patterns = [{"type": "string", "pattern": f"[a-z]{{{number}}}"} for number in range(17)]
+    bomb = read_json_schema(json.dumps({"allOf": patterns}))
+    for _ in range(2):
+        with pytest.raises(BadGrammarError, match="asks for too much"):
+            compile_grammar(bomb, FakeVocabulary())
+    assert matcher.runaways() == 2
+    with pytest.raises(BadGrammarError, match="no grammar can be read now"):
+        compile_grammar(read_json_schema('{"const": 1}'), FakeVocabulary())
+    for thread in list(matcher._runaways):
+        thread.join()
+    assert matcher.runaways() == 0
+    compile_grammar(read_json_schema('{"const": 1}'), FakeVocabulary())
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
@@ -251,6 +269,45 @@ def test_rewinding_goes_back_token_by_token(vocabulary: Vocabulary) -> None:
     assert allowed(constraint) == states[0]
     with pytest.raises(BadGrammarError, match="can't be followed any further"):
         constraint.rewind(1)
+
+
+@pytest.mark.parametrize(
+    ("draft", "expected"),
+    [
+        (b"abce", 4),
+        (b"abx", 2),
+        (b"x", 0),
+        (b"", 0),
+        ([*b"abc", END, TURN], 4),
+        ([ord("a"), END], 2),  # whether it may end there is for the mask to say
+        ([TURN, ord("a")], 0),
+    ],
+)
+def test_a_draft_is_cut_where_the_grammar_forbids_it(
+    draft: Sequence[int], expected: int, vocabulary: Vocabulary
+) -> None:
+    constraint = compile_grammar(read_grammar('root ::= "ab" [cd] "e"?'), vocabulary)
+    before = allowed(constraint)
+    assert constraint.allowed(list(draft)) == expected
+    assert allowed(constraint) == before
+    for token in [*b"abd", END]:
+        constraint.accept(token)
+    assert constraint.allowed(list(draft)) == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_may_be_drawn_may_be_drafted(seed: int, vocabulary: Vocabulary) -> None:
+    draws = random.Random(seed)
+    constraint = compile_grammar(
+        read_json_schema('{"type": "object", "additionalProperties": {"type": "integer"}}'), vocabulary
+    )
+    drawn: list[int] = []
+    while len(drawn) < 30 and (END not in drawn and STOP not in drawn):
+        drawn.append(draws.choice(allowed(constraint)))
+        constraint.accept(drawn[-1])
+    constraint.rewind(len(drawn))
+    ended = next((place + 1 for place, token in enumerate(drawn) if token in (END, STOP)), len(drawn))
+    assert constraint.allowed([*drawn, BEGIN]) == ended
 
 
 def test_a_character_can_come_in_halves(vocabulary: Vocabulary) -> None:

@@ -287,14 +287,16 @@ def ab_and_any(tokens: Sequence[int]) -> Sequence[float]:
 def third_letters(sampling: SamplingParams, grammar: Grammar | None, count: int = 1000) -> list[int]:
     """What comes behind "ab", drawn behind a draft that came true, which goes on with "c"."""
     talk = Conversation(ab_and_any)
+    constraint = compile_grammar(grammar, talk.context.vocabulary) if grammar is not None else None
     letters: list[int] = []
     for seed in range(count):
-        constraint = compile_grammar(grammar, talk.context.vocabulary) if grammar is not None else None
         extras = drafting("x", 3, Foreseeing(tokens_of("xabc"), 0, random.Random(0)))
         talk.ask("x", replace(sampling, seed=seed), constraint=constraint, extras=extras, most=4)
         talk.run()
         assert len(talk.context.calls[-1]) > 1 or len(talk.context.calls[-2]) > 1
         letters.append(talk.context.cached()[3])
+        if constraint is not None:
+            constraint.rewind(talk.finished().stats.completion_tokens)
         talk.events.clear()
     return letters
 
