@@ -41,7 +41,7 @@ HOMES = {
     "typer": ("cli/",),
     "click": (),
     "huggingface_hub": ("models/hub.py",),
-    "starlette": ("server/app.py", "server/ollama_routes.py"),
+    "starlette": ("server/app.py", "server/engine_routes.py", "server/ollama_routes.py"),
     "uvicorn": ("server/listener.py",),
     "h11": ("server/listener.py",),
 }
