@@ -25,7 +25,7 @@ from llmrun.models.registry import ModelSpec, load_catalogue, resolve
 from llmrun.models.store.store import Store
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.plan import Plan, Wishes, make_plan, scores_fit
-from llmrun.planning.speculation import AUTO, Drafting, read_speculate
+from llmrun.planning.speculation import AUTO, DraftPolicy, read_speculate
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.messages import AnswerRequest, Count, Counted, Event, Generate, Load, Loaded, Message, Tokenize
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
@@ -36,6 +36,7 @@ from llmrun.runner.launch import Launched, launch
 
 if TYPE_CHECKING:
     from llmrun.planning.settings import EngineSettings
+    from llmrun.protocol.messages import Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class Model:
         header: Header,
         plan: Plan,
         load: Load,
-        drafting: Drafting,
+        drafting: DraftPolicy,
         tuned: EngineSettings | None = None,
     ) -> None:
         self.path = path
@@ -307,6 +308,7 @@ class Model:
         *,
         template: str | None = None,
         thinking: bool | None = None,
+        tools: tuple[Tool, ...] = (),
     ) -> Counted:
         """How many tokens a conversation has: each message's content, and the whole prompt.
 
@@ -314,13 +316,13 @@ class Model:
 
         Args:
             messages: as in chat().
-            template, thinking: as in AnswerRequest.
+            template, thinking, tools: as in AnswerRequest.
 
         Raises:
             TypeError: messages are of the wrong type.
             BadTemplateError: the model has no chat template, or it fails.
         """
-        asked = AnswerRequest(as_messages(messages), template=template, thinking=thinking)
+        asked = AnswerRequest(as_messages(messages), template=template, thinking=thinking, tools=tools)
         engine = self._living_engine()
         return engine.count(Count(engine.next_request(), asked))
 
@@ -412,7 +414,7 @@ def prepare(
     Args:
         keeps_states: KV states that were saved are looked for, and save_state() saves more.
         expected: what it is loaded for; settings of `llmrun tune` are only used where that is known.
-        speculate: see Drafting.most.
+        speculate: see DraftPolicy.most.
         promised: bytes of the free memory that other models may still come to take.
 
     Raises:
@@ -437,7 +439,7 @@ def prepare(
         plain, load = load, tuned.wished(load, wishes, without_flash=scores_fit(header, hardware, plan.n_ctx))
         changes = tuned.of(load).changes(tuned.of(plain))
         plan = replace(plan, threads=load.threads, flash_attention=load.flash_attention, tuned=changes)
-    drafting = Drafting(header, hardware, load, settings.state_dir, speculate)
+    drafting = DraftPolicy(header, hardware, load, settings.state_dir, speculate)
     return Model(path, spec, header, plan, load, drafting, tuned)
 
 

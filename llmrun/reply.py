@@ -207,7 +207,7 @@ def _message(said: Any) -> Message:
         raise TypeError(f'a message must be a dict with "role" and "content", or a Message, not {type(said).__name__}')
     if not isinstance(role, str) or not isinstance(content, str):
         raise TypeError(f"role and content of a message must be texts, not {role!r:.40} and {content!r:.40}")
-    return Message(role, content)
+    return said if isinstance(said, Message) else Message(role, content)
 
 
 def as_grammar(schema: SchemaClass | Mapping[str, Any]) -> Grammar:

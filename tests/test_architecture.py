@@ -44,6 +44,9 @@ HOMES = {
     "starlette": ("server/app.py", "server/engine_routes.py", "server/ollama_routes.py"),
     "uvicorn": ("server/listener.py",),
     "h11": ("server/listener.py",),
+    "mcp": ("chat/tools/servers.py",),
+    "pydantic": ("chat/tools/functions.py",),
+    "docstring_parser": ("chat/tools/functions.py",),
 }
 # Who may say llama.cpp's and ggml's names: those who call them.
 LLAMA = "engine/llama/"
@@ -57,6 +60,8 @@ HEAVY = (
     "jinja2",
     "psutil",
     "httpx",
+    "pydantic",
+    "mcp",
     "llmrun.engine",
 )
 

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrun.chat.store.chat import SavedChat
-from llmrun.chat.store.turns import INTERRUPTED, Answer, Departure, ModelUsed, Question, WindowTurn
+from llmrun.chat.store.turns import (
+    INTERRUPTED,
+    Answer,
+    CallRound,
+    Departure,
+    ModelUsed,
+    Question,
+    WindowTurn,
+    round_messages,
+)
 from llmrun.chat.truncation import (
     Drop,
     Misfit,
@@ -28,7 +37,18 @@ from llmrun.chat.truncation import (
 )
 from llmrun.errors import ContextOverflowError, LlmrunError, ResourceError, UsageError
 from llmrun.model import Model
-from llmrun.protocol.messages import AnswerRequest, Counted, Event, Finished, Message, Started, Stats, TextDelta
+from llmrun.protocol.messages import (
+    AnswerRequest,
+    Counted,
+    Event,
+    Finished,
+    Message,
+    Started,
+    Stats,
+    TextDelta,
+    Tool,
+    ToolCall,
+)
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.reasoning import split
 
@@ -65,23 +85,62 @@ class _Heard:
     """What has come of an answer.
 
     Attributes:
+        started: its beginning; None before that.
         pieces: of its text.
-        tags, inside: as in Started.
         finished: its end; None before that.
     """
 
+    started: Started | None = None
     pieces: list[str] = field(default_factory=list)
-    tags: tuple[str, ...] = ()
-    inside: bool = False
     finished: Finished | None = None
 
     def take(self, event: Event) -> None:
         if isinstance(event, Started):
-            self.inside, self.tags = event.thinking, event.thinking_tags
+            self.started = event
         elif isinstance(event, TextDelta):
             self.pieces.append(event.text)
         elif isinstance(event, Finished):
             self.finished = event
+
+    @property
+    def reason(self) -> str:
+        """Why it ended."""
+        return self.finished.reason if self.finished else INTERRUPTED
+
+    def parts(self, tools: Sequence[Tool]) -> tuple[str, str, tuple[ToolCall, ...]]:
+        """Its thoughts, its text, and its calls where it came to its own end."""
+        if self.started is None:
+            return "", "", ()
+        thoughts, answer = split("".join(self.pieces), self.started.thinking_tags, inside=self.started.thinking)
+        if not self.started.tool_syntax:
+            return thoughts, answer, ()
+        from llmrun.protocol.toolcalls import split_calls  # few chats have tools
+
+        text, calls = split_calls(answer, self.started.tool_syntax, tools, is_cut_off=self.reason != "stop")
+        return thoughts, text, calls if self.reason == "stop" else ()
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A question that is being answered, in several rounds where the model calls tools.
+
+    Attributes:
+        question: of the turn.
+        sampling: of all rounds.
+        before: the turns that the model still sees.
+        departures: what left before them.
+        rounds: calls and their results so far.
+        thoughts: of these rounds.
+        said: the text that came with the calls that have no results yet.
+    """
+
+    question: Question
+    sampling: SamplingParams
+    before: list[WindowTurn]
+    departures: list[Departure] = field(default_factory=list)
+    rounds: list[CallRound] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    said: str = ""
 
 
 class Conversation:
@@ -92,6 +151,7 @@ class Conversation:
         chat: where the turns are saved; another one when the disk refuses.
         manner: how answers are asked for.
         last: the end of the last answer, where the engine still knows how it was made.
+        calls: those that the last answer ended with: go_on() with their results, or end_turn().
 
     Args:
         on_note: called with each line that a user has to know, such as which turns left the context window.
@@ -109,6 +169,8 @@ class Conversation:
     ) -> None:
         self.model, self.chat, self.manner = model, chat, manner
         self.last: Finished | None = None
+        self.calls: tuple[ToolCall, ...] = ()
+        self._turn: _Turn | None = None
         self._on_note = on_note
         self._on_overflow = on_overflow
 
@@ -165,36 +227,67 @@ class Conversation:
         sampling, _ = self.sampling()
         if any_seed:
             sampling = replace(sampling, seed=None)
-        messages, departures = self._make_room(self.chat.window_before_question(), question, sampling)
+        self._turn = _Turn(question, sampling, self.chat.window_before_question())
+        yield from self._round(self._turn)
+
+    def _round(self, turn: _Turn) -> Generator[Event, None, None]:
+        """One answer of the model's, which ends the turn where it has no calls."""
+        n_departures = len(turn.departures)
+        messages = self._make_room(turn)
+        moves = len(turn.departures) > n_departures
         asked = replace(
             self.manner.asked,
             messages=tuple(messages),
-            sampling=sampling,
-            moves=bool(departures),
+            sampling=turn.sampling,
+            moves=moves,
             speculation=self.model.drafting.wanted(),
         )
-        heard, self.last = _Heard(), None
+        heard, self.last, self.calls = _Heard(), None, ()
         try:
             for event in self.model.answer(asked):
                 heard.take(event)
                 # Before the caller sees the end: what was shown as finished is on the disk.
-                note = self._save_answer(heard, asked, departures) if heard.finished else ""
+                note = self._end_round(turn, heard) if heard.finished else ""
                 yield event
                 self._tell(note)
             self.last = heard.finished
         finally:
             if heard.finished is None:
-                self._tell(self._save_answer(heard, asked, departures))
+                self._tell(self._end_round(turn, heard))
 
-    def _save_answer(self, heard: _Heard, asked: AnswerRequest, departures: Sequence[Departure]) -> str:
+    def _end_round(self, turn: _Turn, heard: _Heard) -> str:
+        """Note the calls that the model made, or save what was heard, as _save()."""
+        thoughts, turn.said, self.calls = heard.parts(self.manner.asked.tools)
+        turn.thoughts.append(thoughts)
+        return "" if self.calls else self._save_answer(turn, heard)
+
+    def go_on(self, results: Sequence[str]) -> Generator[Event, None, None]:
+        """Give the model the results of its `calls`, and let it answer. Raises as ask()."""
+        assert self._turn is not None
+        self._turn.rounds.append(CallRound(self._turn.said, self.calls, tuple(results)))
+        yield from self._round(self._turn)
+
+    def end_turn(self) -> None:
+        """Save the turn as it is; the last `calls` get no result."""
+        if self.calls and self._turn is not None:
+            self.calls = ()
+            self._tell(self._save_answer(self._turn, _Heard(finished=Finished(0, "cancelled", Stats()))))
+
+    def _save_answer(self, turn: _Turn, heard: _Heard) -> str:
         """Save what was heard, as _save(); an answer of nothing only where the model meant it so."""
-        reason = heard.finished.reason if heard.finished else INTERRUPTED
-        if not heard.pieces and reason in ("cancelled", INTERRUPTED):
+        if not (heard.pieces or turn.rounds or turn.said) and heard.reason in ("cancelled", INTERRUPTED):
             return ""
-        stats = heard.finished.stats if heard.finished else Stats()
-        reasoning, content = split("".join(heard.pieces), heard.tags, inside=heard.inside)
-        model = model_used(self.model)
-        answer = Answer(content, reasoning, reason, model, asked.sampling, asked.limits, stats, tuple(departures))
+        answer = Answer(
+            turn.said,
+            "\n\n".join(filter(None, turn.thoughts)),
+            heard.reason,
+            model_used(self.model),
+            turn.sampling,
+            self.manner.asked.limits,
+            heard.finished.stats if heard.finished else Stats(),
+            tuple(turn.departures),
+            tuple(turn.rounds),
+        )
         return self._save(lambda chat: chat.add_answer(answer))
 
     def _save(self, step: Callable[[SavedChat], None]) -> str:
@@ -212,35 +305,38 @@ class Conversation:
         if note:
             self._on_note(note)
 
-    def _make_room(
-        self, turns: list[WindowTurn], question: Question, sampling: SamplingParams
-    ) -> tuple[list[Message], list[Departure]]:
-        """The messages to send, and what had to leave before them."""
-        messages = self._with_system(turns, question)
+    def _make_room(self, turn: _Turn) -> list[Message]:
+        """The messages to send; what has to leave before them is noted in the turn."""
+        messages = self._to_send(turn)
         window = self._window()
-        if sum(len(m.content.encode()) + _BYTES_OF_A_TEMPLATE for m in messages) <= window.room:
-            return messages, []  # a token is a byte at least
+        if self._certainly_fits(messages, window):
+            return messages
         total = self._counted(messages).total
-        departures: list[Departure] = []
-        for _ in range(len(turns) + 1):
+        for _ in range(len(turn.before) + 1):
             if total <= window.tokens - window.reserve:
                 break
             drop, policy = self._choose(messages, window)
-            questions, numbers = [turn.messages[0].content for turn in turns], [turn.number for turn in turns]
-            turns, departure = self._drop(turns, drop, policy, sampling)
-            messages = self._with_system(turns, question)
+            questions = [each.messages[0].content for each in turn.before]
+            numbers = [each.number for each in turn.before]
+            turn.before, departure = self._drop(turn.before, drop, policy, turn.sampling)
+            messages = self._to_send(turn)
             before, total = total, self._counted(messages).total
             drop = replace(drop, tokens=before - total)
-            departures.append(replace(departure, tokens=drop.tokens))
+            turn.departures.append(replace(departure, tokens=drop.tokens))
             self._on_note(departure_line(drop, policy, questions, numbers))
             if departure.summary:
                 self._on_note(departure.summary)
-        return messages, departures
+        return messages
+
+    def _certainly_fits(self, messages: Sequence[Message], window: Window) -> bool:
+        """Whether that can be said without counting: a token is a byte at least. Tools are written at any length."""
+        has_tools = bool(self.manner.asked.tools) or any(message.role == "tool" for message in messages)
+        return not has_tools and sum(len(m.content.encode()) + _BYTES_OF_A_TEMPLATE for m in messages) <= window.room
 
     def _choose(self, messages: Sequence[Message], window: Window) -> tuple[Drop, Policy]:
         """Which turns leave, and by which policy."""
         counted = self._counted(messages)
-        sizes = _sizes(messages, counted)
+        sizes = _sizes(messages, self._counted(messages, with_tools=False))
         window = replace(window, overhead=max(0, counted.total - sum(message.tokens for message in sizes)))
         policy: Policy = "stop" if self.manner.overflow == "ask" else self.manner.overflow
         found = fit(sizes, window, policy)
@@ -282,7 +378,7 @@ class Conversation:
 
     def _tokens_of(self, turn: WindowTurn) -> int:
         asked = turn.messages[-1].role == "user"  # some templates want a question in the end
-        counted = self._counted(turn.messages if asked else [*turn.messages, Message("user", "")])
+        counted = self._counted(turn.messages if asked else [*turn.messages, Message("user", "")], with_tools=False)
         return sum(message.tokens for message in _sizes(turn.messages, counted))
 
     def _plain_answer(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
@@ -300,10 +396,10 @@ class Conversation:
         started = next((event for event in events if isinstance(event, Started)), None)
         return split(text, started.thinking_tags, inside=started.thinking)[1] if started else ""
 
-    def _with_system(self, turns: Sequence[WindowTurn], question: Question) -> list[Message]:
+    def _to_send(self, turn: _Turn) -> list[Message]:
         system = [Message("system", self.chat.system)] if self.chat.system else []
-        said = [message for turn in turns for message in turn.messages]
-        return [*system, *said, Message("user", question.content)]
+        said = [message for before in turn.before for message in before.messages]
+        return [*system, *said, Message("user", turn.question.content), *round_messages(turn.rounds)]
 
     def _window(self) -> Window:
         n_ctx = self.model.loaded.n_ctx
@@ -311,9 +407,10 @@ class Conversation:
         summary = min(_SUMMARY_ROOM + 32, n_ctx // 4)
         return Window(n_ctx, reserve=reserve, keep=self.manner.keep, summary=summary)
 
-    def _counted(self, messages: Sequence[Message]) -> Counted:
+    def _counted(self, messages: Sequence[Message], *, with_tools: bool = True) -> Counted:
         asked = self.manner.asked
-        return self.model.count(messages, template=asked.template, thinking=asked.thinking)
+        tools = asked.tools if with_tools else ()
+        return self.model.count(messages, template=asked.template, thinking=asked.thinking, tools=tools)
 
 
 def _sizes(messages: Sequence[Message], counted: Counted) -> list[Sized]:

@@ -265,11 +265,7 @@ def bench(
     output = Output(json=after.kind in {"json", "jsonl"})
     if models and models[0] == "run":
         models = models[1:]
-    if load.clients is not None and speculate:
-        raise UsageError("--clients and --speculate exclude each other", hint="give one of them")
-    if load.clients is None and not speculate and load.tokens is not None:
-        hint = f"-n {load.tokens} measures one answer of so many tokens"
-        raise UsageError("--tokens needs --clients or --speculate", hint=hint)
+    load.check(with_drafts=speculate)
     if speculate:
         bench_speculation.measure(output, models or (), load.tokens, lists, how, after, yes=yes)
         return

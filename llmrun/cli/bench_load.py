@@ -34,6 +34,14 @@ class Crowd:
     clients: list[str] | None
     tokens: int | None
 
+    def check(self, *, with_drafts: bool) -> None:
+        """Raises UsageError where there are tokens for nothing, or clients beside --speculate."""
+        if self.clients is not None and with_drafts:
+            raise UsageError("--clients and --speculate exclude each other", hint="give one of them")
+        if self.clients is None and not with_drafts and self.tokens is not None:
+            hint = f"-n {self.tokens} measures one answer of so many tokens"
+            raise UsageError("--tokens needs --clients or --speculate", hint=hint)
+
 
 def crowd(
     clients: Annotated[

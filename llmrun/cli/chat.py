@@ -22,6 +22,7 @@ from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loadi
 from llmrun.cli.sampling import sampling_flags
 from llmrun.cli.sessions import complete_session
 from llmrun.cli.slash import REMEMBERED, Chat, completions
+from llmrun.cli.tools import ToolOptions, Tools, toolbox, tooling
 from llmrun.config import load_settings
 from llmrun.errors import ResourceError, UsageError
 from llmrun.model import A_CHAT
@@ -87,7 +88,7 @@ def saving(
     return Saving(last, session, private, overflow, keep)
 
 
-@with_options(wanted=wanted, saving=saving, loading=loading, flags=sampling_flags)
+@with_options(wanted=wanted, tooling=tooling, saving=saving, loading=loading, flags=sampling_flags)
 def chat(
     model: Annotated[
         str,
@@ -100,6 +101,7 @@ def chat(
     stats: StatsOption = None,
     *,
     wanted: AnswerOptions,
+    tooling: ToolOptions,
     saving: Saving,
     loading: LoadingOptions,
     flags: Mapping[str, Any],
@@ -109,6 +111,7 @@ def chat(
     settings = load_settings()
     with (
         ChatInput(output, settings.state_dir / "chat_history") as typed,
+        toolbox(tooling) as box,
         _store(output, saving) as store,
     ):
         saved = _saved_chat(store, saving, wanted.system or "")
@@ -121,17 +124,20 @@ def chat(
             keeps_states=not saving.private,
             expected=A_CHAT,
         ) as loaded:
+            tools = Tools(output, box, tooling.allowed)
             manner = Manner(
                 flags=flags,
-                asked=replace(wanted.asked, remember=REMEMBERED if typed.interactive else 0),
+                asked=replace(wanted.asked, remember=REMEMBERED if typed.interactive else 0, tools=tools.offered),
                 overflow=(saving.overflow or (Overflow.ask if output.can_ask else Overflow.stop)).value,
                 keep=saving.keep,
             )
             conversation = Conversation(
                 loaded, saved, manner, on_note=output.note, on_overflow=lambda misfit: _ask_policy(output, misfit)
             )
-            shown_as = ShownAs(stats, markdown=not (wanted.plain or wanted.asked.grammar), think=wanted.thoughts)
-            talk = Chat(output, typed, store, conversation, loading, shown_as, wanted.attached or Attached())
+            markdown = not (wanted.plain or wanted.asked.grammar)
+            shown_as = ShownAs(stats, markdown, think=wanted.thoughts, end_line=True)
+            attached = wanted.attached or Attached()
+            talk = Chat(output, typed, store, conversation, loading, shown_as, attached, tools)
             typed.commands = completions(talk)
             talk.greet()
             talk.run()

@@ -204,7 +204,7 @@ class LoadingOptions:
 
     Attributes:
         wishes: what the user said of it.
-        speculate: see planning.speculation.Drafting.most; None where the user did not say.
+        speculate: see planning.speculation.DraftPolicy.most; None where the user did not say.
         verbose: show llama.cpp's log and the plan.
         yes: download without asking.
     """

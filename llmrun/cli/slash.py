@@ -6,6 +6,7 @@ Owns what each command does and says; what a conversation is stands in llmrun.ch
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -16,10 +17,11 @@ from llmrun.chat.conversation import Conversation
 from llmrun.chat.store.export import ending
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import Question
-from llmrun.cli.answering import ShownAs, cancelling, show, show_again, show_attached
+from llmrun.cli.answering import ShownAs, cancelling, on_ctrl_c, show, show_again, show_attached
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import LoadingOptions, read_think
 from llmrun.cli.sampling import FLAGS, read_value, sampling_rows, shown_value
+from llmrun.cli.tools import Tools
 from llmrun.errors import LlmrunError, TerminatedError, UsageError
 from llmrun.model import A_CHAT
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
@@ -33,6 +35,7 @@ from llmrun.ui.terminal.output import Output
 
 REMEMBERED = 16  # tokens that /why can be asked about; each costs 4 bytes for every token of the vocabulary
 _CANDIDATES = 8
+_MOST_ROUNDS = 20  # of calls in one turn
 _LONG_ANSWER = 64  # tokens, from which on drafts are worth looking into
 _TURNS_SHOWN = 2  # of a chat that goes on
 _MOST_OF_QUESTION = 240  # characters of one that is shown again
@@ -50,6 +53,7 @@ HELP = {
     "/system [TEXT]": "another system prompt from now on; without a text, show it",
     "/model [NAME]": "go on with another model; without a name, say which it is",
     "/show": "the model, as `llmrun show` does",
+    "/tools": "what the model may call",
     "/context": "what fills the context window",
     "/stats": "what the last answer cost",
     "/why [COUNT]": "how the least certain of the last tokens was chosen, or that many of the last",
@@ -77,6 +81,7 @@ class Chat:
         loading: LoadingOptions,
         shown_as: ShownAs,
         attached: Attached,
+        tools: Tools,
     ) -> None:
         self.store = store
         self.conversation = conversation
@@ -85,6 +90,7 @@ class Chat:
         self._loading = loading
         self._shown_as = shown_as
         self._attached = attached
+        self.tools = tools
         self._commands: Mapping[str, Callable[[str], None]] = {
             "/image": self._image,
             **{name.split()[0]: getattr(self, f"_{name.split()[0][1:]}") for name in HELP if name != "/bye"},
@@ -112,6 +118,8 @@ class Chat:
             if isinstance(entry.part, Question):
                 self._output.note(f">>> {_short(entry.part.shown, _MOST_OF_QUESTION)}")
             else:
+                for call in (call for made in entry.part.rounds for call in made.calls):
+                    self._output.note(f"● {call.name}")
                 show_again(self._output, entry.part.content, self._shown_as)
                 if ending(entry.part):
                     self._output.note(f"({ending(entry.part)})")
@@ -169,13 +177,12 @@ class Chat:
 
     def _answer(self, events: Generator[Event, None, None]) -> bool:
         """Show an answer as it comes. Where nobody can read the error and try again, it ends the command."""
-        conversation = self.conversation
         try:
-            # Whatever is raised here, what came of the answer is saved before the store is closed.
-            with closing(events), quiet_keyboard(self._output), cancelling(conversation.model):
-                finished = show(self._output, events, conversation.model, self._shown_as)
-                for _ in events:
-                    pass  # the turn is saved behind its last event
+            with on_ctrl_c(signal.default_int_handler):
+                finished = self._show_rounds(events)
+        except KeyboardInterrupt:  # at the question whether a tool may run
+            self._output.note("Stopped.")
+            return True
         except LlmrunError as error:
             if not self._typed.interactive or isinstance(error, TerminatedError):
                 raise
@@ -183,11 +190,33 @@ class Chat:
             if not isinstance(error, UsageError):
                 self._output.note("What was said is kept. /retry asks the question again.")
             return False
+        finally:
+            self.conversation.end_turn()
         if finished.reason == "repeats":
             self._output.note(f'Stopped: the answer repeated "{_short(finished.detail)}" (--no-loop-guard lets it).')
-        if not self._output.stdout_is_terminal:
-            self._output.text("")
         return True
+
+    def _show_rounds(self, events: Generator[Event, None, None]) -> Finished:
+        """Show an answer of the model's, and while it calls tools, the next one."""
+        conversation = self.conversation
+        finished = self._show_round(events)
+        for _ in range(_MOST_ROUNDS):
+            if not conversation.calls:
+                return finished
+            results = [self.tools.answer(call) for call in conversation.calls]
+            finished = self._show_round(conversation.go_on(results))
+        if conversation.calls:
+            self._output.note(f"Stopped: there were {_MOST_ROUNDS} rounds of calls. Say go on to have more.")
+        return finished
+
+    def _show_round(self, events: Generator[Event, None, None]) -> Finished:
+        """Show an answer of the model's, which may end in calls."""
+        # Whatever is raised here, what came of the answer is saved before the store is closed.
+        with closing(events), quiet_keyboard(self._output), cancelling(self.conversation.model):
+            finished = show(self._output, events, self.conversation.model, self._shown_as)
+            for _ in events:
+                pass  # the turn is saved behind its last event
+        return finished
 
     # ---- commands, in the order of the help; each gets what stands behind its name ----
 
@@ -312,6 +341,13 @@ class Chat:
         from llmrun.ui.views.model_facts import show_model
 
         show_model(self._output, header_facts(self.conversation.model.header), stderr=True)
+
+    def _tools(self, rest: str) -> None:
+        from llmrun.ui.views.tools import show_tools
+
+        show_tools(self._output, self.tools.offered)
+        if not self.tools.offered:
+            self._output.note("There are none: llmrun chat --tools FILE.py")
 
     def _context(self, rest: str) -> None:
         from llmrun.ui.views.context import show_context

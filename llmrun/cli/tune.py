@@ -14,7 +14,9 @@ from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.gguf.header import Header
+    from llmrun.models.registry import ModelSpec
     from llmrun.planning.hardware import Hardware
+    from llmrun.protocol.speculation import StepTime
 
 
 def tune(
@@ -29,13 +31,13 @@ def tune(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Find and remember the fastest settings for a model here.
+    """Find and remember the fastest settings for a model here, and measure what drafting tokens costs.
 
     They hold for models of this shape on this machine. A setting is kept only if it is significantly faster than the
     default, measured in turns. Other threads, flash attention or repacking round otherwise, which can change an answer
     at --temp 0; what is kept is said.
     """
-    from llmrun.bench.tune.run import check_wishes, keep
+    from llmrun.bench.tune.run import check_wishes, keep, measure_steps
     from llmrun.bench.tune.run import tune as find_fastest
     from llmrun.gguf.reader import read_header
     from llmrun.gguf.rules import check
@@ -44,7 +46,8 @@ def tune(
     check_wishes(seconds, depth)
     output = Output(json=json)
     settings = load_settings()
-    path, name = _path(output, model, yes=yes)
+    spec, path = _found(output, model, yes=yes)
+    name = spec.name
     header, hardware = read_header(path), probe()
     check(header)
     if forget:
@@ -61,27 +64,28 @@ def tune(
         output.note("stopped: nothing was changed")
         raise
     kept, error = None, None
+    steps: tuple[StepTime, ...] = ()
     try:
         kept = keep(outcome, header, hardware, settings.state_dir, name)
+        steps = measure_steps(spec, path)
     except LlmrunError as refused:
         error = refused
     if json:
-        output.result_json(as_json(name, outcome))
+        output.result_json(as_json(name, outcome, steps))
     else:
-        show_outcome(output, name, outcome, kept)
+        show_outcome(output, name, outcome, kept, steps)
     if error is not None:  # only now: what was measured is shown even where it can't be kept
         raise error
 
 
-def _path(output: Output, name: str, *, yes: bool) -> tuple[Path, str]:
-    """The model's file, fetched where it is missing, and its name."""
+def _found(output: Output, name: str, *, yes: bool) -> tuple[ModelSpec, Path]:
+    """What a name means, and the model's file, fetched where it is missing."""
     from llmrun.cli.loading import fetch
     from llmrun.model import locate
 
     settings = load_settings()
     located = locate(name, settings)
-    path = located.path or fetch(output, located.spec, settings, yes=yes)
-    return path, located.spec.name
+    return located.spec, located.path or fetch(output, located.spec, settings, yes=yes)
 
 
 def _forget(output: Output, name: str, header: Header, hardware: Hardware, folder: Path) -> None:

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import BinaryIO
 
 from llmrun.protocol.frames import encode, read_frame
@@ -72,7 +73,7 @@ class Outbox:
         self.interval = _TEXT_INTERVAL
         self._send = send
         self._clock = clock
-        self._waiting: dict[int, TextDelta] = {}
+        self._waiting: dict[int, list[TextDelta]] = {}
         self._sent_at = -math.inf
 
     def serve(self, n_users: int) -> None:
@@ -83,19 +84,23 @@ class Outbox:
         """Send what a step gave, now or with the next ones; of one request, in its order."""
         due: list[Event] = []
         for event in events:
-            before = self._waiting.pop(event.request, None)
             if isinstance(event, TextDelta):
-                self._waiting[event.request] = event if before is None else _joined(before, event)
+                _add(self._waiting.setdefault(event.request, []), event)
             else:
-                due += [event] if before is None else [before, event]
+                due += [*self._waiting.pop(event.request, ()), event]
         if self._waiting and self._clock() - self._sent_at >= self.interval:
-            due += self._waiting.values()
+            due += chain.from_iterable(self._waiting.values())
             self._waiting.clear()
             self._sent_at = self._clock()
         if due:
             self._send(*due)
 
 
-def _joined(first: TextDelta, second: TextDelta) -> TextDelta:
-    text, tokens = first.text + second.text, first.tokens + second.tokens
-    return TextDelta(first.request, text, tokens, first.logprobs + second.logprobs)
+def _add(pieces: list[TextDelta], piece: TextDelta) -> None:
+    """One more piece; joined with the last one where both were drafted, or neither."""
+    last = pieces[-1] if pieces else None
+    if last is not None and last.drafted == piece.drafted:
+        text, tokens = last.text + piece.text, last.tokens + piece.tokens
+        pieces[-1] = piece._replace(text=text, tokens=tokens, logprobs=last.logprobs + piece.logprobs)
+    else:
+        pieces.append(piece)

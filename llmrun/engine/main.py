@@ -34,7 +34,6 @@ from llmrun.protocol.messages import (
     Cancel,
     Command,
     Count,
-    Detokenize,
     Event,
     Failed,
     Finished,
@@ -95,6 +94,11 @@ class Commands:
         """How many answers wait to be taken up."""
         with self._lock:
             return sum(isinstance(command, Generate) for command in self._waiting.values())
+
+    @property
+    def any_waits(self) -> bool:
+        """Whether there are commands that nobody has taken up."""
+        return bool(self._waiting)
 
     def drop(self, request: int) -> Command | None:
         """A command that still waited, and does so no more; None for any other."""
@@ -178,8 +182,6 @@ class EngineProcess:
                 self._answer(command, self._living_model().preparer.count(command, self._channel.send))
             elif isinstance(command, Tokenize):
                 self._answer(command, self._living_model().preparer.tokenize(command))
-            elif isinstance(command, Detokenize):
-                self._answer(command, self._living_model().preparer.detokenize(command))
             else:
                 self._inbox.put((command, None))
         except LlmrunError as error:
@@ -260,9 +262,13 @@ class EngineProcess:
             explained = model.engine.explain(command.answer, command.last, command.candidates)
             return replace(explained, request=command.request)
         if isinstance(command, MeasureSteps):
-            return StepsMeasured(command.request, ())
+            return StepsMeasured(command.request, model.engine.measure_steps(self._is_wanted))
         assert isinstance(command, SaveState)
         return model.save(command)
+
+    def _is_wanted(self) -> bool:
+        """Whether somebody waits for what nobody has begun to do."""
+        return self._commands.any_waits or not self._inbox.empty()
 
     def _load_weights(self, load: Load) -> LlamaModel:
         from llmrun.engine.llama.model import LlamaModel

@@ -315,9 +315,9 @@ class Preparer:
         return self._control
 
     def _control_tokens(self, texts: Sequence[str]) -> frozenset[int]:
-        """The texts that are one token each."""
-        tokens = (self._vocabulary.tokenize(text, special=True) for text in texts)
-        return frozenset(found[0] for found in tokens if len(found) == 1)
+        """Those that the texts are written with."""
+        tokens = (token for text in texts for token in self._vocabulary.tokenize(text, special=True))
+        return frozenset(token for token in tokens if not self._vocabulary.piece(token))
 
 
 class LoadedModel:

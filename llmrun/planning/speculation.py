@@ -49,7 +49,7 @@ def read_speculate(value: str | int, label: str = "--speculate") -> int:
     )
 
 
-class Drafting:
+class DraftPolicy:
     """How a model's answers are drafted, as it is loaded here.
 
     Args:
@@ -82,7 +82,7 @@ class Drafting:
         """
         most = self.most if most is None else most
         if most == AUTO:
-            return Speculation(DRAFT_BOUNDS[1], self.times) if self._can_pay and self.times else None
+            return Speculation(DRAFT_BOUNDS[1], self.times) if self.can_pay and self.times else None
         return Speculation(most) if most else None
 
     @property
@@ -94,16 +94,19 @@ class Drafting:
             return "as many as the measured step times say will pay"
         if self.most == OFF:
             return "none"
-        return "none, because " + ("no step times are measured here yet" if self._can_pay else "they don't pay here")
+        return "none, because " + ("no step times are measured here yet" if self.can_pay else "they don't pay here")
 
     @property
     def lacks_times(self) -> bool:
         """Whether measuring them would change how answers are drafted."""
-        return self.most == AUTO and self._can_pay and not self.times
+        return self.most == AUTO and self.can_pay and not self.times
 
     @property
-    def _can_pay(self) -> bool:
-        """Not where each row of a batch wakes experts of its own, nor where what was drafted can't be taken back."""
+    def can_pay(self) -> bool:
+        """Whether drafts ever do here.
+
+        Not where each row of a batch wakes experts of its own, nor where what was drafted can't be taken back.
+        """
         return not (self._header.n_experts or self._header.recurrent_bytes or self._load.exact)
 
     def remember(self, times: tuple[StepTime, ...]) -> None:

@@ -7,10 +7,29 @@ begun. So nothing is guessed here: what does not follow the syntax is text.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from typing import NamedTuple
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+from llmrun.protocol.messages import Tool, ToolCall
+from llmrun.protocol.parameters import as_json, parameters_of
 from llmrun.protocol.reasoning import overlap
+
+
+class ParameterForm(NamedTuple):
+    """How a parameter is written, where that is done one by one: begin, its name, middle, its value, end.
+
+    Attributes:
+        between: two parameters.
+        quote: on both sides of a text; without one, only the tool's schema tells what is a text.
+    """
+
+    begin: str
+    middle: str
+    end: str
+    between: str = ""
+    quote: str = ""
 
 
 class Syntax(NamedTuple):
@@ -19,12 +38,13 @@ class Syntax(NamedTuple):
     Attributes:
         begin: what a call is recognized by.
         first: between that and the first call's name.
-        middle: between a name and the arguments, which are a JSON object.
+        middle: between a name and the arguments, which are a JSON object unless there is a `parameter`.
         close: behind the arguments.
         then: between two calls, up to the next name; "" where an answer has one call at most.
         end: behind the last call.
         at_start: an answer is a call or text, never text and then a call.
         marks: texts that may be control tokens, and are shown because calls are told by them.
+        parameter: how each parameter is written; None where they are a JSON object.
     """
 
     name: str
@@ -36,6 +56,7 @@ class Syntax(NamedTuple):
     end: str = ""
     at_start: bool = False
     marks: tuple[str, ...] = ()
+    parameter: ParameterForm | None = None
 
 
 HERMES = Syntax(
@@ -67,12 +88,71 @@ MISTRAL_ARGS = Syntax(
     then="[TOOL_CALLS]",
     marks=("[TOOL_CALLS]", "[ARGS]"),
 )
+# Qwen3-Coder's, and Qwen's since 3.5.
+QWEN_XML = Syntax(
+    "qwen-xml",
+    begin="<tool_call>",
+    first="\n<function=",
+    middle=">\n",
+    parameter=ParameterForm("<parameter=", ">\n", "\n</parameter>\n"),
+    close="</function>\n</tool_call>",
+    then="\n<tool_call>\n<function=",
+    marks=("<tool_call>", "</tool_call>"),
+)
+GLM = Syntax(
+    "glm",
+    begin="<tool_call>",
+    first="",
+    middle="\n",
+    parameter=ParameterForm("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+    close="</tool_call>",
+    then="\n<tool_call>",
+    marks=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
 
-SYNTAXES = {syntax.name: syntax for syntax in (HERMES, LLAMA, MISTRAL, MISTRAL_ARGS)}
+# Gemma 4's. Inside of lists and objects it writes texts and names as it does outside; here these are JSON.
+GEMMA = Syntax(
+    "gemma",
+    begin="<|tool_call>",
+    first="call:",
+    middle="{",
+    parameter=ParameterForm("", ":", "", between=",", quote='<|"|>'),
+    close="}<tool_call|>",
+    then="<|tool_call>call:",
+    marks=("<|tool_call>", "<tool_call|>", '<|"|>'),
+)
 
+SYNTAXES = {syntax.name: syntax for syntax in (HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_XML, GLM, GEMMA)}
 
 _MOST_NAME_CHARACTERS = 256
 _Step = Callable[[list["CallPart"]], bool]
+
+
+def new_call_id() -> str:
+    """A name for a call, for models and clients that give it none."""
+    return f"call_{os.urandom(12).hex()}"
+
+
+def split_calls(
+    text: str, tool_syntax: str, tools: Sequence[Tool] = (), *, is_cut_off: bool = False
+) -> tuple[str, tuple[ToolCall, ...]]:
+    """A whole answer as its text and its complete calls, which get ids.
+
+    Args:
+        tool_syntax: as in Started.
+        tools: that may be called.
+        is_cut_off: see CallSplitter.flush().
+    """
+    splitter = CallSplitter(SYNTAXES.get(tool_syntax), tools)
+    said, calls = "", list[ToolCall]()
+    for kind, piece in (*splitter.feed(text), *splitter.flush(is_cut_off=is_cut_off)):
+        if kind is CallKind.TEXT:
+            said += piece
+        elif kind is CallKind.NAME:
+            calls.append(ToolCall(new_call_id(), piece, ""))
+        else:
+            calls[-1] = calls[-1]._replace(arguments=calls[-1].arguments + piece)
+    return said, tuple(calls[: splitter.n_calls])
 
 
 class CallKind(enum.Enum):
@@ -95,13 +175,17 @@ class CallSplitter:
 
     Args:
         syntax: of the calls in it; None where it can have none.
+        tools: that may be called; parameters are read by their schemas.
 
     Attributes:
         n_calls: how many are complete.
     """
 
-    def __init__(self, syntax: Syntax | None) -> None:
+    def __init__(self, syntax: Syntax | None, tools: Sequence[Tool] = ()) -> None:
         self._syntax = syntax or HERMES
+        self._tools = {tool.name: tool for tool in tools}
+        self._parameters: dict[str, Any] = {}  # of the tool that is called
+        self._n_parameters = 0  # of the call, so far
         self._step: _Step = self._outside if syntax else self._text
         self._held = ""  # what can't be told yet
         self._passed = ""  # of a call's frame, in case that it is none
@@ -155,13 +239,55 @@ class CallSplitter:
         """The name, once it is certain that arguments follow."""
         name, found, rest = self._held.partition(self._syntax.middle)
         most = _MOST_NAME_CHARACTERS + (0 if found else len(self._syntax.middle))
-        if len(name) > most or (found and not name) or (rest and rest[0] != "{"):
+        form = self._syntax.parameter
+        begins = ("{",) if form is None else (form.begin, self._syntax.close)
+        if len(name) > most or (found and not name) or not _may_begin(rest, begins):
             return self._not_a_call(parts)
-        if not rest:
+        if not (found and rest.startswith(begins)):
             return False
         parts.append(CallPart(CallKind.NAME, name))
         self._held = rest
-        return self._go_on(self._arguments)
+        if form is None:
+            return self._go_on(self._arguments)
+        self._parameters = parameters_of(json.loads(self._tools[name].parameters)) if name in self._tools else {}
+        self._n_parameters = 0
+        return self._go_on(self._parameter)
+
+    def _parameter(self, parts: list[CallPart]) -> bool:
+        """The next parameter, once it is whole; or the end of the call."""
+        form = self._syntax.parameter
+        assert form is not None
+        if self._held.startswith(self._syntax.close):
+            parts.append(CallPart(CallKind.ARGUMENTS, "}" if self._n_parameters else "{}"))
+            self.n_calls += 1
+            self._passed = ""
+            return self._go_on(self._close)
+        begin = (form.between if self._n_parameters else "") + form.begin
+        if not _may_begin(self._held, (begin, self._syntax.close)):
+            return self._go_on(self._outside)
+        name, named, rest = self._held.removeprefix(begin).partition(form.middle)
+        value = self._value(name, rest, form) if named and self._held.startswith(begin) else None
+        if value is None:
+            return False
+        member = f"{json.dumps(name, ensure_ascii=False)}: {value[0]}"
+        parts.append(CallPart(CallKind.ARGUMENTS, (", " if self._n_parameters else "{") + member))
+        self._n_parameters += 1
+        self._held = value[1]
+        return True
+
+    def _value(self, name: str, text: str, form: ParameterForm) -> tuple[str, str] | None:
+        """A parameter's value as JSON, and what stands behind it; None where it is not whole."""
+        if not form.quote:
+            written, ended, rest = text.partition(form.end)
+            return (as_json(written, self._parameters.get(name)), rest) if ended else None
+        if text.startswith(form.quote):
+            written, ended, rest = text.removeprefix(form.quote).partition(form.quote + form.end)
+            return (json.dumps(written, ensure_ascii=False), rest) if ended else None
+        try:
+            end = json.JSONDecoder().raw_decode(text)[1]
+        except (ValueError, RecursionError):
+            return None
+        return (text[:end], text[end:]) if end < len(text) else None  # a number may go on
 
     def _arguments(self, parts: list[CallPart]) -> bool:
         for index, character in enumerate(self._held):
@@ -213,3 +339,8 @@ class CallSplitter:
         if size:
             parts.append(CallPart(kind, self._held[:size]))
         self._held = self._held[size:]
+
+
+def _may_begin(text: str, beginnings: Sequence[str]) -> bool:
+    """Whether a text, when more of it has come, may begin with one of these."""
+    return any(text.startswith(each) or each.startswith(text) for each in beginnings)

@@ -125,7 +125,7 @@ class Answers:
             raise event
         elif isinstance(event, Started):
             choice.is_started = True
-            choice.splitter = PartSplitter(index, event)
+            choice.splitter = PartSplitter(index, event, self._asked.request.tools)
             clock.started(event)
             return [Begun(index, event.prompt_tokens, event.reused_tokens)]
         elif isinstance(event, TextDelta):

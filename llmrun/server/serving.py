@@ -41,7 +41,7 @@ class ServeOptions:
         grace_seconds: how long running answers may go on after the first signal to end.
         receive_seconds: in which a request has to arrive.
         verbose: llama.cpp's log goes to stderr.
-        speculate: drafted tokens a step where a client does not say, see Drafting.most.
+        speculate: drafted tokens a step where a client does not say, see DraftPolicy.most.
     """
 
     names: tuple[str, ...]

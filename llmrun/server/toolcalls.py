@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from llmrun.protocol.messages import Started
+from llmrun.protocol.messages import Started, Tool
 from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
-from llmrun.protocol.toolcalls import SYNTAXES, CallKind, CallPart, CallSplitter
+from llmrun.protocol.toolcalls import SYNTAXES, CallKind, CallPart, CallSplitter, new_call_id
 from llmrun.server.asked import CallArguments, CallBegun, Part, Text, Thought
-
-
-def _random_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
 
 
 class PartSplitter:
@@ -21,13 +16,20 @@ class PartSplitter:
     Args:
         choice: which answer it is.
         started: how the model tells thoughts and calls from text.
+        tools: that may be called.
         new_id: gives a call's id.
     """
 
-    def __init__(self, choice: int, started: Started, new_id: Callable[[], str] = _random_id) -> None:
+    def __init__(
+        self,
+        choice: int,
+        started: Started,
+        tools: Sequence[Tool] = (),
+        new_id: Callable[[], str] = new_call_id,
+    ) -> None:
         self._choice, self._new_id = choice, new_id
         self._thoughts = Splitter(started.thinking_tags, inside=started.thinking)
-        self._calls = CallSplitter(SYNTAXES.get(started.tool_syntax))
+        self._calls = CallSplitter(SYNTAXES.get(started.tool_syntax), tools)
         self._n_begun = 0
 
     @property

@@ -308,7 +308,7 @@ def test_random_conversations_over_the_limit(policy: Overflow, tmp_path: Path) -
         system = "s" * rng.randint(0, 100)
         talk.chat.set_system(system)
         for _ in range(rng.randint(2, 8)):
-            before = talk.model.count(talk.conversation._with_system(talk.chat.window(), Question("q"))).total - 1
+            before = talk.model.count([*talk.chat.messages(), Message("user", "q")]).total - 1
             talk.notes.clear()
             talk.model.says = "x" * rng.randint(1, 60)
             question = "q" * rng.randint(1, 700)

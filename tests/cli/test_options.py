@@ -40,7 +40,8 @@ WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
     "run": (*LOADING, *ANSWERING, *SAMPLING, ("--record", "not/there/x.json")),
     "chat": (
         *LOADING, *ANSWERING, *SAMPLING, ("--overflow", "perhaps"), ("--keep", "-1"), ("--continue", "--private"),
-        ("--session", "x", "--private"),
+        ("--session", "x", "--private"), ("--tools", "not/there"), ("--tools", "mcp:"), ("--yes-to", "x"),
+        ("--tool-timeout", "0"),
     ),
     "plan": (("--ctx", "5"), ("--ctx", "x"), ("--cache-type-k", "q1"), ("--cache-type-v", "q1")),
     "quantize": (

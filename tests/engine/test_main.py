@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +40,7 @@ from llmrun.protocol.messages import (
     TextDelta,
 )
 from llmrun.protocol.params import Limits
+from llmrun.protocol.speculation import MeasureSteps, Speculation, StepsMeasured
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 PATIENCE = 120.0  # seconds, for what is only a matter of turns
@@ -362,6 +364,39 @@ def test_a_cancel_of_a_finished_request_stops_nobody() -> None:
     assert not running.process._flag.is_set
     gate.open()
     assert running.channel.finished(2).reason == "length"
+
+
+def test_steps_are_measured() -> None:
+    running = Running()
+    running.start()
+    running.channel.say(MeasureSteps(1))
+    measured = running.channel.wait(lambda event: isinstance(event, StepsMeasured))
+    assert isinstance(measured, StepsMeasured)
+    assert {time.width for time in measured.times} == {1, 4, 8, 16}
+
+
+@pytest.mark.parametrize("more", [ask(2), Cancel(1)], ids=["a question", "its cancel"])
+def test_whatever_comes_ends_the_measuring(more: Frame) -> None:
+    running = Running()
+    gate = running.gate_in_decode(7)
+    running.start()
+    running.channel.say(MeasureSteps(1))
+    gate.wait()
+    running.channel.say(more)
+    assert eventually(running.process._is_wanted)
+    gate.open()
+    assert running.channel.wait(lambda event: event.request == 1) == StepsMeasured(1, ())
+    running.channel.say(ask(3))
+    assert running.channel.finished(3).reason == "length"
+    assert not running.process._flag.is_set
+
+
+def test_a_drafted_answer_says_so(running: Running) -> None:
+    asked = ask(1, most=40).asked
+    running.channel.say(Generate(1, replace(asked, speculation=Speculation(7))))
+    stats = running.channel.finished(1).stats
+    assert stats.decode_steps + stats.accepted_tokens == stats.completion_tokens
+    assert stats.accepted_tokens > 0
 
 
 def test_a_job_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,18 @@ def test_fast_text_is_gathered_and_slow_text_is_not() -> None:
     assert sent[2:] == [TextDelta(1, "efg", 4)]
 
 
+def test_gathered_text_still_tells_what_was_drafted() -> None:
+    writes: list[tuple[Event, ...]] = []
+    clock = Clock()
+    box = Outbox(lambda *events: writes.append(events), clock)
+    box.add([TextDelta(1, "a", 1)])
+    for letter, drafted in (("b", False), ("c", True), ("d", True), ("e", False)):
+        box.add([TextDelta(1, letter, 1, drafted=drafted)])
+    clock.now += 1
+    box.add([TextDelta(1, "f", 1)])
+    assert writes[1:] == [(TextDelta(1, "b", 1), TextDelta(1, "cd", 2, drafted=True), TextDelta(1, "ef", 2))]
+
+
 def test_the_end_comes_after_all_text() -> None:
     box, sent, _ = outbox()
     finished = Finished(1, "stop", Stats())

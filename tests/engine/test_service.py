@@ -36,6 +36,7 @@ from llmrun.protocol.messages import (
     Tokenized,
 )
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.reasoning import split
 
 PLAIN = "{{ messages[-1].content }}"
 OPENS = PLAIN + "<think>{# </think> #}"
@@ -121,6 +122,15 @@ def test_which_control_tokens_are_shown_is_the_requests_own() -> None:
     assert model.prepare(chat("Hi", template=KNOWS), lambda event: None).extras.shown == {BEGIN, TURN}
     assert model.prepare(chat("Hi"), lambda event: None).extras.shown == frozenset()
     assert preparer(KNOWS).prepare(chat("Hi", template=PLAIN), lambda event: None).extras.shown == {BEGIN, TURN}
+
+
+def test_a_control_token_is_shown_that_only_begins_a_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Gemma 4's."""
+    monkeypatch.setitem(fake_context.CONTROL, BEGIN, "<|channel>")
+    monkeypatch.setitem(fake_context.CONTROL, TURN, "<channel|>")
+    thinks = [BEGIN, *tokens_of("thought\nhm"), TURN, *tokens_of("Hello"), END]
+    text, started = answer(scripted({"Hi": thinks}), PLAIN + "{# <channel|> #}")
+    assert split(text, started.thinking_tags) == ("hm", "Hello")
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------

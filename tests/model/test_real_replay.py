@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from support.installed import Installed, only_error_line
+
+from llmrun.model import prepare
+from llmrun.models.registry import ModelSpec
+from llmrun.protocol.speculation import StepTime
+
+LISTING = "Repeat these lines, ten times: " + "red apple, green pear, blue plum; " * 6
+TIMES = tuple(StepTime(width, depth, 0.01 + width / 1e4) for depth in (0, 1000) for width in (1, 4, 8, 16))
+"""With these it nearly always pays."""
 
 
 def test_the_same_bytes_again(llmrun: Installed, tmp_path: Path) -> None:
@@ -37,3 +46,20 @@ def test_the_kv_cache_is_recorded_and_can_be_another(llmrun: Installed, tmp_path
     assert same.returncode == 0, same.stderr
     assert "KV cache" not in same.stderr.decode()
     assert "KV cache: recorded q8_0 f16, here q8_0 q8_0" in other.stderr.decode()
+
+
+@pytest.mark.parametrize("speculate", ["auto", "7"])
+def test_what_was_drafted_is_replayed(
+    llmrun: Installed, model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speculate: str
+) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "llmrun-home"))
+    prepare(ModelSpec("smollm2", path=model_path), model_path).drafting.remember(TIMES)
+    file = tmp_path / "record.json"
+    sampling = ("--temp", "0.7", "--seed", "5", "--repeat-penalty", "1.05")
+    answer = llmrun.answer(LISTING, "--max-tokens", "60", *sampling, "--speculate", speculate, "--record", str(file))
+    stats = json.loads(file.read_text())["answer"]["stats"]
+    assert 0 < stats["accepted_tokens"] <= stats["drafted_tokens"]
+    (tmp_path / "llmrun-home/steps.json").unlink()  # the record has its own
+    again = llmrun.run("replay", str(file))
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.decode() == answer

@@ -13,7 +13,7 @@ from support.gguf_writer import tiny_model, write
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.speculation import AUTO, OFF, Drafting, expected_gain, read_speculate
+from llmrun.planning.speculation import AUTO, OFF, DraftPolicy, expected_gain, read_speculate
 from llmrun.protocol.messages import Load, Stats
 from llmrun.protocol.speculation import Speculation, StepTime
 
@@ -23,9 +23,9 @@ LOAD = Load("/tiny.gguf", 512, 512, threads=4)
 TIMES = (StepTime(1, 0, 0.010), StepTime(4, 0, 0.020), StepTime(1, 1000, 0.030), StepTime(4, 1000, 0.060))
 
 
-def drafting(folder: Path, load: Load = LOAD, most: int = AUTO, **metadata: Any) -> Drafting:
+def drafting(folder: Path, load: Load = LOAD, most: int = AUTO, **metadata: Any) -> DraftPolicy:
     header = read_header(write(folder / "tiny.gguf", tiny_model({f"llama.{k}": v for k, v in metadata.items()})))
-    return Drafting(header, MACHINE, load, folder / "state", most)
+    return DraftPolicy(header, MACHINE, load, folder / "state", most)
 
 
 def test_what_may_be_wished() -> None:

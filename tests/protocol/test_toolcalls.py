@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 
-from llmrun.protocol.toolcalls import HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, SYNTAXES, CallKind, CallSplitter, Syntax
+from llmrun.protocol.messages import Tool
+from llmrun.protocol.toolcalls import (
+    GEMMA,
+    GLM,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    QWEN_XML,
+    SYNTAXES,
+    CallKind,
+    CallSplitter,
+    Syntax,
+    split_calls,
+)
 
 ARGUMENTS = (
     '{"city": "Rome"}',
@@ -19,8 +34,19 @@ TEXTS = ("Let me see.", "I use <tool and [TOOL", "a\n\nb")
 
 def written(syntax: Syntax, calls: list[tuple[str, str]]) -> str:
     """Calls as a model of this family writes them."""
-    texts = [f"{name}{syntax.middle}{arguments}{syntax.close}" for name, arguments in calls]
+    texts = [f"{name}{syntax.middle}{given(syntax, arguments)}{syntax.close}" for name, arguments in calls]
     return f"{syntax.begin}{syntax.first}{syntax.then.join(texts)}{syntax.end}" if calls else ""
+
+
+def given(syntax: Syntax, arguments: str) -> str:
+    """Arguments as a model of this family writes them."""
+    if syntax.parameter is None:
+        return arguments
+    begin, middle, end, between, quote = syntax.parameter
+    return between.join(
+        f"{begin}{name}{middle}{quote + value + quote if isinstance(value, str) else json.dumps(value)}{end}"
+        for name, value in json.loads(arguments).items()
+    )
 
 
 def split(syntax: Syntax | None, pieces: list[str]) -> tuple[str, list[tuple[str, str]], int]:
@@ -77,6 +103,7 @@ def test_noise_is_never_lost_but_for_blanks_and_a_cut_off_frame(syntax: Syntax) 
         syntax.close,
         syntax.then,
         syntax.end,
+        *(filter(None, syntax.parameter or ())),
         "f",
         "{}",
         "{",
@@ -109,6 +136,10 @@ def test_an_answer_that_is_cut_off(size: int) -> None:
         (LLAMA, 'So: {"name": "f", "parameters": {}}'),
         (MISTRAL, "[TOOL_CALLS]f"),
         (MISTRAL_ARGS, "[TOOL_CALLS]f[ARGS]x"),
+        (QWEN_XML, '<tool_call>\n{"name": "f"}'),
+        (QWEN_XML, "<tool_call>\n<function=f>\nx"),
+        (GLM, "<tool_call>f\nx"),
+        (GEMMA, "<|tool_call>f{}"),
     ],
 )
 def test_what_only_begins_like_a_call_is_text(syntax: Syntax, answer: str) -> None:
@@ -121,3 +152,38 @@ def test_arguments_come_as_they_are_written() -> None:
     splitter.feed('<tool_call>\n{"name": "weather", "arguments": {')
     assert [part.text for part in splitter.feed('"city": ')] == ['"city": ']
     assert [part.text for part in splitter.feed('"Ro')] == ['"Ro']
+
+
+PAIR = Tool(
+    "pair",
+    "",
+    json.dumps(
+        {
+            "properties": {
+                "text": {"type": "string"},
+                "number": {"type": "integer"},
+                "either": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                "unit": {"$ref": "#/$defs/Unit"},
+            },
+            "$defs": {"Unit": {"enum": ["c", "5"], "type": "string"}},
+        }
+    ),
+)
+
+
+@pytest.mark.parametrize("syntax", [QWEN_XML, GLM], ids=lambda syntax: syntax.name)
+@pytest.mark.parametrize("either", ["null", "nothing"])
+def test_what_is_a_text_is_said_by_the_schema(syntax: Syntax, either: str) -> None:
+    form = syntax.parameter
+    assert form is not None
+    values = {"text": "5\n", "number": "5", "either": either, "unit": "5"}
+    parameters = "".join(f"{form.begin}{name}{form.middle}{value}{form.end}" for name, value in values.items())
+    answer = f"{syntax.begin}{syntax.first}pair{syntax.middle}{parameters}{syntax.close}"
+    for place in range(len(answer)):
+        splitter = CallSplitter(syntax, (PAIR,))
+        parts = [*splitter.feed(answer[:place]), *splitter.feed(answer[place:]), *splitter.flush()]
+        arguments = "".join(part.text for part in parts if part.kind is CallKind.ARGUMENTS)
+        meant = {"text": "5\n", "number": 5, "either": None if either == "null" else either, "unit": "5"}
+        assert json.loads(arguments) == meant
+    _, (call,) = split_calls(answer, syntax.name, (PAIR,))
+    assert (call.name, call.arguments) == ("pair", arguments)

@@ -22,7 +22,7 @@ STARTED = Started(1, 9, 0, 5, thinking=True, thinking_tags=("<think>", "</think>
 def parts_of(started: Started, size: int) -> list[Part]:
     """What pieces of a size mean, those of one part joined."""
     numbers = itertools.count(1)
-    splitter = PartSplitter(2, started, lambda: f"call_{next(numbers)}")
+    splitter = PartSplitter(2, started, new_id=lambda: f"call_{next(numbers)}")
     told = [part for at in range(0, len(ANSWER), size) for part in splitter.feed(ANSWER[at : at + size])]
     joined: list[Part] = []
     for part in [*told, *splitter.flush()]:

@@ -103,6 +103,9 @@ def count(command: Count) -> None:
 
 def generate(command: Generate) -> None:
     render(command.request)
+    if MODE == "calling":
+        calling(command)
+        return
     if MODE == "failing":
         send(Failed(command.request, "context-overflow", "too long", "it is", "shorten it"))
         return
@@ -121,6 +124,18 @@ def generate(command: Generate) -> None:
         )
     else:
         fault(command.request)
+
+
+def calling(command: Generate) -> None:
+    """Calls the first tool with the arguments that the user said, and says what it heard of it."""
+    last = command.asked.messages[-1]
+    send(Started(command.request, 3, 0, 7, tool_syntax="hermes"))
+    text = f"I heard: {last.content}"
+    if last.role == "user":
+        name = command.asked.tools[0].name
+        text = f'Let me see.\n<tool_call>\n{{"name": "{name}", "arguments": {last.content}}}\n</tool_call>'
+    send(*(TextDelta(command.request, character, 1) for character in text))
+    send(Finished(command.request, "stop", Stats(3, completion_tokens=2)))
 
 
 def drafted(request: int) -> None:

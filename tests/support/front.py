@@ -7,6 +7,7 @@ that is started, with commas between them; the last one goes on.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from llmrun.__main__ import main
@@ -18,7 +19,9 @@ _FAKE = str(Path(__file__).with_name("fake_engine.py"))
 def _faking(modes: list[str]) -> None:
     real = launch.launch
 
-    def fake(command: object = None, **options: object) -> launch.Launched:
+    def fake(command: Sequence[str] = (), **options: object) -> launch.Launched:
+        if command:  # it is no engine
+            return real(command, **options)  # type: ignore[arg-type]
         mode = modes.pop(0) if len(modes) > 1 else modes[0]
         return real((sys.executable, _FAKE, mode), **options)  # type: ignore[arg-type]
 

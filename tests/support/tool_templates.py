@@ -1,4 +1,8 @@
-"""Chat templates that know tools: ChatML, with calls as each family of models writes them."""
+"""Chat templates that know tools: ChatML, with calls as each family of models writes them.
+
+How parameters are written one by one is cut out of the templates of Qwen3.5-2B, Gemma 4 (both Apache 2.0) and GLM-4.6
+(MIT).
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,53 @@ _CHATML = (
     "{% for call in message.tool_calls or [] %}CALL{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
 _NAME, _ARGUMENTS = "{{ call.function.name }}", "{{ call.function.arguments | tojson }}"
+_QWEN_XML = """{%- set tool_call = call.function %}
+{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}
+{%- for args_name, args_value in tool_call.arguments|items %}
+    {{- '<parameter=' + args_name + '>\\n' }}
+    {%- set args_value = args_value | tojson | safe if args_value is mapping or (args_value is sequence and args_value is not string) else args_value | string %}
+    {{- args_value }}
+    {{- '\\n</parameter>\\n' }}
+{%- endfor %}
+{{- '</function>\\n</tool_call>' }}
+"""  # noqa: E501
+_GLM = """{% set tc = call.function %}
+{{ '\\n<tool_call>' + tc.name }}
+{% set _args = tc.arguments or {} %}
+{% for k, v in _args.items() %}
+<arg_key>{{ k }}</arg_key>
+<arg_value>{{ v | tojson(ensure_ascii=False) if v is not string else v }}</arg_value>
+{% endfor %}
+</tool_call>"""
+_GEMMA = """{%- macro format_argument(argument) -%}
+    {%- if argument is string -%}
+        {{- '<|"|>' + argument + '<|"|>' -}}
+    {%- else -%}
+        {{- argument -}}
+    {%- endif -%}
+{%- endmacro -%}
+{%- set function = call['function'] -%}
+{{- '<|tool_call>call:' + function['name'] + '{' -}}
+{%- set ns_args = namespace(found_first=false) -%}
+{%- for key, value in function['arguments'] | dictsort -%}
+    {%- if ns_args.found_first %},{% endif -%}
+    {%- set ns_args.found_first = true -%}
+    {{- key -}}:{{- format_argument(value) -}}
+{%- endfor -%}
+{{- '}<tool_call|>' -}}
+{%- for tool_response in message['tool_responses'] -%}
+    {{- '<|tool_response>' -}}
+    {{- 'response:' + tool_response['name'] | default('unknown') + '{value:' -}}
+    {{- format_argument(tool_response['response']) + '}' -}}
+    {{- '<tool_response|>' -}}
+{%- endfor -%}"""
 TOOL_TEMPLATES = {
     "hermes": _CHATML.replace("CALL", f'<tool_call>\n{{"name": "{_NAME}", "arguments": {_ARGUMENTS}}}\n</tool_call>'),
     "llama": _CHATML.replace("CALL", f'{{"name": "{_NAME}", "parameters": {_ARGUMENTS}}}'),
     "mistral": _CHATML.replace("CALL", f'[TOOL_CALLS][{{"name": "{_NAME}", "arguments": {_ARGUMENTS}, "id": "I"}}]'),
     "mistral-args": _CHATML.replace("CALL", f"[TOOL_CALLS]{_NAME}[ARGS]{_ARGUMENTS}"),
+    "qwen-xml": _CHATML.replace("CALL", _QWEN_XML),
+    "glm": _CHATML.replace("CALL", _GLM),
+    "gemma": _CHATML.replace("CALL", _GEMMA),
 }
 """Name of the syntax -> template."""

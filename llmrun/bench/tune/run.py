@@ -16,10 +16,13 @@ from llmrun.bench.tune.measure import RealMachine
 from llmrun.bench.tune.search import SearchResult, Step, search
 from llmrun.errors import require_within
 from llmrun.gguf.header import Header
+from llmrun.model import A_CHAT, prepare
+from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, margin
 from llmrun.planning.settings import EngineSettings
 from llmrun.planning.tuned import Tuned, remember, remembered
+from llmrun.protocol.speculation import StepTime
 
 SECONDS_BOUNDS = (10.0, 3600.0)
 _PROCESS_BYTES = 400 << 20  # of an engine besides its weights: KV cache, scratch memory, Python
@@ -63,6 +66,21 @@ def tune(
     with RealMachine(load, room, header.weight_bytes + _PROCESS_BYTES) as machine, Watch() as watch:
         found = search(machine, default, axes, seconds=seconds, depth=depth, on_step=on_step)
     return TuneOutcome(found, watch.warnings)
+
+
+def measure_steps(spec: ModelSpec, path: Path) -> tuple[StepTime, ...]:
+    """How long decode steps take as `llmrun chat` loads the model now, which speculation needs; it is remembered.
+
+    () where drafts can't pay, however long they take.
+
+    Raises:
+        LlmrunError: the model can't be loaded, or the folder can't be written.
+    """
+    with prepare(spec, path, expected=A_CHAT) as model:
+        if not model.drafting.can_pay:
+            return ()
+        model.start(model.new_engine())
+        return model.measure_steps()
 
 
 def check_wishes(seconds: float, depth: int | None, n_ctx: int = CONTEXT_BOUNDS[1]) -> None:

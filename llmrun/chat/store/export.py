@@ -12,8 +12,18 @@ from datetime import datetime, timezone
 from typing import Any, Literal, get_args
 
 from llmrun.chat.store.rows import checked_name
-from llmrun.chat.store.turns import INTERRUPTED, Answer, Question, Tree, TurnEntry, answer_of, plain_facts
+from llmrun.chat.store.turns import (
+    INTERRUPTED,
+    Answer,
+    Question,
+    Tree,
+    TurnEntry,
+    answer_of,
+    plain_facts,
+    round_messages,
+)
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.protocol.messages import Message
 
 Format = Literal["markdown", "json", "jsonl", "openai"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -49,7 +59,8 @@ def export(tree: Tree, form: Format, branch: str = "") -> str:
         return _markdown(tree, path)
     if form == "jsonl":
         return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(tree, path))
-    messages = [{"role": line["role"], "content": line["content"]} for line in _lines(tree, path)]
+    shared = ("role", "content", "tool_calls", "tool_call_id")
+    messages = [{name: line[name] for name in shared if name in line} for line in _lines(tree, path)]
     return json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
 
 
@@ -167,8 +178,23 @@ def _lines(tree: Tree, path: tuple[TurnEntry, ...]) -> list[dict[str, Any]]:
     system: list[dict[str, Any]] = [{"role": "system", "content": tree.system}] if tree.system else []
     for entry in path:
         plain = _message(entry)
+        plain.pop("rounds", None)
+        if isinstance(entry.part, Answer):
+            system += map(_openai_message, round_messages(entry.part.rounds))
         system.append({"role": plain.pop("role"), "content": plain.pop("content"), **plain})
     return system
+
+
+def _openai_message(message: Message) -> dict[str, Any]:
+    """A message with calls, or the result of one."""
+    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.role == "tool":
+        return {**plain, "tool_call_id": message.tool_call_id}
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in message.tool_calls
+    ]
+    return {**plain, "tool_calls": calls}
 
 
 def _markdown(tree: Tree, path: tuple[TurnEntry, ...]) -> str:
@@ -183,7 +209,12 @@ def _markdown(tree: Tree, path: tuple[TurnEntry, ...]) -> str:
             quoted = "\n".join(f"> {line}".rstrip() for line in entry.part.reasoning.strip().splitlines())
             parts += ["## Thoughts", quoted]
         model = entry.part.model.name
-        parts += [f"## {model or 'Answer'}", _closed(entry.part.content)]
+        parts.append(f"## {model or 'Answer'}")
+        for content, calls, results in entry.part.rounds:
+            parts += [_closed(content)] if content else []
+            for call, result in zip(calls, results, strict=True):
+                parts += [f"Called `{call.name}`:", _code(call.arguments), _code(result)]
+        parts.append(_closed(entry.part.content))
         parts += [f"*{ending(entry.part)}*"] if ending(entry.part) else []
     return "\n\n".join(parts) + "\n"
 
@@ -196,6 +227,12 @@ def ending(answer: Answer) -> str:
         INTERRUPTED: "cut off: llmrun or its engine died",
     }
     return "" if answer.finish == "stop" else words.get(answer.finish, answer.finish)
+
+
+def _code(text: str) -> str:
+    """Text as a code block that nothing in it closes."""
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}"
 
 
 def _closed(text: str) -> str:

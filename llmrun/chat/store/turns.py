@@ -5,13 +5,13 @@ Owns these values, their plain JSON form, and which of them a model still sees; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmrun.chat.truncation import summary_turn
 from llmrun.protocol.codec import as_dict, from_json
-from llmrun.protocol.messages import Message, Stats
+from llmrun.protocol.messages import Message, Stats, ToolCall
 from llmrun.protocol.params import Limits, SamplingParams
 
 _NO_STATS = Stats()
@@ -77,6 +77,20 @@ class Question:
         return self.typed or self.content
 
 
+class CallRound(NamedTuple):
+    """What a model called before it went on with its answer.
+
+    Attributes:
+        content: what it said before the calls.
+        calls: of tools.
+        results: of each call.
+    """
+
+    content: str
+    calls: tuple[ToolCall, ...]
+    results: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An answer and all that made it.
@@ -90,6 +104,7 @@ class Answer:
         limits: when it had to end.
         stats: what it cost; the seed that was used is there.
         departures: what left the context window before it.
+        rounds: the calls of tools that led to it.
     """
 
     content: str
@@ -100,6 +115,15 @@ class Answer:
     limits: Limits = Limits()
     stats: Stats = _NO_STATS
     departures: tuple[Departure, ...] = ()
+    rounds: tuple[CallRound, ...] = ()
+
+
+def round_messages(rounds: Sequence[CallRound]) -> Iterator[Message]:
+    """Calls and their results, as the model gets them."""
+    for content, calls, results in rounds:
+        yield Message("assistant", content, calls)
+        for call, result in zip(calls, results, strict=True):
+            yield Message("tool", result, tool_call_id=call.id, name=call.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +221,8 @@ def in_window(path: Sequence[TurnEntry]) -> list[WindowTurn]:
             turns.append(WindowTurn(entry.id, number, (message,)))
         elif not leaving and turns:
             last = turns[-1]
-            turns[-1] = WindowTurn(last.question, last.number, (*last.messages, message))
+            called = round_messages(entry.part.rounds) if isinstance(entry.part, Answer) else ()
+            turns[-1] = WindowTurn(last.question, last.number, (*last.messages, *called, message))
     return turns
 
 

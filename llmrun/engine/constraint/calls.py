@@ -7,6 +7,7 @@ answer is written is passed over: it is advice to the model, and the client vali
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -19,14 +20,16 @@ from llmrun.engine.prompt.tools import waits_for_call
 from llmrun.errors import BadGrammarError, UsageError
 from llmrun.grammar.schema import REFUSED
 from llmrun.protocol.messages import AnswerRequest, Tool
-from llmrun.protocol.toolcalls import Syntax
+from llmrun.protocol.parameters import may_be_text, parameters_of
+from llmrun.protocol.toolcalls import ParameterForm, Syntax
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.base import Vocabulary
 
 _MOST_CALLS = 16
 """Of one answer: a small model goes on for ever."""
-_ANY_OBJECT = '{"type": "object"}'
+_MOST_COUNTED = 1000  # characters of a text
+_ANY_OBJECT = {"type": "object"}
 _LOOSENED = frozenset({*REFUSED, "pattern", "format", "$id", "$anchor"})
 
 
@@ -62,7 +65,43 @@ def _lines(tools: Sequence[Tool], syntax: Syntax, begin: str, *, several: bool) 
     for index, tool in enumerate(tools):
         head = _literal(tool.name + syntax.middle)
         yield f"call_{index}: {head} arguments_{index}{_behind(syntax.close)}"
-        yield f"arguments_{index}: %json {arguments_schema(tool.parameters)}"
+        if syntax.parameter is None:
+            yield f"arguments_{index}: %json {arguments_schema(tool.parameters)}"
+        else:
+            yield from _parameter_lines(f"arguments_{index}", tool, syntax.parameter)
+
+
+def _parameter_lines(rule: str, tool: Tool, form: ParameterForm) -> Iterator[str]:
+    """The parameters of a tool one by one, those that its schema names, in their order."""
+    schema = json.loads(tool.parameters)
+    parameters = parameters_of(schema)
+    required = schema.get("required") if isinstance(schema, dict) else None
+    yield f"{rule}: {rule}_first_0"
+    for index, (name, value) in enumerate(parameters.items()):
+        is_needed = isinstance(required, list) and name in required
+        behind = f"{rule}_more_{index + 1}"
+        yield f"{rule}_{index}: {_literal(form.begin + name + form.middle)} {rule}_value_{index}"
+        yield f"{rule}_value_{index}{_value(value, schema, form)}"
+        yield f"{rule}_first_{index}: {rule}_{index} {behind}" + ("" if is_needed else f" | {rule}_first_{index + 1}")
+        between = f"{_literal(form.between)} " if form.between else ""
+        yield f"{rule}_more_{index}: {between}{rule}_{index} {behind}" + ("" if is_needed else f" | {behind}")
+    yield f'{rule}_first_{len(parameters)}: ""'
+    yield f'{rule}_more_{len(parameters)}: ""'
+
+
+def _value(schema: Any, root: Any, form: ParameterForm) -> str:
+    """What stands behind the name of the rule for a parameter's value up to its end."""
+    if not may_be_text(schema):
+        known = {**schema, **{name: root[name] for name in ("$defs", "definitions") if name in root}}
+        return f": %json {_enforceable(known)}{_behind(form.end)}"
+    schema = schema if isinstance(schema, dict) else {}
+    end = form.quote + form.end
+    choices = schema.get("enum")
+    if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
+        return f": {' | '.join(_literal(form.quote + choice + end) for choice in choices)}"
+    most = schema.get("maxLength")
+    size = f"{{0,{most}}}" if isinstance(most, int) and 0 <= most <= _MOST_COUNTED else "*"
+    return f"[suffix={_literal(end)}]: /{re.escape(form.quote)}(?s:.{size})/"
 
 
 def _literal(text: str) -> str:
@@ -80,12 +119,16 @@ def arguments_schema(parameters: str) -> str:
     An agent sends the same tools with every request, and to read a schema takes a millisecond or two.
     """
     schema = json.loads(parameters)
-    for is_whole in (True, False):
+    is_object = isinstance(schema, dict) and schema.get("type", "object") == "object"
+    return _enforceable({**schema, "type": "object"} if is_object else _ANY_OBJECT)
+
+
+def _enforceable(schema: dict[str, Any]) -> str:
+    """As much of a schema as can be followed: its type at least."""
+    for known in (schema, _loosened(schema)):
         with suppress(BadGrammarError, RecursionError):
-            known = schema if is_whole else _loosened(schema)
-            if isinstance(known, dict) and known.get("type", "object") == "object":
-                return followed(json.dumps({**known, "type": "object"}))
-    return followed(_ANY_OBJECT)
+            return followed(json.dumps(known))
+    return followed(json.dumps({name: schema[name] for name in ("type",) if name in schema}))
 
 
 def _loosened(schema: Any) -> Any:

@@ -17,10 +17,10 @@ from typing import NamedTuple
 from llmrun.protocol.speculation import Speculation, StepTime
 
 _MULTIPLE = 4  # kernels compute so many rows at once, and handle a remainder badly
-_LEAST_GAIN = 1.05  # expected: a table is never quite right
+_LEAST_GAIN = 1.1  # expected: a table is never quite right
 _ALLOWED_LOSS = 0.01  # of the time that decoding took ...
 _ALLOWED_FAILURES = 5  # ... and what so many steps that verified in vain took longer
-_PRIOR = (0.3, 0.5, 0.65, 0.75, 0.85, 0.9)  # how often a token comes true behind a match of 1, 2, 3-4, 5-8, 9-16, more
+_PRIOR = (0.15, 0.3, 0.45, 0.65, 0.8, 0.9)  # how often a token comes true behind a match of 1, 2, 3-4, 5-8, 9-16, more
 _PRIOR_WEIGHT = 4  # outcomes
 _NEWEST_SHARE = 0.1  # of the newest outcome, at least
 

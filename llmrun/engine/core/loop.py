@@ -19,6 +19,7 @@ from llmrun.engine.core.sampler import SequenceSampler, sample_rows
 from llmrun.engine.core.scheduler import schedule
 from llmrun.engine.core.sequence import Extras, Sequence
 from llmrun.engine.core.slots import Slots
+from llmrun.engine.core.steps import measure_steps
 from llmrun.engine.core.text import TextStream
 from llmrun.engine.llama.base import Aborted, Context, Entry, NoRoom
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
@@ -31,6 +32,7 @@ from llmrun.protocol.messages import (
     PrefillProgress,
 )
 from llmrun.protocol.params import Limits
+from llmrun.protocol.speculation import StepTime
 
 if TYPE_CHECKING:
     from llmrun.engine.core.states import KVStore
@@ -425,23 +427,10 @@ class Engine:
             left = sequence.retract(stream.step_back())
             self._keep(sequence, min(sequence.n_cached, left - 1))
             return False
-        reason, detail = self._end_reason(sequence, text)
+        reason, detail = sequence.end_reason(text, self._window)
         if reason:
             events += self._finish(sequence, reason, detail)
         return not reason
-
-    def _end_reason(self, sequence: Sequence, text: str) -> tuple[str, str]:
-        """Why the answer ends with its last token, which made text safe to show, and what there is to say; or ""."""
-        if sequence.text.stopped_by:
-            return "stop", sequence.text.stopped_by
-        extras, most = sequence.extras, sequence.limits.max_tokens
-        if extras.thinking is not None:
-            extras.thinking.push(sequence.text.decoded)
-        repeated = extras.guard.push(text) if extras.guard is not None else None
-        if repeated is not None:
-            return "repeats", repeated
-        full = len(sequence.tokens) > self._window
-        return ("length", "") if full or (most is not None and sequence.n_completion >= most) else ("", "")
 
     def _finish(self, sequence: Sequence, reason: str, detail: str = "") -> list[Event]:
         self._leave(sequence)
@@ -492,6 +481,12 @@ class Engine:
             UsageError: another answer has taken its slot.
         """
         return Explained(request, tuple(self._answer(request).sampler.explain(last, candidates)))
+
+    def measure_steps(self, interrupted: Callable[[], bool]) -> tuple[StepTime, ...]:
+        """How long decode steps of several widths take; nothing where somebody is answered, or it is interrupted."""
+        if self.busy or not self.can_draft:
+            return ()
+        return measure_steps(self._context, self._slots, self._clock, interrupted)
 
     def _answer(self, request: int) -> Sequence:
         for sequence in self._ended.values():

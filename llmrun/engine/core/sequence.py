@@ -166,6 +166,19 @@ class Sequence:
         self.n_shown = min(self.n_shown, self.n_completion)
         return left
 
+    def end_reason(self, text: str, window: int) -> tuple[str, str]:
+        """Why it ends with its last token, which made text safe to show, and what there is to say; or ""."""
+        if self.text.stopped_by:
+            return "stop", self.text.stopped_by
+        extras, most = self.extras, self.limits.max_tokens
+        if extras.thinking is not None:
+            extras.thinking.push(self.text.decoded)
+        repeated = extras.guard.push(text) if extras.guard is not None else None
+        if repeated is not None:
+            return "repeats", repeated
+        full = len(self.tokens) > window
+        return ("length", "") if full or (most is not None and self.n_completion >= most) else ("", "")
+
     def delta(self, text: str) -> TextDelta:
         """The event for text that became safe to show."""
         before, self.n_shown = self.n_shown, self.n_completion

@@ -6,8 +6,8 @@ Idle slots are the parked prefixes: there are more slots than may run. Must not 
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from llmrun.engine.core.prefix import common_prefix, gap_after, reusable
@@ -189,6 +189,22 @@ class Slots:
         del self.cached[slot][length:]
         self.room.cut(slot, length)
         return length
+
+    @contextmanager
+    def set_aside(self, slot: int) -> Iterator[bool]:
+        """Empty a slot for a while; False, and nothing is done, where what it holds could not be put back."""
+        tokens, state = self.cached[slot][:], bytearray()
+        if tokens:
+            state = self._context.state(slot)
+            if not state or self.room.is_shared(slot, 0):
+                yield False
+                return
+            self.truncate(slot, 0)
+        try:
+            yield True
+        finally:
+            if tokens and self._context.set_state(slot, bytes(state), len(tokens)):
+                self.append(slot, tokens)
 
     def _choose(self, tokens: list[int], salt: str) -> tuple[int, bool]:
         """An idle slot for a prompt, and whether it has what another slot knows of it."""

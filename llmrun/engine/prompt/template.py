@@ -30,11 +30,12 @@ from llmrun.engine.prompt.tools import (
     syntax_in,
     texts,
     tool_data,
+    with_responses,
 )
 from llmrun.errors import BadTemplateError, UsageError
 from llmrun.protocol.messages import Message, Tool
 from llmrun.protocol.rendering import characters, rendering_share
-from llmrun.protocol.toolcalls import MISTRAL, MISTRAL_ARGS, Syntax
+from llmrun.protocol.toolcalls import GEMMA, MISTRAL, MISTRAL_ARGS, Syntax
 
 _Result = TypeVar("_Result")
 
@@ -173,7 +174,9 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Tool], control: ControlTexts, wishes: dict[str, Any]
     ) -> list[Part]:
         mask = _Mask(texts(messages, tools), control)
-        given = {**wishes, "messages": [message_data(message, mask.hide) for message in messages]}
+        data = [message_data(message, mask.hide) for message in messages]
+        has_calls = any(message.tool_calls for message in messages)
+        given = {**wishes, "messages": with_responses(data) if has_calls and self._own_syntax is GEMMA else data}
         if tools:
             given["tools"] = [tool_data(tool, mask.hide) for tool in tools]
         limits = RenderLimits.of(messages, tools)

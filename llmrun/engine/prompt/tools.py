@@ -55,11 +55,17 @@ def syntax_in(rendered: str) -> Syntax | None:
     """The syntax of the call in the rendered PROBE; None if it, or the tool, is not told in a way that is known."""
     if PROBE_TOOL.description not in rendered:
         return None
-    calls = (
-        (each, f"{each.begin}{each.first}{PROBE_TOOL.name}{each.middle}{_PROBE_ARGUMENTS}")
-        for each in SYNTAXES.values()
-    )
-    return next((syntax for syntax, call in calls if call in rendered), None)
+    return next((syntax for syntax in SYNTAXES.values() if _probe_call(syntax) in rendered), None)
+
+
+def _probe_call(syntax: Syntax) -> str:
+    arguments, form = _PROBE_ARGUMENTS, syntax.parameter
+    if form is not None:
+        arguments = "".join(
+            form.begin + name + form.middle + form.quote + value + form.quote + form.end
+            for name, value in json.loads(arguments).items()
+        )
+    return f"{syntax.begin}{syntax.first}{PROBE_TOOL.name}{syntax.middle}{arguments}"
 
 
 def in_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
@@ -121,6 +127,26 @@ def message_data(message: Message, hide: Callable[[str], str]) -> dict[str, Any]
     if message.role == "tool":
         data |= {"tool_call_id": hide(message.tool_call_id), "name": hide(message.name)}
     return data
+
+
+def with_responses(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as Gemma's templates want them: results are in the message with their calls, and so is what follows.
+
+    What was said before the calls is left out, because it would end the model's turn.
+    """
+    told: list[dict[str, Any]] = []
+    for message in messages:
+        last = told[-1] if told else {}
+        if message["role"] == "tool" and last.get("tool_calls"):
+            names = {call["id"]: call["function"]["name"] for call in last["tool_calls"]}
+            name = names.get(message["tool_call_id"], message["name"])
+            response = {"name": name, "response": message["content"]}
+            told[-1] = {**last, "content": "", "tool_responses": [*last.get("tool_responses", ()), response]}
+        elif message["role"] == "assistant" and last.get("tool_responses") and not message.get("tool_calls"):
+            told[-1] = {**last, "content": message["content"]}
+        else:
+            told.append(message)
+    return told
 
 
 def texts(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
+from llmrun.protocol.messages import Started
+from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart
+from llmrun.protocol.spoken import SpokenSplitter
 from llmrun.ui.terminal.ansi import paint
 from llmrun.ui.terminal.format import seconds
 
@@ -65,7 +67,7 @@ class Page:
         self._clock = clock
         self._tints, markdown = tints and styled, markdown and not tints
         self._markdown, self._styled, self._unicode = markdown, styled, unicode
-        self._splitter = Splitter(())
+        self._splitter = SpokenSplitter(())
         self._think: Think = think
         self._thoughts: ThoughtRows | None = None
         self._body: Markdown | Raw | None = None
@@ -74,14 +76,9 @@ class Page:
         self._tokens = 0  # of the thoughts
         self._gap = ""  # between thoughts and answer
 
-    def begin(self, tags: Sequence[str], *, inside: bool) -> None:
-        """The prompt is known.
-
-        Args:
-            tags: what opens and closes the model's thoughts; none when it has none.
-            inside: the prompt ended with what opens them.
-        """
-        self._splitter = Splitter(tags, inside=inside)
+    def begin(self, started: Started) -> None:
+        """The prompt is known."""
+        self._splitter = SpokenSplitter(started.thinking_tags, inside=started.thinking, tool_syntax=started.tool_syntax)
         self.prepare()
 
     def add(self, text: str, tokens: int, *, drafted: bool = False) -> None:
@@ -93,6 +90,11 @@ class Page:
             answer = ReasoningKind.ANSWER
             parts = [part._replace(text=paint(part.text, _TINT)) if part.kind is answer else part for part in parts]
         self._follow(parts)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the answer goes on when tools were called."""
+        return self._splitter.has_calls
 
     @property
     def waiting(self) -> bool:

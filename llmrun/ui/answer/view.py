@@ -22,8 +22,9 @@ from types import TracebackType
 from typing import TextIO
 
 from llmrun.protocol.messages import Event, Failed, Finished, LoadProgress, Started, TextDelta
-from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
+from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart
 from llmrun.protocol.speculation import StepTime
+from llmrun.protocol.spoken import SpokenSplitter
 from llmrun.ui.answer.meter import Meter, fit, in_rows, short_summary, summary
 from llmrun.ui.answer.page import Page, Think, in_ascii
 from llmrun.ui.terminal.ansi import DIM, bare, paint
@@ -93,7 +94,7 @@ def answer_view(
         think: how the model's thoughts are shown. In a pipe "on" is the whole text as it is, tags included; with
             anything else only the answer comes through.
         end_line: end the answer with a newline if it has none, as on a terminal, also where there is none.
-        short: of the figures at the end, only those that most people want.
+        short: of the figures at the end, only those that most people want, and none where tools are called first.
         times: of decode steps, where they are known: for the figures of drafts.
         tints: drafted tokens are coloured, where the terminal can.
     """
@@ -160,7 +161,7 @@ class PlainView(View):
         self._dim = dim
         self._sanitizer = Sanitizer()
         self._thoughts = thoughts
-        self._splitter = Splitter(())
+        self._splitter = SpokenSplitter(())
         self._says_thinking = says_thinking
         self._at_line_start = True
 
@@ -169,10 +170,11 @@ class PlainView(View):
         if isinstance(event, TextDelta):
             self._write(self._splitter.feed(self._sanitizer.feed(event.text)))
         elif isinstance(event, Started):
-            self._splitter = Splitter(() if self._thoughts else event.thinking_tags, inside=event.thinking)
+            tags = () if self._thoughts else event.thinking_tags
+            self._splitter = SpokenSplitter(tags, inside=event.thinking, tool_syntax=event.tool_syntax)
         elif isinstance(event, Finished):
             self.close()
-            if self._summary_to is not None:
+            if self._summary_to is not None and not (self._short and self._splitter.has_calls):
                 write_summary(self._summary_to, event, self._times, dim=self._dim, short=self._short)
         elif isinstance(event, Failed):
             self.close()
@@ -260,9 +262,10 @@ class AnswerView(View):
             if isinstance(event, LoadProgress):
                 self._page.prepare()
             if isinstance(event, Started):
-                self._page.begin(event.thinking_tags, inside=event.thinking)
+                self._page.begin(event)
             self.tick()
-        if isinstance(event, Finished) and self._summary_to is not None:
+        is_shown = not (self._short and self._page.has_calls)
+        if isinstance(event, Finished) and self._summary_to is not None and is_shown:
             write_summary(self._summary_to, event, self._times, dim=self._dim, columns=self._columns, short=self._short)
 
     def tick(self) -> None:

@@ -88,14 +88,16 @@ class Output:
         except (OSError, ValueError):  # no terminal after all
             return 0
 
-    def note(self, text: str, *, is_command: bool = False) -> None:
-        """One dim line on stderr; on a terminal it is wrapped between words.
+    def note(self, text: str, *, is_command: bool = False, dim: bool = True) -> None:
+        """One line on stderr; on a terminal it is wrapped between words.
 
         Args:
             is_command: it will be copied, so that only the terminal itself may wrap it.
+            dim: it is beside the point.
         """
         line = clean(text)
-        self._to_stderr(self._styled(_DIM, line if is_command else self._wrapped(line)))
+        shown = line if is_command else self._wrapped(line)
+        self._to_stderr(self._styled(_DIM, shown) if dim else shown)
 
     def error(self, error: LlmrunError) -> None:
         """What happened, why, and what to type next: up to three lines on stderr, or one JSON object."""
@@ -154,21 +156,25 @@ class Output:
             if word in {"", "n", "no"}:
                 return False
 
-    def choose(self, question: str, answers: Mapping[str, str]) -> str:
+    def choose(self, question: str, answers: Mapping[str, str], *, explained: bool = True) -> str:
         """Ask for one of several letters on the terminal.
 
         Args:
             question: what to decide.
             answers: letter -> what it means; the last one is taken where nobody answers.
+            explained: say what they mean; needless when it was said before.
         """
-        for letter, meaning in answers.items():
+        for letter, meaning in answers.items() if explained else ():
             self.note(f"  {letter}  {meaning}")
         while self.can_ask:
             self.stderr.write(f"{clean(question)} [{'/'.join(answers)}] ")
             self.stderr.flush()
-            answer = self.stdin.readline()
-            if not answer:  # Ctrl-D
-                self.stderr.write("\n")
+            answer = ""
+            try:
+                answer = self.stdin.readline()
+            finally:  # Ctrl-C and Ctrl-D leave the cursor where it is
+                self.stderr.write("" if answer else "\n")
+            if not answer:
                 break
             if answer.strip().lower()[:1] in answers:
                 return answer.strip().lower()[:1]

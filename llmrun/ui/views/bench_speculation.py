@@ -5,7 +5,6 @@ Owns columns and words; must not know how anything is measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -14,10 +13,9 @@ from llmrun.bench.machine import describe
 from llmrun.bench.speculation import SpeculationOutcome, SpeculationRow
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.messages import Load
-from llmrun.protocol.speculation import StepTime
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
-from llmrun.ui.views.tune import times
+from llmrun.ui.views.tune import step_words, times
 
 _COLUMNS = (
     Column("KIND"),
@@ -67,15 +65,6 @@ def as_json(name: str, load: Load, outcome: SpeculationOutcome, machine: str) ->
         "warnings": [warning._asdict() for warning in outcome.warnings],
         "machine": as_dict(describe(name=machine)),
     }
-
-
-def step_words(step_times: Sequence[StepTime]) -> str:
-    """How much longer wide decode steps take, e.g. "steps of 4, 8 rows take 1.9, 2.9 times as long as one of 1"."""
-    shallow = min(each.depth for each in step_times)
-    seconds = {each.width: each.seconds for each in step_times if each.depth == shallow}
-    wide = {width: took / seconds[1] for width, took in sorted(seconds.items()) if width > 1}
-    rows, ratios = ", ".join(map(str, wide)), ", ".join(f"{ratio:.1f}" for ratio in wide.values())
-    return f"steps of {rows} rows take {ratios} times as long as one of 1"
 
 
 def _summary(outcome: SpeculationOutcome) -> str:

@@ -6,6 +6,7 @@ Owns the words; must not know how anything is measured.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +16,7 @@ from llmrun.bench.tune.run import TuneOutcome
 from llmrun.bench.tune.search import Compared, SearchResult, Step, Tried
 from llmrun.planning.tuned import Profile, Tuned
 from llmrun.protocol.codec import as_dict
+from llmrun.protocol.speculation import StepTime
 from llmrun.ui.terminal.cells import cut
 from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output
@@ -84,11 +86,14 @@ def times(ratio: Ratio | Verdict) -> str:
     return f"×{mean:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
-def show_outcome(output: Output, name: str, outcome: TuneOutcome, kept: Tuned | None) -> None:
+def show_outcome(
+    output: Output, name: str, outcome: TuneOutcome, kept: Tuned | None, steps: Sequence[StepTime] = ()
+) -> None:
     """Default and tuned settings side by side on stdout, and the gain; what to make of it on stderr.
 
     Args:
         kept: what is remembered now; None where nothing can be.
+        steps: how long decode steps take, where that was measured.
     """
     found = outcome.found
     tests = [each.name for each in (found.prefill_test, found.decode_test)]
@@ -108,6 +113,8 @@ def show_outcome(output: Output, name: str, outcome: TuneOutcome, kept: Tuned | 
         output.note(f"meanwhile {warning.text}")
     if outcome.warnings:
         output.note("that hides differences, and can change what is best: tune again when it is quieter")
+    if steps:
+        output.note(f"measured for drafts: {step_words(steps)}")
     if kept is None:
         return
     if kept == found.tuned and kept.others:
@@ -147,7 +154,16 @@ def _cells(compared: Compared, default: Profile) -> list[str]:
     ]
 
 
-def as_json(name: str, outcome: TuneOutcome) -> dict[str, Any]:
+def step_words(times: Sequence[StepTime]) -> str:
+    """How much longer wide decode steps take, e.g. "steps of 4, 8 rows take 1.9, 2.9 times as long as one of 1"."""
+    shallow = min(each.depth for each in times)
+    took = {each.width: each.seconds for each in times if each.depth == shallow}
+    wide = {width: long / took[1] for width, long in sorted(took.items()) if width > 1}
+    rows, ratios = ", ".join(map(str, wide)), ", ".join(f"{ratio:.1f}" for ratio in wide.values())
+    return f"steps of {rows} rows take {ratios} times as long as one of 1"
+
+
+def as_json(name: str, outcome: TuneOutcome, steps: Sequence[StepTime] = ()) -> dict[str, Any]:
     """Everything, for --json."""
     found = outcome.found
     return {
@@ -161,5 +177,6 @@ def as_json(name: str, outcome: TuneOutcome) -> dict[str, Any]:
         "tuned": [as_dict(each) for each in found.compared],
         "unsure": [as_dict(each) for each in found.unsure],
         "tried": [as_dict(each) for each in found.tried],
+        "step_times": [each._asdict() for each in steps],
         "warnings": [as_dict(each) for each in outcome.warnings],
     }

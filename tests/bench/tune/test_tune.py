@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gguf_writer import tiny_model, write
+from support.gguf_writer import runnable_model, tiny_model, write
 
 from llmrun.bench.results import BenchWarning
 from llmrun.bench.statistics import Verdict
 from llmrun.bench.tune.axes import _memory_axes, axes_for, thread_counts
-from llmrun.bench.tune.run import TuneOutcome, keep
+from llmrun.bench.tune.run import TuneOutcome, keep, measure_steps
 from llmrun.bench.tune.search import Compared, SearchResult, Tried, Trying
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
+from llmrun.model import A_CHAT, prepare
+from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.settings import EngineSettings
 from llmrun.planning.tuned import Profile, Tuned, choose, forget, remember, remembered, summaries
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.messages import Load
+from llmrun.runner.launch import launch
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.tune import TuneView, as_json, line_of, show_outcome
+from llmrun.ui.views.tune import TuneView, as_json, line_of, show_outcome, step_words
 
+FAKE_ENGINE = Path(__file__).parents[2] / "support/fake_engine.py"
 GIB = 1 << 30
 MACHINE = Hardware("Some CPU", ("avx2", "avx512f"), 4, 8, None, 16 * GIB, 12 * GIB)
 DEFAULT = EngineSettings(4, 4)
@@ -94,6 +99,21 @@ def test_noise_does_not_undo_what_was_found_in_quiet(header: Header, tmp_path: P
     assert remembered(header, MACHINE, tmp_path) == TUNED
     quiet = replace(nothing, warnings=())
     assert keep(quiet, header, MACHINE, tmp_path) == quiet.found.tuned == remembered(header, MACHINE, tmp_path)
+
+
+@pytest.mark.usefixtures("package_on_path")
+def test_step_times_are_measured_and_remembered_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    engine = (sys.executable, str(FAKE_ENGINE), "normal")
+    monkeypatch.setattr("llmrun.model.launch", lambda **options: launch(engine))
+    model = write(tmp_path / "model.gguf", runnable_model())
+    spec = ModelSpec("tiny", path=model)
+    times = measure_steps(spec, model)
+    assert prepare(spec, model, expected=A_CHAT).drafting.times == times != ()
+    assert step_words(times) == "steps of 4 rows take 2.0 times as long as one of 1"
+    assert as_json("tiny", outcome(), times)["step_times"] == [time._asdict() for time in times]
+    mixture = write(tmp_path / "mixture.gguf", runnable_model({"llama.expert_count": 4, "llama.expert_used_count": 2}))
+    assert measure_steps(ModelSpec("mixture", path=mixture), mixture) == ()
 
 
 def test_a_folder_that_can_not_be_written_is_said(header: Header, tmp_path: Path) -> None:

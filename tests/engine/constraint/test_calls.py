@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from llmrun.engine.prompt.thinking import Thoughts
 from llmrun.errors import BadGrammarError, UsageError
 from llmrun.grammar import read_grammar, read_json_schema
 from llmrun.protocol.messages import AnswerRequest, Tool
-from llmrun.protocol.toolcalls import HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, SYNTAXES, CallKind, CallSplitter, Syntax
+from llmrun.protocol.toolcalls import HERMES, LLAMA, MISTRAL_ARGS, SYNTAXES, CallKind, CallSplitter, Syntax
 
 THINK, UNTHINK, CALLS, ARGS, END = 256, 257, 258, 259, 260
 CONTROL = {THINK: b"<think>", UNTHINK: b"</think>", CALLS: b"[TOOL_CALLS]", ARGS: b"[ARGS]", END: b"</s>"}
@@ -99,8 +100,8 @@ def finish(constraint: Constraint, numbers: random.Random) -> str:
         tokens.append(token)
 
 
-def calls_in(syntax: Syntax, answer: str) -> list[tuple[str, Any]]:
-    splitter = CallSplitter(syntax)
+def calls_in(syntax: Syntax, answer: str, tools: Sequence[Tool] = TOOLS) -> list[tuple[str, Any]]:
+    splitter = CallSplitter(syntax, tools)
     found: list[tuple[str, str]] = []
     for part in [*splitter.feed(answer), *splitter.flush()]:
         if part.kind is CallKind.NAME:
@@ -123,13 +124,14 @@ def test_a_required_call_is_one_whose_arguments_follow_the_schema(syntax: Syntax
             jsonschema.validate(arguments, PLACE if name == "weather" else {"type": "object"})
 
 
-@pytest.mark.parametrize("syntax", [HERMES, MISTRAL, MISTRAL_ARGS], ids=lambda syntax: syntax.name)
+@pytest.mark.parametrize("syntax", [each for each in SYNTAXES.values() if each.then], ids=lambda syntax: syntax.name)
 @pytest.mark.parametrize("parallel", [True, False])
 def test_several_calls_only_where_they_may_be_parallel(syntax: Syntax, parallel: bool) -> None:
     constraint = compile_calls(
         replace(ASKED, tool_choice="required", parallel_calls=parallel), syntax, VOCABULARY, SHOWN
     )
-    say(constraint, f"{syntax.begin}{syntax.first}now{syntax.middle}{{}}{syntax.close}".encode())
+    arguments = "" if syntax.parameter else "{}"
+    say(constraint, f"{syntax.begin}{syntax.first}now{syntax.middle}{arguments}{syntax.close}".encode())
     more = (syntax.then + "n").encode()
     assert (more[0] in allowed(constraint)) is parallel
     assert (END in allowed(constraint)) is (not syntax.end)
@@ -150,6 +152,14 @@ def test_anything_may_be_said_until_a_call_begins(syntax: Syntax) -> None:
     assert END not in allowed(constraint)
     answer = syntax.begin + finish(constraint, random.Random(1))
     assert {name for name, _ in calls_in(syntax, answer)} <= {"weather", "now"}
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES)
+def test_a_draft_is_cut_in_a_call_only(syntax: Syntax) -> None:
+    constraint = begin(syntax)
+    assert constraint.allowed([*b"\0 anything"]) == len(b"\0 anything")
+    say(constraint, syntax.begin.encode())
+    assert constraint.allowed([0]) == 0
 
 
 def test_a_call_that_would_begin_with_more_in_the_same_token_is_kept_out() -> None:
@@ -236,3 +246,30 @@ def test_as_much_of_a_schema_as_can_be_enforced_is(schema: dict[str, Any], right
     if wrong is not None:
         with pytest.raises((AssertionError, BadGrammarError)):
             say(compile_lark(lark, VOCABULARY, ()), json.dumps(wrong).encode())
+
+
+MIXED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "flag": {"type": "boolean"},
+        "text": {"type": "string", "maxLength": 3},
+        "unit": {"$ref": "#/$defs/Unit"},
+        "places": {"type": "array", "items": {"$ref": "#/$defs/Unit"}, "maxItems": 2},
+        "count": {"enum": [1, 25]},
+    },
+    "required": ["text", "places"],
+    "$defs": {"Unit": {"type": "string", "enum": ["c", "fa"]}},
+}
+
+
+@pytest.mark.parametrize("syntax", [each for each in SYNTAXES.values() if each.parameter], ids=lambda each: each.name)
+def test_parameters_one_by_one_follow_the_schema(syntax: Syntax) -> None:
+    tool = Tool("mixed", "", json.dumps(MIXED))
+    seen = set()
+    for seed in range(20):
+        asked = AnswerRequest(tools=(tool,), tool_choice="required", parallel_calls=False)
+        answer = finish(compile_calls(asked, syntax, VOCABULARY, SHOWN), random.Random(seed))
+        ((_, arguments),) = calls_in(syntax, answer, (tool,))
+        jsonschema.validate(arguments, MIXED)
+        seen |= {*arguments}
+    assert seen == {*MIXED["properties"]}

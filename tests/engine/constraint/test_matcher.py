@@ -271,6 +271,45 @@ def test_rewinding_goes_back_token_by_token(vocabulary: Vocabulary) -> None:
         constraint.rewind(1)
 
 
+@pytest.mark.parametrize(
+    ("draft", "expected"),
+    [
+        (b"abce", 4),
+        (b"abx", 2),
+        (b"x", 0),
+        (b"", 0),
+        ([*b"abc", END, TURN], 4),
+        ([ord("a"), END], 2),  # whether it may end there is for the mask to say
+        ([TURN, ord("a")], 0),
+    ],
+)
+def test_a_draft_is_cut_where_the_grammar_forbids_it(
+    draft: Sequence[int], expected: int, vocabulary: Vocabulary
+) -> None:
+    constraint = compile_grammar(read_grammar('root ::= "ab" [cd] "e"?'), vocabulary)
+    before = allowed(constraint)
+    assert constraint.allowed(list(draft)) == expected
+    assert allowed(constraint) == before
+    for token in [*b"abd", END]:
+        constraint.accept(token)
+    assert constraint.allowed(list(draft)) == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_may_be_drawn_may_be_drafted(seed: int, vocabulary: Vocabulary) -> None:
+    draws = random.Random(seed)
+    constraint = compile_grammar(
+        read_json_schema('{"type": "object", "additionalProperties": {"type": "integer"}}'), vocabulary
+    )
+    drawn: list[int] = []
+    while len(drawn) < 30 and (END not in drawn and STOP not in drawn):
+        drawn.append(draws.choice(allowed(constraint)))
+        constraint.accept(drawn[-1])
+    constraint.rewind(len(drawn))
+    ended = next((place + 1 for place, token in enumerate(drawn) if token in (END, STOP)), len(drawn))
+    assert constraint.allowed([*drawn, BEGIN]) == ended
+
+
 def test_a_character_can_come_in_halves(vocabulary: Vocabulary) -> None:
     constraint = compile_grammar(read_grammar('root ::= [üx] "a"'), vocabulary)
     first, second = "ü".encode()

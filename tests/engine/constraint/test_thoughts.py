@@ -86,6 +86,15 @@ def test_thoughts_are_free_and_the_answer_is_not() -> None:
     assert allowed(constraint) == {END}
 
 
+def test_a_draft_is_cut_in_the_answer_only() -> None:
+    constraint = begin(inside=True)
+    assert constraint.allowed([*b"no grammar"]) == len(b"no grammar")
+    accept(constraint, [UNTHINK])
+    assert constraint.allowed([*b"{ab!"]) == 4, "it may be blanks that come"
+    accept(constraint, b"{")
+    assert constraint.allowed([*b"ab!"]) == 2
+
+
 def test_thoughts_do_not_end_the_answer() -> None:
     constraint = begin(inside=True)
     assert allowed(constraint) == set(range(N_TOKENS)) - {END, word(b"</think>{")}

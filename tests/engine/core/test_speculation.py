@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.chi_square import assert_drawn_from
 from support.constraints import AfterA
 from support.conversation import Conversation
-from support.fake_context import END, N_VOCAB, hashed, scripted, tokens_of
+from support.fake_context import END, N_VOCAB, endless, hashed, scripted, tokens_of
 
 from llmrun._native import SuffixAutomaton
+from llmrun.engine.constraint.matcher import compile_grammar
 from llmrun.engine.core.drafts import Drafter, Drafting
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import Aborted, DecodeError, NoRoom
+from llmrun.grammar import Grammar
 from llmrun.protocol.messages import Finished, Stats, TextDelta
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.speculation import Speculation, StepTime
@@ -218,3 +223,92 @@ def test_a_draft_that_comes_true_takes_one_step() -> None:
     assert widths == [2, 16, 16, 3]
     drafted = [event.drafted for event in talk.events if isinstance(event, TextDelta)]
     assert drafted == [False, *[True] * 15, False, *[True] * 15, False, True]
+
+
+def test_the_automaton_drafts_what_was_said_before() -> None:
+    talk = Conversation(endless)
+    talk.ask("abcdefghijklmnopqrstuvwxyzab", extras=drafting("abcdefghijklmnopqrstuvwxyzab"), most=20)
+    talk.run()
+    assert talk.text() == "cdefghijklmnopqrstuv"
+    assert talk.finished().stats.decode_steps == 3
+
+
+def test_nothing_is_drafted_that_max_tokens_or_the_window_would_cut() -> None:
+    talk = Conversation(endless, n_ctx=30)
+    talk.ask("abcdefghijklmnopqrstuvwxyza", extras=drafting("abcdefghijklmnopqrstuvwxyza"))
+    talk.run()
+    assert (talk.text(), talk.finished().reason) == ("bcde", "length")
+    talk.ask("abcdefghijklmnopqrstuvwxy", extras=drafting("abcdefghijklmnopqrstuvwxy"), most=2)
+    talk.run()
+    assert talk.finished().stats.drafted_tokens == 0
+
+
+@pytest.mark.parametrize("options", [{"exact": True}, {"cuts": False}])
+def test_nothing_is_drafted_where_it_must_not_or_cannot_be_taken_back(options: dict[str, Any]) -> None:
+    talk = Conversation(endless, **options)
+    talk.ask("abcdefghijklmnopqrstuvwxyzab", extras=drafting("abcdefghijklmnopqrstuvwxyzab"), most=20)
+    talk.run()
+    assert {len(call) for call in talk.context.calls[2:]} == {1}
+    assert talk.finished().stats.drafted_tokens == 0
+
+
+def test_a_step_that_somebody_prefills_in_has_no_draft() -> None:
+    talk = Conversation(endless, n_seq_max=2, n_batch=16, n_ctx=100)
+    drafter = Foreseeing([ord("a") + place % 26 for place in range(100)], 0, random.Random(0))
+    talk.ask("ab", extras=drafting("ab", drafter=drafter), most=60, request=1)
+    for _ in range(4):
+        talk.events += talk.engine.step()
+    talk.ask("x" * 40, most=3, request=2)
+    talk.run()
+    for call in talk.context.calls:
+        prefilled = [entry for entry in call if entry.token == ord("x") and not entry.wants_logits]
+        assert not prefilled or sum(entry.wants_logits for entry in call) <= 2
+
+
+# ---- distribution -----------------------------------------------------------------------------------
+
+LETTERS = "abcdef"
+LOGITS = (2.0, 1.5, 1.0, 0.5, 0.2, 0.1)
+
+
+def ab_and_any(tokens: Sequence[int]) -> Sequence[float]:
+    """ "a" and "b", then any letter, then the end."""
+    said = len(tokens) - 1
+    logits = [-math.inf] * N_VOCAB
+    if said < 2:
+        logits[ord(LETTERS[said])] = 1.0
+    elif said == 2:
+        logits[ord("a") : ord("f") + 1] = LOGITS
+    else:
+        logits[END] = 1.0
+    return logits
+
+
+def third_letters(sampling: SamplingParams, grammar: Grammar | None, count: int = 1000) -> list[int]:
+    """What comes behind "ab", drawn behind a draft that came true, which goes on with "c"."""
+    talk = Conversation(ab_and_any)
+    constraint = compile_grammar(grammar, talk.context.vocabulary) if grammar is not None else None
+    letters: list[int] = []
+    for seed in range(count):
+        extras = drafting("x", 3, Foreseeing(tokens_of("xabc"), 0, random.Random(0)))
+        talk.ask("x", replace(sampling, seed=seed), constraint=constraint, extras=extras, most=4)
+        talk.run()
+        assert len(talk.context.calls[-1]) > 1 or len(talk.context.calls[-2]) > 1
+        letters.append(talk.context.cached()[3])
+        if constraint is not None:
+            constraint.rewind(talk.finished().stats.completion_tokens)
+        talk.events.clear()
+    return letters
+
+
+@pytest.mark.parametrize("grammar", [None, Grammar("gbnf", "root ::= [a-f] [a-f] [b-e]")], ids=["free", "grammar"])
+@pytest.mark.parametrize("penalty", [1.0, 2.0])
+def test_a_token_behind_a_draft_has_the_models_distribution(grammar: Grammar | None, penalty: float) -> None:
+    sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=penalty)
+    weights = {
+        ord(letter): math.exp(logit / (penalty if letter in "ab" else 1.0))
+        for letter, logit in zip(LETTERS, LOGITS, strict=True)
+        if grammar is None or letter in "bcde"
+    }
+    total = sum(weights.values())
+    assert_drawn_from({token: each / total for token, each in weights.items()}, third_letters(sampling, grammar))

@@ -163,3 +163,22 @@ def test_schemas_nested_too_deeply_are_refused() -> None:
     deep = '{"items": ' * 900 + "{}" + "}" * 900
     with pytest.raises(UsageError, match="tools"):
         render(TOOL_TEMPLATES["hermes"], (QUESTION,), (Tool("weather", "", deep),))
+
+
+def test_gemmas_results_stand_with_their_calls() -> None:
+    more = (
+        Message("assistant", "Sunny."),
+        QUESTION,
+        Message("assistant", "Let me see.", (CALL,)),
+        Message("tool", "Rain"),
+    )
+    told = text(render(TOOL_TEMPLATES["gemma"], (*ROUND, *more)))
+    first, second = told.split("<|tool_call>")[1:]
+    assert first.startswith(
+        'call:weather{city:<|"|>Rome<|"|>}<tool_call|>'
+        '<|tool_response>response:weather{value:<|"|>Sun<|"|>}<tool_response|><|im_end|>'
+    )
+    assert "<|im_start|>assistant\nSunny.<|tool_call>" in told
+    assert '{value:<|"|>Rain<|"|>}<tool_response|><|im_end|>' in second
+    assert "Let me see" not in told
+    assert "<|im_start|>tool" not in told

@@ -1,0 +1,122 @@
+"""The process that has the functions of a Python file: `functions.py FILE FOLDER`.
+
+Owns which functions are tools, their JSON schemas, and how they are called; must not know the chat. A call can't be
+interrupted: to cancel it is to end the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import docstring_parser
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import to_json
+
+from llmrun.chat.tools.asking import Asking, in_words, limited
+
+Adapters = Mapping[str, TypeAdapter[Any]]
+
+
+class _Untitled(GenerateJsonSchema):
+    """Without the titles, which only repeat the names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def main() -> None:
+    """Answer calls until the chat ends."""
+    asking = Asking()
+    file, folder = sys.argv[1:]
+    os.chdir(folder)
+    sys.path[0] = os.path.dirname(file)  # noqa: PTH120 - what `python FILE` has there
+    try:
+        functions = public_functions(_loaded(file))
+        tools = [described(name, function) for name, function in functions.items()]
+    except BaseException as error:  # it may even leave by SystemExit
+        asking.tell(end=in_words(error))
+        return
+    asking.tell(tools=tools)
+    adapters = {name: adapter(function) for name, function in functions.items()}
+    calls: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(asking.requests, calls), daemon=True).start()
+    while True:
+        asking.tell(**answered(adapters, calls.get()))
+
+
+def _read(requests: int, calls: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Hand calls on. A cancel, or the end of the chat, ends this process and all that the functions started."""
+    with os.fdopen(requests) as lines:
+        for line in lines:
+            asked = json.loads(line)
+            if "call" not in asked:
+                break
+            calls.put(asked)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _loaded(file: str) -> ModuleType:
+    name = f"tools of {file}"  # no other module is called that
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """The functions that a module defines itself and that no underscore hides."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+def adapter(function: Any) -> TypeAdapter[Any]:
+    """What knows a function's arguments. To validate them is to call it."""
+    return TypeAdapter(function)
+
+
+def described(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """What a model is told of a function: its type hints and its docstring, in any of the usual styles.
+
+    Raises:
+        TypeError: its arguments can't be an object.
+    """
+    doc = docstring_parser.parse(inspect.getdoc(function) or "")
+    try:
+        schema = adapter(function).json_schema(schema_generator=_Untitled)
+    except Exception as error:
+        raise TypeError(f"{name}() can't be a tool: {in_words(error)}") from error
+    if schema.get("type") != "object":
+        raise TypeError(f"{name}() can't be a tool: it takes arguments that have no names")
+    for parameter in doc.params:
+        if parameter.arg_name in schema.get("properties", {}) and parameter.description:
+            schema["properties"][parameter.arg_name].setdefault("description", parameter.description)
+    return {"name": name, "description": (doc.description or "").strip(), "parameters": schema}
+
+
+def answered(adapters: Adapters, asked: Mapping[str, Any]) -> dict[str, str]:
+    """What a call came to."""
+    try:
+        value = adapters[asked["call"]].validate_python(asked["arguments"])
+        if inspect.iscoroutine(value):
+            value = asyncio.run(value)
+        text = value if isinstance(value, str) else to_json(value, fallback=str).decode()
+    except BaseException as error:  # whatever it is, the model hears of it
+        return {"error": limited(in_words(error))}
+    return {"result": limited(text)}

@@ -1,0 +1,91 @@
+"""The process that has the tools of an MCP server: `servers.py FOLDER COMMAND ARGUMENT...`.
+
+Owns the session with the server, which it starts and ends; must not know the chat. A call that is cancelled leaves the
+server alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.types import CONNECTION_CLOSED, CallToolResult, TextContent
+
+from llmrun.chat.tools.asking import Asking, in_words, limited
+
+_MOST_BYTES = 1 << 26  # of a request
+
+
+def main() -> None:
+    """Answer calls until the chat ends."""
+    asking = Asking()
+    folder, *command = sys.argv[1:]
+    try:
+        asyncio.run(_serve(asking, folder, command))
+    except Exception as error:  # of the server, which may do anything
+        asking.tell(end=in_words(error))
+
+
+async def _serve(asking: Asking, folder: str, command: Sequence[str]) -> None:
+    # The server gets what any command gets that is typed into the same shell.
+    server = StdioServerParameters(command=command[0], args=[*command[1:]], env=dict(os.environ), cwd=folder)
+    requests = asyncio.StreamReader(limit=_MOST_BYTES)
+    protocol = asyncio.StreamReaderProtocol(requests)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(asking.requests, "rb"))
+    async with Client(server) as client:
+        asking.tell(tools=await _tools(client))
+        coming = asyncio.ensure_future(requests.readline())
+        while line := await coming:
+            asked = json.loads(line)
+            coming = asyncio.ensure_future(requests.readline())
+            if "call" not in asked:
+                continue  # the call ended before its cancel came
+            call = asyncio.ensure_future(_answer(client, asked))
+            await asyncio.wait((call, coming), return_when=asyncio.FIRST_COMPLETED)
+            if not call.done() and call.cancel():
+                await asyncio.wait((call,))
+            asking.tell(**({"error": "it was stopped"} if call.cancelled() else call.result()))
+
+
+async def _tools(client: Client) -> list[dict[str, Any]]:
+    tools: list[dict[str, Any]] = []
+    cursor = None
+    while True:
+        page = await client.list_tools(cursor=cursor)
+        tools += [
+            {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+            for tool in page.tools
+        ]
+        cursor = page.next_cursor
+        if not cursor:
+            return tools
+
+
+async def _answer(client: Client, asked: dict[str, Any]) -> dict[str, str]:
+    """What a call came to.
+
+    Raises:
+        MCPError: the server is gone.
+    """
+    try:
+        result = await client.call_tool(asked["call"], asked["arguments"])
+    except MCPError as error:
+        if error.code == CONNECTION_CLOSED:
+            raise
+        return {"error": limited(error.message)}
+    return {"error" if result.is_error else "result": limited(_text(result))}
+
+
+def _text(result: CallToolResult) -> str:
+    """What a model can read of a result."""
+    if not result.content and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(
+        block.text if isinstance(block, TextContent) else block.model_dump_json(exclude={"data"}, exclude_none=True)
+        for block in result.content
+    )

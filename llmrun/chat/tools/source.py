@@ -1,0 +1,216 @@
+"""A process with tools, as the chat sees it: started early, asked for its tools once, then called.
+
+Owns the process, its deadlines and its end; must not know what is in it. It ends with the chat, however that ends,
+because it reads the pipe to its end.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmrun.errors import UsageError
+from llmrun.protocol.messages import Tool
+from llmrun.runner.launch import Launched, launch
+
+_START_SECONDS = 120  # a server may be fetched first
+_CANCEL_SECONDS = 2  # what a call has to end in
+_LEAVE_SECONDS = 6  # what an MCP server has to end in
+_MOST_BYTES = 1 << 26  # of an answer
+_MOST_OF_LOG = 4096
+
+STOPPED = "the user stopped it"
+
+
+class _Gone(Exception):  # noqa: N818 - what it is in the middle of decides about the error
+    """The process ended, or had to be ended."""
+
+
+class Called(NamedTuple):
+    """What a call came to: its result, or in words what went wrong."""
+
+    text: str
+    failed: bool = False
+
+
+class ToolSource:
+    """One process with tools.
+
+    Args:
+        name: as it was typed, a Python file or "mcp:" and a command.
+
+    Raises:
+        UsageError: it is neither, or the package for it is missing.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._command = _command(name)
+        self._launched: Launched | None = launch(self._command)
+        self._received = bytearray()
+        self._is_cancelled = False
+
+    def tools(self) -> list[Tool]:
+        """What it has; waits until it is ready.
+
+        Raises:
+            UsageError: it can't be used.
+        """
+        try:
+            answer = self._answer(_START_SECONDS)
+            if answer is None:
+                raise _Gone(f"it is not ready after {_START_SECONDS} seconds")
+            return [Tool(tool["name"], tool["description"], json.dumps(tool["parameters"])) for tool in answer["tools"]]
+        except _Gone as error:
+            why = "; ".join(filter(None, (str(error), self._last_words())))
+            raise UsageError(f"there are no tools in {self._name}", why=why) from None
+
+    def call(self, name: str, arguments: dict[str, Any], seconds: float) -> Called:
+        """Call one of its tools, and end what takes longer; cancel() ends it too."""
+        self._is_cancelled = False
+        try:
+            if self._launched is None:
+                self._launched = launch(self._command)
+                self.tools()
+            self._send({"call": name, "arguments": arguments})
+            answer = self._answer(seconds)
+            if answer is None:
+                self._end_call()
+                return Called(f"it took longer than {seconds:g} seconds and was stopped", failed=True)
+        except (_Gone, UsageError) as error:
+            self.close()
+            answer = {"error": str(error)}
+        if "error" not in answer:
+            return Called(answer["result"])
+        return Called(STOPPED if self._is_cancelled else answer["error"], failed=True)
+
+    def cancel(self) -> None:
+        """End the call that runs; the second time, its process at once. Safe in a signal handler."""
+        if self._is_cancelled:
+            self._kill()
+        self._is_cancelled = True
+        with suppress(_Gone):
+            self._send({"cancel": True})
+
+    def let_go(self) -> None:
+        """Tell the process to end."""
+        if self._launched is not None:
+            assert self._launched.process.stdin is not None
+            self._launched.process.stdin.close()
+
+    def close(self) -> None:
+        """End the process. An MCP server may take its time, as the protocol says."""
+        if self._launched is None:
+            return
+        self.let_go()
+        process = self._launched.process
+        assert process.stdout is not None
+        try:
+            process.wait(_LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            process.wait()
+        for file in (process.stdout, self._launched.log):
+            if file is not None:
+                file.close()
+        self._launched = None
+        self._received.clear()
+
+    def _kill(self) -> None:
+        if self._launched is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._launched.process.pid, signal.SIGKILL)
+
+    def _end_call(self) -> None:
+        """A call is too slow. A function's process ends with it, an MCP server goes on."""
+        try:
+            self._send({"cancel": True})
+            if self._answer(_CANCEL_SECONDS) is None:
+                self.close()
+        except _Gone:
+            self.close()
+
+    def _send(self, request: dict[str, Any]) -> None:
+        data = (json.dumps(request) + "\n").encode()
+        assert self._launched is not None
+        assert self._launched.process.stdin is not None
+        try:
+            while data:
+                data = data[os.write(self._launched.process.stdin.fileno(), data) :]
+        except OSError:
+            raise self._gone() from None
+
+    def _answer(self, seconds: float) -> dict[str, Any] | None:
+        """The next answer; None where there is none for so long."""
+        assert self._launched is not None
+        assert self._launched.process.stdout is not None
+        pipe = self._launched.process.stdout.fileno()
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        ends = time.monotonic() + seconds
+        while (end := self._received.find(b"\n")) < 0:
+            if not poll.poll(max(0.0, ends - time.monotonic()) * 1000):
+                return None
+            data = os.read(pipe, 1 << 16)
+            if not data or len(self._received) > _MOST_BYTES:
+                raise self._gone()
+            self._received += data
+        try:
+            answer: dict[str, Any] = json.loads(self._received[:end])
+        except ValueError:
+            raise _Gone("its process sent garbage") from None
+        del self._received[: end + 1]
+        if "end" in answer:
+            raise _Gone(answer["end"])
+        return answer
+
+    def _gone(self) -> _Gone:
+        """The process has ended, or ends now."""
+        assert self._launched is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._launched.process.wait(_CANCEL_SECONDS)
+        return _Gone(f"its process ended with status {self._launched.process.poll()}")
+
+    def _last_words(self) -> str:
+        log = self._launched.log if self._launched else None
+        if log is None:
+            return ""
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _MOST_OF_LOG))
+        lines = log.read().decode("utf-8", "replace").strip().splitlines()
+        return lines[-1].strip() if lines else ""
+
+
+def _command(name: str) -> list[str]:
+    """What to start for a file or a command.
+
+    Raises:
+        UsageError: it is neither, or the package for it is missing.
+    """
+    if name.startswith("mcp:"):
+        words = shlex.split(name.removeprefix("mcp:"))
+        if not words:
+            raise UsageError("--tools mcp: needs a command", hint="--tools 'mcp:uvx mcp-server-time'")
+        if importlib.util.find_spec("mcp") is None:
+            raise UsageError(
+                "tools of MCP servers need the mcp package", why="it is not installed", hint="pip install 'llmrun[mcp]'"
+            )
+        return _host("servers", str(Path.cwd()), *words)
+    path = Path(name).expanduser()
+    if path.suffix != ".py" or not path.is_file():
+        why = "must be a Python file, or mcp: and the command of an MCP server"
+        raise UsageError(f"invalid --tools {name}", why=why)
+    return _host("functions", str(path.absolute()), str(Path.cwd()))
+
+
+def _host(module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", f"from llmrun.chat.tools.{module} import main; main()", *arguments]

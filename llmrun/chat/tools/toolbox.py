@@ -1,0 +1,79 @@
+"""The tools of a chat: which there are, and what a call of one comes to.
+
+Owns their names, and what a model is told of a call that was refused or failed; must not know terminals, or who allows
+a call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from types import TracebackType
+
+from llmrun.chat.tools.source import Called, ToolSource
+from llmrun.errors import UsageError
+from llmrun.protocol.messages import Tool, ToolCall
+
+REFUSED = Called("the user does not allow it", failed=True)
+
+
+class Toolbox:
+    """Tools from several sources. Use it as a context manager or call close().
+
+    Args:
+        names: of the sources, see ToolSource. Their processes start at once; tools() waits for them.
+        seconds: what one call may take.
+
+    Raises:
+        UsageError: one can't be used.
+    """
+
+    def __init__(self, names: Iterable[str], seconds: float) -> None:
+        self._seconds = seconds
+        self._sources = [ToolSource(name) for name in names]
+        self._of: dict[str, ToolSource] = {}
+        self._running: ToolSource | None = None
+
+    def tools(self) -> tuple[Tool, ...]:
+        """All tools.
+
+        Raises:
+            UsageError: a source can't be used, or two have a tool of the same name.
+        """
+        tools = [(tool, source) for source in self._sources for tool in source.tools()]
+        for tool, source in tools:
+            if tool.name in self._of:
+                raise UsageError(f"there are two tools called {tool.name}", hint="leave one of their --tools out")
+            self._of[tool.name] = source
+        return tuple(tool for tool, _ in tools)
+
+    def call(self, call: ToolCall) -> Called:
+        """What a call came to, whatever went wrong."""
+        source = self._of.get(call.name)
+        if source is None:
+            return Called(f"there is no tool {call.name}", failed=True)
+        self._running = source
+        try:
+            return source.call(call.name, json.loads(call.arguments), self._seconds)
+        finally:
+            self._running = None
+
+    def cancel(self) -> None:
+        """End the call that runs. Safe in a signal handler."""
+        if self._running is not None:
+            self._running.cancel()
+
+    def close(self) -> None:
+        """End all their processes, which takes no longer than one."""
+        for source in self._sources:
+            source.let_go()
+        for source in self._sources:
+            source.close()
+
+    def __enter__(self) -> Toolbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

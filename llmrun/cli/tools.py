@@ -1,0 +1,128 @@
+"""`llmrun chat --tools`: its options, and the question before a call runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from llmrun.cli.answering import cancelling
+from llmrun.errors import UsageError, require_within
+from llmrun.protocol.messages import Tool, ToolCall
+from llmrun.ui.terminal.activity import Activity
+from llmrun.ui.terminal.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.chat.tools.toolbox import Toolbox
+
+_PANEL = "Tools"
+
+
+class ToolOptions(NamedTuple):
+    """Where tools come from, which run unasked, and how long a call may take."""
+
+    sources: tuple[str, ...]
+    allowed: tuple[str, ...]
+    seconds: float
+
+
+def tooling(
+    tools: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tools",
+            metavar="FILE.py|mcp:COMMAND",
+            help="The model may call the functions of a Python file, or the tools of an MCP server; may be repeated. "
+            "`llmrun help tools` says more.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    yes_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--yes-to", metavar="NAME", help="A tool that runs without asking; may be repeated.", rich_help_panel=_PANEL
+        ),
+    ] = None,
+    tool_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Longest time of a call.", rich_help_panel=_PANEL)
+    ] = 60,
+) -> ToolOptions:
+    """The options of a command whose model may call tools.
+
+    Raises:
+        UsageError: a value is invalid.
+    """
+    require_within("--tool-timeout", tool_timeout, (1, 86_400))
+    if yes_to and not tools:
+        raise UsageError("--yes-to needs --tools")
+    return ToolOptions(tuple(tools or ()), tuple(yes_to or ()), tool_timeout)
+
+
+class Tools:
+    """The tools of a chat, and which of them the user lets run.
+
+    Attributes:
+        offered: what the model may call.
+    """
+
+    def __init__(self, output: Output, toolbox: Toolbox | None, allowed: tuple[str, ...]) -> None:
+        """Waits until the tools are known.
+
+        Raises:
+            UsageError: they can't be used, or none is called like one that is allowed.
+        """
+        self._output, self._toolbox, self._allowed = output, toolbox, {*allowed}
+        self._has_asked = False
+        self.offered: tuple[Tool, ...] = ()
+        if toolbox:
+            with Activity(output) as activity:
+                activity.show("waiting for the tools")
+                self.offered = toolbox.tools()
+        names = [tool.name for tool in self.offered]
+        for name in allowed:
+            if name not in names:
+                raise UsageError(f"invalid --yes-to {name}", why=f"the tools are {', '.join(names)}")
+
+    def answer(self, call: ToolCall) -> str:
+        """Show a call, ask for it, run it; gives what the model gets to know."""
+        from llmrun.chat.tools.toolbox import REFUSED
+        from llmrun.ui.views.tools import show_call, show_result
+
+        assert self._toolbox is not None
+        show_call(self._output, call)
+        if self._may_run(call.name):
+            with cancelling(self._toolbox), Activity(self._output) as activity:
+                activity.show(f"{call.name} runs")
+                called = self._toolbox.call(call)
+        else:
+            called = REFUSED
+        text = f"Error: {called.text}" if called.failed else called.text
+        show_result(self._output, text)
+        return text
+
+    def _may_run(self, name: str) -> bool:
+        if name in self._allowed:
+            return True
+        if not self._output.can_ask:
+            self._output.note(f"Not run: nobody can be asked here. --yes-to {name} lets it run.")
+            return False
+        answers = {"y": "yes", "a": "always: this tool runs without asking from now on", "n": "no"}
+        chosen = self._output.choose("Run it?", answers, explained=not self._has_asked)
+        self._has_asked = True
+        if chosen == "a":
+            self._allowed.add(name)
+        return chosen != "n"
+
+
+@contextmanager
+def toolbox(options: ToolOptions) -> Iterator[Toolbox | None]:
+    """The processes of the tools, which start at once; None where no tools are wanted."""
+    if not options.sources:
+        yield None
+        return
+    from llmrun.chat.tools.toolbox import Toolbox
+
+    with Toolbox(options.sources, options.seconds) as made:
+        yield made

@@ -1,0 +1,225 @@
+"""Tools in processes of their own: whatever they do, a call comes to an end, and so do they."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.installed import eventually, gone
+
+from llmrun.chat.tools import source
+from llmrun.chat.tools.source import STOPPED, Called
+from llmrun.chat.tools.toolbox import Toolbox
+from llmrun.errors import UsageError
+from llmrun.protocol.messages import ToolCall
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+
+FILE = """
+import os, subprocess, sys, time
+from pathlib import Path
+
+kept = []
+
+def keep(text: str) -> list[str]:
+    print("this is lost")
+    kept.append(text)
+    return kept
+
+def hang() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    Path("pids").write_text(f"{os.getpid()} {child.pid}")
+    time.sleep(3600)
+
+def garble() -> None:
+    for descriptor in range(3, 100):
+        try:
+            os.write(descriptor, b"}{\\n")
+        except OSError:
+            pass
+
+def crash(): os.abort()
+def ask(): return input()
+def where(): return os.getcwd()
+"""
+SERVER = """
+import asyncio, os
+from pathlib import Path
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("test")
+
+@server.tool()
+def add(a: int, b: int) -> int:
+    "Adds."
+    return a + b
+
+@server.tool()
+async def wait() -> str:
+    Path("pids").write_text(str(os.getpid()))
+    await asyncio.sleep(3600)
+    return ""
+
+@server.tool()
+def fail() -> str:
+    raise ValueError("no luck")
+
+@server.tool()
+def die() -> str:
+    os._exit(3)
+
+server.run()
+"""
+LONG = 600.0
+
+
+def made(*names: str, seconds: float = LONG) -> Toolbox:
+    toolbox = Toolbox(names, seconds)
+    toolbox.tools()
+    return toolbox
+
+
+def call(toolbox: Toolbox, name: str, **arguments: Any) -> Called:
+    return toolbox.call(ToolCall("id", name, json.dumps(arguments)))
+
+
+def pids(folder: Path) -> list[int]:
+    """Of the processes of a call, once it has started them."""
+    words = eventually(lambda: (folder / "pids").is_file() and (folder / "pids").read_text(), LONG)
+    return [int(word) for word in words.split()]
+
+
+def ended(pid: int) -> bool:
+    try:
+        return gone(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(source, "_START_SECONDS", LONG)
+    (tmp_path / "mine.py").write_text(FILE)
+    (tmp_path / "server.py").write_text(SERVER)
+    return tmp_path
+
+
+@pytest.fixture
+def toolbox(folder: Path) -> Iterator[Toolbox]:
+    with made("mine.py") as toolbox:
+        yield toolbox
+
+
+@pytest.fixture
+def served(folder: Path) -> Iterator[Toolbox]:
+    with made(f"mcp:{sys.executable} server.py") as toolbox:
+        yield toolbox
+
+
+def test_functions_keep_what_they_know(toolbox: Toolbox, folder: Path) -> None:
+    assert call(toolbox, "keep", text="a") == Called('["a"]')
+    assert call(toolbox, "keep", text="b") == Called('["a","b"]')
+    assert call(toolbox, "where") == Called(str(folder))
+    assert "EOF" in call(toolbox, "ask").text
+
+
+def test_a_crash_is_a_result_and_the_next_call_starts_anew(toolbox: Toolbox) -> None:
+    assert call(toolbox, "crash") == Called(f"its process ended with status {-signal.SIGABRT}", failed=True)
+    assert call(toolbox, "keep", text="a") == Called('["a"]')
+
+
+def test_what_a_function_writes_to_the_pipe_is_no_answer(toolbox: Toolbox) -> None:
+    assert call(toolbox, "garble") == Called("its process sent garbage", failed=True)
+    assert call(toolbox, "keep", text="a") == Called('["a"]')
+
+
+def test_a_function_that_hangs_is_ended_with_all_it_started(folder: Path) -> None:
+    with made("mine.py", seconds=3) as toolbox:
+        assert call(toolbox, "hang") == Called("it took longer than 3 seconds and was stopped", failed=True)
+    for pid in pids(folder):
+        assert eventually(lambda pid=pid: ended(pid), LONG)
+
+
+@pytest.mark.parametrize("kind", ["toolbox", "served"])
+def test_a_call_is_cancelled(kind: str, folder: Path, request: pytest.FixtureRequest) -> None:
+    toolbox = request.getfixturevalue(kind)
+    canceller = threading.Thread(target=lambda: (pids(folder), toolbox.cancel()))
+    canceller.start()
+    assert call(toolbox, "hang" if kind == "toolbox" else "wait") == Called(STOPPED, failed=True)
+    canceller.join()
+    (pid, *_) = pids(folder)
+    assert not ended(pid) if kind == "served" else eventually(lambda: ended(pid), LONG)
+
+
+def test_an_unknown_tool(toolbox: Toolbox) -> None:
+    assert call(toolbox, "nothing") == Called("there is no tool nothing", failed=True)
+
+
+def test_a_server(served: Toolbox) -> None:
+    assert call(served, "add", a=1, b=2) == Called("3")
+    assert call(served, "fail").failed
+    assert call(served, "add", a="x").failed
+    assert call(served, "die").failed
+    assert call(served, "add", a=3, b=4) == Called("7")
+
+
+@pytest.mark.parametrize(("name", "tool"), [("mine.py", "hang"), ("mcp:PYTHON server.py", "wait")])
+def test_tools_end_with_the_chat_however_it_ends(name: str, tool: str, folder: Path) -> None:
+    chat = (
+        "import sys; from llmrun.chat.tools.toolbox import Toolbox; from llmrun.protocol.messages import ToolCall\n"
+        f"box = Toolbox([sys.argv[1]], 3600); box.tools(); box.call(ToolCall('', {tool!r}, '{{}}'))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", chat, name.replace("PYTHON", sys.executable)])
+    started = pids(folder)
+    process.kill()
+    process.wait()
+    for pid in started:
+        assert eventually(lambda pid=pid: ended(pid), LONG)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nowhere.py", "must be a Python file"),
+        ("server.txt", "must be a Python file"),
+        ("broken.py", "RuntimeError: no way"),
+        ("nameless.py", r"f\(\) can't be a tool"),
+        ("mcp:", "needs a command"),
+        ("mcp:./no-such-command", "no-such-command"),
+    ],
+)
+def test_what_has_no_tools_says_why(name: str, why: str, folder: Path) -> None:
+    (folder / "broken.py").write_text("raise RuntimeError('no way')")
+    (folder / "nameless.py").write_text("def f(a, /): pass")
+    with pytest.raises(UsageError, match=why), Toolbox([name], 1) as toolbox:
+        toolbox.tools()
+
+
+def test_two_tools_of_one_name(folder: Path) -> None:
+    (folder / "other.py").write_text("def where(): pass")
+    with pytest.raises(UsageError, match="two tools called where"), Toolbox(["mine.py", "other.py"], 1) as toolbox:
+        toolbox.tools()
+
+
+def test_servers_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError) as caught:
+        Toolbox(["mcp:server"], 1)
+    assert caught.value.hint == "pip install 'llmrun[mcp]'"
+
+
+def test_nothing_in_the_users_folder_shadows_a_module(folder: Path) -> None:
+    (folder / "mcp.py").write_text("raise RuntimeError('this is no mcp')")
+    (folder / "elsewhere").mkdir()
+    (folder / "server.py").rename(folder / "elsewhere" / "server.py")
+    with made(f"mcp:{sys.executable} elsewhere/server.py") as toolbox:
+        assert call(toolbox, "add", a=1, b=2) == Called("3")

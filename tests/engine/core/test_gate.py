@@ -1,0 +1,110 @@
+"""How much is drafted: by what the table says, what came true, and never at a loss beyond what was allowed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from llmrun.engine.core.gate import Gate, Step, StepTimes
+from llmrun.protocol.speculation import Speculation, StepTime
+
+ALONE = Step(rows=1, drawn=1, depth=0)
+CHEAP = tuple(StepTime(width, 0, seconds) for width, seconds in ((1, 1.0), (4, 1.2), (8, 1.4), (16, 1.8)))
+LINEAR = tuple(StepTime(width, 0, float(width)) for width in (1, 4, 8, 16))
+
+
+def sure(times: tuple[StepTime, ...] = CHEAP, most: int = 15) -> Gate:
+    """All that it has seen came true."""
+    gate = Gate(Speculation(most, times))
+    for _ in range(100):
+        gate.learn(1, 30, missed=False)
+    return gate
+
+
+def test_times_between_and_beyond_those_measured() -> None:
+    times = StepTimes((StepTime(4, 100, 4.0), StepTime(1, 100, 2.0), StepTime(1, 300, 3.0), StepTime(4, 300, 8.0)))
+    assert times.widths == (1, 4)
+    assert [times.seconds(width, 100) for width in (1, 2, 3, 4)] == pytest.approx([2, 8 / 3, 10 / 3, 4])
+    assert [times.seconds(1, depth) for depth in (0, 200, 500)] == pytest.approx([1.5, 2.5, 4])
+    assert times.seconds(4, 0) == pytest.approx(2)
+    assert times.seconds(9, 100) == pytest.approx(4), "nothing is known beyond the widest"
+
+
+def test_a_deeper_step_is_never_expected_to_be_faster() -> None:
+    times = StepTimes((StepTime(1, 0, 2.0), StepTime(1, 500, 1.0)))
+    assert times.seconds(1, 100_000) == times.seconds(1, 0) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("most", "rows", "expected"),
+    [(15, 1, 15), (14, 1, 11), (7, 1, 7), (6, 1, 3), (3, 1, 3), (2, 1, 2), (1, 1, 1), (7, 3, 5), (4, 3, 1)],
+)
+def test_without_times_the_batch_is_as_wide_as_kernels_like_it(most: int, rows: int, expected: int) -> None:
+    gate = Gate(Speculation(most))
+    assert gate.length(1, 100, Step(rows, 1, 0)) == expected
+    assert Gate(Speculation(100)).length(1, most, Step(rows, 1, 0)) == expected
+
+
+def test_the_best_measured_width_is_chosen() -> None:
+    assert sure().length(5, 100, ALONE) == 15
+    assert sure().length(5, 14, ALONE) == sure(most=14).length(5, 100, ALONE) == 7
+    assert sure().length(5, 2, ALONE) == 0
+    dear = (*CHEAP[:3], StepTime(16, 0, 9.0))
+    assert sure(dear).length(5, 100, ALONE) == 7
+
+
+def test_nothing_is_drafted_where_rows_cost_as_much_as_steps() -> None:
+    assert sure(LINEAR).length(20, 100, ALONE) == 0
+
+
+def test_depth_decides_too() -> None:
+    deep = tuple(StepTime(width, 1000, float(width)) for width in (1, 4, 8, 16))
+    gate = sure((*CHEAP, *deep))
+    assert gate.length(5, 100, ALONE) == 15
+    assert gate.length(5, 100, ALONE._replace(depth=1000)) == 0
+
+
+def test_a_draft_has_to_pay_for_all_who_wait_for_it() -> None:
+    crowd = Step(rows=4, drawn=4, depth=0)
+    assert sure().length(5, 100, crowd) == 12
+    dear = (*CHEAP[:3], StepTime(16, 0, 9.0))
+    assert sure(dear).length(5, 100, crowd) == 4
+    assert sure().length(5, 100, crowd._replace(rows=16, drawn=16)) == 0
+
+
+def test_what_would_have_come_true_opens_the_gate_and_what_would_not_closes_it() -> None:
+    gate = Gate(Speculation(15, CHEAP))
+    for _ in range(30):
+        gate.learn(2, 0, missed=True)
+    assert gate.length(2, 15, ALONE) == 0
+    assert gate.length(20, 15, ALONE) == 15, "longer matches are another matter"
+    for _ in range(30):
+        gate.learn(2, 15, missed=False)
+    assert gate.length(2, 15, ALONE) == 15
+
+
+def test_what_is_expected_is_the_sum_of_chances() -> None:
+    gate = Gate(Speculation(15, CHEAP))
+    for _ in range(1000):
+        gate.learn(2, 1, missed=False)
+    assert gate.expected(2, 1) == pytest.approx(1, abs=1e-3)
+    alone = gate.expected(3, 1)
+    assert gate.expected(3, 2) == pytest.approx(alone + alone**2)
+    assert gate.expected(2, 2) == pytest.approx(1 + alone, abs=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_loss_is_bounded_whatever_comes(seed: int) -> None:
+    """Chances are learned as if all came true, and what is drafted comes true as seldom as an opponent likes."""
+    draws = random.Random(seed)
+    gate = sure()
+    plain = spent = 0.0
+    hostile = draws.random()
+    for _ in range(2000):
+        drafted = gate.length(8, 15, ALONE)
+        came_true = 0 if draws.random() < hostile else draws.randint(0, drafted)
+        gate.stepped(ALONE, drafted, came_true)
+        spent += StepTimes(CHEAP).seconds(1 + drafted, 0)
+        plain += 1 + came_true
+        assert spent - plain <= 0.01 * spent + 6 * 0.8 + 1e-9
