@@ -51,7 +51,6 @@ from llmrun.protocol.messages import (
 )
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.reasoning import split
-from llmrun.protocol.toolcalls import split_calls
 
 _ANSWER_ROOM = 512  # tokens that are kept free for an answer of no stated length
 _SUMMARY_ROOM = 256
@@ -113,6 +112,10 @@ class _Heard:
         if self.started is None:
             return "", "", ()
         thoughts, answer = split("".join(self.pieces), self.started.thinking_tags, inside=self.started.thinking)
+        if not self.started.tool_syntax:
+            return thoughts, answer, ()
+        from llmrun.protocol.toolcalls import split_calls  # few chats have tools
+
         text, calls = split_calls(answer, self.started.tool_syntax, tools, is_cut_off=self.reason != "stop")
         return thoughts, text, calls if self.reason == "stop" else ()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmrun.model import Model
 from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta
@@ -39,13 +40,18 @@ class ShownAs:
 
 
 @contextmanager
-def cancelling(what: Model | Toolbox) -> Iterator[None]:
-    """Inside, Ctrl-C stops the model's answer, or a tool's call, instead of the command."""
-    before = signal.signal(signal.SIGINT, lambda number, frame: what.cancel())
+def on_ctrl_c(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Inside, Ctrl-C does this."""
+    before = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def cancelling(what: Model | Toolbox) -> AbstractContextManager[None]:
+    """Inside, Ctrl-C stops the model's answer, or a tool's call, instead of the command."""
+    return on_ctrl_c(lambda number, frame: what.cancel())
 
 
 def show(output: Output, events: Iterable[Event], model: Model, shown_as: ShownAs) -> Finished:

@@ -7,6 +7,8 @@ import math
 import os
 import signal
 import socket
+import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 _FOR_EVER = math.inf
 _WATCH_SECONDS = 0.5
+_SENDING_NICENESS = 10
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses that mean all, and what this machine calls
 
 ModelsArgument = Annotated[
@@ -127,6 +130,16 @@ def serve(
     asyncio.run(_run(output, options, listening, log_json=log_json))
 
 
+def _give_way() -> None:
+    """Let engines compute before what they computed is sent: else every step waits, with all who are answered.
+
+    Only Linux has a niceness of threads; that of others would be the engines' too.
+    """
+    thread = threading.get_native_id()
+    if sys.platform == "linux" and os.getpriority(os.PRIO_PROCESS, thread) < _SENDING_NICENESS:
+        os.setpriority(os.PRIO_PROCESS, thread, _SENDING_NICENESS)
+
+
 def _seconds(flag: str, text: str) -> float:
     """E.g. "5m", "1h30m", "90"; -1 or "forever" is for ever.
 
@@ -202,6 +215,7 @@ async def _run(output: Output, options: ServeOptions, listening: socket.socket, 
         on_loaded=loaded,
         on_failed=view.failed,
     )
+    _give_way()
     loop = asyncio.get_running_loop()
     ending: list[LlmrunError] = []
     running = asyncio.ensure_future(serving.run(listening))

@@ -6,6 +6,7 @@ Owns what each command does and says; what a conversation is stands in llmrun.ch
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -16,7 +17,7 @@ from llmrun.chat.conversation import Conversation
 from llmrun.chat.store.export import ending
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import Question
-from llmrun.cli.answering import ShownAs, cancelling, show, show_again, show_attached
+from llmrun.cli.answering import ShownAs, cancelling, on_ctrl_c, show, show_again, show_attached
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import LoadingOptions, read_think
 from llmrun.cli.sampling import FLAGS, read_value, sampling_rows, shown_value
@@ -176,16 +177,9 @@ class Chat:
 
     def _answer(self, events: Generator[Event, None, None]) -> bool:
         """Show an answer as it comes. Where nobody can read the error and try again, it ends the command."""
-        conversation = self.conversation
         try:
-            finished = self._show_round(events)
-            for _ in range(_MOST_ROUNDS):
-                if not conversation.calls:
-                    break
-                results = [self.tools.answer(call) for call in conversation.calls]
-                finished = self._show_round(conversation.go_on(results))
-            if conversation.calls:
-                self._output.note(f"Stopped: there were {_MOST_ROUNDS} rounds of calls. Say go on to have more.")
+            with on_ctrl_c(signal.default_int_handler):
+                finished = self._show_rounds(events)
         except KeyboardInterrupt:  # at the question whether a tool may run
             self._output.note("Stopped.")
             return True
@@ -197,10 +191,23 @@ class Chat:
                 self._output.note("What was said is kept. /retry asks the question again.")
             return False
         finally:
-            conversation.end_turn()
+            self.conversation.end_turn()
         if finished.reason == "repeats":
             self._output.note(f'Stopped: the answer repeated "{_short(finished.detail)}" (--no-loop-guard lets it).')
         return True
+
+    def _show_rounds(self, events: Generator[Event, None, None]) -> Finished:
+        """Show an answer of the model's, and while it calls tools, the next one."""
+        conversation = self.conversation
+        finished = self._show_round(events)
+        for _ in range(_MOST_ROUNDS):
+            if not conversation.calls:
+                return finished
+            results = [self.tools.answer(call) for call in conversation.calls]
+            finished = self._show_round(conversation.go_on(results))
+        if conversation.calls:
+            self._output.note(f"Stopped: there were {_MOST_ROUNDS} rounds of calls. Say go on to have more.")
+        return finished
 
     def _show_round(self, events: Generator[Event, None, None]) -> Finished:
         """Show an answer of the model's, which may end in calls."""

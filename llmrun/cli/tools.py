@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -12,6 +11,7 @@ import typer
 from llmrun.cli.answering import cancelling
 from llmrun.errors import UsageError, require_within
 from llmrun.protocol.messages import Tool, ToolCall
+from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -75,25 +75,26 @@ class Tools:
         """
         self._output, self._toolbox, self._allowed = output, toolbox, {*allowed}
         self._has_asked = False
-        self.offered: tuple[Tool, ...] = toolbox.tools() if toolbox else ()
+        self.offered: tuple[Tool, ...] = ()
+        if toolbox:
+            with Activity(output) as activity:
+                activity.show("waiting for the tools")
+                self.offered = toolbox.tools()
         names = [tool.name for tool in self.offered]
         for name in allowed:
             if name not in names:
                 raise UsageError(f"invalid --yes-to {name}", why=f"the tools are {', '.join(names)}")
 
     def answer(self, call: ToolCall) -> str:
-        """Show a call, ask for it, run it; gives what the model gets to know.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C at the question.
-        """
+        """Show a call, ask for it, run it; gives what the model gets to know."""
         from llmrun.chat.tools.toolbox import REFUSED
         from llmrun.ui.views.tools import show_call, show_result
 
         assert self._toolbox is not None
         show_call(self._output, call)
         if self._may_run(call.name):
-            with cancelling(self._toolbox):
+            with cancelling(self._toolbox), Activity(self._output) as activity:
+                activity.show(f"{call.name} runs")
                 called = self._toolbox.call(call)
         else:
             called = REFUSED
@@ -108,11 +109,7 @@ class Tools:
             self._output.note(f"Not run: nobody can be asked here. --yes-to {name} lets it run.")
             return False
         answers = {"y": "yes", "a": "always: this tool runs without asking from now on", "n": "no"}
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C ends the turn, not the chat
-        try:
-            chosen = self._output.choose("Run it?", answers, explained=not self._has_asked)
-        finally:
-            signal.signal(signal.SIGINT, before)
+        chosen = self._output.choose("Run it?", answers, explained=not self._has_asked)
         self._has_asked = True
         if chosen == "a":
             self._allowed.add(name)

@@ -60,40 +60,55 @@ Functions and servers run in processes of their own, as you, with all that you
 may do. They end with the chat."""
 
 SPECULATION = """\
-Speculation: more than one token a decode step, and exactly the same choice of tokens.
+Speculation: more than one token a decode step, and exactly the same choice.
 
-To choose a token, a model reads all of its weights. Reading them takes most of the time, and while they are read
-several tokens can be checked at hardly more cost.
+To choose a token, a model reads all of its weights. Reading them takes most of
+the time, and while they are read several tokens can be checked at hardly more
+cost.
 
-  draft       Tokens are guessed: where the end of the text so far occurred before, in the prompt or in the answer,
-              what came next then may come next now. That costs microseconds.
-  verify      One decode step computes what would follow each of them. The sampler then chooses token by token, as
-              always: while it chooses what was drafted, the next choice is there already. The first other choice is
-              taken instead, and what was drafted behind it is dropped from the KV cache.
-  acceptance  The share of drafted tokens that the sampler chose, too. Editing, summarising, quoting and reformatting
-  rate        repeat much of the prompt, and most drafts are accepted; of free text, hardly any.
+  draft       Tokens are guessed: where the end of the text so far occurred
+              before, in the prompt or in the answer, what came next then may
+              come next now. That costs microseconds.
+  verify      One decode step computes what would follow each of them. The
+              sampler then chooses token by token, as always: while it chooses
+              what was drafted, the next choice is there already. The first
+              other choice is taken instead, and what was drafted behind it is
+              dropped from the KV cache.
+  acceptance  The share of drafted tokens that the sampler chose, too. Editing,
+  rate        summarising, quoting and reformatting repeat much of the prompt,
+              and most drafts are accepted; of free text, hardly any.
 
-Why nothing changes in the answer: every token is chosen by the sampler from the model's logits, with the same
-penalties, grammar, bans and random numbers as without drafts. Only rounding may differ: a processor may add up the
-rows of a wide step in another order than a single one, which can decide between two tokens that are equally likely.
+Why nothing changes in the answer: every token is chosen by the sampler from
+the model's logits, with the same penalties, grammar, bans and random numbers
+as without drafts. Only rounding may differ: the rows of a wide step may be
+added up in another order than a single one, which can decide between two
+tokens that are equally likely.
 
-When it does not pay: a step of 4, 8 or 16 rows takes longer than one of a single row, on some machines so much that
-drafts lose. So the times are measured, once for each machine, model and build: by `chat` while you read the first
-long answer, by `serve` while nobody asks, and by `llmrun tune` and `llmrun bench MODEL --speculate`.
+When it does not pay: a step of 4, 8 or 16 rows takes longer than one of a
+single row, on some machines so much that drafts lose. So the times are
+measured, once for each machine, model and build: by `chat` while you read the
+first long answer, by `serve` while nobody asks, and by `llmrun tune` and
+`llmrun bench MODEL --speculate`, which also measure again.
 
-  --speculate auto   Draft where these times and the acceptance so far say that it pays; the default. Without measured
-                     times it is off, as it is for mixtures of experts, where each row wakes experts of its own, and
-                     for recurrent models, whose state can't be taken back.
+  --speculate auto   Draft where these times and the acceptance so far say that
+                     it pays; the default. Without measured times it is off, as
+                     it is for mixtures of experts, where each row wakes
+                     experts of its own, and for recurrent models, whose state
+                     can't be taken back.
   --speculate off    Draft nothing.
   --speculate N      Always draft up to N tokens a step, 3 to 15.
 
-How many tokens are drafted depends on the tokens and on the measured times, never on the clock, so a record of
-`run --record` replays byte for byte.
+How many tokens are drafted depends on the tokens and on the measured times,
+never on the clock, so a record of `run --record` replays byte for byte.
 
-The line below an answer says what became of it: drafted 260, accepted 212 · 3.1 tokens a step · 1.6x
-The last is an estimate: tokens a step, over the measured time of a step as wide as these were on average, compared
-with that of a single row. In a chat, /speculation on tints accepted tokens; the answer is shown as it is then, without
-Markdown."""
+The line below an answer says what became of it:
+
+  drafted 260, accepted 212 · 3.1 tokens a step · 1.6x
+
+The last is an estimate: tokens a step, over the measured time of a step as
+wide as these were on average, compared with that of a single row. In a chat,
+/speculation on tints accepted tokens; the answer is shown as it is then,
+without Markdown."""
 
 TOPICS = {
     "exit-codes": "\n".join(f"{status:>4}  {meaning}" for status, meaning in EXIT_CODES.items()),

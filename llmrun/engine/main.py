@@ -186,6 +186,7 @@ class EngineProcess:
                 self._inbox.put((command, None))
         except LlmrunError as error:
             self._answer(command, Failed.of(error, command.request))
+            self._inbox.put((Cancel(command.request), None))  # the other thread looks whether it has to end
         if isinstance(command, Open | Load):
             environment.import_for_requests()
         if isinstance(command, Load):
@@ -210,12 +211,21 @@ class EngineProcess:
         environment.load_libraries()
         while True:
             while self._model is None or not self._model.engine.busy or not self._inbox.empty():
+                self._end_if_worn_out()
                 self._handle(*self._inbox.get())
             events = self._model.engine.step()
             for event in events:
                 if isinstance(event, Finished | Failed):
                     self._commands.answering.discard(event.request)
             self._outbox.add(events)
+
+    def _end_if_worn_out(self) -> None:
+        """End the process where a new one serves better and nobody loses an answer: the front starts one when asked."""
+        model = self._model
+        if model is None or model.engine.busy or not self._inbox.empty() or self._commands.n_answers:
+            return
+        if model.is_worn_out:
+            os._exit(0)
 
     def _handle(self, command: Command, prepared: Prepared | None) -> None:
         if isinstance(command, Cancel):

@@ -6,6 +6,8 @@ another thread than the loop's can do it: no step waits for a template or a gram
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -40,7 +42,7 @@ from llmrun.protocol.messages import (
     Tokenized,
     Tool,
 )
-from llmrun.protocol.params import Limits
+from llmrun.protocol.params import Limits, SamplingParams
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint, Matcher
@@ -105,11 +107,26 @@ class Preparer:
         tags = thinking_tags(asked.template) or self.thinking_tags
         inside = tags is not None and opens(text, tags)
         constraint = self._constraint(asked, matcher, syntax, tags, inside=inside)
-        sampler = SequenceSampler(asked.sampling, self._vocabulary, tokens, constraint, asked.remember, asked.logprobs)
+        sampling = self._sampling(asked, constraint)
+        sampler = SequenceSampler(sampling, self._vocabulary, tokens, constraint, asked.remember, asked.logprobs)
         extras = self._extras(asked, tags, syntax, inside=inside)
         if asked.speculation is not None:
             extras = replace(extras, drafting=Drafting(asked.speculation, _native.SuffixAutomaton(), tokens))
         return Prepared(generate.request, tokens, sampler, asked.limits, extras)
+
+    def _sampling(self, asked: AnswerRequest, constraint: Constraint | None) -> SamplingParams:
+        """How tokens are chosen: not the end token, where it is to be ignored.
+
+        Raises:
+            UsageError: that would leave nothing to choose where a grammar ends.
+        """
+        if not asked.limits.ignores_end:
+            return asked.sampling
+        if constraint is not None:
+            raise UsageError("ignore_eos can't be used here", why="a grammar or a call of a tool has to end")
+        vocabulary = self._vocabulary
+        ends = ((token, -math.inf) for token in range(vocabulary.n_tokens) if vocabulary.is_end(token))
+        return replace(asked.sampling, logit_bias=(*asked.sampling.logit_bias, *ends))
 
     def _constraint(
         self, asked: AnswerRequest, matcher: Matcher | None, syntax: Syntax | None, tags: Tags | None, *, inside: bool
@@ -302,6 +319,13 @@ class LoadedModel:
     def __init__(self, weights: LlamaModel, context: Context, load: Load) -> None:
         self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx)
         self.engine = Engine(context, states=_states(load, weights), exact=load.exact)
+        self._is_shared = load.n_seq_max > 1
+
+    @property
+    def is_worn_out(self) -> bool:
+        """Whether a new engine serves better: a grammar that nobody waits for any more is read on, on a core."""
+        matcher = sys.modules.get("llmrun.engine.constraint.matcher")  # where there was a grammar
+        return self._is_shared and matcher is not None and matcher.runaways() > 0
 
     def save(self, save: SaveState) -> StateSaved:
         """Save an answer's KV state; nothing is saved where it can't be written, because it is only a cache.

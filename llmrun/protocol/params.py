@@ -186,11 +186,13 @@ class Limits:
         stop: texts that end the answer; they are not part of it.
         ban: texts that the answer never contains, whatever their case: where one is about to be completed, the
             model goes back to its first token and takes another one.
+        ignores_end: the model's end token is never drawn.
     """
 
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     ban: tuple[str, ...] = ()
+    ignores_end: bool = False
 
     def __post_init__(self) -> None:
         check_limits(self.max_tokens, self.stop, self.ban)

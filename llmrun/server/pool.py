@@ -11,6 +11,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,6 +148,9 @@ class Pool:
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self.names = tuple(names)
+        # Engines inherit the niceness of the thread that starts them: one that is there before others give way.
+        self._launcher = ThreadPoolExecutor(1, "engine launcher")
+        self._launcher.submit(int)
         self.deaths = Deaths()
         self._settings, self._prepare, self._keep_seconds = settings, prepare, keep_seconds
         self._start_engine, self._on_loaded, self._idle_seconds = start, on_loaded, idle_seconds
@@ -274,7 +278,8 @@ class Pool:
         kept.model = model = await asyncio.to_thread(self._prepare, kept.located, kept.path, promised)
         kept.locks.enter_context(using(kept.path))
         try:
-            connection = EngineConnection(await asyncio.to_thread(self._start_engine, model))
+            loop = asyncio.get_running_loop()
+            connection = EngineConnection(await loop.run_in_executor(self._launcher, self._start_engine, model))
             kept.loaded = await connection.load(model.load)
         except BaseException:
             kept.locks.close()
@@ -320,6 +325,7 @@ class Pool:
                 kept.starting.cancel()
             kept.cancel_timers()
             await self._close(kept)
+        self._launcher.shutdown(wait=False)
 
 
 def _still_to_take(kept: KeptModel) -> int:

@@ -25,6 +25,7 @@ from llmrun.cli.run_command import conversation, read_prompt
 from llmrun.cli.sampling import FLAGS, sampling_flags, sampling_rows
 from llmrun.cli.topics import EXIT_CODES, TOPICS
 from llmrun.errors import BY_CODE, UsageError
+from llmrun.planning.speculation import DRAFT_BOUNDS
 from llmrun.protocol.messages import Message
 from llmrun.protocol.params import BOUNDS, DEFAULTS, Limits, SamplingParams
 from llmrun.ui.terminal.output import Output
@@ -120,6 +121,15 @@ def test_exit_codes_are_those_of_the_errors_and_of_the_readme(tmp_path: Path) ->
     assert [int(line.split()[0]) for line in shown.splitlines()] == list(EXIT_CODES)
     section = README.read_text(encoding="utf-8").split("### Exit codes")[1].split("##")[0]
     assert [int(number) for number in re.findall(r"(?:^|· )(\d+) ", section, re.MULTILINE)] == list(EXIT_CODES)
+
+
+def test_speculation_is_explained_on_a_usual_terminal(tmp_path: Path) -> None:
+    lines = llmrun("help", "speculation", tmp_path=tmp_path).stdout.splitlines()
+    assert max(map(len, lines)) < 80
+    told = {" ".join(line.split()[:2]) for line in lines}
+    modes = (f"--speculate {mode}" for mode in ("auto", "off", "N"))
+    assert {"draft Tokens", "verify One", "acceptance The", *modes} <= told
+    assert f"{DRAFT_BOUNDS[0]} to {DRAFT_BOUNDS[1]}" in "\n".join(lines)
 
 
 def test_help_has_every_command_in_its_panel_and_the_readme_every_command(tmp_path: Path) -> None:

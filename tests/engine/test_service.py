@@ -36,6 +36,7 @@ from llmrun.protocol.messages import (
     Tokenized,
 )
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.reasoning import split
 
 PLAIN = "{{ messages[-1].content }}"
 OPENS = PLAIN + "<think>{# </think> #}"
@@ -123,6 +124,15 @@ def test_which_control_tokens_are_shown_is_the_requests_own() -> None:
     assert preparer(KNOWS).prepare(chat("Hi", template=PLAIN), lambda event: None).extras.shown == {BEGIN, TURN}
 
 
+def test_a_control_token_is_shown_that_only_begins_a_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Gemma 4's."""
+    monkeypatch.setitem(fake_context.CONTROL, BEGIN, "<|channel>")
+    monkeypatch.setitem(fake_context.CONTROL, TURN, "<channel|>")
+    thinks = [BEGIN, *tokens_of("thought\nhm"), TURN, *tokens_of("Hello"), END]
+    text, started = answer(scripted({"Hi": thinks}), PLAIN + "{# <channel|> #}")
+    assert split(text, started.thinking_tags) == ("hm", "Hello")
+
+
 # ---- what is refused -----------------------------------------------------------------------------------------
 
 
@@ -185,6 +195,16 @@ def test_what_is_certainly_too_long_is_refused_before_it_is_tokenized(request_: 
 def test_long_conversations_are_counted_because_old_turns_may_leave() -> None:
     asked = AnswerRequest((*(Message("user", "x" * 9_000),) * 3, Message("user", "Hi")))
     assert preparer().count(Count(1, asked), lambda event: None).each == (9_000, 9_000, 9_000, 2)
+
+
+def test_where_its_end_is_ignored_an_answer_goes_on_to_its_limit() -> None:
+    model = scripted({"Hi": "Ho"})
+    assert answer(model, PLAIN)[0] == "Ho"
+    text, _ = answer(model, PLAIN, limits=Limits(9, ignores_end=True))
+    assert text.startswith("Ho")
+    assert len(text) > len("Ho")
+    with pytest.raises(UsageError, match="ignore_eos"):
+        answer(model, PLAIN, limits=Limits(9, ignores_end=True), grammar=GRAMMAR)
 
 
 def test_a_text_is_tokenized_as_it_is() -> None:

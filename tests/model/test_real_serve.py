@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -56,6 +58,15 @@ def test_a_seed_gives_the_same_answer_again(client: openai.OpenAI) -> None:
     assert len({choice.message.content for choice in first.choices}) == 2
     assert first.choices[0].message.content
     assert second.usage.completion_tokens > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a niceness of threads")
+def test_the_engine_computes_before_what_it_computed_is_sent(server: RealServer, client: openai.OpenAI) -> None:
+    client.completions.create(model="smollm2", prompt="One, two,", max_tokens=1)
+    (engine,) = psutil.Process(server.process.pid).children()
+    computing = min(os.getpriority(os.PRIO_PROCESS, thread.id) for thread in engine.threads())
+    assert computing == psutil.Process().nice()
+    assert psutil.Process(server.process.pid).nice() == max(10, computing)
 
 
 def test_a_schema_is_kept(client: openai.OpenAI) -> None:

@@ -41,6 +41,9 @@ PLACE: dict[str, Any] = {
 }
 LIGHT: dict[str, Any] = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
 SCHEMAS = {"weather": PLACE, "light": LIGHT}
+# Of a text that is written as it is, a pattern is not enforced.
+CITY = {"type": "string", "maxLength": 12}
+UNQUOTED = {**SCHEMAS, "weather": {**PLACE, "properties": {**PLACE["properties"], "city": CITY}}}
 ASKED = AnswerRequest(
     (Message("user", "What's the weather in Rome?"),),
     sampling=SamplingParams(seed=1),
@@ -71,7 +74,7 @@ def answer(engine: Runner, asked: AnswerRequest, request: int) -> tuple[Started,
     return started, [*parts, *splitter.flush()], events[-1]
 
 
-def check_calls(parts: list[Part]) -> list[ToolCall]:
+def check_calls(parts: list[Part], schemas: dict[str, Any] = SCHEMAS) -> list[ToolCall]:
     """The calls, each by its schema; there is nothing else."""
     calls: list[ToolCall] = []
     for part in parts:
@@ -81,7 +84,7 @@ def check_calls(parts: list[Part]) -> list[ToolCall]:
             assert isinstance(part, CallArguments)
             calls[-1] = calls[-1]._replace(arguments=calls[-1].arguments + part.text)
     for call in calls:
-        jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+        jsonschema.validate(json.loads(call.arguments), schemas[call.name])
     return calls
 
 
@@ -91,7 +94,8 @@ def test_a_required_call(engine: Runner, template: str | None) -> None:
     started, parts, finished = answer(engine, asked, 1)
     assert started.tool_syntax == (template or "hermes")
     assert finished.reason == "stop"
-    assert len(check_calls(parts)) == 1
+    form = SYNTAXES[started.tool_syntax].parameter
+    assert len(check_calls(parts, SCHEMAS if form is None else UNQUOTED)) == 1
 
 
 def test_every_syntax_is_tried() -> None:

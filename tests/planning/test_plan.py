@@ -406,6 +406,29 @@ def test_slow_flash_attention_is_told(wishes: Wishes, flags: tuple[str, ...], fa
     assert ("flash attention is slow here" in plan.summary) == slow
 
 
+@pytest.mark.parametrize(
+    ("wishes", "flags", "free", "expected"),
+    [
+        (Wishes(), ("avx2",), 16, "off"),
+        (Wishes(flash_attention="on"), ("avx2",), 16, "on"),
+        (Wishes(cache_type_k="q8_0"), ("avx2",), 16, "auto"),
+        (Wishes(parallel=4), ("avx2",), 16, "auto"),
+        (Wishes(), ("neon",), 16, "auto"),
+        (Wishes(), ("avx2",), 1, "auto"),
+    ],
+)
+def test_one_sequence_is_computed_without_flash_attention_on_x86(
+    wishes: Wishes, flags: tuple[str, ...], free: int, expected: str
+) -> None:
+    plan = make_plan(SMALL, replace(machine(free=free * GIB), cpu_flags=flags), wishes)
+    assert plan.flash_attention == expected
+
+
+def test_a_gpu_has_flash_attention() -> None:
+    hardware = replace(machine(gpus=(gpu(23 * GIB),)), cpu_flags=("avx2",))
+    assert make_plan(SMALL, hardware, Wishes()).flash_attention == "auto"
+
+
 @pytest.mark.parametrize(("free", "n_ctx", "fits"), [(16, 8192, True), (2, 8192, False), (64, 131_072, False)])
 def test_scores_may_take_little_memory(free: int, n_ctx: int, fits: bool) -> None:
     assert scores_fit(SMALL, machine(free=free * GIB), n_ctx) is fits

@@ -102,14 +102,19 @@ class ToolSource:
         with suppress(_Gone):
             self._send({"cancel": True})
 
+    def let_go(self) -> None:
+        """Tell the process to end."""
+        if self._launched is not None:
+            assert self._launched.process.stdin is not None
+            self._launched.process.stdin.close()
+
     def close(self) -> None:
         """End the process. An MCP server may take its time, as the protocol says."""
         if self._launched is None:
             return
+        self.let_go()
         process = self._launched.process
-        assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.close()  # which says so to it
         try:
             process.wait(_LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -160,7 +165,10 @@ class ToolSource:
             if not data or len(self._received) > _MOST_BYTES:
                 raise self._gone()
             self._received += data
-        answer: dict[str, Any] = json.loads(self._received[:end])
+        try:
+            answer: dict[str, Any] = json.loads(self._received[:end])
+        except ValueError:
+            raise _Gone("its process sent garbage") from None
         del self._received[: end + 1]
         if "end" in answer:
             raise _Gone(answer["end"])

@@ -7,6 +7,7 @@ answer is written is passed over: it is advice to the model, and the client vali
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _MOST_CALLS = 16
 """Of one answer: a small model goes on for ever."""
+_MOST_COUNTED = 1000  # characters of a text
 _ANY_OBJECT = {"type": "object"}
 _LOOSENED = frozenset({*REFUSED, "pattern", "format", "$id", "$anchor"})
 
@@ -67,8 +69,6 @@ def _lines(tools: Sequence[Tool], syntax: Syntax, begin: str, *, several: bool) 
             yield f"arguments_{index}: %json {arguments_schema(tool.parameters)}"
         else:
             yield from _parameter_lines(f"arguments_{index}", tool, syntax.parameter)
-    if syntax.parameter is not None:
-        yield f"text[suffix={_literal(syntax.parameter.quote + syntax.parameter.end)}]: /(?s:.*)/"
 
 
 def _parameter_lines(rule: str, tool: Tool, form: ParameterForm) -> Iterator[str]:
@@ -80,7 +80,8 @@ def _parameter_lines(rule: str, tool: Tool, form: ParameterForm) -> Iterator[str
     for index, (name, value) in enumerate(parameters.items()):
         is_needed = isinstance(required, list) and name in required
         behind = f"{rule}_more_{index + 1}"
-        yield f"{rule}_{index}: {_literal(form.begin + name + form.middle)} {_value(value, schema, form)}"
+        yield f"{rule}_{index}: {_literal(form.begin + name + form.middle)} {rule}_value_{index}"
+        yield f"{rule}_value_{index}{_value(value, schema, form)}"
         yield f"{rule}_first_{index}: {rule}_{index} {behind}" + ("" if is_needed else f" | {rule}_first_{index + 1}")
         between = f"{_literal(form.between)} " if form.between else ""
         yield f"{rule}_more_{index}: {between}{rule}_{index} {behind}" + ("" if is_needed else f" | {behind}")
@@ -89,15 +90,18 @@ def _parameter_lines(rule: str, tool: Tool, form: ParameterForm) -> Iterator[str
 
 
 def _value(schema: Any, root: Any, form: ParameterForm) -> str:
-    """A parameter's value up to its end."""
+    """What stands behind the name of the rule for a parameter's value up to its end."""
     if not may_be_text(schema):
         known = {**schema, **{name: root[name] for name in ("$defs", "definitions") if name in root}}
-        return f"%json {_enforceable(known)}{_behind(form.end)}"
-    begin, end = f"{_literal(form.quote)} " if form.quote else "", form.quote + form.end
-    choices = schema.get("enum") if isinstance(schema, dict) else None
+        return f": %json {_enforceable(known)}{_behind(form.end)}"
+    schema = schema if isinstance(schema, dict) else {}
+    end = form.quote + form.end
+    choices = schema.get("enum")
     if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
-        return f"{begin}({' | '.join(_literal(choice + end) for choice in choices)})"
-    return f"{begin}text"
+        return f": {' | '.join(_literal(form.quote + choice + end) for choice in choices)}"
+    most = schema.get("maxLength")
+    size = f"{{0,{most}}}" if isinstance(most, int) and 0 <= most <= _MOST_COUNTED else "*"
+    return f"[suffix={_literal(end)}]: /{re.escape(form.quote)}(?s:.{size})/"
 
 
 def _literal(text: str) -> str:

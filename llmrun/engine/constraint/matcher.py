@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 _WORD_BITS = 32
 # llguidance compiles by recursion, a few hundred bytes deep for each name that leads to another.
 _STACK_BYTES = 256 * 1024 * 1024
+# It can't be stopped, and what it takes may double with every pattern that one text has to match.
+_MOST_SECONDS = 5.0
+_LOOK_SECONDS = 0.05
+_MOST_RUNAWAYS = 2
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,  # about 20 ms
     "step_lexer_fuel": 1_000_000,  # about 70 ms for one token
@@ -314,12 +319,29 @@ def known_tokens(vocabulary: Vocabulary, shown: frozenset[int] = frozenset()) ->
     return known[shown]
 
 
+_runaways: list[threading.Thread] = []
+
+
+def runaways() -> int:
+    """How many grammars are still being read though nobody waits any more."""
+    _runaways[:] = [thread for thread in _runaways if thread.is_alive()]
+    return len(_runaways)
+
+
 def _with_room(call: Callable[[], _Result]) -> _Result:
-    """What a call gives, made where the stack can grow; its pages are only taken when they are used."""
+    """What a call gives, made where the stack can grow; its pages are only taken when they are used.
+
+    Raises:
+        BadGrammarError: it fails, or takes too long.
+    """
+    if runaways() >= _MOST_RUNAWAYS:
+        raise BadGrammarError("no grammar can be read now", why=f"{_MOST_RUNAWAYS} that ask for too much still are")
     results: list[_Result] = []
     errors: list[BaseException] = []
+    clocks: list[Callable[[], float]] = []
 
     def run() -> None:
+        clocks.append(_own_clock())
         try:
             results.append(call())
         except BaseException as error:  # a panic in Rust is not an Exception
@@ -327,16 +349,38 @@ def _with_room(call: Callable[[], _Result]) -> _Result:
 
     before = threading.stack_size(_STACK_BYTES)
     try:
-        thread = threading.Thread(target=run)
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
     except RuntimeError:
         raise OutOfMemoryError("there is no memory to read the grammar") from None
     finally:
         threading.stack_size(before)
-    thread.join()
+    while thread.is_alive():
+        thread.join(_LOOK_SECONDS)
+        if thread.is_alive() and clocks and clocks[0]() > _MOST_SECONDS:
+            _runaways.append(thread)
+            raise BadGrammarError(
+                f"the {GRAMMAR} asks for too much", why=f"it takes more than {_MOST_SECONDS:g} seconds to read"
+            )
     if errors:
         raise BadGrammarError(f"the {GRAMMAR} can't be followed", why=_first_line(str(errors[0]))) from errors[0]
     return results[0]
+
+
+def _own_clock() -> Callable[[], float]:
+    """Tells for how long this thread has computed; where the system does not say that, for how long it has lived."""
+    began = time.monotonic()
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return lambda: time.monotonic() - began
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    def computed() -> float:
+        try:
+            return time.clock_gettime(clock)
+        except OSError:  # it has just ended
+            return 0.0
+
+    return computed
 
 
 @contextmanager

@@ -21,9 +21,15 @@ _KNOWN = (
 
 Tags = tuple[str, str]
 
+# gpt-oss thinks in one message and answers in the next one: what closes the thoughts stands in no template as a whole.
+_HARMONY_SIGN = "<|channel|>final<|message|>"
+_HARMONY = ("<|channel|>analysis<|message|>", f"<|end|><|start|>assistant{_HARMONY_SIGN}")
+
 
 def thinking_tags(template: str | None) -> Tags | None:
     """The texts between which a model with this chat template thinks; None if it does not."""
+    if template and _HARMONY_SIGN in template:
+        return _HARMONY
     return next((tags for tags in _KNOWN if template and tags[1] in template), None)
 
 

@@ -107,7 +107,8 @@ def read_limits(body: Fields, *names: str) -> Limits:
     counts = (body.whole(name, -1, MOST_TOKENS) for name in names)
     most = next((count for count in counts if count is not None), None)
     stop = tuple(text for text in body.texts("stop") if text)
-    return Limits(None if most == -1 else most, stop, body.texts("ban"))
+    ignores_end = body.flag("ignore_eos") is True
+    return Limits(None if most == -1 else most, stop, body.texts("ban"), ignores_end)
 
 
 def read_grammar_fields(body: Fields) -> Grammar | None:

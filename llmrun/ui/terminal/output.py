@@ -88,14 +88,16 @@ class Output:
         except (OSError, ValueError):  # no terminal after all
             return 0
 
-    def note(self, text: str, *, is_command: bool = False) -> None:
-        """One dim line on stderr; on a terminal it is wrapped between words.
+    def note(self, text: str, *, is_command: bool = False, dim: bool = True) -> None:
+        """One line on stderr; on a terminal it is wrapped between words.
 
         Args:
             is_command: it will be copied, so that only the terminal itself may wrap it.
+            dim: it is beside the point.
         """
         line = clean(text)
-        self._to_stderr(self._styled(_DIM, line if is_command else self._wrapped(line)))
+        shown = line if is_command else self._wrapped(line)
+        self._to_stderr(self._styled(_DIM, shown) if dim else shown)
 
     def error(self, error: LlmrunError) -> None:
         """What happened, why, and what to type next: up to three lines on stderr, or one JSON object."""

@@ -18,12 +18,12 @@ _MOST_OF_RESULT = 160  # characters
 
 def show_call(output: Output, call: ToolCall) -> None:
     """The name, and each argument on lines of its own; on stderr."""
-    output.note(f"● {call.name}")
+    output.note(f"● {call.name}", dim=False)
     for name, value in json.loads(call.arguments).items():
         first, *more = _shown(value).splitlines() or [""]
-        output.note(f"    {_visible(name)}: {first}")
+        output.note(f"    {_visible(name)}: {first}", dim=False)
         for line in more:
-            output.note(f"      {line}")
+            output.note(f"      {line}", dim=False)
 
 
 def show_result(output: Output, text: str) -> None:

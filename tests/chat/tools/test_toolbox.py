@@ -39,6 +39,13 @@ def hang() -> None:
     Path("pids").write_text(f"{os.getpid()} {child.pid}")
     time.sleep(3600)
 
+def garble() -> None:
+    for descriptor in range(3, 100):
+        try:
+            os.write(descriptor, b"}{\\n")
+        except OSError:
+            pass
+
 def crash(): os.abort()
 def ask(): return input()
 def where(): return os.getcwd()
@@ -91,12 +98,16 @@ def pids(folder: Path) -> list[int]:
 
 
 def ended(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or gone(psutil.Process(pid))
+    try:
+        return gone(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(source, "_START_SECONDS", LONG)
     (tmp_path / "mine.py").write_text(FILE)
     (tmp_path / "server.py").write_text(SERVER)
     return tmp_path
@@ -126,10 +137,14 @@ def test_a_crash_is_a_result_and_the_next_call_starts_anew(toolbox: Toolbox) -> 
     assert call(toolbox, "keep", text="a") == Called('["a"]')
 
 
+def test_what_a_function_writes_to_the_pipe_is_no_answer(toolbox: Toolbox) -> None:
+    assert call(toolbox, "garble") == Called("its process sent garbage", failed=True)
+    assert call(toolbox, "keep", text="a") == Called('["a"]')
+
+
 def test_a_function_that_hangs_is_ended_with_all_it_started(folder: Path) -> None:
-    with made("mine.py", seconds=1) as toolbox:
-        assert call(toolbox, "hang") == Called("it took longer than 1 seconds and was stopped", failed=True)
-        assert call(toolbox, "where").failed is False
+    with made("mine.py", seconds=3) as toolbox:
+        assert call(toolbox, "hang") == Called("it took longer than 3 seconds and was stopped", failed=True)
     for pid in pids(folder):
         assert eventually(lambda pid=pid: ended(pid), LONG)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -99,8 +100,8 @@ def finish(constraint: Constraint, numbers: random.Random) -> str:
         tokens.append(token)
 
 
-def calls_in(syntax: Syntax, answer: str) -> list[tuple[str, Any]]:
-    splitter = CallSplitter(syntax, TOOLS)
+def calls_in(syntax: Syntax, answer: str, tools: Sequence[Tool] = TOOLS) -> list[tuple[str, Any]]:
+    splitter = CallSplitter(syntax, tools)
     found: list[tuple[str, str]] = []
     for part in [*splitter.feed(answer), *splitter.flush()]:
         if part.kind is CallKind.NAME:
@@ -245,3 +246,30 @@ def test_as_much_of_a_schema_as_can_be_enforced_is(schema: dict[str, Any], right
     if wrong is not None:
         with pytest.raises((AssertionError, BadGrammarError)):
             say(compile_lark(lark, VOCABULARY, ()), json.dumps(wrong).encode())
+
+
+MIXED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "flag": {"type": "boolean"},
+        "text": {"type": "string", "maxLength": 3},
+        "unit": {"$ref": "#/$defs/Unit"},
+        "places": {"type": "array", "items": {"$ref": "#/$defs/Unit"}, "maxItems": 2},
+        "count": {"enum": [1, 25]},
+    },
+    "required": ["text", "places"],
+    "$defs": {"Unit": {"type": "string", "enum": ["c", "fa"]}},
+}
+
+
+@pytest.mark.parametrize("syntax", [each for each in SYNTAXES.values() if each.parameter], ids=lambda each: each.name)
+def test_parameters_one_by_one_follow_the_schema(syntax: Syntax) -> None:
+    tool = Tool("mixed", "", json.dumps(MIXED))
+    seen = set()
+    for seed in range(20):
+        asked = AnswerRequest(tools=(tool,), tool_choice="required", parallel_calls=False)
+        answer = finish(compile_calls(asked, syntax, VOCABULARY, SHOWN), random.Random(seed))
+        ((_, arguments),) = calls_in(syntax, answer, (tool,))
+        jsonschema.validate(arguments, MIXED)
+        seen |= {*arguments}
+    assert seen == {*MIXED["properties"]}

@@ -19,6 +19,7 @@ from support.grammar_cases import BROKEN_FOR_LLGUIDANCE, BROKEN_GRAMMARS, BROKEN
 from support.grammar_twin import Twin
 from support.mutations import mutations
 
+from llmrun.engine.constraint import matcher
 from llmrun.engine.constraint.matcher import Matcher, compile_grammar
 from llmrun.errors import BadGrammarError
 from llmrun.grammar import Grammar, gbnf, read_grammar, read_json_schema
@@ -89,6 +90,23 @@ def follows(constraint: Matcher, text: str) -> bool:
         return END in allowed(constraint, N_VOCAB)
     finally:
         constraint.rewind(accepted)
+
+
+def test_a_grammar_that_takes_too_long_to_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pattern that one text has to match doubles the time: these take a second, a few more of them hours."""
+    monkeypatch.setattr(matcher, "_MOST_SECONDS", 0.05)
+    patterns = [{"type": "string", "pattern": f"[a-z]{{{number}}}"} for number in range(17)]
+    bomb = read_json_schema(json.dumps({"allOf": patterns}))
+    for _ in range(2):
+        with pytest.raises(BadGrammarError, match="asks for too much"):
+            compile_grammar(bomb, FakeVocabulary())
+    assert matcher.runaways() == 2
+    with pytest.raises(BadGrammarError, match="no grammar can be read now"):
+        compile_grammar(read_json_schema('{"const": 1}'), FakeVocabulary())
+    for thread in list(matcher._runaways):
+        thread.join()
+    assert matcher.runaways() == 0
+    compile_grammar(read_json_schema('{"const": 1}'), FakeVocabulary())
 
 
 @pytest.mark.parametrize("name", GRAMMARS)

@@ -12,6 +12,7 @@ from llmrun.engine.core.sequence import Extras
 from llmrun.engine.prompt.thinking import Stage, ThinkingBudget, Thoughts, opens, thinking_tags
 
 TAGS = ("<think>", "</think>")
+HARMONY = "<|start|>assistant<|channel|>final<|message|>"
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,8 @@ TAGS = ("<think>", "</think>")
     [
         ("{% if enable_thinking %}<think>{% endif %}</think>", TAGS),
         ("[THINK]{{ x }}[/THINK]", ("[THINK]", "[/THINK]")),
+        ("{{ '<|channel>' }}{{ '<channel|>' }}", ("<|channel>thought\n", "<channel|>")),
+        (HARMONY, ("<|channel|>analysis<|message|>", f"<|end|>{HARMONY}")),
         ("{{ messages }}", None),
         (None, None),
     ],

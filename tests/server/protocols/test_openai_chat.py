@@ -23,6 +23,14 @@ def chunks(data: bytes) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: {")]
 
 
+def test_ignore_eos() -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    assert [
+        read({**body, **more}).request.limits.ignores_end
+        for more in ({}, {"ignore_eos": None}, {"ignore_eos": False}, {"ignore_eos": True})
+    ] == [False, False, False, True]
+
+
 def test_messages_of_every_kind() -> None:
     body = {
         "messages": [

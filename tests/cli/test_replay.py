@@ -1,0 +1,50 @@
+"""`llmrun replay` on a pseudo-terminal, over the fake engine: drafts are those of the record, or as an option says."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.gguf_writer import tiny_model, write
+from support.installed import Terminal
+
+FRONT = Path(__file__).parents[1] / "support/front.py"
+Start = Callable[..., Terminal]
+
+pytestmark = [
+    pytest.mark.usefixtures("package_on_path"),
+    pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal"),
+]
+
+
+@pytest.fixture
+def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
+    """end(argument, ...): the lines of a command with the fake engine that succeeded."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "tiny.gguf", tiny_model())
+    path = os.environ["PYTHONPATH"] + os.pathsep + str(FRONT.parents[1])
+    home = {"LLMRUN_HOME": str(tmp_path / "home"), "TERM": "xterm-256color", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    opened: list[Terminal] = []
+
+    def run(*arguments: str) -> list[str]:
+        opened.append(Terminal([sys.executable, str(FRONT), "normal", *arguments], {**os.environ, **home}))
+        assert opened[-1].end() == 0, opened[-1].lines
+        return opened[-1].lines
+
+    yield run
+    for terminal in opened:
+        terminal.close()
+
+
+def test_drafts_are_recorded_and_replayed(end: Callable[..., list[str]]) -> None:
+    recorded = end("run", "./tiny.gguf", "hi", "--ctx", "256", "--speculate", "7", "--record", "record.json")
+    assert any("drafted 70, accepted 68" in line for line in recorded)
+    again = end("replay", "record.json")
+    assert any("drafted 70, accepted 68" in line for line in again)
+    assert "The same bytes as recorded." in again
+    without = end("replay", "record.json", "--speculate", "off")
+    assert not any("drafted" in line for line in without)
+    assert "The same bytes as recorded." in without

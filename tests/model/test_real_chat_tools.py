@@ -1,0 +1,57 @@
+"""A chat with the real model and a real tool: the call is the grammar's, the result comes from another process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import llmrun as library
+from llmrun.chat.conversation import Conversation, Manner
+from llmrun.chat.store.store import Sessions
+from llmrun.chat.store.turns import Question
+from llmrun.chat.tools.toolbox import Toolbox
+from llmrun.protocol.messages import AnswerRequest, Started
+from llmrun.protocol.params import Limits
+
+pytestmark = pytest.mark.usefixtures("pulled", "package_on_path")
+
+FILE = '''
+def add(first: int, second: int) -> int:
+    """Adds two numbers.
+
+    Args:
+        first: of the two
+        second: of the two
+    """
+    return first + second
+'''
+
+
+def test_a_turn_with_a_call(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FILE)
+    with (
+        library.load("smollm2") as model,
+        Toolbox([str(tmp_path / "mine.py")], 600) as toolbox,
+        Sessions(tmp_path) as store,
+    ):
+        asked = AnswerRequest(tools=toolbox.tools(), tool_choice="=add", limits=Limits(100))
+        manner = Manner(flags={"seed": 1}, asked=asked)
+        conversation = Conversation(model, store.new(), manner, on_note=print, on_overflow=lambda misfit: "stop")
+        list(conversation.ask(Question("What is 12 and 30?")))
+        (call,) = conversation.calls
+        numbers = json.loads(call.arguments)
+        result = toolbox.call(call)
+        assert (result.text, result.failed) == (str(numbers["first"] + numbers["second"]), False)
+
+        manner.asked = replace(asked, tool_choice="auto", limits=Limits(20))
+        started, *_ = conversation.go_on([result.text])
+        conversation.end_turn()
+        assert isinstance(started, Started)
+        assert started.reused_tokens > started.prompt_tokens / 2
+        answer = store.open().last_answer
+        assert answer is not None
+        assert answer.rounds[0].calls == (call,)
+        assert answer.rounds[0].results == (result.text,)
