@@ -43,7 +43,6 @@ from llmrun.protocol.messages import (
     Tool,
 )
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.speculation import Speculation
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint, Matcher
@@ -73,19 +72,8 @@ class Preparer:
         thinking_tags: the texts between which the model thinks, as its own chat template has them; None if it doesn't.
     """
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        template: str | None,
-        n_ctx: int,
-        speculates: Callable[[Speculation], bool] = lambda speculation: True,
-    ) -> None:
-        """For a model with these tokens, this chat template, and a context window of so many tokens.
-
-        Args:
-            speculates: whether tokens may be drafted where this is asked for.
-        """
-        self._speculates = speculates
+    def __init__(self, vocabulary: Vocabulary, template: str | None, n_ctx: int) -> None:
+        """For a model with these tokens, this chat template, and a context window of so many tokens."""
         self._vocabulary = vocabulary
         self._template = template
         self._n_ctx = n_ctx
@@ -122,7 +110,7 @@ class Preparer:
         sampling = self._sampling(asked, constraint)
         sampler = SequenceSampler(sampling, self._vocabulary, tokens, constraint, asked.remember, asked.logprobs)
         extras = self._extras(asked, tags, syntax, inside=inside)
-        if asked.speculation is not None and self._speculates(asked.speculation):
+        if asked.speculation is not None:
             extras = replace(extras, drafting=Drafting(asked.speculation, _native.SuffixAutomaton(), tokens))
         return Prepared(generate.request, tokens, sampler, asked.limits, extras)
 
@@ -329,20 +317,15 @@ class LoadedModel:
     """
 
     def __init__(self, weights: LlamaModel, context: Context, load: Load) -> None:
-        self._weights = weights
+        self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx)
         self.engine = Engine(context, states=_states(load, weights), exact=load.exact)
         self._is_shared = load.n_seq_max > 1
-        self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx, self._speculates)
 
     @property
     def is_worn_out(self) -> bool:
         """Whether a new engine serves better: a grammar that nobody waits for any more is read on, on a core."""
         matcher = sys.modules.get("llmrun.engine.constraint.matcher")  # where there was a grammar
         return self._is_shared and matcher is not None and matcher.runaways() > 0
-
-    def _speculates(self, speculation: Speculation) -> bool:
-        """Not where the KV cache can't be cut; nor by step times alone where each token of a batch has its experts."""
-        return self.engine.can_draft and not (speculation.times and self._weights.is_mixture)
 
     def save(self, save: SaveState) -> StateSaved:
         """Save an answer's KV state; nothing is saved where it can't be written, because it is only a cache.

@@ -10,8 +10,9 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from llmrun.engine.core.gate import Step
+from llmrun.engine.core.room import Room
 from llmrun.engine.core.sequence import Sequence
-from llmrun.engine.llama.base import Entry
+from llmrun.engine.llama.base import Context, Entry
 
 
 class BatchPart(NamedTuple):
@@ -41,6 +42,11 @@ class Spare(NamedTuple):
     cells: int
     window: int
 
+    @classmethod
+    def of(cls, context: Context, room: Room, n_tokens: int, window: int) -> Spare:
+        """What there is beside so many tokens."""
+        return cls(min(context.n_batch, context.n_outputs), room.n_cells - room.used - n_tokens, window)
+
 
 def fill(chosen: Collection[tuple[Sequence, int]], spare: Spare | None) -> tuple[list[BatchPart], list[Entry]]:
     """Lay a batch out.
@@ -58,8 +64,8 @@ def fill(chosen: Collection[tuple[Sequence, int]], spare: Spare | None) -> tuple
         end, last = start + share, len(tokens) - 1
         for position in range(start, end):
             batch.append(Entry(tokens[position], position, slot, position == last))
-        for position, token in enumerate(draft, end):
-            batch.append(Entry(token, position, slot, True))
+        if draft:
+            batch += [Entry(token, position, slot, True) for position, token in enumerate(draft, end)]
         parts.append(BatchPart(sequence, end, range(len(batch) - len(draft) - (end > last), len(batch))))
     return parts, batch
 

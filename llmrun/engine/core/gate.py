@@ -51,22 +51,25 @@ class StepTimes:
         for time in sorted(times):
             by_width.setdefault(time.width, []).append(time)
         self.widths = tuple(by_width)
-        self._lines = [_line(measured) for measured in by_width.values()]
+        self._lines = {width: _line(measured) for width, measured in by_width.items()}
 
     def seconds(self, width: int, depth: int) -> float:
         """Of a step with so many rows, behind so many tokens in the KV cache."""
-        points = [(known, start + slope * depth) for known, start, slope in self._lines]
-        for (low, fast), (high, slow) in pairwise(points):
-            if width <= high:
+        if width in self._lines:
+            start, slope = self._lines[width]
+            return start + slope * depth
+        for low, high in pairwise(self.widths):
+            if low < width < high:
+                fast, slow = self.seconds(low, depth), self.seconds(high, depth)
                 return fast + (slow - fast) * (width - low) / (high - low)
-        return points[-1][1]
+        return self.seconds(self.widths[0 if width < self.widths[0] else -1], depth)
 
 
-def _line(measured: Sequence[StepTime]) -> tuple[int, float, float]:
-    """A width, its seconds at depth 0, and how much longer each token in the KV cache takes."""
+def _line(measured: Sequence[StepTime]) -> tuple[float, float]:
+    """Seconds at depth 0, and how much longer each token in the KV cache takes."""
     first, last = measured[0], measured[-1]
     slope = max(0.0, last.seconds - first.seconds) / max(1, last.depth - first.depth)
-    return first.width, first.seconds - slope * first.depth, slope
+    return first.seconds - slope * first.depth, slope
 
 
 class Gate:
@@ -97,11 +100,13 @@ class Gate:
             return max((step.rows + most) // _MULTIPLE * _MULTIPLE - step.rows, 0) or most
         if self._gain < -_ALLOWED_LOSS * self._decoding - _ALLOWED_FAILURES * self._trial:
             return 0
-        best, best_rate = 0, _LEAST_GAIN * step.drawn / self._times.seconds(step.rows, step.depth)
+        seconds, depth = self._times.seconds, step.depth
+        best, best_rate = 0, _LEAST_GAIN * step.drawn / seconds(step.rows, depth)
+        first = self._chances[_kind(match)]  # no later token comes true without the first one
         for width in self._times.widths:
             length = width - step.rows
-            if 0 < length <= most:
-                rate = (step.drawn + self.expected(match, length)) / self._times.seconds(width, step.depth)
+            if 0 < length <= most and step.drawn + first * length > best_rate * seconds(width, depth):
+                rate = (step.drawn + self.expected(match, length)) / seconds(width, depth)
                 if rate > best_rate:
                     best, best_rate = length, rate
         return best

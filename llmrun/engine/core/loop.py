@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
@@ -74,7 +74,8 @@ class Engine:
         """
         self._exact = exact
         self.can_draft = context.cuts and not exact
-        self._drafts = True  # a batch that failed is tried again without drafts
+        self._drafts_wanted = False  # some request may have drafts
+        self._drafts = False  # the next batch may: one that failed is tried again without
         self._turn = 0
         self._context = context
         self._vocabulary = context.vocabulary
@@ -147,6 +148,8 @@ class Engine:
                 f"the prompt is {len(prompt):,} tokens long, the context window {self._window:,}",
                 hint="shorten it, or ask for a larger context window with --ctx",
             )
+        if extras.drafting is not None and self.can_draft:
+            self._drafts = self._drafts_wanted = True
         text, metrics = TextStream(limits.stop, limits.ban), Metrics(self._clock())
         number = next(self._numbers)
         self._waiting.append(
@@ -277,16 +280,12 @@ class Engine:
         chosen = [(sequence, share) for sequence, share in zip(running, shares, strict=True) if share]
         if len(chosen) > 1:
             chosen.sort(key=lambda pair: pair[0].slot)
-        parts, batch = fill(chosen, self._spare(chosen))
+        spare = None
+        if self._drafts and not self._suspects:
+            spare = Spare.of(self._context, self._slots.room, sum(shares), self._window)
+        parts, batch = fill(chosen, spare)
         self._alone = parts[0].sequence.request if len(parts) == 1 else None
         return parts, batch
-
-    def _spare(self, chosen: list[tuple[Sequence, int]]) -> Spare | None:
-        """Room for drafts; None where there are none."""
-        if not (self.can_draft and self._drafts and any(sequence.extras.drafting for sequence, _ in chosen)):
-            return None
-        room, rows = self._slots.room, min(self._context.n_batch, self._context.n_outputs)
-        return Spare(rows, room.n_cells - room.used - sum(share for _, share in chosen), self._window)
 
     def _in_turn(self) -> list[Sequence]:
         """Who may have a part of the next batch."""
@@ -301,8 +300,8 @@ class Engine:
         for part in parts:
             part.sequence.draft = []
             self._keep(part.sequence, part.sequence.n_cached)
-        self._drafts = not drafted or isinstance(error, Aborted)
         if drafted or isinstance(error, Aborted):
+            self._drafts = self._drafts_wanted and isinstance(error, Aborted)
             return []
         if isinstance(error, NoRoom):
             return self._give_way()
@@ -332,38 +331,44 @@ class Engine:
     def _computed(self, parts: list[BatchPart], seconds: float) -> list[Event]:
         """A batch went through the model: draw the next tokens of those who have logits."""
         events: list[Event] = []
-        for sequence, end, rows in parts:
-            start = sequence.n_cached
-            sequence.n_cached = sequence.n_fed = end
-            self._slots.append(sequence.slot, sequence.tokens[start:end] + sequence.draft)
+        drawing: list[BatchPart] = []
+        for part in parts:
+            sequence, end, rows = part
+            start, tokens = sequence.n_cached, sequence.tokens[sequence.n_cached : end]
+            sequence.n_cached = end
+            if sequence.draft:
+                tokens += sequence.draft
+                sequence.n_fed = end
+                sequence.n_drafted += len(sequence.draft)
+            self._slots.append(sequence.slot, tokens)
             sequence.metrics.computed(seconds)
-            sequence.n_steps += bool(rows)
-            sequence.n_drafted += len(sequence.draft)
             self._prefilled += max(0, min(end, sequence.n_prompt) - start)
-            if not rows and not sequence.n_completion:
+            if rows:
+                drawing.append(part)
+                sequence.n_steps += 1
+            elif not sequence.n_completion:
                 progress = PrefillProgress(sequence.request, end - sequence.n_reused, sequence.metrics.prefill_seconds)
                 events.append(progress)
-        self._drafts = True
-        drawing = [part for part in parts if part.rows]
+        self._drafts = self._drafts_wanted
         if drawing and self._suspects:
             del self._suspects[0]
         while drawing:
-            tokens = self._draw(drawing)
-            drawing = [
-                part for part, token in zip(drawing, tokens, strict=True) if self._take(part.sequence, token, events)
-            ]
+            drawn = zip(drawing, self._draw(drawing), strict=True)
+            drawing = [part for part, token in drawn if self._take(part.sequence, token, events)]
         return events
 
     def _draw(self, parts: list[BatchPart]) -> list[int | LlmrunError]:
         """The next token of each, from the logits behind those that it has."""
+        samplers: list[SequenceSampler] = []
+        addresses: list[int] = []
+        refused: list[Collection[int]] = []
+        for sequence, end, rows in parts:
+            n_tokens = len(sequence.tokens)
+            samplers.append(sequence.sampler)
+            addresses.append(self._context.logits(rows[n_tokens - end]))
+            refused.append(sequence.refused.get(n_tokens, ()))
         self._decoded += len(parts)
-        sequences = [part.sequence for part in parts]
-        rows = [part.rows[len(part.sequence.tokens) - part.end] for part in parts]
-        return sample_rows(
-            [sequence.sampler for sequence in sequences],
-            [self._context.logits(row) for row in rows],
-            [sequence.refused.get(len(sequence.tokens), ()) for sequence in sequences],
-        )
+        return sample_rows(samplers, addresses, refused)
 
     def _take(self, sequence: Sequence, token: int | LlmrunError, events: list[Event]) -> bool:
         """Take what was drawn; whether the batch has logits for the next token too, because this one was drafted."""

@@ -62,7 +62,7 @@ class Sequence:
         slot: llama.cpp's sequence id, whose KV cache it fills while it runs.
         n_reused: how many of the prompt were in the KV cache already.
         n_cached: how many of tokens are in the KV cache now.
-        n_fed: how many of tokens were in the last batch or before it.
+        n_fed: how many of tokens stand before the draft.
         n_shown: how many answer tokens the text given out so far accounts for.
         n_retracted: how many answer tokens were taken back.
         draft: guessed tokens that go through the model behind all others in this step; never part of tokens.

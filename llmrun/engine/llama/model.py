@@ -87,11 +87,6 @@ class LlamaModel:
         """Whether positions are encoded differently when the context window is made larger (LongRoPE)."""
         return read_header(Path(self.path)).rope_depends_on_window
 
-    @cached_property
-    def is_mixture(self) -> bool:
-        """Whether each token chooses some of its experts (MoE)."""
-        return read_header(Path(self.path)).n_experts > 0
-
     @property
     def is_recurrent(self) -> bool:
         """Whether some layers keep a state of what they have read, in place of keys and values for each token."""
