@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.engine.llama.library import import_llama
-from llmrun.gguf.header import read_header
+from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
 from llmrun.planning.plan import Wishes, make_plan
 
