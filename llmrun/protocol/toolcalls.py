@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -124,6 +125,8 @@ GEMMA = Syntax(
 
 SYNTAXES = {syntax.name: syntax for syntax in (HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_XML, GLM, GEMMA)}
 
+TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
+TOOL_NAME_RULE = "must be 1 to 256 letters, digits or any of _-.:/"
 _MOST_NAME_CHARACTERS = 256
 _Step = Callable[[list["CallPart"]], bool]
 

@@ -44,6 +44,7 @@ _SIGNALS = (signal.SIGKILL, signal.SIGSEGV)
 _ERRORS = {"malformed", "usage", "model_not_found", "model-not-found", "engine-crashed"}
 """Which may come of it all."""
 _GROWTH, _SPARE_BYTES = 1.1, 8 << 20  # memory may grow so much: allocators keep some
+_SPARE_THREADS = 8  # of a pool, which has some more when it first needs them
 _STARVES = 3.0
 _PATIENCE_SECONDS = 120.0  # who is not answered by then never is
 
@@ -206,7 +207,7 @@ def tell_usages(before: Sequence[Usage], after: Sequence[Usage]) -> bool:
         print(f"{name + ' descriptors':22}{first.descriptors:>12}{last.descriptors:>12}")
         print(f"{name + ' threads':22}{first.threads:>12}{last.threads:>12}")
         held.append(last.rss <= first.rss * _GROWTH + _SPARE_BYTES)
-        held.append(last.descriptors <= first.descriptors and last.threads <= first.threads)
+        held.append(last.descriptors <= first.descriptors and last.threads <= first.threads + _SPARE_THREADS)
     return all(held)
 
 

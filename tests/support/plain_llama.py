@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.engine.llama.library import import_llama
+from llmrun.gguf.header import read_header
+from llmrun.planning.hardware import probe
+from llmrun.planning.plan import Wishes, make_plan
 
 TIE = 0.1
 """Logits of two tokens this close may change places with the number of threads."""
@@ -43,7 +46,8 @@ def assert_greedy(path: Path, *turns: tuple[str, str], ends: bool = True) -> Non
         ends: whether the answer was allowed to end, i.e. end tokens count among the likeliest.
     """
     assert turns[-1][1]
-    problem = _do("follow", path=str(path), turns=turns, ends=ends)
+    flash = make_plan(read_header(path), probe(), Wishes()).flash_attention != "off"
+    problem = _do("follow", path=str(path), turns=turns, ends=ends, flash=flash)
     assert not problem, problem
 
 
@@ -79,7 +83,7 @@ def _do(task: str, **arguments: Any) -> Any:
 
 
 class _Model:
-    def __init__(self, path: str, n_ctx: int, eval_callback: Any = None) -> None:
+    def __init__(self, path: str, n_ctx: int, eval_callback: Any = None, *, flash: bool = True) -> None:
         self.llama = llama = import_llama()
         self._quiet = llama.llama_log_callback(lambda *_: None)
         llama.llama_log_set(self._quiet, None)
@@ -90,6 +94,8 @@ class _Model:
         params = llama.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = n_ctx
         params.n_threads = params.n_threads_batch = 1  # beside busy neighbours several would wait for each other
+        if not flash:
+            params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
         if eval_callback:
             self._callback = params.cb_eval = llama.ggml_backend_sched_eval_callback(eval_callback)
         self.context = llama.llama_init_from_model(self.model, params)
@@ -126,9 +132,9 @@ class _Model:
         return np.stack([np.ctypeslib.as_array(row, (self.n_vocab,)) for row in rows])
 
 
-def _follow(path: str, turns: list[tuple[str, str]], ends: bool) -> str:
+def _follow(path: str, turns: list[tuple[str, str]], ends: bool, flash: bool) -> str:
     """Why the last answer is not greedy; "" if it is."""
-    model = _Model(path, 4096)
+    model = _Model(path, 4096, flash=flash)
     forbidden = [] if ends else model.ends()
     there: list[int] = []
     for number, (prompt, answer) in enumerate(turns):

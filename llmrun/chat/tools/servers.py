@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ _MOST_BYTES = 1 << 26  # of a request
 def main() -> None:
     """Answer calls until the chat ends."""
     asking = Asking()
+    logging.disable()  # stderr is for the server's own words
     folder, *command = sys.argv[1:]
     try:
         asyncio.run(_serve(asking, folder, command))

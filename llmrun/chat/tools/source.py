@@ -99,8 +99,9 @@ class ToolSource:
         if self._is_cancelled:
             self._kill()
         self._is_cancelled = True
-        with suppress(_Gone):
-            self._send({"cancel": True})
+        if self._launched is not None:
+            with suppress(_Gone):
+                self._send({"cancel": True})
 
     def let_go(self) -> None:
         """Tell the process to end."""
@@ -147,7 +148,7 @@ class ToolSource:
         try:
             while data:
                 data = data[os.write(self._launched.process.stdin.fileno(), data) :]
-        except OSError:
+        except (OSError, ValueError):  # broken, or closed
             raise self._gone() from None
 
     def _answer(self, seconds: float) -> dict[str, Any] | None:
@@ -197,7 +198,10 @@ def _command(name: str) -> list[str]:
         UsageError: it is neither, or the package for it is missing.
     """
     if name.startswith("mcp:"):
-        words = shlex.split(name.removeprefix("mcp:"))
+        try:
+            words = shlex.split(name.removeprefix("mcp:"))
+        except ValueError as error:
+            raise UsageError(f"invalid --tools {name}", why=str(error)) from None
         if not words:
             raise UsageError("--tools mcp: needs a command", hint="--tools 'mcp:uvx mcp-server-time'")
         if importlib.util.find_spec("mcp") is None:

@@ -13,6 +13,7 @@ from types import TracebackType
 from llmrun.chat.tools.source import Called, ToolSource
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Tool, ToolCall
+from llmrun.protocol.toolcalls import TOOL_NAME, TOOL_NAME_RULE
 
 REFUSED = Called("the user does not allow it", failed=True)
 
@@ -38,10 +39,12 @@ class Toolbox:
         """All tools.
 
         Raises:
-            UsageError: a source can't be used, or two have a tool of the same name.
+            UsageError: a source or a name can't be used, or two have a tool of the same name.
         """
         tools = [(tool, source) for source in self._sources for tool in source.tools()]
         for tool, source in tools:
+            if not TOOL_NAME.fullmatch(tool.name):
+                raise UsageError(f"a tool can't be called {tool.name!r:.80}", why=TOOL_NAME_RULE)
             if tool.name in self._of:
                 raise UsageError(f"there are two tools called {tool.name}", hint="leave one of their --tools out")
             self._of[tool.name] = source

@@ -6,17 +6,16 @@ Owns what they may be; must not know where a protocol puts them.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Tool, ToolCall
+from llmrun.protocol.toolcalls import TOOL_NAME, TOOL_NAME_RULE
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.sampling import schema_grammar
 
 _MOST_TOOLS = 512
-_NAME = re.compile(r"[\w.:/-]{1,256}")
 
 
 def as_json(value: Any) -> str:
@@ -44,8 +43,8 @@ def tool(function: Fields, parameters: str) -> Tool:
 def tool_name(function: Fields) -> str:
     """The name of a function."""
     name = function.needed_text("name")
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"invalid {function.name('name')}", why="must be 1 to 256 letters, digits or any of _-.:/")
+    if not TOOL_NAME.fullmatch(name):
+        raise UsageError(f"invalid {function.name('name')}", why=TOOL_NAME_RULE)
     return name
 
 

@@ -194,13 +194,21 @@ def test_tools_end_with_the_chat_however_it_ends(name: str, tool: str, folder: P
         ("broken.py", "RuntimeError: no way"),
         ("nameless.py", r"f\(\) can't be a tool"),
         ("mcp:", "needs a command"),
+        ("mcp:server 'unclosed", "No closing quotation"),
         ("mcp:./no-such-command", "no-such-command"),
+        ("mcp:sh -c 'echo no key >&2'", "Connection closed; no key$"),
     ],
 )
 def test_what_has_no_tools_says_why(name: str, why: str, folder: Path) -> None:
     (folder / "broken.py").write_text("raise RuntimeError('no way')")
     (folder / "nameless.py").write_text("def f(a, /): pass")
     with pytest.raises(UsageError, match=why), Toolbox([name], 1) as toolbox:
+        toolbox.tools()
+
+
+def test_a_name_that_would_break_a_call(folder: Path) -> None:
+    (folder / "other.py").write_text("def f(): pass\nglobals()['a\"b'] = f")
+    with pytest.raises(UsageError, match="a tool can't be called"), Toolbox(["other.py"], 1) as toolbox:
         toolbox.tools()
 
 
