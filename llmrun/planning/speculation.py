@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from llmrun.planning import kept
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.codec import from_json
 from llmrun.protocol.messages import Load, Stats
-from llmrun.protocol.speculation import Speculation, StepTime
+from llmrun.protocol.speculation import Speculation, StepTime, StepTimes
 
 AUTO, OFF = -1, 0
 """Drafted tokens a step: as many as the measured step times say will pay; none."""
@@ -155,23 +154,5 @@ def expected_gain(stats: Stats, times: Sequence[StepTime]) -> float | None:
     if not times or not stats.drafted_tokens or not stats.decode_steps:
         return None
     rows = 1 + stats.drafted_tokens / stats.decode_steps
-    plain, wide = (_seconds(times, width, stats.context_used) for width in (1, rows))
+    plain, wide = (StepTimes(times).seconds(width, stats.context_used) for width in (1, rows))
     return tokens_a_step(stats) * plain / wide
-
-
-def _seconds(times: Sequence[StepTime], width: float, depth: float) -> float:
-    """Of a step, between those that were measured."""
-    by_depth = [
-        (at, _between([(each.width, each.seconds) for each in times if each.depth == at], width))
-        for at in {each.depth for each in times}
-    ]
-    return _between(by_depth, depth)
-
-
-def _between(points: list[tuple[int, float]], at: float) -> float:
-    """The value on the line from point to point; beyond them the last one's."""
-    points.sort()
-    for (left, low), (right, high) in pairwise(points):
-        if at <= right:
-            return low + (high - low) * max(0.0, at - left) / (right - left)
-    return points[-1][1]

@@ -5,6 +5,8 @@ Records like those of messages.py, which says what all of them have in common.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -20,6 +22,39 @@ class StepTime(NamedTuple):
     width: int
     depth: int
     seconds: float
+
+
+class StepTimes:
+    """How long a step takes, between and beyond what was measured.
+
+    Attributes:
+        widths: those that were measured.
+    """
+
+    def __init__(self, times: Sequence[StepTime]) -> None:
+        by_width: dict[int, list[StepTime]] = {}
+        for time in sorted(times):
+            by_width.setdefault(time.width, []).append(time)
+        self.widths = tuple(by_width)
+        self._lines: dict[float, tuple[float, float]] = {width: _line(each) for width, each in by_width.items()}
+
+    def seconds(self, width: float, depth: int) -> float:
+        """Of a step with so many rows, behind so many tokens in the KV cache."""
+        if width in self._lines:
+            start, slope = self._lines[width]
+            return start + slope * depth
+        for low, high in pairwise(self.widths):
+            if low < width < high:
+                fast, slow = self.seconds(low, depth), self.seconds(high, depth)
+                return fast + (slow - fast) * (width - low) / (high - low)
+        return self.seconds(self.widths[0 if width < self.widths[0] else -1], depth)
+
+
+def _line(measured: Sequence[StepTime]) -> tuple[float, float]:
+    """Seconds at depth 0, and how much longer each token in the KV cache takes."""
+    first, last = measured[0], measured[-1]
+    slope = max(0.0, last.seconds - first.seconds) / max(1, last.depth - first.depth)
+    return first.seconds - slope * first.depth, slope
 
 
 class Speculation(NamedTuple):

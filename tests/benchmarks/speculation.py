@@ -16,7 +16,6 @@ from pathlib import Path
 
 from llmrun import _native
 from llmrun.bench.speculation import PROMPTS
-from llmrun.engine.core.gate import StepTimes
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.environment import set_environment
 from llmrun.engine.llama.context import LlamaContext
@@ -25,7 +24,7 @@ from llmrun.engine.service import Preparer
 from llmrun.planning.speculation import expected_gain, tokens_a_step
 from llmrun.protocol.messages import AnswerRequest, Failed, Finished, Generate, Load, Message, Stats
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.speculation import Speculation, StepTime
+from llmrun.protocol.speculation import Speculation, StepTime, StepTimes
 
 MOST = 15
 N_CTX = 4096

@@ -10,11 +10,9 @@ tells of any draft whether it would have come true, verified or not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
-from llmrun.protocol.speculation import Speculation, StepTime
+from llmrun.protocol.speculation import Speculation, StepTimes
 
 _MULTIPLE = 4  # kernels compute so many rows at once, and handle a remainder badly
 _LEAST_GAIN = 1.1  # expected: a table is never quite right
@@ -37,39 +35,6 @@ class Step(NamedTuple):
     rows: int
     drawn: int
     depth: int
-
-
-class StepTimes:
-    """How long a step takes, between and beyond what was measured.
-
-    Attributes:
-        widths: those that were measured.
-    """
-
-    def __init__(self, times: Sequence[StepTime]) -> None:
-        by_width: dict[int, list[StepTime]] = {}
-        for time in sorted(times):
-            by_width.setdefault(time.width, []).append(time)
-        self.widths = tuple(by_width)
-        self._lines = {width: _line(measured) for width, measured in by_width.items()}
-
-    def seconds(self, width: int, depth: int) -> float:
-        """Of a step with so many rows, behind so many tokens in the KV cache."""
-        if width in self._lines:
-            start, slope = self._lines[width]
-            return start + slope * depth
-        for low, high in pairwise(self.widths):
-            if low < width < high:
-                fast, slow = self.seconds(low, depth), self.seconds(high, depth)
-                return fast + (slow - fast) * (width - low) / (high - low)
-        return self.seconds(self.widths[0 if width < self.widths[0] else -1], depth)
-
-
-def _line(measured: Sequence[StepTime]) -> tuple[float, float]:
-    """Seconds at depth 0, and how much longer each token in the KV cache takes."""
-    first, last = measured[0], measured[-1]
-    slope = max(0.0, last.seconds - first.seconds) / max(1, last.depth - first.depth)
-    return first.seconds - slope * first.depth, slope
 
 
 class Gate:

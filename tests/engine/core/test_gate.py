@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from llmrun.engine.core.gate import Gate, Step, StepTimes
-from llmrun.protocol.speculation import Speculation, StepTime
+from llmrun.engine.core.gate import Gate, Step
+from llmrun.protocol.speculation import Speculation, StepTime, StepTimes
 
 ALONE = Step(rows=1, drawn=1, depth=0)
 CHEAP = tuple(StepTime(width, 0, seconds) for width, seconds in ((1, 1.0), (4, 1.2), (8, 1.4), (16, 1.8)))
