@@ -119,9 +119,10 @@ def _chat(
 ) -> None:
     """A conversation, where there is no prompt and somebody who can type."""
     from llmrun.cli.chat import Saving, chat
+    from llmrun.cli.tools import tooling
 
     saving = Saving(last=False, session=None, private=False, overflow=None, keep=0)
-    inspect.unwrap(chat)(model, stats, wanted=wanted, saving=saving, loading=loading, flags=flags)
+    inspect.unwrap(chat)(model, stats, wanted=wanted, tooling=tooling(), saving=saving, loading=loading, flags=flags)
 
 
 def _say_limit(output: Output, asked: AnswerRequest, finished: Finished) -> None:

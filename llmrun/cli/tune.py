@@ -31,11 +31,11 @@ def tune(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Find and remember the fastest settings for a model here, and measure what drafting tokens costs.
+    """Find and remember the fastest settings for a model here.
 
     They hold for models of this shape on this machine. A setting is kept only if it is significantly faster than the
     default, measured in turns. Other threads, flash attention or repacking round otherwise, which can change an answer
-    at --temp 0; what is kept is said.
+    at --temp 0; what is kept is said. What drafting tokens costs is measured too.
     """
     from llmrun.bench.tune.run import check_wishes, keep, measure_steps
     from llmrun.bench.tune.run import tune as find_fastest

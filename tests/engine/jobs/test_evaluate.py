@@ -124,9 +124,9 @@ def test_a_model_beside_itself() -> None:
 
 
 def test_positions_of_the_whole_chunk_change_no_other_figure() -> None:
-    half, _ = measured(Evaluate("m", TEXT, n_ctx=64, chunks=2), [FakeContext(noisy(1), n_batch=64)])
+    half, _ = measured(Evaluate("m", TEXT, n_ctx=64, chunks=2), [FakeContext(noisy(1), n_batch=64, n_outputs=64)])
     whole, _ = measured(
-        Evaluate("m", TEXT, n_ctx=64, chunks=2, every_position=True), [FakeContext(noisy(1), n_batch=64)]
+        Evaluate("m", TEXT, n_ctx=64, chunks=2, every_position=True), [FakeContext(noisy(1), n_batch=64, n_outputs=64)]
     )
     assert whole.perplexity == half.perplexity
     assert whole.positions == half.positions
@@ -261,7 +261,7 @@ def test_lengths() -> None:
 
 def test_needles_of_both_models_stand_side_by_side() -> None:
     n_ctx = 1024
-    backends = [FakeContext(remembering(far), n_ctx=n_ctx, n_batch=512) for far in (500, 2000)]
+    backends = [FakeContext(remembering(far), n_ctx=n_ctx, n_batch=512, n_outputs=512) for far in (500, 2000)]
     command = Evaluate("m", TEXT, "r", n_ctx=n_ctx, chunks=1, needles=True)
     found, updates = measured(command, backends)
     assert found.perplexity is not None

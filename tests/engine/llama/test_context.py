@@ -295,7 +295,7 @@ def test_a_state_that_cannot_be_put_back_leaves_an_empty_sequence(model: LlamaMo
 
 
 def test_more_rows_of_logits_than_there_is_room_for_are_refused(model: LlamaModel) -> None:
-    with opened(model, n_seq_max=2) as context:
+    with opened(model, n_seq_max=2, exact=True) as context:
         assert context.n_outputs == 2
         with pytest.raises(DecodeError, match="at most 2"):
             context.decode([Entry(5, position, 0, True) for position in range(3)])

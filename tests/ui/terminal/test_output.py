@@ -123,6 +123,7 @@ def test_events_are_lines_of_json_without_control_characters() -> None:
         "text": "a\x1b\x7f\u202e\n🙂\udc80",
         "tokens": 1,
         "logprobs": [],
+        "drafted": False,
     }
     assert json.loads(second)["stats"]["seed"] == 5
 
