@@ -6,7 +6,7 @@ Idle slots are the parked prefixes: there are more slots than may run. Must not 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -96,10 +96,13 @@ class Slots:
 
     def _save_soon(self, slot: int) -> None:
         """What a slot holds goes to disk, if that is worth it."""
-        tokens = self.cached[slot]
-        if self.saver is not None and not self._salts[slot] and self.saver.wants(tokens):
+        self._offer(self.cached[slot], self._salts[slot], lambda: self._context.state(slot))
+
+    def _offer(self, tokens: list[int], salt: str, read: Callable[[], bytearray]) -> None:
+        """A prefix goes to disk, if that is worth it; only then its state is read."""
+        if self.saver is not None and not salt and self.saver.wants(tokens):
             with suppress(LlmrunError):
-                state = self._context.state(slot)
+                state = read()
                 if state:
                     self.saver.save(tokens, state)
 
@@ -111,9 +114,9 @@ class Slots:
         """Stow parked prefixes until their cells are so few that they make nobody's answer slower."""
         if not self._context.unified or len(self.idle) == len(self.cached):
             return
+        held_by_busy = self.room.held({*self.cached} - self.idle)
         for slot in self._parked():
-            busy = {*self.cached} - self.idle
-            if self.room.used - self.room.held(busy) <= _CHEAP_CELLS:
+            if self.room.used - held_by_busy <= _CHEAP_CELLS:
                 return
             freed = self.room.used - self.room.held({*self.cached} - {slot})
             if 2 * freed > len(self.cached[slot]):  # else most of its cells are others' too, and would be twice there
@@ -137,8 +140,8 @@ class Slots:
 
     def _lose(self, prefix: StowedPrefix) -> None:
         """What is stowed no longer goes to disk, if that is worth it."""
-        if self.saver is not None and prefix.went_on and not prefix.salt and self.saver.wants(prefix.tokens):
-            self.saver.save(prefix.tokens, prefix.state)
+        if prefix.went_on:
+            self._offer(prefix.tokens, prefix.salt, lambda: prefix.state)
 
     def take(self, tokens: list[int], n_prompt: int, salt: str, *, moves: bool) -> tuple[int, int]:
         """Give a sequence an idle slot, holding as many of its first tokens as can be had without prefill.
@@ -203,7 +206,7 @@ class Slots:
         try:
             yield True
         finally:
-            if tokens and self._context.set_state(slot, bytes(state), len(tokens)):
+            if tokens and self._context.set_state(slot, state, len(tokens)):
                 self.append(slot, tokens)
 
     def _choose(self, tokens: list[int], salt: str) -> tuple[int, bool]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support.conversation import Conversation
 from support.fake_context import hashed
 
+from llmrun.engine.core.states import KVStore
 from llmrun.engine.core.stowed import Stowed, StowedPrefix
 from llmrun.protocol.params import SamplingParams
 
@@ -86,6 +89,21 @@ def test_the_oldest_goes_where_there_is_no_room_for_all() -> None:
         talk.ask(prompt + "!", SAMPLING, most=4, request=request)
     talk.run()
     assert [talk.started(request).reused_tokens for request in (20, 21, 22)] == [0, 300, 300]
+
+
+def test_a_conversation_that_goes_is_on_disk(tmp_path: Path) -> None:
+    store = KVStore(tmp_path, "model", 1 << 20)
+    talk = Conversation(hashed, store, n_ctx=600, n_seq_max=2, n_parked=4, n_cells=1600)  # 400 may be stowed
+    answer, _ = talk.answer(LONG["a"], SAMPLING, most=4)
+    talk.answer(LONG["a"] + answer + "!", SAMPLING, most=4)
+    for letter in "bcd":
+        talk.answer(LONG.get(letter, letter * 300), SAMPLING, most=4)
+    saver = talk.engine._slots.saver
+    assert saver is not None
+    saver.wait()
+    assert len(list(tmp_path.rglob("*.kv"))) == 1, "nobody went on with the others"
+    talk.answer(LONG["a"] + answer + "!?", SAMPLING, most=4)
+    assert talk.started().reused_tokens >= 300
 
 
 def test_a_state_that_is_refused_is_computed_again() -> None:
