@@ -24,7 +24,7 @@ _MOST_MATCHES = 1000
 def pull(model: ModelArgument) -> None:
     """Download a model, or finish an interrupted download."""
     from llmrun.cli.loading import fetch
-    from llmrun.model import locate
+    from llmrun.models.locate import locate
 
     output = Output()
     settings = load_settings()
