@@ -97,8 +97,8 @@ first long answer, by `serve` while nobody asks, and by `llmrun tune` and
                      can't be taken back.
   --speculate off    Draft nothing.
   --speculate N      Always draft up to N tokens a step, 3 to 15.
-  --draft MODEL      Where the text says too little, a smaller model guesses, in
-                     a context of its own: those tokens that it finds at least
+  --draft MODEL      Where the text says too little, a smaller model guesses,
+                     in its own context: those tokens that it finds at least
                      75 % likely. It has to be of the same family, with the same
                      vocabulary. It reads a prompt once the answer is so long
                      that it will pay, and its steps count: where it is not much
