@@ -174,7 +174,7 @@ class Engine:
         except (Aborted, NoRoom, LlmrunError) as error:
             return self._undo(parts, error)
         seconds = self._clock() - began
-        if len(batch) >= PrefillRate.MEASURED:
+        if len(batch) >= len(parts) + PrefillRate.LEAST:
             self._rate.computed(len(batch), seconds)
         return self._computed(parts, seconds)
 
