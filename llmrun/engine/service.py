@@ -22,7 +22,7 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import ALLOCATING
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
-from llmrun.engine.prompt.thinking import Tags, ThinkingBudget, Thoughts, opens, thinking_tags
+from llmrun.engine.prompt.thinking import Tags, ThinkingBudget, Thoughts, lead_in, opens, thinking_tags
 from llmrun.engine.prompt.tools import offers_tools, waits_for_call
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.ended import SaveState, StateSaved
@@ -43,6 +43,7 @@ from llmrun.protocol.messages import (
     Tool,
 )
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.toolcalls import HARMONY, Syntax
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint, Matcher
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from llmrun.engine.llama.base import Context, Vocabulary
     from llmrun.engine.llama.model import LlamaModel
     from llmrun.grammar import Grammar
-    from llmrun.protocol.toolcalls import Syntax
 
 _LONG_TOKEN = 32  # bytes; most are a few
 
@@ -104,7 +104,12 @@ class Preparer:
         if offers_tools(asked):
             syntax = self._chat_template(asked.template).syntax
             matcher = self._calls(asked, syntax)
-        tags = thinking_tags(asked.template) or self.thinking_tags
+        calls = syntax is HARMONY
+        tags = thinking_tags(asked.template, calls=calls) or thinking_tags(self._template, calls=calls)
+        if matcher is not None and asked.prompt is None:
+            lead = lead_in(tags, thinks=asked.thinking is not False)
+            text += lead
+            tokens += self._vocabulary.tokenize(lead, special=True)
         inside = tags is not None and opens(text, tags)
         constraint = self._constraint(asked, matcher, syntax, tags, inside=inside)
         sampling = self._sampling(asked, constraint)
