@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from llmrun.convert.architectures import Family, bare_name, wanted_tensors
 from llmrun.convert.config import Config
-from llmrun.convert.encode import WRITTEN_TYPES, all_finite, encode, to_float32
+from llmrun.convert.encode import all_finite, encode, to_float32
 from llmrun.convert.hyperparameters import Shape
 from llmrun.convert.sources import TensorSource, array_source, permuted, shifted
 from llmrun.errors import BadModelError, UsageError
+from llmrun.gguf.types import TENSOR_TYPES
 
 if TYPE_CHECKING:
     from llmrun.convert.encode import Array
@@ -31,7 +32,7 @@ class Written:
     """A tensor of the file.
 
     Attributes:
-        kind: one of encode.WRITTEN_TYPES.
+        kind: F32, F16, BF16 or Q8_0.
     """
 
     name: str
@@ -46,8 +47,8 @@ class Written:
     @property
     def n_bytes(self) -> int:
         """Of its data, without padding."""
-        _, elements, block_bytes = WRITTEN_TYPES[self.kind]
-        return prod(self.source.shape) // elements * block_bytes
+        kind = TENSOR_TYPES[self.kind]
+        return prod(self.source.shape) // kind.block * kind.block_bytes
 
     def data(self) -> Iterator[Array]:
         """Its data, some rows at a time.
@@ -161,7 +162,7 @@ def _written(name: str, source: TensorSource, kind: str) -> Written:
     assert len(name) <= MAX_NAME_BYTES, "the tables hold short names"
     if len(source.shape) < 2 or name.endswith("_norm.weight") or name in _ALWAYS_F32:
         return Written(name, "F32", source)
-    if source.shape[-1] % WRITTEN_TYPES[kind][1]:
+    if source.shape[-1] % TENSOR_TYPES[kind].block:
         return Written(name, "F16", source)
     return Written(name, kind, source)
 
