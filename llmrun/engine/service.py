@@ -319,9 +319,12 @@ class LoadedModel:
     Attributes:
         preparer: for a thread of its own.
         engine: the loop.
+        weights: what it computes with.
+        load: as it was loaded.
     """
 
     def __init__(self, weights: LlamaModel, context: Context, load: Load) -> None:
+        self.weights, self.load = weights, load
         self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx)
         self.engine = Engine(context, states=_states(load, weights), exact=load.exact)
         self._is_shared = load.n_seq_max > 1

@@ -25,12 +25,7 @@ from llmrun.engine.llama.base import Aborted, Context, Entry, NoRoom
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.condition import Condition
 from llmrun.protocol.ended import Explained
-from llmrun.protocol.messages import (
-    Event,
-    Failed,
-    Finished,
-    PrefillProgress,
-)
+from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
 from llmrun.protocol.params import Limits
 from llmrun.protocol.speculation import StepTime
 
@@ -469,7 +464,7 @@ class Engine:
             UsageError: another answer has taken its slot.
             OSError: it can't be written.
         """
-        sequence = self._answer(request)
+        sequence = self.ended(request)
         if prompt_only:
             self._slots.truncate(sequence.slot, sequence.n_prompt)
         return self._slots.save(sequence.slot)
@@ -485,7 +480,7 @@ class Engine:
         Raises:
             UsageError: another answer has taken its slot.
         """
-        return Explained(request, tuple(self._answer(request).sampler.explain(last, candidates)))
+        return Explained(request, tuple(self.ended(request).sampler.explain(last, candidates)))
 
     def measure_steps(self, interrupted: Callable[[], bool]) -> tuple[StepTime, ...]:
         """How long decode steps of several widths take; nothing where somebody is answered, or it is interrupted."""
@@ -493,7 +488,12 @@ class Engine:
             return ()
         return measure_steps(self._context, self._slots, self._clock, interrupted)
 
-    def _answer(self, request: int) -> Sequence:
+    def ended(self, request: int) -> Sequence:
+        """An answer that ended and whose slot nobody has taken yet.
+
+        Raises:
+            UsageError: there is no such answer.
+        """
         for sequence in self._ended.values():
             if sequence.request == request:
                 return sequence
