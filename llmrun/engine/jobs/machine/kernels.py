@@ -11,7 +11,6 @@ import ctypes
 from collections.abc import Callable, Sequence
 
 from llmrun import _native
-from llmrun.engine.llama.devices import gpus
 from llmrun.engine.llama.library import start
 from llmrun.engine.llama.operations import Operations
 from llmrun.protocol.jobs import Nothing
@@ -53,7 +52,6 @@ def run(command: MeasureKernels, report: Callable[[Nothing], None], flag: _nativ
         looks={name: _attention(ggml, TYPES[name], 1) for name in ("F16", "Q8_0")},
         prefill_looks={name: _attention(ggml, TYPES[name], _PROMPT) for name in ("F16", "Q8_0")},
         types={name: _rates(ggml, TYPES[name], sizes) for name in command.types if name in TYPES},
-        gpus=gpus(),
     )
 
 
