@@ -491,11 +491,10 @@ def load(
     if path is None and not pull:
         raise not_on_disk(name)
     if path is None:
-        from llmrun.models.download.transfer import ignore_note
         from llmrun.models.pull import pull as fetch
         from llmrun.planning.choice import chooser
 
-        path = fetch(located.spec, settings, on_pull, choose=chooser(settings, ignore_note))
+        path = fetch(located.spec, settings, on_pull, choose=chooser(settings))
     model = prepare(located.spec, path, wishes, speculate=most)
     model.start(runner.Runner(), on_progress)
     return model

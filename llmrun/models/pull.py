@@ -41,7 +41,7 @@ Updated = Literal["updated", "unchanged", "unchecked"]
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class HubOffer:
     """What the hub has of a model.
 
     Attributes:
@@ -118,7 +118,7 @@ def offered(
     *,
     choose: Choose = _usual,
     patience: Patience = PATIENT,
-) -> Offer:
+) -> HubOffer:
     """What pull() or update() would have at the end; brings nothing. The spec has to be of a repository.
 
     Raises:
@@ -209,7 +209,7 @@ class _Repository:
         mirror.fetch(source, blob, lock=lock, on_progress=self.on_progress, on_note=self.on_note)
         return self._install(source.revision, self.spec.filename, source.sha256)
 
-    def offer(self) -> Offer:
+    def offer(self) -> HubOffer:
         """What the hub has; there is room for all parts before the first byte is asked for."""
         found = hub.repository_files(
             self.repository, self.spec.revision, self.settings, self.on_note, patience=self.patience
@@ -220,9 +220,9 @@ class _Repository:
                 part.size - arrived_bytes(blob, part.size) for part in parts if not (blob := self._blob(part)).exists()
             )
             require_space(self.store.root, missing)
-        return Offer(found.commit, parts, missing)
+        return HubOffer(found.commit, parts, missing)
 
-    def bring(self, offer: Offer) -> Path:
+    def bring(self, offer: HubOffer) -> Path:
         """Download what is missing of it; gives the (first) file's path."""
         total = hub.n_bytes(offer.parts)
         done = 0

@@ -157,6 +157,8 @@ def _refuse(response: httpx2.Response, settings: Settings, about: tuple[str, str
 
 def _unreachable(settings: Settings, why: str) -> NetworkError:
     hint = "check the network; models of `llmrun list` work without it"
+    if "CERTIFICATE" in why:
+        hint = "name the certificates to trust: SSL_CERT_FILE=FILE"
     return NetworkError(f"can't reach the hub at {settings.endpoint}", why=why, hint=hint)
 
 

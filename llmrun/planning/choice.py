@@ -12,7 +12,7 @@ from functools import partial
 from llmrun.config import Settings
 from llmrun.errors import OutOfMemoryError
 from llmrun.models import hub
-from llmrun.models.download.transfer import OnNote
+from llmrun.models.download.transfer import OnNote, ignore_note
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.estimate import QuantCandidate, candidates_of, look_ahead
 from llmrun.planning.hardware import Hardware
@@ -28,7 +28,7 @@ def is_open(spec: ModelSpec) -> bool:
     return spec.any_quant or (spec.filename is None and spec.quant is None)
 
 
-def chooser(settings: Settings, on_note: OnNote) -> Callable[[ModelSpec, hub.Repository], hub.Parts]:
+def chooser(settings: Settings, on_note: OnNote = ignore_note) -> Callable[[ModelSpec, hub.Repository], hub.Parts]:
     """choose() on this machine."""
     return partial(choose, settings=settings, on_note=on_note)
 

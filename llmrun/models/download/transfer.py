@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
+from llmrun.config import ca_file
 from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError
 
 if TYPE_CHECKING:
@@ -127,20 +129,23 @@ def new_client(source: TransferSource, patience: Patience) -> httpx2.Client:
     trusting = {
         f"all://{host}": httpx2.HTTPTransport(verify=False, proxy=source.proxy) for host in source.trusted_hosts
     }
-    verify = True if source.ca_file is None else _certificates(source.ca_file)
+    certificates = source.ca_file or ca_file()
+    verify = True if certificates is None else _certificates(certificates)
     try:
         return httpx2.Client(timeout=timeout, verify=verify, proxy=source.proxy, mounts=trusting)
     except (ValueError, httpx2.InvalidURL, ImportError) as error:  # ImportError: socks without its package
         raise NetworkError("the proxy can't be used", why=str(error), hint="check HTTPS_PROXY and ALL_PROXY") from error
 
 
-def _certificates(ca_file: str) -> ssl.SSLContext:
+def _certificates(place: str) -> ssl.SSLContext:
     import ssl
 
     try:
-        return ssl.create_default_context(cafile=ca_file)
+        if Path(place).is_dir():
+            return ssl.create_default_context(capath=place)
+        return ssl.create_default_context(cafile=place)
     except OSError as error:
-        raise NetworkError(f"can't read the certificates in {ca_file!r}", why=str(error)) from error
+        raise NetworkError(f"can't read the certificates in {place!r}", why=str(error)) from error
 
 
 class Link:
