@@ -23,7 +23,8 @@ from llmrun.gguf.rules import check
 from llmrun.grammar import Grammar
 from llmrun.models.registry import ModelSpec, load_catalogue, resolve
 from llmrun.models.store.store import Store
-from llmrun.planning.hardware import Hardware, probe
+from llmrun.planning.hardware import Hardware
+from llmrun.planning.machine import this_machine
 from llmrun.planning.plan import Plan, Wishes, make_plan, scores_fit
 from llmrun.planning.speculation import AUTO, DraftPolicy, read_speculate
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
@@ -423,7 +424,7 @@ def prepare(
     """
     header = read_header(path)
     check(header)
-    hardware, wishes, settings = probe(), wishes or Wishes(), load_settings()
+    hardware, wishes, settings = this_machine(), wishes or Wishes(), load_settings()
     hardware = replace(hardware, memory_available=max(hardware.memory_available - promised, 0))
     plan = make_plan(header, hardware, wishes, name=spec.name, repository=spec.repository or "")
     keeps_states = keeps_states and settings.states_bytes > 0
@@ -491,8 +492,9 @@ def load(
         raise not_on_disk(name)
     if path is None:
         from llmrun.models.pull import pull as fetch
+        from llmrun.planning.choice import chooser
 
-        path = fetch(located.spec, settings, on_pull, lambda note: None)
+        path = fetch(located.spec, settings, on_pull, choose=chooser(settings))
     model = prepare(located.spec, path, wishes, speculate=most)
     model.start(runner.Runner(), on_progress)
     return model
