@@ -22,7 +22,8 @@ from llmrun.gguf.rules import check
 from llmrun.grammar import Grammar
 from llmrun.models.locate import locate, not_on_disk
 from llmrun.models.registry import ModelSpec
-from llmrun.planning.hardware import Hardware, probe
+from llmrun.planning.hardware import Hardware
+from llmrun.planning.machine import this_machine
 from llmrun.planning.pairs import DraftFile, plan_pair
 from llmrun.planning.plan import Plan, Wishes, scores_fit
 from llmrun.planning.speculation import AUTO, DraftPolicy, read_speculate
@@ -406,7 +407,7 @@ def prepare(
     """
     header = read_header(path)
     check(header)
-    hardware, wishes, settings = probe(), wishes or Wishes(), load_settings()
+    hardware, wishes, settings = this_machine(), wishes or Wishes(), load_settings()
     hardware = replace(hardware, memory_available=max(hardware.memory_available - promised, 0))
     plan, drafts = plan_pair(header, draft, hardware, wishes, name=spec.name, repository=spec.repository or "")
     keeps_states = keeps_states and settings.states_bytes > 0
@@ -480,8 +481,9 @@ def load(
         if not pull:
             raise not_on_disk(name)
         from llmrun.models.pull import pull as fetch
+        from llmrun.planning.choice import chooser
 
-        return located.spec, fetch(located.spec, settings, on_pull, lambda note: None)
+        return located.spec, fetch(located.spec, settings, on_pull, choose=chooser(settings))
 
     spec, path = find(name)
     drafts = DraftFile.of(*find(draft)) if draft is not None else None

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmrun.cli.options import LoadingOptions
 from llmrun.config import Settings, load_settings
@@ -14,13 +15,15 @@ from llmrun.model import Expected, Model, prepare
 from llmrun.models.locate import locate, not_on_disk
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.in_use import using
-from llmrun.planning.hardware import probe
 from llmrun.planning.pairs import DraftFile
 from llmrun.protocol.messages import LoadProgress
 from llmrun.runner import runner
 from llmrun.ui.answer.view import answer_view
 from llmrun.ui.terminal.format import size
 from llmrun.ui.terminal.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.models.pull import Updated
 
 _UNASKED_BYTES = 10**9  # a download that is larger wants a yes
 
@@ -93,6 +96,7 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
         UsageError: it is much, and nobody can be asked.
     """
     from llmrun.models.pull import pull
+    from llmrun.planning.choice import chooser
     from llmrun.ui.terminal.progress import download_progress
 
     def on_size(n_bytes: int | None) -> None:
@@ -108,4 +112,14 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
             raise not_on_disk(spec.name)
 
     with download_progress(output, spec.name) as on_progress:
-        return pull(spec, settings, on_progress, on_progress.note, on_size=on_size, room=probe().memory_available)
+        choose = chooser(settings, on_progress.note)
+        return pull(spec, settings, on_progress, on_progress.note, on_size=on_size, choose=choose)
+
+
+def refresh(output: Output, spec: ModelSpec, settings: Settings) -> Updated:
+    """Fetch the newer file of a model that is on this disk, if there is one."""
+    from llmrun.models.pull import update
+    from llmrun.ui.terminal.progress import download_progress
+
+    with download_progress(output, spec.name) as on_progress:
+        return update(spec, settings, on_progress, on_progress.note)

@@ -206,7 +206,7 @@ async def _run(output: Output, options: ServeOptions, listening: socket.socket, 
     """Serve until a signal comes: the first lets running answers end, the second does not."""
     from llmrun.server.running import RunningServer, registered
     from llmrun.server.serving import Serving
-    from llmrun.ui.views.serve import ServedRequest, ServeView
+    from llmrun.ui.views.serve import ServeView
 
     view = ServeView(output, log_json=log_json)
     settings = load_settings()
@@ -223,7 +223,7 @@ async def _run(output: Output, options: ServeOptions, listening: socket.socket, 
     serving = Serving(
         options,
         settings,
-        on_served=lambda served: view.served(ServedRequest(*served)),
+        on_served=view.served,
         on_loaded=loaded,
         on_failed=view.failed,
     )

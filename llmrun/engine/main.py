@@ -322,7 +322,7 @@ class EngineProcess:
         def report(update: Any) -> None:
             self._channel.send(JobUpdate(job.request, as_dict(update)))
 
-        return as_dict(run(command, report, self._flag))
+        return as_dict(run(command, report, self._flag, *([self._living_model()] if kind.needs_model else ())))
 
     @contextmanager
     def _reporting_progress(self, request: int) -> Iterator[None]:

@@ -23,7 +23,7 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import ALLOCATING
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
-from llmrun.engine.prompt.thinking import Tags, ThinkingBudget, Thoughts, opens, thinking_tags
+from llmrun.engine.prompt.thinking import Tags, ThinkingBudget, Thoughts, lead_in, opens, thinking_tags
 from llmrun.engine.prompt.tools import offers_tools, waits_for_call
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.ended import SaveState, StateSaved
@@ -44,6 +44,7 @@ from llmrun.protocol.messages import (
     Tool,
 )
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.toolcalls import HARMONY, Syntax
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint, Matcher
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from llmrun.engine.llama.base import Context, Vocabulary
     from llmrun.engine.llama.model import LlamaModel
     from llmrun.grammar import Grammar
-    from llmrun.protocol.toolcalls import Syntax
 
 _LONG_TOKEN = 32  # bytes; most are a few
 
@@ -108,7 +108,12 @@ class Preparer:
         if offers_tools(asked):
             syntax = self._chat_template(asked.template).syntax
             matcher = self._calls(asked, syntax)
-        tags = thinking_tags(asked.template) or self.thinking_tags
+        calls = syntax is HARMONY
+        tags = thinking_tags(asked.template, calls=calls) or thinking_tags(self._template, calls=calls)
+        if matcher is not None and asked.prompt is None:
+            lead = lead_in(tags, thinks=asked.thinking is not False)
+            text += lead
+            tokens += self._vocabulary.tokenize(lead, special=True)
         inside = tags is not None and opens(text, tags)
         constraint = self._constraint(asked, matcher, syntax, tags, inside=inside)
         sampling = self._sampling(asked, constraint)
@@ -319,10 +324,13 @@ class LoadedModel:
     Attributes:
         preparer: for a thread of its own.
         engine: the loop.
+        weights: what it computes with.
+        load: as it was loaded.
     """
 
     def __init__(self, weights: LlamaModel, context: Context, load: Load, drafts: Context | None = None) -> None:
         """Over a model's context, and that of its draft model."""
+        self.weights, self.load = weights, load
         draft_model = DraftModel(drafts, weights.vocabulary.n_tokens) if drafts is not None else None
         self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx, draft_model)
         self.engine = Engine(context, states=_states(load, weights), draft_model=draft_model, exact=load.exact)

@@ -172,7 +172,7 @@ class Engine:
         except (Aborted, NoRoom, LlmrunError) as error:
             return self._undo(parts, error)
         seconds = self._clock() - began
-        if len(batch) >= PrefillRate.MEASURED:
+        if len(batch) >= len(parts) + PrefillRate.LEAST:
             self._rate.computed(len(batch), seconds)
         return self._computed(parts, seconds)
 
@@ -468,7 +468,7 @@ class Engine:
             UsageError: another answer has taken its slot.
             OSError: it can't be written.
         """
-        sequence = self._answer(request)
+        sequence = self.ended(request)
         if prompt_only:
             self._slots.truncate(sequence.slot, sequence.n_prompt)
         return self._slots.save(sequence.slot)
@@ -484,7 +484,7 @@ class Engine:
         Raises:
             UsageError: another answer has taken its slot.
         """
-        return Explained(request, tuple(self._answer(request).sampler.explain(last, candidates)))
+        return Explained(request, tuple(self.ended(request).sampler.explain(last, candidates)))
 
     def measure_steps(self, interrupted: Callable[[], bool]) -> StepTables:
         """How long decode steps of several widths take; nothing where somebody is answered, or it is interrupted."""
@@ -492,7 +492,12 @@ class Engine:
             return StepTables()
         return measure_steps(self._context, self._slots, self._draft_model, self._clock, interrupted)
 
-    def _answer(self, request: int) -> Sequence:
+    def ended(self, request: int) -> Sequence:
+        """An answer that ended and whose slot nobody has taken yet.
+
+        Raises:
+            UsageError: there is no such answer.
+        """
         for sequence in self._ended.values():
             if sequence.request == request:
                 return sequence
