@@ -225,13 +225,12 @@ class Slots:
         if not self._context.shares:
             return self._longest(tokens, salt, self.idle)[0], False
         source, shared = self._longest(tokens, salt, self.cached)
-        if source in self.idle and shared in (len(self.cached[source]), len(tokens) - 1, len(tokens)):
+        if shared and source in self.idle and shared in (len(self.cached[source]), len(tokens) - 1, len(tokens)):
             return source, False  # it goes on from there, or is asked again: nothing of use is lost
-        slot = min(self.idle - {source} or self.idle, key=self._inconvenience)
-        if len(self.cached) > 1:
-            held, others = self.cached[slot], {*self.cached} - {slot}
-            if len(held) - self._longest(held, self._salts[slot], others)[1] >= _WORTH_READING:
-                self._put_aside(slot)
+        others = self.idle - {source} if shared else self.idle
+        slot = min(others or self.idle, key=self._inconvenience)
+        if self._holds_more(slot):
+            self._put_aside(slot)
         if slot == source or not shared:
             return slot, False
         self.truncate(slot, 0)
@@ -245,10 +244,16 @@ class Slots:
         self._save_soon(slot)  # two prompts begin so: others will, also after a restart
         return slot, True
 
-    def _inconvenience(self, slot: int) -> tuple[int, bool, int]:
+    def _holds_more(self, slot: int) -> bool:
+        """Whether a slot holds much that no other one does."""
+        held, others = self.cached[slot], {*self.cached} - {slot}
+        known = self._longest(held, self._salts[slot], others)[1] if others else 0
+        return len(held) - known >= _WORTH_READING
+
+    def _inconvenience(self, slot: int) -> tuple[int, bool, int, int]:
         """How badly an idle slot suits a new sequence: whether it makes gaps, and what is lost by it."""
         gaps = 0 if self._context.unified else len(_runs({*self.cached} - self.idle | {slot}))
-        return gaps, bool(self.cached[slot]), self._used[slot]
+        return gaps, bool(self.cached[slot]), self._used[slot], slot
 
     def _lay_out(self, n_tokens: int) -> None:
         """Choose the KV cache's layout for who runs and one that comes with so many tokens."""
