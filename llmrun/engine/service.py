@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun import _native
+from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.loop import Engine
@@ -72,8 +73,11 @@ class Preparer:
         thinking_tags: the texts between which the model thinks, as its own chat template has them; None if it doesn't.
     """
 
-    def __init__(self, vocabulary: Vocabulary, template: str | None, n_ctx: int) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, template: str | None, n_ctx: int, draft_model: DraftModel | None = None
+    ) -> None:
         """For a model with these tokens, this chat template, and a context window of so many tokens."""
+        self._draft_model = draft_model
         self._vocabulary = vocabulary
         self._template = template
         self._n_ctx = n_ctx
@@ -116,7 +120,8 @@ class Preparer:
         sampler = SequenceSampler(sampling, self._vocabulary, tokens, constraint, asked.remember, asked.logprobs)
         extras = self._extras(asked, tags, syntax, inside=inside)
         if asked.speculation is not None:
-            extras = replace(extras, drafting=Drafting(asked.speculation, _native.SuffixAutomaton(), tokens))
+            model = ModelDrafter(self._draft_model) if self._draft_model is not None else None
+            extras = replace(extras, drafting=Drafting(asked.speculation, _native.SuffixAutomaton(), tokens, model))
         return Prepared(generate.request, tokens, sampler, asked.limits, extras)
 
     def _sampling(self, asked: AnswerRequest, constraint: Constraint | None) -> SamplingParams:
@@ -319,11 +324,16 @@ class LoadedModel:
     Attributes:
         preparer: for a thread of its own.
         engine: the loop.
+        weights: what it computes with.
+        load: as it was loaded.
     """
 
-    def __init__(self, weights: LlamaModel, context: Context, load: Load) -> None:
-        self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx)
-        self.engine = Engine(context, states=_states(load, weights), exact=load.exact)
+    def __init__(self, weights: LlamaModel, context: Context, load: Load, drafts: Context | None = None) -> None:
+        """Over a model's context, and that of its draft model."""
+        self.weights, self.load = weights, load
+        draft_model = DraftModel(drafts, weights.vocabulary.n_tokens) if drafts is not None else None
+        self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx, draft_model)
+        self.engine = Engine(context, states=_states(load, weights), draft_model=draft_model, exact=load.exact)
         self._is_shared = load.n_seq_max > 1
 
     @property

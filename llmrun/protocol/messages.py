@@ -156,6 +156,7 @@ class Load:
         n_parked: how many prefixes of prompts can be kept beside the sequences, where those share cells from the start.
         n_stream: how many cells each of several sequences may have to itself; one that needs more shares with all.
         exact: sequences share nothing and take turns, so that each answer is bit for bit what it would be alone.
+        draft: a smaller model that drafts for this one, and how it is loaded beside it.
     """
 
     path: str
@@ -181,6 +182,7 @@ class Load:
     n_stream: int = 0
     exact: bool = False
     request: int = 0
+    draft: Load | None = None
 
 
 class Generate(NamedTuple):
@@ -364,6 +366,7 @@ class Stats:
         drafted_tokens: went through the model as guesses.
         accepted_tokens: of these, that the sampler chose too.
         decode_steps: batches that gave at least one token.
+        draft_steps: of a draft model.
     """
 
     prompt_tokens: int = 0
@@ -382,6 +385,7 @@ class Stats:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     decode_steps: int = 0
+    draft_steps: int = 0
 
     @property
     def prefill_rate(self) -> float:
