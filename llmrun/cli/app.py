@@ -15,7 +15,9 @@ from llmrun.cli.completion import complete_bench, complete_model, completes, men
 from llmrun.cli.pages import OPTIONS, command_help, root_help
 from llmrun.errors import UsageError, did_you_mean
 
-_MODEL_FIRST = frozenset({"run", "chat", "pull", "show", "plan", "quantize", "report", "evaluate", "bench", "tune"})
+_MODEL_FIRST = frozenset(
+    {"run", "chat", "pull", "show", "plan", "quantize", "report", "evaluate", "bench", "tune", "tokenize"}
+)
 
 
 class RootCommand(TyperGroup):

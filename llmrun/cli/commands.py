@@ -18,8 +18,8 @@ class CommandEntry(NamedTuple):
     help: str
 
 
-TALK, MODELS, SMALLER, MEASURE = "Talk", "Models", "Make smaller", "Measure"
-PANELS = (TALK, MODELS, SMALLER, MEASURE)
+TALK, MODELS, SMALLER, MEASURE, LOOK = "Talk", "Models", "Make smaller", "Measure", "Look inside"
+PANELS = (TALK, MODELS, SMALLER, MEASURE, LOOK)
 
 COMMANDS = {
     "run": CommandEntry(TALK, "run_command", "run", "Answer one prompt. What comes in on stdin stands before it."),
@@ -35,7 +35,9 @@ COMMANDS = {
     "search": CommandEntry(MODELS, "models", "search", "Search for models by name, here and on the hub."),
     "show": CommandEntry(MODELS, "show", "show", "Show what a model's file says about itself, fetched or not."),
     "plan": CommandEntry(MODELS, "plan", "plan", "Show what each quant of a model needs and gives on this machine."),
-    "pull": CommandEntry(MODELS, "models", "pull", "Download a model, or finish an interrupted download."),
+    "pull": CommandEntry(
+        MODELS, "models", "pull", "Download a model or its newer file, or finish an interrupted download."
+    ),
     "import": CommandEntry(MODELS, "storage", "import_file", "Give a model file a name that every command knows."),
     "verify": CommandEntry(MODELS, "storage", "verify", "Read all bytes of models again and compare their checksums."),
     "rm": CommandEntry(MODELS, "storage", "remove", "Remove models from this disk."),
@@ -49,6 +51,7 @@ COMMANDS = {
     "bench": CommandEntry(MEASURE, "bench", "bench", "Measure how fast models run here, and how sure that is."),
     "tune": CommandEntry(MEASURE, "tune", "tune", "Find and remember the fastest settings for a model here."),
     "doctor": CommandEntry(MEASURE, "doctor", "doctor", "Check this machine and installation, and say what to fix."),
+    "tokenize": CommandEntry(LOOK, "tokenize", "tokenize", "Show a text as a model's tokens."),
     "help": CommandEntry("", "topics", "show_help", "Help on a command or topic."),
 }
 """Name -> command, in the order in which the help shows them; `help` itself is in no panel."""

@@ -23,6 +23,7 @@ from llmrun.cli.options import template_text, wanted, with_options
 from llmrun.cli.pages import OPTIONS
 from llmrun.cli.run_command import conversation, read_prompt
 from llmrun.cli.sampling import FLAGS, sampling_flags, sampling_rows
+from llmrun.cli.slash import HELP
 from llmrun.cli.topics import EXIT_CODES, TOPICS
 from llmrun.errors import BY_CODE, UsageError
 from llmrun.planning.speculation import DRAFT_BOUNDS
@@ -166,6 +167,21 @@ def test_help_covers_every_command(words: list[str], capsys: pytest.CaptureFixtu
     assert f"Usage: llmrun {' '.join(words)} " in shown
     assert call([*words, "--help"]) == 0
     assert shown == capsys.readouterr().out
+
+
+def test_inference_is_explained_on_two_pages_with_commands_that_exist(tmp_path: Path) -> None:
+    text = llmrun("help", "inference", tmp_path=tmp_path).stdout
+    lines = text.splitlines()
+    assert len(lines) < 2 * 40
+    assert max(map(len, lines)) < 80
+    for name, rest in re.findall(r"llmrun ([a-z]+)(.*)", text):
+        if name != "help":
+            known = llmrun(name, "--help", tmp_path=tmp_path).stdout
+            for option in re.findall(r"(?<= )--?[a-z][a-z-]*", rest.partition(",")[0].partition(";")[0]):
+                assert re.search(rf"{option}\b", known), f"{name} {option}"
+    spoken = set(re.findall(r"(?<= )/[a-z]+", text))
+    assert spoken
+    assert spoken <= {each.split()[0] for each in HELP}
 
 
 @pytest.mark.parametrize("topic", TOPICS)

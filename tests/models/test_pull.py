@@ -26,7 +26,7 @@ from llmrun.errors import (
     NetworkError,
 )
 from llmrun.models.download.transfer import Patience
-from llmrun.models.pull import FALLBACK_NOTE, UNVERIFIED_NOTE, pull
+from llmrun.models.pull import FALLBACK_NOTE, UNVERIFIED_NOTE, offered, pull, update
 from llmrun.models.registry import Mirror, ModelSpec
 from llmrun.models.store.store import Store
 
@@ -168,6 +168,73 @@ def test_what_is_no_model(hub: StandInHub, settings: Settings) -> None:
 
 def test_local_path(settings: Settings, tmp_path: Path) -> None:
     assert pull(ModelSpec("x", path=tmp_path / "x.gguf"), settings) == tmp_path / "x.gguf"
+
+
+# ---- newer files
+
+NEWER = MODEL + b"\0" * 64
+
+
+@pytest.fixture
+def newer(hub: StandInHub, settings: Settings) -> Path:
+    """The path of a model that was pulled before its makers changed it."""
+    path = pull(SPEC, settings)
+    hub.files["tiny-Q4_K_M.gguf"], hub.faults.commit = NEWER, "e" * 40
+    return path
+
+
+def test_a_newer_file_is_told_and_fetched(hub: StandInHub, settings: Settings, newer: Path) -> None:
+    notes: list[str] = []
+    assert offered(SPEC, settings).missing == len(NEWER)
+    assert update(SPEC, settings, on_note=notes.append) == "updated"
+    assert notes == ["the hub has a newer tiny-Q4_K_M.gguf: 0.1 MB to download"]
+    assert pull(SPEC, settings).read_bytes() == NEWER
+    assert newer.read_bytes() == MODEL  # as an older snapshot
+    assert update(SPEC, settings) == "unchanged"
+
+
+def test_an_update_stays_with_the_quant_that_is_here(hub: StandInHub, settings: Settings, newer: Path) -> None:
+    hub.files["tiny-Q8_0.gguf"] = MODEL
+    assert update(replace(SPEC, quant="Q8_0", filename="tiny-Q8_0.gguf", any_quant=True), settings) == "updated"
+    assert {model.filename for model in Store(settings).installed()} == {"tiny-Q4_K_M.gguf"}
+
+
+@pytest.mark.parametrize(
+    "fault", [{"content": NEWER[:-1] + b"\1"}, {"cut_after": [100] * 50}, {"statuses": [503] * 50}]
+)
+def test_the_old_file_stays_until_the_new_one_is_right(
+    hub: StandInHub, settings: Settings, newer: Path, fault: dict[str, Any]
+) -> None:
+    vars(hub.faults).update(fault)
+    with pytest.raises(NetworkError):
+        update(SPEC, settings, patience=Patience(retries=1, backoff_seconds=0))
+    assert pull(SPEC, settings) == newer
+    assert newer.read_bytes() == MODEL
+
+
+def test_a_newer_file_that_is_no_model_changes_nothing(hub: StandInHub, settings: Settings, newer: Path) -> None:
+    hub.files["tiny-Q4_K_M.gguf"] = b"this is no model, though its hash is right"
+    with pytest.raises(BadModelError, match=r"the hub's tiny-Q4_K_M\.gguf is not a model"):
+        update(SPEC, settings)
+    assert pull(SPEC, settings) == newer
+
+
+@pytest.mark.parametrize("what", ["gone", "offline", "unreachable"])
+def test_a_model_that_is_here_needs_no_hub(hub: StandInHub, settings: Settings, newer: Path, what: str) -> None:
+    notes: list[str] = []
+    if what == "gone":
+        hub.files = {"other-Q8_0.gguf": MODEL}
+    changed = {"gone": settings, "offline": replace(settings, offline=True), "unreachable": unreachable(settings)}
+    assert update(SPEC, changed[what], on_note=notes.append) == "unchecked"
+    assert notes[0].startswith("the hub can't tell whether there is a newer file: ")
+
+
+def test_a_commit_has_no_newer_file(hub: StandInHub, settings: Settings) -> None:
+    pinned = replace(SPEC, revision=COMMIT)
+    pull(pinned, settings)
+    asked = len(hub.requests)
+    assert update(pinned, settings) == "unchecked"
+    assert len(hub.requests) == asked
 
 
 # ---- the mirror

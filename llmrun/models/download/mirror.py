@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urljoin, urlsplit
 
 from llmrun.errors import IntegrityError, ModelNotFoundError, NetworkError
-from llmrun.models.download.download import OnNote, OnProgress, download
+from llmrun.models.download.download import OnProgress, download
 from llmrun.models.download.part import CHUNK_BYTES
-from llmrun.models.download.transfer import TransferSource, fetch_page
+from llmrun.models.download.transfer import OnNote, TransferSource, fetch_page
 from llmrun.models.store.disk import disk_errors, exclusive, require_space
 from llmrun.storage import arriving
 

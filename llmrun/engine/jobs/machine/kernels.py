@@ -11,7 +11,6 @@ import ctypes
 from collections.abc import Callable, Sequence
 
 from llmrun import _native
-from llmrun.engine.llama.devices import gpus
 from llmrun.engine.llama.library import start
 from llmrun.engine.llama.operations import Operations
 from llmrun.gguf.types import TENSOR_TYPES, WEIGHT_TYPES
@@ -47,7 +46,6 @@ def run(command: MeasureKernels, report: Callable[[Nothing], None], flag: _nativ
         looks={name: _attention(ggml, TENSOR_TYPES[name].number, 1) for name in ("F16", "Q8_0")},
         prefill_looks={name: _attention(ggml, TENSOR_TYPES[name].number, _PROMPT) for name in ("F16", "Q8_0")},
         types={name: _rates(ggml, TENSOR_TYPES[name].number, sizes) for name in command.types if name in WEIGHT_TYPES},
-        gpus=gpus(),
     )
 
 
