@@ -96,7 +96,7 @@ def header_bytes(metadata: Mapping[str, Any], tensors: Sequence[Written]) -> byt
     for key, value in metadata.items():
         try:
             out += _string(key) + _value(value)
-        except struct.error:
+        except (struct.error, OverflowError):
             raise BadModelError(f"{key} is {str(value)[:80]}, which does not fit its type") from None
     offset = 0
     for tensor in tensors:
