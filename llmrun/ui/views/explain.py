@@ -253,7 +253,7 @@ def _show_time(output: Output, found: AnswerExplained) -> None:
         output,
         "Time",
         "Prefill reads the weights once for all tokens of a prompt, so that arithmetic is the limit; decode reads them "
-        "again for each token of the answer, so that memory is. Below, the time of each layer.",
+        "again for each token of the answer, so that memory is.",
     )
     layers = run.layers
     phases = (
@@ -261,19 +261,16 @@ def _show_time(output: Output, found: AnswerExplained) -> None:
         ("decode", 1, run.decode_seconds, [each.decode_seconds for each in layers], found.decode_limit),
     )
     rows = [
-        (
-            name,
-            f"{tokens}",
-            milliseconds(seconds),
-            rate(tokens / seconds),
-            _of(limit, tokens / seconds),
-            sparkline(times),
-        )
-        for name, tokens, seconds, times, limit in phases
+        (name, f"{tokens}", milliseconds(seconds), rate(tokens / seconds), _of(limit, tokens / seconds))
+        for name, tokens, seconds, _, limit in phases
         if seconds
     ]
     right = [Column(name, right=True) for name in ("TOKENS", "TIME", "SPEED")]
-    show_table(output, (Column("", style="bold"), *right, Column("LIMIT"), Column("LAYERS", style="cyan")), rows)
+    show_table(output, (Column("", style="bold"), *right, Column("LIMIT")), rows)
+    drawn = [(name, sparkline(times), milliseconds(max(times))) for name, _, _, times, _ in phases if any(times)]
+    output.text("")
+    columns = (Column("LAYER BY LAYER", style="bold"), Column("", style="cyan"), Column("LONGEST", right=True))
+    show_table(output, columns, drawn)
 
 
 def _of(limit: Limit | None, speed: float) -> str:
