@@ -60,23 +60,29 @@ class Settings:
 def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     """Read the environment.
 
-    HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, HF_ENDPOINT and HF_HUB_OFFLINE mean what they mean to huggingface_hub;
-    LLMRUN_DEBUG=1 is --debug; LLMRUN_KV_BYTES is states_bytes.
+    HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, HF_ENDPOINT, HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE
+    mean what they mean to huggingface_hub, which takes a twentieth of a second to import; LLMRUN_DEBUG=1 is --debug;
+    LLMRUN_KV_BYTES is states_bytes.
     """
     env = os.environ if environment is None else environment
-    if env.get("HF_HUB_CACHE"):
-        cache = Path(env["HF_HUB_CACHE"])
-    elif env.get("HF_HOME"):
-        cache = Path(env["HF_HOME"], "hub")
-    else:
-        cache = Path(env.get("XDG_CACHE_HOME") or "~/.cache", "huggingface", "hub")
+    home = env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    cache = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or Path(home, "hub")
     return Settings(
-        hub_cache=cache.expanduser().absolute(),
+        hub_cache=Path(os.path.expandvars(Path(cache).expanduser())).absolute(),
         endpoint=(env.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/"),
-        offline=_truth(env, "HF_HUB_OFFLINE") or _truth(env, "TRANSFORMERS_OFFLINE"),
+        offline=_truth(env, "HF_HUB_OFFLINE" if env.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"),
         debug=_truth(env, "LLMRUN_DEBUG"),
         states_bytes=_bytes(env, "LLMRUN_KV_BYTES", DEFAULT_STATES_BYTES),
     )
+
+
+def ca_file() -> str | None:
+    """Certificates to trust in place of the system's, a file or a folder of them; None is the system's.
+
+    By the variables of OpenSSL, and by those that many set for requests and curl.
+    """
+    names = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
 def _truth(env: Mapping[str, str], name: str) -> bool:

@@ -40,7 +40,7 @@ HOMES = {
     "prompt_toolkit": ("ui/",),
     "typer": ("cli/",),
     "click": (),
-    "huggingface_hub": ("models/hub.py",),
+    "huggingface_hub": ("models/question.py",),
     "starlette": ("server/app.py", "server/engine_routes.py", "server/ollama_routes.py"),
     "uvicorn": ("server/listener.py",),
     "h11": ("server/listener.py",),
@@ -126,7 +126,7 @@ def test_llama_cpp_is_named_by_those_who_have_to() -> None:
         for file in FILES
         if any(node.value == "llama_cpp" for node in ast.walk(parsed(file)) if isinstance(node, ast.Constant))
     }
-    assert naming == {"engine/llama/library.py", "doctor/doctor.py", "planning/kept.py"}
+    assert naming == {"engine/llama/library.py", "doctor/doctor.py", "planning/kept.py", "planning/machine.py"}
 
 
 def test_llama_cpp_and_ggml_are_called_in_one_room() -> None:

@@ -267,7 +267,7 @@ def bench(
         models = models[1:]
     load.check(with_drafts=speculate)
     if speculate:
-        bench_speculation.measure(output, models or (), load.tokens, lists, how, after, yes=yes)
+        bench_speculation.measure(output, models or (), load, lists, how, after, yes=yes)
         return
     if load.clients is not None:
         bench_load.measure(output, models or (), load, lists, how, after, yes=yes)
@@ -323,7 +323,7 @@ def _opened(output: Output, names: Sequence[str], *, as_usual: bool, yes: bool) 
     from llmrun.cli.loading import fetch
     from llmrun.gguf.reader import read_header
     from llmrun.gguf.rules import check
-    from llmrun.model import locate
+    from llmrun.models.locate import locate
     from llmrun.models.store.in_use import using
 
     settings = load_settings()
@@ -358,12 +358,9 @@ def _usual(spec: ModelSpec, path: Path) -> Loading | None:
 def _cases(output: Output, lists: Typed, how: BenchManner, *, with_chat: bool) -> tuple[Hardware, tuple[Case, ...]]:
     """What is to be measured, and where; what is impossible with any model is refused before one is looked for."""
     from llmrun.bench.refusals import refuse_cases
-    from llmrun.planning.estimate import with_gpus
-    from llmrun.planning.hardware import probe
-    from llmrun.planning.speed import remembered
+    from llmrun.planning.machine import this_machine
 
-    hardware = probe()
-    hardware = with_gpus(hardware, remembered(hardware, load_settings().state_dir))
+    hardware = this_machine()
     cases = wanted(lists, hardware.usable_cores, with_chat=with_chat).cases()
     for note in refuse_cases(cases, hardware, how.repetitions):
         output.note(note)

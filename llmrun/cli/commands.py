@@ -35,7 +35,9 @@ COMMANDS = {
     "search": CommandEntry(MODELS, "models", "search", "Search for models by name, here and on the hub."),
     "show": CommandEntry(MODELS, "show", "show", "Show what a model's file says about itself, fetched or not."),
     "plan": CommandEntry(MODELS, "plan", "plan", "Show what each quant of a model needs and gives on this machine."),
-    "pull": CommandEntry(MODELS, "models", "pull", "Download a model, or finish an interrupted download."),
+    "pull": CommandEntry(
+        MODELS, "models", "pull", "Download a model or its newer file, or finish an interrupted download."
+    ),
     "import": CommandEntry(MODELS, "storage", "import_file", "Give a model file a name that every command knows."),
     "verify": CommandEntry(MODELS, "storage", "verify", "Read all bytes of models again and compare their checksums."),
     "rm": CommandEntry(MODELS, "storage", "remove", "Remove models from this disk."),

@@ -12,8 +12,8 @@ import typer
 
 from llmrun.cli.options import JsonOption, ModelArgument
 from llmrun.config import Settings, load_settings
-from llmrun.errors import NetworkError, require_within
-from llmrun.models.registry import CatalogueEntry, load_catalogue
+from llmrun.errors import NetworkError, UsageError, require_within
+from llmrun.models.registry import CatalogueEntry, ModelSpec, load_catalogue
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import everything
 from llmrun.ui.terminal.output import Output
@@ -21,16 +21,65 @@ from llmrun.ui.terminal.output import Output
 _MOST_MATCHES = 1000
 
 
-def pull(model: ModelArgument) -> None:
-    """Download a model, or finish an interrupted download."""
-    from llmrun.cli.loading import fetch
-    from llmrun.model import locate
+def pull(
+    model: ModelArgument,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be downloaded, and download nothing.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Download a model or its newer file, or finish an interrupted download."""
+    from llmrun.cli.loading import fetch, refresh
+    from llmrun.models.locate import locate
 
-    output = Output()
+    output = Output(json=json)
     settings = load_settings()
     located = locate(model, settings)
-    path = located.path or fetch(output, located.spec, settings, yes=True)
-    output.note(f"{model} is at {path}")
+    if dry_run:
+        _say_what_would_come(output, located.spec, settings)
+        return
+    if located.path is None:
+        state, path = "downloaded", fetch(output, located.spec, settings, yes=True)
+    else:
+        state, path = refresh(output, located.spec, settings), located.path
+        if state == "updated":
+            path = locate(model, settings).path or path
+    if json:
+        output.result_json({"model": model, "state": state, "path": str(path)})
+    else:
+        told = {"unchanged": ", and the hub has no newer file", "updated": "; `llmrun gc` removes the older file"}
+        output.note(f"{model} is at {path}{told.get(state, '')}")
+
+
+def _say_what_would_come(output: Output, spec: ModelSpec, settings: Settings) -> None:
+    """What `llmrun pull` would download.
+
+    Raises:
+        UsageError: the model is of no repository.
+        LlmrunError: as the download would.
+    """
+    from llmrun.models import hub
+    from llmrun.models.pull import offered
+    from llmrun.planning.choice import chooser
+
+    if spec.repository is None:
+        raise UsageError(f"{spec.name} is of no repository, so nobody can say what would come")
+    offer = offered(spec, settings, output.note, choose=chooser(settings, output.note))
+    facts = {
+        "model": spec.name,
+        "repository": spec.repository,
+        "commit": offer.commit,
+        "quant": hub.quant_of(offer.parts),
+        "files": [part.name for part in offer.parts],
+        "n_bytes": hub.n_bytes(offer.parts),
+        "missing_bytes": offer.missing,
+    }
+    if output.json:
+        output.result_json(facts)
+    else:
+        size = hub.shown_size(hub.n_bytes(offer.parts))
+        missing = f"{hub.shown_size(offer.missing)} to download" if offer.missing else "all of it is here"
+        output.text(f"{offer.parts[0].name}, {size}: {missing}")
 
 
 def list_models(
@@ -77,7 +126,7 @@ def search(
     if known and not json:
         _show_catalogue(output, known, settings)
     try:
-        matches = hub.search(words, settings, limit)
+        matches = hub.search(words, settings, limit, output.note)
     except NetworkError:
         if json:
             output.result_json({"catalogue": _plain_entries(known, settings), "hub": None})

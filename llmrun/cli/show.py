@@ -9,7 +9,7 @@ from llmrun.config import Settings, load_settings
 from llmrun.errors import NetworkError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
-from llmrun.model import locate
+from llmrun.models.locate import locate
 from llmrun.models.registry import CatalogueEntry, ModelSpec, load_catalogue
 from llmrun.ui.terminal.output import Output
 
@@ -97,22 +97,25 @@ def _remote_facts(output: Output, spec: ModelSpec, settings: Settings) -> dict[s
     """The facts of a model that is not on this disk."""
     from llmrun.models import hub
     from llmrun.models.download.remote import read_remote_header
+    from llmrun.models.question import login_hint, token
 
     if spec.url is not None:
-        return {**header_facts(read_remote_header(spec.url)), "path": None, "url": spec.url}
+        return {**header_facts(read_remote_header(spec.url, on_note=output.note)), "path": None, "url": spec.url}
     assert spec.repository is not None, "neither path nor link"
-    from llmrun.planning.hardware import probe
+    from llmrun.planning.choice import choose
 
-    found = hub.repository_files(spec.repository, spec.revision, settings)
-    parts = hub.choose(spec, found.files, probe().memory_available, output.note)
+    found = hub.repository_files(spec.repository, spec.revision, settings, output.note)
+    parts = choose(spec, found, settings, output.note)
     url = hub.file_url(settings, found.id, found.commit, parts[0].name)
     return {
-        **header_facts(read_remote_header(url, token=hub.token(), login_hint=hub.login_hint(settings, found.id))),
-        "file_bytes": sum(part.size for part in parts),
+        **header_facts(
+            read_remote_header(url, token=token(), login_hint=login_hint(settings, found.id), on_note=output.note)
+        ),
+        "file_bytes": hub.n_bytes(parts),
         "path": None,
         "url": url,
         "gated": found.gated,
-        "quants": {quant: sum(file.size for file in files) for quant, files in hub.by_quant(found.files).items()},
+        "quants": {quant: hub.n_bytes(files) for quant, files in hub.by_quant(found.files).items()},
     }
 
 

@@ -74,7 +74,7 @@ def _tokenized(output: Output, name: str, text: str, *, special: bool, yes: bool
     from llmrun.cli.loading import fetch
     from llmrun.config import load_settings
     from llmrun.insight.tokens import tokenize_text
-    from llmrun.model import locate
+    from llmrun.models.locate import locate
     from llmrun.runner import runner
 
     settings = load_settings()

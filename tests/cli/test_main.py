@@ -61,7 +61,7 @@ def test_version_names_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (("run", "smolm", "hi"), 3, "Did you mean smollm2"),
+        (("run", "smolm", "hi"), 3, "did you mean smollm2"),
         (("run", "./missing.gguf", "hi"), 3, "missing.gguf"),
         (("run", "smollm2"), 2, "there is no prompt"),
         (("run", "smollm2", "hi", "--temp", "nan"), 2, "invalid --temp nan"),
@@ -195,7 +195,7 @@ def test_help_covers_every_topic(topic: str, tmp_path: Path) -> None:
     ("arguments", "what", "why", "hint"),
     [
         (["nonsense"], "there is no command 'nonsense'", "", "llmrun --help shows all"),
-        (["rnu", "x"], "there is no command 'rnu'", "", "did you mean llmrun run? llmrun --help shows all"),
+        (["rnu", "x"], "there is no command 'rnu'", "", "did you mean run? llmrun --help shows all"),
         (["--nonsense"], "no such option: --nonsense", "", "llmrun --help"),
         (["show", "--nonsense"], "no such option: --nonsense", "", "llmrun show --help"),
         (["show"], "missing argument 'MODEL'", "", "llmrun show --help"),

@@ -13,18 +13,11 @@ import pytest
 from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
 
 from llmrun.config import Settings
-from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError, OutOfMemoryError
+from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError
 from llmrun.models import hub as module
-from llmrun.models.hub import (
-    Match,
-    RemoteFile,
-    choose,
-    choose_file,
-    file_url,
-    parts_of,
-    repository_files,
-    search,
-)
+from llmrun.models import question
+from llmrun.models.download.transfer import Patience
+from llmrun.models.hub import Match, RemoteFile, choose, file_url, offers, parts_of, repository_files, search
 from llmrun.models.registry import ModelSpec
 
 REPOSITORY = "maker/tiny-GGUF"
@@ -43,7 +36,7 @@ def settings(endpoint: str, *, offline: bool = False) -> Settings:
 
 
 def ask(hub: StandInHub, repository: str = REPOSITORY, revision: str = "main") -> module.Repository:
-    return repository_files(repository, revision, settings(hub.url))
+    return repository_files(repository, revision, settings(hub.url), patience=Patience(retries=0))
 
 
 def test_files_with_size_and_hash(hub: StandInHub) -> None:
@@ -60,7 +53,7 @@ def test_files_with_size_and_hash(hub: StandInHub) -> None:
         {"commit": "../../../etc"}, {"commit": COMMIT.upper()}, {"commit": None}, {"commit": COMMIT + "\n"},
         {"name": "../x.gguf"}, {"name": "/etc/x.gguf"}, {"name": "a//x.gguf"}, {"name": "a/../x.gguf"},
         {"name": "a\\..\\x.gguf"}, {"name": "c:x.gguf"}, {"name": "\x1b[2J.gguf"}, {"name": "x\u202e.gguf"},
-        {"name": "a" * 600 + ".gguf"}, {"sha": "../../x"}, {"sha": "F" * 64}, {"sha": "f" * 63},
+        {"name": "a" * 251 + ".gguf"}, {"sha": "../../x"}, {"sha": "F" * 64}, {"sha": "f" * 63},
         {"size": -1}, {"size": 0}, {"size": "12"}, {"size": 10**18},
         {"body": b"<html>"}, {"body": b"[]"}, {"body": b'{"siblings": 7}'}, {"body": b"{}"},
     ],
@@ -81,7 +74,7 @@ def test_lies_are_refused(hub: StandInHub, lie: dict[str, Any]) -> None:
         ((404, "RepoNotFound"), ModelNotFoundError, "private"),
         ((403, "GatedRepo"), LoginRequiredError, "terms"),
         ((404, "RevisionNotFound"), ModelNotFoundError, "no revision 'main'"),
-        ((429, ""), NetworkError, "17 seconds"),
+        ((429, ""), NetworkError, "too many requests"),
         ((403, ""), LoginRequiredError, "403"),
         ((500, ""), NetworkError, "500"),
     ],
@@ -102,6 +95,58 @@ def test_gated_says_what_to_do(hub: StandInHub) -> None:
     assert "hf auth login" in caught.value.hint
 
 
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_a_busy_hub_is_asked_again_and_that_is_said(hub: StandInHub, status: int) -> None:
+    hub.faults.metadata_statuses = [status, status]
+    hub.faults.metadata_headers = {"Retry-After": "0"}
+    notes: list[str] = []
+    found = repository_files(REPOSITORY, "main", settings(hub.url), notes.append, patience=Patience(backoff_seconds=0))
+    assert [file.name for file in found.files] == ["tiny-Q4_0.gguf"]
+    assert len(hub.requests) == 3
+    assert len(notes) == 2
+    assert all("trying again in 0 seconds" in note for note in notes)
+
+
+def test_a_hub_that_hangs_up_is_asked_again(hub: StandInHub) -> None:
+    hub.faults.metadata_statuses = [StandInHub.HANG_UP]
+    notes: list[str] = []
+    repository_files(REPOSITORY, "main", settings(hub.url), notes.append, patience=Patience(backoff_seconds=0))
+    assert "gave no whole answer" in notes[0]
+
+
+def test_a_hub_that_falls_silent_is_asked_again(hub: StandInHub) -> None:
+    hub.faults.metadata_statuses = [StandInHub.SILENT]
+    patience = Patience(stall_seconds=0.2, backoff_seconds=0)
+    notes: list[str] = []
+    repository_files(REPOSITORY, "main", settings(hub.url), notes.append, patience=patience)
+    assert len(notes) == 1
+
+
+def test_retries_end(hub: StandInHub) -> None:
+    hub.faults.metadata = (503, "")
+    with pytest.raises(NetworkError, match="answered 503"):
+        repository_files(REPOSITORY, "main", settings(hub.url), patience=Patience(retries=2, backoff_seconds=0))
+    assert len(hub.requests) == 3
+
+
+def test_who_asks_for_hours_is_not_waited_for(hub: StandInHub) -> None:
+    hub.faults.metadata = (429, "")
+    hub.faults.metadata_headers = {"Retry-After": "7200"}
+    with pytest.raises(NetworkError, match="too many requests") as caught:
+        repository_files(REPOSITORY, "main", settings(hub.url))
+    assert "7200 seconds" in caught.value.hint
+    assert len(hub.requests) == 1
+
+
+def test_files_without_a_hash_are_left_out_and_named(hub: StandInHub) -> None:
+    hub.files["small-Q8_0.gguf"] = b"GGUF in git itself"
+    hub.faults.without_hash = ["small-Q8_0.gguf"]
+    notes: list[str] = []
+    found = repository_files(REPOSITORY, "main", settings(hub.url), notes.append)
+    assert [file.name for file in found.files] == ["tiny-Q4_0.gguf"]
+    assert notes == ["left out, for the hub tells no sha256 to verify them by: small-Q8_0.gguf"]
+
+
 def test_unreachable() -> None:
     with pytest.raises(NetworkError, match="can't reach the hub"):
         repository_files(REPOSITORY, "main", settings("http://127.0.0.1:9"))
@@ -115,8 +160,9 @@ def test_impossible_name(hub: StandInHub) -> None:
 def test_hub_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
-    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr(module, "_ask", lambda *_: threading.Event().wait(5))
+    monkeypatch.setattr(question, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(question, "CONNECT_SECONDS", 0.0)
+    monkeypatch.setattr(question, "_get", lambda *_: threading.Event().wait(5))
     with pytest.raises(NetworkError, match="no answer within"):
         repository_files(REPOSITORY, "main", settings("http://127.0.0.1:9"))
 
@@ -145,48 +191,21 @@ def names(parts: tuple[RemoteFile, ...]) -> list[str]:
 
 def test_choice() -> None:
     some = files("m-Q4_K_M.gguf", "m-Q8_0-00002-of-00002.gguf", "m-Q8_0-00001-of-00002.gguf", "mmproj.gguf")
-    assert names(choose_file(some, None)) == ["m-Q4_K_M.gguf"]
-    assert names(choose_file(some, "q8_0")) == ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"]
+    spec = ModelSpec("a/b", repository="a/b")
+    assert names(choose(spec, some)) == ["m-Q4_K_M.gguf"]
+    both = ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"]
+    assert names(choose(replace(spec, quant="q8_0"), some)) == both
+    assert {quant: names(parts) for quant, parts in offers(spec, some).items()} == {
+        "Q4_K_M": ["m-Q4_K_M.gguf"], "Q8_0": both,
+    }  # fmt: skip
 
 
-def test_the_choice_is_said_where_there_is_one() -> None:
-    notes: list[str] = []
-    choose_file(sized(Q4_K_M=4.7, Q8_0=8.1), None, on_note=notes.append)
-    assert notes == ["Q4_K_M of Q4_K_M (4.7 GB), Q8_0 (8.1 GB): the usual choice, good answers for its size"]
-    choose_file(sized(Q4_K_M=4.7), None, on_note=notes.append)
-    choose_file(sized(Q4_K_M=4.7, Q8_0=8.1), "Q8_0", on_note=notes.append)
-    assert len(notes) == 1
-
-
-def test_the_largest_that_fits() -> None:
-    some = sized(Q2_K=3.0, IQ3_XXS=3.3, Q3_K_M=3.8, Q4_K_M=4.7, Q8_0=8.1)
-    notes: list[str] = []
-    assert names(choose_file(some, None, 16 * GB, notes.append)) == ["m-Q4_K_M.gguf"]
-    assert names(choose_file(some, None, int(5.5 * GB), notes.append)) == ["m-Q3_K_M.gguf"]
-    assert notes[-1] == "Q3_K_M (3.8 GB): Q4_K_M with 4.7 GB and a KV cache does not fit into 5.5 GB of free memory"
-    assert names(choose_file(some, None, int(4.5 * GB), notes.append)) == ["m-IQ3_XXS.gguf"]
-    assert names(choose_file(some, "Q8_0", int(4.5 * GB))) == ["m-Q8_0.gguf"]  # who asks gets it
-
-
-def test_a_split_model_counts_with_all_parts() -> None:
-    some = (*sized(Q2_K=3.0), *files("m-Q4_K_M-00001-of-00002.gguf", "m-Q4_K_M-00002-of-00002.gguf", size=5 * GB))
-    assert names(choose_file(some, None, 8 * GB)) == ["m-Q2_K.gguf"]
-
-
-def test_nothing_fits() -> None:
-    with pytest.raises(OutOfMemoryError) as caught:
-        choose_file(sized(Q2_K=30, Q4_K_M=47), None, 8 * GB, name="a/b")
-    assert "Q2_K, takes 30.0 GB" in caught.value.why
-    assert "a/b:Q2_K" in caught.value.hint
-
-
-def test_the_catalogues_proposal_is_taken_when_it_fits() -> None:
-    some = sized(Q4_1=5.0, Q4_K_M=4.7, Q2_K=3.0)
-    spec = ModelSpec("tiny", repository="a/b", quant="Q4_1", filename="m-Q4_1.gguf", alias="tiny", any_quant=True)
-    assert names(choose(spec, some)) == ["m-Q4_1.gguf"]
-    assert names(choose(spec, some, 16 * GB)) == ["m-Q4_1.gguf"]
-    assert names(choose(spec, some, int(4.5 * GB))) == ["m-Q2_K.gguf"]
-    assert names(choose(replace(spec, any_quant=False), some, int(4.5 * GB))) == ["m-Q4_1.gguf"]
+def test_the_catalogues_file_counts_beside_another_of_its_quant() -> None:
+    some = files("m-Q4_K_M.gguf", "other-m-Q4_K_M.gguf", "m-Q8_0.gguf")
+    spec = ModelSpec("tiny", repository="a/b", quant="Q4_K_M", filename="other-m-Q4_K_M.gguf", any_quant=True)
+    assert {quant: names(parts) for quant, parts in offers(spec, some).items()} == {
+        "Q4_K_M": ["other-m-Q4_K_M.gguf"], "Q8_0": ["m-Q8_0.gguf"],
+    }  # fmt: skip
 
 
 def test_no_such_quant_lists_those_there_are_and_the_near_ones() -> None:
@@ -244,12 +263,12 @@ def test_a_search_without_a_hub_fails_at_once(monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_model_file() -> None:
     with pytest.raises(ModelNotFoundError, match="no GGUF"):
-        choose_file(files("mmproj.gguf"), None)
+        choose(ModelSpec("a/b", repository="a/b"), files("mmproj.gguf"))
 
 
 def test_missing_part_and_missing_file() -> None:
     with pytest.raises(ModelNotFoundError, match="00002-of-00002"):
-        choose_file(files("m-Q8_0-00001-of-00002.gguf"), None)
+        choose(ModelSpec("a/b", repository="a/b"), files("m-Q8_0-00001-of-00002.gguf"))
     with pytest.raises(ModelNotFoundError, match=r"there are m-Q8_0\.gguf"):
         parts_of(files("m-Q8_0.gguf"), "other.gguf")
 

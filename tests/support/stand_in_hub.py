@@ -51,7 +51,9 @@ class Faults:
         headers: of these answers.
         most_connections: more at the same time get 503.
         metadata: (status, X-Error-Code) of the metadata call.
-        metadata_headers: of that answer.
+        metadata_headers: of that answer, and of those that follow.
+        metadata_statuses: for each metadata call in turn, a status, SILENT or HANG_UP.
+        without_hash: names of files whose hash is not told.
         body: of the metadata call in place of JSON.
         commit, name, sha, size: in place of the right ones in metadata.
         circle: redirect for ever.
@@ -79,6 +81,8 @@ class Faults:
     most_connections: int = 1000
     metadata: tuple[int, str] | None = None
     metadata_headers: dict[str, str] = field(default_factory=dict)
+    metadata_statuses: list[int] = field(default_factory=list)
+    without_hash: list[str] = field(default_factory=list)
     body: bytes | None = None
     commit: Any = COMMIT
     name: str | None = None
@@ -109,6 +113,9 @@ class StandInHub:
         sent: bytes of files sent so far.
         busy, most_busy: transfers at this moment, and at the busiest one.
     """
+
+    SILENT, HANG_UP = -1, -2
+    """In place of a status: no answer, and none with the connection closed."""
 
     def __init__(self, port: int, repository: str) -> None:
         self.port = port
@@ -144,6 +151,9 @@ class StandInHub:
             }
             for name, content in self.files.items()
         ]
+        for sibling in siblings:
+            if sibling["rfilename"] in faults.without_hash:
+                del sibling["lfs"]
         siblings.append({"rfilename": "README.md", "size": 10, "blobId": "0" * 40})  # type: ignore[dict-item]
         return json.dumps(
             {
@@ -189,7 +199,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer_metadata(self) -> None:
         faults = self.hub.faults
-        if faults.metadata:
+        status = faults.metadata_statuses.pop(0) if faults.metadata_statuses else 0
+        if status in (StandInHub.SILENT, StandInHub.HANG_UP):
+            if status == StandInHub.SILENT:
+                self.hub.closing.wait(20)
+            self.close_connection = True
+        elif status:
+            self.answer(status, b"{}", faults.metadata_headers)
+        elif faults.metadata:
             status, code = faults.metadata
             self.answer(status, b"{}", {"X-Error-Code": code, **faults.metadata_headers})
         else:

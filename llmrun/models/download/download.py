@@ -24,6 +24,7 @@ from llmrun.models.download.part import CHUNK_BYTES, Claim, DownloadPart, NotYou
 from llmrun.models.download.transfer import (
     PATIENT,
     Link,
+    OnNote,
     Patience,
     TransferSource,
     TryAgain,
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[int, int], None]
 """Called with (bytes there, bytes in all) while bytes arrive; the second is 0 when the server doesn't say."""
-OnNote = Callable[[str], None]
-"""Called with one line when there is something to say."""
 
 CONNECTIONS = 4
 """For a file in pieces. A server that hands out bytes slowly does so per connection."""

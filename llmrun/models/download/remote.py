@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from llmrun.errors import NetworkError
@@ -18,11 +18,15 @@ from llmrun.gguf.reader import MAX_HEADER_BYTES, Header, NeedMoreBytes, parse_he
 from llmrun.gguf.split import other_parts, unite
 from llmrun.models.download.transfer import (
     PATIENT,
+    Answer,
     Link,
+    OnNote,
     Patience,
     TransferSource,
     TryAgain,
+    ignore_note,
     new_client,
+    patiently,
     refuse_errors,
     stalled,
     total_bytes,
@@ -32,13 +36,10 @@ from llmrun.models.download.transfer import (
 if TYPE_CHECKING:
     import httpx2
 
-Answer = TypeVar("Answer")
-
 FIRST_BYTES = 2 << 20
 """Of the first request: enough for a vocabulary of 50,000 tokens."""
 GROWTH = 4
 """By which the next request goes further."""
-_RETRIES = 2
 _SLOWEST_BYTES = 16 << 10
 """A connection that brings fewer in Patience.stall_seconds has stalled."""
 
@@ -50,6 +51,7 @@ def read_remote_header(
     client: httpx2.Client | None = None,
     arrays: Collection[str] = (),
     login_hint: str = "",
+    on_note: OnNote = ignore_note,
     patience: Patience = PATIENT,
 ) -> Header:
     """Read what read_header() reads, of a file behind a link; of a split model's first file, with the others.
@@ -60,6 +62,7 @@ def read_remote_header(
         client: to ask with; one is made by default.
         arrays: keys of arrays to read whatever their length.
         login_hint: what to do when the server wants a login.
+        on_note: told when the server is asked again, and why.
         patience: how long to wait for the server.
 
     Raises:
@@ -71,21 +74,24 @@ def read_remote_header(
     source = _source(url, token, login_hint)
     opened = nullcontext(client) if client is not None else new_client(source, patience)
     with opened as used:
-        first = _RemoteFile(source, used, patience).header(arrays)
+        first = _RemoteFile(source, used, patience, on_note).header(arrays)
         names = other_parts(first)
         parts = [_source(_beside(url, name), token, login_hint) for name in names]
-        return unite(first, [_RemoteFile(part, used, patience).header() for part in parts]) if names else first
+        return unite(first, [_RemoteFile(part, used, patience, on_note).header() for part in parts]) if names else first
 
 
-def remote_size(url: str, *, patience: Patience = PATIENT) -> int | None:
+def remote_size(url: str, *, on_note: OnNote = ignore_note, patience: Patience = PATIENT) -> int | None:
     """Bytes of the file behind a link; None where its server does not say.
+
+    Args:
+        on_note, patience: as read_remote_header().
 
     Raises:
         NetworkError, LoginRequiredError, ModelNotFoundError: as read_remote_header().
     """
     source = _source(url, None, "")
     with new_client(source, patience) as client:
-        return _RemoteFile(source, client, patience).size()
+        return _RemoteFile(source, client, patience, on_note).size()
 
 
 def _source(url: str, token: str | None, login_hint: str) -> TransferSource:
@@ -102,8 +108,9 @@ def _beside(url: str, name: str) -> str:
 class _RemoteFile:
     """The beginning of one file, as far as it was needed."""
 
-    def __init__(self, source: TransferSource, client: httpx2.Client, patience: Patience) -> None:
+    def __init__(self, source: TransferSource, client: httpx2.Client, patience: Patience, on_note: OnNote) -> None:
         self._source = source
+        self._on_note = on_note
         self._client = client
         self._patience = patience
         self._link = Link(source)
@@ -134,17 +141,15 @@ class _RemoteFile:
         return self._patiently(lambda: self._request(until))
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
-        """What a question brings, asked again where that may help."""
-        for failures in range(_RETRIES + 1):
+        def once() -> Answer:
             try:
                 with _network_errors(self._source):
                     return ask()
-            except TryAgain as trouble:
-                if failures == _RETRIES:
-                    raise trouble.error from trouble
+            except TryAgain:
                 self._link.forget()
-                time.sleep(max(trouble.wait_seconds, self._patience.backoff_seconds * 2**failures))
-        raise AssertionError("unreachable")
+                raise
+
+        return patiently(once, self._patience, self._on_note)
 
     def _request(self, until: int) -> int:
         start = len(self._data)

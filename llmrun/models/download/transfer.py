@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
+from llmrun.config import ca_file
 from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError
 
 if TYPE_CHECKING:
@@ -24,8 +26,12 @@ if TYPE_CHECKING:
 
 _MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses after which the same question may be answered."""
 _EXPIRED = frozenset({400, 401, 403, 410})
+Answer = TypeVar("Answer")
+OnNote = Callable[[str], None]
+"""Called with one line when there is something to say."""
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", re.ASCII)
 
 
@@ -67,14 +73,14 @@ class Patience:
         stall_seconds: in which (nearly) nothing has arrived, headers included, until a connection is given up.
         retries: in a row, without a megabyte of progress between them.
         backoff_seconds: before the first retry; doubles each time, give or take a quarter.
-        longest_wait_seconds: that a server may ask for.
+        longestwait_seconds: that a server may ask for.
     """
 
     connect_seconds: float = 10.0
     stall_seconds: float = 25.0
     retries: int = 5
     backoff_seconds: float = 0.5
-    longest_wait_seconds: float = 120.0
+    longestwait_seconds: float = 120.0
 
 
 PATIENT = Patience()
@@ -96,6 +102,25 @@ class TryAgain(Exception):  # noqa: N818  # no error by itself: it carries the o
         self.bad_range = bad_range
 
 
+def ignore_note(text: str) -> None:
+    """For who does not want to know."""
+
+
+def patiently(ask: Callable[[], Answer], patience: Patience, on_note: OnNote = ignore_note) -> Answer:
+    """What a question brings, asked again while TryAgain says that this may help; on_note is told each time."""
+    for failures in range(patience.retries):
+        try:
+            return ask()
+        except TryAgain as trouble:
+            seconds = max(trouble.wait_seconds, patience.backoff_seconds * 2**failures)
+            on_note(f"{trouble.error}; trying again in {seconds:g} seconds")
+            time.sleep(seconds)
+    try:
+        return ask()
+    except TryAgain as trouble:
+        raise trouble.error from trouble
+
+
 def new_client(source: TransferSource, patience: Patience) -> httpx2.Client:
     """A client that heeds the environment's proxies and certificates, and the source's."""
     import httpx2
@@ -104,20 +129,23 @@ def new_client(source: TransferSource, patience: Patience) -> httpx2.Client:
     trusting = {
         f"all://{host}": httpx2.HTTPTransport(verify=False, proxy=source.proxy) for host in source.trusted_hosts
     }
-    verify = True if source.ca_file is None else _certificates(source.ca_file)
+    certificates = source.ca_file or ca_file()
+    verify = True if certificates is None else _certificates(certificates)
     try:
         return httpx2.Client(timeout=timeout, verify=verify, proxy=source.proxy, mounts=trusting)
     except (ValueError, httpx2.InvalidURL, ImportError) as error:  # ImportError: socks without its package
         raise NetworkError("the proxy can't be used", why=str(error), hint="check HTTPS_PROXY and ALL_PROXY") from error
 
 
-def _certificates(ca_file: str) -> ssl.SSLContext:
+def _certificates(place: str) -> ssl.SSLContext:
     import ssl
 
     try:
-        return ssl.create_default_context(cafile=ca_file)
+        if Path(place).is_dir():
+            return ssl.create_default_context(capath=place)
+        return ssl.create_default_context(cafile=place)
     except OSError as error:
-        raise NetworkError(f"can't read the certificates in {ca_file!r}", why=str(error)) from error
+        raise NetworkError(f"can't read the certificates in {place!r}", why=str(error)) from error
 
 
 class Link:
@@ -201,10 +229,10 @@ def refuse_errors(response: httpx2.Response, source: TransferSource, patience: P
         _refuse_other_things(response, source)
         return
     error: LlmrunError = NetworkError(f"{host} answered {status} when asked for {source.label}")
-    if status in _BUSY:
+    if status in BUSY:
         if status == 429:
             error.why = "it has had too many requests from here"
-        raise TryAgain(error, _wait_seconds(response, error, patience))
+        raise TryAgain(error, wait_seconds(response, error, patience))
     if status == 416:
         error.why = "it says that the file has no such bytes: there it is shorter, or another one"
         raise TryAgain(error, bad_range=True)
@@ -284,8 +312,8 @@ def version_of(response: httpx2.Response) -> str:
     return response.headers.get("last-modified", "").strip()
 
 
-def _wait_seconds(response: httpx2.Response, error: LlmrunError, patience: Patience) -> float:
-    """What Retry-After asks for. Raises the error at once when that is too long to wait."""
+def wait_seconds(response: httpx2.Response, error: LlmrunError, patience: Patience) -> float:
+    """What Retry-After asks for, 0 when nothing. Raises the error at once when that is too long to wait."""
     text = response.headers.get("retry-after", "").strip()
     seconds = 0.0
     if text.isascii() and text.isdigit():
@@ -296,7 +324,7 @@ def _wait_seconds(response: httpx2.Response, error: LlmrunError, patience: Patie
 
         with suppress(ValueError, TypeError, OverflowError):
             seconds = (parsedate_to_datetime(text) - datetime.now(timezone.utc)).total_seconds()
-    if seconds > patience.longest_wait_seconds:
+    if seconds > patience.longestwait_seconds:
         error.hint = f"it asks to be left alone for {seconds:.0f} seconds; try again then"
         raise error
     return max(seconds, 0.0)
@@ -341,8 +369,6 @@ def fetch_page(
     """
     import httpx2
 
-    body = bytearray()
-    ends = time.monotonic() + 2 * patience.stall_seconds
     try:
         with (
             new_client(source, patience) as client,
@@ -350,16 +376,28 @@ def fetch_page(
         ):
             if response.status_code != 200:
                 refuse_errors(response, source, patience)
-            for chunk in response.iter_bytes():
-                body += chunk
-                if len(body) > most_bytes:
-                    raise NetworkError(f"{source.label} is larger than {most_bytes:,} bytes")
-                if time.monotonic() > ends:
-                    raise stalled(source, response.url.host)
-            return str(response.url), response.headers.get("content-type", ""), bytes(body)
+            body = read_body(response, source, most_bytes, patience)
+            return str(response.url), response.headers.get("content-type", ""), body
     except httpx2.InvalidURL as error:
         raise NetworkError(f"invalid link of {source.label}", why=str(error)) from error
     except httpx2.HTTPError as error:
         raise unreachable(source, error) from error
     except TryAgain as trouble:
         raise trouble.error from trouble
+
+
+def read_body(response: httpx2.Response, source: TransferSource, most_bytes: int, patience: Patience) -> bytes:
+    """The whole of a small answer.
+
+    Raises:
+        NetworkError: it is too large, or trickles in.
+    """
+    body = bytearray()
+    ends = time.monotonic() + 2 * patience.stall_seconds
+    for chunk in response.iter_bytes():
+        body += chunk
+        if len(body) > most_bytes:
+            raise NetworkError(f"{source.label} is larger than {most_bytes:,} bytes")
+        if time.monotonic() > ends:
+            raise stalled(source, response.url.host)
+    return bytes(body)

@@ -51,6 +51,11 @@ class SnapshotFile:
     blob: Path
 
 
+def is_commit(revision: str) -> bool:
+    """Whether a revision always stands for the same files, as no branch or tag does."""
+    return _COMMIT.fullmatch(revision) is not None
+
+
 def everything(settings: Settings) -> list[Installed]:
     """Every model on this disk by its shortest name, also those of other programs."""
     catalogue = load_catalogue()
@@ -173,7 +178,7 @@ class Store:
         """The snapshots a revision may mean, the newest first. "main" is any: old is better than none."""
         snapshots = _snapshot_folders(folder)
         if revision != "main":
-            commit = revision if _COMMIT.fullmatch(revision) else self._ref(folder, revision)
+            commit = revision if is_commit(revision) else self._ref(folder, revision)
             snapshots = [path for path in snapshots if path.name == commit]
         return sorted(snapshots, key=_changed, reverse=True)
 
@@ -231,7 +236,7 @@ class Store:
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             _link(self.blob(repository, sha256), path)
-            if not _COMMIT.fullmatch(revision):
+            if not is_commit(revision):
                 write_whole(folder / "refs" / revision, commit, makes_folder=True)
         return path
 

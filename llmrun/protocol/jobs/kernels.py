@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs import JobKind, Nothing
 
 STAND_IN = "Q4_K"
@@ -59,7 +58,6 @@ class MachineSpeed:
         looks: KV type -> head length -> seconds for a query head to look at one position, in decode.
         prefill_looks: the same in prefill.
         types: type -> its rates.
-        gpus: that ggml can compute on.
         others: cores that other programs used while this was measured.
     """
 
@@ -68,7 +66,6 @@ class MachineSpeed:
     looks: Mapping[str, Mapping[int, float]]
     prefill_looks: Mapping[str, Mapping[int, float]]
     types: Mapping[str, Rates]
-    gpus: tuple[Gpu, ...] = ()
     others: float = 0.0
 
     def decode(self, kind: str, size: float) -> float:

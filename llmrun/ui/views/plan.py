@@ -15,8 +15,12 @@ from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
 
-def show_outlooks(output: Output, name: str, rows: Sequence[Outlook], hardware: Hardware) -> None:
-    """One line for each quantization on stdout, what it is compared with and what to type on stderr."""
+def show_outlooks(output: Output, rows: Sequence[Outlook], hardware: Hardware, why: str = "") -> None:
+    """One line for each quantization on stdout, what it is compared with on stderr.
+
+    Args:
+        why: one of them would be taken, in words.
+    """
     contexts = [column.n_ctx for column in rows[0].contexts] if rows else []
     columns = (
         Column("QUANT", style="bold"),
@@ -29,6 +33,8 @@ def show_outlooks(output: Output, name: str, rows: Sequence[Outlook], hardware: 
     )
     show_table(output, columns, [_cells(row) for row in rows])
     output.note(f"memory: {_memory(hardware)}")
+    if why:
+        output.note(why)
     if any(not at.fits for row in rows for at in row.contexts):
         output.note("(in brackets): does not fit with something left to the rest of the system")
     best = next((row for row in rows if row.n_ctx), None)

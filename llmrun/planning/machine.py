@@ -1,0 +1,54 @@
+"""This machine with its GPUs, which only an engine can see.
+
+Owns when an engine is asked for them; hardware.py looks at everything else. An engine takes some tenths of a second to
+start, so a llama.cpp that was built for processors alone is not asked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from llmrun.planning.hardware import Hardware, probe
+
+_MOST_SECONDS = 60.0  # the first start of a driver may take ten
+_BACKEND = re.compile(r"(?:lib)?ggml-(\w+?)\.(?:so|dylib|dll)$")
+_WITHOUT_GPU = re.compile(r"base|blas|cpu\w*|zdnn|zendnn|rpc")
+
+
+def this_machine() -> Hardware:
+    """The machine as it is now, GPUs and their free memory included.
+
+    Raises:
+        EngineCrashedError: llama.cpp can't be loaded.
+    """
+    hardware = probe()
+    return _with_gpus(hardware) if is_built_for_gpus(_libraries()) else hardware
+
+
+def is_built_for_gpus(folder: Path | None) -> bool:
+    """Whether one of the libraries of llama.cpp in a folder computes on GPUs."""
+    found = [_BACKEND.match(file.name) for file in folder.iterdir()] if folder and folder.is_dir() else []
+    return any(each and not _WITHOUT_GPU.fullmatch(each[1]) for each in found)
+
+
+def _libraries() -> Path | None:
+    """Where llama-cpp-python looks for llama.cpp; importing it to find out would load it."""
+    if os.environ.get("LLAMA_CPP_LIB_PATH"):
+        return Path(os.environ["LLAMA_CPP_LIB_PATH"])
+    package = find_spec("llama_cpp")
+    return Path(package.origin).with_name("lib") if package and package.origin else None
+
+
+def _with_gpus(hardware: Hardware) -> Hardware:
+    from contextlib import closing
+
+    from llmrun.protocol.jobs import Nothing
+    from llmrun.protocol.jobs.build import BUILD
+    from llmrun.runner.runner import Runner
+
+    with closing(Runner()) as engine:
+        return replace(hardware, gpus=engine.do(BUILD, Nothing(), seconds=_MOST_SECONDS).gpus)
