@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 
+_WITH_ENGINE = frozenset({"run", "chat", "quantize", "tokenize"})
+
 
 def main() -> None:
     """Run the command that sys.argv asks for; ends the process."""
@@ -26,7 +28,7 @@ def main() -> None:
 def _needs_engine(arguments: list[str]) -> bool:
     """Whether a command will surely want an engine; wrong guesses cost only time."""
     others = {"--help", "-h", "-v", "--verbose"}
-    return len(arguments) > 1 and arguments[0] in {"run", "chat", "quantize"} and not others & set(arguments)
+    return len(arguments) > 1 and arguments[0] in _WITH_ENGINE and not others & set(arguments)
 
 
 def _loads_named_model(arguments: list[str]) -> bool:

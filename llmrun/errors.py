@@ -25,7 +25,29 @@ turns one into text and an exit status, `server` the only place that turns one i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
+
+
+def near_names(wanted: str, names: Iterable[str], most: int = 3) -> list[str]:
+    """Which names were probably meant, in upper or lower case: those that hold what was typed, else those like it."""
+    from difflib import get_close_matches
+
+    lower = {name.lower(): name for name in names}
+    inside = [low for low in lower if wanted.lower() in low] if len(wanted) > 1 else []
+    near = inside or get_close_matches(wanted.lower(), lower, n=most)
+    return [lower[low] for low in near[:most]]
+
+
+def did_you_mean(wanted: str, names: Iterable[str], otherwise: str = "") -> str:
+    """A hint that guesses the name that was meant.
+
+    Args:
+        otherwise: follows the guess, or stands alone where no name is near.
+    """
+    near = near_names(wanted, names)
+    guess = f"did you mean {' or '.join(near)}?" if near else ""
+    return " ".join(filter(None, (guess, otherwise)))
 
 
 class LlmrunError(Exception):

@@ -6,7 +6,6 @@ commands use the same objects as the Python API.
 
 from __future__ import annotations
 
-import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,16 +15,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from llmrun.config import TUNE_FILE, Settings, load_settings
-from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.grammar import Grammar
-from llmrun.models.registry import ModelSpec, load_catalogue, resolve
-from llmrun.models.store.store import Store
+from llmrun.models.locate import locate, not_on_disk
+from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.machine import this_machine
-from llmrun.planning.plan import Plan, Wishes, make_plan, scores_fit
+from llmrun.planning.pairs import DraftFile, plan_pair
+from llmrun.planning.plan import Plan, Wishes, scores_fit
 from llmrun.planning.speculation import AUTO, DraftPolicy, read_speculate
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.messages import AnswerRequest, Count, Counted, Event, Generate, Load, Loaded, Message, Tokenize
@@ -40,12 +40,7 @@ if TYPE_CHECKING:
     from llmrun.protocol.messages import Tool
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
-    """What a name means, and where its file is; path is None while the model is not on this disk."""
-
-    spec: ModelSpec
-    path: Path | None
+_MEASURING_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +60,6 @@ class Expected:
 
 A_CHAT = Expected(prompt_tokens=2000, answer_tokens=2000, own_engine=True)
 """A conversation: its questions and files, and its answers."""
-
-
-def locate(name: str, settings: Settings) -> Located:
-    """Find a model without the network.
-
-    Raises:
-        ModelNotFoundError: nothing is called that.
-        UsageError: the name is invalid.
-    """
-    spec = resolve(name, load_catalogue())
-    if spec.path is not None:
-        return Located(spec, spec.path)
-    installed = Store(settings).find(spec)
-    return Located(spec, installed.path if installed else None)
-
-
-def not_on_disk(name: str) -> ModelNotFoundError:
-    """The error for a model that would have to be downloaded first."""
-    return ModelNotFoundError(f"{name} is not on this disk", hint=f"llmrun pull {shlex.quote(name)}")
 
 
 def open_ahead(name: str) -> None:
@@ -117,6 +93,7 @@ class Model:
         load: the plan as the engine gets it.
         loaded: what the engine says about it.
         drafting: whether and how its answers are drafted; `drafting.most` may be changed.
+        draft: the model that drafts for it, if there is one.
         tuned: settings of `llmrun tune` that it is loaded with; None where there are none.
         on_wait: called about ten times a second while answer() waits and the engine is silent.
     """
@@ -130,6 +107,7 @@ class Model:
         load: Load,
         drafting: DraftPolicy,
         tuned: EngineSettings | None = None,
+        draft: DraftFile | None = None,
     ) -> None:
         self.path = path
         self.spec = spec
@@ -138,6 +116,7 @@ class Model:
         self.loaded: Loaded
         self.tuned = tuned
         self.drafting = drafting
+        self.draft = draft
         self.load = load
         self._runner: runner.Runner | None = None
         self._request = 0
@@ -262,7 +241,7 @@ class Model:
             EngineCrashedError: the engine died; the next call starts a new one.
         """
         engine, generate = self._next(asked)
-        return engine.generate(generate, self.on_wait)
+        return self.drafting.noticing(engine.generate(generate, self.on_wait))
 
     def _next(self, asked: AnswerRequest) -> tuple[runner.Runner, Generate]:
         """The next command, and who takes it."""
@@ -330,24 +309,25 @@ class Model:
     def measure_steps(self) -> tuple[StepTime, ...]:
         """Measure how long decode steps take here, which `drafting` needs, and remember it; takes seconds.
 
-        () where somebody else asked for something meanwhile.
+        () where somebody else asked for something meanwhile, or the machine was too busy, several times in turn.
         """
         engine = self._living_engine()
-        times = engine.measure_steps(MeasureSteps(engine.next_request())).times
-        if times:
-            self.drafting.remember(times)
-        return times
+        for _ in range(_MEASURING_TRIES):
+            found = engine.measure_steps(MeasureSteps(engine.next_request()))
+            if self.drafting.remember(found.times, found.draft_times):
+                return found.times
+        return ()
 
     @contextmanager
     def measuring_steps(self) -> Iterator[None]:
         """The same while something else is waited for in this block, if it is of use; nothing is said if it fails."""
-        look: Callable[[], tuple[StepTime, ...]] = tuple
+        look = None
         if self.drafting.lacks_times and self._runner is not None and self._runner.alive:
             look = self._runner.begin_measuring(MeasureSteps(self._runner.next_request()))
         yield
-        if times := look():
+        if look is not None:
             with suppress(LlmrunError):  # it can't be written
-                self.drafting.remember(times)
+                self.drafting.remember(*look())
 
     def explain(self, last: int, candidates: int = 8) -> Explained:
         """How the last tokens of the answer before were chosen; chat() has to have been told to remember them.
@@ -408,6 +388,7 @@ def prepare(
     keeps_states: bool = False,
     expected: Expected | None = None,
     speculate: int = AUTO,
+    draft: DraftFile | None = None,
     promised: int = 0,
 ) -> Model:
     """Read a model's header and make the plan; start() loads it.
@@ -416,17 +397,19 @@ def prepare(
         keeps_states: KV states that were saved are looked for, and save_state() saves more.
         expected: what it is loaded for; settings of `llmrun tune` are only used where that is known.
         speculate: see DraftPolicy.most.
+        draft: the model that drafts for it.
         promised: bytes of the free memory that other models may still come to take.
 
     Raises:
         BadModelError: the file is damaged, or no model that llama.cpp can run.
         OutOfMemoryError: it does not fit.
+        UsageError: the draft model does not go with it.
     """
     header = read_header(path)
     check(header)
     hardware, wishes, settings = this_machine(), wishes or Wishes(), load_settings()
     hardware = replace(hardware, memory_available=max(hardware.memory_available - promised, 0))
-    plan = make_plan(header, hardware, wishes, name=spec.name, repository=spec.repository or "")
+    plan, drafts = plan_pair(header, draft, hardware, wishes, name=spec.name, repository=spec.repository or "")
     keeps_states = keeps_states and settings.states_bytes > 0
     load = replace(
         plan.load(path),
@@ -440,8 +423,10 @@ def prepare(
         plain, load = load, tuned.wished(load, wishes, without_flash=scores_fit(header, hardware, plan.n_ctx))
         changes = tuned.of(load).changes(tuned.of(plain))
         plan = replace(plan, threads=load.threads, flash_attention=load.flash_attention, tuned=changes)
-    drafting = DraftPolicy(header, hardware, load, settings.state_dir, speculate)
-    return Model(path, spec, header, plan, load, drafting, tuned)
+    if drafts is not None:
+        load = replace(load, draft=replace(drafts.load, threads=load.threads, verbose=verbose))
+    drafting = DraftPolicy(header, hardware, load, settings.state_dir, speculate, drafts and drafts.header)
+    return Model(path, spec, header, plan, load, drafting, tuned, draft)
 
 
 def _tuned(header: Header, hardware: Hardware, settings: Settings, expected: Expected) -> EngineSettings | None:
@@ -464,6 +449,7 @@ def load(
     threads: int | None = None,
     gpu_layers: int | None = None,
     speculate: int | Literal["auto", "off"] = "auto",
+    draft: str | None = None,
     pull: bool = True,
     on_pull: Callable[[int, int], None] = lambda done, total: None,
     on_progress: Callable[[float], None] = lambda fraction: None,
@@ -477,6 +463,7 @@ def load(
         gpu_layers: None is all.
         speculate: how many tokens a step may be drafted, which never changes answers; "auto" is as many as pay by the
             step times that were measured here, see measure_steps().
+        draft: name or path of a smaller model with the same vocabulary, which drafts; downloaded when it is missing.
         pull: False never downloads.
         on_pull: called with (bytes done, bytes in all) during the download.
         on_progress: called with the loaded share of the weights, 0 to 1.
@@ -486,15 +473,20 @@ def load(
     """
     wishes, most = Wishes(n_ctx=n_ctx, threads=threads, gpu_layers=gpu_layers), read_speculate(speculate, "speculate")
     settings = load_settings()
-    located = locate(name, settings)
-    path = located.path
-    if path is None and not pull:
-        raise not_on_disk(name)
-    if path is None:
+
+    def find(name: str) -> tuple[ModelSpec, Path]:
+        located = locate(name, settings)
+        if located.path is not None:
+            return located.spec, located.path
+        if not pull:
+            raise not_on_disk(name)
         from llmrun.models.pull import pull as fetch
         from llmrun.planning.choice import chooser
 
-        path = fetch(located.spec, settings, on_pull, choose=chooser(settings))
-    model = prepare(located.spec, path, wishes, speculate=most)
+        return located.spec, fetch(located.spec, settings, on_pull, choose=chooser(settings))
+
+    spec, path = find(name)
+    drafts = DraftFile.of(*find(draft)) if draft is not None else None
+    model = prepare(spec, path, wishes, speculate=most, draft=drafts)
     model.start(runner.Runner(), on_progress)
     return model

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterat
 from dataclasses import fields
 from typing import Any, Protocol, TypeVar
 
-from llmrun.errors import EngineCrashedError, UsageError
+from llmrun.errors import EngineCrashedError, UsageError, did_you_mean
 from llmrun.grammar import Grammar
 from llmrun.protocol.messages import Event, Finished, Message, Started, Stats, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
@@ -238,10 +238,8 @@ def sort_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     limits = {field.name for field in fields(Limits)}
     for name in options:
         if name not in sampling | limits:
-            from difflib import get_close_matches
-
-            near = get_close_matches(name, sampling | limits, n=1)
-            raise TypeError(f"there is no argument {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            guess = did_you_mean(name, sampling | limits)
+            raise TypeError(f"there is no argument {name!r}" + (f"; {guess}" if guess else ""))
     given = {name: _frozen(name, value) for name, value in options.items()}
     return (
         {name: value for name, value in given.items() if name in sampling},

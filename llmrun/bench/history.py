@@ -15,7 +15,7 @@ from types import TracebackType
 
 from llmrun.bench.results import Result
 from llmrun.config import Settings
-from llmrun.errors import ResourceError, UsageError
+from llmrun.errors import ResourceError, UsageError, did_you_mean
 from llmrun.storage import Database, SqliteSchema
 
 FILE = "bench.db"
@@ -222,14 +222,10 @@ def _is_model(name: str, wanted: str) -> bool:
 def _no_such(which: str, entries: Sequence[HistoryEntry]) -> UsageError:
     if not entries:
         return UsageError("there is no earlier bench result", hint="llmrun bench MODEL makes one")
-    from difflib import get_close_matches
-
     names = {name for entry in entries for name in (entry.machine, *entry.version.split(", "), *entry.models) if name}
-    close = get_close_matches(which, names, n=3, cutoff=0.5)
-    guess = f"did you mean {' or '.join(close)}? " if close else ""
     numbers = f"numbers are {min(e.number for e in entries)} to {max(e.number for e in entries)}"
     return UsageError(
         f"there is no file and no earlier bench result {which!r}",
         why=f"{numbers}; {LAST!r}, a machine, a version or a model will do as well",
-        hint=f"{guess}llmrun bench history shows all",
+        hint=did_you_mean(which, names, "llmrun bench history shows all"),
     )

@@ -22,7 +22,7 @@ from llmrun.model import Model
 from llmrun.planning.speculation import AUTO, OFF, expected_gain, tokens_a_step
 from llmrun.protocol.messages import AnswerRequest, Finished, Message, Stats, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.speculation import StepTime
+from llmrun.protocol.speculation import StepTables, StepTime
 from llmrun.runner.runner import Runner
 
 _WARM_UP_TOKENS = 8
@@ -248,7 +248,7 @@ class _Bench:
             self.tell(kind, "measuring", repetition)
             for most in (OFF, AUTO) if repetition % 2 == 0 else (AUTO, OFF):
                 answers[most].append(self.answer(kind, most, self._tokens))
-        self.rows.append(_row(kind, answers[OFF], answers[AUTO], self._model.drafting.times))
+        self.rows.append(_row(kind, answers[OFF], answers[AUTO], self._model.drafting.measured))
 
     def answer(self, kind: str, most: int, tokens: int) -> _Answered:
         """Answer a prompt once."""
@@ -267,9 +267,7 @@ class _Bench:
         return _Answered("".join(event.text for event in events if isinstance(event, TextDelta)), finished.stats)
 
 
-def _row(
-    kind: str, plain: Sequence[_Answered], drafted: Sequence[_Answered], times: tuple[StepTime, ...]
-) -> SpeculationRow:
+def _row(kind: str, plain: Sequence[_Answered], drafted: Sequence[_Answered], times: StepTables) -> SpeculationRow:
     rates = [tuple(max(answer.stats.decode_rate, 1e-9) for answer in answers) for answers in (plain, drafted)]
     stats = drafted[-1].stats  # of each repetition alike: drafts are a function of the tokens
     return SpeculationRow(

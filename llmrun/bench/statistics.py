@@ -26,6 +26,8 @@ from itertools import combinations
 from statistics import NormalDist, fmean, median, stdev, variance
 from typing import Literal
 
+from llmrun.student import student
+
 CONFIDENCE = 0.95
 BETWEEN = 0.01
 """Standard deviation of the speed of one program from start to start, as a share. Of sets that were not measured in
@@ -267,26 +269,6 @@ def _exp(value: float) -> float:
 
 def _normal(confidence: float) -> float:
     return NormalDist().inv_cdf((1 + confidence) / 2)
-
-
-@functools.cache
-def student(freedom: float, confidence: float = CONFIDENCE) -> float:
-    """Student's t that |t| stays below with this confidence; 12.71 for one degree of freedom and 95 %."""
-    low, high = 0.0, 1.0
-    while _student_within(high, freedom) < confidence:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _student_within(middle, freedom) < confidence else (low, middle)
-    return high
-
-
-def _student_within(t: float, freedom: float) -> float:
-    """Probability of |T| < t: with T = sqrt(freedom) tan(angle), the integral of cos(angle)^(freedom - 1)."""
-    steps, end = 200, math.atan(t / math.sqrt(freedom))
-    heights = [math.pow(math.cos(end * step / steps), freedom - 1) for step in range(steps + 1)]
-    area = end / steps / 3 * (heights[0] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]) + heights[-1])  # Simpson
-    return 2 * area * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2)
 
 
 @functools.cache

@@ -420,10 +420,14 @@ def _sizes(messages: Sequence[Message], counted: Counted) -> list[Sized]:
 
 
 def model_used(model: Model) -> ModelUsed:
-    """What a saved turn says of the model. In the hub's cache a file's real name is its sha256."""
-    real = model.path.resolve()
+    """What a saved turn says of the model."""
+    return file_used(model.spec.name if model.spec.path is None else "", model.path)
+
+
+def file_used(name: str, file: Path) -> ModelUsed:
+    """The same of a model's file; "" names it by its path. In the hub's cache a file's real name is its sha256."""
+    real = file.resolve()
     status = real.stat()
     sha256 = real.name if _SHA256.fullmatch(real.name) else ""
-    path = str(Path(model.path).absolute())
-    name = model.spec.name if model.spec.path is None else path  # found again from every folder
-    return ModelUsed(name, sha256, path, status.st_size, status.st_mtime)
+    path = str(file.absolute())
+    return ModelUsed(name or path, sha256, path, status.st_size, status.st_mtime)  # found again from every folder

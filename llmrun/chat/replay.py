@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from llmrun.chat.conversation import model_used
-from llmrun.chat.store.turns import Answer, answer_of, plain_facts
+from llmrun.chat.conversation import file_used, model_used
+from llmrun.chat.store.turns import Answer, ModelUsed, answer_of, plain_facts
 from llmrun.errors import UsageError
 from llmrun.model import Model
 from llmrun.planning.hardware import probe
@@ -36,11 +36,13 @@ class Record:
         asked: the request.
         place: name -> value of what an answer's bytes depend on besides the request.
         answer: its text, with the parameters and the seed that were used.
+        draft: the model that drafted for it.
     """
 
     asked: AnswerRequest
     place: Mapping[str, str]
     answer: Answer
+    draft: ModelUsed | None = None
 
     def again(self) -> AnswerRequest:
         """The request with the seed that its answer was drawn with."""
@@ -50,14 +52,19 @@ class Record:
 def record_of(model: Model, asked: AnswerRequest, text: str, finished: Finished) -> Record:
     """The record of an answer that was just given."""
     answer = Answer(text, "", finished.reason, model_used(model), asked.sampling, asked.limits, finished.stats)
-    return Record(asked, place_of(model), answer)
+    return Record(asked, place_of(model), answer, _draft_of(model))
+
+
+def _draft_of(model: Model) -> ModelUsed | None:
+    return file_used(model.draft.name, model.draft.path) if model.draft is not None else None
 
 
 def place_of(model: Model) -> dict[str, str]:
     """What the bytes of an answer depend on, besides the request and the sampling."""
-    used, machine = model_used(model), probe()
+    used, draft, machine = model_used(model), _draft_of(model), probe()
     return {
-        "model": used.sha256 or f"{model.path.name}, {used.size} bytes",
+        "model": _file(used),
+        **({"draft model": _file(draft)} if draft is not None else {}),
         "llmrun": version("llmrun"),
         "llama-cpp-python": version("llama-cpp-python"),
         "processor": machine.cpu_name,
@@ -71,12 +78,16 @@ def place_of(model: Model) -> dict[str, str]:
     }
 
 
+def _file(used: ModelUsed) -> str:
+    return used.sha256 or f"{Path(used.path).name}, {used.size} bytes"
+
+
 def differences(record: Record, here: Mapping[str, str]) -> list[str]:
     """One line for each thing that is not as it was when the record was made."""
     return [
-        f"{name}: recorded {record.place.get(name, 'nothing')}, here {value}"
-        for name, value in here.items()
-        if record.place.get(name) != value
+        f"{name}: recorded {record.place.get(name, 'nothing')}, here {here.get(name, 'nothing')}"
+        for name in {**here, **record.place}
+        if record.place.get(name) != here.get(name)
     ]
 
 
@@ -95,6 +106,7 @@ def write(path: Path, record: Record) -> None:
         "request": {name: asked[name] for name in _REQUEST},
         "stops_repeats": record.asked.stops_repeats,
         "answer": {"content": record.answer.content, **plain_facts(record.answer)},
+        "draft": as_dict(record.draft) if record.draft is not None else None,
     }
     write_whole(path, json.dumps(document, ensure_ascii=False, indent=1) + "\n")
 
@@ -113,7 +125,8 @@ def read(path: Path) -> Record:
         facts = document["answer"]
         answer = answer_of(str(facts["content"]), "", facts)
         place = {str(name): str(value) for name, value in document["place"].items()}
-        return Record(replace(asked, sampling=answer.sampling, limits=answer.limits), place, answer)
+        draft = from_json(ModelUsed, document["draft"]) if document.get("draft") else None
+        return Record(replace(asked, sampling=answer.sampling, limits=answer.limits), place, answer, draft)
     except OSError as error:
         raise UsageError(f"{str(path)!r} can't be read", why=error.strerror or str(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -66,7 +66,7 @@ def show(output: Output, events: Iterable[Event], model: Model, shown_as: ShownA
         think=shown_as.think,
         end_line=shown_as.end_line,
         short=shown_as.stats is None,
-        times=model.drafting.times,
+        times=model.drafting.measured,
         tints=shown_as.tints,
     ) as view:
         model.on_wait = view.tick

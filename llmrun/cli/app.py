@@ -13,9 +13,11 @@ from typer.core import TyperGroup
 from llmrun.cli.commands import ALIASES, COMMANDS
 from llmrun.cli.completion import complete_bench, complete_model, completes, mend_words
 from llmrun.cli.pages import OPTIONS, command_help, root_help
-from llmrun.errors import UsageError
+from llmrun.errors import UsageError, did_you_mean
 
-_MODEL_FIRST = frozenset({"run", "chat", "pull", "show", "plan", "quantize", "report", "evaluate", "bench", "tune"})
+_MODEL_FIRST = frozenset(
+    {"run", "chat", "pull", "show", "plan", "quantize", "report", "evaluate", "bench", "tune", "tokenize"}
+)
 
 
 class RootCommand(TyperGroup):
@@ -43,11 +45,8 @@ class RootCommand(TyperGroup):
             UsageError: there is none of that name; names the near ones.
         """
         if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            from difflib import get_close_matches
-
-            near = get_close_matches(args[0], [*COMMANDS, *ALIASES], n=2)
-            guess = f"did you mean llmrun {' or llmrun '.join(near)}? " if near else ""
-            raise UsageError(f"there is no command {args[0]!r}", hint=f"{guess}llmrun --help shows all")
+            hint = did_you_mean(args[0], [*COMMANDS, *ALIASES], "llmrun --help shows all")
+            raise UsageError(f"there is no command {args[0]!r}", hint=hint)
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -267,7 +267,7 @@ def bench(
         models = models[1:]
     load.check(with_drafts=speculate)
     if speculate:
-        bench_speculation.measure(output, models or (), load.tokens, lists, how, after, yes=yes)
+        bench_speculation.measure(output, models or (), load, lists, how, after, yes=yes)
         return
     if load.clients is not None:
         bench_load.measure(output, models or (), load, lists, how, after, yes=yes)
@@ -323,7 +323,7 @@ def _opened(output: Output, names: Sequence[str], *, as_usual: bool, yes: bool) 
     from llmrun.cli.loading import fetch
     from llmrun.gguf.reader import read_header
     from llmrun.gguf.rules import check
-    from llmrun.model import locate
+    from llmrun.models.locate import locate
     from llmrun.models.store.in_use import using
 
     settings = load_settings()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.cli.completion import BENCH_ACTIONS
+from llmrun.cli.options import DraftOption
 from llmrun.config import load_settings
 from llmrun.errors import UsageError, require_within
 
@@ -29,13 +30,16 @@ _FOREIGN = {
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Lists of clients as they were typed, and tokens of each answer; None where an option did not come."""
+    """Lists of clients as they were typed, tokens of each answer, a draft model; None where an option did not come."""
 
     clients: list[str] | None
     tokens: int | None
+    draft: str | None
 
     def check(self, *, with_drafts: bool) -> None:
-        """Raises UsageError where there are tokens for nothing, or clients beside --speculate."""
+        """Raises UsageError where there are tokens or a draft model for nothing, or clients beside --speculate."""
+        if self.draft is not None and not with_drafts:
+            raise UsageError("--draft needs --speculate", hint="llmrun bench MODEL --draft SMALLER --speculate")
         if self.clients is not None and with_drafts:
             raise UsageError("--clients and --speculate exclude each other", hint="give one of them")
         if self.clients is None and not with_drafts and self.tokens is not None:
@@ -62,9 +66,10 @@ def crowd(
             rich_help_panel=_PANEL,
         ),
     ] = None,
+    draft: DraftOption = None,
 ) -> Crowd:
     """The options of load."""
-    return Crowd(clients, tokens)
+    return Crowd(clients, tokens, draft)
 
 
 def measure(
@@ -78,7 +83,8 @@ def measure(
     from llmrun.bench.load import PROMPT_TOKENS, LoadRequest
     from llmrun.bench.load import measure as measure_load
     from llmrun.cli.loading import fetch
-    from llmrun.model import locate, prepare
+    from llmrun.model import prepare
+    from llmrun.models.locate import locate
     from llmrun.models.store.in_use import using
     from llmrun.planning.plan import Wishes
     from llmrun.ui.views.bench import BenchView

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from llmrun.cli.bench_load import number_of_threads, refuse_others
+from llmrun.cli.bench_load import Crowd, number_of_threads, refuse_others
 from llmrun.cli.completion import BENCH_ACTIONS
 from llmrun.config import load_settings
 from llmrun.errors import UsageError, require_within
@@ -21,7 +22,7 @@ _FLAG = "--speculate"
 def measure(
     output: Output,
     models: Sequence[str],
-    tokens: int | None,
+    asked: Crowd,
     lists: Typed,
     how: BenchManner,
     after: Aftermath,
@@ -34,8 +35,9 @@ def measure(
         UsageError: an option has nothing to do with it, or is out of bounds.
     """
     from llmrun.bench.speculation import measure as measure_gains
-    from llmrun.cli.loading import fetch
-    from llmrun.model import A_CHAT, locate, prepare
+    from llmrun.cli.loading import fetch, find_draft
+    from llmrun.model import A_CHAT, prepare
+    from llmrun.models.locate import locate
     from llmrun.models.store.in_use import using
     from llmrun.planning.plan import Wishes
     from llmrun.protocol.params import MOST_TOKENS
@@ -45,20 +47,21 @@ def measure(
     if len(models) != 1 or models[0] in BENCH_ACTIONS:
         raise UsageError(f"{_FLAG} measures one model", hint=f"llmrun bench smollm2 {_FLAG}")
     refuse_others(_FLAG, lists, how, after)
-    require_within("--tokens", tokens, (2, MOST_TOKENS))
+    require_within("--tokens", asked.tokens, (2, MOST_TOKENS))
     threads, settings = number_of_threads(_FLAG, lists), load_settings()
     located = locate(models[0], settings)
     path = located.path or fetch(output, located.spec, settings, yes=yes)
     name = path.stem if located.spec.path else models[0]
-    with using(path):
-        model = prepare(located.spec, path, Wishes(threads=threads), warm_up=True, expected=A_CHAT)
+    drafts = find_draft(output, asked.draft, settings, yes=yes)
+    with using(path), using(drafts.path) if drafts is not None else nullcontext():
+        model = prepare(located.spec, path, Wishes(threads=threads), warm_up=True, expected=A_CHAT, draft=drafts)
         for note in model.plan.notes:
             output.note(note)
         view = BenchView(output, [name], (), shows_rows=False)
         outcome = measure_gains(
             model,
             name,
-            tokens=tokens or _DEFAULT_TOKENS,
+            tokens=asked.tokens or _DEFAULT_TOKENS,
             repetitions=how.repetitions,
             warm_up=how.warm_up,
             on_progress=view.progress,

@@ -18,8 +18,8 @@ class CommandEntry(NamedTuple):
     help: str
 
 
-TALK, MODELS, SMALLER, MEASURE = "Talk", "Models", "Make smaller", "Measure"
-PANELS = (TALK, MODELS, SMALLER, MEASURE)
+TALK, MODELS, SMALLER, MEASURE, LOOK = "Talk", "Models", "Make smaller", "Measure", "Look inside"
+PANELS = (TALK, MODELS, SMALLER, MEASURE, LOOK)
 
 COMMANDS = {
     "run": CommandEntry(TALK, "run_command", "run", "Answer one prompt. What comes in on stdin stands before it."),
@@ -51,6 +51,7 @@ COMMANDS = {
     "bench": CommandEntry(MEASURE, "bench", "bench", "Measure how fast models run here, and how sure that is."),
     "tune": CommandEntry(MEASURE, "tune", "tune", "Find and remember the fastest settings for a model here."),
     "doctor": CommandEntry(MEASURE, "doctor", "doctor", "Check this machine and installation, and say what to fix."),
+    "tokenize": CommandEntry(LOOK, "tokenize", "tokenize", "Show a text as a model's tokens."),
     "help": CommandEntry("", "topics", "show_help", "Help on a command or topic."),
 }
 """Name -> command, in the order in which the help shows them; `help` itself is in no panel."""

@@ -154,7 +154,7 @@ class _Result:
 
 def _file(output: Output, name: str, *, yes: bool) -> Path:
     from llmrun.cli.loading import fetch
-    from llmrun.model import locate
+    from llmrun.models.locate import locate
 
     settings = load_settings()
     located = locate(name, settings)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.cli.options import LoadingOptions
 from llmrun.config import Settings, load_settings
 from llmrun.errors import UsageError
-from llmrun.model import Expected, Model, locate, not_on_disk, prepare
+from llmrun.model import Expected, Model, prepare
+from llmrun.models.locate import locate, not_on_disk
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.in_use import using
+from llmrun.planning.pairs import DraftFile
 from llmrun.protocol.messages import LoadProgress
 from llmrun.runner import runner
 from llmrun.ui.answer.view import answer_view
@@ -50,6 +52,7 @@ def open_model(
     settings = load_settings()
     located = locate(name, settings)
     path = located.path or fetch(output, located.spec, settings, yes=loading.yes)
+    draft = find_draft(output, loading.draft, settings, yes=loading.yes)
     model = prepare(
         located.spec,
         path,
@@ -59,19 +62,30 @@ def open_model(
         keeps_states=keeps_states,
         expected=expected,
         speculate=loading.most_drafted,
+        draft=draft,
     )
     if loading.verbose:
         output.note(model.plan.summary)
     for note in model.plan.notes:
         output.note(note)
+    if draft is not None and model.drafting.wanted() is None:
+        output.note(f"{draft.name} drafts nothing: {model.drafting.words} (llmrun help speculation)")
     engine = model.new_engine() if another or model.needs_own_engine else runner.prestarted()
-    with using(path):
+    with using(path), using(draft.path) if draft is not None else nullcontext():
         try:
             with answer_view(output, markdown=True) as view:  # what shows answers is loaded beside the model
                 model.start(engine, lambda fraction: view.show(LoadProgress(fraction)))
             yield model
         finally:
             model.close()
+
+
+def find_draft(output: Output, name: str | None, settings: Settings, *, yes: bool) -> DraftFile | None:
+    """The file of a model that drafts, downloaded where it is missing; None without a name. Raises as fetch()."""
+    if name is None:
+        return None
+    located = locate(name, settings)
+    return DraftFile.of(located.spec, located.path or fetch(output, located.spec, settings, yes=yes))
 
 
 def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> Path:

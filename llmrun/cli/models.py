@@ -30,7 +30,7 @@ def pull(
 ) -> None:
     """Download a model or its newer file, or finish an interrupted download."""
     from llmrun.cli.loading import fetch, refresh
-    from llmrun.model import locate
+    from llmrun.models.locate import locate
 
     output = Output(json=json)
     settings = load_settings()

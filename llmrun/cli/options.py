@@ -18,7 +18,7 @@ import typer
 from llmrun.cli.completion import complete_model, complete_words
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import FLASH_ATTENTION, Wishes
-from llmrun.planning.speculation import AUTO, read_speculate
+from llmrun.planning.speculation import AUTO, OFF, read_speculate
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
 
 if TYPE_CHECKING:
@@ -106,6 +106,16 @@ SpeculateOption = Annotated[
         metavar="auto|off|TOKENS",
         autocompletion=complete_words("auto", "off"),
         help="Tokens that a decode step may draft; answers stay the same. Default: auto, where measured to pay.",
+        rich_help_panel="Engine",
+    ),
+]
+DraftOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="MODEL",
+        autocompletion=complete_model,
+        help="Smaller model with the same vocabulary, which drafts; see llmrun help speculation.",
         rich_help_panel="Engine",
     ),
 ]
@@ -205,6 +215,7 @@ class LoadingOptions:
     Attributes:
         wishes: what the user said of it.
         speculate: see planning.speculation.DraftPolicy.most; None where the user did not say.
+        draft: name of a model that drafts.
         verbose: show llama.cpp's log and the plan.
         yes: download without asking.
     """
@@ -213,6 +224,7 @@ class LoadingOptions:
     speculate: int | None
     verbose: bool
     yes: bool
+    draft: str | None = None
 
     @property
     def most_drafted(self) -> int:
@@ -228,13 +240,16 @@ def loading(
     cache_type_v: CacheTypeVOption = "f16",
     flash_attention: FlashAttentionOption = "auto",
     speculate: SpeculateOption = None,
+    draft: DraftOption = None,
     verbose: VerboseOption = False,
     yes: YesOption = False,
 ) -> LoadingOptions:
     """The options of a command that loads a model."""
     wishes = engine_wishes(threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
     most = None if speculate is None else read_speculate(speculate)
-    return LoadingOptions(replace(wishes, n_ctx=ctx), most, verbose, yes)
+    if most == OFF and draft is not None:
+        raise UsageError("--draft and --speculate off exclude each other", hint="give one of them")
+    return LoadingOptions(replace(wishes, n_ctx=ctx), most, verbose, yes, draft)
 
 
 ThinkOption = Annotated[

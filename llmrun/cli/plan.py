@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.cli.options import CacheTypeKOption, CacheTypeVOption, JsonOption, ModelArgument
+from llmrun.cli.options import CacheTypeKOption, CacheTypeVOption, DraftOption, JsonOption, ModelArgument
 from llmrun.config import Settings, load_settings
 from llmrun.errors import LlmrunError, NetworkError
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
+    from llmrun.gguf.header import Header
     from llmrun.models.registry import ModelSpec
     from llmrun.planning.estimate import QuantCandidate
     from llmrun.planning.hardware import Hardware
@@ -26,6 +27,7 @@ def plan(
     ] = "",
     cache_type_k: CacheTypeKOption = "f16",
     cache_type_v: CacheTypeVOption = "f16",
+    draft: DraftOption = None,
     every: Annotated[bool, typer.Option("--all", help="Every quant of the repository, even if one is here.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -43,16 +45,35 @@ def plan(
     kv = Wishes(cache_type_k=cache_type_k, cache_type_v=cache_type_v).kv_type
     settings = load_settings()
     spec, candidates = _candidates(output, model, settings, every=every)
+    beside = _draft(draft, candidates[0].header, settings) if draft is not None else None
     hardware = this_machine()
     speed = _speed(output, hardware, candidates, settings)
     contexts = contexts_for(candidates[0].header, wished)
-    rows = [look_ahead(candidate, hardware, speed, contexts, kv) for candidate in candidates]
+    rows = [look_ahead(candidate, hardware, speed, contexts, kv, beside) for candidate in candidates]
     chosen, why = _chosen(spec, candidates, hardware)
     if json:
         quants = [asdict(row) for row in rows]
         output.result_json({"hardware": asdict(hardware), "kv_type": kv, "chosen": chosen, "quants": quants})
     else:
         show_outlooks(output, rows, hardware, why)
+
+
+def _draft(name: str, header: Header, settings: Settings) -> Header:
+    """The header of a model that is to draft. What is not on this disk tells nothing of its tokens.
+
+    Raises:
+        ModelNotFoundError: it is not on this disk.
+        UsageError: it does not go with the other model.
+    """
+    from llmrun.gguf.reader import read_header
+    from llmrun.models.locate import locate, not_on_disk
+    from llmrun.planning.pairs import DraftFile, read_draft
+
+    located = locate(name, settings)
+    if located.path is None:
+        raise not_on_disk(name)
+    draft = DraftFile.of(located.spec, located.path)
+    return read_draft(header, draft) if header.path.is_file() else read_header(draft.path)
 
 
 def _chosen(spec: ModelSpec, candidates: list[QuantCandidate], hardware: Hardware) -> tuple[str | None, str]:
@@ -78,7 +99,7 @@ def _candidates(
         NetworkError: the hub can't be reached; what the catalogue knows is said before.
     """
     from llmrun.gguf.reader import read_header
-    from llmrun.model import locate
+    from llmrun.models.locate import locate
     from llmrun.planning.estimate import local_candidate, remote_candidates
 
     located = locate(name, settings)

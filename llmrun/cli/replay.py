@@ -35,7 +35,9 @@ def replay(
     output = Output()
     record = read(file)
     loading = replace(loading, wishes=_changed(_recorded(record), loading.wishes))
-    used = record.answer.model
+    used, draft = record.answer.model, record.draft
+    if loading.draft is None and draft is not None:
+        loading = replace(loading, draft=draft.name or draft.path)
     with open_model(output, model or used.name or used.path, loading) as loaded:
         changed = differences(record, place_of(loaded))
         for line in changed:

@@ -25,6 +25,7 @@ from llmrun.server.sockets import allow_many_connections, bind
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
+    from llmrun.planning.pairs import DraftFile
     from llmrun.server.guard import Policy
     from llmrun.server.pool import KeptModel
     from llmrun.server.running import RunningServer, ServerFile
@@ -125,8 +126,8 @@ def serve(
         grace_seconds,
         verbose=loading.verbose,
         speculate=loading.most_drafted,
+        draft=_fetch_missing(output, names, loading),
     )
-    _fetch_missing(output, names, loading)
     asyncio.run(_run(output, options, listening, log_json=log_json))
 
 
@@ -177,10 +178,20 @@ def _policy(host: str, listening: socket.socket, key_file: Path | None, origins:
     return Policy(LOOPBACK | named | bracketed, frozenset(origins), keys, any_address=not is_loopback)
 
 
-def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptions) -> None:
-    """Models of the command line that are not on this disk are downloaded before anybody is served."""
-    from llmrun.model import locate
+def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptions) -> DraftFile | None:
+    """Models of the command line that are not on this disk are downloaded before anybody is served.
 
+    Returns:
+        The file of the one that drafts.
+
+    Raises:
+        UsageError: nobody knows for which model.
+    """
+    from llmrun.cli.loading import find_draft
+    from llmrun.models.locate import locate
+
+    if loading.draft is not None and len(names) != 1:
+        raise UsageError("--draft drafts for one model", hint="llmrun serve MODEL --draft SMALLER")
     settings = load_settings()
     for name in names:
         located = locate(name, settings)
@@ -188,13 +199,14 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
             from llmrun.cli.loading import fetch
 
             fetch(output, located.spec, settings, yes=loading.yes)
+    return find_draft(output, loading.draft, settings, yes=loading.yes)
 
 
 async def _run(output: Output, options: ServeOptions, listening: socket.socket, *, log_json: bool) -> None:
     """Serve until a signal comes: the first lets running answers end, the second does not."""
     from llmrun.server.running import RunningServer, registered
     from llmrun.server.serving import Serving
-    from llmrun.ui.views.serve import ServedRequest, ServeView
+    from llmrun.ui.views.serve import ServeView
 
     view = ServeView(output, log_json=log_json)
     settings = load_settings()
@@ -211,7 +223,7 @@ async def _run(output: Output, options: ServeOptions, listening: socket.socket, 
     serving = Serving(
         options,
         settings,
-        on_served=lambda served: view.served(ServedRequest(*served)),
+        on_served=view.served,
         on_loaded=loaded,
         on_failed=view.failed,
     )

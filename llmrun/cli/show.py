@@ -9,7 +9,7 @@ from llmrun.config import Settings, load_settings
 from llmrun.errors import NetworkError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
-from llmrun.model import locate
+from llmrun.models.locate import locate
 from llmrun.models.registry import CatalogueEntry, ModelSpec, load_catalogue
 from llmrun.ui.terminal.output import Output
 

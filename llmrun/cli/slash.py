@@ -328,6 +328,7 @@ class Chat:
             return
         before = conversation.model
         saves = self.store.folder is not None
+        self._loading = replace(self._loading, draft=None)  # it was for the other one
         wanted = open_model(
             self._output, rest, self._loading, warm_up=True, keeps_states=saves, another=True, expected=A_CHAT
         )
@@ -367,7 +368,7 @@ class Chat:
         else:
             from llmrun.ui.answer.meter import summary
 
-            times = self.conversation.model.drafting.times
+            times = self.conversation.model.drafting.measured
             self._output.note(summary(Finished(0, answer.finish, answer.stats), times))
 
     def _why(self, rest: str) -> None:

@@ -12,7 +12,7 @@ from llmrun.cli.completion import complete_installed
 from llmrun.cli.models import as_plain
 from llmrun.cli.options import JsonOption
 from llmrun.config import Settings, load_settings
-from llmrun.errors import CancelledError, IntegrityError, ModelNotFoundError, UsageError
+from llmrun.errors import CancelledError, IntegrityError, ModelNotFoundError, UsageError, did_you_mean
 from llmrun.models.registry import load_catalogue, resolve
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import Store, everything
@@ -203,14 +203,8 @@ def _only_one(name: str, meant: list[Installed], models: list[Installed]) -> Ins
 
 
 def _not_here(name: str, models: list[Installed]) -> ModelNotFoundError:
-    from difflib import get_close_matches
-
-    names = [model.name for model in models]
-    lower = {one.lower(): one for one in names}
-    close = [one for one in names if name.lower() in one.lower()][:3]
-    close = close or [lower[one] for one in get_close_matches(name.lower(), lower, n=3, cutoff=0.5)]
-    guess = f"did you mean {' or '.join(close)}? " if close else ""
-    return ModelNotFoundError(f"{name} is not on this disk", hint=f"{guess}`llmrun list` shows what is")
+    hint = did_you_mean(name, [model.name for model in models], "`llmrun list` shows what is")
+    return ModelNotFoundError(f"{name} is not on this disk", hint=hint)
 
 
 def _ask(output: Output, question: str, *, yes: bool, command: str) -> None:

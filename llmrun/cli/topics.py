@@ -97,6 +97,22 @@ first long answer, by `serve` while nobody asks, and by `llmrun tune` and
                      can't be taken back.
   --speculate off    Draft nothing.
   --speculate N      Always draft up to N tokens a step, 3 to 15.
+  --draft MODEL      Where the text says too little, a smaller model guesses, in
+                     a context of its own: those tokens that it finds at least
+                     75 % likely. It has to be of the same family, with the same
+                     vocabulary. It reads a prompt once the answer is so long
+                     that it will pay, and its steps count: where it is not much
+                     faster than the other model, nothing is drafted. `llmrun
+                     plan MODEL --draft SMALLER` says what both take, `llmrun
+                     bench MODEL --draft SMALLER --speculate` what it gains.
+
+MTP heads, which some models have for drafting, are not used: llama-cpp-python
+reaches them only through C++ functions whose names change between builds.
+
+Measured times are not for ever. They are not kept where equal steps took very
+different times, because something else was computing; and where three answers
+of a chat in turn took 1.5 times as long as they say, or as short, they are
+measured again while you read the next one.
 
 How many tokens are drafted depends on the tokens and on the measured times,
 never on the clock, so a record of `run --record` replays byte for byte.
@@ -110,8 +126,77 @@ wide as these were on average, compared with that of a single row. In a chat,
 /speculation on tints accepted tokens; the answer is shown as it is then,
 without Markdown."""
 
+INFERENCE = """\
+Inference: how a model makes an answer, step by step, and what shows each step.
+
+A language model computes one thing: of a row of tokens, how likely each token
+of its vocabulary is to come next. An answer is that, again and again.
+
+  tokenization   Text is cut into tokens: frequent words, parts of rarer ones,
+                 single bytes of the rest. The model sees their numbers only.
+                   llmrun tokenize MODEL "some text" --merges
+  chat template  Turns of a conversation become one text, with control tokens
+                 that say whose turn it is.
+                   llmrun tokenize MODEL "<|im_start|>user"
+  embedding      Each token's number picks a row of a table: a vector of some
+                 hundreds or thousands of numbers, from which all else follows.
+                   llmrun show MODEL       (width)
+  positions      Attention alone would not know the order of words. RoPE turns
+                 queries and keys by an angle that grows with the position.
+                   llmrun show MODEL       (positions, context)
+  transformer    Layer after layer adds to each token's vector, the residual
+                 stream. Attention brings in what other tokens know: each head
+                 compares the token's query with the keys of all tokens up to
+                 it, and takes a mean of their values, weighted by how well
+                 they match. The feed-forward part then works on each token
+                 alone, with most of the weights; in a mixture of experts only
+                 a few of many such parts wake for a token.
+                   llmrun show MODEL       (layers, heads, experts)
+  logits         The last vector is compared with each token's row of the
+                 output matrix. Those are the logits; softmax makes
+                 probabilities of them.
+                   llmrun chat MODEL, then /why
+  sampling       One token is drawn. Temperature flattens or sharpens the
+                 probabilities; top-k, top-p and min-p cut off what is
+                 unlikely; penalties push down what was said before.
+                   llmrun run MODEL "..." --explain-sampling, /why in a chat
+
+Two phases, two limits:
+
+  prefill        All tokens of the prompt go through the model together: the
+                 weights are read once for hundreds of tokens, so that
+                 arithmetic is the limit. It decides the time to the first
+                 token (TTFT).
+                   llmrun bench MODEL -p 512
+  decode         Each token of the answer needs all of the weights again, one
+                 token at a time, so that the memory's bandwidth is the limit:
+                 a file of 4 GB on a machine that reads 40 GB/s gives at most
+                 10 tokens a second.
+                   llmrun bench MODEL -n 128
+  KV cache       Keys and values of earlier tokens are kept, or each token
+                 would have to compute them anew. The cache grows with every
+                 token, up to the context window. Heads that share keys and
+                 values (GQA), layers that look back only so far (sliding
+                 windows), and q8_0 in place of f16 make it smaller.
+                   llmrun show MODEL       (KV cache)
+                   llmrun plan MODEL; /context in a chat
+
+And what makes it faster or smaller:
+
+  batching       While the weights are read, they can serve several requests:
+                 each of them waits hardly longer, and together they get many
+                 times the tokens a second.
+                   llmrun serve MODEL; llmrun bench MODEL --clients 1-8
+  quantization   Weights in 4 or 5 bits in place of 16: a third of the bytes
+                 to hold and to read, for a loss that can be measured.
+                   llmrun quantize MODEL; llmrun evaluate MODEL
+  speculation    Tokens are guessed from the text so far, and several are
+                 checked in one decode step; the choice stays the same.
+                   llmrun help speculation"""
+
 TOPICS = {
     "exit-codes": "\n".join(f"{status:>4}  {meaning}" for status, meaning in EXIT_CODES.items()),
+    "inference": INFERENCE,
     "speculation": SPECULATION,
     "tools": TOOLS,
 }

@@ -81,7 +81,7 @@ def tune(
 def _found(output: Output, name: str, *, yes: bool) -> tuple[ModelSpec, Path]:
     """What a name means, and the model's file, fetched where it is missing."""
     from llmrun.cli.loading import fetch
-    from llmrun.model import locate
+    from llmrun.models.locate import locate
 
     settings = load_settings()
     located = locate(name, settings)

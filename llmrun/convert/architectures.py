@@ -6,7 +6,7 @@ tensor of a table has to be in the model, and every tensor of the model in a tab
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,8 @@ class Family:
         name: of the architecture in llama.cpp.
         outer: name in the checkpoint, without prefix and ".weight" -> name in the file.
         layer: the same of every layer, without the layer's number.
+        experts: of every layer: name of one expert's matrix, with {} for its number -> name of the tensor with all.
+        halves: of every layer: name of a tensor of all experts' gates above their other matrices -> names of the two.
         defaults: what config.json need not state, from transformers' configuration classes.
         activation: the only activation function that llama.cpp computes for it.
         permutes: whether rows of queries and keys change places.
@@ -38,6 +40,8 @@ class Family:
     permutes: bool = False
     norm_shift: float = 0.0
     tied: bool = False
+    experts: Mapping[str, str] = field(default_factory=dict)
+    halves: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     layers_prefix: str = "layers"
 
 
@@ -52,6 +56,25 @@ _ATTENTION = {
 _GATED = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
 _LLAMA = {**_ATTENTION, "post_attention_layernorm": "ffn_norm", **_GATED}
 _HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+_ROUTED = {**_ATTENTION, "post_attention_layernorm": "ffn_norm"}
+_MIXTRAL = {**_ROUTED, "block_sparse_moe.gate": "ffn_gate_inp"}
+_QWEN3_MOE = {**_ROUTED, **_HEAD_NORMS, "mlp.gate": "ffn_gate_inp"}
+_GRANITE_MOE = {
+    **_ROUTED,
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "block_sparse_moe.output_linear": "ffn_down_exps",
+}
+_EXPERTS = ("ffn_gate_exps", "ffn_down_exps", "ffn_up_exps")
+_OLMO2 = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    **_HEAD_NORMS,
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    **_GATED,
+}
 _GEMMA = {
     **_ATTENTION,
     "post_attention_layernorm": "post_attention_norm",
@@ -102,16 +125,34 @@ _BERT_DEFAULTS = {
     "position_embedding_type": "absolute",
 }  # fmt: skip
 
+_GRANITE_DEFAULTS = {
+    **_LLAMA_DEFAULTS, "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+}  # fmt: skip
+_MISTRAL3_DEFAULTS = {**_LLAMA_DEFAULTS, "max_position_embeddings": 131_072}
+
 _LLAMAS = Family("llama", _OUTER, _LLAMA, _LLAMA_DEFAULTS, permutes=True)
 _GEMMA3 = Family(
     "gemma3", _OUTER, {**_GEMMA, **_HEAD_NORMS}, _GEMMA3_DEFAULTS, "gelu_pytorch_tanh", norm_shift=1.0, tied=True
 )
+_MISTRAL3 = Family("mistral3", _OUTER, _LLAMA, _MISTRAL3_DEFAULTS, permutes=True)
 _BERTS = Family("bert", _BERT_OUTER, _BERT, _BERT_DEFAULTS, "gelu", tied=True, layers_prefix="encoder.layer")
 
 # What config.json names as its architecture -> how it is converted.
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": _LLAMAS,
     "MistralForCausalLM": _LLAMAS,
+    "MixtralForCausalLM": Family(
+        "llama",
+        _OUTER,
+        _MIXTRAL,
+        {**_LLAMA_DEFAULTS, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "max_position_embeddings": 131_072,
+         "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+        permutes=True,
+        experts={f"block_sparse_moe.experts.{{}}.w{n}": ours for n, ours in enumerate(_EXPERTS, 1)},
+    ),
+    "Mistral3ForConditionalGeneration": _MISTRAL3,
+    "Ministral3ForCausalLM": _MISTRAL3,
     "SmolLM3ForCausalLM": Family(
         "smollm3",
         _OUTER,
@@ -126,6 +167,24 @@ FAMILIES: Mapping[str, Family] = {
         {**_LLAMA, **_HEAD_NORMS},
         {**_LLAMA_DEFAULTS, "max_position_embeddings": 32_768, "head_dim": 128},
     ),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3moe",
+        _OUTER,
+        _QWEN3_MOE,
+        {**_LLAMA_DEFAULTS, "max_position_embeddings": 32_768, "num_key_value_heads": 4, "num_experts": 128,
+         "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        experts={f"mlp.experts.{{}}.{theirs}_proj": f"ffn_{theirs}_exps" for theirs in ("down", "gate", "up")},
+    ),
+    "GraniteForCausalLM": Family("granite", _OUTER, _LLAMA, _GRANITE_DEFAULTS, permutes=True),
+    "GraniteMoeForCausalLM": Family(
+        "granitemoe",
+        _OUTER,
+        _GRANITE_MOE,
+        {**_GRANITE_DEFAULTS, "num_local_experts": 8, "num_experts_per_tok": 2},
+        permutes=True,
+        halves={"block_sparse_moe.input_linear": ("ffn_gate_exps", "ffn_up_exps")},
+    ),
+    "Olmo2ForCausalLM": Family("olmo2", _OUTER, _OLMO2, {**_LLAMA_DEFAULTS, "rms_norm_eps": 1e-5}),
     "Gemma2ForCausalLM": Family(
         "gemma2", _OUTER, _GEMMA, _GEMMA2_DEFAULTS, "gelu_pytorch_tanh", norm_shift=1.0, tied=True
     ),
@@ -142,12 +201,10 @@ FAMILIES: Mapping[str, Family] = {
     "BertForMaskedLM": _BERTS,
 }  # fmt: skip
 
-# Parts that llama.cpp has no use for: buffers, heads for training, and the eyes of models that see.
+# Parts that llama.cpp has no use for: buffers, and heads for training.
 _UNUSED_ENDS = (".rotary_emb.inv_freq", ".attention.masked_bias", ".position_ids")
-_UNUSED_STARTS = {
-    "bert": ("pooler.", "cls.predictions.", "cls.seq_relationship."),
-    "gemma3": ("vision_tower.", "multi_modal_projector.", "vision_model."),
-}
+_UNUSED_STARTS = {"bert": ("pooler.", "cls.predictions.", "cls.seq_relationship.")}
+_VISION = ("vision_tower.", "multi_modal_projector.", "vision_model.")
 
 
 def family_of(config: Json) -> tuple[str, Family]:
@@ -180,13 +237,22 @@ def text_config(config: Json, family: Family) -> Config:
 
 def bare_name(name: str, family: Family) -> str | None:
     """A tensor's name without the prefixes that differ between classes; None when it has no use."""
-    bare = name.replace("language_model.", "", 1)
-    bare = bare.removeprefix("bert.") if family.name == "bert" else bare.removeprefix("model.")
+    bare = _without_prefix(name, family)
     # Checkpoints of the first years: https://github.com/huggingface/transformers/pull/1129
     bare = _with_new_end(bare) if family.name == "bert" else bare
-    if bare.endswith(_UNUSED_ENDS) or bare.startswith(_UNUSED_STARTS.get(family.name, ())):
+    if bare.endswith(_UNUSED_ENDS) or bare.startswith((*_UNUSED_STARTS.get(family.name, ()), *_VISION)):
         return None
     return bare
+
+
+def is_vision(name: str, family: Family) -> bool:
+    """Whether a tensor is of the part that looks at pictures."""
+    return _without_prefix(name, family).startswith(_VISION)
+
+
+def _without_prefix(name: str, family: Family) -> str:
+    bare = name.replace("language_model.", "", 1)
+    return bare.removeprefix("bert.") if family.name == "bert" else bare.removeprefix("model.")
 
 
 def _with_new_end(name: str) -> str:
@@ -203,3 +269,18 @@ def wanted_tensors(family: Family, n_layers: int) -> dict[str, str]:
         for theirs, ours in family.layer.items():
             wanted[f"{family.layers_prefix}.{number}.{theirs}"] = f"blk.{number}.{ours}"
     return wanted
+
+
+def expert_tensors(family: Family, n_layers: int, n_experts: int) -> Iterator[tuple[str, list[str]]]:
+    """Name in the file of each tensor that is made of experts' matrices, and the bare names of these."""
+    for number in range(n_layers):
+        for theirs, ours in family.experts.items():
+            prefix = f"{family.layers_prefix}.{number}.{theirs}.weight"
+            yield f"blk.{number}.{ours}.weight", [prefix.format(expert) for expert in range(n_experts)]
+
+
+def half_tensors(family: Family, n_layers: int) -> Iterator[tuple[str, list[str]]]:
+    """Bare name of each tensor that is cut in halves, and their names in the file."""
+    for number in range(n_layers):
+        for theirs, two in family.halves.items():
+            yield f"{family.layers_prefix}.{number}.{theirs}.weight", [f"blk.{number}.{ours}.weight" for ours in two]

@@ -54,15 +54,18 @@ class Signed:
     value: int
 
 
-def general_metadata(folder: Folder, config: Json, n_parameters: int) -> dict[str, Any]:
+def general_metadata(folder: Folder, config: Json, n_parameters: int, size_label: str) -> dict[str, Any]:
     """All general.* keys but the architecture and those about the file itself.
+
+    Args:
+        size_label: e.g. "135M", or "8x7B", where neither card nor name says it.
 
     Raises:
         BadModelError: generation_config.json is damaged.
     """
     card = read_card(folder.text("README.md"))
     found = {f"sampling.{key}": value for key, value in _sampling(folder).items()}
-    found |= _named(card, config, folder.path.resolve().name, n_parameters)
+    found |= _named(card, config, folder.path.resolve().name, n_parameters, size_label)
     found |= _sources("base_model", card, ("base_model", "base_models", "base_model_sources"), n_parameters)
     found |= _sources("dataset", card, ("datasets", "dataset", "dataset_sources"), n_parameters)
     found |= _lists(card)
@@ -103,7 +106,7 @@ def _sampling(folder: Folder) -> dict[str, Any]:
     return found
 
 
-def _named(card: Json, config: Json, folder_name: str, n_parameters: int) -> dict[str, str]:
+def _named(card: Json, config: Json, folder_name: str, n_parameters: int, size_label: str) -> dict[str, str]:
     """Texts about the model: from the card, else guessed from the name it goes by, else from the folder's."""
     found: dict[str, str] = {}
     for key, names in _CARD_TEXTS.items():
@@ -116,7 +119,7 @@ def _named(card: Json, config: Json, folder_name: str, n_parameters: int) -> dic
         for key, value in _components(model_id[:MAX_TEXT], n_parameters).items():
             found.setdefault(key, value)
     found.setdefault("name", folder_name)
-    found.setdefault("size_label", size_label(n_parameters))
+    found.setdefault("size_label", size_label)
     order = (*_CARD_TEXTS,)
     return {key: found[key] for key in order if key in found}
 
@@ -187,11 +190,3 @@ def _lists(card: Json) -> dict[str, list[str]]:
             texts = value if isinstance(value, list) else [value]
             found.setdefault(key, []).extend(text[:MAX_TEXT] for text in texts[:MAX_ENTRIES] if isinstance(text, str))
     return {key: texts for key, texts in found.items() if texts}
-
-
-def size_label(n_parameters: int) -> str:
-    """E.g. "135M": at least two digits."""
-    exponent = 12 if n_parameters > 1e12 else 9 if n_parameters > 1e9 else 6 if n_parameters > 1e6 else 3
-    scaled = n_parameters / 10**exponent
-    digits = max(2 - len(str(round(scaled)).lstrip("0")), 0)
-    return f"{scaled:.{digits}f}{' KMBT'[exponent // 3]}"

@@ -22,9 +22,6 @@ STORED_TYPES = {
 }  # fmt: skip
 FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 
-# Type of a GGUF tensor -> (ggml's number, elements of a block, bytes of a block).
-WRITTEN_TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q8_0": (8, 32, 34), "BF16": (30, 1, 2)}
-
 
 def to_float32(values: Array, kind: str) -> Floats:
     """What was stored, as float32; `kind` is one of FLOAT_TYPES."""
@@ -39,7 +36,7 @@ def to_float32(values: Array, kind: str) -> Floats:
 
 
 def encode(values: Floats, kind: str) -> Array:
-    """Rows of float32 in one of WRITTEN_TYPES; of Q8_0 the bytes of its blocks."""
+    """Rows of float32 as F32, F16, BF16 or Q8_0; of Q8_0 the bytes of its blocks."""
     import numpy as np
 
     if kind == "F32":

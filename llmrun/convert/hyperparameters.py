@@ -17,6 +17,10 @@ from llmrun.errors import BadModelError, UsageError
 _POOLING = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
 _POOLING_NAMES = {"mean": 1, "cls": 2, "lasttoken": 3}
 _MAX_MODULES = 100
+_GRANITE_SCALES = {
+    "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
+}  # fmt: skip
 
 
 @dataclass
@@ -32,6 +36,7 @@ class Shape:
     n_layers: int
     n_heads: int
     n_kv_heads: int
+    n_experts: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)
     factors: dict[str, list[float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -66,7 +71,10 @@ def shape_of(config: Config, family: Family, folder: Folder) -> Shape:
         "attention.head_count_kv": kv_heads,
         "attention.layer_norm_rms_epsilon": config.number("rms_norm_eps"),
     }
-    if config.has("head_dim") or family.name == "llama":
+    if family.name.startswith("granite"):
+        if head_length * heads != width:
+            config.fail("head_dim", f"{width // heads}, which llama.cpp takes for it")
+    elif config.has("head_dim") or (family.name == "llama" and not family.experts):
         shape.metadata |= {"attention.key_length": head_length, "attention.value_length": head_length}
     if not config.has("head_dim") and width % heads:
         config.fail("hidden_size", f"a multiple of the {heads} heads")
@@ -74,6 +82,8 @@ def shape_of(config: Config, family: Family, folder: Folder) -> Shape:
     rope = rope_of(config, family.name, rotated)
     shape.metadata |= rope.metadata
     shape.factors, shape.notes = rope.factors, rope.notes
+    if family.experts or family.halves:
+        _experts(config, family, shape)
     _own_settings(config, family, shape, folder)
     return shape
 
@@ -111,13 +121,15 @@ def _rotated(config: Config, family: Family, shape: Shape, head_length: int) -> 
 def _own_settings(config: Config, family: Family, shape: Shape, folder: Folder) -> None:
     """What one architecture alone has."""
     name = family.name
-    if name in ("llama", "smollm3"):
+    if family.permutes:
         shape.metadata["vocab_size"] = config.count("vocab_size")
     if name == "smollm3":
         _check_no_rope_layers(config, shape)
-    if name == "llama" and config.get("sliding_window"):
+    if name in ("llama", "mistral3") and config.get("sliding_window"):
         _note_window(config, shape)
-    if name in ("qwen2", "qwen3"):
+    if name.startswith("granite"):
+        shape.metadata |= {ours: config.number(theirs) for theirs, ours in _GRANITE_SCALES.items()}
+    if name in ("qwen2", "qwen3", "qwen3moe"):
         if config.get("use_sliding_window"):
             _note_window(config, shape)
         _pooling(shape, folder)
@@ -128,6 +140,25 @@ def _own_settings(config: Config, family: Family, shape: Shape, folder: Folder) 
             "rope.scaling.original_context_length": _phi3_context(config),
             "attention.sliding_window": config.count("sliding_window") if config.get("sliding_window") else 0,
         }
+
+
+def _experts(config: Config, family: Family, shape: Shape) -> None:
+    """How many experts there are, and how many of them a token goes to."""
+    count = "num_experts" if family.name == "qwen3moe" else "num_local_experts"
+    shape.n_experts = config.count(count)
+    used = config.count("num_experts_per_tok")
+    if used > shape.n_experts:
+        config.fail("num_experts_per_tok", f"at most {count}, {shape.n_experts}")
+    shape.metadata |= {"expert_count": shape.n_experts, "expert_used_count": used}
+    if family.name == "qwen3moe":
+        shape.metadata["expert_feed_forward_length"] = config.count("moe_intermediate_size")
+        if config.get("decoder_sparse_step") != 1 or config.get("mlp_only_layers"):
+            raise UsageError("a qwen3moe model with dense layers can't be converted", why="llama.cpp has none in it")
+        if config.get("norm_topk_prob") is not True:
+            raise UsageError(
+                "a qwen3moe model whose experts' shares don't add up to 1 can't be converted",
+                why="config.json has no norm_topk_prob: true, which llama.cpp takes for granted",
+            )
 
 
 def _phi3_context(config: Config) -> int:

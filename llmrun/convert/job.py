@@ -83,7 +83,7 @@ def convert_folder(
         vocabulary = read_vocabulary(source, config, family.name, count_rows(sources, family))
         n_parameters = sum(prod(tensor.source.shape) for tensor in tensors)
         metadata: dict[str, Any] = {"general.architecture": family.name, "general.type": "model"}
-        metadata |= general_metadata(source, config, n_parameters)
+        metadata |= general_metadata(source, config, n_parameters, _size_label(tensors, shape.n_experts))
         metadata |= {f"{family.name}.{key}": value for key, value in shape.metadata.items()}
         metadata |= {"general.file_type": _FILE_TYPES[kind], "general.quantization_version": _QUANTIZATION_VERSION}
         metadata |= vocabulary.metadata
@@ -122,6 +122,15 @@ def _config(folder: Folder) -> Json:
             hint="name the folder that holds it",
         )
     return folder.json("config.json")
+
+
+def _size_label(tensors: list[Written], n_experts: int) -> str:
+    from gguf.utility import size_label
+
+    sizes = {tensor.name: prod(tensor.source.shape) for tensor in tensors}
+    of_experts = sum(size for name, size in sizes.items() if "_exps." in name)
+    total = sum(sizes.values())
+    return size_label(total, total - of_experts, of_experts // max(n_experts, 1), n_experts)
 
 
 def _type_notes(tensors: list[Written], kind: str) -> list[str]:

@@ -15,9 +15,13 @@ from llmrun.errors import BadModelError, UsageError
 
 # What transformers calls it -> what llama.cpp's yarn calls it.
 _YARN = {
-    "extrapolation_factor": "yarn_ext_factor",
-    "beta_fast": "yarn_beta_fast",
-    "beta_slow": "yarn_beta_slow",
+    "extrapolation_factor": "rope.scaling.yarn_ext_factor",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+}
+_MINISTRAL = {
+    "mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+    "llama_4_scaling_beta": "attention.temperature_scale",
 }
 
 
@@ -62,7 +66,7 @@ def rope_of(config: Config, architecture: str, head_length: int) -> Rope:
     elif kind == "linear":
         rope.metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": _at_least_one(scaling, "factor")}
     elif kind == "yarn" and architecture != "gemma2":
-        _yarn(scaling, rope)
+        _yarn(scaling, rope, _MINISTRAL if architecture == "mistral3" else {})
     elif kind == "llama3" and architecture == "llama":
         rope.factors["rope_freqs.weight"] = _llama3(scaling, base, head_length)
     elif kind == "dynamic":
@@ -96,15 +100,15 @@ def _at_least_one(scaling: Config, name: str) -> float:
     return factor
 
 
-def _yarn(scaling: Config, rope: Rope) -> None:
+def _yarn(scaling: Config, rope: Rope, further: Mapping[str, str]) -> None:
     rope.metadata |= {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": _at_least_one(scaling, "factor"),
         "rope.scaling.original_context_length": scaling.count("original_max_position_embeddings"),
     }
-    for theirs, ours in _YARN.items():
+    for theirs, ours in {**_YARN, **further}.items():
         if scaling.has(theirs):
-            rope.metadata[f"rope.scaling.{ours}"] = scaling.number(theirs)
+            rope.metadata[ours] = scaling.number(theirs)
     for theirs in ("attention_factor", "attn_factor"):
         if scaling.has(theirs):
             rope.metadata["rope.scaling.yarn_attn_factor"] = scaling.number(theirs)

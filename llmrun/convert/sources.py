@@ -5,7 +5,7 @@ Nothing is read before somebody walks through the chunks, and then only some row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -91,6 +91,41 @@ def permuted(source: TensorSource, n_heads: int) -> TensorSource:
             yield halves.swapaxes(1, 2).reshape(chunk.shape)
 
     return replace(source, chunks=chunks)
+
+
+def stacked(name: str, experts: Sequence[TensorSource]) -> TensorSource:
+    """The same matrix of all experts as one tensor.
+
+    Raises:
+        BadModelError: they differ in shape or type.
+    """
+    first = experts[0]
+    other = next((one for one in experts if (one.shape, one.kind) != (first.shape, first.kind)), None)
+    if other is not None:
+        raise BadModelError(f"the experts' tensors {first.name!r} and {other.name!r} differ in shape or type")
+
+    def chunks(multiple: int) -> Iterator[Array]:
+        for one in experts:
+            yield from one.chunks(multiple)
+
+    return TensorSource(name, first.kind, (len(experts), *first.shape), chunks)
+
+
+def half(source: TensorSource, number: int) -> TensorSource:
+    """The upper (0) or lower (1) half of each expert's rows.
+
+    Raises:
+        BadModelError: it is not a tensor of matrices with an even number of rows.
+    """
+    if len(source.shape) != 3 or source.shape[1] % 2:
+        raise BadModelError(f"tensor {source.name!r} has the shape {list(source.shape)}")
+    n_experts, n_rows, n_columns = source.shape[0], source.shape[1] // 2, source.shape[2]
+
+    def chunks(multiple: int) -> Iterator[Array]:
+        for chunk in source.chunks(multiple):
+            yield chunk[:, number * n_rows : (number + 1) * n_rows]
+
+    return replace(source, shape=(n_experts, n_rows, n_columns), chunks=chunks)
 
 
 def shifted(source: TensorSource, by: float) -> TensorSource:

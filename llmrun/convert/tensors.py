@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from llmrun.convert.architectures import Family, bare_name, wanted_tensors
+from llmrun.convert.architectures import Family, bare_name, expert_tensors, half_tensors, is_vision, wanted_tensors
 from llmrun.convert.config import Config
-from llmrun.convert.encode import WRITTEN_TYPES, all_finite, encode, to_float32
+from llmrun.convert.encode import all_finite, encode, to_float32
 from llmrun.convert.hyperparameters import Shape
-from llmrun.convert.sources import TensorSource, array_source, permuted, shifted
+from llmrun.convert.sources import TensorSource, array_source, half, permuted, shifted, stacked
 from llmrun.errors import BadModelError, UsageError
+from llmrun.gguf.types import TENSOR_TYPES
 
 if TYPE_CHECKING:
     from llmrun.convert.encode import Array
 
 MAX_NAME_BYTES = 63  # GGML_MAX_NAME, without its end mark
-_ALWAYS_F32 = ("position_embd.weight", "token_types.weight")
+_ALWAYS_F32 = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
 _HEAD = "lm_head.weight"
 _SHOWN = 5
 
@@ -31,7 +32,7 @@ class Written:
     """A tensor of the file.
 
     Attributes:
-        kind: one of encode.WRITTEN_TYPES.
+        kind: F32, F16, BF16 or Q8_0.
     """
 
     name: str
@@ -46,8 +47,8 @@ class Written:
     @property
     def n_bytes(self) -> int:
         """Of its data, without padding."""
-        _, elements, block_bytes = WRITTEN_TYPES[self.kind]
-        return prod(self.source.shape) // elements * block_bytes
+        kind = TENSOR_TYPES[self.kind]
+        return prod(self.source.shape) // kind.block * kind.block_bytes
 
     def data(self) -> Iterator[Array]:
         """Its data, some rows at a time.
@@ -90,6 +91,9 @@ def plan_tensors(
         UsageError: there are tensors that are not known; named.
     """
     bare = _bare_sources(sources, family)
+    n_vision = sum(is_vision(name, family) for name in sources)
+    if n_vision:
+        shape.notes.append(f"the vision part ({n_vision} tensors) is left out: the file reads text only")
     tied = family.tied or bool(config.get("tie_word_embeddings"))
     head = None if tied else bare.get(_HEAD)
     planned = [_written(name, array_source(name, _floats(values)), kind) for name, values in shape.factors.items()]
@@ -100,6 +104,14 @@ def plan_tensors(
         if f"{theirs}.bias" in bare:
             planned.append(_planned(bare, theirs, "bias", ours, family, shape, kind))
             taken.add(f"{theirs}.bias")
+    for ours, parts in expert_tensors(family, shape.n_layers, shape.n_experts):
+        experts = stacked(ours, [_found(bare, name, family, shape) for name in parts])
+        planned.append(_written(ours, experts, kind))
+        taken.update(parts)
+    for theirs, two in half_tensors(family, shape.n_layers):
+        both = _found(bare, theirs, family, shape)
+        planned += [_written(ours, half(both, number), kind) for number, ours in enumerate(two)]
+        taken.add(theirs)
     if head is not None:
         planned.append(_written("output.weight", head, kind))
     elif not tied:
@@ -140,15 +152,7 @@ def count_rows(sources: Mapping[str, TensorSource], family: Family) -> int:
 def _planned(
     bare: Mapping[str, TensorSource], theirs: str, end: str, ours: str, family: Family, shape: Shape, kind: str
 ) -> Written:
-    source = bare.get(f"{theirs}.{end}")
-    if source is None:
-        raise BadModelError(
-            f"the model has no tensor {theirs + '.' + end!r}",
-            why=f"config.json describes a {family.name} model of {shape.n_layers} layers",
-            hint="download the missing files again",
-        )
-    if not all(source.shape) or len(source.shape) > 2:
-        raise BadModelError(f"tensor {source.name!r} has the shape {list(source.shape)}")
+    source = _found(bare, f"{theirs}.{end}", family, shape)
     if family.permutes and theirs.endswith(("q_proj", "k_proj")):
         source = permuted(source, shape.n_heads if theirs.endswith("q_proj") else shape.n_kv_heads)
     if family.norm_shift and theirs.endswith("norm"):
@@ -156,12 +160,26 @@ def _planned(
     return _written(f"{ours}.{end}", source, kind)
 
 
+def _found(bare: Mapping[str, TensorSource], name: str, family: Family, shape: Shape) -> TensorSource:
+    source = bare.get(name)
+    if source is None:
+        experts = f" with {shape.n_experts} experts each" if shape.n_experts else ""
+        raise BadModelError(
+            f"the model has no tensor {name!r}",
+            why=f"config.json describes a {family.name} model of {shape.n_layers} layers{experts}",
+            hint="download the missing files again",
+        )
+    if not all(source.shape) or len(source.shape) > (3 if family.halves else 2):
+        raise BadModelError(f"tensor {source.name!r} has the shape {list(source.shape)}")
+    return source
+
+
 def _written(name: str, source: TensorSource, kind: str) -> Written:
     """Vectors and norms are always float32; a row that doesn't divide into blocks is float16."""
     assert len(name) <= MAX_NAME_BYTES, "the tables hold short names"
-    if len(source.shape) < 2 or name.endswith("_norm.weight") or name in _ALWAYS_F32:
+    if len(source.shape) < 2 or name.endswith(_ALWAYS_F32):
         return Written(name, "F32", source)
-    if source.shape[-1] % WRITTEN_TYPES[kind][1]:
+    if source.shape[-1] % TENSOR_TYPES[kind].block:
         return Written(name, "F16", source)
     return Written(name, kind, source)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from llmrun.convert.card import Signed
-from llmrun.convert.encode import WRITTEN_TYPES
 from llmrun.errors import BadModelError
 from llmrun.gguf.reader import padded, read_header
 from llmrun.gguf.rules import check, check_crashes, check_vocabulary
+from llmrun.gguf.types import TENSOR_TYPES
 from llmrun.models.store.new_file import arriving, remove_leftovers, require_room
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def header_bytes(metadata: Mapping[str, Any], tensors: Sequence[Written]) -> byt
     for tensor in tensors:
         shape = tensor.shape
         out += _string(tensor.name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-        out += struct.pack("<IQ", WRITTEN_TYPES[tensor.kind][0], offset)
+        out += struct.pack("<IQ", TENSOR_TYPES[tensor.kind].number, offset)
         offset += padded(tensor.n_bytes)
     return bytes(out) + b"\0" * (padded(len(out)) - len(out))
 

@@ -262,7 +262,7 @@ class EngineProcess:
             explained = model.engine.explain(command.answer, command.last, command.candidates)
             return replace(explained, request=command.request)
         if isinstance(command, MeasureSteps):
-            return StepsMeasured(command.request, model.engine.measure_steps(self._is_wanted))
+            return StepsMeasured(command.request, *model.engine.measure_steps(self._is_wanted))
         assert isinstance(command, SaveState)
         return model.save(command)
 
@@ -290,11 +290,12 @@ class EngineProcess:
         weights = weights or self._load_weights(load)
         try:
             context = LlamaContext(weights, load)
+            drafts = LlamaContext(self._load_weights(load.draft), load.draft) if load.draft is not None else None
         except Aborted:
             raise CancelledError("loading was cancelled") from None
         from llmrun.engine.service import LoadedModel
 
-        self._model = model = LoadedModel(weights, context, load)
+        self._model = model = LoadedModel(weights, context, load, drafts)
         self._outbox.serve(load.n_seq_max)
         gc.freeze()  # whatever is there now stays; launch.py begins without collection to start sooner
         gc.enable()
@@ -321,7 +322,7 @@ class EngineProcess:
         def report(update: Any) -> None:
             self._channel.send(JobUpdate(job.request, as_dict(update)))
 
-        return as_dict(run(command, report, self._flag))
+        return as_dict(run(command, report, self._flag, *([self._living_model()] if kind.needs_model else ())))
 
     @contextmanager
     def _reporting_progress(self, request: int) -> Iterator[None]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun import _native
+from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.loop import Engine
@@ -22,7 +23,7 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import ALLOCATING
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
-from llmrun.engine.prompt.thinking import Tags, ThinkingBudget, Thoughts, opens, thinking_tags
+from llmrun.engine.prompt.thinking import Tags, ThinkingBudget, Thoughts, lead_in, opens, thinking_tags
 from llmrun.engine.prompt.tools import offers_tools, waits_for_call
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.ended import SaveState, StateSaved
@@ -43,6 +44,7 @@ from llmrun.protocol.messages import (
     Tool,
 )
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.toolcalls import HARMONY, Syntax
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint, Matcher
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from llmrun.engine.llama.base import Context, Vocabulary
     from llmrun.engine.llama.model import LlamaModel
     from llmrun.grammar import Grammar
-    from llmrun.protocol.toolcalls import Syntax
 
 _LONG_TOKEN = 32  # bytes; most are a few
 
@@ -72,8 +73,11 @@ class Preparer:
         thinking_tags: the texts between which the model thinks, as its own chat template has them; None if it doesn't.
     """
 
-    def __init__(self, vocabulary: Vocabulary, template: str | None, n_ctx: int) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, template: str | None, n_ctx: int, draft_model: DraftModel | None = None
+    ) -> None:
         """For a model with these tokens, this chat template, and a context window of so many tokens."""
+        self._draft_model = draft_model
         self._vocabulary = vocabulary
         self._template = template
         self._n_ctx = n_ctx
@@ -104,14 +108,20 @@ class Preparer:
         if offers_tools(asked):
             syntax = self._chat_template(asked.template).syntax
             matcher = self._calls(asked, syntax)
-        tags = thinking_tags(asked.template) or self.thinking_tags
+        calls = syntax is HARMONY
+        tags = thinking_tags(asked.template, calls=calls) or thinking_tags(self._template, calls=calls)
+        if matcher is not None and asked.prompt is None:
+            lead = lead_in(tags, thinks=asked.thinking is not False)
+            text += lead
+            tokens += self._vocabulary.tokenize(lead, special=True)
         inside = tags is not None and opens(text, tags)
         constraint = self._constraint(asked, matcher, syntax, tags, inside=inside)
         sampling = self._sampling(asked, constraint)
         sampler = SequenceSampler(sampling, self._vocabulary, tokens, constraint, asked.remember, asked.logprobs)
         extras = self._extras(asked, tags, syntax, inside=inside)
         if asked.speculation is not None:
-            extras = replace(extras, drafting=Drafting(asked.speculation, _native.SuffixAutomaton(), tokens))
+            model = ModelDrafter(self._draft_model) if self._draft_model is not None else None
+            extras = replace(extras, drafting=Drafting(asked.speculation, _native.SuffixAutomaton(), tokens, model))
         return Prepared(generate.request, tokens, sampler, asked.limits, extras)
 
     def _sampling(self, asked: AnswerRequest, constraint: Constraint | None) -> SamplingParams:
@@ -314,11 +324,16 @@ class LoadedModel:
     Attributes:
         preparer: for a thread of its own.
         engine: the loop.
+        weights: what it computes with.
+        load: as it was loaded.
     """
 
-    def __init__(self, weights: LlamaModel, context: Context, load: Load) -> None:
-        self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx)
-        self.engine = Engine(context, states=_states(load, weights), exact=load.exact)
+    def __init__(self, weights: LlamaModel, context: Context, load: Load, drafts: Context | None = None) -> None:
+        """Over a model's context, and that of its draft model."""
+        self.weights, self.load = weights, load
+        draft_model = DraftModel(drafts, weights.vocabulary.n_tokens) if drafts is not None else None
+        self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx, draft_model)
+        self.engine = Engine(context, states=_states(load, weights), draft_model=draft_model, exact=load.exact)
         self._is_shared = load.n_seq_max > 1
 
     @property

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from llmrun.errors import BadModelError, ModelNotFoundError
 from llmrun.gguf.header import ArrayInfo, Header, Tensor, Value
 from llmrun.gguf.split import other_parts, unite
+from llmrun.gguf.types import TENSOR_TYPES, TYPE_NAMES
 
 __all__ = ["ArrayInfo", "Header", "NeedMoreBytes", "Tensor", "Value", "parse_header", "read_header", "read_part"]
 
@@ -52,19 +53,6 @@ _VALUE_TYPES: dict[int, tuple[str, str]] = {
     0: ("u8", "B"), 1: ("i8", "b"), 2: ("u16", "H"), 3: ("i16", "h"), 4: ("u32", "I"), 5: ("i32", "i"),
     6: ("f32", "f"), 7: ("bool", "?"), _STRING: ("string", ""), _ARRAY: ("array", ""),
     10: ("u64", "Q"), 11: ("i64", "q"), 12: ("f64", "d"),
-}  # fmt: skip
-
-# ggml_type -> (name, elements per block, bytes per block), from ggml.h; removed types are left out.
-_TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
-    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210),
-    15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8),
-    28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
-    42: ("Q2_0", 64, 18),
 }  # fmt: skip
 
 
@@ -399,9 +387,10 @@ class _HeaderReader:
         packed = self.take(8 * n_dimensions, f"the shape of {name!r}")
         shape = struct.unpack(f"<{n_dimensions}q", packed) or (1,)
         kind, offset = struct.unpack("<IQ", self.take(12, f"the type of {name!r}"))
-        if kind not in _TENSOR_TYPES:
+        if kind not in TYPE_NAMES:
             self.fail(f"tensor {name!r} has an unknown type {kind}")
-        type_name, block_elements, block_bytes = _TENSOR_TYPES[kind]
+        type_name = TYPE_NAMES[kind]
+        _, block_elements, block_bytes = TENSOR_TYPES[type_name]
         overflows = prod(size for size in shape if size > 0) >= 2**63
         if min(shape) < 0 or shape[0] % block_elements or overflows:
             self.fail(f"tensor {name!r} of type {type_name} has the impossible shape {list(shape)}")

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from llmrun.errors import BadGrammarError
-from llmrun.grammar.place import GRAMMAR, broken, check_text, nearest, place
+from llmrun.errors import BadGrammarError, did_you_mean
+from llmrun.grammar.place import GRAMMAR, broken, check_text, place
 
 MAX_DEPTH = 100
 MAX_REPETITIONS = 10_000
@@ -426,7 +426,7 @@ def _check_names(text: str, rules: Mapping[str, Rule]) -> None:
         for reference in references(rule.body):
             if reference.name not in rules:
                 why = f"rule {reference.name!r} is used but never defined"
-                raise broken(GRAMMAR, text, reference.offset, why, nearest(reference.name, rules))
+                raise broken(GRAMMAR, text, reference.offset, why, did_you_mean(reference.name, rules))
     if ROOT not in rules:
         first = next(iter(rules.values()), None)
         offset = first.offset if first else len(text.rstrip())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from llmrun.errors import BadGrammarError
 
@@ -46,11 +45,3 @@ def check_text(kind: str, text: str) -> None:
     half = _HALF_CHARACTER.search(text)
     if half:
         raise broken(kind, text, half.start(), "here is half a character, which no text can hold")
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """A hint at the name that was probably meant; "" if none is near."""
-    from difflib import get_close_matches
-
-    found = get_close_matches(name, list(names), n=1)
-    return f"did you mean {found[0]!r}?" if found else ""

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
+from llmrun.errors import did_you_mean
 from llmrun.grammar.disjoint import check_one_of
 from llmrun.grammar.jsontext import Places, read_json
-from llmrun.grammar.place import SCHEMA, broken, check_text, nearest
+from llmrun.grammar.place import SCHEMA, broken, check_text
 from llmrun.grammar.reach import check_circles, check_ends
 from llmrun.grammar.values import IN_PLACE, TYPES, kind_of, types_allowed, types_of_value
 
@@ -145,7 +146,7 @@ class Schema:
     def _points_to_nothing(self, part: dict[str, Any]) -> NoReturn:
         groups = [(group, self.root.get(group)) for group in ("$defs", "definitions")]
         names = [f"#/{group}/{name}" for group, names in groups if isinstance(names, dict) for name in names]
-        self.fail(part, "$ref", f"{part['$ref']!r} points to nothing", nearest(part["$ref"], names))
+        self.fail(part, "$ref", f"{part['$ref']!r} points to nothing", did_you_mean(part["$ref"], names))
 
 
 def places_inside(part: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
@@ -206,7 +207,7 @@ def _check_type(schema: Schema, part: dict[str, Any], key: str) -> None:
     container = part[key] if isinstance(part[key], list) else part
     for index, name in enumerate(types):
         if name not in TYPES:
-            hint = nearest(name, TYPES) if isinstance(name, str) else ""
+            hint = did_you_mean(name, TYPES) if isinstance(name, str) else ""
             shown = repr(name) if isinstance(name, str) else kind_of(name)
             place = index if container is not part else key
             schema.fail(container, place, f"there is no type {shown}", hint or f"the types are {', '.join(TYPES)}")
@@ -305,8 +306,8 @@ def _check_format(schema: Schema, part: dict[str, Any], key: str) -> None:
     _check_string(schema, part, key)
     name = part[key]
     if name not in FORMATS and name not in _ANNOTATION_FORMATS:
-        known = [*FORMATS, *_ANNOTATION_FORMATS]
-        schema.fail(part, key, f"the format {name!r} is not known", nearest(name, known) or "use pattern in its place")
+        hint = did_you_mean(name, [*FORMATS, *_ANNOTATION_FORMATS]) or "use pattern in its place"
+        schema.fail(part, key, f"the format {name!r} is not known", hint)
 
 
 def _check_required(schema: Schema, part: dict[str, Any], key: str) -> None:
@@ -326,7 +327,7 @@ def _check_properties(schema: Schema, part: dict[str, Any]) -> None:
         for index, name in enumerate(required):
             if name not in properties:
                 why = f"{name!r} is required, but it is not among the properties"
-                schema.fail(required, index, why, nearest(name, properties))
+                schema.fail(required, index, why, did_you_mean(name, properties))
     if part.get("minProperties", 0) > max(1, len(required)):
         why = "properties can't be counted while an answer is written, more than one or than are required"
         schema.fail(part, "minProperties", why, "name them in required")

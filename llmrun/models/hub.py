@@ -23,6 +23,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _MOST_BYTES = 1 << 50
+_MOST_NAME_BYTES = 255  # of a file on every usual disk
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -260,5 +261,5 @@ def _is_safe(name: str) -> bool:
         and len(name) <= 512
         and "\\" not in name
         and ":" not in name
-        and all(part not in ("", ".", "..") for part in name.split("/"))
+        and all(part not in ("", ".", "..") and len(part.encode()) <= _MOST_NAME_BYTES for part in name.split("/"))
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
+from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError, did_you_mean, near_names
 from llmrun.gguf import filenames
 from llmrun.models.store import other_programs
 
@@ -273,14 +273,12 @@ def _from_entry(name: str, entry: CatalogueEntry, quant: str) -> ModelSpec:
 
 def near_quants(wanted: str, choices: Sequence[str]) -> list[str]:
     """Which of the quants there are may be meant: "q4" is short for several, "latest" is none at all."""
-    from difflib import get_close_matches
-
     plain = _letters(wanted)
     if plain in {"latest", "default", "gguf"}:
         return list(choices[:1])
     short = [choice for choice in choices if _letters(choice).startswith(plain)]
     inside = [choice for choice in choices if plain in _letters(choice)]
-    return (short or inside or get_close_matches(wanted.upper(), choices, n=3, cutoff=0.5))[:3]
+    return (short or inside or near_names(wanted, choices))[:3]
 
 
 def _letters(text: str) -> str:
@@ -292,17 +290,13 @@ def _either(names: Iterable[str]) -> str:
 
 
 def _unknown(name: str, alias: str, catalogue: Catalogue) -> ModelNotFoundError:
-    from difflib import get_close_matches
-
-    close = get_close_matches(alias.lower(), catalogue.entries, n=3, cutoff=0.6)
     # Whoever types `qwen3:8b` means the alias qwen3-8b.
     dashed = name.lower().replace(":", "-")
-    close = [dashed] if dashed in catalogue.entries else close
-    guess = f"Did you mean {_either(close)}? " if close else ""
+    guess = did_you_mean(dashed if dashed in catalogue.entries else alias, catalogue.entries)
     return ModelNotFoundError(
         f"no model is called {name!r}",
         why="it is not an alias, not owner/repo of the hub, not a link and not a file",
-        hint=guess + (_ALL_MODELS if not guess else "If not, " + _ALL_MODELS),
+        hint=f"{guess} If not, {_ALL_MODELS}" if guess else _ALL_MODELS,
     )
 
 

@@ -18,7 +18,17 @@ from llmrun.models.download.transfer import OnNote, ignore_note
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory, repacked_types
-from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, Wishes, make_plan, margin, split_memory, trained_context
+from llmrun.planning.pairs import Both
+from llmrun.planning.plan import (
+    CONTEXT_BOUNDS,
+    HeaderFacts,
+    Plan,
+    Wishes,
+    make_plan,
+    margin,
+    split_memory,
+    trained_context,
+)
 from llmrun.planning.predict import Work, main_type, predict, tensor_types, work_of, work_of_quant
 from llmrun.protocol.jobs.kernels import MachineSpeed
 
@@ -227,6 +237,7 @@ def look_ahead(
     speed: MachineSpeed | None,
     contexts: Sequence[int],
     kv_type: str = "f16",
+    draft: Header | None = None,
 ) -> Outlook:
     """What one quantization takes and gives.
 
@@ -235,9 +246,11 @@ def look_ahead(
         speed: of this machine; without it nothing is said about speed.
         contexts: windows in tokens, see contexts_for().
         kv_type: of the KV cache.
+        draft: of the model that drafts for it; what is said of memory holds for both.
     """
     header = candidate.header
-    facts = _Resized(header, candidate.weight_bytes)
+    alone = _Resized(header, candidate.weight_bytes)
+    facts: HeaderFacts = alone if draft is None else Both(alone, draft)
     work = work_of(header) if candidate.exact else work_of_quant(header, candidate.quant, candidate.weight_bytes)
     chosen = _plan(facts, hardware, kv_type)
     # What a GPU's kernels do was not measured.
@@ -251,7 +264,7 @@ def look_ahead(
         quant=candidate.quant,
         name=candidate.name,
         n_bytes=candidate.n_bytes,
-        weight_bytes=facts.weight_bytes,
+        weight_bytes=alone.weight_bytes,
         load_seconds=start[0],
         prefill_rate=start[1],
         decode_rate=start[2],
@@ -261,7 +274,7 @@ def look_ahead(
     )
 
 
-def _plan(facts: _Resized, hardware: Hardware, kv_type: str) -> Plan | None:
+def _plan(facts: HeaderFacts, hardware: Hardware, kv_type: str) -> Plan | None:
     try:
         return make_plan(facts, hardware, Wishes(cache_type_k=kv_type, cache_type_v=kv_type))
     except OutOfMemoryError:
@@ -269,7 +282,7 @@ def _plan(facts: _Resized, hardware: Hardware, kv_type: str) -> Plan | None:
 
 
 def _at(
-    n_ctx: int, facts: _Resized, work: Work, hardware: Hardware, speed: MachineSpeed | None, kv_type: str
+    n_ctx: int, facts: HeaderFacts, work: Work, hardware: Hardware, speed: MachineSpeed | None, kv_type: str
 ) -> AtContext:
     needs = memory(facts, n_ctx, kv_type=kv_type, start=n_ctx)
     split = split_memory(facts, needs, n_ctx, hardware.gpus, None)

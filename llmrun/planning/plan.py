@@ -145,6 +145,7 @@ class Plan:
         n_cells: tokens that the KV cache holds for all of them together.
         n_parked: how many prefixes of prompts it can keep beside them.
         exact: they share nothing.
+        draft_bytes: how much of memory is a draft model's.
     """
 
     n_ctx: int
@@ -165,6 +166,7 @@ class Plan:
     n_cells: int = 0
     n_parked: int = 0
     exact: bool = False
+    draft_bytes: int = 0
 
     def load(self, path: Path) -> Load:
         """What an engine is told to load a file so."""
@@ -196,6 +198,7 @@ class Plan:
             f"KV cache {readable_size(parts.kv)}, scratch {readable_size(parts.compute + parts.growth)}, "
             f"process {readable_size(parts.process)}"
         )
+        text += f"; {readable_size(self.draft_bytes)} of that for the draft model" if self.draft_bytes else ""
         if self.vram_bytes:
             layers = "all layers" if self.gpu_layers == ALL_LAYERS else f"{self.gpu_layers} layers"
             text += f"; and {readable_size(self.vram_bytes)} on the GPU with {layers}"

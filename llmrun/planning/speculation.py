@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,17 @@ from llmrun.gguf.header import Header
 from llmrun.planning import kept
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.codec import from_json
-from llmrun.protocol.messages import Load, Stats
-from llmrun.protocol.speculation import Speculation, StepTime, StepTimes
+from llmrun.protocol.messages import Event, Finished, Load, Stats
+from llmrun.protocol.speculation import Speculation, StepTables, StepTime, StepTimes
 
 AUTO, OFF = -1, 0
 """Drafted tokens a step: as many as the measured step times say will pay; none."""
 DRAFT_BOUNDS = (3, 15)
 """Of a stated number: batches of 4 to 16 rows."""
 _MOST_TIMES = 64
+_SURPRISE = 1.5  # times as long, or as short, as expected ...
+_MOST_SURPRISES = 3  # ... of so many answers in turn ...
+_FEWEST_STEPS = 32  # ... of at least so many steps
 
 
 def read_speculate(value: str | int, label: str = "--speculate") -> int:
@@ -54,16 +57,29 @@ class DraftPolicy:
     Args:
         load: how that is.
         folder: config.Settings.state_dir.
+        draft: header of the model that drafts for it, which `load` loads beside it.
 
     Attributes:
         most: drafted tokens a step, AUTO or OFF; may be changed between answers.
     """
 
-    def __init__(self, header: Header, hardware: Hardware, load: Load, folder: Path, most: int = AUTO) -> None:
+    def __init__(
+        self,
+        header: Header,
+        hardware: Hardware,
+        load: Load,
+        folder: Path,
+        most: int = AUTO,
+        draft: Header | None = None,
+    ) -> None:
         self.most = most
         self._header, self._hardware, self._load = header, hardware, load
+        self._draft: DraftPolicy | None = None  # it has step times of its own
+        if draft is not None and load.draft is not None:
+            self._draft = DraftPolicy(draft, hardware, load.draft, folder)
         self._path = folder / STEPS_FILE
         self._times: tuple[StepTime, ...] | None = None  # read when they are needed
+        self._surprises = 0
 
     @property
     def times(self) -> tuple[StepTime, ...]:
@@ -73,6 +89,16 @@ class DraftPolicy:
             self._times = _read_times(entry) if entry else ()
         return self._times
 
+    @property
+    def measured(self) -> StepTables:
+        """The times, and the draft model's: where they are not measured, its weights' share of them is a fair guess."""
+        times, draft = self.times, self._draft
+        if draft is None or not times:
+            return StepTables(times)
+        share = draft._header.weight_bytes / max(self._header.weight_bytes, 1)
+        guessed = tuple(each._replace(seconds=each.seconds * share) for each in times)
+        return StepTables(times, draft.times or guessed)
+
     def wanted(self, most: int | None = None) -> Speculation | None:
         """What an answer is asked for with; None where nothing is drafted.
 
@@ -81,7 +107,7 @@ class DraftPolicy:
         """
         most = self.most if most is None else most
         if most == AUTO:
-            return Speculation(DRAFT_BOUNDS[1], self.times) if self.can_pay and self.times else None
+            return Speculation(DRAFT_BOUNDS[1], *self.measured) if self.can_pay and self.times else None
         return Speculation(most) if most else None
 
     @property
@@ -98,7 +124,25 @@ class DraftPolicy:
     @property
     def lacks_times(self) -> bool:
         """Whether measuring them would change how answers are drafted."""
-        return self.most == AUTO and self.can_pay and not self.times
+        is_known = self.times and self._surprises < _MOST_SURPRISES and (self._draft is None or self._draft.times)
+        return self.most == AUTO and self.can_pay and not is_known
+
+    def noticing(self, events: Iterator[Event]) -> Iterator[Event]:
+        """An answer's events, looked at: step times are old where several answers in turn took another time.
+
+        Only where they had the engine for themselves.
+        """
+        for event in events:
+            if isinstance(event, Finished):
+                self._notice(event.stats)
+            yield event
+
+    def _notice(self, stats: Stats) -> None:
+        expected = expected_seconds(stats, self.measured)
+        if expected is None or self._load.n_seq_max > 1 or stats.decode_steps < _FEWEST_STEPS:
+            return
+        ratio = stats.decode_seconds / expected
+        self._surprises = self._surprises + 1 if not 1 / _SURPRISE < ratio < _SURPRISE else 0
 
     @property
     def can_pay(self) -> bool:
@@ -108,14 +152,19 @@ class DraftPolicy:
         """
         return not (self._header.n_experts or self._header.recurrent_bytes or self._load.exact)
 
-    def remember(self, times: tuple[StepTime, ...]) -> None:
-        """Keep what was measured.
+    def remember(self, times: tuple[StepTime, ...], draft_times: tuple[StepTime, ...] = ()) -> bool:
+        """Keep what was measured; whether that was anything.
 
         Raises:
             LlmrunError: the folder can't be written; this process knows it all the same.
         """
-        self._times = times
+        if not times:
+            return False
+        self._times, self._surprises = times, 0
+        if draft_times and self._draft is not None:
+            self._draft.remember(draft_times)
         kept.keep(self._path, self._key, {"times": [each._asdict() for each in times]})
+        return True
 
     @property
     def _key(self) -> dict[str, Any]:
@@ -145,14 +194,26 @@ def tokens_a_step(stats: Stats) -> float:
     return stats.completion_tokens / stats.decode_steps if stats.decode_steps else 0.0
 
 
-def expected_gain(stats: Stats, times: Sequence[StepTime]) -> float | None:
+def expected_seconds(stats: Stats, measured: StepTables) -> float | None:
+    """What an answer's decode takes by the measured step times, each as wide as they were on average.
+
+    None where nothing is measured, or there was no step.
+    """
+    if not measured.times or not stats.decode_steps:
+        return None
+    depth, steps = stats.context_used, stats.decode_steps
+    seconds = steps * StepTimes(measured.times).seconds(1 + stats.drafted_tokens / steps, depth)
+    if measured.draft_times:
+        seconds += stats.draft_steps * StepTimes(measured.draft_times).seconds(1, depth)
+    return seconds
+
+
+def expected_gain(stats: Stats, measured: StepTables) -> float | None:
     """How many times faster an answer came than without drafts, by the measured step times.
 
-    Its tokens a step, over the time of a step as wide as its steps were on average. None where nothing was drafted, or
-    nothing is measured.
+    None where nothing was drafted, or nothing is measured.
     """
-    if not times or not stats.drafted_tokens or not stats.decode_steps:
+    seconds = expected_seconds(stats, measured)
+    if seconds is None or not stats.drafted_tokens:
         return None
-    rows = 1 + stats.drafted_tokens / stats.decode_steps
-    plain, wide = (StepTimes(times).seconds(width, stats.context_used) for width in (1, rows))
-    return tokens_a_step(stats) * plain / wide
+    return stats.completion_tokens * StepTimes(measured.times).seconds(1, stats.context_used) / seconds

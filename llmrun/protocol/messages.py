@@ -155,6 +155,7 @@ class Load:
         n_cells: of the KV cache that several sequences share, at most; 0 is n_ctx for each.
         n_parked: how many prefixes of prompts can be kept beside the sequences.
         exact: sequences share nothing and take turns, so that each answer is bit for bit what it would be alone.
+        draft: a smaller model that drafts for this one, and how it is loaded beside it.
     """
 
     path: str
@@ -179,6 +180,7 @@ class Load:
     n_parked: int = 0
     exact: bool = False
     request: int = 0
+    draft: Load | None = None
 
 
 class Generate(NamedTuple):
@@ -362,6 +364,7 @@ class Stats:
         drafted_tokens: went through the model as guesses.
         accepted_tokens: of these, that the sampler chose too.
         decode_steps: batches that gave at least one token.
+        draft_steps: of a draft model.
     """
 
     prompt_tokens: int = 0
@@ -380,6 +383,7 @@ class Stats:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     decode_steps: int = 0
+    draft_steps: int = 0
 
     @property
     def prefill_rate(self) -> float:

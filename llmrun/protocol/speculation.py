@@ -66,10 +66,19 @@ class Speculation(NamedTuple):
         most: drafted tokens a step.
         times: where they are known, a step drafts only as many as they say will pay; without any, always as many as
             can be had.
+        draft_times: where there is a draft model, those of its steps, measured or estimated.
     """
 
     most: int
     times: tuple[StepTime, ...] = ()
+    draft_times: tuple[StepTime, ...] = ()
+
+
+class StepTables(NamedTuple):
+    """Step times, and those of the draft model where there is one; none where they are not known."""
+
+    times: tuple[StepTime, ...] = ()
+    draft_times: tuple[StepTime, ...] = ()
 
 
 class MeasureSteps(NamedTuple):
@@ -82,7 +91,12 @@ class MeasureSteps(NamedTuple):
 
 
 class StepsMeasured(NamedTuple):
-    """What MeasureSteps found; nothing where something else was asked meanwhile."""
+    """What MeasureSteps found; nothing where something else was asked meanwhile, or the machine was too busy.
+
+    Attributes:
+        draft_times: of the draft model's steps, where there is one.
+    """
 
     request: int
-    times: tuple[StepTime, ...]
+    times: tuple[StepTime, ...] = ()
+    draft_times: tuple[StepTime, ...] = ()

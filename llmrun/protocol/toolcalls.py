@@ -46,6 +46,8 @@ class Syntax(NamedTuple):
         at_start: an answer is a call or text, never text and then a call.
         marks: texts that may be control tokens, and are shown because calls are told by them.
         parameter: how each parameter is written; None where they are a JSON object.
+        lead: what stands before an answer that is text.
+        told: begin with first, and middle, as its templates write calls that were made; None where that is the same.
     """
 
     name: str
@@ -58,6 +60,8 @@ class Syntax(NamedTuple):
     at_start: bool = False
     marks: tuple[str, ...] = ()
     parameter: ParameterForm | None = None
+    lead: str = ""
+    told: tuple[str, str] | None = None
 
 
 HERMES = Syntax(
@@ -123,7 +127,20 @@ GEMMA = Syntax(
     marks=("<|tool_call>", "<tool_call|>", '<|"|>'),
 )
 
-SYNTAXES = {syntax.name: syntax for syntax in (HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_XML, GLM, GEMMA)}
+# gpt-oss's: a message is on a channel and may have a receiver. The token behind a call ends the answer.
+HARMONY = Syntax(
+    "harmony",
+    begin="<|channel|>commentary to=",
+    first="functions.",
+    middle=" <|constrain|>json<|message|>",
+    close="",
+    marks=("<|channel|>", "<|constrain|>", "<|message|>"),
+    lead="<|channel|>final<|message|>",
+    told=("<|start|>assistant to=functions.", "<|channel|>commentary json<|message|>"),
+)
+
+_ALL = (HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_XML, GLM, GEMMA, HARMONY)
+SYNTAXES = {syntax.name: syntax for syntax in _ALL}
 
 TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 TOOL_NAME_RULE = "must be 1 to 256 letters, digits or any of _-.:/"
@@ -189,7 +206,7 @@ class CallSplitter:
         self._tools = {tool.name: tool for tool in tools}
         self._parameters: dict[str, Any] = {}  # of the tool that is called
         self._n_parameters = 0  # of the call, so far
-        self._step: _Step = self._outside if syntax else self._text
+        self._step: _Step = self._start if syntax else self._text
         self._held = ""  # what can't be told yet
         self._passed = ""  # of a call's frame, in case that it is none
         self._depth = 0  # of brackets in the arguments
@@ -212,7 +229,7 @@ class CallSplitter:
         """
         held, self._held = self._held, ""
         begins_call = is_cut_off and bool(held.strip())
-        is_text = self._step == self._outside and not begins_call and (held.strip() or not self.n_calls)
+        is_text = self._step in (self._start, self._outside) and not begins_call and (held.strip() or not self.n_calls)
         return [CallPart(CallKind.TEXT, held)] if held and is_text else []
 
     # Each step takes what it can of the held text, and gives whether there may be more to take.
@@ -220,6 +237,15 @@ class CallSplitter:
     def _text(self, parts: list[CallPart]) -> bool:
         self._emit(parts, CallKind.TEXT, len(self._held))
         return False
+
+    def _start(self, parts: list[CallPart]) -> bool:
+        """What stands before a text is none of it."""
+        lead, text = self._syntax.lead, self._held.lstrip()
+        if lead and text.startswith(lead):
+            self._held = text[len(lead) :]
+        elif lead.startswith(text) and lead:
+            return False
+        return self._go_on(self._outside)
 
     def _outside(self, parts: list[CallPart]) -> bool:
         begin, blanks = self._syntax.begin, len(self._held) - len(self._held.lstrip())

@@ -1,7 +1,7 @@
 """Collects an importance matrix: which columns of a model's matrices matter, because large numbers meet them.
 
 Owns what text that is seen on, how much of it, and that the file is there whole or not at all; the engine reads (and,
-where there is no text, writes) it, imatrix_file.py knows the file.
+where there is no text, writes) it, gguf/imatrix.py and imatrix_file.py know the file.
 """
 
 from __future__ import annotations
@@ -12,19 +12,13 @@ from itertools import chain
 from pathlib import Path
 
 from llmrun.errors import BadModelError
+from llmrun.gguf.imatrix import ImatrixEntry, ImatrixFile, read_imatrix
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.models.store import new_file
 from llmrun.planning.hardware import probe
 from llmrun.protocol.jobs.importance import IMPORTANCE, CalibrationPrompt, Importance, ImportanceUpdate, Summed
-from llmrun.quantize.imatrix_file import (
-    ImatrixEntry,
-    ImatrixFile,
-    read_imatrix,
-    require_fit,
-    unused_experts,
-    write_imatrix,
-)
+from llmrun.quantize.imatrix_file import require_fit, unused_experts, write_imatrix
 from llmrun.quantize.prompts import OPENINGS, QUESTIONS
 from llmrun.runner.runner import Runner
 from llmrun.storage import disk_errors

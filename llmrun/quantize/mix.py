@@ -149,7 +149,7 @@ def _candidates(header: Header, tensors: list[Tensor], imatrix: Path | None) -> 
     """Of each tensor the type that it has, and those that its rows allow and that make it smaller."""
     important: set[str] = set()
     if imatrix is not None:
-        from llmrun.quantize.imatrix_file import read_imatrix
+        from llmrun.gguf.imatrix import read_imatrix
 
         important = set(read_imatrix(imatrix).entries)
     found = {}

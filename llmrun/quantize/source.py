@@ -43,7 +43,7 @@ def find(text: str) -> FoundSource:
         ModelNotFoundError: it is not on this disk; says how it gets there.
         UsageError: it can't be a model's name.
     """
-    from llmrun.model import locate, not_on_disk
+    from llmrun.models.locate import locate, not_on_disk
 
     folder = Path(text).expanduser()
     if (folder / "config.json").is_file():

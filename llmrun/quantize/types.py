@@ -7,20 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from llmrun.errors import UsageError
+from llmrun.errors import UsageError, did_you_mean
+from llmrun.gguf import types
 from llmrun.gguf.header import Tensor
 from llmrun.planning.memory import repacked_types
-
-
-class TensorType(NamedTuple):
-    """How one tensor can be stored: ggml's number of the type, and the elements and bytes of its blocks."""
-
-    number: int
-    block: int
-    block_bytes: int
-
 
 # llama_ftype, in the order in which the help shows them: the largest first.
 FILE_TYPES: dict[str, int] = {
@@ -46,18 +37,7 @@ NEED_IMATRIX = frozenset({
 })  # fmt: skip
 """Mixes that llama.cpp refuses to write without an importance matrix."""
 
-TENSOR_TYPES: dict[str, TensorType] = {
-    "F32": TensorType(0, 1, 4), "F16": TensorType(1, 1, 2), "BF16": TensorType(30, 1, 2),
-    "Q8_0": TensorType(8, 32, 34), "Q6_K": TensorType(14, 256, 210), "Q5_K": TensorType(13, 256, 176),
-    "Q5_1": TensorType(7, 32, 24), "Q5_0": TensorType(6, 32, 22), "Q4_K": TensorType(12, 256, 144),
-    "Q4_1": TensorType(3, 32, 20), "Q4_0": TensorType(2, 32, 18), "IQ4_NL": TensorType(20, 32, 18),
-    "IQ4_XS": TensorType(23, 256, 136), "MXFP4": TensorType(39, 32, 17), "NVFP4": TensorType(40, 64, 36),
-    "Q3_K": TensorType(11, 256, 110), "IQ3_S": TensorType(21, 256, 110), "IQ3_XXS": TensorType(18, 256, 98),
-    "Q2_K": TensorType(10, 256, 84), "IQ2_S": TensorType(22, 256, 82), "IQ2_XS": TensorType(17, 256, 74),
-    "IQ2_XXS": TensorType(16, 256, 66), "Q2_0": TensorType(42, 64, 18), "TQ2_0": TensorType(35, 256, 66),
-    "TQ1_0": TensorType(34, 256, 54), "IQ1_M": TensorType(29, 256, 56), "IQ1_S": TensorType(19, 256, 50),
-    "Q1_0": TensorType(41, 128, 18),
-}  # fmt: skip
+TENSOR_TYPES = {name: types.TENSOR_TYPES[name] for name in types.WEIGHT_TYPES}
 """Name of a tensor's type, of those that ggml can quantize to -> what it is."""
 
 # Nanoseconds that ggml takes for an element on one core of 2024, without and with an importance matrix.
@@ -111,14 +91,7 @@ def tensor_type(text: str, label: str) -> str:
 
 
 def _unknown(kind: str, text: str, known: Iterable[str], otherwise: str) -> UsageError:
-    from difflib import get_close_matches
-
-    names = list(known)
-    wanted = text.strip().upper()
-    near = [name for name in names if name.startswith(wanted)] if len(wanted) > 1 else []
-    near = (near or get_close_matches(wanted, names, n=3, cutoff=0.5))[:3]
-    hint = f"did you mean {' or '.join(near)}?" if near else otherwise
-    return UsageError(f"there is no {kind} {text!r}", hint=hint)
+    return UsageError(f"there is no {kind} {text!r}", hint=did_you_mean(text.strip(), known) or otherwise)
 
 
 def cost(elements: int, before: str, after: str, *, weighted: bool = False) -> float:

@@ -30,7 +30,7 @@ from llmrun.protocol.messages import (
     Tokenize,
     Tokenized,
 )
-from llmrun.protocol.speculation import MeasureSteps, StepsMeasured, StepTime
+from llmrun.protocol.speculation import MeasureSteps, StepsMeasured, StepTables
 from llmrun.runner.calls import Exchange
 from llmrun.runner.launch import Launched, take_prestarted
 
@@ -166,17 +166,17 @@ class Runner:
         """
         return self._ask(measure, StepsMeasured)
 
-    def begin_measuring(self, measure: MeasureSteps) -> Callable[[], tuple[StepTime, ...]]:
+    def begin_measuring(self, measure: MeasureSteps) -> Callable[[], StepTables]:
         """The same in the background: gives what looks, without waiting, for what was found so far.
 
         Whatever else is asked meanwhile ends it, and then nothing is ever found.
         """
         call = self._exchange.submit(measure)
 
-        def look() -> tuple[StepTime, ...]:
+        def look() -> StepTables:
             self._exchange.pump(seconds=0)
             found = call.events.get() if not call.events.empty() else None
-            return found.times if isinstance(found, StepsMeasured) else ()
+            return StepTables(found.times, found.draft_times) if isinstance(found, StepsMeasured) else StepTables()
 
         return look
 

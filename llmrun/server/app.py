@@ -45,7 +45,8 @@ class Served(NamedTuple):
     Attributes:
         client: its address.
         seconds: from its headers to its last byte.
-        facts: of an answer: model, prompt_tokens, cached_tokens, completion_tokens, reason, error.
+        facts: of an answer: model, prompt_tokens, cached_tokens, completion_tokens, reason; error, where the server
+            failed, which a stream's status can't say any more.
     """
 
     client: str

@@ -19,7 +19,8 @@ from typing import Any
 
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, UsageError
-from llmrun.model import Located, Model, locate, not_on_disk
+from llmrun.model import Model
+from llmrun.models.locate import Located, locate, not_on_disk
 from llmrun.models.store.in_use import using
 from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.messages import AnswerRequest, Loaded
@@ -210,8 +211,7 @@ class Pool:
         with suppress(LlmrunError):
             found = await connection.ask(MeasureSteps(connection.next_request()), StepsMeasured)
             kept.can_measure = not found.times
-            if found.times:
-                await asyncio.to_thread(model.drafting.remember, found.times)
+            await asyncio.to_thread(model.drafting.remember, found.times, found.draft_times)
 
     async def _find(self, name: str) -> KeptModel:
         if not name and not self.names:
@@ -276,7 +276,8 @@ class Pool:
         await self._close(kept)
         promised = sum(map(_still_to_take, self._kept.values()))
         kept.model = model = await asyncio.to_thread(self._prepare, kept.located, kept.path, promised)
-        kept.locks.enter_context(using(kept.path))
+        for each in (kept.path, *([model.draft.path] if model.draft is not None else ())):
+            kept.locks.enter_context(using(each))
         try:
             loop = asyncio.get_running_loop()
             connection = EngineConnection(await loop.run_in_executor(self._launcher, self._start_engine, model))

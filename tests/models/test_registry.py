@@ -244,7 +244,7 @@ def test_missing_file(name: str) -> None:
 def test_unknown_name_guesses(name: str, guess: str) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         resolve(name, CATALOGUE)
-    assert f"Did you mean {guess}?" in caught.value.hint
+    assert f"did you mean {guess}?" in caught.value.hint
     assert "llmrun list --all" in caught.value.hint
 
 

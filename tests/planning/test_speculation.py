@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gguf_writer import tiny_model, write
+from support.gguf_writer import TensorSpec, tiny_model, write
 
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.speculation import AUTO, OFF, DraftPolicy, expected_gain, read_speculate
-from llmrun.protocol.messages import Load, Stats
-from llmrun.protocol.speculation import Speculation, StepTime
+from llmrun.protocol.messages import Finished, Load, Stats
+from llmrun.protocol.speculation import Speculation, StepTables, StepTime
 
 GIB = 1 << 30
 MACHINE = Hardware("Some CPU", ("avx2",), 4, 8, None, 16 * GIB, 12 * GIB)
@@ -131,11 +131,88 @@ def test_words(tmp_path: Path) -> None:
 )
 def test_expected_gain(depth: int, drafted: int, gain: float) -> None:
     stats = Stats(completion_tokens=25, decode_steps=10, drafted_tokens=drafted, context_used=depth)
-    assert expected_gain(stats, TIMES) == pytest.approx(gain)
+    assert expected_gain(stats, StepTables(TIMES)) == pytest.approx(gain)
 
 
 def test_no_gain_without_drafts_or_times() -> None:
     stats = Stats(completion_tokens=25, decode_steps=10, drafted_tokens=30)
-    assert expected_gain(stats, ()) is None
-    assert expected_gain(replace(stats, drafted_tokens=0), TIMES) is None
-    assert expected_gain(replace(stats, decode_steps=0), TIMES) is None
+    assert expected_gain(stats, StepTables()) is None
+    assert expected_gain(replace(stats, drafted_tokens=0), StepTables(TIMES)) is None
+    assert expected_gain(replace(stats, decode_steps=0), StepTables(TIMES)) is None
+
+
+# ---- a draft model ---------------------------------------------------------------------------------
+
+
+def pair(folder: Path, share: int = 4) -> DraftPolicy:
+    """A model with a draft model of so much less."""
+    tensor = TensorSpec("token_embd.weight", (64, 16 * share), 0, 64 * 16 * share * 4)
+    large = read_header(write(folder / "large.gguf", tiny_model(tensors=[tensor])))
+    small = read_header(write(folder / "small.gguf", tiny_model()))
+    return DraftPolicy(large, MACHINE, replace(LOAD, draft=LOAD), folder / "state", AUTO, small)
+
+
+def test_a_draft_models_steps_are_guessed_by_its_size_until_they_are_measured(tmp_path: Path) -> None:
+    policy = pair(tmp_path)
+    assert policy.wanted() is None
+    policy.remember(TIMES)
+    wanted = policy.wanted()
+    assert wanted is not None
+    small, large = (read_header(tmp_path / f"{name}.gguf").weight_bytes for name in ("small", "large"))
+    assert [each.seconds / whole.seconds for each, whole in zip(wanted.draft_times, TIMES, strict=True)] == (
+        pytest.approx([small / large] * 4)
+    )
+    assert policy.lacks_times, "its own are better"
+    policy.remember(TIMES, TIMES[:2])
+    for known in (policy, pair(tmp_path)):
+        assert known.wanted() == Speculation(15, TIMES, TIMES[:2])
+        assert not known.lacks_times
+
+
+def test_a_gain_has_a_draft_models_steps_subtracted() -> None:
+    stats = Stats(completion_tokens=25, decode_steps=10, drafted_tokens=30, draft_steps=30)
+    seconds = 10 * 0.020 + 30 * 0.001
+    assert expected_gain(stats, StepTables(TIMES, (StepTime(1, 0, 0.001),))) == pytest.approx(0.25 / seconds)
+
+
+# ---- times that are out of date --------------------------------------------------------------------
+
+
+def answers(policy: DraftPolicy, seconds: float, count: int, steps: int = 40) -> None:
+    """So many answers of steps that took so long."""
+    stats = Stats(completion_tokens=steps, decode_steps=steps, decode_seconds=steps * seconds)
+    for _ in range(count):
+        finished = Finished(1, "stop", stats)
+        assert list(policy.noticing(iter([finished]))) == [finished]
+
+
+@pytest.mark.parametrize("seconds", [0.016, 0.006])
+def test_times_are_measured_again_where_three_answers_in_turn_took_others(tmp_path: Path, seconds: float) -> None:
+    policy = drafting(tmp_path)
+    policy.remember(TIMES)
+    answers(policy, seconds, 2)
+    answers(policy, 0.012, 1)
+    answers(policy, seconds, 2)
+    assert not policy.lacks_times
+    answers(policy, seconds, 1)
+    assert policy.lacks_times
+    assert policy.wanted() == Speculation(15, TIMES), "better than nothing"
+    policy.remember(TIMES)
+    assert not policy.lacks_times
+
+
+def test_short_answers_and_those_beside_others_say_nothing_about_times(tmp_path: Path) -> None:
+    policy, crowd = drafting(tmp_path), drafting(tmp_path, replace(LOAD, n_seq_max=4))
+    for each in (policy, crowd):
+        each.remember(TIMES)
+    answers(policy, 0.050, 5, steps=20)
+    answers(crowd, 0.050, 5)
+    assert not policy.lacks_times
+    assert not crowd.lacks_times
+
+
+def test_nothing_is_no_news(tmp_path: Path) -> None:
+    policy = drafting(tmp_path)
+    policy.remember(TIMES)
+    assert not policy.remember(())
+    assert policy.times == TIMES

@@ -11,6 +11,7 @@ from llmrun.protocol.messages import Tool
 from llmrun.protocol.toolcalls import (
     GEMMA,
     GLM,
+    HARMONY,
     HERMES,
     LLAMA,
     MISTRAL,
@@ -140,11 +141,19 @@ def test_an_answer_that_is_cut_off(size: int) -> None:
         (QWEN_XML, "<tool_call>\n<function=f>\nx"),
         (GLM, "<tool_call>f\nx"),
         (GEMMA, "<|tool_call>f{}"),
+        (HARMONY, "<|channel|>commentary to=browser.f <|constrain|>json<|message|>{}"),
+        (HARMONY, "<|channel|>fin"),
     ],
 )
 def test_what_only_begins_like_a_call_is_text(syntax: Syntax, answer: str) -> None:
     assert split(syntax, [answer]) == (answer, [], 0)
     assert split(syntax, list(answer)) == (answer, [], 0)
+
+
+@pytest.mark.parametrize("answer", ["Noon.", "", "<|channel|>final<|message|>", "\n"])
+def test_what_leads_in_a_text_is_none_of_it(answer: str) -> None:
+    written = HARMONY.lead + answer
+    assert split(HARMONY, [written]) == split(HARMONY, [*written]) == (answer, [], 0)
 
 
 def test_arguments_come_as_they_are_written() -> None:

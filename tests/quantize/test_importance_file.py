@@ -14,16 +14,10 @@ from support import gguf_writer
 from support.gguf_writer import TensorSpec, gguf, tiny_model, write
 
 from llmrun.errors import BadModelError, LlmrunError, ModelNotFoundError, UsageError
+from llmrun.gguf.imatrix import ImatrixEntry, ImatrixFile, read_imatrix
 from llmrun.gguf.reader import read_header
 from llmrun.quantize.calibration import prepared
-from llmrun.quantize.imatrix_file import (
-    ImatrixEntry,
-    ImatrixFile,
-    read_imatrix,
-    require_fit,
-    unused_experts,
-    write_imatrix,
-)
+from llmrun.quantize.imatrix_file import require_fit, unused_experts, write_imatrix
 
 DENSE, EXPERTS = "blk.0.attn_q.weight", "blk.0.ffn_up_exps.weight"
 
@@ -123,6 +117,14 @@ def test_a_name_too_long_for_the_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="too long"):
         write_imatrix(tmp_path / "im.gguf", ImatrixFile({"x" * 56: entry}, ("t",), 1, 512))
     assert not list(tmp_path.iterdir())
+
+
+def test_sums_are_divided_by_counts() -> None:
+    sums = np.array([[1.0, 2.0], [5.0, 5.0], [9.0, 3.0]], np.float32)
+    entry = ImatrixEntry(sums, np.array([1.0, 0.0, 3.0], np.float32))
+    found = ImatrixFile({EXPERTS: entry}, (), 1, 512).weights()[EXPERTS]
+    assert found.tolist() == [1.0, 2.0, 1.0, 1.0, 3.0, 1.0]  # an expert that was never used counts 1
+    assert found.dtype == np.float32
 
 
 # ---- wrong files

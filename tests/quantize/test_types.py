@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from llmrun.errors import UsageError
-from llmrun.gguf import reader as gguf
 from llmrun.gguf.header import _FILE_TYPES, Tensor
 from llmrun.quantize.types import (
     ALIASES,
@@ -46,8 +45,6 @@ def model(width: int) -> list[Tensor]:
 def test_the_numbers_are_those_of_the_files() -> None:
     for name, number in FILE_TYPES.items():
         assert _FILE_TYPES[number].removesuffix("_MOE") == name.removesuffix("_MOE")
-    for name, (number, block, n_bytes) in TENSOR_TYPES.items():
-        assert gguf._TENSOR_TYPES[number] == (name, block, n_bytes)
 
 
 def test_every_alias_and_exception_is_a_type() -> None:

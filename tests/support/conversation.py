@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
@@ -34,10 +35,18 @@ class Clock:
 class Conversation:
     """The events of one engine, and its context."""
 
-    def __init__(self, model: Model, states: KVStore | None = None, *, exact: bool = False, **context: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        states: KVStore | None = None,
+        *,
+        draft_model: DraftModel | None = None,
+        exact: bool = False,
+        **context: int,
+    ) -> None:
         self.context = FakeContext(model, **context)
         self.clock = Clock(self.context)
-        self.engine = Engine(self.context, clock=self.clock, states=states, exact=exact)
+        self.engine = Engine(self.context, self.clock, states, draft_model, exact=exact)
         self.events: list[Event] = []
 
     def ask(

@@ -181,3 +181,21 @@ def runnable_tensors() -> list[TensorSpec]:
 def runnable_model(changes: Mapping[str, Any] | None = None, tensors: Sequence[TensorSpec] | None = None) -> bytes:
     """The bytes of a model of some 80 kB that llama.cpp runs in milliseconds."""
     return gguf(runnable_metadata(**(changes or {})), runnable_tensors() if tensors is None else tensors)
+
+
+SPELLING_VOCABULARY = (*RUNNABLE_VOCABULARY, "h", "i", "\u2581h")
+
+
+def spelling_model(changes: Mapping[str, Any] | None = None) -> bytes:
+    """A vocabulary without weights in which "hi" is one token, as its letters are joined."""
+    size = len(SPELLING_VOCABULARY)
+    return gguf(
+        runnable_metadata(
+            **{
+                "tokenizer.ggml.tokens": list(SPELLING_VOCABULARY),
+                "tokenizer.ggml.scores": [-float(number) for number in range(size)],
+                "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (size - 259)],
+                **(changes or {}),
+            }
+        )
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,37 @@ def _rotate(x: Array, base: float) -> Array:
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
+@dataclass
+class Forward:
+    """All that a forward pass computes on its way.
+
+    Attributes:
+        embedded: (tokens, width).
+        between: of each layer, the residual stream behind attention: (tokens, width).
+        behind: the same behind the layer.
+        shares: of each layer, attention weights: (heads, tokens, tokens).
+        read: what the model's end makes of any (tokens, width): (tokens, vocabulary).
+    """
+
+    embedded: Array
+    between: list[Array]
+    behind: list[Array]
+    shares: list[Array]
+    read: Callable[[Array], Array]
+
+
 def logits(config: Mapping[str, Any], tensors: Mapping[str, Array], ids: list[int]) -> Array:
     """(tokens, vocabulary), of a sequence of tokens."""
+    found = forward(config, tensors, ids)
+    return found.read(found.behind[-1])
+
+
+def forward(config: Mapping[str, Any], tensors: Mapping[str, Array], ids: list[int]) -> Forward:
+    """A forward pass over a sequence of tokens."""
     heads, kv_heads, epsilon = config["num_attention_heads"], config["num_key_value_heads"], config["rms_norm_eps"]
     weights = {name: values.astype(np.float64) for name, values in tensors.items()}
     x = weights["model.embed_tokens.weight"][ids]
+    found = Forward(x, [], [], [], lambda x: _norm(x, weights["model.norm.weight"], epsilon) @ head.T)
     mask = np.triu(np.full((len(ids), len(ids)), -np.inf), 1)
     for layer in range(config["num_hidden_layers"]):
         own = {n.removeprefix(f"model.layers.{layer}."): w for n, w in weights.items() if f".layers.{layer}." in n}
@@ -46,9 +73,12 @@ def logits(config: Mapping[str, Any], tensors: Mapping[str, Array], ids: list[in
         scores = np.einsum("qhd,khd->hqk", queries, keys) / np.sqrt(queries.shape[-1]) + mask
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         shares /= shares.sum(-1, keepdims=True)
+        found.shares.append(shares)
         x = x + np.einsum("hqk,khd->qhd", shares, values).reshape(len(x), -1) @ own["self_attn.o_proj.weight"].T
+        found.between.append(x)
         y = _norm(x, own["post_attention_layernorm.weight"], epsilon)
         gate = y @ own["mlp.gate_proj.weight"].T
         x = x + (gate / (1 + np.exp(-gate)) * (y @ own["mlp.up_proj.weight"].T)) @ own["mlp.down_proj.weight"].T
+        found.behind.append(x)
     head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    return _norm(x, weights["model.norm.weight"], epsilon) @ head.T
+    return found

@@ -52,6 +52,8 @@ _GEMMA = """{%- macro format_argument(argument) -%}
     {{- format_argument(tool_response['response']) + '}' -}}
     {{- '<tool_response|>' -}}
 {%- endfor -%}"""
+# As in gpt-oss's (Apache 2.0).
+_HARMONY = f"<|start|>assistant to=functions.{_NAME}<|channel|>commentary json<|message|>{_ARGUMENTS}<|call|>"
 TOOL_TEMPLATES = {
     "hermes": _CHATML.replace("CALL", f'<tool_call>\n{{"name": "{_NAME}", "arguments": {_ARGUMENTS}}}\n</tool_call>'),
     "llama": _CHATML.replace("CALL", f'{{"name": "{_NAME}", "parameters": {_ARGUMENTS}}}'),
@@ -60,5 +62,6 @@ TOOL_TEMPLATES = {
     "qwen-xml": _CHATML.replace("CALL", _QWEN_XML),
     "glm": _CHATML.replace("CALL", _GLM),
     "gemma": _CHATML.replace("CALL", _GEMMA),
+    "harmony": _CHATML.replace("CALL", _HARMONY),
 }
 """Name of the syntax -> template."""

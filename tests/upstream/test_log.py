@@ -17,10 +17,11 @@ from llmrun.convert.pretokenizer import _NAMES
 from llmrun.engine.jobs.quantize.quantize import run
 from llmrun.errors import BadModelError, ResourceError, UsageError
 from llmrun.gguf import rules
+from llmrun.gguf.imatrix import ImatrixEntry, ImatrixFile
 from llmrun.gguf.reader import read_header
 from llmrun.protocol.jobs.quantize import Quantize, Quantized
 from llmrun.protocol.messages import Load
-from llmrun.quantize.imatrix_file import ImatrixEntry, ImatrixFile, write_imatrix
+from llmrun.quantize.imatrix_file import write_imatrix
 from llmrun.quantize.types import FILE_TYPES, NEED_IMATRIX
 from llmrun.runner.runner import Runner
 

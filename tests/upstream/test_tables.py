@@ -12,9 +12,9 @@ import pytest
 
 from llmrun.engine.llama import context, devices, library, operations, quantization, quants, tensors, vocabulary
 from llmrun.engine.llama.library import function, import_llama
-from llmrun.gguf import reader
 from llmrun.gguf.header import _FILE_TYPES
-from llmrun.quantize.types import FILE_TYPES, TENSOR_TYPES
+from llmrun.gguf.types import TENSOR_TYPES
+from llmrun.quantize.types import FILE_TYPES
 
 pytestmark = pytest.mark.upstream
 
@@ -41,17 +41,14 @@ def types_of_ggml() -> dict[int, tuple[str, int, int]]:
 
 def test_types_of_tensors() -> None:
     found = types_of_ggml()
-    assert found == reader._TENSOR_TYPES
-    assert {name: tuple(kind) for name, kind in TENSOR_TYPES.items()} == {
-        name: (number, elements, size) for number, (name, elements, size) in found.items() if name in TENSOR_TYPES
-    }
+    assert {name: (number, elements, size) for number, (name, elements, size) in found.items()} == TENSOR_TYPES
     assert all(found[number][0] == name.upper() for name, number in context.KV_TYPES.items())
 
 
 def test_types_of_tensors_in_gguf_py() -> None:
     """It says 40 bytes of Q8_1, where ggml-common.h asserts two halves and 32, and no file has it."""
     for kind, (elements, size) in gguf.GGML_QUANT_SIZES.items():
-        assert kind.name == "Q8_1" or reader._TENSOR_TYPES[kind.value] == (kind.name, elements, size)
+        assert kind.name == "Q8_1" or TENSOR_TYPES[kind.name] == (kind.value, elements, size)
 
 
 def test_types_of_files() -> None:

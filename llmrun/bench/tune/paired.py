@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from llmrun.bench.statistics import student
+from llmrun.student import student
 
 _MATTERS = 1.01
 _GUESSED_SCATTER = 0.02

@@ -18,7 +18,7 @@ from llmrun.chat.store.locks import Locks, NoLocks
 from llmrun.chat.store.schema import FILE, SCHEMA
 from llmrun.chat.store.search import Hit
 from llmrun.chat.store.turns import Tree
-from llmrun.errors import UsageError
+from llmrun.errors import UsageError, did_you_mean
 from llmrun.storage import Database
 
 
@@ -214,13 +214,8 @@ class Sessions:
     def _no_such(self, which: str) -> UsageError:
         if not which:
             return UsageError("there is no saved chat yet", hint="llmrun chat begins one")
-        from difflib import get_close_matches
-
-        names = {facts.name.lower(): facts.name for facts in self.all()}
-        close = [name for low, name in names.items() if which.lower() in low][:3]
-        close = close or [names[low] for low in get_close_matches(which.lower(), names, n=3, cutoff=0.5)]
-        guess = f"did you mean {' or '.join(close)}? " if close else ""
-        return UsageError(f"there is no saved chat called {which}", hint=f"{guess}llmrun sessions list shows all")
+        hint = did_you_mean(which, [facts.name for facts in self.all()], "llmrun sessions list shows all")
+        return UsageError(f"there is no saved chat called {which}", hint=hint)
 
 
 def folder_in(state_dir: Path) -> Path:

@@ -51,7 +51,8 @@ def compile_calls(asked: AnswerRequest, syntax: Syntax, vocabulary: Vocabulary, 
         return compile_lark(f"start: calls\n{text}", vocabulary, shown)
     if asked.grammar.kind != "json_schema":
         raise UsageError("a grammar and tools exclude each other", why="an answer can't follow both")
-    answer = f"start: calls | answer\nanswer: %json {followed(asked.grammar.text)}"
+    lead = _literal(syntax.lead) + " " if syntax.lead else ""
+    answer = f"start: calls | answer\nanswer: {lead}%json {followed(asked.grammar.text)}"
     return compile_lark(f"{answer}\n{text}", vocabulary, shown)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from llmrun.engine.core.draft_model import DraftModel
+from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.gate import Step
 from llmrun.engine.core.room import Room
 from llmrun.engine.core.sequence import Sequence
@@ -48,15 +50,18 @@ class Spare(NamedTuple):
         return cls(min(context.n_batch, context.n_outputs), room.n_cells - room.used - n_tokens, window)
 
 
-def fill(chosen: Collection[tuple[Sequence, int]], spare: Spare | None) -> tuple[list[BatchPart], list[Entry]]:
+def fill(
+    chosen: Collection[tuple[Sequence, int]], spare: Spare | None, model: DraftModel | None
+) -> tuple[list[BatchPart], list[Entry]]:
     """Lay a batch out.
 
     Args:
         chosen: who has a share of it, and how many tokens.
         spare: room for drafts; None where there are to be none.
+        model: guesses for those that want it.
     """
     if spare is not None:
-        _guess(chosen, spare)
+        _guess(chosen, spare, model)
     parts: list[BatchPart] = []
     batch: list[Entry] = []
     for sequence, share in chosen:
@@ -70,13 +75,22 @@ def fill(chosen: Collection[tuple[Sequence, int]], spare: Spare | None) -> tuple
     return parts, batch
 
 
-def _guess(chosen: Collection[tuple[Sequence, int]], spare: Spare) -> None:
+def _guess(chosen: Collection[tuple[Sequence, int]], spare: Spare, model: DraftModel | None) -> None:
     """Draft for each in turn. Where somebody prefills, for nobody."""
     if any(share < sequence.n_waiting or not sequence.n_completion for sequence, share in chosen):
         return
     rows = n_tokens = sum(share for _, share in chosen)
+    planned: list[tuple[Sequence, Drafting]] = []
     for sequence, share in chosen:
-        end = sequence.n_cached + share
-        most = min(spare.rows - rows, spare.cells - (rows - n_tokens), spare.window - end)
-        sequence.draft = sequence.guess(most, Step(rows, len(chosen), end - 1))
-        rows += len(sequence.draft)
+        if sequence.extras.drafting is not None:
+            end = sequence.n_cached + share
+            most = min(spare.rows - rows, spare.cells - (rows - n_tokens), spare.window - end)
+            rows += sequence.plan_draft(sequence.extras.drafting, most, Step(rows, len(chosen), end - 1))
+            planned.append((sequence, sequence.extras.drafting))
+    if model is not None:
+        drafters = (drafting.model for _, drafting in planned)
+        wishing = [drafter for drafter in drafters if drafter is not None and drafter.wish is not None]
+        if wishing:
+            model.work(wishing)
+    for sequence, drafting in planned:
+        sequence.draft = drafting.take(sequence.sampler.allowed)

@@ -1,6 +1,6 @@
 """Tokens that an answer may go on with, guessed before they are computed, so that one step can verify several.
 
-Owns where guesses come from and what became of them; must not know batches, samplers or models.
+Owns where guesses come from and what became of them; must not know batches, samplers or contexts.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from llmrun.engine.core.gate import Gate, Step
+from llmrun.engine.core.draft_model import ModelDrafter
+from llmrun.engine.core.gate import MODEL, NOTHING, DraftChoice, Gate, Step
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.protocol.speculation import Speculation
 
 _LEAST_KNOWN = 15  # tokens of a guess that are compared with what comes, whether or not they are drafted
+_FEW_MISSING = 8  # tokens that a draft model reads beside guessing, at hardly more cost
+_MANY_MISSING = 64  # ... and without guessing
 
 
 class Drafter(Protocol):
@@ -35,15 +38,11 @@ class _Guess(NamedTuple):
         start: index of its first token in the sequence.
         tokens: all of them.
         match: as Drafter.draft() gives it.
-        step: to which some of them were added.
-        drafted: how many.
     """
 
     start: int
     tokens: list[int]
     match: int
-    step: Step
-    drafted: int
 
 
 class Drafting:
@@ -53,50 +52,107 @@ class Drafting:
         speculation: how much may be.
         drafter: has seen nothing; it reads the prompt now.
         prompt: of the answer.
+        model: guesses where the drafter knows too little; as new.
+
+    Attributes:
+        model: see Args.
     """
 
-    def __init__(self, speculation: Speculation, drafter: Drafter, prompt: Sequence[int]) -> None:
+    def __init__(
+        self,
+        speculation: Speculation,
+        drafter: Drafter,
+        prompt: Sequence[int],
+        model: ModelDrafter | None = None,
+    ) -> None:
+        self.model = model
         self._drafter = drafter
-        drafter.extend(prompt)
+        self._drafters: list[Drafter] = [drafter, *([model] if model is not None else ())]
+        for each in self._drafters:
+            each.extend(prompt)
         self._gate = Gate(speculation)
-        self._known = len(prompt)  # tokens that the drafter has
+        self._known = len(prompt)  # tokens that the drafters have
         self._wanted = max(speculation.most, _LEAST_KNOWN)
-        self._guess: _Guess | None = None
+        self._guesses: list[_Guess] = []  # about the same place
+        self._step = Step(1, 1, 0)  # the last one that a draft could have been added to ...
+        self._length = 0  # ... how many tokens were ...
+        self._seconds = 0.0  # ... and what the model took for it, by the table
 
-    def draft(self, tokens: Sequence[int], most: int, step: Step, allowed: Callable[[list[int]], int]) -> list[int]:
-        """Tokens to verify in the next step; mostly none.
+    def plan(self, tokens: Sequence[int], most: int, step: Step) -> int:
+        """How many tokens take() will give at most; mostly none.
+
+        If the model has a wish then, DraftModel.work() has to come before take().
 
         Args:
             tokens: of the sequence.
             most: how many there can be.
             step: what they are added to.
-            allowed: how many first tokens of a draft can be chosen at all.
         """
-        self._drafter.extend(tokens[self._known :])
+        for drafter in self._drafters:
+            drafter.extend(tokens[self._known :])
         self._known = len(tokens)
         self._learn(tokens)
         guessed, match = self._drafter.draft(self._wanted)
-        drafted = self._gate.length(match, min(most, len(guessed)), step) if match and most > 0 else 0
-        if drafted:
-            possible = allowed(guessed[:drafted])
-            if possible < drafted:
-                drafted = self._gate.length(match, possible, step) if possible else 0
-        self._guess = _Guess(len(tokens), guessed, match, step, drafted)
-        return guessed[:drafted]
+        choice = self._gate.choose(match, min(most, len(guessed)), step) if match and most > 0 else NOTHING
+        self._guesses = [_Guess(len(tokens), guessed, match)]
+        self._step, self._length, self._seconds = step, choice.length, 0.0
+        if self.model is not None:
+            self.model.wish = self._wish(self.model, most, choice) if most > 0 else None
+            self._length = max(self._length, self.model.wish or 0)
+        return self._length
+
+    def take(self, allowed: Callable[[list[int]], int]) -> list[int]:
+        """The tokens to verify in the step that was planned.
+
+        Args:
+            allowed: how many first tokens of a draft can be chosen at all.
+        """
+        start, tokens, match = self._guesses[0]
+        model, length = self.model, self._length
+        if model is not None and model.wish:
+            tokens, match = model.draft(self._wanted)
+            self._guesses.append(_Guess(start, tokens, match))
+            length = len(tokens)
+            self._gate.asked(sure=length > 0)
+            self._seconds = self._gate.draft_seconds(self._step, max(length, 1))
+        if length:
+            possible = allowed(tokens[:length])
+            if possible < length:
+                length = self._gate.choose(match, possible, self._step).length if possible else 0
+        self._length = length
+        return tokens[:length]
 
     def rewind(self, length: int) -> None:
         """Tokens behind so many were taken back."""
-        self._drafter.rewind(length)
+        for drafter in self._drafters:
+            drafter.rewind(length)
         self._known = min(self._known, length)
-        self._guess = None
+        self._guesses = []
+
+    def close(self) -> None:
+        """The answer ended."""
+        if self.model is not None:
+            self.model.close()
+
+    def _wish(self, model: ModelDrafter, most: int, choice: DraftChoice) -> int | None:
+        """What the model is to do: guess, only read, or nothing, where that would not pay, or less than this choice."""
+        missing = model.count_missing()
+        if missing is None or (missing > _FEW_MISSING and not self._gate.is_worth_prefill(missing, self._step)):
+            return None
+        if missing > _MANY_MISSING:
+            return 0
+        by_model = self._gate.choose(MODEL, most, self._step)
+        return by_model.length if by_model.rate > choice.rate else None
 
     def _learn(self, tokens: Sequence[int]) -> None:
-        """What became of the last guess. A batch that failed is tried again: then there is nothing new to learn."""
-        guess, self._guess = self._guess, None
-        if guess is None or len(tokens) == guess.start:
+        """What became of the last guesses. A batch that failed is tried again: then there is nothing new to learn."""
+        guesses, self._guesses = self._guesses, []
+        if not guesses or len(tokens) == guesses[0].start:
             return
-        came = list(tokens[guess.start :])
-        same = common_prefix(came, guess.tokens)
-        if guess.match:
-            self._gate.learn(guess.match, same, missed=same < min(len(came), len(guess.tokens)))
-        self._gate.stepped(guess.step, guess.drafted, min(same, guess.drafted))
+        came = list(tokens[guesses[0].start :])
+        same = 0
+        for _, guessed, match in guesses:
+            same = common_prefix(came, guessed)
+            if match:
+                self._gate.learn(match, same, missed=same < min(len(came), len(guessed)))
+        self._gate.stepped(self._step, self._length, min(same, self._length), self._seconds)

@@ -25,16 +25,12 @@ from llmrun.engine.llama.base import Aborted, Context, Entry, NoRoom
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.condition import Condition
 from llmrun.protocol.ended import Explained
-from llmrun.protocol.messages import (
-    Event,
-    Failed,
-    Finished,
-    PrefillProgress,
-)
+from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
 from llmrun.protocol.params import Limits
-from llmrun.protocol.speculation import StepTime
+from llmrun.protocol.speculation import StepTables
 
 if TYPE_CHECKING:
+    from llmrun.engine.core.draft_model import DraftModel
     from llmrun.engine.core.states import KVStore
 
 _MIXED_SECONDS = 0.1  # a batch may take, where some decode and some prefill: their inter-token latency
@@ -60,6 +56,7 @@ class Engine:
         context: Context,
         clock: Callable[[], float] = time.perf_counter,
         states: KVStore | None = None,
+        draft_model: DraftModel | None = None,
         *,
         exact: bool = False,
     ) -> None:
@@ -69,6 +66,7 @@ class Engine:
             context: what computes logits.
             clock: seconds, monotonic.
             states: KV states saved on disk, where a prompt's beginning may be found.
+            draft_model: guesses tokens for those that want it.
             exact: each answer is bit for bit what it would be alone: sequences take turns, no batch has two, and
                 nothing is drafted.
         """
@@ -77,7 +75,7 @@ class Engine:
         self._drafts_wanted = False  # some request may have drafts
         self._drafts = False  # the next batch may: one that failed is tried again without
         self._turn = 0
-        self._context = context
+        self._context, self._draft_model = context, draft_model
         self._vocabulary = context.vocabulary
         self._window = min(context.n_ctx, context.n_cells)
         self._clock = clock
@@ -174,7 +172,7 @@ class Engine:
         except (Aborted, NoRoom, LlmrunError) as error:
             return self._undo(parts, error)
         seconds = self._clock() - began
-        if len(batch) >= PrefillRate.MEASURED:
+        if len(batch) >= len(parts) + PrefillRate.LEAST:
             self._rate.computed(len(batch), seconds)
         return self._computed(parts, seconds)
 
@@ -253,6 +251,7 @@ class Engine:
         self._crowded = True
 
     def _leave(self, sequence: Sequence) -> None:
+        sequence.end()
         if sequence in self._waiting:
             self._waiting.remove(sequence)
             return
@@ -283,7 +282,7 @@ class Engine:
         spare = None
         if self._drafts and not self._suspects:
             spare = Spare.of(self._context, self._slots.room, sum(shares), self._window)
-        parts, batch = fill(chosen, spare)
+        parts, batch = fill(chosen, spare, self._draft_model)
         self._alone = parts[0].sequence.request if len(parts) == 1 else None
         return parts, batch
 
@@ -469,7 +468,7 @@ class Engine:
             UsageError: another answer has taken its slot.
             OSError: it can't be written.
         """
-        sequence = self._answer(request)
+        sequence = self.ended(request)
         if prompt_only:
             self._slots.truncate(sequence.slot, sequence.n_prompt)
         return self._slots.save(sequence.slot)
@@ -485,15 +484,20 @@ class Engine:
         Raises:
             UsageError: another answer has taken its slot.
         """
-        return Explained(request, tuple(self._answer(request).sampler.explain(last, candidates)))
+        return Explained(request, tuple(self.ended(request).sampler.explain(last, candidates)))
 
-    def measure_steps(self, interrupted: Callable[[], bool]) -> tuple[StepTime, ...]:
+    def measure_steps(self, interrupted: Callable[[], bool]) -> StepTables:
         """How long decode steps of several widths take; nothing where somebody is answered, or it is interrupted."""
         if self.busy or not self.can_draft:
-            return ()
-        return measure_steps(self._context, self._slots, self._clock, interrupted)
+            return StepTables()
+        return measure_steps(self._context, self._slots, self._draft_model, self._clock, interrupted)
 
-    def _answer(self, request: int) -> Sequence:
+    def ended(self, request: int) -> Sequence:
+        """An answer that ended and whose slot nobody has taken yet.
+
+        Raises:
+            UsageError: there is no such answer.
+        """
         for sequence in self._ended.values():
             if sequence.request == request:
                 return sequence

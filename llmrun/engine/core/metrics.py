@@ -62,10 +62,10 @@ class Metrics:
 
 
 class PrefillRate:
-    """How many tokens go through the model in a given time, by the last batches that were mostly prefill."""
+    """How many tokens go through the model in a given time, by the last batches in which some prefilled."""
 
-    MEASURED = 32
-    """Tokens: smaller batches take longer for each, and say nothing of larger ones."""
+    LEAST = 8
+    """Tokens of a piece of a prompt: fewer would cost almost as much, because all weights are read for them too."""
 
     def __init__(self) -> None:
         self._rate = 0.0  # tokens/s
@@ -76,5 +76,5 @@ class PrefillRate:
         self._rate = (self._rate + rate) / 2 if self._rate else rate
 
     def tokens_within(self, seconds: float) -> int:
-        """A multiple of 32, at least that; 64 before anything was measured."""
-        return max(32, int(self._rate * seconds) // 32 * 32) if self._rate else 64
+        """A multiple of 8, at least that; 64 before anything was measured."""
+        return max(self.LEAST, int(self._rate * seconds) // self.LEAST * self.LEAST) if self._rate else 64

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _DECODES = 8  # tokens waiting: one drawn, and maybe some behind it that a grammar forced
-_LEAST_PREFILL = 16  # tokens beside a crowd that decodes
+_LEAST_PREFILL = 8  # tokens beside a crowd that decodes
 
 
 def budget(waiting: Sequence[int], n_batch: int, n_mixed: int) -> int:

@@ -128,14 +128,11 @@ class Sequence:
         """Tokens sampled so far."""
         return len(self.tokens) - self.n_prompt
 
-    def guess(self, most: int, step: Step) -> list[int]:
-        """At most so many tokens to verify beside what a step computes anyway; mostly none."""
-        drafting, most_tokens = self.extras.drafting, self.limits.max_tokens
-        if drafting is None:
-            return []
-        if most_tokens is not None:
-            most = min(most, most_tokens - self.n_completion - 1)
-        return drafting.draft(self.tokens, most, step, self.sampler.allowed)
+    def plan_draft(self, drafting: Drafting, most: int, step: Step) -> int:
+        """How many tokens may be verified beside what a step computes anyway; mostly none, at most so many."""
+        if self.limits.max_tokens is not None:
+            most = min(most, self.limits.max_tokens - self.n_completion - 1)
+        return drafting.plan(self.tokens, most, step)
 
     @property
     def n_verified(self) -> int:
@@ -179,6 +176,11 @@ class Sequence:
         full = len(self.tokens) > window
         return ("length", "") if full or (most is not None and self.n_completion >= most) else ("", "")
 
+    def end(self) -> None:
+        """It is answered no further."""
+        if self.extras.drafting is not None:
+            self.extras.drafting.close()
+
     def delta(self, text: str) -> TextDelta:
         """The event for text that became safe to show."""
         before, self.n_shown = self.n_shown, self.n_completion
@@ -188,6 +190,7 @@ class Sequence:
 
     def stats(self, n_ctx: int) -> Stats:
         """What it cost up to now."""
+        drafting = self.extras.drafting
         return Stats(
             prompt_tokens=self.n_prompt,
             reused_tokens=self.n_reused,
@@ -205,4 +208,5 @@ class Sequence:
             drafted_tokens=self.n_drafted,
             accepted_tokens=self.n_accepted + self.n_verified,
             decode_steps=self.n_steps,
+            draft_steps=drafting.model.n_steps if drafting is not None and drafting.model is not None else 0,
         )

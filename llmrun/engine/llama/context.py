@@ -14,13 +14,17 @@ from llmrun.engine.llama.base import ALLOCATING, Aborted, DecodeError, Entry, No
 from llmrun.engine.llama.library import function
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadModelError, OutOfMemoryError
+from llmrun.gguf.types import TENSOR_TYPES
 from llmrun.protocol.messages import Load
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.tensors import GgmlTensor
 
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
-KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+KV_TYPES = {
+    name: TENSOR_TYPES[name.upper()].number
+    for name in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+}
 """Types that llama.cpp's KV cache can have -> ggml's number."""
 _NO_ROOM, _ABORTED = 1, 2  # what llama_decode returns
 _TO_THE_END = -1

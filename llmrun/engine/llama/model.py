@@ -42,6 +42,7 @@ class LlamaModel:
         verbose: bool = False,
         repack: bool = True,
         mmap: bool = True,
+        vocabulary_only: bool = False,
     ) -> None:
         """Load the weights.
 
@@ -50,6 +51,7 @@ class LlamaModel:
             verbose: llama.cpp's whole log goes to stderr, not only its warnings.
             repack: weights may be brought into the order that this processor's kernels like best.
             mmap: the file is mapped into memory, not read.
+            vocabulary_only: there are no weights then, and nothing can be computed.
 
         Raises:
             BadModelError: llama.cpp refuses the file; its log says why.
@@ -64,6 +66,7 @@ class LlamaModel:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         params.use_extra_bufts = repack
+        params.vocab_only = vocabulary_only
         if not mmap:
             params.load_mode = llama.LLAMA_LOAD_MODE_NONE
         params.progress_callback = llama.llama_progress_callback(_native.progress_callback_address)

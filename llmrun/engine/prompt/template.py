@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -45,6 +46,7 @@ MAX_PROMPT_CHARACTERS = 16 * 1024 * 1024
 MAX_RENDER_BYTES = 256 * 1024 * 1024
 MAX_RENDER_SECONDS = 1.5
 """Real templates take milliseconds. Less than the front's patience: it would end the engine."""
+_LEAST_SECONDS = 0.01  # between two looks at the clock
 MAX_BITS = 64 * 1024
 """Of a whole number: arithmetic with longer ones can take hours and can't be interrupted."""
 MAX_DATE_CHARACTERS = 1024
@@ -410,12 +412,19 @@ def _limited(work: Callable[[], _Result], limits: RenderLimits) -> _Result:
 
 
 def _in_time(work: Callable[[], _Result], seconds: float) -> _Result:
-    """Interrupt what takes too long, as soon as it is back in Python; the interruption may come as late as in here."""
+    """Interrupt what takes too long, as soon as it is back in Python; the interruption may come as late as in here.
+
+    What counts is this thread's processor time: on a busy machine a template that is quick may wait for long.
+    """
     if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
         return work()
+    end = time.thread_time() + seconds
 
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise _OverdueError
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        left = end - time.thread_time()
+        if left <= 0:
+            raise _OverdueError
+        signal.setitimer(signal.ITIMER_REAL, max(left, _LEAST_SECONDS))
 
     handler = signal.signal(signal.SIGALRM, interrupt)
     before = signal.setitimer(signal.ITIMER_REAL, seconds)

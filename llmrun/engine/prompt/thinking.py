@@ -22,14 +22,22 @@ _KNOWN = (
 Tags = tuple[str, str]
 
 # gpt-oss thinks in one message and answers in the next one: what closes the thoughts stands in no template as a whole.
+# The next one may be a call, too; then it is on another channel.
 _HARMONY_SIGN = "<|channel|>final<|message|>"
-_HARMONY = ("<|channel|>analysis<|message|>", f"<|end|><|start|>assistant{_HARMONY_SIGN}")
+_HARMONY_END = "<|end|><|start|>assistant"
+_HARMONY = ("<|channel|>analysis<|message|>", _HARMONY_END + _HARMONY_SIGN)
+_HARMONY_CALLS = (_HARMONY[0], _HARMONY_END)
 
 
-def thinking_tags(template: str | None) -> Tags | None:
-    """The texts between which a model with this chat template thinks; None if it does not."""
+def thinking_tags(template: str | None, *, calls: bool = False) -> Tags | None:
+    """The texts between which a model with this chat template thinks; None if it does not.
+
+    Args:
+        template: the model's.
+        calls: a call of a tool may follow the thoughts, in the syntax of the template.
+    """
     if template and _HARMONY_SIGN in template:
-        return _HARMONY
+        return _HARMONY_CALLS if calls else _HARMONY
     return next((tags for tags in _KNOWN if template and tags[1] in template), None)
 
 
@@ -37,6 +45,13 @@ def opens(prompt: str, tags: Tags) -> bool:
     """Whether a rendered prompt ends inside the thinking part, so that the answer begins there."""
     opening, closing = tags
     return prompt.rfind(opening) > prompt.rfind(closing) and prompt.rstrip().endswith(opening)
+
+
+def lead_in(tags: Tags | None, *, thinks: bool) -> str:
+    """What the answer has to begin with before a grammar can bind it: gpt-oss says first what kind of message it is."""
+    if tags != _HARMONY:
+        return ""
+    return tags[0] if thinks else _HARMONY_SIGN
 
 
 class Stage(enum.Enum):
@@ -107,7 +122,8 @@ class ThinkingBudget:
     @property
     def closing(self) -> str:
         """The text that closes it."""
-        return f"\n{self._tags[1]}\n\n"
+        closing = _HARMONY[1] if self._tags == _HARMONY_CALLS else self._tags[1]
+        return f"\n{closing}\n\n"
 
     def push(self, text: str) -> None:
         """One more token of the answer, with this text."""

@@ -65,7 +65,8 @@ def _probe_call(syntax: Syntax) -> str:
             form.begin + name + form.middle + form.quote + value + form.quote + form.end
             for name, value in json.loads(arguments).items()
         )
-    return f"{syntax.begin}{syntax.first}{PROBE_TOOL.name}{syntax.middle}{arguments}"
+    before, behind = syntax.told or (syntax.begin + syntax.first, syntax.middle)
+    return f"{before}{PROBE_TOOL.name}{behind}{arguments}"
 
 
 def in_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmrun.errors import ModelNotFoundError
+from llmrun.errors import ModelNotFoundError, did_you_mean
 from llmrun.gguf import filenames
 from llmrun.models.store.installed import LM_STUDIO, OLLAMA, Installed, measure
 
@@ -74,18 +74,14 @@ def of_repository(repository: str, filename: str | None, quant: str | None) -> I
 
 
 def _fail(name: str, program: str, rest: str, found: list[Installed]) -> Installed:
-    from difflib import get_close_matches
-
     title = PROGRAMS[program.lower()]
     names = [model.name for model in found]
-    close = get_close_matches(name.lower(), names, n=3, cutoff=0.6)
-    guess = f"did you mean {' or '.join(close)}? If the hub is meant, " if close else "if the hub is meant, "
     raise ModelNotFoundError(
         f"{title} has no model {rest!r} on this disk",
         why="it has " + ", ".join(names[:12]) + (" and more" if len(names) > 12 else "")
         if names
         else f"no models of {title} were found",
-        hint=f"{guess}write hf.co/{name}",
+        hint=did_you_mean(name, names, f"for the hub's write hf.co/{name}"),
     )
 
 

@@ -31,6 +31,7 @@ class JobKind(Generic[Command, Update, Result]):
         result: dataclass of what comes out.
         module: of engine/jobs/, whose run() does it.
         models: the files that a command lets the engine read; where it dies, they are looked at.
+        needs_model: run() gets the engine's loaded model, too.
     """
 
     name: str
@@ -39,3 +40,4 @@ class JobKind(Generic[Command, Update, Result]):
     result: type[Result]
     module: str
     models: Callable[[Command], tuple[str, ...]] = lambda command: ()
+    needs_model: bool = False

@@ -5,7 +5,7 @@ Pure, but for the clock it is given; must not know terminals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from llmrun.planning.speculation import expected_gain, tokens_a_step
 from llmrun.protocol.messages import (
@@ -19,7 +19,7 @@ from llmrun.protocol.messages import (
     Stats,
     TextDelta,
 )
-from llmrun.protocol.speculation import StepTime
+from llmrun.protocol.speculation import StepTables
 from llmrun.ui.terminal.cells import cut, width
 from llmrun.ui.terminal.format import counted, milliseconds, rate, seconds
 from llmrun.ui.terminal.sanitize import clean
@@ -116,7 +116,7 @@ class Meter:
         return fields
 
 
-def summary(finished: Finished, times: Sequence[StepTime] = ()) -> str:
+def summary(finished: Finished, times: StepTables = StepTables()) -> str:
     """One line about an answer that ended: all speeds, context window, seed, and why it ended if not by itself.
 
     Args:
@@ -145,7 +145,7 @@ def summary(finished: Finished, times: Sequence[StepTime] = ()) -> str:
     return SEPARATOR.join([*fields, *_stopped(finished)])
 
 
-def short_summary(finished: Finished, times: Sequence[StepTime] = ()) -> str:
+def short_summary(finished: Finished, times: StepTables = StepTables()) -> str:
     """What most people want to know of it: how fast it was, how full the context window is, why it ended."""
     stats = finished.stats
     fields = [rate(stats.decode_rate)] if stats.decode_rate else []
@@ -154,7 +154,7 @@ def short_summary(finished: Finished, times: Sequence[StepTime] = ()) -> str:
     return SEPARATOR.join([*fields, *_drafted(stats, times), *_stopped(finished)])
 
 
-def _drafted(stats: Stats, times: Sequence[StepTime]) -> list[str]:
+def _drafted(stats: Stats, times: StepTables) -> list[str]:
     """What became of drafted tokens, and what they gained where that is known; nothing where there were none."""
     if not stats.drafted_tokens:
         return []

@@ -23,7 +23,7 @@ from typing import TextIO
 
 from llmrun.protocol.messages import Event, Failed, Finished, LoadProgress, Started, TextDelta
 from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart
-from llmrun.protocol.speculation import StepTime
+from llmrun.protocol.speculation import StepTables
 from llmrun.protocol.spoken import SpokenSplitter
 from llmrun.ui.answer.meter import Meter, fit, in_rows, short_summary, summary
 from llmrun.ui.answer.page import Page, Think, in_ascii
@@ -82,7 +82,7 @@ def answer_view(
     think: Think = "fold",
     end_line: bool = False,
     short: bool = False,
-    times: Sequence[StepTime] = (),
+    times: StepTables = StepTables(),
     tints: bool = False,
 ) -> View:
     """The right view for where stdout goes.
@@ -152,7 +152,7 @@ class PlainView(View):
         thoughts: bool = False,
         says_thinking: bool = False,
         short: bool = False,
-        times: Sequence[StepTime] = (),
+        times: StepTables = StepTables(),
     ) -> None:
         self._short, self._times = short, times
         self._stream = stream
@@ -229,7 +229,7 @@ class AnswerView(View):
         page: Page | None = None,
         unicode: bool = True,
         short: bool = False,
-        times: Sequence[StepTime] = (),
+        times: StepTables = StepTables(),
     ) -> None:
         self._short, self._times = short, times
         self._stream = stream
@@ -361,7 +361,7 @@ class AnswerView(View):
 def write_summary(
     stream: TextIO,
     finished: Finished,
-    times: Sequence[StepTime] = (),
+    times: StepTables = StepTables(),
     *,
     dim: bool,
     columns: int = 0,

@@ -1,6 +1,6 @@
 """What `llmrun serve`, `ps` and `stop` show: a start page, one live line on a terminal, a log anywhere else.
 
-Owns the words; must not know the server: it is told plain figures.
+Owns the words; must not know how the server does what it tells.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.errors import LlmrunError
 from llmrun.ui.terminal.cells import cut
@@ -16,6 +16,9 @@ from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.terminal.tables import Column, show_table
+
+if TYPE_CHECKING:
+    from llmrun.server.app import Served
 
 _CLEAR = "\r\x1b[K"
 _REDRAW_SECONDS = 0.5
@@ -40,22 +43,6 @@ class ServeFigures(NamedTuple):
     acceptance: float | None = None
     cells_used: int = 0
     cells: int = 0
-
-
-class ServedRequest(NamedTuple):
-    """A request that was answered.
-
-    Attributes:
-        facts: of an answer: model, prompt_tokens, cached_tokens, completion_tokens, reason; error, where the server
-            failed, which a stream's status can't say any more.
-    """
-
-    client: str
-    method: str
-    path: str
-    status: int
-    seconds: float
-    facts: dict[str, Any]
 
 
 class ServeView:
@@ -107,7 +94,7 @@ class ServeView:
             self._clear()
             self._output.note(text)
 
-    def served(self, request: ServedRequest) -> None:
+    def served(self, request: Served) -> None:
         """A request was answered: a line of the log; beside the live line only what went wrong."""
         if self._log_json:
             facts = {"time": round(self._wall_clock(), 3), **request._asdict(), **request.facts}
@@ -164,7 +151,7 @@ def _short(seconds: float) -> str:
     return f"{1000 * seconds:.{1 if seconds < 0.01 else 0}f}"
 
 
-def log_line(request: ServedRequest) -> str:
+def log_line(request: Served) -> str:
     """E.g. "127.0.0.1 POST /v1/chat/completions 200 in 1.20 s: smollm2, 32 + 10 tokens, 31 cached, stop"."""
     facts = request.facts
     told = [str(facts["model"])] if "model" in facts else []

@@ -42,46 +42,46 @@ def test_a_deeper_step_is_never_expected_to_be_faster() -> None:
 )
 def test_without_times_the_batch_is_as_wide_as_kernels_like_it(most: int, rows: int, expected: int) -> None:
     gate = Gate(Speculation(most))
-    assert gate.length(1, 100, Step(rows, 1, 0)) == expected
-    assert Gate(Speculation(100)).length(1, most, Step(rows, 1, 0)) == expected
+    assert gate.choose(1, 100, Step(rows, 1, 0)).length == expected
+    assert Gate(Speculation(100)).choose(1, most, Step(rows, 1, 0)).length == expected
 
 
 def test_the_best_measured_width_is_chosen() -> None:
-    assert sure().length(5, 100, ALONE) == 15
-    assert sure().length(5, 14, ALONE) == sure(most=14).length(5, 100, ALONE) == 7
-    assert sure().length(5, 2, ALONE) == 0
+    assert sure().choose(5, 100, ALONE).length == 15
+    assert sure().choose(5, 14, ALONE).length == sure(most=14).choose(5, 100, ALONE).length == 7
+    assert sure().choose(5, 2, ALONE).length == 0
     dear = (*CHEAP[:3], StepTime(16, 0, 9.0))
-    assert sure(dear).length(5, 100, ALONE) == 7
+    assert sure(dear).choose(5, 100, ALONE).length == 7
 
 
 def test_nothing_is_drafted_where_rows_cost_as_much_as_steps() -> None:
-    assert sure(LINEAR).length(20, 100, ALONE) == 0
+    assert sure(LINEAR).choose(20, 100, ALONE).length == 0
 
 
 def test_depth_decides_too() -> None:
     deep = tuple(StepTime(width, 1000, float(width)) for width in (1, 4, 8, 16))
     gate = sure((*CHEAP, *deep))
-    assert gate.length(5, 100, ALONE) == 15
-    assert gate.length(5, 100, ALONE._replace(depth=1000)) == 0
+    assert gate.choose(5, 100, ALONE).length == 15
+    assert gate.choose(5, 100, ALONE._replace(depth=1000)).length == 0
 
 
 def test_a_draft_has_to_pay_for_all_who_wait_for_it() -> None:
     crowd = Step(rows=4, drawn=4, depth=0)
-    assert sure().length(5, 100, crowd) == 12
+    assert sure().choose(5, 100, crowd).length == 12
     dear = (*CHEAP[:3], StepTime(16, 0, 9.0))
-    assert sure(dear).length(5, 100, crowd) == 4
-    assert sure().length(5, 100, crowd._replace(rows=16, drawn=16)) == 0
+    assert sure(dear).choose(5, 100, crowd).length == 4
+    assert sure().choose(5, 100, crowd._replace(rows=16, drawn=16)).length == 0
 
 
 def test_what_would_have_come_true_opens_the_gate_and_what_would_not_closes_it() -> None:
     gate = Gate(Speculation(15, CHEAP))
     for _ in range(30):
         gate.learn(2, 0, missed=True)
-    assert gate.length(2, 15, ALONE) == 0
-    assert gate.length(20, 15, ALONE) == 15, "longer matches are another matter"
+    assert gate.choose(2, 15, ALONE).length == 0
+    assert gate.choose(20, 15, ALONE).length == 15, "longer matches are another matter"
     for _ in range(30):
         gate.learn(2, 15, missed=False)
-    assert gate.length(2, 15, ALONE) == 15
+    assert gate.choose(2, 15, ALONE).length == 15
 
 
 def test_what_is_expected_is_the_sum_of_chances() -> None:
@@ -102,7 +102,7 @@ def test_the_loss_is_bounded_whatever_comes(seed: int) -> None:
     plain = spent = 0.0
     hostile = draws.random()
     for _ in range(2000):
-        drafted = gate.length(8, 15, ALONE)
+        drafted = gate.choose(8, 15, ALONE).length
         came_true = 0 if draws.random() < hostile else draws.randint(0, drafted)
         gate.stepped(ALONE, drafted, came_true)
         spent += StepTimes(CHEAP).seconds(1 + drafted, 0)

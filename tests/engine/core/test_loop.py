@@ -219,7 +219,7 @@ def test_a_long_prefill_does_not_hold_up_decoding() -> None:
     seen = len(talk.context.calls)
     talk.run()
     beside = [[entry.sequence_id for entry in batch] for batch in talk.context.calls[seen : seen + 4]]
-    assert beside == [[0] + [1] * 63] + [[0] + [1] * 31] * 3, "a batch took a whole second"
+    assert beside == [[0] + [1] * 63] + [[0] + [1] * 8] * 3, "a batch took a whole second"
     assert len(talk.context.calls[seen + 4]) == 512
 
 

@@ -26,7 +26,7 @@ from llmrun.engine.core.scheduler import budget, schedule
         ([200, 90, 30], 100, [50, 20, 30]),
         ([90, 90, 90], 100, [90, 10, 0]),
         ([90, 200, 200], 101, [90, 11, 0]),
-        ([200, *[1] * 40], 100, [16, *[1] * 40]),
+        ([200, *[1] * 40], 100, [10, *[1] * 40]),
         ([20, 20, 1, 1], 2, [0, 0, 1, 1]),
         ([1, 1, 1], 2, [1, 1, 0]),
     ],
@@ -62,4 +62,4 @@ def test_every_sequence_gets_through() -> None:
 def test_while_nobody_decodes_a_batch_is_full() -> None:
     assert budget([300, 300], 512, 64) == 512
     assert budget([300, 1], 512, 64) == 64
-    assert budget([300, *[1] * 100], 512, 64) == 116
+    assert budget([300, *[1] * 100], 512, 64) == 108

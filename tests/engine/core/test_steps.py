@@ -47,7 +47,7 @@ def expected(depth: int) -> list[StepTime]:
 def test_two_depths_are_measured_and_the_conversation_stays(n_seq_max: int) -> None:
     talk = talked(400, n_seq_max=n_seq_max)
     cached = talk.context.cached()
-    times = talk.engine.measure_steps(never)
+    times = talk.engine.measure_steps(never).times
     assert [time[:2] for time in times] == [time[:2] for time in expected(400) + expected(0)]
     assert [time.seconds for time in times] == pytest.approx([time.seconds for time in expected(400) + expected(0)])
     assert talk.context.cached() == cached == talk.engine._slots.cached[0]
@@ -57,12 +57,12 @@ def test_two_depths_are_measured_and_the_conversation_stays(n_seq_max: int) -> N
 @pytest.mark.parametrize("n_tokens", [10, 990])
 def test_a_depth_that_says_little_or_has_no_room_is_left_out(n_tokens: int) -> None:
     talk = talked(n_tokens)
-    assert {time.depth for time in talk.engine.measure_steps(never)} == {0}
+    assert {time.depth for time in talk.engine.measure_steps(never).times} == {0}
 
 
 def test_widths_that_the_context_does_not_give() -> None:
     talk = talked(10, n_outputs=8)
-    assert [time.width for time in talk.engine.measure_steps(never)] == [1, 4, 8]
+    assert [time.width for time in talk.engine.measure_steps(never).times] == [1, 4, 8]
 
 
 @pytest.mark.parametrize("step", range(0, 108, 5))
@@ -75,7 +75,7 @@ def test_whatever_interrupts_leaves_everything_as_it_was(step: int, fault: type[
         interrupted = lambda: len(talk.context.calls) == step  # noqa: E731 - as short as never()
     else:
         talk.context.faults[step] = fault()
-    assert talk.engine.measure_steps(interrupted) == ()
+    assert talk.engine.measure_steps(interrupted).times == ()
     assert talk.context.cached() == cached == talk.engine._slots.cached[0]
     assert talk.engine._slots.room.used == talk.context.n_used
 
@@ -92,7 +92,7 @@ def test_an_error_is_told_and_leaves_everything_as_it_was() -> None:
 def test_a_state_that_does_not_come_back_is_not_said_to_be_cached() -> None:
     talk = talked(400)
     talk.context.state = lambda sequence_id: bytearray(b"bad")  # type: ignore[method-assign]
-    assert {time.depth for time in talk.engine.measure_steps(never)} == {0, 400}
+    assert {time.depth for time in talk.engine.measure_steps(never).times} == {0, 400}
     assert talk.context.cached() == talk.engine._slots.cached[0] == []
     assert talk.engine._slots.room.used == 0
 
@@ -100,6 +100,6 @@ def test_a_state_that_does_not_come_back_is_not_said_to_be_cached() -> None:
 def test_nothing_is_measured_where_somebody_is_answered_or_nothing_can_be_cut() -> None:
     talk = Conversation(endless)
     talk.ask("Hi")
-    assert talk.engine.measure_steps(never) == ()
-    assert Conversation(endless, cuts=False).engine.measure_steps(never) == ()
-    assert Conversation(endless, exact=True).engine.measure_steps(never) == ()
+    assert talk.engine.measure_steps(never).times == ()
+    assert Conversation(endless, cuts=False).engine.measure_steps(never).times == ()
+    assert Conversation(endless, exact=True).engine.measure_steps(never).times == ()

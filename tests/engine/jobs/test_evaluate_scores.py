@@ -208,13 +208,6 @@ def test_few_positions_are_no_reason_to_fail() -> None:
         assert evaluate_scores.perplexity(some_scores(1, count)).value > 1
 
 
-@pytest.mark.parametrize(
-    ("freedom", "expected"), [(1, 12.7062), (7, 2.3646), (8, 2.3060), (12, 2.1788), (30, 2.0423), (1000, 1.9623)]
-)
-def test_students_t(freedom: int, expected: float) -> None:
-    assert evaluate_scores.student(freedom) == pytest.approx(expected, rel=1e-3)
-
-
 def test_stretches() -> None:
     assert evaluate_scores.edges(512) == [(0, 512)]
     assert evaluate_scores.edges(300) == [(0, 300)]

@@ -20,10 +20,10 @@ from llmrun.engine.jobs.importance.importance import run
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.tensors import GgmlTensor, TensorNumbers, operation_numbers
 from llmrun.errors import BadModelError, ModelNotFoundError, ResourceError, UsageError
+from llmrun.gguf.imatrix import read_imatrix
 from llmrun.protocol.jobs.importance import Importance, ImportanceUpdate
 from llmrun.quantize import calibration
 from llmrun.quantize.calibration import collect
-from llmrun.quantize.imatrix_file import read_imatrix
 from llmrun.quantize.prompts import OPENINGS, QUESTIONS
 
 TEXT = "hello world the thing 12 ab <|im_start|> \n\n" * 40

@@ -13,9 +13,10 @@ from llmrun.engine.jobs.mix.mix import grouped
 from llmrun.engine.llama.quants import Quants
 from llmrun.errors import UsageError
 from llmrun.gguf.header import Header, Tensor
+from llmrun.gguf.imatrix import ImatrixEntry, ImatrixFile
 from llmrun.protocol.jobs.mix import Measured
 from llmrun.quantize import mix
-from llmrun.quantize.imatrix_file import ImatrixEntry, ImatrixFile, write_imatrix
+from llmrun.quantize.imatrix_file import write_imatrix
 from llmrun.quantize.types import FILE_TYPES, tensor_bytes
 
 WIDTH = 512

@@ -30,6 +30,13 @@ def test_a_template_tells_the_tags(template: str | None, tags: tuple[str, str] |
     assert thinking_tags(template) == tags
 
 
+def test_gpt_oss_may_call_a_tool_behind_its_thoughts() -> None:
+    tags = thinking_tags(HARMONY, calls=True)
+    assert tags == ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
+    assert thinking_tags("[THINK][/THINK]", calls=True) == ("[THINK]", "[/THINK]")
+    assert ThinkingBudget(tags, inside=True, most=3).closing == f"\n<|end|>{HARMONY}\n\n", "then it is to answer"
+
+
 @pytest.mark.parametrize(
     ("prompt", "inside"),
     [

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from llmrun.protocol.jobs.evaluate import Divergence, Figure, Stretch
+from llmrun.student import student
 
 Array = Any  # of numpy; its own types say little more
 
@@ -42,8 +43,6 @@ documentation 2.2 times. The smaller number is for texts of fewer than _ENOUGH l
 _ENOUGH = 20
 
 _Z = 1.959964  # 97.5 % of a normal distribution lie below
-# Of Student's t distribution, for 1, 2, ... degrees of freedom; from 8 on the expansion below is right to 1e-3.
-_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646)
 _LARGEST_LOG = 700.0  # of what a float can hold
 _FEWEST = 10  # llama-perplexity gives no errors for less
 
@@ -197,16 +196,6 @@ def _interval(deviations: Array, blocks: Array, error: float) -> float:
         return _Z * error
     among = math.sqrt(float(np.dot(sums, sums)) * len(sums) / (len(sums) - 1)) / len(deviations)
     return student(len(sums) - 1) * among
-
-
-def student(freedom: int) -> float:
-    """What 97.5 % of Student's t distribution lie below (Cornish and Fisher's expansion)."""
-    if freedom <= len(_T):
-        return _T[freedom - 1]
-    z = _Z
-    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
 def _share(flags: Array, blocks: Array) -> Figure:

@@ -13,15 +13,9 @@ from collections.abc import Callable, Sequence
 from llmrun import _native
 from llmrun.engine.llama.library import start
 from llmrun.engine.llama.operations import Operations
+from llmrun.gguf.types import TENSOR_TYPES, WEIGHT_TYPES
 from llmrun.protocol.jobs import Nothing
 from llmrun.protocol.jobs.kernels import MachineSpeed, MeasureKernels, Rates
-
-TYPES = {
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
-    "Q5_K": 13, "Q6_K": 14, "IQ2_XXS": 16, "IQ2_XS": 17, "IQ3_XXS": 18, "IQ1_S": 19, "IQ4_NL": 20, "IQ3_S": 21,
-    "IQ2_S": 22, "IQ4_XS": 23, "IQ1_M": 29, "BF16": 30, "TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39,
-}  # fmt: skip
-"""ggml's numbers of the types that weights have."""
 
 HEAD_LENGTHS = (64, 96, 128, 256)
 """Head lengths whose attention is measured; kernels prefer some by far."""
@@ -47,11 +41,11 @@ def run(command: MeasureKernels, report: Callable[[Nothing], None], flag: _nativ
     # Of matrices for decode: two where a cache is so large that it may hold a small model.
     sizes = sorted({_LARGE[0], min(max(int(_CACHES * command.cache), _LARGE[0]), _LARGE[1])})
     return MachineSpeed(
-        read=_matrix(ggml, TYPES["F32"], ggml.plain, sizes[-1], 1),
+        read=_matrix(ggml, TENSOR_TYPES["F32"].number, ggml.plain, sizes[-1], 1),
         operation=_operation(ggml),
-        looks={name: _attention(ggml, TYPES[name], 1) for name in ("F16", "Q8_0")},
-        prefill_looks={name: _attention(ggml, TYPES[name], _PROMPT) for name in ("F16", "Q8_0")},
-        types={name: _rates(ggml, TYPES[name], sizes) for name in command.types if name in TYPES},
+        looks={name: _attention(ggml, TENSOR_TYPES[name].number, 1) for name in ("F16", "Q8_0")},
+        prefill_looks={name: _attention(ggml, TENSOR_TYPES[name].number, _PROMPT) for name in ("F16", "Q8_0")},
+        types={name: _rates(ggml, TENSOR_TYPES[name].number, sizes) for name in command.types if name in WEIGHT_TYPES},
     )
 
 
@@ -71,7 +65,7 @@ def _matrix(ggml: Operations, kind: int, buffer: int, n_bytes: int, tokens: int)
     rows = n_bytes // row // 256 * 256
     with ggml.tensors() as weights, ggml.tensors() as values:
         matrix = ggml.tensor(weights, kind, _COLUMNS, rows)
-        result = ggml.mul_mat(values, matrix, ggml.tensor(values, TYPES["F32"], _COLUMNS, tokens))
+        result = ggml.mul_mat(values, matrix, ggml.tensor(values, TENSOR_TYPES["F32"].number, _COLUMNS, tokens))
         with ggml.memory(weights, buffer) as there:
             if not there or not ggml.supports(result):
                 return 0.0
@@ -83,11 +77,11 @@ def _attention(ggml: Operations, kind: int, tokens: int) -> dict[int, float]:
     found = {}
     for length in HEAD_LENGTHS:
         with ggml.tensors() as context:
-            query = ggml.tensor(context, TYPES["F32"], length, tokens, _HEADS)
+            query = ggml.tensor(context, TENSOR_TYPES["F32"].number, length, tokens, _HEADS)
             # As in llama.cpp's cache: all heads of a position, then the next position.
             cells = (ggml.tensor(context, kind, length, _KV_HEADS, _POSITIONS) for _ in range(2))
             keys, values = (ggml.permute(context, cell, 0, 2, 1, 3) for cell in cells)
-            mask = ggml.tensor(context, TYPES["F16"], _POSITIONS, tokens)
+            mask = ggml.tensor(context, TENSOR_TYPES["F16"].number, _POSITIONS, tokens)
             result = ggml.flash_attn_ext(context, query, keys, values, mask, 1.0, 0.0, 0.0)
             with ggml.memory(context, ggml.plain):
                 found[length] = _seconds(ggml, result) / (_HEADS * _POSITIONS * tokens)
@@ -96,7 +90,7 @@ def _attention(ggml: Operations, kind: int, tokens: int) -> dict[int, float]:
 
 def _operation(ggml: Operations) -> float:
     with ggml.tensors() as context:
-        result = first = ggml.tensor(context, TYPES["F32"], _COLUMNS)
+        result = first = ggml.tensor(context, TENSOR_TYPES["F32"].number, _COLUMNS)
         for _ in range(_OPERATIONS):
             result = ggml.add(context, result, first)
         with ggml.memory(context, ggml.plain):

@@ -21,9 +21,9 @@ import numpy as np
 
 from llmrun import _native
 from llmrun.engine.jobs.mix.sensitivity import Reader
-from llmrun.engine.jobs.quantize.imatrix import read_imatrix
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.quants import F16, F32, Array, Quants
+from llmrun.gguf.imatrix import read_imatrix
 from llmrun.gguf.reader import read_header
 from llmrun.protocol.jobs.mix import Measure, Measured, MeasureUpdate
 
@@ -48,7 +48,7 @@ def run(command: Measure, report: Report, flag: _native.CancelFlag) -> Measured:
     """
     quants = Quants(command.threads)
     weights = Weights(command.files, quants)
-    importance = read_imatrix(Path(command.imatrix)).weights if command.imatrix else {}
+    importance = read_imatrix(Path(command.imatrix)).weights() if command.imatrix else {}
     errors, coarse_errors = {}, {}
     for done, (name, kinds) in enumerate(command.candidates.items(), 1):
         errors[name] = weights.errors(name, kinds, importance.get(name))

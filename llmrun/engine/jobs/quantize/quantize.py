@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from llmrun import _native
-from llmrun.engine.jobs.quantize.imatrix import Imatrix, read_imatrix
 from llmrun.engine.llama.quantization import check_layout, listening, loads_without_weights, quantize
 from llmrun.engine.llama.tensors import row_check, type_numbers
 from llmrun.errors import BadModelError, OutOfMemoryError, ResourceError, UsageError
 from llmrun.gguf.header import Tensor
+from llmrun.gguf.imatrix import ImatrixFile, read_imatrix
 from llmrun.gguf.reader import read_header
 from llmrun.protocol.jobs.quantize import Quantize, Quantized, QuantizeUpdate
 
@@ -142,7 +142,7 @@ def _quantize(command: Quantize, log: _Log) -> None:
     facts: dict[str, str | int] = {}
     if command.imatrix:
         imatrix = read_imatrix(Path(command.imatrix))
-        weights, facts = imatrix.weights, _facts(Path(command.imatrix).name, imatrix)
+        weights, facts = imatrix.weights(), _facts(Path(command.imatrix).name, imatrix)
     if quantize(command, weights, facts):
         return
     name = Path(command.source).name
@@ -155,12 +155,12 @@ def _quantize(command: Quantize, log: _Log) -> None:
     raise BadModelError(f"llama.cpp can't quantize {name}", why=log.error)
 
 
-def _facts(name: str, imatrix: Imatrix) -> dict[str, str | int]:
+def _facts(name: str, imatrix: ImatrixFile) -> dict[str, str | int]:
     """What llama-quantize writes into the file's metadata about an importance matrix."""
     facts: dict[str, str | int] = {"file": name}  # not the whole path: who gets the model need not know it
-    if imatrix.dataset:
-        facts["dataset"] = imatrix.dataset
-    facts["entries_count"] = len(imatrix.weights)
+    if imatrix.datasets:
+        facts["dataset"] = imatrix.datasets[0]
+    facts["entries_count"] = len(imatrix.entries)
     if imatrix.n_chunks > 0:
         facts["chunks_count"] = imatrix.n_chunks
     return {f"quantize.imatrix.{key}": value for key, value in facts.items()}

@@ -1,0 +1,143 @@
+"""`llmrun tokenize`: a text as a model's tokens, how each came, and what each script costs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmrun.cli.completion import complete_model
+from llmrun.cli.options import JsonOption, ModelArgument, YesOption
+from llmrun.errors import UsageError
+from llmrun.ui.terminal.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.insight.merges import MergeNode
+    from llmrun.insight.tokens import TokenizedFile
+
+_MOST_BYTES = 4 << 20  # of a text; its tokens cross the pipe in one frame
+
+
+def tokenize(
+    model: ModelArgument,
+    text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="A text, or the name of a file; - is stdin.")],
+    merges: Annotated[bool, typer.Option("--merges", help="Show how each token came, as a tree.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="A row for each token, of long texts too.")] = False,
+    compare: Annotated[
+        str,
+        typer.Option("--compare", metavar="MODEL", help="Beside another model's.", autocompletion=complete_model),
+    ] = "",
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Text of control tokens is text like any other; none is put in front.")
+    ] = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Show a text as a model's tokens.
+
+    Only the vocabulary is loaded. In a pipe the ids are printed, one a line.
+    """
+    output = Output(json=json)
+    content = _content(output, text)
+    sides = [_tokenized(output, name, content, special=not plain, yes=yes) for name in (model, compare) if name]
+    if json:
+        found = [_as_json(name, each, merges=merges) for name, each in sides]
+        output.result_json(found if compare else found[0])
+    elif compare:
+        from llmrun.insight.tokens import script_counts
+        from llmrun.ui.views.tokens import show_compared
+
+        show_compared(output, [(name, each.tokens, script_counts(each.tokens)) for name, each in sides])
+    elif output.stdout_is_terminal or merges or table:
+        _show(output, *sides[0], merges=merges, table=table)
+    else:
+        output.text("\n".join(str(token.id) for token in sides[0][1].tokens))
+
+
+def _show(output: Output, name: str, found: TokenizedFile, *, merges: bool, table: bool) -> None:
+    from llmrun.insight.tokens import script_counts
+    from llmrun.ui.views.tokens import show_merges, show_scripts, show_tokens
+
+    if merges:
+        from llmrun.insight.merges import merge_rule
+
+        show_merges(output, merge_rule(found.path), found.tokens)
+        return
+    show_tokens(output, found.tokens, table=table)
+    output.text("")
+    show_scripts(output, name, found.tokens, script_counts(found.tokens), found.n_vocab)
+
+
+def _tokenized(output: Output, name: str, text: str, *, special: bool, yes: bool) -> tuple[str, TokenizedFile]:
+    from llmrun.cli.loading import fetch
+    from llmrun.config import load_settings
+    from llmrun.insight.tokens import tokenize_text
+    from llmrun.models.locate import locate
+    from llmrun.runner import runner
+
+    settings = load_settings()
+    located = locate(name, settings)
+    path = located.path or fetch(output, located.spec, settings, yes=yes)
+    return located.spec.name, tokenize_text(runner.prestarted(), path, text, special=special)
+
+
+def _content(output: Output, text: str) -> str:
+    """What is to be tokenized.
+
+    Raises:
+        UsageError: a file can't be read, or is too long.
+    """
+    if text == "-":
+        stdin: Any = getattr(output.stdin, "buffer", None)
+        data = stdin.read(_MOST_BYTES + 1) if stdin else output.stdin.read().encode()
+    elif os.path.isfile(text):  # noqa: PTH113 - pathlib raises where a text is no file's name
+        try:
+            with Path(text).open("rb") as file:
+                data = file.read(_MOST_BYTES + 1)
+        except OSError as error:
+            raise UsageError(f"can't read {text!r}", why=error.strerror or str(error)) from None
+        output.note(f"the text of the file {text}")
+    else:
+        data = os.fsencode(text)
+    if len(data) > _MOST_BYTES:
+        raise UsageError(f"the text is longer than {_MOST_BYTES >> 20} MiB", hint=f"head -c {_MOST_BYTES >> 20}M FILE")
+    found: str = data.decode("utf-8", "replace")
+    lost = found.count("\ufffd") - data.count("\ufffd".encode())
+    if lost:
+        output.note("what is not UTF-8 is read as U+FFFD, as models are given it")
+    return found
+
+
+def _as_json(name: str, found: TokenizedFile, *, merges: bool) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from llmrun.insight.merges import merge_rule
+    from llmrun.insight.tokens import script_counts
+
+    facts: dict[str, Any] = {
+        "model": name,
+        "vocabulary": found.n_vocab,
+        "tokens": [
+            {
+                "id": token.id,
+                "text": token.data.decode("utf-8", "replace"),
+                "bytes": token.data.hex(),
+                "control": token.is_control,
+            }
+            for token in found.tokens
+        ],
+        "scripts": [asdict(count) for count in script_counts(found.tokens)],
+    }
+    rule = merge_rule(found.path) if merges else None
+    if rule is not None:
+        origins = rule.origins([token.id for token in found.tokens])
+        trees = [{"tokens": each.n_tokens, "tree": each.node and _tree(each.node)} for each in origins]
+        facts["merges"] = {"rule": rule.name, "words": rule.words, "trees": trees}
+    return facts
+
+
+def _tree(node: MergeNode) -> dict[str, Any]:
+    text = node.data.decode("utf-8", "replace")
+    return {"text": text, "bytes": node.data.hex(), "value": node.value, "parts": [_tree(part) for part in node.parts]}

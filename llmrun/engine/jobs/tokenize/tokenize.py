@@ -1,0 +1,37 @@
+"""The job `tokenize`: llama.cpp's own tokenizer says which tokens a text is.
+
+Owns what is told about each token; must not know how tokens came to be, nor who looks at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llmrun import _native
+from llmrun.engine.llama.base import Vocabulary
+from llmrun.engine.llama.model import LlamaModel
+from llmrun.protocol.jobs import Nothing
+from llmrun.protocol.jobs.tokenize import TextTokens, TokenizeText, VocabularyPiece
+
+
+def run(command: TokenizeText, report: Callable[[Nothing], None], flag: _native.CancelFlag) -> TextTokens:
+    """Tokenize a text.
+
+    Raises:
+        BadModelError: the vocabulary can't be loaded, or can't write the text.
+    """
+    # Never closed: that waits until the whole vocabulary was looked at, and the process ends with the command.
+    vocabulary = LlamaModel(command.model, 0, flag, vocabulary_only=True).vocabulary
+    tokens = vocabulary.tokenize(command.text, special=command.special)
+    tokens = vocabulary.with_bos(tokens) if command.special else tokens
+    return TextTokens(tuple(tokens), pieces(vocabulary, tokens), vocabulary.n_tokens)
+
+
+def pieces(vocabulary: Vocabulary, tokens: list[int]) -> tuple[VocabularyPiece, ...]:
+    """What tokens stand for, each once, in the order in which they occur first."""
+    return tuple(_piece(vocabulary, token) for token in dict.fromkeys(tokens))
+
+
+def _piece(vocabulary: Vocabulary, token: int) -> VocabularyPiece:
+    text = vocabulary.piece(token)
+    return VocabularyPiece(token, (text or vocabulary.control_piece(token)).hex(), is_control=not text)

@@ -1,0 +1,1 @@
+"""Inference made visible: how text becomes tokens, and what a model does with them."""

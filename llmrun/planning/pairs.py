@@ -1,0 +1,173 @@
+"""A model and a smaller one that drafts for it: whether they go together, and how both run on this machine.
+
+Pure but for reading the headers; must not know how tokens are drafted. A pair goes together where llmrun's drafts mean
+the same tokens in both: the rules are those of common_speculative_are_compatible() of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmrun.errors import UsageError
+from llmrun.gguf.header import Header
+from llmrun.gguf.reader import read_header
+from llmrun.gguf.rules import check
+from llmrun.models.registry import ModelSpec
+from llmrun.planning.hardware import Hardware
+from llmrun.planning.plan import CONTEXT_BOUNDS, HeaderFacts, Plan, Wishes, make_plan
+from llmrun.protocol.messages import Load
+
+_TOKENS = "tokenizer.ggml.tokens"
+_MOST_DIFFERENCE = 128  # in the sizes of both vocabularies: some are padded
+_FIRST_COMPARED = 5  # token: those before have other names here and there
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFile:
+    """A model that is to draft.
+
+    Attributes:
+        name: that finds it again from every folder.
+        path: of its file.
+    """
+
+    name: str
+    path: Path
+
+    @classmethod
+    def of(cls, spec: ModelSpec, path: Path) -> DraftFile:
+        """What a name meant, and the file that this is."""
+        return cls(str(path.absolute()) if spec.path is not None else spec.name, path)
+
+
+class Drafts(NamedTuple):
+    """The model that drafts: what its file says, and how it is loaded beside the other one."""
+
+    header: Header
+    load: Load
+
+
+def plan_pair(
+    header: Header, draft: DraftFile | None, hardware: Hardware, wishes: Wishes, *, name: str, repository: str
+) -> tuple[Plan, Drafts | None]:
+    """How a model runs, with the one that drafts for it, if any: its window is as long, and its memory comes first.
+
+    Args:
+        name, repository: as in make_plan().
+
+    Raises:
+        OutOfMemoryError: they don't fit, or not with the wished context.
+        BadModelError: the draft model's file is damaged, or no model that llama.cpp can run.
+        UsageError: they don't go together.
+    """
+    if draft is None:
+        return make_plan(header, hardware, wishes, name=name, repository=repository), None
+    drafts = read_draft(header, draft)
+    plan = make_plan(Both(header, drafts), hardware, wishes, name=name, repository=repository)
+    n_ctx = max(plan.n_ctx, CONTEXT_BOUNDS[0])
+    wished = replace(wishes, n_ctx=n_ctx, threads=plan.threads, gpu_layers=plan.gpu_layers)
+    beside = replace(make_plan(drafts, replace(hardware, memory_total=0), wished), n_parked=0)
+    return replace(plan, draft_bytes=beside.memory.weights + beside.memory.kv), Drafts(drafts, beside.load(draft.path))
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """The facts of a model, and the memory that it takes together with the one that drafts for it."""
+
+    header: HeaderFacts
+    draft: HeaderFacts
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.header.weight_bytes + self.draft.weight_bytes
+
+    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
+        return sum(each.kv_bytes_per_token(bytes_per_element) for each in (self.header, self.draft))
+
+    @property
+    def recurrent_bytes(self) -> int:
+        return self.header.recurrent_bytes
+
+    @property
+    def n_embd(self) -> int:
+        return self.header.n_embd
+
+    @property
+    def n_vocab(self) -> int:
+        return self.header.n_vocab
+
+    @property
+    def n_layers(self) -> int:
+        return self.header.n_layers
+
+    @property
+    def n_ctx_train(self) -> int:
+        return self.header.n_ctx_train
+
+    @property
+    def n_parameters(self) -> int:
+        return self.header.n_parameters
+
+    @property
+    def key_length(self) -> int:
+        return self.header.key_length
+
+    @property
+    def most_heads(self) -> int:
+        return self.header.most_heads
+
+    @property
+    def rope_depends_on_window(self) -> bool:
+        return self.header.rope_depends_on_window
+
+
+def read_draft(header: Header, draft: DraftFile) -> Header:
+    """The header of a model that is to draft for another one.
+
+    Raises:
+        BadModelError: the file is damaged, or no model that llama.cpp can run.
+        UsageError: they don't go together.
+    """
+    found = read_header(draft.path, arrays=(_TOKENS,))
+    check(found)
+    why = _why_not(read_header(header.path, arrays=(_TOKENS,)), found)
+    if why:
+        hint = "give a smaller model of the same family"
+        raise UsageError(f"{draft.name} can't draft for {header.path.name}", why=why, hint=hint)
+    return found
+
+
+def _why_not(header: Header, draft: Header) -> str:
+    """Why a model can't draft for another one; "" where it can. Both have been read with their tokens."""
+    if draft.recurrent_bytes:
+        return "it is recurrent: what it has read can't be taken back"
+    if header.tokenizer_model != draft.tokenizer_model:
+        return f"their tokenizers are of different kinds: {draft.tokenizer_model} and {header.tokenizer_model}"
+    if abs(header.n_vocab - draft.n_vocab) > _MOST_DIFFERENCE:
+        return f"their vocabularies differ: {draft.n_vocab:,} tokens and {header.n_vocab:,}"
+    for token in ("bos", "eos"):
+        adds, numbers = (
+            [each.metadata.get(f"tokenizer.ggml.{key}") for each in (draft, header)]
+            for key in (f"add_{token}_token", f"{token}_token_id")
+        )
+        if _differ(adds) or (any(adds) and _differ(numbers)):
+            return f"their prompts have different {token.upper()} tokens"
+    return _different_token(header, draft)
+
+
+def _differ(values: list[Any]) -> bool:
+    """Whether both files state something, and not the same."""
+    first, second = values
+    return None not in values and first != second
+
+
+def _different_token(header: Header, draft: Header) -> str:
+    tokens = [each.metadata[_TOKENS] for each in (draft, header)]
+    pairs = zip(*tokens, strict=False)
+    for number, (ours, theirs) in enumerate(pairs):
+        if number >= _FIRST_COMPARED and ours != theirs:
+            texts = " and ".join(repr(text.decode("utf-8", "replace")) for text in (ours, theirs))
+            return f"their vocabularies differ: token {number:,} is {texts}"
+    return ""

@@ -1,0 +1,67 @@
+"""`llmrun tokenize`, with a real engine and a vocabulary of a few hundred tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gguf_writer import SPELLING_VOCABULARY, spelling_model, write
+from typer.testing import CliRunner
+
+from llmrun.cli.app import app
+from llmrun.errors import ModelNotFoundError, UsageError
+from llmrun.runner import runner
+
+HI = SPELLING_VOCABULARY.index("\u2581hi")
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+
+
+@pytest.fixture
+def tokenize(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    model = write(tmp_path / "tiny.gguf", spelling_model())
+    engine = runner.Runner()
+    monkeypatch.setattr(runner, "prestarted", lambda: engine)
+    yield lambda *arguments, **more: CliRunner().invoke(app, ["tokenize", str(model), *arguments], **more)
+    engine.close()
+
+
+def test_a_pipe_gets_ids(tokenize: Callable[..., Any], tmp_path: Path) -> None:
+    assert tokenize("hi hi").stdout == f"1\n{HI}\n{HI}\n"
+    assert tokenize("--plain", "hi").stdout == f"{HI}\n"
+    assert tokenize("-", input=b"hi").stdout == f"1\n{HI}\n"
+    file = write(tmp_path / "text.txt", b"hi\xff")
+    done = tokenize(str(file))
+    assert done.stdout.split()[:2] == ["1", str(HI)]
+    assert done.stdout.split()[2:] == [str(SPELLING_VOCABULARY.index(f"<0x{byte:02X}>")) for byte in b"\xef\xbf\xbd"]
+    assert "not UTF-8" in done.stderr
+
+
+def test_json(tokenize: Callable[..., Any]) -> None:
+    found = json.loads(tokenize("--json", "--merges", "hi").stdout)
+    assert found["tokens"][1] == {"id": HI, "text": " hi", "bytes": "206869", "control": False}
+    assert found["tokens"][0]["control"]
+    assert found["scripts"][0]["script"] == "Latin"
+    assert found["merges"]["rule"] == "SentencePiece"
+    assert [tree["tokens"] for tree in found["merges"]["trees"]] == [1, 1]
+
+
+def test_beside_another_model(tokenize: Callable[..., Any], tmp_path: Path) -> None:
+    other = write(tmp_path / "other.gguf", spelling_model({"tokenizer.ggml.add_bos_token": False}))
+    done = tokenize("--compare", str(other), "hi hi")
+    assert done.stdout.splitlines()[-1].split() == ["all", "3", "2"]
+    assert [len(each["tokens"]) for each in json.loads(tokenize("--json", "--compare", str(other), "hi").stdout)] == [
+        2,
+        1,
+    ]
+
+
+def test_wrong_input(tokenize: Callable[..., Any], tmp_path: Path) -> None:
+    assert isinstance(tokenize("--compare", "not-a-model-at-all", "hi").exception, ModelNotFoundError)
+    with (tmp_path / "long.txt").open("wb") as file:
+        file.truncate(5 << 20)
+    assert isinstance(tokenize(str(tmp_path / "long.txt")).exception, UsageError)
