@@ -24,7 +24,6 @@ from llmrun.engine.core.text import TextStream
 from llmrun.engine.llama.base import Aborted, Context, Entry, NoRoom
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.condition import Condition
-from llmrun.protocol.ended import Explained
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
 from llmrun.protocol.params import Limits
 from llmrun.protocol.speculation import StepTables
@@ -475,19 +474,6 @@ class Engine:
         if prompt_only:
             self._slots.truncate(sequence.slot, sequence.n_prompt)
         return self._slots.save(sequence.slot)
-
-    def explain(self, request: int, last: int, candidates: int) -> Explained:
-        """How the last tokens of an answer that ended were chosen.
-
-        Args:
-            request: the answer's.
-            last: how many tokens, at most what its sampler was told to remember.
-            candidates: how many of the likeliest to name for each.
-
-        Raises:
-            UsageError: another answer has taken its slot.
-        """
-        return Explained(request, tuple(self.ended(request).sampler.explain(last, candidates)))
 
     def measure_steps(self, interrupted: Callable[[], bool]) -> StepTables:
         """How long decode steps of several widths take; nothing where somebody is answered, or it is interrupted."""
