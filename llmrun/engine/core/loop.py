@@ -232,7 +232,7 @@ class Engine:
     def _is_being_computed(self, sequence: Sequence, known: int) -> bool:
         """Whether much more of its prompt than is known is about to be. It waits until all of that can be shared."""
         least = known + (1 if sequence.held else _WORTH_WAITING)
-        return self._context.unified and any(
+        return self._context.shares and any(
             active.n_waiting > 1
             and active.extras.salt == sequence.extras.salt
             and common_prefix(active.tokens, sequence.tokens) >= least
@@ -269,6 +269,9 @@ class Engine:
 
         In the order of slots: recurrent models need that, and slots in a row are not split into several passes.
         """
+        for source, target in self._slots.close_gap():
+            next(each for each in self._active if each.slot == source).slot = target
+            self._ended.pop(target, None)
         while True:
             running = self._suspects[:1] or self._in_turn()
             waiting = [len(sequence.tokens) - sequence.n_cached for sequence in running]
@@ -280,7 +283,7 @@ class Engine:
         if len(chosen) > 1:
             chosen.sort(key=lambda pair: pair[0].slot)
         spare = None
-        if self._drafts and not self._suspects:
+        if self._drafts and not self._suspects and (len(chosen) == 1 or self._context.unified):
             spare = Spare.of(self._context, self._slots.room, sum(shares), self._window)
         parts, batch = fill(chosen, spare, self._draft_model)
         self._alone = parts[0].sequence.request if len(parts) == 1 else None

@@ -6,6 +6,7 @@ Owns ggml's registry of devices; must not know models.
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import dataclass
 
 from llmrun.engine.llama.library import function, import_llama
@@ -46,8 +47,9 @@ def devices() -> tuple[Device, ...]:
     return tuple(Device(_text(name(p)), _text(description(p)), kind(p), p) for p in pointers)
 
 
+@functools.cache
 def gpus() -> tuple[Gpu, ...]:
-    """Every GPU, with its memory."""
+    """Every GPU, with its memory as it was when this was first asked: before this process has put weights there."""
     return tuple(_gpu(device) for device in devices() if device.kind in (_GPU, _INTEGRATED))
 
 
