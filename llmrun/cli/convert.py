@@ -49,7 +49,7 @@ def convert(
 ) -> None:
     """Make a GGUF file from a Hugging Face folder.
 
-    Needs neither torch nor transformers.
+    Needs neither torch nor transformers, unless --with names llama.cpp's own converter.
     """
     output = Output(json=json)
     kind = type_.lower()

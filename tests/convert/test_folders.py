@@ -214,6 +214,14 @@ def test_bfloat16_is_copied_as_it_is(tmp_path: Path) -> None:
     assert out.read_bytes()[row.offset :][: row.n_bytes] == tensors["lm_head.weight"].tobytes()
 
 
+def test_a_head_that_repeats_the_embeddings_is_left_out(tmp_path: Path) -> None:
+    tensors = llama_like(N_BYTE_LEVEL, head_norms=True)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    files = files_of(QWEN, tie_word_embeddings=True) | {"model.safetensors": safetensors(tensors)}
+    convert_folder(write(tmp_path / "in", files), tmp_path / "x.gguf")
+    assert "output.weight" not in {row.name for row in read_header(tmp_path / "x.gguf").tensors}
+
+
 # ---- quantized checkpoints
 
 
