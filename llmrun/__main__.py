@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 
-_WITH_ENGINE = frozenset({"run", "chat", "quantize", "tokenize"})
+_WITH_ENGINE = frozenset({"run", "chat", "quantize", "tokenize", "explain"})
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def _needs_engine(arguments: list[str]) -> bool:
 def _loads_named_model(arguments: list[str]) -> bool:
     """Whether a model answers whose name is where people mostly write it, and nothing changes how it is loaded."""
     moved = any(word.startswith(("--gpu-layers", "-ngl")) for word in arguments)
-    return arguments[0] in {"run", "chat"} and not arguments[1].startswith("-") and not moved
+    return arguments[0] in {"run", "chat", "explain"} and not arguments[1].startswith("-") and not moved
 
 
 if __name__ == "__main__":

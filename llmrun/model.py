@@ -335,13 +335,15 @@ class Model:
         Args:
             last: how many tokens.
             candidates: how many of the likeliest ones to name for each.
-
-        Raises:
-            UsageError: there was no such answer.
         """
-        if self._runner is None or not self._runner.alive:
-            raise UsageError("there is no answer yet that could be explained")
-        return self._runner.explain(Explain(self._runner.next_request(), self._request, last, candidates))
+        engine, answer = self.last_answer()
+        return engine.explain(Explain(engine.next_request(), answer, last, candidates))
+
+    def last_answer(self) -> tuple[runner.Runner, int]:
+        """The engine that gave the answer before, and the answer's number there. Raises UsageError without one."""
+        if self._runner is None or not self._runner.alive or not self._request:
+            raise UsageError("there is no answer yet that could be explained or saved")
+        return self._runner, self._request
 
     def save_state(self, *, prompt_only: bool = False) -> StateSaved:
         """Save the KV state of the answer before, so that a prompt which begins like it needs no prefill.
@@ -355,9 +357,8 @@ class Model:
         Raises:
             UsageError: there was no answer.
         """
-        if self._runner is None or not self._runner.alive:
-            raise UsageError("there is no answer yet whose state could be saved")
-        return self._runner.save_state(SaveState(self._runner.next_request(), self._request, prompt_only))
+        engine, answer = self.last_answer()
+        return engine.save_state(SaveState(engine.next_request(), answer, prompt_only))
 
     def cancel(self) -> None:
         """Stop what is being answered, which then ends with Finished. Safe in a signal handler."""

@@ -16,7 +16,7 @@ from llmrun.cli.pages import OPTIONS, command_help, root_help
 from llmrun.errors import UsageError, did_you_mean
 
 _MODEL_FIRST = frozenset(
-    {"run", "chat", "pull", "show", "plan", "quantize", "report", "evaluate", "bench", "tune", "tokenize"}
+    {"run", "chat", "pull", "show", "plan", "quantize", "report", "evaluate", "bench", "tune", "tokenize", "explain"}
 )
 
 

@@ -51,6 +51,7 @@ COMMANDS = {
     "bench": CommandEntry(MEASURE, "bench", "bench", "Measure how fast models run here, and how sure that is."),
     "tune": CommandEntry(MEASURE, "tune", "tune", "Find and remember the fastest settings for a model here."),
     "doctor": CommandEntry(MEASURE, "doctor", "doctor", "Check this machine and installation, and say what to fix."),
+    "explain": CommandEntry(LOOK, "explain", "explain", "Show what a model does between a prompt and its answer."),
     "tokenize": CommandEntry(LOOK, "tokenize", "tokenize", "Show a text as a model's tokens."),
     "help": CommandEntry("", "topics", "show_help", "Help on a command or topic."),
 }

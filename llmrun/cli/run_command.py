@@ -95,7 +95,7 @@ def run(
             from llmrun.ui.views.sampling import show_sampling
 
             show_sampling(output, sampling_rows(sampling, origins))
-        asked = _asked(output, loaded, text, wanted, raw=raw)
+        asked = asked_for(output, loaded, text, wanted, raw=raw)
         asked = replace(asked, sampling=sampling, speculation=loaded.drafting.wanted())
         markdown = not (wanted.plain or raw or asked.grammar)
         shown_as = ShownAs(stats, markdown, wanted.thoughts, end_line=not raw)
@@ -167,7 +167,7 @@ def _save_state(output: Output, model: Model) -> None:
         output.note(f"The next prompt will be read anew: {error}")
 
 
-def _asked(output: Output, model: Model, text: str, wanted: AnswerOptions, *, raw: bool) -> AnswerRequest:
+def asked_for(output: Output, model: Model, text: str, wanted: AnswerOptions, *, raw: bool) -> AnswerRequest:
     """A text as a conversation, or to be continued where there is no chat template."""
     if raw or not (wanted.asked.template or has_template(output, model)):
         prompt = "\n\n".join(filter(None, (wanted.system, text)))

@@ -97,14 +97,15 @@ first long answer, by `serve` while nobody asks, and by `llmrun tune` and
                      can't be taken back.
   --speculate off    Draft nothing.
   --speculate N      Always draft up to N tokens a step, 3 to 15.
-  --draft MODEL      Where the text says too little, a smaller model guesses, in
-                     a context of its own: those tokens that it finds at least
-                     75 % likely. It has to be of the same family, with the same
-                     vocabulary. It reads a prompt once the answer is so long
-                     that it will pay, and its steps count: where it is not much
-                     faster than the other model, nothing is drafted. `llmrun
-                     plan MODEL --draft SMALLER` says what both take, `llmrun
-                     bench MODEL --draft SMALLER --speculate` what it gains.
+  --draft MODEL      Where the text says too little, a smaller model guesses,
+                     in its own context: those tokens that it finds at least
+                     75 % likely. It has to have the same vocabulary, as those
+                     of one family do. It reads a prompt once the answer is so
+                     long that it will pay, and its steps count: where it is
+                     not much faster than the other model, nothing is drafted.
+                     `llmrun plan MODEL --draft SMALLER` says what both take,
+                     `llmrun bench MODEL --draft SMALLER --speculate` what
+                     that gains.
 
 MTP heads, which some models have for drafting, are not used: llama-cpp-python
 reaches them only through C++ functions whose names change between builds.
@@ -151,11 +152,11 @@ of its vocabulary is to come next. An answer is that, again and again.
                  they match. The feed-forward part then works on each token
                  alone, with most of the weights; in a mixture of experts only
                  a few of many such parts wake for a token.
-                   llmrun show MODEL       (layers, heads, experts)
+                   llmrun explain MODEL "..."; /explain in a chat
   logits         The last vector is compared with each token's row of the
                  output matrix. Those are the logits; softmax makes
                  probabilities of them.
-                   llmrun chat MODEL, then /why
+                   llmrun explain MODEL "..."      (logit lens)
   sampling       One token is drawn. Temperature flattens or sharpens the
                  probabilities; top-k, top-p and min-p cut off what is
                  unlikely; penalties push down what was said before.

@@ -482,11 +482,7 @@ class Engine:
         return measure_steps(self._context, self._slots, self._draft_model, self._clock, interrupted)
 
     def ended(self, request: int) -> Sequence:
-        """An answer that ended and whose slot nobody has taken yet.
-
-        Raises:
-            UsageError: there is no such answer.
-        """
+        """An answer that ended; raises UsageError where another one has taken its slot since."""
         for sequence in self._ended.values():
             if sequence.request == request:
                 return sequence

@@ -1,6 +1,6 @@
 """How tokens were chosen, for people: where each sampling value comes from, and what each step of the chain did.
 
-Owns the words and the layout; must not know where the figures come from. It is never a command's result: stderr.
+Owns the words and the layout; must not know where the figures come from. Beside an answer it is on stderr.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ def least_certain(choices: Sequence[Choice]) -> Choice:
     return min(free, key=lambda choice: choice.steps[0].probabilities[choice.chosen], default=choices[-1])
 
 
-def show_choice(output: Output, choice: Choice) -> None:
+def show_choice(output: Output, choice: Choice, *, stderr: bool = True) -> None:
     """The candidates of one token, their probabilities after each step, and which step cut whom."""
+    say = output.note if stderr else output.sentence
     if choice.forced:
-        output.note(f"{choice.text!r}: the grammar left no choice.")
+        say(f"{choice.text!r}: the grammar left no choice.")
         return
     first, last = choice.steps[0], choice.steps[-1]
-    output.note(
-        f"{choice.text!r}: the model gave it {_percent(first.probabilities[choice.chosen])}; "
-        f"drawn with {_percent(last.probabilities[choice.chosen])} from {counted(last.remaining, 'candidate')}."
+    say(
+        f"{choice.text!r}: the model gave it {percent(first.probabilities[choice.chosen])}; "
+        f"drawn with {percent(last.probabilities[choice.chosen])} from {counted(last.remaining, 'candidate')}."
     )
     columns = (
         Column("TOKEN", style="bold"),
@@ -44,14 +45,14 @@ def show_choice(output: Output, choice: Choice) -> None:
     )
     rows = [_row(choice, index) for index in range(len(choice.candidates))]
     left = ("left", *(f"{step.remaining:,}" for step in choice.steps), "")
-    show_table(output, columns, [*rows, left], stderr=True)
+    show_table(output, columns, [*rows, left], stderr=stderr)
 
 
 def _row(choice: Choice, index: int) -> tuple[str, ...]:
     cells = []
     for before, step in zip((None, *choice.steps), choice.steps, strict=False):
         if step.probabilities[index] > 0:
-            cells.append(_percent(step.probabilities[index]))
+            cells.append(percent(step.probabilities[index]))
         else:
             was_there = before is None or before.probabilities[index] > 0
             cells.append("cut" if was_there else "")
@@ -64,7 +65,7 @@ def _bar(step: ChainStep, index: int, *, chosen: bool) -> str:
     return f"{bar} ◀ chosen".strip() if chosen else bar
 
 
-def _percent(probability: float) -> str:
+def percent(probability: float) -> str:
     """Three digits at most, and never 0 for what is possible."""
     if 0 < probability < 0.0005:
         return "<0.1%"

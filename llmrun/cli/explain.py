@@ -1,0 +1,71 @@
+"""`llmrun explain`: what a model does between a prompt and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Annotated, Any
+
+import typer
+
+from llmrun.cli.answering import cancelling
+from llmrun.cli.loading import open_model
+from llmrun.cli.options import (
+    AnswerOptions,
+    JsonOption,
+    LoadingOptions,
+    ModelArgument,
+    SystemOption,
+    loading,
+    with_options,
+)
+from llmrun.cli.run_command import PromptArgument, RawOption, asked_for, read_prompt
+from llmrun.cli.sampling import sampling_flags
+from llmrun.errors import CancelledError, require_within
+from llmrun.protocol.messages import AnswerRequest, Finished
+from llmrun.protocol.params import Limits
+from llmrun.ui.terminal.output import Output
+
+_ANSWER_TOKENS = 8
+
+
+@with_options(loading=loading, flags=sampling_flags)
+def explain(
+    model: ModelArgument,
+    prompt: PromptArgument = None,
+    answer: Annotated[
+        int, typer.Option("--answer", metavar="TOKENS", help="Length of the answer that is explained, at most.")
+    ] = _ANSWER_TOKENS,
+    raw: RawOption = False,
+    system: SystemOption = None,
+    json: JsonOption = False,
+    *,
+    loading: LoadingOptions,
+    flags: Mapping[str, Any],
+) -> None:
+    """Show what a model does between a prompt and its answer.
+
+    The answer is the one that `llmrun run` gives with the same options. Then prompt and answer go through the model
+    once more, and every step of that is looked at: tokens, layers, logit lens, attention, KV cache, time, sampling.
+    --json has it all as numbers.
+    """
+    from llmrun.insight.explain import MOST_TOKENS, explain_answer
+
+    require_within("--answer", answer, (1, MOST_TOKENS))
+    output = Output(json=json)
+    text = read_prompt(output, prompt or [])
+    request = AnswerRequest(limits=Limits(answer), remember=MOST_TOKENS)
+    with open_model(output, model, loading) as loaded:
+        asked = asked_for(output, loaded, text, AnswerOptions(system, request, None, "hide", True), raw=raw)
+        asked = replace(asked, sampling=loaded.sampling(flags)[0], speculation=loaded.drafting.wanted())
+        with cancelling(loaded):
+            finished = [event for event in loaded.answer(asked) if isinstance(event, Finished)]
+        if finished[-1].reason == "cancelled":
+            raise CancelledError("stopped by Ctrl-C")
+        found = explain_answer(loaded, everywhere=json)
+    if json:
+        output.result_json(asdict(found))
+        return
+    from llmrun.ui.views.explain import show_explained
+
+    show_explained(output, found)

@@ -1,0 +1,145 @@
+"""An explained answer as it is drawn."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+from llmrun.bench.results import Limit
+from llmrun.insight.explain import AnswerExplained, CacheUse
+from llmrun.protocol.ended import ChainStep, Choice
+from llmrun.protocol.jobs.explain import HeadFigures, HeadPicture, LensCell, LensColumn, RunCollected, WatchedLayer
+from llmrun.protocol.jobs.tokenize import VocabularyPiece
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.explain import show_explained, sparkline
+
+
+def column(position: int, *ranks: int) -> LensColumn:
+    cells = (
+        LensCell(layer, (1, 2), (0.75, 0.25), 0.5 if rank == 0 else 0.0001, rank) for layer, rank in enumerate(ranks)
+    )
+    return LensColumn(position, 0.5, tuple(cells))
+
+
+LAYER = WatchedLayer(
+    (1.0, 2.0, 3.0),
+    (0.5, 0.5, 0.5),
+    (1.5, 1.5, 1.5),
+    (HeadFigures(0.7, 0.2, 0.3), HeadFigures(0.1, 0.9, 0.1)),
+    (),
+    0.004,
+    0.001,
+)
+RUN = RunCollected(
+    tokens=(0, 1, 2),
+    pieces=(
+        VocabularyPiece(0, b"<s>\x1b[2J".hex(), True),
+        VocabularyPiece(1, b" hi".hex()),
+        VocabularyPiece(2, b"you".hex()),
+    ),
+    n_prompt=2,
+    first=0,
+    embedding=(1.0, 1.0, 1.0),
+    layers=(LAYER, replace(LAYER, residual=(1.0, 8.0, 3.0))),
+    pictures=(
+        HeadPicture("previous", 0, 0, ((1.0,), (0.6, 0.4), (0.0, 1.0, 0.0))),
+        HeadPicture("first", 1, 1, ((1.0,), (0.9, 0.1), (0.9, 0.05, 0.05))),
+    ),
+    lens=(column(1, 7, 0), column(2, 3, 0)),
+    lens_refused="",
+    lens_difference=0.004,
+    prefill_seconds=0.5,
+    decode_seconds=0.25,
+)
+CHOICE = Choice(
+    "you", False, ("you", "me"), 0, (ChainStep("model", 300, (0.6, 0.4)), ChainStep("temperature", 2, (0.8, 0.2)))
+)
+CACHE = CacheUse(1000.0, 2, 3000.0, 512, 1, 4096, 3_000_000.0)
+LIMIT = Limit(8.0, "memory", 8.0, 80.0, 1e9, 1e9, 1.0, 1.0, 1.0)
+FOUND = AnswerExplained("tiny", RUN, (CHOICE,), CACHE, replace(LIMIT, tokens_per_second=12.0, binds="compute"), LIMIT)
+
+
+def shown(found: AnswerExplained) -> list[str]:
+    output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environment={})
+    show_explained(output, found)
+    text = output.stdout.getvalue()
+    assert "\x1b" not in text, "nothing of the model's reaches the terminal, and a pipe gets no colours"
+    assert not output.stderr.getvalue()
+    return text.splitlines()
+
+
+def row(lines: list[str], start: str) -> list[str]:
+    return next(line for line in lines if line.strip().startswith(start)).split()
+
+
+def test_the_story_has_all_of_its_parts() -> None:
+    lines = shown(FOUND)
+    parts = ["Tokens", "Layers", "Logit lens", "Attention", "KV cache", "Time", "Sampling"]
+    assert [line for line in lines if line in parts] == parts
+    assert "|<s>| hi" in lines
+    assert row(lines, "residual")[-3:] == ["▃█", "2.0", "8.0"]
+    assert row(lines, "feed-forward")[-2:] == ["1.5", "1.5"]
+    assert row(lines, "prefill") == ["prefill", "3", "500.0", "ms", "6.0", "t/s", "50%", "of", "compute"]
+    assert row(lines, "decode")[-4:] == ["t/s", "50%", "of", "memory"]
+    assert ["decode", "██", "1.0", "ms"] in [line.split() for line in lines]
+
+
+def test_the_lens_says_how_likely_the_token_was_that_came() -> None:
+    lines = shown(FOUND)
+    assert row(lines, "1  ' hi'") == ["1", "'", "hi'", "75.0%", "'you'", "25.0%", "number", "8,", "<0.1%"]
+    assert row(lines, "2  ' hi'")[-3:] == ["number", "1,", "50.0%"]
+
+
+def test_a_lens_that_was_refused_says_why() -> None:
+    lines = shown(replace(FOUND, run=replace(RUN, lens=(), lens_refused="differs")))
+    assert any("not shown" in line and "own logits" in line for line in lines)
+
+
+def test_attention_is_shaded_row_by_row() -> None:
+    lines = shown(FOUND)
+    rows = lines[next(number for number, line in enumerate(lines) if "each row is a token" in line) + 1 :][:3]
+    assert [line.rstrip()[15:] for line in rows] == ["██", "▓▓▓▓", "  ██"]
+    assert row(lines, "layer 2, head 2")[-3:] == ["10.0%", "90.0%", "0.10"]
+
+
+def test_what_a_row_lacks_is_explained() -> None:
+    assert any("every row sums to 1" in line for line in shown(FOUND))
+    sunk = (replace(RUN.pictures[0], rows=((0.2,), (0.3, 0.3), (0.0, 1.0, 0.0))),)
+    assert any("attention sink" in line for line in shown(replace(FOUND, run=replace(RUN, pictures=sunk))))
+
+
+def test_each_token_has_the_layer_that_decided_it() -> None:
+    lines = shown(FOUND)
+    assert [line.split() for line in lines if line.startswith("'you'")][-1] == ["'you'", "60.0%", "80.0%", "2", "2"]
+    always = replace(RUN, lens=(column(1, 0, 0), column(2, 0, 0)))
+    assert [line.split()[-1] for line in shown(replace(FOUND, run=always)) if line.startswith("'you'")][-1] == "1"
+    never = replace(RUN, lens=(column(1, 0, 4),))
+    assert [line.split()[-1] for line in shown(replace(FOUND, run=never)) if line.startswith("'you'")][-1] == "2"
+
+
+def test_what_shared_heads_and_windows_save() -> None:
+    text = " ".join(shown(FOUND))
+    assert "3 times as much" in text
+    assert "1 layers look back only 512 tokens, which saves 27% of a full window" in text
+
+
+def test_what_a_model_lacks_is_left_out_or_said() -> None:
+    bare = replace(RUN, layers=(WatchedLayer((1.0, 1.0, 1.0)),) * 2, pictures=(), lens=(), lens_refused="names")
+    none = replace(CACHE, bytes_per_token=0.0, layers=0)
+    text = " ".join(shown(AnswerExplained("tiny", replace(bare, decode_seconds=0.0), (), none, None, None)))
+    assert "no attention weights" in text
+    assert "keeps no keys and values" in text
+    assert "Sampling" not in text
+    assert "attention added" not in text
+
+
+def test_experts_are_named_layer_by_layer() -> None:
+    layers = (replace(LAYER, experts=((0, 1), (5, 3), (2, 2))), LAYER)
+    lines = shown(replace(FOUND, run=replace(RUN, layers=layers)))
+    assert ["1", "5", "3"] in [line.split() for line in lines]
+
+
+def test_sparklines() -> None:
+    assert sparkline([0.0, 1.0, 4.0, 8.0]) == "▁▂▅█"
+    assert sparkline([0.0, 0.0]) == "▁▁"
+    assert sparkline([]) == ""
