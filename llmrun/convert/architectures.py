@@ -14,6 +14,9 @@ from llmrun.convert.config import Config
 from llmrun.convert.folder import Json
 from llmrun.errors import BadModelError, UsageError
 
+ANOTHER_WAY = "llama.cpp's own converter may know it: add --with PATH/convert_hf_to_gguf.py"
+"""What to do about a model that is refused here."""
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -223,7 +226,7 @@ def family_of(config: Json) -> tuple[str, Family]:
         raise UsageError(
             f"models of the architecture {name[:80]} can't be converted",
             why=f"only {', '.join(FAMILIES)} can",
-            hint="llama.cpp's own converter may know it: add --with PATH/convert_hf_to_gguf.py",
+            hint=ANOTHER_WAY,
         )
     return name, family
 
