@@ -132,7 +132,7 @@ _GRANITE_DEFAULTS = {
     **_LLAMA_DEFAULTS, "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
     "attention_multiplier": 1.0,
 }  # fmt: skip
-_MISTRAL3_DEFAULTS = {**_LLAMA_DEFAULTS, "max_position_embeddings": 131_072}
+_MISTRAL3_DEFAULTS = {**_LLAMA_DEFAULTS, "max_position_embeddings": 131_072, "num_key_value_heads": 8}
 
 _LLAMAS = Family("llama", _OUTER, _LLAMA, _LLAMA_DEFAULTS, permutes=True)
 _GEMMA3 = Family(
