@@ -57,6 +57,7 @@ HELP = {
     "/context": "what fills the context window",
     "/stats": "what the last answer cost",
     "/why [COUNT]": "how the least certain of the last tokens was chosen, or that many of the last",
+    "/explain": "what the model did for the last answer, from its tokens to its choices",
     "/save NAME": "call this chat something",
     "/load NAME": "go on with another saved chat",
     "/sessions": "the saved chats",
@@ -375,14 +376,25 @@ class Chat:
         count = rest or "1"
         if not count.isdecimal() or not 1 <= int(count) <= REMEMBERED:
             raise UsageError(f"invalid /why {rest}", why=f"must be a number of tokens, 1 to {REMEMBERED}")
-        if self.conversation.last is None:
-            why = "only the last answer of this run can be explained: logits are not saved with a chat"
-            raise UsageError("there is no answer to explain", why=why, hint="ask something, or /retry")
+        self._refuse_old_answers()
         from llmrun.ui.views.sampling import least_certain, show_choice
 
         choices = self.conversation.model.explain(int(count) if rest else REMEMBERED, _CANDIDATES).choices
         for choice in choices if rest else (least_certain(choices),):
             show_choice(self._output, choice)
+
+    def _explain(self, rest: str) -> None:
+        self._refuse_old_answers()
+        from llmrun.insight.explain import explain_answer
+        from llmrun.ui.views.explain import show_explained
+
+        show_explained(self._output, explain_answer(self.conversation.model))
+
+    def _refuse_old_answers(self) -> None:
+        """Raise UsageError where the last answer is not of this run."""
+        if self.conversation.last is None:
+            why = "only the last answer of this run can be explained: logits are not saved with a chat"
+            raise UsageError("there is no answer to explain", why=why, hint="ask something, or /retry")
 
     def _save(self, rest: str) -> None:
         if not rest:

@@ -152,11 +152,11 @@ of its vocabulary is to come next. An answer is that, again and again.
                  they match. The feed-forward part then works on each token
                  alone, with most of the weights; in a mixture of experts only
                  a few of many such parts wake for a token.
-                   llmrun show MODEL       (layers, heads, experts)
+                   llmrun explain MODEL "..."; /explain in a chat
   logits         The last vector is compared with each token's row of the
                  output matrix. Those are the logits; softmax makes
                  probabilities of them.
-                   llmrun chat MODEL, then /why
+                   llmrun explain MODEL "..."      (logit lens)
   sampling       One token is drawn. Temperature flattens or sharpens the
                  probabilities; top-k, top-p and min-p cut off what is
                  unlikely; penalties push down what was said before.

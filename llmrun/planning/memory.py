@@ -142,13 +142,13 @@ def context_start(sizes: Sizes, n_ctx: int, kv_type: str = "f16") -> int:
 
 
 def longest_stream(sizes: Sizes, n_cells: int, sequences: int, kv_type: str = "f16") -> int:
-    """How many tokens each of several sequences may have cells for that no other one uses.
+    """How many tokens each of several sequences may have cells for that no other one uses: faster on processors.
 
     Args:
         n_cells: that all of them may have together.
     """
     of_each = _STREAM_BYTES / sequences / max(sizes.kv_bytes_per_token(KV_BYTES[kv_type]), 1.0)
-    return min(n_cells // sequences, int(of_each))
+    return min(n_cells // sequences, int(of_each)) if sequences > 1 else 0
 
 
 def rooms(n_ctx: int, start: int) -> list[int]:

@@ -231,8 +231,6 @@ def make_plan(
     flash_attention = _flash_attention(header, hardware, wishes, n_ctx, split.ram)
     scores = _score_bytes(header, n_ctx) if flash_attention == "off" else 0
     parts = room.memory(n_cells, n_ctx_start * room.apart)
-    shares = room.apart < wishes.parallel and not hardware.gpus  # that streams are faster was measured on processors
-    n_stream = longest_stream(header, n_cells, wishes.parallel, wishes.kv_type) if shares else 0
     return Plan(
         n_ctx=n_ctx,
         n_ctx_start=n_ctx_start,
@@ -250,7 +248,7 @@ def make_plan(
         n_seq_max=wishes.parallel,
         n_cells=n_cells,
         n_parked=room.parked,
-        n_stream=n_stream,
+        n_stream=0 if hardware.gpus else longest_stream(header, n_cells, wishes.parallel, wishes.kv_type),
         exact=wishes.exact,
     )
 

@@ -16,7 +16,7 @@ import ctypes
 import itertools
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from random_model import Shape, write_model
@@ -56,6 +56,23 @@ ROWS = 48  # a multiple of all widths
 DEPTH = 300  # tokens before them
 
 
+class Setting(NamedTuple):
+    """How logits are computed, and behind how many tokens."""
+
+    name: str
+    depth: int = 0
+    repack: bool = True
+    flash_attention: str = "off"
+
+
+SETTINGS = (
+    Setting("as it is"),
+    Setting("not repacked", repack=False),
+    Setting(f"behind {DEPTH}", DEPTH),
+    Setting("flash attention", DEPTH, flash_attention="on"),
+)
+
+
 class Answers:
     """Greedy ones of one model."""
 
@@ -83,10 +100,11 @@ class Answers:
                     return found
 
 
-def loaded(path: Path, *, repack: bool = True) -> tuple[LlamaModel, LlamaContext]:
+def loaded(path: Path, setting: Setting = SETTINGS[0]) -> tuple[LlamaModel, LlamaContext]:
     """With two threads."""
-    model = LlamaModel(str(path), 0, _native.CancelFlag(), repack=repack)
-    return model, LlamaContext(model, Load(str(path), N_CTX, N_CTX, threads=2))
+    model = LlamaModel(str(path), 0, _native.CancelFlag(), repack=setting.repack)
+    load = Load(str(path), N_CTX, N_CTX, threads=2, flash_attention=setting.flash_attention)
+    return model, LlamaContext(model, load)
 
 
 def compare_answers(path: Path, prompts: int, tokens: int) -> None:
@@ -108,30 +126,33 @@ def compare_answers(path: Path, prompts: int, tokens: int) -> None:
 
 
 def compare_types() -> None:
-    print("largest difference of a logit from that of a step of one row, 0 where all bits are the same")
-    print(f"{'type':<8}" + "".join(f"{f'{width} rows':>12}" for width in WIDTHS) + "   not repacked:")
+    print("largest difference of a logit from that of a step of one row, 0 where all bits are the same; by rows a step")
+    print(f"{'':<8}" + "".join(f"{setting.name:>{9 * len(WIDTHS)}}" for setting in SETTINGS))
+    print(f"{'type':<8}" + "".join(f"{width:>9}" for width in WIDTHS * len(SETTINGS)))
     with tempfile.TemporaryDirectory() as folder:
         for kind in TYPES:
             path = write_model(Path(folder, f"{kind}.gguf"), SHAPE, lambda name, kind=kind: kind)  # type: ignore[misc]
-            cells = [difference(path, width, repack=repack) for repack in (True, False) for width in WIDTHS]
-            print(f"{kind:<8}" + "".join(f"{cell:>12.2g}" for cell in cells), flush=True)
+            cells = [each for setting in SETTINGS for each in differences(path, setting)]
+            print(f"{kind:<8}" + "".join(f"{cell:>9.2g}" for cell in cells), flush=True)
 
 
-def difference(path: Path, width: int, *, repack: bool) -> float:
-    """Of all rows' logits, in steps of one row and of several."""
-    model, context = loaded(path, repack=repack)
-    alone, together = (rows_of(context, each) for each in (1, width))
+def differences(path: Path, setting: Setting) -> list[float]:
+    """Of all rows' logits, in steps of one row and of each width."""
+    model, context = loaded(path, setting)
+    alone = rows_of(context, 1, setting.depth)
+    found = [float(np.abs(alone - rows_of(context, width, setting.depth)).max()) for width in WIDTHS]
     context.close()
     model.close()
-    return float(np.abs(alone - together).max())
+    return found
 
 
-def rows_of(context: LlamaContext, width: int) -> Any:
+def rows_of(context: LlamaContext, width: int, depth: int) -> Any:
     """The logits of ROWS tokens."""
     context.clear()
-    context.decode([Entry(300 + 3 * at, at, 0, False) for at in range(DEPTH)])
+    if depth:
+        context.decode([Entry(300 + 3 * at, at, 0, False) for at in range(depth)])
     found = []
-    for start in range(DEPTH, DEPTH + ROWS, width):
+    for start in range(depth, depth + ROWS, width):
         context.decode([Entry(300 + at, at, 0, True) for at in range(start, start + width)])
         for row in range(width):
             size = context.vocabulary.n_tokens

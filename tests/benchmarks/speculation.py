@@ -72,7 +72,7 @@ class Bench:
 
 def _loaded(path: Path) -> tuple[LlamaModel, LlamaContext]:
     model = LlamaModel(str(path), 0, _native.CancelFlag())
-    return model, LlamaContext(model, Load(str(path), N_CTX, N_CTX))
+    return model, LlamaContext(model, Load(str(path), N_CTX, N_CTX, flash_attention="off"))
 
 
 class Answers(NamedTuple):

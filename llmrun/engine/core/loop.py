@@ -24,7 +24,6 @@ from llmrun.engine.core.text import TextStream
 from llmrun.engine.llama.base import Aborted, Context, Entry, NoRoom
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.condition import Condition
-from llmrun.protocol.ended import Explained
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
 from llmrun.protocol.params import Limits
 from llmrun.protocol.speculation import StepTables
@@ -476,19 +475,6 @@ class Engine:
             self._slots.truncate(sequence.slot, sequence.n_prompt)
         return self._slots.save(sequence.slot)
 
-    def explain(self, request: int, last: int, candidates: int) -> Explained:
-        """How the last tokens of an answer that ended were chosen.
-
-        Args:
-            request: the answer's.
-            last: how many tokens, at most what its sampler was told to remember.
-            candidates: how many of the likeliest to name for each.
-
-        Raises:
-            UsageError: another answer has taken its slot.
-        """
-        return Explained(request, tuple(self.ended(request).sampler.explain(last, candidates)))
-
     def measure_steps(self, interrupted: Callable[[], bool]) -> StepTables:
         """How long decode steps of several widths take; nothing where somebody is answered, or it is interrupted."""
         if self.busy or not self.can_draft:
@@ -496,11 +482,7 @@ class Engine:
         return measure_steps(self._context, self._slots, self._draft_model, self._clock, interrupted)
 
     def ended(self, request: int) -> Sequence:
-        """An answer that ended and whose slot nobody has taken yet.
-
-        Raises:
-            UsageError: there is no such answer.
-        """
+        """An answer that ended; raises UsageError where another one has taken its slot since."""
         for sequence in self._ended.values():
             if sequence.request == request:
                 return sequence

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from dataclasses import dataclass
 
 from llmrun.engine.llama.library import function, import_llama
@@ -58,7 +59,9 @@ def _gpu(device: Device) -> Gpu:
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     ask = function("ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)
     ask(device.pointer, ctypes.byref(free), ctypes.byref(total))
-    return Gpu(device.name, device.description, total.value, free.value, shared=device.kind == _INTEGRATED)
+    # A Mac's GPU has the machine's memory, though ggml does not call it integrated.
+    shared = device.kind == _INTEGRATED or sys.platform == "darwin"
+    return Gpu(device.name, device.description, total.value, free.value, shared)
 
 
 def backends() -> list[str]:

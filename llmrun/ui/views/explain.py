@@ -29,6 +29,7 @@ _SHADES = " ░▒▓█"
 _LENS_ROWS = 8  # layers of the lens, the last one among them
 _LENS_CANDIDATES = 3
 _HEAD_CELLS = 24  # tokens of an attention picture, in each direction
+_WHOLE = 0.99  # what a row of attention sums to at least, unless some goes to a sink
 _MOST_ROWS = 12  # of the answer's tokens
 _PREFERRED = ("sharp", "previous", "spread", "first")  # whose picture is drawn, the first that there is
 _ROLES = {
@@ -162,11 +163,13 @@ def _show_attention(output: Output, run: RunCollected, tokens: Mapping[int, Toke
         return
     pictures = {picture.role: picture for picture in run.pictures}
     n_heads = sum(len(layer.heads) for layer in run.layers)
+    least = min(sum(row) for picture in run.pictures for row in picture.rows)
+    sums = "; what a row lacks to 1 goes to the head's attention sink" if least < _WHOLE else "; every row sums to 1"
     _heading(
         output,
         "Attention",
-        f"For each token, each of {n_heads:,} heads shares out its attention among the tokens up to it; every row sums "
-        "to 1. The best examples of what heads do:",
+        f"For each token, each of {n_heads:,} heads shares out its attention among the tokens up to it{sums}. The best "
+        "examples of what heads do:",
     )
     rows = []
     for role, picture in pictures.items():

@@ -10,7 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.hf_writer import HEAD, HEADS, LAYERS, N_BYTE_LEVEL, byte_level, config, llama_like, safetensors
+from support.hf_writer import (
+    HEAD,
+    HEADS,
+    LAYERS,
+    N_BYTE_LEVEL,
+    byte_level,
+    config,
+    files_of,
+    llama_like,
+    safetensors,
+    write,
+)
 from support.numpy_llama import Forward, forward
 
 from llmrun import _native
@@ -45,13 +56,15 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def answered(path: Path) -> Iterator[Callable[..., LoadedModel]]:
     """A model that gave an answer, as request 1."""
-    weights = LlamaModel(str(path), 0, _native.CancelFlag())
-    contexts = []
+    opened: list[Any] = []
 
-    def answer(prompt: list[int] = PROMPT, **changes: Any) -> LoadedModel:
+    def answer(prompt: list[int] = PROMPT, path: Path = path, **changes: Any) -> LoadedModel:
+        weights = LlamaModel(str(path), 0, _native.CancelFlag())
+        opened.insert(0, weights)
         load = replace(Load(str(path), 128, 128, threads=1, kv_type_k="f32", kv_type_v="f32"), **changes)
-        contexts.append(LlamaContext(weights, load))
-        loaded = LoadedModel(weights, contexts[-1], load)
+        context = LlamaContext(weights, load)
+        opened.insert(0, context)
+        loaded = LoadedModel(weights, context, load)
         sampler = SequenceSampler(SamplingParams(temperature=0.0), weights.vocabulary, prompt)
         loaded.engine.add(1, list(prompt), sampler, Limits(ANSWER, ignores_end=True))
         while loaded.engine.busy:
@@ -59,9 +72,8 @@ def answered(path: Path) -> Iterator[Callable[..., LoadedModel]]:
         return loaded
 
     yield answer
-    for context in contexts:
-        context.close()
-    weights.close()
+    for each in opened:
+        each.close()
 
 
 def looked_at(loaded: LoadedModel, **changes: Any) -> RunCollected:
@@ -184,3 +196,19 @@ def test_a_single_token_can_be_looked_at(answered: Callable[..., LoadedModel]) -
     found = looked_at(answered([5]))
     assert found.n_prompt == 1
     assert found.lens[0].position == 0
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM", "Gemma2ForCausalLM",
+     "Gemma3ForCausalLM", "Phi3ForCausalLM"],
+)  # fmt: skip
+def test_other_architectures(architecture: str, answered: Callable[..., LoadedModel], tmp_path: Path) -> None:
+    source = write(tmp_path / "hf", files_of(architecture))
+    loaded = answered(path=convert_folder(source, tmp_path / "tiny.gguf", type="f32").path)
+    found = looked_at(loaded)
+    assert all(layer.residual and layer.attention and layer.feed_forward for layer in found.layers)
+    assert all(len(layer.heads) == HEADS for layer in found.layers)
+    assert all(abs(sum(row) - 1) < 1e-3 for picture in found.pictures for row in picture.rows)
+    # Gemma 2 squeezes its logits, which the lens knows nothing of; where they are small that can't be seen.
+    assert found.lens_refused == "" or (architecture == "Gemma2ForCausalLM" and found.lens_refused == "differs")

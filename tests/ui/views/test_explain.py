@@ -102,6 +102,12 @@ def test_attention_is_shaded_row_by_row() -> None:
     assert row(lines, "layer 2, head 2")[-3:] == ["10.0%", "90.0%", "0.10"]
 
 
+def test_what_a_row_lacks_is_explained() -> None:
+    assert any("every row sums to 1" in line for line in shown(FOUND))
+    sunk = (replace(RUN.pictures[0], rows=((0.2,), (0.3, 0.3), (0.0, 1.0, 0.0))),)
+    assert any("attention sink" in line for line in shown(replace(FOUND, run=replace(RUN, pictures=sunk))))
+
+
 def test_each_token_has_the_layer_that_decided_it() -> None:
     lines = shown(FOUND)
     assert [line.split() for line in lines if line.startswith("'you'")][-1] == ["'you'", "60.0%", "80.0%", "2", "2"]

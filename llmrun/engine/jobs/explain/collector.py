@@ -23,7 +23,8 @@ _COMPUTED = 16  # GGML_TENSOR_FLAG_COMPUTE
 _EMBEDDINGS = frozenset({"embd", "inp_scaled"})  # the second is Gemma's, and comes after the first
 _RESIDUAL, _ATTENTION, _EXPERTS = "l_out", "kq_soft_max", "ffn_moe_topk"
 _BETWEEN = frozenset({"ffn_inp", "sa_out"})  # the residual stream between attention and the feed-forward part
-_WANTED = frozenset({_RESIDUAL, _ATTENTION, _EXPERTS, *_BETWEEN})
+_FEED_FORWARD = "ffn_out"  # where there is no such place
+_WANTED = frozenset({_RESIDUAL, _ATTENTION, _EXPERTS, _FEED_FORWARD, *_BETWEEN})
 _DIGITS = 5  # of shares
 
 
@@ -84,6 +85,7 @@ class Collector:
         self._numbers = TensorNumbers()
         self._layers: dict[int, WatchedLayer] = {}
         self._stream: Array | None = None  # the residual stream as it was seen last
+        self._fed: Array | None = None  # what the feed-forward part is about to add to it
         self._best: dict[str, tuple[float, int, int, Array]] = {}  # role -> how well it fits, layer, head, shares
 
     def watch(self, tensor: GgmlTensor, ask: bool) -> bool:
@@ -122,14 +124,22 @@ class Collector:
 
     def _with_stream(self, seen: WatchedLayer, name: str, layer: int, rows: Array) -> WatchedLayer:
         """What came to the residual stream since it was seen last."""
-        before, self._stream = self._stream, rows
-        added = _norms(rows - before) if before is not None and before.shape == rows.shape else ()
+        if name == _FEED_FORWARD:
+            self._fed = rows
+            return seen
         if name in _BETWEEN:
-            return replace(seen, attention=added)
+            return replace(seen, attention=self._added(rows))
+        if self._fed is not None and not seen.attention and self._fed.shape == rows.shape:
+            seen = replace(seen, attention=self._added(rows - self._fed))
         if len(rows) == self._size - self._first:
             self.kept[layer] = rows[self._wanted]
-        # Without a place in between, what was added is that of both parts, and nobody knows whose.
-        return replace(seen, residual=_norms(rows), feed_forward=added if seen.attention else ())
+        self._fed, added = None, self._added(rows)
+        return replace(seen, feed_forward=added if seen.attention else (), residual=_norms(rows))
+
+    def _added(self, stream: Array) -> tuple[float, ...]:
+        """Norms of what the residual stream has gained, where it has as many positions as before."""
+        before, self._stream = self._stream, stream
+        return _norms(stream - before) if before is not None and before.shape == stream.shape else ()
 
     def _attention(self, layer: int, shares: Array) -> tuple[HeadFigures, ...]:
         """What each head does, and which of them are the best examples.
