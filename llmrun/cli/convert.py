@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from llmrun.cli.options import JsonOption
 from llmrun.errors import CancelledError, UsageError
 from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.convert.job import Converted
 
 
 def convert(
@@ -29,26 +32,61 @@ def convert(
             autocompletion=complete_words("f16", "bf16", "f32", "q8_0"),
         ),
     ] = "",
+    script: Annotated[
+        Path | None,
+        typer.Option(
+            "--with",
+            metavar="convert_hf_to_gguf.py",
+            help="Have llama.cpp's own converter do it, in a Python with torch; the file is verified.",
+        ),
+    ] = None,
+    python: Annotated[
+        str,
+        typer.Option(metavar="PATH", help="Python of --with. Default: that of .venv beside the script, else python3."),
+    ] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace OUT without asking.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Make a GGUF file from a Hugging Face folder.
 
-    Needs neither torch nor transformers.
+    Needs neither torch nor transformers, unless --with names llama.cpp's own converter.
     """
-    from llmrun.convert.job import convert_folder
-    from llmrun.ui.terminal.format import size
-    from llmrun.ui.terminal.progress import download_progress
-
     output = Output(json=json)
     kind = type_.lower()
-    target = _target(folder, out, kind)
-    _ask(output, target, yes=yes, command=shlex.join(["llmrun", "convert", "-y", str(folder), str(target)]))
+    if python and not script:
+        raise UsageError("--python is for --with", hint="--with PATH/convert_hf_to_gguf.py")
+    target = _target(folder, out, kind, is_known=script is None)
+    again = ["llmrun", "convert", "-y", str(folder), str(target), *(["--with", str(script)] if script else [])]
+    _ask(output, target, yes=yes, command=shlex.join(again))
+    if script:
+        _show(output, _convert_with(output, script, python, folder, target, kind))
+    else:
+        _show(output, _convert(output, folder, target, kind))
+
+
+def _convert(output: Output, folder: Path, target: Path, kind: str) -> Converted:
+    from llmrun.convert.job import convert_folder
+    from llmrun.ui.terminal.progress import download_progress
+
     with download_progress(output, target.name) as on_progress:
-        done = convert_folder(folder, target, type=kind, on_progress=on_progress)
+        return convert_folder(folder, target, type=kind, on_progress=on_progress)
+
+
+def _convert_with(output: Output, script: Path, python: str, folder: Path, target: Path, kind: str) -> Converted:
+    from llmrun.convert.theirs import convert_with
+    from llmrun.ui.terminal.activity import Activity
+
+    with Activity(output) as activity:
+        activity.show(f"{script.name} converts {folder}", begins=True)
+        return convert_with(script, folder, target, python=python, type=kind, on_line=activity.show)
+
+
+def _show(output: Output, done: Converted) -> None:
+    from llmrun.ui.terminal.format import size
+
     for note in done.notes:
         output.note(f"note: {note}")
-    if json:
+    if output.json:
         output.result_json(
             {
                 "path": str(done.path),
@@ -65,8 +103,11 @@ def convert(
         output.note(f'{path}: {done.type}, {size(done.n_bytes)}; try: llmrun run {path} "Hello"')
 
 
-def _target(folder: Path, out: Path | None, kind: str) -> Path:
+def _target(folder: Path, out: Path | None, kind: str, *, is_known: bool) -> Path:
     """The file to write: what was named, or the folder's name with the type, in the folder that was named or here.
+
+    Args:
+        is_known: our own converter knows the model's types.
 
     Raises:
         UsageError: it can't be a model's file.
@@ -74,8 +115,8 @@ def _target(folder: Path, out: Path | None, kind: str) -> Path:
     if out is None or out.is_dir():
         from llmrun.convert.job import stored_type
 
-        name = f"{folder.resolve().name}-{(kind or stored_type(folder)).upper()}.gguf"
-        return (out or Path()) / name
+        kind = kind or (stored_type(folder) if is_known else "")
+        return (out or Path()) / ("-".join(filter(None, (folder.resolve().name, kind.upper()))) + ".gguf")
     if out.suffix.lower() != ".gguf":
         raise UsageError(
             f"{str(out)!r} does not end in .gguf", hint=shlex.join(["llmrun", "convert", str(folder), f"{out}.gguf"])

@@ -118,7 +118,7 @@ def _say_what_is_known(output: Output, spec: ModelSpec) -> None:
     from llmrun.planning.plan import readable_size
 
     entry = load_catalogue().entries.get(spec.alias or "")
-    if entry is None or not entry.size_mb:
+    if entry is None:
         return
     free = probe().memory_available
     output.note(

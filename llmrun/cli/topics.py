@@ -97,14 +97,15 @@ first long answer, by `serve` while nobody asks, and by `llmrun tune` and
                      can't be taken back.
   --speculate off    Draft nothing.
   --speculate N      Always draft up to N tokens a step, 3 to 15.
-  --draft MODEL      Where the text says too little, a smaller model guesses, in
-                     a context of its own: those tokens that it finds at least
-                     75 % likely. It has to be of the same family, with the same
-                     vocabulary. It reads a prompt once the answer is so long
-                     that it will pay, and its steps count: where it is not much
-                     faster than the other model, nothing is drafted. `llmrun
-                     plan MODEL --draft SMALLER` says what both take, `llmrun
-                     bench MODEL --draft SMALLER --speculate` what it gains.
+  --draft MODEL      Where the text says too little, a smaller model guesses,
+                     in its own context: those tokens that it finds at least
+                     75 % likely. It has to have the same vocabulary, as those
+                     of one family do. It reads a prompt once the answer is so
+                     long that it will pay, and its steps count: where it is
+                     not much faster than the other model, nothing is drafted.
+                     `llmrun plan MODEL --draft SMALLER` says what both take,
+                     `llmrun bench MODEL --draft SMALLER --speculate` what
+                     that gains.
 
 MTP heads, which some models have for drafting, are not used: llama-cpp-python
 reaches them only through C++ functions whose names change between builds.

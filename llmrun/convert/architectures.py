@@ -223,7 +223,7 @@ def family_of(config: Json) -> tuple[str, Family]:
         raise UsageError(
             f"models of the architecture {name[:80]} can't be converted",
             why=f"only {', '.join(FAMILIES)} can",
-            hint="look for a GGUF of the model: llmrun search NAME",
+            hint="llama.cpp's own converter may know it: add --with PATH/convert_hf_to_gguf.py",
         )
     return name, family
 

@@ -1,7 +1,6 @@
-"""Element types: what is stored becomes float32, float32 becomes what is written. Pure numpy.
+"""Element types: what is stored becomes float32 by numpy, float32 becomes what is written by gguf-py.
 
-The results equal those of llama.cpp's own converter bit for bit. bfloat16, which numpy does not have, is kept as
-uint16: the upper half of a float32. float8 is kept as uint8.
+bfloat16, which numpy does not have, is kept as uint16: the upper half of a float32. float8 is kept as uint8.
 """
 
 from __future__ import annotations
@@ -41,10 +40,13 @@ def encode(values: Floats, kind: str) -> Array:
 
     if kind == "F32":
         return values
-    if kind == "F16":
-        with np.errstate(over="ignore"):  # what becomes infinite is refused by who checks for it
+    with np.errstate(over="ignore"):  # what becomes infinite is refused by who checks for it
+        if kind == "F16":
             return values.astype(np.float16)
-    return _bfloat16(values) if kind == "BF16" else _q8_0(values)
+        from gguf import GGMLQuantizationType, quants
+
+        found = quants.quantize(values, GGMLQuantizationType[kind])
+    return found.view(np.uint16) if kind == "BF16" else found
 
 
 def all_finite(values: Array, kind: str) -> bool:
@@ -75,31 +77,3 @@ def _float8_values(kind: str) -> Floats:
     values[(codes & 127) == 127] = np.nan
     values[codes >= 128] *= -1
     return values
-
-
-def _bfloat16(values: Floats) -> Array:
-    """Round to the nearest, ties to even; what is not a number stays so."""
-    import numpy as np
-
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    not_a_number = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
-    found: Array = np.where(not_a_number, (bits >> np.uint32(16)) | np.uint32(64), rounded)
-    return found.astype(np.uint16)
-
-
-def _q8_0(values: Floats) -> Array:
-    """Blocks of 32: a float16 scale and 32 signed bytes, rounded half away from zero as ggml does."""
-    import numpy as np
-
-    blocks = np.ascontiguousarray(values).reshape(-1, 32)
-    scales = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        scaled = blocks * np.where(scales == 0, np.float32(0), np.float32(1) / scales)
-        size = np.abs(scaled)
-        floor = np.floor(size)
-        rounded = np.sign(scaled) * (floor + np.floor(2 * (size - floor)))
-        packed = np.concatenate(
-            [scales.astype(np.float16).view(np.uint8), rounded.astype(np.int8).view(np.uint8)], axis=1
-        )
-    return packed.reshape(*values.shape[:-1], values.shape[-1] // 32 * 34)

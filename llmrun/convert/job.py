@@ -71,7 +71,7 @@ def convert_folder(
     if type and type not in TYPES:
         raise UsageError(f"--type {type} can't be written", hint=f"one of {', '.join(TYPES)}")
     source = Folder(folder)
-    config = _config(source)
+    config = read_config(source)
     name, family = family_of(config)
     settings = text_config(config, family)
     shape = shape_of(settings, family, source)
@@ -95,7 +95,7 @@ def convert_folder(
 def stored_type(folder: Path) -> str:
     """The type of TYPES that convert_folder() takes when none is named. Errors as there."""
     source = Folder(folder)
-    config = _config(source)
+    config = read_config(source)
     settings = text_config(config, family_of(config)[1])
     with open_checkpoint(source) as stored:
         quantization = settings.part("quantization_config")
@@ -114,7 +114,12 @@ def _default_type(sources: Mapping[str, TensorSource], quantization: Json) -> st
     return "BF16" if next(kinds, "") in ("BF16", "F8_E4M3", "F8_E5M2") else "F16"
 
 
-def _config(folder: Folder) -> Json:
+def read_config(folder: Folder) -> Json:
+    """config.json.
+
+    Raises:
+        ModelNotFoundError: there is none.
+    """
     if not folder.has("config.json"):
         raise ModelNotFoundError(
             f"{str(folder.path)!r} has no config.json",

@@ -95,7 +95,9 @@ def plan_tensors(
     if n_vision:
         shape.notes.append(f"the vision part ({n_vision} tensors) is left out: the file reads text only")
     tied = family.tied or bool(config.get("tie_word_embeddings"))
-    head = None if tied else bare.get(_HEAD)
+    head = None if family.tied else bare.get(_HEAD)
+    if tied and head is not None and _is_same(head, bare.get(embeddings_name(family))):
+        head = None
     planned = [_written(name, array_source(name, _floats(values)), kind) for name, values in shape.factors.items()]
     taken = {_HEAD} if family.name != "bert" else set()
     for theirs, ours in wanted_tensors(family, shape.n_layers).items():
@@ -147,6 +149,14 @@ def count_rows(sources: Mapping[str, TensorSource], family: Family) -> int:
     if found is None or len(found.shape) != 2 or not found.shape[0]:
         raise BadModelError("the model has no embeddings", why=f"there is no tensor {embeddings_name(family)!r}")
     return found.shape[0]
+
+
+def _is_same(one: TensorSource, other: TensorSource | None) -> bool:
+    import numpy as np
+
+    if other is None or (one.shape, one.kind) != (other.shape, other.kind):
+        return False
+    return all(map(np.array_equal, one.chunks(1), other.chunks(1)))
 
 
 def _planned(

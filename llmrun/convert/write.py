@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from llmrun.convert.card import Signed
 from llmrun.errors import BadModelError
 from llmrun.gguf.reader import padded, read_header
-from llmrun.gguf.rules import check, check_vocabulary
+from llmrun.gguf.rules import check, check_crashes, check_vocabulary
 from llmrun.gguf.types import TENSOR_TYPES
 from llmrun.models.store.new_file import arriving, remove_leftovers, require_room
 
@@ -83,6 +83,7 @@ def _verify(path: Path, target: Path, tensors: Sequence[Written], total: int) ->
     if found != [(tensor.name, tensor.shape, tensor.kind) for tensor in tensors] or header.file_size != total:
         raise BadModelError(f"{str(target)!r} was not written right", hint="run the same command again")
     check(replace(header, path=target))  # the name that messages should say
+    check_crashes(replace(header, path=target))
     check_vocabulary(header)
 
 
@@ -96,7 +97,7 @@ def header_bytes(metadata: Mapping[str, Any], tensors: Sequence[Written]) -> byt
     for key, value in metadata.items():
         try:
             out += _string(key) + _value(value)
-        except struct.error:
+        except (struct.error, OverflowError):
             raise BadModelError(f"{key} is {str(value)[:80]}, which does not fit its type") from None
     offset = 0
     for tensor in tensors:

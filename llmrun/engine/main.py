@@ -17,7 +17,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
@@ -27,7 +26,7 @@ from llmrun.engine.llama.base import Aborted
 from llmrun.errors import CancelledError, LlmrunError
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.condition import Condition, Status
-from llmrun.protocol.ended import Explain, SaveState
+from llmrun.protocol.ended import Explain, Explained, SaveState
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.messages import (
@@ -259,8 +258,8 @@ class EngineProcess:
             self._commands.answering.add(command.request)
             return None
         if isinstance(command, Explain):
-            explained = model.engine.explain(command.answer, command.last, command.candidates)
-            return replace(explained, request=command.request)
+            sampler = model.engine.ended(command.answer).sampler
+            return Explained(command.request, tuple(sampler.explain(command.last, command.candidates)))
         if isinstance(command, MeasureSteps):
             return StepsMeasured(command.request, *model.engine.measure_steps(self._is_wanted))
         assert isinstance(command, SaveState)

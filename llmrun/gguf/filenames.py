@@ -23,9 +23,9 @@ _NOT_MODELS = ("mmproj", "imatrix")
 
 
 def is_model(filename: str) -> bool:
-    """Whether it is a model's GGUF file: no projector of an image model, no importance matrix."""
+    """Whether it is a model's GGUF file: no projector of an image model, no importance matrix, no drafter alone."""
     name = filename.rpartition("/")[2].lower()
-    return name.endswith(".gguf") and not any(word in name for word in _NOT_MODELS)
+    return name.endswith(".gguf") and not name.startswith("mtp-") and not any(word in name for word in _NOT_MODELS)
 
 
 def quant_of(filename: str) -> str | None:

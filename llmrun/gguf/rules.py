@@ -1,8 +1,10 @@
-"""The rules a header has to obey so that llama.cpp does not abort, each with words for who breaks it.
+"""What a header may not say, each with words for who says it.
 
-Owns the rules; must not know the file format. llama.cpp refuses many files cleanly and those are left to it;
-here stand the cases where it calls abort() or crashes (its version 0.3.36 of llama-cpp-python), so that the
-user reads a reason. The engine's own process is the real defence: no list of rules is complete.
+Owns the rules; must not know the file format. check() refuses beforehand what is no model, would overflow or lies
+about sizes, and what llama.cpp never returns from. All else is tried: llama.cpp refuses many files cleanly, and where
+it calls abort() or crashes (its version 0.3.36 of llama-cpp-python), check_crashes() finds the reason afterwards. So a
+rule that a later llama.cpp relaxes refuses no good model. The engine's own process is the real defence: no list of
+rules is complete.
 """
 
 from __future__ import annotations
@@ -95,13 +97,22 @@ _BYTE_TYPE = 6  # LLAMA_TOKEN_TYPE_BYTE
 
 
 def check(header: Header) -> None:
-    """Refuse a header that would make llama.cpp abort. Looks at no long array: a millisecond.
+    """Refuse a header that must not be tried. Looks at no long array: a millisecond.
 
     Raises:
         BadModelError: a rule is broken; `why` names the field and its value.
     """
     _check_kind(header)
     _check_sizes(header)
+    _check_rotation(header)
+
+
+def check_crashes(header: Header) -> None:
+    """Find what in a header makes llama.cpp abort; what check() refuses is not looked for.
+
+    Raises:
+        BadModelError: as check().
+    """
     _check_experts(header)
     _check_attention(header)
     _check_heads(header)
@@ -145,6 +156,7 @@ def cause_of_crash(path: Path) -> BadModelError | None:
     try:
         header = read_header(path)
         check(header)
+        check_crashes(header)
         check_vocabulary(header)
     except BadModelError as reason:
         return reason
@@ -184,6 +196,18 @@ def _check_sizes(header: Header) -> None:
     _check_counts(header, "attention.sliding_window", MAX_CONTEXT)
     if not 1 <= header.n_vocab <= MAX_VOCABULARY:
         _fail(header, f"the vocabulary has {header.n_vocab} tokens, not between 1 and {MAX_VOCABULARY}")
+    template = header.metadata.get("tokenizer.chat_template")
+    length = template.length if isinstance(template, ArrayInfo) else len(template) if isinstance(template, str) else 0
+    if length > MAX_TEMPLATE_CHARACTERS:
+        _fail(header, f"'tokenizer.chat_template' has {length} characters, more than {MAX_TEMPLATE_CHARACTERS}")
+
+
+def _check_rotation(header: Header) -> None:
+    """llama.cpp computes for ever where nothing of a head is rotated."""
+    for ending in ("", "_swa"):
+        key = header.model_key(f"rope.dimension_count{ending}")
+        if header.integer(key) == 0 and header.heads_of(0) and header.architecture not in _MAY_ROTATE_NOTHING:
+            _fail(header, f"{key!r} is 0, so nothing of a head is rotated")
 
 
 def _check_range(header: Header, name: str, low: int, high: int, *, optional: bool = False) -> None:
@@ -263,8 +287,6 @@ def _check_rope(header: Header) -> None:
         longest = header.model_count(f"attention.key_length{ending}") or header.key_length
         if rotated is not None and (rotated < 0 or rotated % 2):
             _fail(header, f"{key!r} is {rotated}, not an even number")
-        if rotated == 0 and header.heads_of(0) and header.architecture not in _MAY_ROTATE_NOTHING:
-            _fail(header, f"{key!r} is 0, so nothing of a head is rotated")
         if rotated is not None and longest and rotated > longest:
             _fail(header, f"{key!r} is {rotated}, but heads are {longest} long")
     key = header.model_key("rope.dimension_sections")
@@ -319,10 +341,6 @@ def _check_tokenizer(header: Header) -> None:
     model = header.tokenizer_model
     if model not in _TOKENIZERS:
         _fail(header, f"'tokenizer.ggml.model' is {model!r}, which llama.cpp does not know")
-    template = header.metadata.get("tokenizer.chat_template")
-    length = template.length if isinstance(template, ArrayInfo) else len(template) if isinstance(template, str) else 0
-    if length > MAX_TEMPLATE_CHARACTERS:
-        _fail(header, f"'tokenizer.chat_template' has {length} characters, more than {MAX_TEMPLATE_CHARACTERS}")
     for name, flag in (("bos", "add_bos_token"), ("eos", "add_eos_token"), ("seperator", "add_sep_token")):
         always = model == "bert" and name != "eos"
         if not always and header.metadata.get(f"tokenizer.ggml.{flag}") is not True:

@@ -48,6 +48,7 @@ class Repository:
         id: "owner/repo".
         commit: 40 hex digits.
         gated: whether its terms have to be accepted first.
+        updated: when it was last changed, an ISO date; "" when the hub does not tell.
         files: its .gguf files, without those whose hash the hub does not tell: they could not be verified.
     """
 
@@ -55,6 +56,7 @@ class Repository:
     commit: str
     gated: bool
     files: tuple[RemoteFile, ...]
+    updated: str = ""
 
 
 def repository_files(
@@ -91,7 +93,8 @@ def repository_files(
     left_out = [one["rfilename"] for one in models if one not in verifiable and _is_safe(str(one["rfilename"]))]
     if left_out:
         on_note(f"left out, for the hub tells no sha256 to verify them by: {', '.join(left_out)}")
-    return Repository(repository, commit, gated, tuple(_file(one, settings) for one in verifiable))
+    files = tuple(_file(one, settings) for one in verifiable)
+    return Repository(repository, commit, gated, files, _date(info.get("lastModified")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +229,17 @@ def _refuse_offline(what: str, settings: Settings) -> None:
 def _match(answer: Any) -> Match | None:
     """One repository of a search's answer, None when it can't be one: then there is nothing to type."""
     facts = answer if isinstance(answer, dict) else {}
-    repository, updated = facts.get("id"), str(facts.get("lastModified"))
+    repository = facts.get("id")
     if not isinstance(repository, str) or len(repository) > 200 or not _REPOSITORY.fullmatch(repository):
         return None
     downloads, likes = (facts[name] if isinstance(facts.get(name), int) else 0 for name in ("downloads", "likes"))
-    date = updated[:10] if _DATE.fullmatch(updated[:10]) else ""
-    return Match(repository, downloads, likes, date, gated=bool(facts.get("gated")))
+    return Match(repository, downloads, likes, _date(facts.get("lastModified")), gated=bool(facts.get("gated")))
+
+
+def _date(time: object) -> str:
+    """The day of an ISO time, "" where it is none."""
+    day = str(time)[:10]
+    return day if _DATE.fullmatch(day) else ""
 
 
 def _file(sibling: Any, settings: Settings) -> RemoteFile:

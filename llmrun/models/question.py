@@ -106,7 +106,7 @@ def _get(source: TransferSource, settings: Settings, about: tuple[str, str], pat
 
     try:
         with (
-            new_client(source, patience) as client,
+            new_client(patience) as client,
             Link(source).answer(client, {"Accept": "application/json"}) as response,
         ):
             if response.status_code != 200:

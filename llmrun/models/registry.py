@@ -99,8 +99,10 @@ class CatalogueEntry:
     license: str
     kind: str
     context: int
+    released: str
+    checked: str
     source: str
-    size_mb: int = 0
+    size_mb: int
     sampling: Mapping[str, Any] = field(default_factory=dict)
     mirror: Mirror | None = None
 

@@ -44,11 +44,14 @@ def _libraries() -> Path | None:
 
 
 def _with_gpus(hardware: Hardware) -> Hardware:
-    from contextlib import closing
+    """Asks the engine that was started for this command, if there is one: it may have begun to fill a GPU."""
+    from contextlib import closing, nullcontext
 
     from llmrun.protocol.jobs import Nothing
     from llmrun.protocol.jobs.build import BUILD
-    from llmrun.runner.runner import Runner
+    from llmrun.runner import launch, runner
 
-    with closing(Runner()) as engine:
-        return replace(hardware, gpus=engine.do(BUILD, Nothing(), seconds=_MOST_SECONDS).gpus)
+    is_own = not launch.has_prestarted or not runner.prestarted().alive
+    engine = runner.Runner() if is_own else runner.prestarted()
+    with closing(engine) if is_own else nullcontext():
+        return replace(hardware, gpus=engine.do(BUILD, Nothing(), seconds=_MOST_SECONDS if is_own else None).gpus)

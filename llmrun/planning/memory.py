@@ -18,6 +18,7 @@ KV_BYTES = {"f16": 2.0, "q8_0": 34 / 32}
 
 _CONTEXT_STEP = 256  # llama.cpp rounds a context up to this
 _SMALLEST_START = 512  # tokens
+_STREAM_BYTES = 512 << 20  # of all streams: they are moved to where there is more room before anybody minds the pause
 _START_BYTES = 16 << 20  # of KV cache: zeroing that much takes some milliseconds
 _PROCESS_BYTES = 28 << 20  # Python, llama.cpp's and our libraries
 _TOKEN_BYTES = 190  # of llama.cpp's tables for one token of the vocabulary
@@ -138,6 +139,16 @@ def context_start(sizes: Sizes, n_ctx: int, kv_type: str = "f16") -> int:
         return n_ctx
     affordable = int(_START_BYTES / max(sizes.kv_bytes_per_token(KV_BYTES[kv_type]), 1.0))
     return min(n_ctx, max(_SMALLEST_START, 1 << max(affordable.bit_length() - 1, 0)))
+
+
+def longest_stream(sizes: Sizes, n_cells: int, sequences: int, kv_type: str = "f16") -> int:
+    """How many tokens each of several sequences may have cells for that no other one uses: faster on processors.
+
+    Args:
+        n_cells: that all of them may have together.
+    """
+    of_each = _STREAM_BYTES / sequences / max(sizes.kv_bytes_per_token(KV_BYTES[kv_type]), 1.0)
+    return min(n_cells // sequences, int(of_each)) if sequences > 1 else 0
 
 
 def rooms(n_ctx: int, start: int) -> list[int]:

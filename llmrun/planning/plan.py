@@ -20,6 +20,7 @@ from llmrun.planning.memory import (
     Sizes,
     context_start,
     largest_context,
+    longest_stream,
     memory,
     reserved_bytes,
 )
@@ -33,10 +34,8 @@ GPU_LAYER_BOUNDS = (-1, 1000)
 PARALLEL_BOUNDS = (1, 128)
 ALL_LAYERS = -1
 
-UNKNOWN_CONTEXT = 4096
-"""For files that do not say what the model was trained on."""
-SMALLEST_CONTEXT = 512
-"""Below that a conversation is pointless."""
+UNKNOWN_CONTEXT = 4096  # for files that do not say what the model was trained on
+SMALLEST_CONTEXT = 512  # below that a conversation is pointless
 FLASH_ATTENTION = ("auto", "on", "off")
 _SMALLEST_MARGIN = 512 << 20
 _GPU_MARGIN = 256 << 20  # the driver's and the desktop's
@@ -143,7 +142,7 @@ class Plan:
         slow_flash_attention: ggml's kernel for it is known to be slow here; answers differ a little without.
         n_seq_max: how many answers at the same time.
         n_cells: tokens that the KV cache holds for all of them together.
-        n_parked: how many prefixes of prompts it can keep beside them.
+        n_parked, n_stream: as in messages.Load.
         exact: they share nothing.
         draft_bytes: how much of memory is a draft model's.
     """
@@ -165,6 +164,7 @@ class Plan:
     n_seq_max: int = 1
     n_cells: int = 0
     n_parked: int = 0
+    n_stream: int = 0
     exact: bool = False
     draft_bytes: int = 0
 
@@ -183,6 +183,7 @@ class Plan:
             n_seq_max=self.n_seq_max,
             n_cells=self.n_cells,
             n_parked=self.n_parked,
+            n_stream=self.n_stream,
             exact=self.exact,
         )
 
@@ -247,6 +248,7 @@ def make_plan(
         n_seq_max=wishes.parallel,
         n_cells=n_cells,
         n_parked=room.parked,
+        n_stream=0 if hardware.gpus else longest_stream(header, n_cells, wishes.parallel, wishes.kv_type),
         exact=wishes.exact,
     )
 
@@ -312,8 +314,8 @@ def _flash_attention(header: HeaderFacts, hardware: Hardware, wishes: Wishes, n_
 
     On x86, ggml's kernel for it goes through the KV cache once for every head. Without it, a step behind 2,000 tokens
     takes 0.70 of the time and prefill there 1.35 (SmolLM2; 0.75 and 1.09 on a model of 1B; 0.81 and 1.16 without
-    AVX-512). A conversation, whose earlier turns are in the cache, decodes most of the time. With several sequences in
-    one cache it is the other way round: what belongs to others is skipped by flash attention only.
+    AVX-512). A conversation, whose earlier turns are in the cache, decodes most of the time. With several sequences it
+    is slower behind few tokens, or where they share a pool.
     """
     asked = wishes.flash_attention, wishes.parallel, wishes.cache_type_k, wishes.cache_type_v
     if asked != ("auto", 1, "f16", "f16") or hardware.gpus or "avx2" not in hardware.cpu_flags:
@@ -421,11 +423,9 @@ class _Room:
             if not chosen:
                 raise self._too_large(trained)
         if chosen < trained:
-            free_text = readable_size(self.hardware.memory_available)
-            return chosen, [
-                f"context {chosen:,} of {trained:,} tokens: what fits into {free_text} of free memory "
-                "with some to spare (--ctx asks for more)"
-            ]
+            available = readable_size(self.hardware.memory_available)
+            note = f"context {chosen:,} of {trained:,} tokens: what fits into {available} of free memory"
+            return chosen, [f"{note} with some to spare (--ctx asks for more)"]
         if not self.header.n_ctx_train:
             return chosen, [f"context {chosen:,} tokens: the file does not say what the model was trained on"]
         return chosen, []

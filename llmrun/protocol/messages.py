@@ -153,7 +153,8 @@ class Load:
         repack: weights may be brought into the order that this processor's kernels like best.
         mmap: the file is mapped into memory, not read.
         n_cells: of the KV cache that several sequences share, at most; 0 is n_ctx for each.
-        n_parked: how many prefixes of prompts can be kept beside the sequences.
+        n_parked: how many prefixes of prompts can be kept beside the sequences, where those share cells from the start.
+        n_stream: how many cells each of several sequences may have to itself; one that needs more shares with all.
         exact: sequences share nothing and take turns, so that each answer is bit for bit what it would be alone.
         draft: a smaller model that drafts for this one, and how it is loaded beside it.
     """
@@ -178,6 +179,7 @@ class Load:
     mmap: bool = True
     n_cells: int = 0
     n_parked: int = 0
+    n_stream: int = 0
     exact: bool = False
     request: int = 0
     draft: Load | None = None

@@ -57,13 +57,15 @@ def _nameless_file() -> IO[bytes] | None:
         return None
 
 
+has_prestarted = False
+"""Whether an engine was started before anybody knew what for."""
 _prestarted: Launched | None = None
 
 
 def prestart() -> None:
     """Start an engine before anybody knows what for."""
-    global _prestarted
-    _prestarted = launch()
+    global _prestarted, has_prestarted
+    _prestarted, has_prestarted = launch(), True
 
 
 def take_prestarted() -> Launched | None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from llmrun.cli.loading import fetch
+from llmrun.cli.loading import fetch, find_draft
 from llmrun.config import load_settings
 from llmrun.errors import ModelNotFoundError, UsageError
 from llmrun.models.registry import ModelSpec
+from llmrun.planning.pairs import DraftFile
 from llmrun.ui.terminal.output import Output
 
 GB = 10**9
@@ -65,3 +66,17 @@ def test_on_a_terminal_it_is_asked_with_the_size(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ModelNotFoundError) as refused:
         fetched(monkeypatch, 5, typed="n\n")
     assert refused.value.hint == "llmrun pull 'a b'"
+
+
+def test_a_draft_model_is_found_or_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    output = Output(stdin=io.StringIO(), stdout=io.StringIO(), stderr=io.StringIO(), environment={})
+    monkeypatch.setattr("llmrun.cli.loading.fetch", lambda *arguments, **options: FILE)
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
+    assert find_draft(output, None, load_settings(), yes=False) is None
+    here = tmp_path / "small.gguf"
+    here.touch()
+    found = find_draft(output, str(here), load_settings(), yes=False)
+    assert found == DraftFile(str(here), here)
+    fetched_one = find_draft(output, "owner/missing:Q4_0", load_settings(), yes=False)
+    assert fetched_one is not None
+    assert fetched_one.path == FILE

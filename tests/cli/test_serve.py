@@ -67,6 +67,11 @@ def test_wrong_options_are_named(words: tuple[str, ...], what: str) -> None:
     assert refused("serve", "--port", "0", *words).what == what
 
 
+@pytest.mark.parametrize("models", [(), ("a.gguf", "b.gguf")])
+def test_a_draft_model_is_for_one_model(models: tuple[str, ...]) -> None:
+    assert refused("serve", *models, "--port", "0", "--draft", "c.gguf").what == "--draft drafts for one model"
+
+
 def test_without_a_server_there_is_nothing_to_list_or_stop(capsys: pytest.CaptureFixture[str]) -> None:
     call(["ps", "--json"])
     assert json.loads(capsys.readouterr().out) == []

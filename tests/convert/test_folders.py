@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from llmrun.cli.convert import convert
 from llmrun.convert import write as writing
-from llmrun.convert.encode import all_finite, encode, to_float32
+from llmrun.convert.encode import all_finite, to_float32
 from llmrun.convert.job import convert_folder
 from llmrun.errors import BadModelError, DiskFullError, LlmrunError, UsageError
 from llmrun.gguf.reader import read_header
@@ -138,6 +138,7 @@ def test_other_kinds_of_weights_are_refused_by_name(name: str, said: str, tmp_pa
         (QWEN, {"num_hidden_layers": -1}, "num_hidden_layers"),
         (QWEN, {"num_attention_heads": "4"}, "num_attention_heads"),
         (QWEN, {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        (QWEN, {"rope_theta": 1e300}, "rope.freq_base is 1e+300"),
         (QWEN, {"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
         (QWEN, {"partial_rotary_factor": 0.5}, "in part"),
         (QWEN, {"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
@@ -190,18 +191,6 @@ def test_a_unigram_vocabulary_is_refused(tmp_path: Path) -> None:
 # ---- types
 
 
-def test_types_are_those_of_gguf_py() -> None:
-    from gguf import GGMLQuantizationType, quants
-
-    scales = 10.0 ** np.arange(-32, 32)[:, None] / 7
-    values = (np.random.default_rng(0).standard_normal((64, 96)) * scales).astype("<f4")
-    values[3] = 0
-    for kind in ("BF16", "Q8_0"):
-        rows = values[20:44] if kind == "Q8_0" else values
-        wanted = quants.quantize(np.ascontiguousarray(rows), GGMLQuantizationType[kind])
-        assert np.array_equal(encode(rows, kind).view(np.uint8), wanted.view(np.uint8)), kind
-
-
 def test_float8_is_read_by_its_definition() -> None:
     found = to_float32(np.array([0x38, 0xB8, 0x01, 0x7E, 0x7F], np.uint8), "F8_E4M3")
     assert found[:4].tolist() == [1.0, -1.0, 2.0**-9, 448.0]
@@ -223,6 +212,14 @@ def test_bfloat16_is_copied_as_it_is(tmp_path: Path) -> None:
     assert convert_folder(write(tmp_path / "in", files), out).type == "BF16"
     row = next(row for row in read_header(out).tensors if row.name == "output.weight")
     assert out.read_bytes()[row.offset :][: row.n_bytes] == tensors["lm_head.weight"].tobytes()
+
+
+def test_a_head_that_repeats_the_embeddings_is_left_out(tmp_path: Path) -> None:
+    tensors = llama_like(N_BYTE_LEVEL, head_norms=True)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    files = files_of(QWEN, tie_word_embeddings=True) | {"model.safetensors": safetensors(tensors)}
+    convert_folder(write(tmp_path / "in", files), tmp_path / "x.gguf")
+    assert "output.weight" not in {row.name for row in read_header(tmp_path / "x.gguf").tensors}
 
 
 # ---- quantized checkpoints

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.convert_golden import COLUMNS, GOLDENS, IDS, contents
-from support.hf_writer import ARCHITECTURES, WIDTH, files_of, write
+from support.convert_golden import CASES, COLUMNS, GOLDENS, contents, folder_of, ids_of, types_of
+from support.hf_writer import WIDTH
 from support.plain_logits import computed, loaded
 
 from llmrun.convert.architectures import FAMILIES
@@ -23,46 +23,39 @@ from llmrun.engine.llama.library import import_llama
 FOUND: dict[str, Any] = json.loads(GOLDENS.read_text(encoding="utf-8"))
 
 
-def converted(folder: Path, architecture: str, kind: str) -> Path:
-    convert_folder(write(folder / "Tiny-1B", files_of(architecture)), folder / "out.gguf", type=kind)
-    return folder / "out.gguf"
+def converted(place: Path, case: str, kind: str) -> Path:
+    convert_folder(folder_of(case, place), place / "out.gguf", type=kind)
+    return place / "out.gguf"
 
 
 def test_every_architecture_has_its_goldens() -> None:
-    assert set(ARCHITECTURES) == set(FAMILIES)
-    assert {name.split()[0] for name in FOUND["files"]} == set(FAMILIES)
-    assert set(FAMILIES) - set(FOUND["logits"]) == {"Ministral3ForCausalLM"}  # transformers 4 does not know it
+    assert set(FOUND["files"]) == set(FOUND["logits"]) == set(CASES) > set(FAMILIES)
 
 
-@pytest.mark.parametrize("name", FOUND["files"])
-def test_files_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
-    architecture, kind = name.split()
-    assert json.loads(json.dumps(contents(converted(tmp_path, architecture, kind)))) == FOUND["files"][name]
+@pytest.mark.parametrize(("case", "kind"), [(case, kind) for case in CASES for kind in types_of(case)])
+def test_files_are_those_of_llama_cpp(case: str, kind: str, tmp_path: Path) -> None:
+    assert json.loads(json.dumps(contents(converted(tmp_path, case, kind)))) == FOUND["files"][case][kind]
 
 
-@pytest.mark.parametrize("architecture", FOUND["logits"])
-def test_logits_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
-    path, wanted = converted(tmp_path, architecture, "f32"), np.array(FOUND["logits"][architecture])
-    if architecture.startswith("Bert"):
-        found = encoded(path, [token % 12 for token in IDS])
-    else:
-        with loaded(path) as model:
-            n_vocab = model.vocabulary.n_tokens
-            found = computed(model, [token % n_vocab for token in IDS], n_vocab)
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+    path, wanted = converted(tmp_path, case, "f32"), np.array(FOUND["logits"][case])
+    with loaded(path) as model:
+        find = encoded if case.startswith("Bert") else computed
+        found = find(model, ids_of(case), model.vocabulary.n_tokens)
     # Keys and values are kept as float16; a wrong order, window or scale would differ a thousand times as much.
     assert np.linalg.norm(found[:, ::COLUMNS] - wanted) < 2e-3 * np.linalg.norm(wanted)
 
 
-def encoded(path: Path, ids: list[int]) -> Any:
+def encoded(model: Any, ids: list[int], n_vocab: int) -> Any:
     """The last layer's outputs of an encoder, which our engine does not run."""
     llama = import_llama()
-    with loaded(path) as model:
-        params = llama.llama_context_default_params()
-        params.embeddings, params.pooling_type = True, llama.LLAMA_POOLING_TYPE_NONE
-        context = llama.llama_init_from_model(model.pointer, params)
-        tokens = (llama.llama_token * len(ids))(*ids)
-        assert llama.llama_encode(context, llama.llama_batch_get_one(tokens, len(ids))) == 0
-        rows = [np.ctypeslib.as_array(llama.llama_get_embeddings_ith(context, n), (WIDTH,)) for n in range(len(ids))]
-        found = np.stack(rows)
-        llama.llama_free(context)
+    params = llama.llama_context_default_params()
+    params.embeddings, params.pooling_type = True, llama.LLAMA_POOLING_TYPE_NONE
+    context = llama.llama_init_from_model(model.pointer, params)
+    tokens = (llama.llama_token * len(ids))(*ids)
+    assert llama.llama_encode(context, llama.llama_batch_get_one(tokens, len(ids))) == 0
+    rows = [np.ctypeslib.as_array(llama.llama_get_embeddings_ith(context, n), (WIDTH,)) for n in range(len(ids))]
+    found = np.stack(rows)
+    llama.llama_free(context)
     return found

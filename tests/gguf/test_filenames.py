@@ -63,4 +63,6 @@ def test_parts() -> None:
 def test_is_model() -> None:
     assert is_model("folder/A.GGUF")
     assert not is_model("mmproj-a.gguf")
+    assert not is_model("folder/mtp-a-Q4_0.gguf")
+    assert is_model("a-MTP-Q4_0.gguf")
     assert not is_model("a.safetensors")

@@ -35,6 +35,9 @@ def test_names(entry: CatalogueEntry) -> None:
     assert re.match(r"[0-9.]+[MB]\b", entry.parameters)
     assert entry.license
     assert entry.source
+    assert re.fullmatch(r"20\d\d-(0\d|1[0-2])(-[0-3]\d)?", entry.released)
+    assert entry.released[:7] <= entry.checked[:7]
+    assert re.fullmatch(r"20\d\d-(0\d|1[0-2])(-[0-3]\d)?", entry.checked)
     assert entry.kind in {"chat", "embedding"}
     assert 512 <= entry.context <= 1 << 20
 
@@ -56,8 +59,7 @@ def test_quants_and_files(entry: CatalogueEntry) -> None:
 def test_size_fits_the_parameters(entry: CatalogueEntry) -> None:
     number, unit = re.match(r"([0-9.]+)([MB])", entry.parameters).groups()  # type: ignore[union-attr]
     millions = float(number) * (1000 if unit == "B" else 1)
-    if entry.size_mb:  # every default quant has 3 to 10 bits per weight
-        assert 3 / 8 < entry.size_mb / millions < 10 / 8
+    assert 3 / 8 < entry.size_mb / millions < 10 / 8  # every default quant has 3 to 10 bits per weight
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

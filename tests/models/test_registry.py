@@ -33,7 +33,10 @@ TINY = CatalogueEntry(
     license="MIT",
     kind="chat",
     context=512,
+    released="2026-01",
+    checked="2026-01",
     source="a test",
+    size_mb=1,
     sampling={"temperature": 0.5},
     mirror=MIRROR,
 )
@@ -48,7 +51,10 @@ LARGE = CatalogueEntry(
     license="MIT",
     kind="chat",
     context=512,
+    released="2026-01",
+    checked="2026-01",
     source="a test",
+    size_mb=1,
 )
 CATALOGUE = Catalogue({"tiny": TINY, "large-8b": LARGE}, "tiny")
 

@@ -7,13 +7,14 @@ What becomes of a model is found out in a process of its own for each, for llama
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,6 @@ from llmrun.engine.llama.quantization import listening
 from support.gguf_writer import TensorSpec, gguf, runnable_metadata
 
 F32, F16 = 0, 1  # ggml_type
-WINDOW = 32
 LENGTHS = (16, 64, 128)
 """Tokens after which the state of a context is measured: within the window, and beyond it."""
 BATCH = 8
@@ -31,24 +31,27 @@ _KEY = re.compile(r"key not found in model: [^.\s]+\.(\S+)")
 _TENSOR = re.compile(r"tensor '([^']+)' not found")
 _SHAPE = re.compile(r"tensor '([^']+)' has wrong shape; expected +([\d, ]+), got")
 _GENERAL = ("general.", "tokenizer.")
+_LOADED = b"\n"  # comes before the answer of one that was loaded
 _MOST_LOADS = 500
 _MOST_SECONDS = 10  # of processor time
 
 # What an architecture may ask for, of every one.
 USUAL: dict[str, Any] = {
-    "attention.decay_lora_rank": 8, "attention.gate_lora_rank": 8, "attention.iclr_lora_rank": 8,
-    "attention.key_length": 16, "attention.key_length_mla": 24, "attention.kv_lora_rank": 32,
-    "attention.layer_norm_epsilon": 1e-5, "attention.q_lora_rank": 16, "attention.scale": 1.0,
-    "attention.sliding_window_pattern": [1, 1, 1, 0], "attention.value_length": 16, "attention.value_length_mla": 16,
-    "attention.value_residual_mix_lora_rank": 8, "embedding_length_per_layer_input": 0, "embedding_scale": 1.0,
-    "expert_feed_forward_length": 64, "expert_gating_func": 2, "expert_shared_count": 1,
+    "attention.clamp_kqv": 8.0, "attention.decay_lora_rank": 8, "attention.gate_lora_rank": 8,
+    "attention.iclr_lora_rank": 8, "attention.indexer.head_count": 2, "attention.indexer.key_length": 16,
+    "attention.indexer.top_k": 8, "attention.key_length": 16, "attention.key_length_mla": 24,
+    "attention.kv_lora_rank": 32, "attention.layer_norm_epsilon": 1e-5, "attention.q_lora_rank": 16,
+    "attention.relative_buckets_count": 32, "attention.scale": 1.0, "attention.sliding_window_pattern": [1, 1, 1, 0],
+    "attention.value_length": 16, "attention.value_length_mla": 16, "attention.value_residual_mix_lora_rank": 8,
+    "embedding_length_per_layer_input": 0, "embedding_scale": 1.0, "expert_feed_forward_length": 64,
+    "expert_gating_func": 2, "expert_group_scale": 0.05, "expert_shared_count": 1,
     "expert_shared_feed_forward_length": 64, "expert_weights_norm": True, "expert_weights_scale": 1.0,
-    "full_attention_interval": 4, "interleave_moe_layer_step": 1, "kda.gate_lower_bound": -1.0, "kda.head_dim": 16,
-    "leading_dense_block_count": 1, "logit_scale": 1.0, "rescale_every_n_layers": 0, "residual_scale": 1.0,
-    "rope.dimension_sections": [4, 2, 2, 0], "rope.freq_base_swa": 10000.0, "shortconv.l_cache": 3,
-    "ssm.conv_kernel": 4, "ssm.dt_b_c_rms": False, "ssm.group_count": 1, "ssm.inner_size": 64, "ssm.state_size": 16,
-    "ssm.time_step_rank": 2, "swiglu_clamp_exp": [1.0] * 4, "time_decay_extra_dim": 8, "time_mix_extra_dim": 8,
-    "wkv.head_size": 16,
+    "experts_per_group": 2, "full_attention_interval": 4, "interleave_moe_layer_step": 1, "kda.gate_lower_bound": -1.0,
+    "kda.head_dim": 16, "leading_dense_block_count": 1, "logit_scale": 1.0, "rescale_every_n_layers": 0,
+    "residual_scale": 1.0, "rope.dimension_sections": [4, 2, 2, 0], "rope.freq_base_swa": 10000.0,
+    "shortconv.l_cache": 3, "ssm.conv_kernel": 4, "ssm.dt_b_c_rms": False, "ssm.group_count": 1, "ssm.inner_size": 64,
+    "ssm.state_size": 16, "ssm.time_step_rank": 2, "swiglu_clamp_exp": [1.0] * 4, "time_decay_extra_dim": 8,
+    "time_mix_extra_dim": 8, "use_parallel_residual": True, "wkv.head_size": 16,
 }  # fmt: skip
 
 
@@ -116,12 +119,13 @@ def state_bytes(model: Any, kind: int) -> list[int]:
     return found
 
 
-def measured(path: Path, architecture: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What llama.cpp says of a model: its window, and the bytes of its states."""
+def measured(path: Path, architecture: str, settings: Mapping[str, Any], on_load: Callable[[], Any]) -> dict[str, Any]:
+    """What llama.cpp says of a model: its window, and the bytes of its states. on_load is called when it is loaded."""
     try:
         model = build(path, architecture, settings)
     except ValueError as error:
         return {"refused": str(error)}
+    on_load()
     return {
         "window": import_llama().llama_model_n_swa(model),
         "f16": state_bytes(model, F16),
@@ -137,7 +141,10 @@ class Case(NamedTuple):
 
 
 def answers(folder: Path, cases: Mapping[str, Case]) -> dict[str, dict[str, Any]]:
-    """What llama.cpp makes of each model, whose file is folder/NAME.gguf: measured(), or {"died": status}."""
+    """What llama.cpp makes of each model, whose file is folder/NAME.gguf: measured(), or the process's end.
+
+    That is {"died": status, "loaded": whether llama.cpp had loaded it by then}.
+    """
     lines = [json.dumps({"path": str(folder / f"{name}.gguf"), **case._asdict()}) for name, case in cases.items()]
     paths = (Path(__file__).parents[1], Path(llmrun.__file__).parents[1])
     done = subprocess.run(
@@ -163,14 +170,16 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             resource.setrlimit(resource.RLIMIT_CPU, (_MOST_SECONDS, _MOST_SECONDS))
-            found = measured(Path(case["path"]), case["architecture"], case["settings"])
+            told = functools.partial(os.write, writing, _LOADED)
+            found = measured(Path(case["path"]), case["architecture"], case["settings"], told)
             os.write(writing, json.dumps(found).encode())
             os._exit(0)
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
             told = pipe.read()
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(told.decode() if status == 0 else json.dumps({"died": status}), flush=True)
+        ended = json.dumps({"died": status, "loaded": told.startswith(_LOADED)})
+        print(told.removeprefix(_LOADED).decode() if status == 0 else ended, flush=True)
 
 
 if __name__ == "__main__":

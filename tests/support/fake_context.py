@@ -119,7 +119,8 @@ class FakeContext:
     Args:
         model: what computes the logits.
         cuts: whether forget() can drop a part of a sequence; recurrent models can't.
-        unified: as in base.Context; by default, where there is more than one sequence.
+        unified: whether sequences share anything; by default, where there is more than one.
+        n_stream: as in messages.Load.
         n_cells: as many as all sequences' windows have, by default.
         n_outputs: as in base.Context.
 
@@ -142,6 +143,7 @@ class FakeContext:
         n_parked: int = 0,
         cuts: bool = True,
         unified: bool | None = None,
+        n_stream: int = 0,
         n_cells: int | None = None,
         n_outputs: int = 16,
     ) -> None:
@@ -150,7 +152,9 @@ class FakeContext:
         self.n_batch = n_batch
         self.n_seq_max, self.n_parked = n_seq_max, n_parked
         self.n_cells = n_ctx * n_seq_max if n_cells is None else n_cells
-        self.unified = n_seq_max > 1 if unified is None else unified
+        self.shares = n_seq_max > 1 if unified is None else unified
+        self.unified = self.shares and not n_stream
+        self._stream = n_stream
         self.calls: list[list[Entry]] = []
         self.faults: dict[int, Exception] = {}
         self.before_decode: Callable[[int], None] = lambda call: None
@@ -184,6 +188,8 @@ class FakeContext:
         self.before_decode(number)
         if self.n_used + len(batch) > self.n_cells:
             raise NoRoom
+        if self._stream and any(entry.position >= self._stream for entry in batch):
+            self.unified = True
         fault = self.faults.get(number)
         if self.poison in [entry.token for entry in batch]:
             fault = DecodeError("llama.cpp could not decode it")
@@ -229,13 +235,28 @@ class FakeContext:
 
     def copy(self, source: int, target: int, length: int) -> bool:
         """See base.Context."""
-        assert self.unified
+        assert self.shares
         assert not self._cells[target], "the target is not empty"
         assert length <= len(self._cells[source])
         if not self.cuts and length < len(self._cells[source]):
             return False
         self._cells[target] = self._cells[source][:length]
+        if not self.unified:
+            self._divide(target)
         return True
+
+    def lay_out(self, longest: int) -> bool:
+        """See base.Context."""
+        was, lengths = self.unified, [longest, *map(len, self._cells.values())]
+        if self._stream and (longest > self._stream or max(lengths) <= self._stream):
+            self.unified = longest > self._stream
+        for sequence_id in self._cells if was and not self.unified else ():
+            self._divide(sequence_id)
+        return was and not self.unified
+
+    def _divide(self, sequence_id: int) -> None:
+        """Give a sequence cells of its own."""
+        self._cells[sequence_id] = [Cell(next(self._numbers), cell.token) for cell in self._cells[sequence_id]]
 
     def state(self, sequence_id: int) -> bytearray:
         """See base.Context."""

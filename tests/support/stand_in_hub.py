@@ -54,6 +54,7 @@ class Faults:
         metadata_headers: of that answer, and of those that follow.
         metadata_statuses: for each metadata call in turn, a status, SILENT or HANG_UP.
         without_hash: names of files whose hash is not told.
+        updated: when the repository was changed, as metadata have it.
         body: of the metadata call in place of JSON.
         commit, name, sha, size: in place of the right ones in metadata.
         circle: redirect for ever.
@@ -83,6 +84,7 @@ class Faults:
     metadata_headers: dict[str, str] = field(default_factory=dict)
     metadata_statuses: list[int] = field(default_factory=list)
     without_hash: list[str] = field(default_factory=list)
+    updated: str | None = None
     body: bytes | None = None
     commit: Any = COMMIT
     name: str | None = None
@@ -162,6 +164,7 @@ class StandInHub:
                 "sha": faults.commit,
                 "siblings": siblings,
                 "gated": False,
+                "lastModified": faults.updated,
             }
         ).encode()
 

@@ -1,9 +1,10 @@
 """Makes tests/convert/goldens.json: what llama.cpp's own converter and transformers make of tiny random models.
 
-Run it where torch, transformers, sentencepiece and llama.cpp's gguf-py are installed, with the folder of llama.cpp
-that lies in llama-cpp-python's source archive (vendor/llama.cpp):
+The files need torch, sentencepiece, the transformers that llama.cpp wants, its gguf-py, and its folder as it lies in
+llama-cpp-python's source archive (vendor/llama.cpp); the logits torch and transformers 5:
 
-    PYTHONPATH=tests python tests/upstream/convert_goldens.py LLAMA_CPP VERSION
+    PYTHONPATH=tests python tests/upstream/convert_goldens.py files LLAMA_CPP VERSION
+    PYTHONPATH=tests python tests/upstream/convert_goldens.py logits
 """
 
 from __future__ import annotations
@@ -18,40 +19,39 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.convert_golden import COLUMNS, GOLDENS, IDS, contents
-from support.hf_writer import ARCHITECTURES, files_of, write
-
-TYPES = ("f32", "f16", "bf16", "q8_0")
-# transformers 4 does not know them.
-NOT_IN_TRANSFORMERS = {"Ministral3ForCausalLM"}
+from support.convert_golden import CASES, COLUMNS, GOLDENS, contents, folder_of, ids_of, types_of
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("llama_cpp", type=Path)
-    parser.add_argument("version", help="of llama-cpp-python")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, dest="command")
+    files = commands.add_parser("files")
+    files.add_argument("llama_cpp", type=Path)
+    files.add_argument("version", help="of llama-cpp-python")
+    commands.add_parser("logits")
     options = parser.parse_args()
-    sys.path.insert(0, str(options.llama_cpp))
-    import torch
-    import transformers
-
     logging.disable()
-    torch.set_grad_enabled(False)
-    goldens: dict[str, Any] = {"llama-cpp-python": options.version, "transformers": transformers.__version__}
-    goldens["files"] = {}
-    goldens["logits"] = {}
-    for architecture in ARCHITECTURES:
-        with tempfile.TemporaryDirectory() as place:
-            folder = write(Path(place) / "Tiny-1B", files_of(architecture))
-            for kind in TYPES if architecture == "LlamaForCausalLM" else ("f16",):
-                target = Path(place) / "out.gguf"
-                pre = "default" if architecture.startswith("Bert") else "qwen2"
-                convert(options.llama_cpp / "convert_hf_to_gguf.py", folder, target, kind, pre)
-                goldens["files"][f"{architecture} {kind}"] = contents(target)
-            if architecture not in NOT_IN_TRANSFORMERS:
-                goldens["logits"][architecture] = logits(folder, architecture)
-        print(architecture)
+    goldens = json.loads(GOLDENS.read_text()) if GOLDENS.exists() else {}
+    if options.command == "files":
+        sys.path.insert(0, str(options.llama_cpp))
+        script = options.llama_cpp / "convert_hf_to_gguf.py"
+        goldens |= {"llama-cpp-python": options.version, "files": {case: converted(script, case) for case in CASES}}
+    else:
+        import transformers
+
+        goldens |= {"transformers": transformers.__version__, "logits": {case: logits(case) for case in CASES}}
     GOLDENS.write_text(json.dumps(goldens, indent=1) + "\n")
+
+
+def converted(script: Path, case: str) -> dict[str, Any]:
+    """Type -> what llama.cpp's converter writes."""
+    found = {}
+    with tempfile.TemporaryDirectory() as place:
+        folder, target = folder_of(case, Path(place)), Path(place) / "out.gguf"
+        for kind in types_of(case):
+            convert(script, folder, target, kind, pre="default" if case.startswith("Bert") else "qwen2")
+            found[kind] = contents(target)
+    return found
 
 
 def convert(script: Path, folder: Path, target: Path, kind: str, pre: str) -> None:
@@ -79,28 +79,29 @@ def arguments(script: Path, folder: Path, target: Path, kind: str) -> Iterator[N
         sys.argv = before
 
 
-def logits(folder: Path, architecture: str) -> list[list[float]]:
+def logits(case: str) -> list[list[float]]:
     """Some of transformers' logits at each position; of BERT the last layer's outputs."""
     import torch
-    from transformers import AutoModel, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-    kind = AutoModel if architecture.startswith("Bert") else AutoModelForCausalLM
-    if architecture.endswith("ConditionalGeneration"):
-        model = text_part(folder)
-    else:
-        model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    output = model(torch.tensor([[token % model.config.vocab_size for token in IDS]]))
+    torch.set_grad_enabled(False)
+    kind = AutoModel if case.startswith("Bert") else AutoModelForCausalLM
+    with tempfile.TemporaryDirectory() as place:
+        folder = folder_of(case, Path(place))
+        if case.endswith("ConditionalGeneration"):
+            stated = json.loads((folder / "config.json").read_text())["text_config"]
+            model = with_text(kind.from_config(AutoConfig.for_model(**stated), attn_implementation="eager"), folder)
+        else:
+            model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    output = model(torch.tensor([ids_of(case)]))
     found = output.last_hidden_state if kind is AutoModel else output.logits
     return [[round(float(value), 5) for value in row[::COLUMNS]] for row in found[0]]
 
 
-def text_part(folder: Path) -> Any:
-    """A model that sees, without its eyes."""
+def with_text(model: Any, folder: Path) -> Any:
+    """A text model with the weights of one that sees."""
     from safetensors.torch import load_file
-    from transformers import AutoConfig, AutoModelForCausalLM
 
-    stated = json.loads((folder / "config.json").read_text())["text_config"]
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**stated), attn_implementation="eager")
     start = "language_model."
     tensors = load_file(folder / "model.safetensors").items()
     text = {name.removeprefix(start): one for name, one in tensors if name.startswith(start)}

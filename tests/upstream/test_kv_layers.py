@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.architectures import LENGTHS, WINDOW, Case, answers, build, state_bytes
+from support.architectures import LENGTHS, build, state_bytes
+from support.tiny_models import tiny_answers
 
 from llmrun.engine.llama.context import KV_TYPES
 from llmrun.gguf.header import Header
@@ -18,61 +19,22 @@ from llmrun.quantize.types import TENSOR_TYPES
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="it forks")]
 
-N_LAYERS = 4
 MOST_OTHER_BYTES = 600  # of a state that are neither keys and values nor a recurrent layer's
-EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 64}
-HYBRID = {"attention.head_count_kv": [0, 1, 0, 1]}  # a layer without key heads is recurrent
-LATENT = {
-    "attention.head_count_kv": 1, "attention.kv_lora_rank": 32, "rope.dimension_count": 16, "attention.key_length": 48,
-    "attention.value_length": 32, "attention.key_length_mla": 24, "attention.value_length_mla": 16,
-}  # fmt: skip
 HEADS_OF_A_BLOCK = {"embedding_length": 64, "rope.dimension_count": 32}  # heads are as long as a block of q8_0
-# Architecture -> what its header has to say beside the usual.
-MODELS: dict[str, dict[str, Any]] = {
-    "afmoe": EXPERTS,
-    "arwkv7": {"token_shift_count": 1},
-    "bailingmoe3": {**EXPERTS, **LATENT, **HYBRID},
-    "cohere2": {},
-    "cohere2moe": EXPERTS,
-    "deepseek2": {**EXPERTS, **LATENT},
-    "exaone-moe": EXPERTS,
-    "exaone4": {},
-    "gemma2": {},
-    "gemma3": {},
-    "gemma3n": {},
-    "gemma4": {"attention.key_length_swa": 16, "attention.value_length_swa": 16},
-    "gpt-oss": EXPERTS,
-    "granite_swa": {},
-    "jamba": HYBRID,
-    "kimi-linear": {**EXPERTS, **LATENT, **HYBRID},
-    "lfm2": HYBRID,
-    "lfm2moe": {**EXPERTS, **HYBRID},
-    "llama": {},
-    "llama4": EXPERTS,
-    "mamba": {},
-    "mamba2": {},
-    "maple": EXPERTS,
-    "mellum": EXPERTS,
-    "mimo2": {},
-    "minimax-01": {**EXPERTS, "block_count": 8},
-    "muse-glimmer": {},
-    "olmo2": {},
-    "plamo2": {**HYBRID, "ssm.group_count": 0, "ssm.time_step_rank": 4},
-    "plamo3": {},
-    "rwkv6qwen2": {"token_shift_count": 1},
-    "smallthinker": {**EXPERTS, "expert_gating_func": 2},
-    "spark2_5": {},
-    "step35": {},
-}
+MODELS = (
+    "afmoe", "arwkv7", "bailingmoe3", "cohere2", "cohere2moe", "deepseek2", "exaone-moe", "exaone4", "gemma2",
+    "gemma3", "gemma3n", "gemma4", "gpt-oss", "granite_swa", "jamba", "kimi-linear", "lfm2", "lfm2moe", "llama",
+    "llama4", "mamba", "mamba2", "maple", "mellum", "mimo2", "minimax-01", "muse-glimmer", "olmo2", "plamo2",
+    "plamo3", "rwkv6qwen2", "smallthinker", "spark2_5", "step35",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Header, dict[str, Any]]]:
     """Architecture -> the header of its model, and what llama.cpp says of it."""
     folder = tmp_path_factory.mktemp("models")
-    usual = {"block_count": N_LAYERS, "attention.sliding_window": WINDOW}
-    cases = {name: Case(name, {**usual, **settings}) for name, settings in MODELS.items()}
-    return {name: (read_header(folder / f"{name}.gguf"), answer) for name, answer in answers(folder, cases).items()}
+    found = tiny_answers(folder, MODELS)
+    return {name: (read_header(folder / f"{name}.gguf"), answer) for name, answer in found.items()}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -54,12 +54,14 @@ class ModelDrafter:
         self._seat: _Seat | None = None
         self._guess: list[int] = []
         self._is_unsure = False
+        self._can_read = True
         self.wish: int | None = None
         self.n_steps = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """See drafts.Drafter."""
         self._tokens += tokens
+        self._can_read = self._can_read and self._model.knows(tokens)
 
     def rewind(self, length: int) -> None:
         """See drafts.Drafter."""
@@ -78,13 +80,13 @@ class ModelDrafter:
 
     def count_missing(self) -> int | None:
         """How many tokens it would have to read before it can guess; None where it can't."""
-        if not self._model.can_read(self._tokens[self._n_same :]):
+        if not self._can_read or self._model.has_failed:
             return None
         if self._seat is None or self._seat.owner is not self:
             self._seat, self._n_same = self._model.take_seat(self, self._tokens), 0
         seat = self._seat
         start = min(self._n_same, len(seat.tokens))
-        start += common_prefix(seat.tokens[start:], self._tokens[start:])
+        start += common_prefix(seat.tokens[start:], self._tokens[start : len(seat.tokens)])
         start = min(start, len(self._tokens) - 1)  # its logits are wanted
         self._n_same = self._model.cut(seat, start)
         return len(self._tokens) - self._n_same
@@ -127,6 +129,7 @@ class DraftModel:
 
     Attributes:
         context: see Args.
+        has_failed: llama.cpp could not compute with it. Answers need no drafts.
     """
 
     def __init__(self, context: Context, n_vocab: int) -> None:
@@ -135,7 +138,7 @@ class DraftModel:
         self._logits = Sampler(context.vocabulary.n_tokens)
         self._seats = [_Seat(number) for number in range(context.n_seq_max)]
         self._taken = 0
-        self._failed = False  # llama.cpp could not compute with it: answers need no drafts
+        self.has_failed = False
 
     @property
     def deepest(self) -> tuple[int, int]:
@@ -143,9 +146,9 @@ class DraftModel:
         seat = max(self._seats, key=lambda each: len(each.tokens))
         return seat.number, len(seat.tokens)
 
-    def can_read(self, tokens: Sequence[int]) -> bool:
-        """Whether it knows all of these tokens, and still works."""
-        return not self._failed and max(tokens, default=0) < self._n_vocab
+    def knows(self, tokens: Sequence[int]) -> bool:
+        """Whether all of these tokens are in its vocabulary."""
+        return max(tokens, default=0) < self._n_vocab
 
     def take_seat(self, drafter: ModelDrafter, tokens: list[int]) -> _Seat:
         """A seat for a sequence that begins with these tokens: the one that knows most of them, or is oldest."""
@@ -180,7 +183,7 @@ class DraftModel:
         except Aborted:
             pass
         except (LlmrunError, BadLogits):
-            self._failed = True
+            self.has_failed = True
         for drafter in drafters:
             drafter.draft(0)
             self.cut(drafter.seat, len(drafter.seat.tokens))  # what is half written goes

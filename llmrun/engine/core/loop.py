@@ -24,7 +24,6 @@ from llmrun.engine.core.text import TextStream
 from llmrun.engine.llama.base import Aborted, Context, Entry, NoRoom
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.condition import Condition
-from llmrun.protocol.ended import Explained
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
 from llmrun.protocol.params import Limits
 from llmrun.protocol.speculation import StepTables
@@ -232,7 +231,7 @@ class Engine:
     def _is_being_computed(self, sequence: Sequence, known: int) -> bool:
         """Whether much more of its prompt than is known is about to be. It waits until all of that can be shared."""
         least = known + (1 if sequence.held else _WORTH_WAITING)
-        return self._context.unified and any(
+        return self._context.shares and any(
             active.n_waiting > 1
             and active.extras.salt == sequence.extras.salt
             and common_prefix(active.tokens, sequence.tokens) >= least
@@ -269,6 +268,9 @@ class Engine:
 
         In the order of slots: recurrent models need that, and slots in a row are not split into several passes.
         """
+        for source, target in self._slots.close_gap():
+            next(each for each in self._active if each.slot == source).slot = target
+            self._ended.pop(target, None)
         while True:
             running = self._suspects[:1] or self._in_turn()
             waiting = [len(sequence.tokens) - sequence.n_cached for sequence in running]
@@ -280,7 +282,7 @@ class Engine:
         if len(chosen) > 1:
             chosen.sort(key=lambda pair: pair[0].slot)
         spare = None
-        if self._drafts and not self._suspects:
+        if self._drafts and not self._suspects and (len(chosen) == 1 or self._context.unified):
             spare = Spare.of(self._context, self._slots.room, sum(shares), self._window)
         parts, batch = fill(chosen, spare, self._draft_model)
         self._alone = parts[0].sequence.request if len(parts) == 1 else None
@@ -473,19 +475,6 @@ class Engine:
             self._slots.truncate(sequence.slot, sequence.n_prompt)
         return self._slots.save(sequence.slot)
 
-    def explain(self, request: int, last: int, candidates: int) -> Explained:
-        """How the last tokens of an answer that ended were chosen.
-
-        Args:
-            request: the answer's.
-            last: how many tokens, at most what its sampler was told to remember.
-            candidates: how many of the likeliest to name for each.
-
-        Raises:
-            UsageError: another answer has taken its slot.
-        """
-        return Explained(request, tuple(self.ended(request).sampler.explain(last, candidates)))
-
     def measure_steps(self, interrupted: Callable[[], bool]) -> StepTables:
         """How long decode steps of several widths take; nothing where somebody is answered, or it is interrupted."""
         if self.busy or not self.can_draft:
@@ -493,11 +482,7 @@ class Engine:
         return measure_steps(self._context, self._slots, self._draft_model, self._clock, interrupted)
 
     def ended(self, request: int) -> Sequence:
-        """An answer that ended and whose slot nobody has taken yet.
-
-        Raises:
-            UsageError: there is no such answer.
-        """
+        """An answer that ended; raises UsageError where another one has taken its slot since."""
         for sequence in self._ended.values():
             if sequence.request == request:
                 return sequence

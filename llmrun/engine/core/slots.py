@@ -24,6 +24,7 @@ _WORTH_READING = 64  # tokens: fewer are prefilled faster than files are looked 
 _WORTH_MOVING = 32
 _CHEAP_CELLS = 256  # of parked prefixes, that nobody notices: llama.cpp looks at so many at a time
 _STOWED_SHARE = 4  # one part in so many of what the cells can hold may be stowed besides
+_SPLIT_STEPS = 4  # so long a gap is left to whoever comes next: moving somebody takes as long as a step or two
 _SPARE_SHARE = 32  # one part in so many of the cells stays free when somebody is let in: all the others grow
 
 
@@ -57,10 +58,11 @@ class Slots:
         self._went_on: set[int] = set()  # slots whose conversation had more than one turn
         self._used: dict[int, int] = dict.fromkeys(self.cached, 0)  # when, in releases
         self._releases = 0
+        self._split_steps = 0  # so often, one after the other, sequences that run had gaps between them
 
     def known(self, tokens: list[int], salt: str) -> int:
         """How many first tokens of a sequence need no prefill, as far as that can be told without trying."""
-        live = self._longest(tokens, salt, self.cached if self._context.unified else self.idle)[1]
+        live = self._longest(tokens, salt, self.cached if self._context.shares else self.idle)[1]
         return max(live, self._stowed.longest(tokens, salt)[1])
 
     def admits(self, tokens: list[int], salt: str, pending: int) -> bool:
@@ -69,10 +71,12 @@ class Slots:
         Args:
             pending: how many tokens that is.
         """
-        if not self._context.unified:
+        if not self._context.shares:
             return True
         source, shared = self._longest(tokens, salt, self.cached)
         busy = {*self.cached} - self.idle
+        if source in busy and not self._context.unified:
+            shared = 0  # it is copied
         lengths = {} if source in busy else {source: shared}
         held = self.room.held({*busy, source}, lengths)
         spare = self.room.n_cells // _SPARE_SHARE
@@ -124,8 +128,15 @@ class Slots:
 
     def _stow(self, slot: int) -> bool:
         """Move what a parked slot holds out of the cache, in place of what was stowed longest ago; whether it went."""
+        stowed = self._put_aside(slot)
+        if stowed:
+            self.truncate(slot, 0)
+        return stowed
+
+    def _put_aside(self, slot: int) -> bool:
+        """Stow a copy of what a parked slot holds."""
         tokens, most = self.cached[slot], self.room.n_cells // _STOWED_SHARE
-        if not self._context.unified or not _WORTH_READING <= len(tokens) <= most:
+        if not self._context.shares or not _WORTH_READING <= len(tokens) <= most:
             return False
         while self._stowed.n_tokens + len(tokens) > most:
             self._lose(self._stowed.take_oldest())
@@ -134,7 +145,6 @@ class Slots:
             if state:
                 prompt, went_on = self._prompts[slot], slot in self._went_on
                 self._stowed.put(StowedPrefix(list(tokens), state, self._salts[slot], prompt, went_on))
-                self.truncate(slot, 0)
                 return True
         return False
 
@@ -155,6 +165,7 @@ class Slots:
         Returns:
             The slot, and how many tokens it holds.
         """
+        self._lay_out(len(tokens))
         if moves:
             any(self._close_gap(slot, tokens) for slot in sorted(self.idle) if self._salts[slot] == salt)
         slot, copied = self._choose(tokens, salt)
@@ -211,21 +222,81 @@ class Slots:
 
     def _choose(self, tokens: list[int], salt: str) -> tuple[int, bool]:
         """An idle slot for a prompt, and whether it has what another slot knows of it."""
-        if not self._context.unified:
+        if not self._context.shares:
             return self._longest(tokens, salt, self.idle)[0], False
         source, shared = self._longest(tokens, salt, self.cached)
-        if source in self.idle and shared in (len(self.cached[source]), len(tokens) - 1, len(tokens)):
+        if shared and source in self.idle and shared in (len(self.cached[source]), len(tokens) - 1, len(tokens)):
             return source, False  # it goes on from there, or is asked again: nothing of use is lost
-        slot = min(self.idle - {source} or self.idle, key=lambda each: (bool(self.cached[each]), self._used[each]))
+        others = self.idle - {source} if shared else self.idle
+        slot = min(others or self.idle, key=self._inconvenience)
+        if self._holds_more(slot):
+            self._put_aside(slot)
         if slot == source or not shared:
             return slot, False
         self.truncate(slot, 0)
         if not self._context.copy(source, slot, shared):
             return self._longest(tokens, salt, self.idle)[0], False
         self.cached[slot], self._salts[slot] = self.cached[source][:shared], salt
-        self.room.share(source, slot, shared)
+        if self._context.unified:
+            self.room.share(source, slot, shared)
+        else:
+            self.room.append(slot, shared)
         self._save_soon(slot)  # two prompts begin so: others will, also after a restart
         return slot, True
+
+    def _holds_more(self, slot: int) -> bool:
+        """Whether a slot holds much that no other one does."""
+        held, others = self.cached[slot], {*self.cached} - {slot}
+        known = self._longest(held, self._salts[slot], others)[1] if others else 0
+        return len(held) - known >= _WORTH_READING
+
+    def _inconvenience(self, slot: int) -> tuple[int, bool, int, int]:
+        """How badly an idle slot suits a new sequence: whether it makes gaps, and what is lost by it."""
+        gaps = 0 if self._context.unified else len(_runs({*self.cached} - self.idle | {slot}))
+        return gaps, bool(self.cached[slot]), self._used[slot], slot
+
+    def _lay_out(self, n_tokens: int) -> None:
+        """Choose the KV cache's layout for who runs and one that comes with so many tokens."""
+        busy = {*self.cached} - self.idle
+        longest = max([n_tokens, *(max(len(self.cached[slot]), self._prompts[slot]) for slot in busy)])
+        if self._context.lay_out(longest):
+            for slot in self.cached:
+                self.room.cut(slot, 0)
+            for slot, tokens in self.cached.items():
+                self.room.append(slot, len(tokens))
+
+    def close_gap(self) -> list[tuple[int, int]]:
+        """Move a sequence next to the others, if for some steps it was not: a batch with a gap goes through in parts.
+
+        Returns:
+            From which slot to which, if one was moved.
+        """
+        split = self._context.shares and not self._context.unified
+        runs = sorted(_runs({*self.cached} - self.idle), key=len) if split else []
+        self._split_steps = self._split_steps + 1 if len(runs) > 1 else 0
+        if self._split_steps < _SPLIT_STEPS:
+            return []
+        self._split_steps = 0
+        source = runs[0][0]
+        target = min(self.idle & {runs[-1][0] - 1, runs[-1][-1] + 1})
+        if not self._stow(target):
+            self.truncate(target, 0)
+        with suppress(LlmrunError):
+            if self._context.copy(source, target, len(self.cached[source])):
+                self._move(source, target)
+                return [(source, target)]
+        return []
+
+    def _move(self, source: int, target: int) -> None:
+        """What is said of a slot is true of another one now, and it is empty."""
+        self.append(target, self.cached[source])
+        self._prompts[target], self._salts[target] = self._prompts[source], self._salts[source]
+        self._went_on.discard(target)
+        if source in self._went_on:
+            self._went_on.add(target)
+        self.idle.remove(target)
+        self.truncate(source, 0)
+        self.release(source)
 
     def _longest(self, tokens: list[int], salt: str, slots: Collection[int]) -> tuple[int, int]:
         """Which of some slots knows most of a prompt, and how much; of equal ones, the one that loses least by it."""
@@ -293,3 +364,14 @@ class Slots:
             return 0, 0
         n_bytes = self._states.save(tokens, bytes(self._context.state(slot)))
         return (len(tokens), n_bytes) if n_bytes else (0, 0)
+
+
+def _runs(slots: Collection[int]) -> list[list[int]]:
+    """Slots in rows of neighbours."""
+    runs: list[list[int]] = []
+    for slot in sorted(slots):
+        if runs and slot == runs[-1][-1] + 1:
+            runs[-1].append(slot)
+        else:
+            runs.append([slot])
+    return runs

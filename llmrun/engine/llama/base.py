@@ -88,7 +88,10 @@ class Context(Protocol):
         n_seq_max: most sequences of one decode call.
         n_parked: sequence ids are 0 .. n_seq_max + n_parked - 1: more can be kept than run.
         n_cells: of the KV cache in all, when it has grown to the end.
-        unified: whether sequences share one pool of n_cells; otherwise each has n_ctx of its own.
+        shares: whether a sequence can begin with another one's tokens, and all together have n_cells; otherwise each
+            has n_ctx of its own.
+        unified: whether sequences share one pool of cells now; otherwise each has a stream of them, and a batch goes
+            through the model at once only where the sequences in it are neighbours and have as many tokens each.
         n_outputs: most entries of one decode call whose logits are wanted.
         cuts: whether forget() can drop the last positions of any sequence.
     """
@@ -110,6 +113,9 @@ class Context(Protocol):
 
     @property
     def n_cells(self) -> int: ...
+
+    @property
+    def shares(self) -> bool: ...
 
     @property
     def unified(self) -> bool: ...
@@ -147,7 +153,16 @@ class Context(Protocol):
     def copy(self, source: int, target: int, length: int) -> bool:
         """Let an empty sequence begin with another one's first positions; False if it can't be, and it stays empty.
 
-        Only where the cache is unified; nothing is computed, and the cells are shared.
+        Nothing is computed. Where the cache is unified the cells are shared, else they are copied.
+        """
+
+    def lay_out(self, longest: int) -> bool:
+        """Give each sequence a stream of its own, or all of them one pool, for some that become so long.
+
+        Streams are faster, while every sequence fits into one. Some that grow longer move into a pool by themselves.
+
+        Returns:
+            Whether cells that were shared no longer are.
         """
 
     def state(self, sequence_id: int) -> bytearray:

@@ -6,6 +6,8 @@ Owns ggml's registry of devices; must not know models.
 from __future__ import annotations
 
 import ctypes
+import functools
+import sys
 from dataclasses import dataclass
 
 from llmrun.engine.llama.library import function, import_llama
@@ -46,8 +48,9 @@ def devices() -> tuple[Device, ...]:
     return tuple(Device(_text(name(p)), _text(description(p)), kind(p), p) for p in pointers)
 
 
+@functools.cache
 def gpus() -> tuple[Gpu, ...]:
-    """Every GPU, with its memory."""
+    """Every GPU, with its memory as it was when this was first asked: before this process has put weights there."""
     return tuple(_gpu(device) for device in devices() if device.kind in (_GPU, _INTEGRATED))
 
 
@@ -56,7 +59,9 @@ def _gpu(device: Device) -> Gpu:
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     ask = function("ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)
     ask(device.pointer, ctypes.byref(free), ctypes.byref(total))
-    return Gpu(device.name, device.description, total.value, free.value, shared=device.kind == _INTEGRATED)
+    # A Mac's GPU has the machine's memory, though ggml does not call it integrated.
+    shared = device.kind == _INTEGRATED or sys.platform == "darwin"
+    return Gpu(device.name, device.description, total.value, free.value, shared)
 
 
 def backends() -> list[str]:

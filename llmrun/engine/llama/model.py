@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from llmrun import _native
+from llmrun.engine.llama.devices import gpus
 from llmrun.engine.llama.library import import_llama
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
 from llmrun.errors import BadModelError, CancelledError
@@ -63,6 +64,7 @@ class LlamaModel:
         self._log = llama.llama_log_callback(_native.log_callback_address)
         llama.llama_log_set(self._log, ctypes.c_void_p(int(verbose)))
         llama.llama_backend_init()
+        gpus()  # what was free is asked for later
         params = llama.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         params.use_extra_bufts = repack

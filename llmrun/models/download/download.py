@@ -169,7 +169,7 @@ class _Transfer:
 
         self._progress(self._part.arrived, self._part.size, always=True)
         try:
-            with new_client(self._source, self._patience) as client:
+            with new_client(self._patience) as client:
                 try:
                     while not self._part.complete:
                         self._start_attempts(client)

@@ -72,7 +72,7 @@ def read_remote_header(
         BadModelError: that is not GGUF, or damaged.
     """
     source = _source(url, token, login_hint)
-    opened = nullcontext(client) if client is not None else new_client(source, patience)
+    opened = nullcontext(client) if client is not None else new_client(patience)
     with opened as used:
         first = _RemoteFile(source, used, patience, on_note).header(arrays)
         names = other_parts(first)
@@ -90,7 +90,7 @@ def remote_size(url: str, *, on_note: OnNote = ignore_note, patience: Patience =
         NetworkError, LoginRequiredError, ModelNotFoundError: as read_remote_header().
     """
     source = _source(url, None, "")
-    with new_client(source, patience) as client:
+    with new_client(patience) as client:
         return _RemoteFile(source, client, patience, on_note).size()
 
 

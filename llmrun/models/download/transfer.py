@@ -47,9 +47,6 @@ class TransferSource:
         token: sent as a bearer token to the url's own host, never to another one.
         login_hint: what to do when the server wants a login.
         starts_with: the file's first bytes, when known; others end the transfer at once.
-        ca_file: certificates to trust in place of the usual ones.
-        proxy: to go through, in place of the environment's.
-        trusted_hosts: hosts whose certificates are not looked at.
     """
 
     url: str
@@ -59,9 +56,6 @@ class TransferSource:
     token: str | None = None
     login_hint: str = ""
     starts_with: bytes = b""
-    ca_file: str | None = None
-    proxy: str | None = None
-    trusted_hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +115,15 @@ def patiently(ask: Callable[[], Answer], patience: Patience, on_note: OnNote = i
         raise trouble.error from trouble
 
 
-def new_client(source: TransferSource, patience: Patience) -> httpx2.Client:
-    """A client that heeds the environment's proxies and certificates, and the source's."""
+def new_client(patience: Patience) -> httpx2.Client:
+    """A client that heeds the environment's proxies and certificates."""
     import httpx2
 
     timeout = httpx2.Timeout(patience.stall_seconds, connect=patience.connect_seconds)
-    trusting = {
-        f"all://{host}": httpx2.HTTPTransport(verify=False, proxy=source.proxy) for host in source.trusted_hosts
-    }
-    certificates = source.ca_file or ca_file()
+    certificates = ca_file()
     verify = True if certificates is None else _certificates(certificates)
     try:
-        return httpx2.Client(timeout=timeout, verify=verify, proxy=source.proxy, mounts=trusting)
+        return httpx2.Client(timeout=timeout, verify=verify)
     except (ValueError, httpx2.InvalidURL, ImportError) as error:  # ImportError: socks without its package
         raise NetworkError("the proxy can't be used", why=str(error), hint="check HTTPS_PROXY and ALL_PROXY") from error
 
@@ -371,7 +362,7 @@ def fetch_page(
 
     try:
         with (
-            new_client(source, patience) as client,
+            new_client(patience) as client,
             Link(source).answer(client, {"Accept": accept}) as response,
         ):
             if response.status_code != 200:

@@ -18,7 +18,7 @@ HOT = SamplingParams(temperature=0.9, top_k=5, top_p=0.9, min_p=0.0, seed=1)
 def test_the_last_tokens_oldest_first() -> None:
     talk = Conversation(hashed, n_ctx=200)
     text, _ = talk.answer("Hi", HOT, most=20, remember=4)
-    choices = talk.engine.explain(1, last=4, candidates=3).choices
+    choices = talk.engine.ended(1).sampler.explain(4, 3)
     assert "".join(choice.text for choice in choices) == text[-4:]
     for choice in choices:
         assert [step.name for step in choice.steps] == ["model", "top_k", "top_p", "temperature"]
@@ -32,22 +32,22 @@ def test_the_last_tokens_oldest_first() -> None:
 def test_fewer_than_asked_where_fewer_are_remembered() -> None:
     talk = Conversation(hashed, n_ctx=200)
     talk.answer("Hi", HOT, most=3, remember=16)
-    assert len(talk.engine.explain(1, last=16, candidates=3).choices) == 3
-    assert len(talk.engine.explain(1, last=2, candidates=3).choices) == 2
+    assert len(talk.engine.ended(1).sampler.explain(16, 3)) == 3
+    assert len(talk.engine.ended(1).sampler.explain(2, 3)) == 2
 
 
 def test_the_end_token_has_a_name() -> None:
     talk = Conversation(scripted({"Hi": "yo"}))
     talk.answer("Hi", remember=2)
-    assert [choice.text for choice in talk.engine.explain(1, last=2, candidates=1).choices] == ["o", "<end>"]
+    assert [choice.text for choice in talk.engine.ended(1).sampler.explain(2, 1)] == ["o", "<end>"]
 
 
 def test_nothing_is_remembered_unless_asked_for() -> None:
     talk = Conversation(hashed, n_ctx=200)
     talk.answer("Hi", HOT, most=3)
-    assert talk.engine.explain(1, last=3, candidates=3).choices == ()
+    assert talk.engine.ended(1).sampler.explain(3, 3) == []
     with pytest.raises(UsageError):
-        talk.engine.explain(2, last=3, candidates=3)
+        talk.engine.ended(2).sampler.explain(3, 3)
 
 
 def test_tokens_taken_back_are_forgotten_and_refused_ones_shown_as_cut() -> None:
@@ -58,7 +58,7 @@ def test_tokens_taken_back_are_forgotten_and_refused_ones_shown_as_cut() -> None
 
     talk = Conversation(logits)
     assert talk.answer("Hi", remember=8, ban=("no",)) == ("y", "stop")
-    choices = talk.engine.explain(1, last=8, candidates=2).choices
+    choices = talk.engine.ended(1).sampler.explain(8, 2)
     assert [choice.text for choice in choices] == ["y", "<end>"]
     at = choices[0].candidates.index("n")
     assert choices[0].steps[0].probabilities[at] > 0.9
@@ -69,7 +69,7 @@ def test_forced_tokens_are_computed_as_one_batch_and_said_to_be_forced() -> None
     talk = Conversation(scripted({"Hi": "xabcy"}))
     assert talk.answer("Hi", constraint=AfterA(), remember=8) == ("xabcy", "stop")
     assert [len(batch) for batch in talk.context.calls] == [2, 1, 3, 1]
-    choices = talk.engine.explain(1, last=8, candidates=1).choices
+    choices = talk.engine.ended(1).sampler.explain(8, 1)
     assert [(choice.text, choice.forced) for choice in choices] == [
         ("x", False),
         ("a", False),

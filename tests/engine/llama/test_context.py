@@ -18,6 +18,7 @@ from support.hf_writer import files_of, write
 
 from llmrun import _native
 from llmrun.convert.job import convert_folder
+from llmrun.engine.llama import context as context_module
 from llmrun.engine.llama.base import ALLOCATING, Aborted, DecodeError, Entry, NoRoom
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
@@ -74,7 +75,11 @@ def same(one: Any, other: Any) -> bool:
 
 
 def alone(model: LlamaModel, ids: list[int]) -> Any:
-    with opened(model, 2048, 2048) as context:
+    return alone_in(2048, model, ids)
+
+
+def alone_in(n_ctx: int, model: LlamaModel, ids: list[int]) -> Any:
+    with opened(model, n_ctx, n_ctx) as context:
         return read(context, ids)
 
 
@@ -289,6 +294,118 @@ def test_a_state_that_cannot_be_put_back_leaves_an_empty_sequence(model: LlamaMo
         read(context, tokens(16, 100), 0, 1)
         assert not context.set_state(0, state, 200)  # no room
         assert same(read(context, tokens(17, 9)), alone(model, tokens(17, 9)))
+
+
+# ---- streams: cells of its own for each of several sequences
+
+
+def test_short_sequences_have_streams_and_all_share_when_one_is_long(model: LlamaModel) -> None:
+    prompts = [tokens(seed, 200 + 50 * seed) for seed in range(4)]  # the last are longer than streams are at first
+    with opened(model, 1024, n_seq_max=4, n_stream=2 * STEP, n_cells=2048) as context:
+        assert (context.unified, context.shares, context.n_cells) == (False, True, 2048)
+        for sequence, prompt in enumerate(prompts):
+            read(context, prompt[:-1], 0, sequence)
+        context.decode([Entry(prompt[-1], len(prompt) - 1, i, True) for i, prompt in enumerate(prompts)])
+        for index, prompt in enumerate(prompts):
+            assert same(row(context, index), alone(model, prompt))
+        assert not context.unified
+        long = prompts[3] + tokens(9, 300)
+        assert same(read(context, long[350:], 350, 3), alone(model, long))
+        assert context.unified
+        for sequence, prompt in enumerate(prompts[:3]):
+            assert same(read(context, [5], len(prompt), sequence), alone(model, [*prompt, 5]))
+
+
+def test_the_layout_follows_the_longest_sequence(model: LlamaModel) -> None:
+    prompt = tokens(21, 200)
+    with opened(model, 1024, n_seq_max=3, n_stream=2 * STEP) as context:
+        read(context, prompt)
+        assert not context.lay_out(1000)
+        assert context.unified
+        assert context.copy(0, 2, 150)
+        assert not context.lay_out(2 * STEP), "it would soon be back"
+        read(context, tokens(22, 600), 0, 1)
+        assert not context.lay_out(STEP), "one is too long"
+        assert context.forget(1, 0)
+        assert context.lay_out(STEP), "cells were shared"
+        assert not context.unified
+        assert same(read(context, [5], 200), alone(model, [*prompt, 5]))
+        assert same(read(context, [5], 150, 2), alone(model, [*prompt[:150], 5]))
+
+
+def test_neighbours_in_streams_go_through_the_model_at_once(model: LlamaModel) -> None:
+    outputs = 0
+
+    def watch(tensor: Any, ask: bool) -> bool:
+        nonlocal outputs
+        outputs += tensor.plain_name == "result_output"
+        return False
+
+    found = []
+    load = Load(model.path, STEP, STEP, n_batch=64, n_seq_max=8, n_stream=STEP)
+    context = LlamaContext(model, load, watch=watch)
+    for sequences in (range(8), range(2, 6), (0, 1, 4)):
+        outputs = 0
+        context.clear()
+        context.decode([Entry(5, 0, sequence, True) for sequence in sequences])
+        found.append(outputs)
+    context.close()
+    assert found == [1, 1, 2]
+
+
+def test_a_copy_between_streams_goes_on_by_itself(model: LlamaModel) -> None:
+    prompt, other = tokens(23, 300), tokens(24, 30)
+    with opened(model, 1024, n_seq_max=3, n_stream=2 * STEP) as context:
+        read(context, prompt, 0, 1)
+        assert context.copy(1, 2, 270)
+        assert context.forget(1, 0)
+        assert same(read(context, other, 270, 2), alone(model, prompt[:270] + other))
+        assert not context.unified
+
+
+@pytest.mark.parametrize("source", [{}, {"n_seq_max": 2}, {"n_seq_max": 5, "n_stream": STEP}])
+@pytest.mark.parametrize("target", [{}, {"n_seq_max": 2}, {"n_seq_max": 3, "n_stream": STEP}])
+def test_states_are_the_same_whatever_the_layout(
+    model: LlamaModel, source: dict[str, int], target: dict[str, int]
+) -> None:
+    prompt = tokens(25, 100)
+    last_of = [settings.get("n_seq_max", 1) - 1 for settings in (source, target)]
+    with opened(model, 1024, **source) as context:
+        read(context, prompt, 0, last_of[0])
+        state = context.state(last_of[0])
+    with opened(model, 1024, **target) as context:
+        for damaged in (bytearray(), state[:-1], bytearray(len(state))):
+            assert not context.set_state(last_of[1], damaged, 100)
+        assert context.set_state(last_of[1], state, 100)
+        assert same(read(context, [5], 100, last_of[1]), alone(model, [*prompt, 5]))
+
+
+def test_streams_that_no_pool_can_follow_stay_as_they_were(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, opening = tokens(26, STEP), LlamaContext._open
+
+    def limited(context: LlamaContext, room: int) -> None:
+        if room > STEP:
+            raise OutOfMemoryError("there is no memory")
+        opening(context, room)
+
+    monkeypatch.setattr(LlamaContext, "_open", limited)
+    with opened(model, 1024, n_seq_max=2, n_stream=2 * STEP) as context:
+        read(context, ids)
+        read(context, tokens(27, 100), 0, 1)
+        with pytest.raises(NoRoom):
+            context.decode(entries([7], STEP))
+        assert not context.lay_out(1000)
+        assert (context.unified, context.n_cells) == (False, STEP)
+        assert context.forget(0, STEP - 6)
+        assert same(read(context, [7], STEP - 6), alone_in(STEP, model, [*ids[: STEP - 6], 7]))
+        assert same(read(context, [7], 100, 1), alone_in(STEP, model, [*tokens(27, 100), 7]))
+
+
+def test_caches_of_other_kinds_are_one_pool(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_module, "_MARK", 4)  # so that a state is not what it is for the plain cache
+    with opened(model, 1024, n_seq_max=2, n_stream=STEP) as context:
+        assert context.unified
+        assert same(read(context, tokens(28, 300)), alone(model, tokens(28, 300)))
 
 
 # ---- refusing

@@ -44,6 +44,7 @@ class _Stopwatch:
         self.vocabulary = self
         self.n_ctx, self.n_seq_max = context.n_ctx, context.n_seq_max
         self.n_cells, self.n_parked, self.unified = context.n_cells, context.n_parked, context.unified
+        self.shares, self.lay_out = context.shares, context.lay_out
         self.n_batch, self.n_outputs, self.cuts = context.n_batch, context.n_outputs, context.cuts
         self.forget, self.drop, self.copy = context.forget, context.drop, context.copy
         self.state, self.set_state = context.state, context.set_state

@@ -6,8 +6,6 @@ mapped into memory and computes a tensor on all threads at a time. Its only word
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import re
 import threading
@@ -17,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from llmrun import _native
-from llmrun.engine.llama.quantization import check_layout, listening, loads_without_weights, quantize
-from llmrun.engine.llama.tensors import row_check, type_numbers
+from llmrun.engine.jobs.trial import require_loads, require_sound
+from llmrun.engine.llama.quantization import check_layout, listening, quantize
 from llmrun.errors import BadModelError, OutOfMemoryError, ResourceError, UsageError
-from llmrun.gguf.header import Tensor
 from llmrun.gguf.imatrix import ImatrixFile, read_imatrix
 from llmrun.gguf.reader import read_header
 from llmrun.protocol.jobs.quantize import Quantize, Quantized, QuantizeUpdate
@@ -56,9 +53,10 @@ def run(command: Quantize, report: Callable[[QuantizeUpdate], None], flag: _nati
                 _quantize(command, log)
         else:
             _quantize(command, log)
-            _load(command.source, log)
     if command.target:
         _verify(command, log.types)
+    else:
+        require_loads(command.source)
     return Quantized(log.types, log.wanted, log.needs_imatrix, tuple(log.unimportant))
 
 
@@ -178,39 +176,4 @@ def _verify(command: Quantize, types: dict[str, str]) -> None:
     tensors = read_header(Path(command.target)).tensors
     if {tensor.name: tensor.type for tensor in tensors} != types:
         raise BadModelError("the new file's tensors are not those that were meant", hint="run the same command again")
-    if broken := _not_finite(command.target, tensors, command.threads):
-        raise BadModelError(f"{broken} of the new file holds numbers that are not finite")
-    log = _Log()
-    with listening(log.add):
-        _load(command.target, log)
-
-
-def _load(path: str, log: _Log) -> None:
-    if not loads_without_weights(path):
-        raise BadModelError(f"llama.cpp can't load {Path(path).name}", why=log.error)
-
-
-def _not_finite(path: str, tensors: tuple[Tensor, ...], n_threads: int) -> str:
-    """The first tensor that ggml finds a number in which is none; "" when all are well."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    is_valid, numbers = row_check(), type_numbers()
-    # A private mapping, because ctypes tells addresses of writable memory only.
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as data:  # noqa: PTH123
-        start = ctypes.c_char.from_buffer(data)
-        address = ctypes.addressof(start)
-
-        def check(tensor: Tensor) -> bool:
-            good = is_valid(numbers[tensor.type], address + tensor.offset, tensor.n_bytes)
-            if hasattr(mmap, "MADV_DONTNEED"):  # the pages are the file's own: they need not count as ours
-                first = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-                if tensor.offset + tensor.n_bytes - first >= mmap.PAGESIZE:
-                    data.madvise(mmap.MADV_DONTNEED, first, tensor.offset + tensor.n_bytes - first)
-            return bool(good)
-
-        try:
-            with ThreadPoolExecutor(n_threads) as pool:
-                results = zip(tensors, pool.map(check, tensors), strict=True)
-                return next((tensor.name for tensor, good in results if not good), "")
-        finally:
-            del start
+    require_sound(command.target, tensors, command.threads)

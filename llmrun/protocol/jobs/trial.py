@@ -1,0 +1,23 @@
+"""The job that tries whether a file which another program made is good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmrun.protocol.jobs import JobKind, Nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Try a file.
+
+    Attributes:
+        path: of the GGUF file, absolute.
+        threads: that look through its numbers.
+    """
+
+    path: str
+    threads: int
+
+
+TRIAL = JobKind("trial", Trial, Nothing, Nothing, "trial", lambda command: (command.path,))

@@ -1,0 +1,143 @@
+"""Sequences with cells of their own: prefixes are copied, gaps closed, and who is long makes all share a pool."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from support.conversation import Conversation
+from support.fake_context import hashed
+
+from llmrun.protocol.params import SamplingParams
+
+SAMPLING = SamplingParams(seed=5, temperature=1.0, repeat_penalty=1.2)
+SYSTEM = "You answer briefly and well. " * 10
+STREAM = 500
+
+
+def talk(**settings: int) -> Conversation:
+    return Conversation(hashed, **{"n_ctx": 1000, "n_seq_max": 4, "n_stream": STREAM, "n_batch": 64, **settings})
+
+
+def alone(prompt: str, most: int) -> str:
+    return Conversation(hashed, n_ctx=1000).answer(prompt, SAMPLING, most=most)[0]
+
+
+def check_cells(crowd: Conversation) -> None:
+    assert crowd.engine.condition(0).cells_used == crowd.context.n_used
+
+
+def test_one_system_prompt_is_computed_once_and_copied() -> None:
+    crowd = talk()
+    for request in range(6):
+        crowd.ask(SYSTEM + f"{request}?", SAMPLING, most=5, request=request)
+    crowd.run()
+    assert not crowd.context.unified
+    assert crowd.computed() == len(SYSTEM) + 6 * (2 + 4)
+    assert [crowd.text(request) for request in range(6)] == [alone(SYSTEM + f"{request}?", 5) for request in range(6)]
+    assert crowd.engine.condition(0).cells_shared == 0
+    check_cells(crowd)
+
+
+def test_more_conversations_are_kept_than_there_are_streams() -> None:
+    crowd = talk()
+    prompts = [letter * 80 for letter in "abcdef"]
+    for prompt in prompts:
+        crowd.answer(prompt, SAMPLING, most=4)
+    for prompt in prompts:
+        assert crowd.answer(prompt + "!", SAMPLING, most=4)[0] == alone(prompt + "!", 4)
+        assert crowd.started().reused_tokens == 80
+    check_cells(crowd)
+
+
+def test_a_stream_whose_prefix_others_have_too_is_not_kept_besides(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd = talk()
+    for request in range(4):
+        crowd.answer(SYSTEM + f"{request}?", SAMPLING, most=4)
+    monkeypatch.setattr(crowd.engine._slots._stowed, "put", lambda prefix: pytest.fail("it is kept twice"))
+    crowd.answer("something else", SAMPLING, most=4)
+
+
+def busy_slots(crowd: Conversation) -> list[int]:
+    return sorted({entry.sequence_id for entry in crowd.context.calls[-1]})
+
+
+def test_sequences_that_run_are_neighbours_again_after_some_steps() -> None:
+    crowd = talk()
+    for request, most in enumerate((100, 10, 10, 100)):
+        crowd.ask(f"prompt {request}", SAMPLING, most=most, request=request)
+    for _ in range(14):
+        crowd.events += crowd.engine.step()
+    assert busy_slots(crowd) == [0, 3], "somebody else may still come"
+    for _ in range(6):
+        crowd.events += crowd.engine.step()
+    first, second = busy_slots(crowd)
+    assert second - first == 1
+    check_cells(crowd)
+    crowd.run()
+    for request, most in ((0, 100), (3, 100)):
+        assert crowd.text(request) == alone(f"prompt {request}", most)
+    assert crowd.computed() == 4 * len("prompt 0") + 2 * 99 + 2 * 9, "nothing was computed again"
+
+
+def test_a_new_sequence_closes_the_gap() -> None:
+    crowd = talk()
+    for request, most in enumerate((100, 5, 100)):
+        crowd.ask(f"prompt {request}", SAMPLING, most=most, request=request)
+    while len(crowd.context.calls) < 7:
+        crowd.events += crowd.engine.step()
+    crowd.ask("next", SAMPLING, most=5, request=9)
+    crowd.events += crowd.engine.step() + crowd.engine.step()
+    assert busy_slots(crowd) == [0, 1, 2]
+
+
+def test_where_one_is_long_all_share_and_then_no_longer() -> None:
+    crowd = talk()
+    crowd.answer(SYSTEM, SAMPLING, most=4)
+    crowd.ask(SYSTEM + "x" * STREAM, SAMPLING, most=4, request=10)
+    crowd.ask(SYSTEM + "short", SAMPLING, most=60, request=11)
+    crowd.events += crowd.engine.step() + crowd.engine.step()
+    assert crowd.context.unified
+    crowd.run()
+    assert crowd.started(11).reused_tokens == len(SYSTEM)
+    crowd.ask("others", SAMPLING, most=60, request=12)
+    crowd.events += crowd.engine.step() + crowd.engine.step()
+    crowd.ask("and another", SAMPLING, most=4, request=13)
+    crowd.run()
+    assert not crowd.context.unified, "what was long is out of the cache while others run"
+    check_cells(crowd)
+    prompts = {10: SYSTEM + "x" * STREAM, 11: SYSTEM + "short", 12: "others", 13: "and another"}
+    for request, prompt in prompts.items():
+        assert crowd.text(request) == alone(prompt, 60 if request in (11, 12) else 4)
+
+
+def test_an_answer_may_grow_out_of_its_stream() -> None:
+    crowd = talk()
+    crowd.ask("x" * (STREAM - 10), SAMPLING, most=100, request=1)
+    crowd.ask("y", SAMPLING, most=100, request=2)
+    crowd.run()
+    assert crowd.context.unified
+    assert crowd.text(1) == alone("x" * (STREAM - 10), 100)
+    assert crowd.text(2) == alone("y", 100)
+    check_cells(crowd)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_crowd_answers_as_if_everybody_were_alone(seed: int) -> None:
+    draws = random.Random(seed)
+    crowd = talk(n_stream=160, n_ctx=600, n_cells=draws.choice((640, 1000, 2400)), n_batch=draws.choice((16, 64)))
+    asked: dict[int, tuple[str, int]] = {}
+    cancelled = set()
+    for request in range(25):
+        prompt = SYSTEM[: draws.choice((0, 80, 100, 290))] + draws.choice("abc") * draws.choice((3, 70, 200))
+        asked[request] = prompt, draws.randint(1, 40)
+        crowd.ask(prompt, SAMPLING, most=asked[request][1], request=request)
+        for _ in range(draws.choice((0, 1, 5, 30))):
+            crowd.events += crowd.engine.step()
+        if draws.random() < 0.2:
+            crowd.engine.cancel(request)
+            cancelled.add(request)
+    crowd.run()
+    for request in set(asked) - cancelled:
+        assert crowd.text(request) == alone(*asked[request])
+    check_cells(crowd)

@@ -1,0 +1,49 @@
+"""Headers of every architecture that can be made tiny: what llama.cpp itself loads, no rule of ours refuses."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from support.tiny_models import ARCHITECTURES, tiny_answers
+
+from llmrun.gguf.header import Header
+from llmrun.gguf.reader import read_header
+from llmrun.gguf.rules import check, check_crashes
+
+pytestmark = [pytest.mark.upstream, pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="it forks")]
+
+# Then a graph or a kernel aborts: on sizes that no real model has, or without a tensor that the loader calls optional.
+ONLY_LOADED = {
+    "chameleon", "deepseek32", "dots1", "falcon-h1", "glm-dsa", "granitehybrid", "minicpm3",
+    "minimax-m2", "nemotron_h", "phi3", "plm", "qwen35", "qwen35moe", "qwen3next",
+    "t5", "t5encoder",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Header, dict[str, Any]]]:
+    """Architecture -> the header of its model, and what llama.cpp says of it."""
+    folder = tmp_path_factory.mktemp("models")
+    found = tiny_answers(folder, ARCHITECTURES)
+    return {name: (read_header(folder / f"{name}.gguf"), answer) for name, answer in found.items()}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_what_llama_cpp_loads_is_not_refused(told: dict[str, tuple[Header, dict[str, Any]]], name: str) -> None:
+    header, answer = told[name]
+    assert "refused" not in answer
+    assert answer.get("loaded", True)
+    check(header)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES.keys() - ONLY_LOADED)
+def test_no_rule_blames_what_runs(told: dict[str, tuple[Header, dict[str, Any]]], name: str) -> None:
+    header, answer = told[name]
+    assert "died" not in answer
+    check_crashes(header)
+
+
+def test_there_are_enough() -> None:
+    assert len(ARCHITECTURES) >= 60
