@@ -82,6 +82,7 @@ def test_figures_and_reasons_of_a_chat_that_goes_on(start: Start) -> None:
     why = again.ask("/why")
     assert any("only the last answer of this run" in line for line in why)
     assert any("/retry" in line for line in why)
+    assert any("only the last answer of this run" in line for line in again.ask("/explain"))
 
 
 def test_branches_say_where_they_differ(start: Start) -> None:

@@ -85,12 +85,12 @@ def _show_layers(output: Output, run: RunCollected) -> None:
     """How long the last prompt token's vector is behind each layer, and what was added to it."""
     if not run.layers or not run.layers[-1].residual:
         return
-    at = max(run.n_prompt - 1 - run.first, 0)
+    at, where = _looked_at(run)
     _heading(
         output,
         "Layers",
         f"Each of {counted(len(run.layers), 'layer')} adds to the token's vector, the residual stream. Below, from the "
-        "first layer to the last, is its length (norm) at the prompt's last token, and that of what each part added.",
+        f"first layer to the last, is its length (norm) at {where}, and that of what each part added.",
     )
     rows = [
         ("residual stream", [layer.residual[at] for layer in run.layers]),
@@ -105,6 +105,12 @@ def _show_layers(output: Output, run: RunCollected) -> None:
     )
     drawn = [(name, sparkline(values), f"{values[0]:.1f}", f"{values[-1]:.1f}") for name, values in rows if values]
     show_table(output, columns, drawn)
+
+
+def _looked_at(run: RunCollected) -> tuple[int, str]:
+    """The place among the watched positions that the story is about, and what it is."""
+    at = run.n_prompt - 1 - run.first
+    return (at, "the prompt's last token") if at >= 0 else (0, "the first token that was watched")
 
 
 def _at(layers: Sequence[WatchedLayer], name: str, place: int) -> list[float]:
@@ -125,13 +131,14 @@ def _show_lens(output: Output, run: RunCollected, tokens: Mapping[int, Token]) -
         why = _REFUSED[run.lens_refused]
         _heading(output, "Logit lens", f"The lens, what the model would say behind each layer, is not shown: {why}.")
         return
-    column = run.lens[0]
+    at, where = _looked_at(run)
+    column = next(each for each in run.lens if each.position == run.first + at)
     _heading(
         output,
         "Logit lens",
-        "What the model would say next if it ended behind a layer: the residual stream there, through the last norm "
-        "and the output matrix. Behind the last layer that has to give the model's own logits, and does, within "
-        f"{run.lens_difference:.1%}.",
+        f"What the model would say after {where} if it ended behind a layer: the residual stream there, through the "
+        "last norm and the output matrix. Behind the last layer that has to give the model's own logits, and does, "
+        f"within {run.lens_difference:.1%}.",
     )
     names = (*(f"CANDIDATE {number + 1}" for number in range(_LENS_CANDIDATES)),)
     columns = (Column("LAYER", right=True, style="bold"), *map(Column, names), Column("THE NEXT TOKEN IS"))
@@ -215,14 +222,12 @@ def _shade(share: float) -> str:
 
 
 def _show_experts(output: Output, run: RunCollected) -> None:
-    """Which experts the prompt's last token woke."""
-    at = max(run.n_prompt - 1 - run.first, 0)
+    """Which experts a token woke, layer by layer."""
+    at, where = _looked_at(run)
     woken = [(number, layer.experts[at]) for number, layer in enumerate(run.layers) if len(layer.experts) > at]
     if not woken:
         return
-    _heading(
-        output, "Experts", "In a mixture of experts each token wakes a few of them in each layer; the last one woke:"
-    )
+    _heading(output, "Experts", f"In a mixture of experts each token wakes a few in each layer. Those of {where}:")
     rows = [(str(number + 1), " ".join(map(str, experts))) for number, experts in woken]
     show_table(output, (Column("LAYER", right=True, style="bold"), Column("EXPERTS, THE HEAVIEST FIRST")), rows)
 

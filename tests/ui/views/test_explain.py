@@ -133,6 +133,14 @@ def test_what_a_model_lacks_is_left_out_or_said() -> None:
     assert "attention added" not in text
 
 
+def test_of_a_long_answer_the_first_watched_token_is_looked_at() -> None:
+    late = replace(RUN, tokens=(0, 1, 2, 1, 2, 1), n_prompt=2, first=3, lens=(column(3, 7, 0), column(4, 3, 0)))
+    late = replace(late, pictures=(HeadPicture("sharp", 0, 0, ((0.25,) * 4, (0.2,) * 5, (0.0,) * 5 + (1.0,))),))
+    lines = shown(replace(FOUND, run=late))
+    assert row(lines, "residual")[-2:] == ["1.0", "1.0"]
+    assert "first token that was watched" in " ".join(lines)
+
+
 def test_experts_are_named_layer_by_layer() -> None:
     layers = (replace(LAYER, experts=((0, 1), (5, 3), (2, 2))), LAYER)
     lines = shown(replace(FOUND, run=replace(RUN, layers=layers)))

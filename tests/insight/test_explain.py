@@ -1,0 +1,47 @@
+"""An answer explained: what the engine saw, what the sampler did, and what the machine could do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.hf_writer import files_of, write
+
+from llmrun.convert.job import convert_folder
+from llmrun.errors import UsageError
+from llmrun.insight.explain import explain_answer
+from llmrun.model import Model, load
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    source = write(tmp_path / "hf", files_of("Gemma3ForCausalLM"))
+    with load(str(convert_folder(source, tmp_path / "tiny.gguf", type="f32").path), threads=1) as loaded:
+        yield loaded
+
+
+def test_explaining_an_answer_leaves_the_conversation_as_it_was(model: Model) -> None:
+    def answered() -> str:
+        return model.generate("hello", max_tokens=4, temperature=0.0, remember=3).text
+
+    with pytest.raises(UsageError):
+        explain_answer(model)
+    first = answered()
+    found = explain_answer(model)
+    assert explain_answer(model).run.lens == found.run.lens
+    assert answered() == first
+    assert len(found.choices) == 3, "as many as were remembered"
+    assert found.run.lens_refused == ""
+
+
+def test_windows_and_shared_heads_are_counted(model: Model) -> None:
+    assert model.generate("hello", max_tokens=1, temperature=0.0, remember=1).text is not None
+    cache = explain_answer(model).cache
+    assert cache.window == model.header.sliding_window > 0
+    assert cache.window_layers == model.header.n_window_layers > 0
+    assert cache.unshared_bytes_per_token == 2 * cache.bytes_per_token
+    assert cache.n_ctx == model.loaded.n_ctx
