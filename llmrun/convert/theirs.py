@@ -20,7 +20,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check, check_vocabulary
 from llmrun.models.store.new_file import arriving, remove_leftovers
 from llmrun.planning.hardware import probe
-from llmrun.protocol.jobs.trial import TRIAL, Trial
+from llmrun.protocol.jobs.trial import TRIAL, TryFile
 from llmrun.runner.runner import Runner
 
 _MOST_LINES = 50
@@ -117,7 +117,7 @@ def _refuse(command: Sequence[str], status: int, said: list[str]) -> None:
 def _try(path: Path) -> None:
     engine = Runner()
     try:
-        engine.do(TRIAL, Trial(str(path.absolute()), probe().usable_cores))
+        engine.do(TRIAL, TryFile(str(path.absolute()), probe().usable_cores))
     finally:
         engine.close()
 

@@ -17,10 +17,10 @@ from llmrun.errors import BadModelError
 from llmrun.gguf.header import Tensor
 from llmrun.gguf.reader import read_header
 from llmrun.protocol.jobs import Nothing
-from llmrun.protocol.jobs.trial import Trial
+from llmrun.protocol.jobs.trial import TryFile
 
 
-def run(command: Trial, report: Callable[[Nothing], None], flag: _native.CancelFlag) -> Nothing:
+def run(command: TryFile, report: Callable[[Nothing], None], flag: _native.CancelFlag) -> Nothing:
     """Try the file.
 
     Raises:

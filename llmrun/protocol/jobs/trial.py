@@ -8,7 +8,7 @@ from llmrun.protocol.jobs import JobKind, Nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TryFile:
     """Try a file.
 
     Attributes:
@@ -20,4 +20,4 @@ class Trial:
     threads: int
 
 
-TRIAL = JobKind("trial", Trial, Nothing, Nothing, "trial", lambda command: (command.path,))
+TRIAL = JobKind("trial", TryFile, Nothing, Nothing, "trial", lambda command: (command.path,))

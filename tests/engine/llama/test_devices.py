@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,13 @@ from llmrun.engine.llama.devices import Device
 from llmrun.protocol.devices import Gpu
 
 GRAPHICS_CARD, INTEGRATED = 1, 2  # enum ggml_backend_dev_type
+
+
+@pytest.fixture(autouse=True)
+def nobody_has_asked() -> Iterator[None]:
+    devices.gpus.cache_clear()
+    yield
+    devices.gpus.cache_clear()
 
 
 @pytest.mark.parametrize(
