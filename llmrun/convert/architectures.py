@@ -14,6 +14,9 @@ from llmrun.convert.config import Config
 from llmrun.convert.folder import Json
 from llmrun.errors import BadModelError, UsageError
 
+ANOTHER_WAY = "llama.cpp's own converter may know it: add --with PATH/convert_hf_to_gguf.py"
+"""What to do about a model that is refused here."""
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -129,7 +132,7 @@ _GRANITE_DEFAULTS = {
     **_LLAMA_DEFAULTS, "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
     "attention_multiplier": 1.0,
 }  # fmt: skip
-_MISTRAL3_DEFAULTS = {**_LLAMA_DEFAULTS, "max_position_embeddings": 131_072}
+_MISTRAL3_DEFAULTS = {**_LLAMA_DEFAULTS, "max_position_embeddings": 131_072, "num_key_value_heads": 8}
 
 _LLAMAS = Family("llama", _OUTER, _LLAMA, _LLAMA_DEFAULTS, permutes=True)
 _GEMMA3 = Family(
@@ -223,7 +226,7 @@ def family_of(config: Json) -> tuple[str, Family]:
         raise UsageError(
             f"models of the architecture {name[:80]} can't be converted",
             why=f"only {', '.join(FAMILIES)} can",
-            hint="llama.cpp's own converter may know it: add --with PATH/convert_hf_to_gguf.py",
+            hint=ANOTHER_WAY,
         )
     return name, family
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from llmrun.convert.architectures import ANOTHER_WAY
 from llmrun.errors import UsageError
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -95,5 +96,5 @@ def _refuse(why: str) -> NoReturn:
     raise UsageError(
         "the tokenizer's way to cut words is not one that llama.cpp knows",
         why=why,
-        hint="look for a GGUF of the model, or convert it with a newer llmrun",
+        hint=ANOTHER_WAY,
     )

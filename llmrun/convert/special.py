@@ -24,16 +24,17 @@ _KNOWN_ENDS = frozenset({
 
 
 def special_metadata(
-    folder: Folder, config: Json, texts: Mapping[int, str], usual: Mapping[str, str]
+    folder: Folder, tokenizer: Json, config: Json, texts: Mapping[int, str], usual: Mapping[str, str]
 ) -> dict[str, Any]:
     """Metadata of special tokens and the chat template.
 
     Args:
+        tokenizer: tokenizer.json; empty when there is none.
         config: config.json.
         texts: id -> text of the vocabulary.
         usual: kind -> text of the special tokens that the folder need not name.
     """
-    tokenizer, settings = folder.json("tokenizer.json"), dict(folder.json("tokenizer_config.json"))
+    settings = dict(folder.json("tokenizer_config.json"))
     added = {row["content"]: row["id"] for row in added_tokens(tokenizer)}
     for kind, text in usual.items():
         settings.setdefault(f"{kind}_token", text)

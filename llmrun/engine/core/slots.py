@@ -1,7 +1,7 @@
 """What each slot of the KV cache holds, and which slot a prompt gets.
 
 Owns every change of the KV cache but decode(): a token is only said to be cached when its keys and values really are.
-Idle slots are the parked prefixes: there are more slots than may run. Must not know who waits, or for what.
+Idle slots are the parked prefixes; what no slot is left for is stowed. Must not know who waits, or for what.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 Every row of a batch looks at every used cell of a unified cache, if only to pass it over: parked conversations make
 the answers of all others slower (16 of 300 tokens each by half, with 8 that run). Copying them out and back takes as
-long as a few such steps. Owns what is stowed, and in which order it goes; must not know the cache.
+long as a few such steps. Where each sequence has a stream of its own, there are no more streams than sequences.
+
+Owns what is stowed, and in which order it goes; must not know the cache.
 """
 
 from __future__ import annotations

@@ -310,6 +310,8 @@ class LlamaContext:
                 return True
             if not self.unified and longest > self._stream:
                 self._share(longest)
+            elif not self.unified and longest > self._room:  # at once, not step by step
+                self._rebuild(min(_rounded(longest), self._stream), unified=False)
         return False
 
     @property

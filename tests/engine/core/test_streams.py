@@ -122,7 +122,7 @@ def test_an_answer_may_grow_out_of_its_stream() -> None:
     check_cells(crowd)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_any_crowd_answers_as_if_everybody_were_alone(seed: int) -> None:
     draws = random.Random(seed)
     crowd = talk(n_stream=160, n_ctx=600, n_cells=draws.choice((640, 1000, 2400)), n_batch=draws.choice((16, 64)))

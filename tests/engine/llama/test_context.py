@@ -333,6 +333,20 @@ def test_the_layout_follows_the_longest_sequence(model: LlamaModel) -> None:
         assert same(read(context, [5], 150, 2), alone(model, [*prompt[:150], 5]))
 
 
+def test_a_stream_is_long_enough_before_its_prompt_is_read(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, rooms = LlamaContext._open, []
+
+    def counted(context: LlamaContext, room: int) -> None:
+        rooms.append(room)
+        opening(context, room)
+
+    monkeypatch.setattr(LlamaContext, "_open", counted)
+    with opened(model, 2048, n_seq_max=2, n_stream=4 * STEP) as context:
+        assert not context.lay_out(700)
+        read(context, tokens(29, 700))
+    assert rooms == [STEP, 3 * STEP]
+
+
 def test_neighbours_in_streams_go_through_the_model_at_once(model: LlamaModel) -> None:
     outputs = 0
 

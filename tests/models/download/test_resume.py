@@ -41,7 +41,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandInHub]
 
 def start(limit: Callable[[], None] | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "llmrun", "pull", "maker/tiny-GGUF"],
+        [sys.executable, "-m", "llmrun", "pull", "maker/tiny-GGUF:Q4_K_M"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
