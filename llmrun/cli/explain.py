@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +22,7 @@ from llmrun.cli.options import (
 from llmrun.cli.run_command import PromptArgument, RawOption, asked_for, read_prompt
 from llmrun.cli.sampling import sampling_flags
 from llmrun.errors import CancelledError, require_within
+from llmrun.protocol.codec import as_dict
 from llmrun.protocol.messages import AnswerRequest, Finished
 from llmrun.protocol.params import Limits
 from llmrun.ui.terminal.output import Output
@@ -64,7 +65,7 @@ def explain(
             raise CancelledError("stopped by Ctrl-C")
         found = explain_answer(loaded, everywhere=json)
     if json:
-        output.result_json(asdict(found))
+        output.result_json(as_dict(found))
         return
     from llmrun.ui.views.explain import show_explained
 

@@ -51,6 +51,8 @@ def test_the_answer_is_the_one_that_run_gives(llmrun: Callable[..., Any]) -> Non
     text = b"".join(map(pieces.__getitem__, answer)).decode("utf-8", "replace")
     assert clean(text, newlines=True) == done.stdout
     assert len(found["choices"]) == len(answer) > 1
+    assert found["choices"][0]["steps"][0]["name"] == "model", "everything has a name"
+    assert 0 <= found["run"]["layers"][0]["heads"][0]["previous"] <= 1
     assert len(found["run"]["lens"]) == len(found["run"]["tokens"]), "--json has the lens of every position"
     assert found["decode_limit"]["tokens_per_second"] > 0
     cache = found["cache"]
