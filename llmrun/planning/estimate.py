@@ -18,7 +18,7 @@ from llmrun.models.download.transfer import OnNote, ignore_note
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory, repacked_types
-from llmrun.planning.pairs import Both
+from llmrun.planning.pairs import Facts
 from llmrun.planning.plan import (
     CONTEXT_BOUNDS,
     HeaderFacts,
@@ -118,53 +118,6 @@ class Outlook:
     n_ctx: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Resized:
-    """The facts of a header with the weights of another quantization: what plan.HeaderFacts asks for."""
-
-    header: Header
-    weight_bytes: int
-
-    @property
-    def n_embd(self) -> int:
-        return self.header.n_embd
-
-    @property
-    def n_vocab(self) -> int:
-        return self.header.n_vocab
-
-    @property
-    def n_layers(self) -> int:
-        return self.header.n_layers
-
-    @property
-    def n_ctx_train(self) -> int:
-        return self.header.n_ctx_train
-
-    @property
-    def n_parameters(self) -> int:
-        return self.header.n_parameters
-
-    @property
-    def key_length(self) -> int:
-        return self.header.key_length
-
-    @property
-    def most_heads(self) -> int:
-        return self.header.most_heads
-
-    @property
-    def recurrent_bytes(self) -> int:
-        return self.header.recurrent_bytes
-
-    @property
-    def rope_depends_on_window(self) -> bool:
-        return self.header.rope_depends_on_window
-
-    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
-        return self.header.kv_bytes_per_token(bytes_per_element)
-
-
 def local_candidate(path: Path, header: Header) -> QuantCandidate:
     """A file on this disk."""
     return QuantCandidate(header.quant, path.name, header.file_size, header, True)
@@ -249,8 +202,7 @@ def look_ahead(
         draft: of the model that drafts for it; what is said of memory holds for both.
     """
     header = candidate.header
-    alone = _Resized(header, candidate.weight_bytes)
-    facts: HeaderFacts = alone if draft is None else Both(alone, draft)
+    facts = Facts(header, candidate.weight_bytes, draft)
     work = work_of(header) if candidate.exact else work_of_quant(header, candidate.quant, candidate.weight_bytes)
     chosen = _plan(facts, hardware, kv_type)
     # What a GPU's kernels do was not measured.
@@ -264,7 +216,7 @@ def look_ahead(
         quant=candidate.quant,
         name=candidate.name,
         n_bytes=candidate.n_bytes,
-        weight_bytes=alone.weight_bytes,
+        weight_bytes=candidate.weight_bytes,
         load_seconds=start[0],
         prefill_rate=start[1],
         decode_rate=start[2],

@@ -65,7 +65,7 @@ def plan_pair(
     if draft is None:
         return make_plan(header, hardware, wishes, name=name, repository=repository), None
     drafts = read_draft(header, draft)
-    plan = make_plan(Both(header, drafts), hardware, wishes, name=name, repository=repository)
+    plan = make_plan(Facts(header, header.weight_bytes, drafts), hardware, wishes, name=name, repository=repository)
     n_ctx = max(plan.n_ctx, CONTEXT_BOUNDS[0])
     wished = replace(wishes, n_ctx=n_ctx, threads=plan.threads, gpu_layers=plan.gpu_layers)
     beside = replace(make_plan(drafts, replace(hardware, memory_total=0), wished), n_parked=0)
@@ -73,18 +73,26 @@ def plan_pair(
 
 
 @dataclass(frozen=True, slots=True)
-class Both:
-    """The facts of a model, and the memory that it takes together with the one that drafts for it."""
+class Facts:
+    """The facts of a model in another quantization, or with the memory of one that drafts for it, or both.
+
+    Attributes:
+        header: everything but the memory.
+        own_bytes: of its weights.
+        draft: the model that drafts for it.
+    """
 
     header: HeaderFacts
-    draft: HeaderFacts
+    own_bytes: int
+    draft: HeaderFacts | None = None
 
     @property
     def weight_bytes(self) -> int:
-        return self.header.weight_bytes + self.draft.weight_bytes
+        return self.own_bytes + (self.draft.weight_bytes if self.draft else 0)
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
-        return sum(each.kv_bytes_per_token(bytes_per_element) for each in (self.header, self.draft))
+        both = (self.header, self.draft) if self.draft else (self.header,)
+        return sum(each.kv_bytes_per_token(bytes_per_element) for each in both)
 
     @property
     def recurrent_bytes(self) -> int:

@@ -27,7 +27,7 @@ REFUSED = {
 """What is not tried: no models, counts that overflow, and what llama.cpp never returns from."""
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_is_refused_beforehand(tmp_path: Path, name: str) -> None:
     changes, words = BROKEN[name]
     with pytest.raises(BadModelError) as caught:
@@ -35,7 +35,7 @@ def test_what_is_refused_beforehand(tmp_path: Path, name: str) -> None:
     assert words in caught.value.why
 
 
-@pytest.mark.parametrize("name", BROKEN.keys() - REFUSED)
+@pytest.mark.parametrize("name", sorted(BROKEN.keys() - REFUSED))
 def test_what_explains_a_crash_is_tried_first(tmp_path: Path, name: str) -> None:
     changes, words = BROKEN[name]
     header = header_of(tmp_path, changes)
