@@ -18,7 +18,7 @@ from llmrun.models.download.transfer import OnNote, ignore_note
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory, repacked_types
-from llmrun.planning.pairs import Facts
+from llmrun.planning.pairs import Resized
 from llmrun.planning.plan import (
     CONTEXT_BOUNDS,
     HeaderFacts,
@@ -202,7 +202,7 @@ def look_ahead(
         draft: of the model that drafts for it; what is said of memory holds for both.
     """
     header = candidate.header
-    facts = Facts(header, candidate.weight_bytes, draft)
+    facts = Resized(header, candidate.weight_bytes, draft)
     work = work_of(header) if candidate.exact else work_of_quant(header, candidate.quant, candidate.weight_bytes)
     chosen = _plan(facts, hardware, kv_type)
     # What a GPU's kernels do was not measured.

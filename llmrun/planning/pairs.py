@@ -65,7 +65,7 @@ def plan_pair(
     if draft is None:
         return make_plan(header, hardware, wishes, name=name, repository=repository), None
     drafts = read_draft(header, draft)
-    plan = make_plan(Facts(header, header.weight_bytes, drafts), hardware, wishes, name=name, repository=repository)
+    plan = make_plan(Resized(header, header.weight_bytes, drafts), hardware, wishes, name=name, repository=repository)
     n_ctx = max(plan.n_ctx, CONTEXT_BOUNDS[0])
     wished = replace(wishes, n_ctx=n_ctx, threads=plan.threads, gpu_layers=plan.gpu_layers)
     beside = replace(make_plan(drafts, replace(hardware, memory_total=0), wished), n_parked=0)
@@ -73,7 +73,7 @@ def plan_pair(
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class Resized:
     """The facts of a model in another quantization, or with the memory of one that drafts for it, or both.
 
     Attributes:
