@@ -1,0 +1,191 @@
+// The page of an explained answer: one token is chosen, and everything shows what the model did at that token.
+// All text comes from the data and is put in as text, never as markup. explain.py makes the elements that this fills.
+"use strict";
+
+const KEEP = {
+  top_k: (kept, k) => (k ? kept.slice(0, k) : kept),
+  top_p: (kept, p) => {
+    let before = 0;
+    return kept.filter(({ share }) => {
+      const stays = before < p;
+      before += share;
+      return stays;
+    });
+  },
+  min_p: (kept, p) => kept.filter(({ share }) => share >= p * kept[0].share),
+  temperature: (kept, t) =>
+    t > 0 ? kept.map(({ index, share }) => ({ index, share: (share / kept[0].share) ** (1 / t) })) : kept.slice(0, 1),
+};
+
+/** What the sampler makes of probabilities, the likeliest first: probabilities in the same order, 0 for what is cut. */
+function recompute(probabilities, order, values) {
+  const normed = kept => {
+    const sum = kept.reduce((total, { share }) => total + share, 0) || 1;
+    return kept.map(({ index, share }) => ({ index, share: share / sum }));
+  };
+  let kept = normed(probabilities.map((share, index) => ({ index, share })));
+  for (const step of order) {
+    const left = normed(KEEP[step](kept, values[step]));
+    kept = left.length ? left : kept.slice(0, 1);
+  }
+  const result = probabilities.map(() => 0);
+  for (const { index, share } of kept) result[index] = share;
+  return result;
+}
+
+function start(data) {
+  const chosen = { at: data.start, layer: data.lens.length ? data.lens[0].length - 1 : 0 };
+  const views = Object.fromEntries([...document.querySelectorAll("[data-view]")].map(each => [each.dataset.view, each]));
+  const chips = [...document.querySelectorAll("[data-at]")];
+  const sliders = [...document.querySelectorAll("input[type=range]")];
+  const name = at => data.names[data.tokens[at]];
+  const percent = share => (share > 0 && share < 0.0005 ? "<0.1%" : (share * 100).toFixed(1) + "%");
+
+  function make(tag, attributes, ...children) {
+    const svg = ["svg", "path", "line"].includes(tag);
+    const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    made.append(...children);
+    return made;
+  }
+
+  /** A table; a cell is a text, or a share of 1 that is drawn as a bar. side: "n" where columns hold numbers. */
+  function table(headings, rows, side = "n") {
+    const heads = headings.map((each, column) => make("th", { scope: "col", class: column ? side : "" }, each));
+    const cell = (value, column) => {
+      if (!column) return make("th", { scope: "row" }, value);
+      if (typeof value !== "number") return make("td", { class: side }, value);
+      return make("td", { class: "n share", style: `--share:${value * 100}%` }, percent(value));
+    };
+    const lines = rows.map(row => make("tr", {}, ...row.map(cell)));
+    const whole = make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...lines));
+    return make("div", { class: "wide", tabindex: 0 }, whole);
+  }
+
+  /** A line for each series over the layers, and the same as a table. Series: [name, values, what a value is called] */
+  function lines(view, title, series) {
+    const most = Math.max(...series.flatMap(([, values]) => values)) || 1;
+    const count = series[0][1].length;
+    const x = index => (index * 720) / Math.max(count - 1, 1), y = value => 178 - (value / most) * 170;
+    const paths = series.map(([, values], number) =>
+      make("path", { class: `line k${number}`, d: "M" + values.map((v, i) => `${x(i)} ${y(v)}`).join("L") }));
+    const said = series.map(([each, values, shown]) => `${each} from ${shown(values[0])} to ${shown(values.at(-1))}`);
+    const label = `${title}: ${said.join("; ")}`;
+    const picture = make("svg", { viewBox: "0 0 720 180", preserveAspectRatio: "none", class: "plot lines", role: "img", "aria-label": label },
+      make("line", { x1: 0, x2: 720, y1: 179, y2: 179, class: "axis" }), ...paths);
+    const ends = make("p", { class: "ends small" }, make("span", {}, "layer 1"), make("span", {}, `layer ${count}`));
+    const keys = series.map(([each], number) => make("span", { class: `key k${number}` }, each));
+    const rows = Array.from({ length: count }, (_, at) => [`${at + 1}`, ...series.map(([, values, shown]) => shown(values[at]))]);
+    const was = view.querySelector("details")?.open;
+    const folded = make("details", {}, make("summary", {}, "As a table"), table(["layer", ...series.map(([each]) => each)], rows));
+    folded.open = Boolean(was);
+    view.replaceChildren(make("p", { class: "small" }, `${title}, up to ${series[0][2](most)}`), picture, ends, make("p", { class: "keys small" }, ...keys), folded);
+  }
+
+  const show = {
+    token(view) {
+      const { at } = chosen;
+      const tree = node => make("li", {}, make("code", {}, node[0]), ...(node[1].length ? [make("ul", {}, ...node[1].map(tree))] : []));
+      const where = data.first + at + 1, part = where <= data.prompt ? "the prompt" : "the answer";
+      const made = data.trees[at];
+      view.replaceChildren(
+        make("p", {}, make("b", {}, name(at)), ` is token ${where} of ${data.first + data.tokens.length}, in ${part}; its number in the vocabulary is ${data.tokens[at]}.`),
+        ...(made?.[1].length ? [make("ul", { class: "tree" }, tree(made))] : []));
+    },
+    layers(view) {
+      const number = value => value.toFixed(1);
+      const series = data.norms.map(([each, values]) => [each, values.map(layer => layer[chosen.at]), number]);
+      lines(view, `Lengths of vectors at ${name(chosen.at)}`, series);
+    },
+    lens(view) {
+      const column = data.lens[chosen.at], [ids, shares, next, rank] = column[chosen.layer];
+      const after = chosen.at + 1 < data.tokens.length ? `; the token that came, ${name(chosen.at + 1)}, is number ${rank + 1} with ${percent(next)}` : "";
+      const candidates = table(["candidate", "probability"], ids.map((id, place) => [data.names[id], shares[place]]));
+      const path = make("div", {});
+      view.replaceChildren(make("p", {}, `After ${name(chosen.at)}, behind layer ${chosen.layer + 1}${after}:`), candidates, path);
+      if (after) lines(path, "Probability of the token that came, behind each layer", [[name(chosen.at + 1), column.map(cell => cell[2]), percent]]);
+    },
+    attention(view) {
+      for (const row of document.querySelectorAll(".heads .row")) row.setAttribute("y", chosen.at);
+      const rows = data.heads.map(([head, looks]) => [head, looks[chosen.at].map(([at, share]) => `${name(at)} ${percent(share)}`).join(", ")]);
+      view.replaceChildren(table(["head", `looks from ${name(chosen.at)} most at`], rows, "w"));
+    },
+    experts(view) {
+      const rows = data.experts.map(([layer, woken]) => [`${layer + 1}`, woken[chosen.at].join(" ")]);
+      view.replaceChildren(table(["layer", `experts of ${name(chosen.at)}, the heaviest first`], rows, "w"));
+    },
+    time(view) {
+      const series = data.time.map(([each, values]) => [each, values, value => (value * 1000).toFixed(2) + " ms"]);
+      const share = values => values.map(value => value / values.reduce((sum, each) => sum + each, 0));
+      lines(view, "Each layer's share of the phase's time", series.map(([each, values]) => [each, share(values), percent]));
+    },
+    sampling(view) {
+      const at = data.first + chosen.at + 1, all = data.first + data.tokens.length;
+      const choice = data.choices[at - (all - data.choices.length)];
+      document.querySelector(".sliders").hidden = !choice || choice.forced;
+      if (!choice || choice.forced) {
+        const why = choice ? "The grammar left no choice here." : at >= all ? "The answer ends here." : at < data.prompt ? "The prompt goes on here, so nothing was drawn." : "This choice is not remembered.";
+        view.replaceChildren(make("p", {}, `After ${name(chosen.at)}: ${why}`));
+        return;
+      }
+      const values = Object.fromEntries(sliders.map(each => [each.name, Number(each.value)]));
+      const result = recompute(choice.model, data.order, values);
+      const cell = (share, before) => (share > 0 ? percent(share) : before > 0 ? "cut" : "");
+      const rows = choice.shown.map((index, row) => [
+        choice.texts[row] + (index === choice.chosen ? " ◀ chosen" : ""),
+        ...choice.steps.map(([, , shares], step) => cell(shares[row], step ? choice.steps[step - 1][2][row] : 1)),
+        result[index] || "",
+      ]);
+      const left = result.filter(share => share > 0).length;
+      rows.push(["left", ...choice.steps.map(([, remaining]) => remaining.toLocaleString("en")), `${left}`]);
+      const seen = choice.model.reduce((sum, share) => sum + share, 0);
+      view.replaceChildren(
+        make("p", {}, `After ${name(chosen.at)} the model chose ${choice.text}, and with the sliders it would with ${percent(result[choice.chosen])}:`),
+        table(["candidate", ...choice.steps.map(([each]) => each), "by the sliders"], rows),
+        make("p", { class: "small" }, `The last column is computed in this page, by these four steps alone, from the ${choice.model.length} likeliest candidates; the model gave them ${percent(seen)} together.`));
+    },
+  };
+
+  function choose(at, layer = chosen.layer) {
+    chosen.at = Math.min(Math.max(at, 0), data.tokens.length - 1);
+    chosen.layer = Math.min(Math.max(layer, 0), (data.lens[0]?.length ?? 1) - 1);
+    for (const each of chips) each.setAttribute("aria-pressed", Number(each.dataset.at) === chosen.at);
+    const chip = chips[chosen.at], strip = chip.parentNode;
+    if (strip.scrollHeight > strip.clientHeight) strip.scrollTop = chip.offsetTop - strip.clientHeight / 2;
+    for (const each of document.querySelectorAll(".lens td, .lens th")) {
+      const own = each.cellIndex - 1 === chosen.at;
+      each.classList.toggle("here", own);
+      if (own && each.dataset.layer == chosen.layer) each.setAttribute("aria-current", "true");
+      else each.removeAttribute("aria-current");
+    }
+    const wide = document.querySelector(".lens")?.parentNode, here = wide?.querySelector("th.here");
+    if (here) wide.scrollLeft = here.offsetLeft - wide.clientWidth / 2;
+    for (const [each, view] of Object.entries(views)) show[each](view);
+  }
+
+  function slide() {
+    for (const each of sliders) each.nextElementSibling.textContent = each.value;
+    show.sampling(views.sampling);
+  }
+
+  for (const each of chips) each.onclick = () => choose(Number(each.dataset.at));
+  for (const each of sliders) each.oninput = slide;
+  for (const each of document.querySelectorAll(".lens td"))
+    each.onclick = () => choose(each.cellIndex - 1, Number(each.dataset.layer));
+  for (const each of document.querySelectorAll(".heads svg"))
+    each.onclick = event => choose(Math.floor((event.offsetY / each.clientHeight) * data.tokens.length));
+  const again = document.querySelector(".sliders button");
+  if (again) again.onclick = () => { for (const each of sliders) each.value = each.defaultValue; slide(); };
+  document.addEventListener("keydown", event => {
+    if (event.target.type === "range" || event.altKey || event.ctrlKey || event.metaKey) return;
+    const inLens = event.target.querySelector?.(":scope > .lens");
+    const [across, up] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key] ?? [0, 0];
+    if (!across && !(up && inLens)) return;
+    event.preventDefault();
+    choose(chosen.at + across, chosen.layer + up);
+  });
+  views.token.setAttribute("aria-live", "polite");
+  choose(data.start);
+}
+
+if (typeof document !== "undefined") start(JSON.parse(document.getElementById("data").textContent));
