@@ -87,7 +87,8 @@ def explain_answer(model: Model, *, everywhere: bool = False, candidates: int = 
     choices = model.explain(MOST_TOKENS, candidates).choices
     run = engine.do(EXPLAIN, ExplainRun(answer, everywhere))
     prefill, decode = _limits(model, run)
-    return AnswerExplained(model.spec.name, run, choices, cache_use(model), prefill, decode)
+    name = model.path.stem if model.spec.path else model.spec.name
+    return AnswerExplained(name, run, choices, cache_use(model), prefill, decode)
 
 
 def cache_use(model: Model) -> CacheUse:

@@ -107,7 +107,7 @@ function start(data) {
     },
     attention(view) {
       for (const row of document.querySelectorAll(".heads .row")) row.setAttribute("y", chosen.at);
-      const rows = data.heads.map(([head, looks]) => [head, looks[chosen.at].map(([at, share]) => `${name(at)} ${percent(share)}`).join(", ")]);
+      const rows = data.heads.map(([head, looks]) => [head, looks[chosen.at].map(([token, share]) => `${data.names[token]} ${percent(share)}`).join(", ")]);
       view.replaceChildren(table(["head", `looks from ${name(chosen.at)} most at`], rows, "w"));
     },
     experts(view) {
@@ -140,7 +140,7 @@ function start(data) {
       rows.push(["left", ...choice.steps.map(([, remaining]) => remaining.toLocaleString("en")), `${left}`]);
       const seen = choice.model.reduce((sum, share) => sum + share, 0);
       view.replaceChildren(
-        make("p", {}, `After ${name(chosen.at)} the model chose ${choice.text}, and with the sliders it would with ${percent(result[choice.chosen])}:`),
+        make("p", {}, `After ${name(chosen.at)} the model chose ${choice.text}. With the sliders as they stand its probability is ${percent(result[choice.chosen])}:`),
         table(["candidate", ...choice.steps.map(([each]) => each), "by the sliders"], rows),
         make("p", { class: "small" }, `The last column is computed in this page, by these four steps alone, from the ${choice.model.length} likeliest candidates; the model gave them ${percent(seen)} together.`));
     },
@@ -149,8 +149,12 @@ function start(data) {
   function choose(at, layer = chosen.layer) {
     chosen.at = Math.min(Math.max(at, 0), data.tokens.length - 1);
     chosen.layer = Math.min(Math.max(layer, 0), (data.lens[0]?.length ?? 1) - 1);
-    for (const each of chips) each.setAttribute("aria-pressed", Number(each.dataset.at) === chosen.at);
     const chip = chips[chosen.at], strip = chip.parentNode;
+    for (const each of chips) {
+      each.setAttribute("aria-pressed", each === chip);
+      each.tabIndex = each === chip ? 0 : -1;
+    }
+    if (strip.contains(document.activeElement)) chip.focus({ preventScroll: true });
     if (strip.scrollHeight > strip.clientHeight) strip.scrollTop = chip.offsetTop - strip.clientHeight / 2;
     for (const each of document.querySelectorAll(".lens td, .lens th")) {
       const own = each.cellIndex - 1 === chosen.at;
@@ -173,12 +177,16 @@ function start(data) {
   for (const each of document.querySelectorAll(".lens td"))
     each.onclick = () => choose(each.cellIndex - 1, Number(each.dataset.layer));
   for (const each of document.querySelectorAll(".heads svg"))
-    each.onclick = event => choose(Math.floor((event.offsetY / each.clientHeight) * data.tokens.length));
+    each.onclick = event => {
+      const box = each.getBoundingClientRect();
+      choose(Math.floor(((event.clientY - box.top) / box.height) * data.tokens.length));
+    };
   const again = document.querySelector(".sliders button");
   if (again) again.onclick = () => { for (const each of sliders) each.value = each.defaultValue; slide(); };
   document.addEventListener("keydown", event => {
-    if (event.target.type === "range" || event.altKey || event.ctrlKey || event.metaKey) return;
-    const inLens = event.target.querySelector?.(":scope > .lens");
+    const { target } = event, inLens = target.querySelector?.(":scope > .lens");
+    const scrolls = target.matches?.(".wide, input") && !inLens;
+    if (scrolls || event.altKey || event.ctrlKey || event.metaKey) return;
     const [across, up] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key] ?? [0, 0];
     if (!across && !(up && inLens)) return;
     event.preventDefault();

@@ -175,7 +175,7 @@ button:focus-visible,summary:focus-visible,.wide:focus-visible{outline:2px solid
 details{margin:.6rem 0}summary{cursor:pointer;color:var(--soft);font-size:.875rem}
 .tree,.tree ul{list-style:none;padding-left:1.1rem;margin:.2rem 0;font-size:.875rem}
 .tree ul{border-left:1px solid var(--rule)}.tree code{white-space:pre-wrap;overflow-wrap:anywhere}
-@media print{.tokens{position:static;max-height:none}.sliders button{display:none}
+@media print{.heads{grid-template-columns:1fr 1fr}.tokens{position:static;max-height:none}.sliders button{display:none}
 .lens{table-layout:fixed;width:100%;font-size:5pt}
 .lens td,.lens th{padding:1px}}
 """.strip()

@@ -118,6 +118,8 @@ def _attention(run: RunCollected, tokens: Mapping[int, Token]) -> tuple[Part, ..
         "A row is a token, a column one that it looks at, the stronger its colour the more; the frame is the chosen "
         "token's row."
     )
+    if run.first:
+        note += " Tokens before these have no column, only a place in the tables."
     tables = [
         Folded(f"{head_name(each).capitalize()} as a table", (_looks(run, each, tokens),)) for each in run.pictures
     ]
@@ -220,10 +222,7 @@ def _data(
         ],
         "lens": [[_lens_cell(cell) for cell in column.cells] for column in run.lens],
         "heads": [
-            (
-                head_name(each),
-                [[(at - run.first, row[at]) for at in _most(row) if at >= run.first] for row in each.rows],
-            )
+            (head_name(each), [[(run.tokens[at], row[at]) for at in _most(row)] for row in each.rows])
             for each in run.pictures
         ],
         "experts": _experts(run),

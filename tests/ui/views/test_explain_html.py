@@ -50,7 +50,7 @@ def test_every_part_is_on_the_page() -> None:
     assert [data["names"][str(token)] for token in data["tokens"]] == [r"'<s>\x1b[2J'", "' hi'", "'you'"]
     assert data["norms"][0] == ["residual stream", [[1.0, 2.0, 3.0], [1.0, 8.0, 3.0]]]
     assert data["lens"][0][1] == [[1, 2], [0.75, 0.25], 0.5, 0]
-    assert data["heads"][0][1][2][0] == [1, 1.0], "the third token looks at the second"
+    assert data["heads"][0][1][2][0] == [1, 1.0], "you looks at hi"
     assert data["time"] == [["prefill", [0.004, 0.004]], ["decode", [0.001, 0.001]]]
 
 
@@ -128,9 +128,12 @@ def test_of_a_long_text_places_count_from_the_first_watched_token() -> None:
     late = replace(
         late, pictures=(HeadPicture("sharp", 0, 0, ((0.0, 0.0, 0.6, 0.4), (0.2,) * 5, (0.0,) * 5 + (1.0,))),)
     )
-    data = data_of(shown(replace(FOUND, run=late)))
+    page = shown(replace(FOUND, run=late))
+    data = data_of(page)
     assert (data["first"], data["start"], data["tokens"]) == (3, 0, [1, 2, 1])
-    assert data["heads"][0][1][0] == [[0, 0.4]], "what was looked at before them has no place"
+    assert data["heads"][0][1][0][:2] == [[2, 0.6], [1, 0.4]], "tokens before them are named"
+    assert 'd="M0 0h1v1h-1z" fill-opacity="0.6"' in page, "but only these are drawn"
+    assert "have no column" in page
 
 
 def test_sixty_four_tokens_of_thirty_layers_stay_small() -> None:
