@@ -35,9 +35,10 @@ function recompute(probabilities, order, values) {
 
 function start(data) {
   const chosen = { at: data.start, layer: data.lens.length ? data.lens[0].length - 1 : 0 };
-  const views = Object.fromEntries([...document.querySelectorAll("[data-view]")].map(each => [each.dataset.view, each]));
-  const chips = [...document.querySelectorAll("[data-at]")];
-  const sliders = [...document.querySelectorAll("input[type=range]")];
+  const all = selector => [...document.querySelectorAll(selector)];
+  const views = Object.fromEntries(all("[data-view]").map(each => [each.dataset.view, each]));
+  const chips = all("[data-at]"), sliders = all("input[type=range]");
+  const length = data.first + data.tokens.length;
   const name = at => data.names[data.tokens[at]];
   const percent = share => (share > 0 && share < 0.0005 ? "<0.1%" : (share * 100).toFixed(1) + "%");
 
@@ -71,25 +72,30 @@ function start(data) {
       make("path", { class: `line k${number}`, d: "M" + values.map((v, i) => `${x(i)} ${y(v)}`).join("L") }));
     const said = series.map(([each, values, shown]) => `${each} from ${shown(values[0])} to ${shown(values.at(-1))}`);
     const label = `${title}: ${said.join("; ")}`;
-    const picture = make("svg", { viewBox: "0 0 720 180", preserveAspectRatio: "none", class: "plot lines", role: "img", "aria-label": label },
-      make("line", { x1: 0, x2: 720, y1: 179, y2: 179, class: "axis" }), ...paths);
-    const ends = make("p", { class: "ends small" }, make("span", {}, "layer 1"), make("span", {}, `layer ${count}`));
+    const size = { viewBox: "0 0 720 180", preserveAspectRatio: "none", class: "plot lines" };
+    const axis = make("line", { x1: 0, x2: 720, y1: 179, y2: 179, class: "axis" });
+    const picture = make("svg", { ...size, role: "img", "aria-label": label }, axis, ...paths);
+    const ends = [1, count].map(layer => make("span", {}, `layer ${layer}`));
     const keys = series.map(([each], number) => make("span", { class: `key k${number}` }, each));
-    const rows = Array.from({ length: count }, (_, at) => [`${at + 1}`, ...series.map(([, values, shown]) => shown(values[at]))]);
-    const was = view.querySelector("details")?.open;
-    const folded = make("details", {}, make("summary", {}, "As a table"), table(["layer", ...series.map(([each]) => each)], rows));
-    folded.open = Boolean(was);
-    view.replaceChildren(make("p", { class: "small" }, `${title}, up to ${series[0][2](most)}`), picture, ends, make("p", { class: "keys small" }, ...keys), folded);
+    const rows = series[0][1].map((_, at) => [`${at + 1}`, ...series.map(([, values, shown]) => shown(values[at]))]);
+    const numbers = table(["layer", ...series.map(([each]) => each)], rows);
+    const folded = make("details", {}, make("summary", {}, "As a table"), numbers);
+    folded.open = Boolean(view.querySelector("details")?.open);
+    view.replaceChildren(
+      make("p", { class: "small" }, `${title}, up to ${series[0][2](most)}`), picture,
+      make("p", { class: "ends small" }, ...ends), make("p", { class: "small" }, ...keys), folded);
   }
 
   const show = {
     token(view) {
       const { at } = chosen;
-      const tree = node => make("li", {}, make("code", {}, node[0]), ...(node[1].length ? [make("ul", {}, ...node[1].map(tree))] : []));
+      const below = parts => (parts.length ? [make("ul", {}, ...parts.map(tree))] : []);
+      const tree = ([text, parts]) => make("li", {}, make("code", {}, text), ...below(parts));
       const where = data.first + at + 1, part = where <= data.prompt ? "the prompt" : "the answer";
       const made = data.trees[at];
+      const place = ` is token ${where} of ${length}, in ${part}; its number in the vocabulary is ${data.tokens[at]}.`;
       view.replaceChildren(
-        make("p", {}, make("b", {}, name(at)), ` is token ${where} of ${data.first + data.tokens.length}, in ${part}; its number in the vocabulary is ${data.tokens[at]}.`),
+        make("p", {}, make("b", {}, name(at)), place),
         ...(made?.[1].length ? [make("ul", { class: "tree" }, tree(made))] : []));
     },
     layers(view) {
@@ -99,15 +105,20 @@ function start(data) {
     },
     lens(view) {
       const column = data.lens[chosen.at], [ids, shares, next, rank] = column[chosen.layer];
-      const after = chosen.at + 1 < data.tokens.length ? `; the token that came, ${name(chosen.at + 1)}, is number ${rank + 1} with ${percent(next)}` : "";
+      const came = chosen.at + 1 < data.tokens.length ? name(chosen.at + 1) : "";
+      const said = came && `; the token that came, ${came}, is number ${rank + 1} with ${percent(next)}`;
       const candidates = table(["candidate", "probability"], ids.map((id, place) => [data.names[id], shares[place]]));
-      const path = make("div", {});
-      view.replaceChildren(make("p", {}, `After ${name(chosen.at)}, behind layer ${chosen.layer + 1}${after}:`), candidates, path);
-      if (after) lines(path, "Probability of the token that came, behind each layer", [[name(chosen.at + 1), column.map(cell => cell[2]), percent]]);
+      const path = view.lastElementChild ?? make("div", {});
+      view.replaceChildren(
+        make("p", {}, `After ${name(chosen.at)}, behind layer ${chosen.layer + 1}${said}:`), candidates, path);
+      path.hidden = !came;
+      const title = "Probability of the token that came, behind each layer";
+      if (came) lines(path, title, [[came, column.map(cell => cell[2]), percent]]);
     },
     attention(view) {
-      for (const row of document.querySelectorAll(".heads .row")) row.setAttribute("y", chosen.at);
-      const rows = data.heads.map(([head, looks]) => [head, looks[chosen.at].map(([token, share]) => `${data.names[token]} ${percent(share)}`).join(", ")]);
+      for (const row of all(".heads .row")) row.setAttribute("y", chosen.at);
+      const said = ([token, share]) => `${data.names[token]} ${percent(share)}`;
+      const rows = data.heads.map(([head, looks]) => [head, looks[chosen.at].map(said).join(", ")]);
       view.replaceChildren(table(["head", `looks from ${name(chosen.at)} most at`], rows, "w"));
     },
     experts(view) {
@@ -115,17 +126,19 @@ function start(data) {
       view.replaceChildren(table(["layer", `experts of ${name(chosen.at)}, the heaviest first`], rows, "w"));
     },
     time(view) {
-      const series = data.time.map(([each, values]) => [each, values, value => (value * 1000).toFixed(2) + " ms"]);
-      const share = values => values.map(value => value / values.reduce((sum, each) => sum + each, 0));
-      lines(view, "Each layer's share of the phase's time", series.map(([each, values]) => [each, share(values), percent]));
+      const shares = values => values.map(value => value / values.reduce((sum, each) => sum + each, 0));
+      const series = data.time.map(([each, values]) => [each, shares(values), percent]);
+      lines(view, "Each layer's share of the phase's time", series);
     },
     sampling(view) {
-      const at = data.first + chosen.at + 1, all = data.first + data.tokens.length;
-      const choice = data.choices[at - (all - data.choices.length)];
+      const at = data.first + chosen.at + 1, choice = data.choices[at - (length - data.choices.length)];
       document.querySelector(".sliders").hidden = !choice || choice.forced;
       if (!choice || choice.forced) {
-        const why = choice ? "The grammar left no choice here." : at >= all ? "The answer ends here." : at < data.prompt ? "The prompt goes on here, so nothing was drawn." : "This choice is not remembered.";
-        view.replaceChildren(make("p", {}, `After ${name(chosen.at)}: ${why}`));
+        const why = choice ? "the grammar left no choice"
+          : at >= length ? "the answer ends"
+          : at < data.prompt ? "the prompt goes on, so nothing was drawn"
+          : "this choice is not remembered";
+        view.replaceChildren(make("p", {}, `After ${name(chosen.at)}: ${why}.`));
         return;
       }
       const values = Object.fromEntries(sliders.map(each => [each.name, Number(each.value)]));
@@ -138,11 +151,15 @@ function start(data) {
       ]);
       const left = result.filter(share => share > 0).length;
       rows.push(["left", ...choice.steps.map(([, remaining]) => remaining.toLocaleString("en")), `${left}`]);
+      const likely = percent(result[choice.chosen]), headings = choice.steps.map(([each]) => each);
       const seen = choice.model.reduce((sum, share) => sum + share, 0);
+      const how = "The last column is computed in this page, by these four steps alone, from the "
+        + `${choice.model.length} likeliest candidates; the model gave them ${percent(seen)} together.`;
+      const came = `After ${name(chosen.at)} the model chose ${choice.text}. `
+        + `With the sliders as they stand its probability is ${likely}:`;
       view.replaceChildren(
-        make("p", {}, `After ${name(chosen.at)} the model chose ${choice.text}. With the sliders as they stand its probability is ${percent(result[choice.chosen])}:`),
-        table(["candidate", ...choice.steps.map(([each]) => each), "by the sliders"], rows),
-        make("p", { class: "small" }, `The last column is computed in this page, by these four steps alone, from the ${choice.model.length} likeliest candidates; the model gave them ${percent(seen)} together.`));
+        make("p", {}, came), table(["candidate", ...headings, "by the sliders"], rows),
+        make("p", { class: "small" }, how));
     },
   };
 
@@ -156,7 +173,7 @@ function start(data) {
     }
     if (strip.contains(document.activeElement)) chip.focus({ preventScroll: true });
     if (strip.scrollHeight > strip.clientHeight) strip.scrollTop = chip.offsetTop - strip.clientHeight / 2;
-    for (const each of document.querySelectorAll(".lens td, .lens th")) {
+    for (const each of all(".lens td, .lens th")) {
       const own = each.cellIndex - 1 === chosen.at;
       each.classList.toggle("here", own);
       if (own && each.dataset.layer == chosen.layer) each.setAttribute("aria-current", "true");
@@ -174,9 +191,9 @@ function start(data) {
 
   for (const each of chips) each.onclick = () => choose(Number(each.dataset.at));
   for (const each of sliders) each.oninput = slide;
-  for (const each of document.querySelectorAll(".lens td"))
+  for (const each of all(".lens td"))
     each.onclick = () => choose(each.cellIndex - 1, Number(each.dataset.layer));
-  for (const each of document.querySelectorAll(".heads svg"))
+  for (const each of all(".heads svg"))
     each.onclick = event => {
       const box = each.getBoundingClientRect();
       choose(Math.floor(((event.clientY - box.top) / box.height) * data.tokens.length));
@@ -187,7 +204,8 @@ function start(data) {
     const { target } = event, inLens = target.querySelector?.(":scope > .lens");
     const scrolls = target.matches?.(".wide, input") && !inLens;
     if (scrolls || event.altKey || event.ctrlKey || event.metaKey) return;
-    const [across, up] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key] ?? [0, 0];
+    const ways = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
+    const [across, up] = ways[event.key] ?? [0, 0];
     if (!across && !(up && inLens)) return;
     event.preventDefault();
     choose(chosen.at + across, chosen.layer + up);

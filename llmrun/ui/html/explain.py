@@ -14,7 +14,6 @@ from llmrun.ui.html.markup import Markup, element, joined
 from llmrun.ui.html.page import Block, Script
 
 _LEVELS = 6  # shades of attention
-_MARGIN = 1e-9
 
 
 class Chip(NamedTuple):
@@ -100,7 +99,7 @@ def _shaded(caption: str, rows: Sequence[Sequence[float]]) -> Markup:
     levels: list[list[str]] = [[] for _ in range(_LEVELS)]
     for y, row in enumerate(rows):
         for x, share in enumerate(row):
-            level = min(int(max(share, 0.0) ** 0.5 * _LEVELS + _MARGIN), _LEVELS - 1)  # even a little can be seen
+            level = min(int(max(share, 0.0) ** 0.5 * _LEVELS), _LEVELS - 1)  # even a little can be seen
             levels[level].append(f"M{x} {y}h1v1h-1z")
     paths = [
         element("path", d="".join(cells), fill_opacity=level / (_LEVELS - 1))

@@ -30,7 +30,6 @@ from llmrun.ui.views.explain_words import (
     head_name,
     known_tokens,
     looked_at,
-    of_limit,
     phases,
     quoted,
 )
@@ -210,12 +209,14 @@ def _show_time(output: Output, found: AnswerExplained) -> None:
     _heading(output, "Time", TIME)
     timed = phases(found)
     rows = [
-        (name, f"{tokens}", milliseconds(seconds), rate(tokens / seconds), of_limit(limit, tokens / seconds))
-        for name, tokens, seconds, _, limit in timed
+        (phase.name, f"{phase.tokens}", milliseconds(phase.seconds), rate(phase.speed), phase.of_limit)
+        for phase in timed
     ]
     right = [Column(name, right=True) for name in ("TOKENS", "TIME", "SPEED")]
     show_table(output, (Column("", style="bold"), *right, Column("LIMIT")), rows)
-    drawn = [(name, sparkline(times), milliseconds(max(times))) for name, _, _, times, _ in timed if any(times)]
+    drawn = [
+        (phase.name, sparkline(phase.layers), milliseconds(max(phase.layers))) for phase in timed if any(phase.layers)
+    ]
     output.text("")
     columns = (Column("LAYER BY LAYER", style="bold"), Column("", style="cyan"), Column("LONGEST", right=True))
     show_table(output, columns, drawn)

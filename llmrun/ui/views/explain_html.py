@@ -31,7 +31,6 @@ from llmrun.ui.views.explain_words import (
     about_tokens,
     head_name,
     known_tokens,
-    of_limit,
     phases,
     quoted,
 )
@@ -55,7 +54,7 @@ def explain_page(found: AnswerExplained, sampling: SamplingParams, rule: MergeRu
     run, tokens = found.run, known_tokens(found.run)
     has_norms = bool(run.layers and run.layers[-1].residual)
     sections = [
-        Section("Tokens", (Paragraph(about_tokens(run)), Paragraph(_HOW), *_tiles(found))),
+        Section("Tokens", (Paragraph(about_tokens(run)), Paragraph(_HOW), _tiles(found))),
         Section("", (chips(_chips(run, tokens)),)),
         Section(
             "The chosen token",
@@ -81,11 +80,11 @@ _HOW = (
 _NORMS = "The longer the vector (norm), the less a single layer's addition can turn it."
 
 
-def _tiles(found: AnswerExplained) -> tuple[Part, ...]:
+def _tiles(found: AnswerExplained) -> Tiles:
     run = found.run
     pairs = [(f"{len(run.tokens) - run.n_prompt:,}", "tokens of answer"), (f"{len(run.layers)}", "layers")]
-    pairs += [(rate(tokens / seconds), f"{name}, while watched") for name, tokens, seconds, _, _ in phases(found)]
-    return (Tiles(tuple(pairs)),)
+    pairs += [(rate(phase.speed), f"{phase.name}, while watched") for phase in phases(found)]
+    return Tiles(tuple(pairs))
 
 
 def _chips(run: RunCollected, tokens: Mapping[int, Token]) -> list[Chip]:
@@ -164,24 +163,23 @@ def _cache(found: AnswerExplained) -> tuple[Part, ...]:
 
 
 def _time(found: AnswerExplained) -> tuple[Part, ...]:
-    timed = phases(found)
     rows = tuple(
         (
-            Cell(name),
-            Cell(f"{tokens}", tokens),
-            Cell(milliseconds(seconds), seconds),
-            Cell(rate(tokens / seconds), tokens / seconds),
-            Cell(of_limit(limit, tokens / seconds)),
+            Cell(phase.name),
+            Cell(f"{phase.tokens}", phase.tokens),
+            Cell(milliseconds(phase.seconds), phase.seconds),
+            Cell(rate(phase.speed), phase.speed),
+            Cell(phase.of_limit),
         )
-        for name, tokens, seconds, _, limit in timed
+        for phase in phases(found)
     )
     table = Table(("", "tokens", "time", "speed", "of what the machine can do"), rows, frozenset({1, 2, 3}))
     drawn = [live("time")] if _layer_times(found) else []
     return Paragraph(TIME), table, *drawn
 
 
-def _layer_times(found: AnswerExplained) -> list[tuple[str, list[float]]]:
-    return [(name, times) for name, _, _, times, _ in phases(found) if any(times)]
+def _layer_times(found: AnswerExplained) -> list[tuple[str, Sequence[float]]]:
+    return [(phase.name, phase.layers) for phase in phases(found) if any(phase.layers)]
 
 
 def _sampling(sampling: SamplingParams) -> tuple[Part, ...]:

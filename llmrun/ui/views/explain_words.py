@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import NamedTuple
 
 from llmrun.bench.results import Limit
 from llmrun.insight.explain import AnswerExplained, CacheUse
@@ -116,25 +117,44 @@ def about_cache(cache: CacheUse, n_tokens: int) -> str:
     return " ".join(parts)
 
 
-def phases(found: AnswerExplained) -> tuple[tuple[str, int, float, list[float], Limit | None], ...]:
-    """Prefill and decode, where they were timed: name, tokens, seconds, seconds of each layer, the machine's limit."""
+class Phase(NamedTuple):
+    """Prefill or decode as it was timed.
+
+    Attributes:
+        name: which of them.
+        tokens: that were computed at once.
+        seconds: for all of it.
+        layers: seconds of each; zeros where that can't be told.
+        limit: what the machine could do at most; None where unknown.
+    """
+
+    name: str
+    tokens: int
+    seconds: float
+    layers: tuple[float, ...]
+    limit: Limit | None
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+    @property
+    def of_limit(self) -> str:
+        """Of what the machine could do at most, and what that is limited by."""
+        return f"{self.speed / self.limit.tokens_per_second:.0%} of {self.limit.binds}" if self.limit else ""
+
+
+def phases(found: AnswerExplained) -> tuple[Phase, ...]:
+    """Prefill and decode, where they were timed."""
     run = found.run
+    prefill = tuple(layer.prefill_seconds for layer in run.layers)
+    decode = tuple(layer.decode_seconds for layer in run.layers)
     both = (
-        (
-            "prefill",
-            len(run.tokens) - run.first,
-            run.prefill_seconds,
-            [each.prefill_seconds for each in run.layers],
-            found.prefill_limit,
-        ),
-        ("decode", 1, run.decode_seconds, [each.decode_seconds for each in run.layers], found.decode_limit),
+        Phase("prefill", len(run.tokens) - run.first, run.prefill_seconds, prefill, found.prefill_limit),
+        Phase("decode", 1, run.decode_seconds, decode, found.decode_limit),
     )
-    return tuple(phase for phase in both if phase[2])
-
-
-def of_limit(limit: Limit | None, speed: float) -> str:
-    """Of what the machine could do at most, and what that is limited by."""
-    return f"{speed / limit.tokens_per_second:.0%} of {limit.binds}" if limit is not None else ""
+    return tuple(phase for phase in both if phase.seconds)
 
 
 def decided(column: LensColumn | None) -> str:
