@@ -72,7 +72,7 @@ class Paragraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class FactList:
     """Names and their values."""
 
     pairs: tuple[tuple[str, str], ...]
@@ -115,7 +115,7 @@ class Script:
     style: str
 
 
-Part: TypeAlias = "Table | PageFigure | Paragraph | Facts | Tiles | Block | Folded"
+Part: TypeAlias = "Table | PageFigure | Paragraph | FactList | Tiles | Block | Folded"
 
 
 @dataclass(frozen=True, slots=True)
