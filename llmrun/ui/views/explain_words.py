@@ -117,7 +117,7 @@ def about_cache(cache: CacheUse, n_tokens: int) -> str:
     return " ".join(parts)
 
 
-class Phase(NamedTuple):
+class TimedPhase(NamedTuple):
     """Prefill or decode as it was timed.
 
     Attributes:
@@ -145,14 +145,14 @@ class Phase(NamedTuple):
         return f"{self.speed / self.limit.tokens_per_second:.0%} of {self.limit.binds}" if self.limit else ""
 
 
-def phases(found: AnswerExplained) -> tuple[Phase, ...]:
+def phases(found: AnswerExplained) -> tuple[TimedPhase, ...]:
     """Prefill and decode, where they were timed."""
     run = found.run
     prefill = tuple(layer.prefill_seconds for layer in run.layers)
     decode = tuple(layer.decode_seconds for layer in run.layers)
     both = (
-        Phase("prefill", len(run.tokens) - run.first, run.prefill_seconds, prefill, found.prefill_limit),
-        Phase("decode", 1, run.decode_seconds, decode, found.decode_limit),
+        TimedPhase("prefill", len(run.tokens) - run.first, run.prefill_seconds, prefill, found.prefill_limit),
+        TimedPhase("decode", 1, run.decode_seconds, decode, found.decode_limit),
     )
     return tuple(phase for phase in both if phase.seconds)
 
