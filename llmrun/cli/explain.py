@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,10 +22,11 @@ from llmrun.cli.options import (
 )
 from llmrun.cli.run_command import PromptArgument, RawOption, asked_for, read_prompt
 from llmrun.cli.sampling import sampling_flags
-from llmrun.errors import CancelledError, require_within
+from llmrun.errors import CancelledError, UsageError, require_within
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.messages import AnswerRequest, Finished
 from llmrun.protocol.params import Limits
+from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
 
 _ANSWER_TOKENS = 8
@@ -39,6 +41,9 @@ def explain(
     ] = _ANSWER_TOKENS,
     raw: RawOption = False,
     system: SystemOption = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="All of it as a page that one can click through.")
+    ] = None,
     json: JsonOption = False,
     *,
     loading: LoadingOptions,
@@ -48,11 +53,13 @@ def explain(
 
     The answer is the one that `llmrun run` gives with the same options. Then prompt and answer go through the model
     once more, and every step of that is looked at: tokens, layers, logit lens, attention, KV cache, time, sampling.
-    --json has it all as numbers.
+    --html has it for each token, --json as numbers.
     """
-    from llmrun.insight.explain import MOST_TOKENS, explain_answer
+    from llmrun.insight.explain import CANDIDATES, MOST_TOKENS, PAGE_CANDIDATES, explain_answer
 
     require_within("--answer", answer, (1, MOST_TOKENS))
+    if html is not None:
+        _check_page(html, json=json)
     output = Output(json=json)
     text = read_prompt(output, prompt or [])
     request = AnswerRequest(limits=Limits(answer), remember=MOST_TOKENS)
@@ -63,10 +70,31 @@ def explain(
             finished = [event for event in loaded.answer(asked) if isinstance(event, Finished)]
         if finished[-1].reason == "cancelled":
             raise CancelledError("stopped by Ctrl-C")
-        found = explain_answer(loaded, everywhere=json)
+        wanted = CANDIDATES if html is None else PAGE_CANDIDATES
+        found = explain_answer(loaded, everywhere=json or html is not None, candidates=wanted)
+    if html is not None:
+        from llmrun.cli.bench_history import put
+        from llmrun.insight.merges import merge_rule
+        from llmrun.ui.views.explain_html import explain_page
+
+        put(output, explain_page(found, asked.sampling, merge_rule(loaded.path)), html)
+        return
     if json:
         output.result_json(as_dict(found))
         return
     from llmrun.ui.views.explain import show_explained
 
     show_explained(output, found)
+
+
+def _check_page(file: Path, *, json: bool) -> None:
+    """See that the page can be written, before anything is computed.
+
+    Raises:
+        LlmrunError: it can't, or not as HTML.
+    """
+    if json:
+        raise UsageError("--json and --html exclude each other", hint="give one of them")
+    if file.suffix.lower() != ".html":
+        raise UsageError(f"invalid --html {file}", why="its name must end in .html", hint=f"--html {file}.html")
+    check_target(file)

@@ -157,10 +157,12 @@ of its vocabulary is to come next. An answer is that, again and again.
                  output matrix. Those are the logits; softmax makes
                  probabilities of them.
                    llmrun explain MODEL "..."      (logit lens)
+                   llmrun explain MODEL "..." --html FILE  (each token)
   sampling       One token is drawn. Temperature flattens or sharpens the
                  probabilities; top-k, top-p and min-p cut off what is
                  unlikely; penalties push down what was said before.
                    llmrun run MODEL "..." --explain-sampling, /why in a chat
+                   llmrun explain MODEL "..." --html FILE  (try values)
 
 Two phases, two limits:
 

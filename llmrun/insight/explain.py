@@ -23,6 +23,8 @@ from llmrun.protocol.jobs.limits import LIMITS, MeasureLimits
 MOST_TOKENS = 64
 """Of an answer whose choices can be explained; the logits of each are kept."""
 CANDIDATES = 5
+PAGE_CANDIDATES = 200
+"""Of each choice, from which a page computes what other settings would have made of it."""
 _MEASURED_SECONDS = 0.05  # for reading, and for each kind of multiplying
 
 
@@ -70,21 +72,23 @@ class AnswerExplained:
     decode_limit: Limit | None
 
 
-def explain_answer(model: Model, *, everywhere: bool = False) -> AnswerExplained:
+def explain_answer(model: Model, *, everywhere: bool = False, candidates: int = CANDIDATES) -> AnswerExplained:
     """Explain the answer that a model gave last; it has to have been told to remember its choices.
 
     Args:
         everywhere: see llmrun.protocol.jobs.explain.ExplainRun.
+        candidates: how many of the likeliest to name for each choice.
 
     Raises:
         UsageError: there is no such answer.
         OutOfMemoryError: a second context does not fit.
     """
     engine, answer = model.last_answer()
-    choices = model.explain(MOST_TOKENS, CANDIDATES).choices
+    choices = model.explain(MOST_TOKENS, candidates).choices
     run = engine.do(EXPLAIN, ExplainRun(answer, everywhere))
     prefill, decode = _limits(model, run)
-    return AnswerExplained(model.spec.name, run, choices, cache_use(model), prefill, decode)
+    name = model.path.stem if model.spec.path else model.spec.name
+    return AnswerExplained(name, run, choices, cache_use(model), prefill, decode)
 
 
 def cache_use(model: Model) -> CacheUse:

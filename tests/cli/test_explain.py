@@ -70,3 +70,32 @@ def test_the_story(llmrun: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("answer", ["0", "65"])
 def test_wrong_lengths_are_refused_before_a_model_is_loaded(llmrun: Callable[..., Any], answer: str) -> None:
     assert isinstance(llmrun("explain", "hello", "--answer", answer).exception, UsageError)
+
+
+def test_a_page_is_written(llmrun: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text("what was there before")
+    done = llmrun("explain", "--raw", "hello", "--answer", "2", "--temp", "1.25", "--html", str(file))
+    assert done.stdout == ""
+    assert str(file) in done.stderr
+    page = file.read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert 'name="temperature" min="0" max="2" step="0.01" value="1.25"' in page, "the answer's own settings"
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert len(data["lens"]) == len(data["tokens"]), "a token chosen has everything"
+    assert len(data["choices"][0]["model"]) > 5
+
+
+@pytest.mark.parametrize(("name", "said"), [("page.txt", "end in .html"), ("gone/page.html", "folder")])
+def test_a_page_that_cannot_be_written_is_refused_first(
+    llmrun: Callable[..., Any], tmp_path: Path, name: str, said: str
+) -> None:
+    error = llmrun("explain", "hello", "--html", str(tmp_path / name)).exception
+    assert isinstance(error, UsageError)
+    assert said in f"{error} {error.why}"
+
+
+def test_a_page_and_json_are_two_results(llmrun: Callable[..., Any], tmp_path: Path) -> None:
+    error = llmrun("explain", "hello", "--json", "--html", str(tmp_path / "page.html")).exception
+    assert isinstance(error, UsageError)
+    assert "exclude" in str(error)

@@ -36,6 +36,7 @@ def test_explaining_an_answer_leaves_the_conversation_as_it_was(model: Model) ->
     assert answered() == first
     assert len(found.choices) == 3, "as many as were remembered"
     assert found.run.lens_refused == ""
+    assert found.model == "tiny", "where a file lies is nobody's business who is shown this"
 
 
 def test_windows_and_shared_heads_are_counted(model: Model) -> None:

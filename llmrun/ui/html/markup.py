@@ -41,7 +41,7 @@ def text(untrusted: str) -> Markup:
     return Markup(escape(clean(untrusted)))
 
 
-_EMPTY = frozenset({"line", "path", "rect", "circle", "meta", "br"})
+_EMPTY = frozenset({"line", "path", "rect", "circle", "meta", "br", "input"})
 
 
 def _value(value: object) -> str:

@@ -1,15 +1,17 @@
 """One HTML page that needs nothing else: no network, no fonts, no libraries; light, dark, on paper, without scripts.
 
 Owns the page's look and its parts; must not know what it says. All text is untrusted and escaped; only Markup, which
-ui/markup.py and ui/plots.py make, is taken as it is.
+this room's other files make, is taken as it is.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from llmrun.ui.html.markup import Markup, element, joined
 from llmrun.ui.html.plot_frame import STYLE as PLOT_STYLE
@@ -70,7 +72,7 @@ class Paragraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class FactList:
     """Names and their values."""
 
     pairs: tuple[tuple[str, str], ...]
@@ -83,7 +85,37 @@ class Tiles:
     pairs: tuple[tuple[str, str], ...]
 
 
-Part = Table | PageFigure | Paragraph | Facts | Tiles
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What only one kind of page has."""
+
+    markup: Markup
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What only some readers want, behind a line that opens it."""
+
+    summary: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What makes a page live.
+
+    Attributes:
+        code: JavaScript of ours; nothing untrusted is ever part of it.
+        data: what it finds as JSON in the element "data"; may hold untrusted text.
+        style: CSS for what it draws.
+    """
+
+    code: str
+    data: object
+    style: str
+
+
+Part: TypeAlias = "Table | PageFigure | Paragraph | FactList | Tiles | Block | Folded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +126,19 @@ class Section:
     parts: tuple[Part, ...]
 
 
-def page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
+def page(title: str, sections: Sequence[Section], *, lead: str = "", script: Script | None = None) -> str:
     """The whole page.
 
     Args:
         title: of the page and over it.
         sections: from top to bottom.
         lead: the one sentence that says what came out.
+        script: what makes it live.
     """
-    sorts = any(isinstance(part, Table) for section in sections for part in section.parts)
-    script = element("script", Markup(_SORT)) if sorts else Markup()
+    codes = [_SORT] if any(_has_table(section.parts) for section in sections) else []
+    codes += [script.code] if script else []
+    scripts = [element("script", Markup(code)) for code in codes]
+    data = [element("script", _json(script.data), type="application/json", id="data")] if script else []
     body = element(
         "main",
         element("header", element("h1", title), element("p", lead, class_="lead") if lead else Markup()),
@@ -113,11 +148,21 @@ def page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width,initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
-        element("meta", http_equiv="Content-Security-Policy", content=_policy()),
+        element("meta", http_equiv="Content-Security-Policy", content=_policy(codes)),
         element("title", title),
-        element("style", Markup(f"\n{PLOT_STYLE}\n{_STYLE}\n")),
+        element("style", Markup(f"\n{PLOT_STYLE}\n{_STYLE}\n{script.style if script else ''}\n")),
     )
-    return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>{body}{script}</body>\n</html>\n'
+    whole = joined(body, *data, *scripts)
+    return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>{whole}</body>\n</html>\n'
+
+
+def _has_table(parts: Sequence[Part]) -> bool:
+    return any(isinstance(part, Table) or (isinstance(part, Folded) and _has_table(part.parts)) for part in parts)
+
+
+def _json(data: object) -> Markup:
+    """As the text of a script element, which ends at "</script" whatever that stands in."""
+    return Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def _section(section: Section) -> Markup:
@@ -128,6 +173,10 @@ def _section(section: Section) -> Markup:
 def _part(part: Part) -> Markup:
     if isinstance(part, Table):
         return _table(part)
+    if isinstance(part, Block):
+        return part.markup
+    if isinstance(part, Folded):
+        return element("details", element("summary", part.summary), *map(_part, part.parts))
     if isinstance(part, PageFigure):
         caption = element("figcaption", part.caption) if part.caption else Markup()
         return element("figure", element("div", part.svg, class_="wide", tabindex=0), caption)
@@ -166,13 +215,11 @@ def _cell(cell: Cell, side: str | None, *, first: bool) -> Markup:
     return element("th" if first else "td", text, class_=classes, style=share, data_v=value, scope=scope)
 
 
-def _policy() -> str:
-    """Nothing but this page's own style and script: not even a mistake of ours could load or run anything else."""
-    digest = base64.b64encode(hashlib.sha256(_SORT.encode()).digest()).decode()
-    return (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; "
-        "form-action 'none'"
-    )
+def _policy(codes: Sequence[str]) -> str:
+    """Nothing but this page's own style and scripts: not even a mistake of ours could load or run anything else."""
+    digests = (base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in codes)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; base-uri 'none'; form-action 'none'"
 
 
 _SORT = """

@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 from llmrun.bench.results import BenchRow, Machine, Result
 from llmrun.bench.statistics import interval
-from llmrun.ui.html.page import Cell, Facts, PageFigure, Paragraph, Part, Section, Table, Tiles, page
+from llmrun.ui.html.page import Cell, FactList, PageFigure, Paragraph, Part, Section, Table, Tiles, page
 from llmrun.ui.html.plot_frame import PlotAxis
 from llmrun.ui.html.plots import Bar, bar_chart
 from llmrun.ui.terminal.format import milliseconds, rate, size
@@ -31,7 +31,7 @@ def bench_page(result: Result) -> str:
         Section("", tuple(_first(rows, result))),
         Section("Results", tuple(_tables(rows))),
         Section("By test", tuple(_bars(rows))),
-        Section("Where it was measured", (Facts(tuple(_place(result.machine, result.rows))),)),
+        Section("Where it was measured", (FactList(tuple(_place(result.machine, result.rows))),)),
     ]
     models = list(dict.fromkeys(_model(row) for row in result.rows))
     title = f"Bench of {models[0]}" if len(models) == 1 else f"Bench of {len(models)} models"

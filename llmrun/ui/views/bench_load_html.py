@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from llmrun.bench.load import LoadCase, LoadOutcome, LoadRequest, LoadRow
 from llmrun.bench.noise import sample_warnings
 from llmrun.bench.results import Machine
-from llmrun.ui.html.page import Cell, Facts, PageFigure, Paragraph, Part, Section, Table, Tiles, page
+from llmrun.ui.html.page import Cell, FactList, PageFigure, Paragraph, Part, Section, Table, Tiles, page
 from llmrun.ui.html.plot_frame import PlotAxis
 from llmrun.ui.html.plots import Bar, bar_chart
 from llmrun.ui.terminal.format import milliseconds, rate
@@ -28,7 +28,7 @@ def load_page(request: LoadRequest, outcome: LoadOutcome, machine: Machine) -> s
         Section("", _first(outcome)),
         Section("Results", (_table(rows), *_doubts(outcome))),
         Section("By number of clients", _bars(rows)),
-        Section("Where it was measured", (Facts(tuple(_place(request, machine))),)),
+        Section("Where it was measured", (FactList(tuple(_place(request, machine))),)),
     ]
     lead = f"Prompts of {rows[-1].prompt_tokens:,} tokens, answers of {request.tokens:,}."
     return page(f"{request.model} with several clients", sections, lead=lead)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmrun.quantize.report.card import Card, CardRow, iso_time
 from llmrun.quantize.report.verdict import beaten_by, front, praise, recommended
 from llmrun.ui.html.markup import Markup
-from llmrun.ui.html.page import Cell, Facts, PageFigure, Paragraph, Part, Section, Table, Tiles, page
+from llmrun.ui.html.page import Cell, FactList, PageFigure, Paragraph, Part, Section, Table, Tiles, page
 from llmrun.ui.html.plot_frame import PlotAxis
 from llmrun.ui.html.plots import Bar, Dot, bar_chart, dot_chart
 from llmrun.ui.terminal.format import rate, seconds, size
@@ -20,7 +20,7 @@ def report_page(card: Card) -> str:
     machine = card.machine.cpu
     sections = [
         Section("", tuple(_first(card))),
-        Section("All figures", (_table(card), Facts(tuple(legend())))),
+        Section("All figures", (_table(card), FactList(tuple(legend())))),
         Section("Speed", tuple(_speeds(card))),
         Section("How it was measured", tuple(_method(card))),
     ]
@@ -141,5 +141,5 @@ def _method(card: Card) -> list[Part]:
         ("Took", seconds(card.seconds)),
         ("Source", card.source),
     ]
-    parts: list[Part] = [Paragraph(" ".join(how(card))), Facts(tuple(facts))]
+    parts: list[Part] = [Paragraph(" ".join(how(card))), FactList(tuple(facts))]
     return parts + [Paragraph(note, small=True) for note in notes(card)]

@@ -152,7 +152,7 @@ def _grow(tree: Tree, node: MergeNode) -> None:
 def _node_text(node: MergeNode, ids: str) -> Text:
     from rich.text import Text
 
-    text = Text(_shown(node.data), style="bold")
+    text = Text(bytes_shown(node.data), style="bold")
     if ids:
         text.append(f"  {ids}", "cyan")
     if node.value is not None:
@@ -160,7 +160,7 @@ def _node_text(node: MergeNode, ids: str) -> Text:
     return text
 
 
-def _shown(data: bytes) -> str:
+def bytes_shown(data: bytes) -> str:
     """Bytes as text in quotes where they are some, in hex elsewhere."""
     try:
         return clean(repr(data.decode()))

@@ -15,7 +15,7 @@ import pytest
 
 from llmrun.ui.html.label_places import Box, Spot, along, place_labels
 from llmrun.ui.html.markup import Markup, element, joined, text
-from llmrun.ui.html.page import Cell, Facts, PageFigure, Paragraph, Section, Table, Tiles, page
+from llmrun.ui.html.page import Cell, FactList, PageFigure, Paragraph, Section, Table, Tiles, page
 from llmrun.ui.html.plot_frame import STYLE, WIDTH, PlotAxis, shortened, text_width
 from llmrun.ui.html.plots import Bar, Dot, bar_chart, dot_chart
 from llmrun.ui.html.scales import is_drawable, number, scale
@@ -183,7 +183,7 @@ class Reader(HTMLParser):
 def whole_page(name: str) -> str:
     table = Table((name, "n"), ((Cell(name), Cell("1", 1.0, 0.5)), (Cell("b"), Cell("–"))), frozenset({1}), marked=0)
     chart = PageFigure(bar_chart([Bar(name, 1.0)], SPEED, name), name)
-    parts = (Tiles(((name, name),)), Paragraph(name), Facts(((name, name),)), table, chart)
+    parts = (Tiles(((name, name),)), Paragraph(name), FactList(((name, name),)), table, chart)
     return page(name, [Section(name, parts)], lead=name)
 
 

@@ -1,0 +1,85 @@
+"""What an explained answer's page is made of: its script computes what the sampler computes, its markup is inert."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import quickjs
+from support.sampler_cases import OFF, native_sampler
+
+from llmrun.protocol.params import SamplingParams
+from llmrun.ui.html.explain import Chip, Shade, Slider, chips, heads, lens_grid, script, sliders
+
+ORDER = ["top_k", "top_p", "min_p", "temperature"]
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'\u2028\x1b[2J"
+
+
+def recomputed(probabilities: list[float], order: list[str], params: SamplingParams) -> list[float]:
+    context = quickjs.Context()
+    context.eval(script({}).code)
+    values = {name: getattr(params, name) for name in ORDER}
+    arguments = ",".join(map(json.dumps, (probabilities, order, values)))
+    return json.loads(context.eval(f"JSON.stringify(recompute({arguments}))"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"top_k": 3},
+        {"top_p": 0.7},
+        {"min_p": 0.2},
+        {"temperature": 1.7},
+        {"temperature": 0.0},
+        {"top_k": 9, "top_p": 0.9, "min_p": 0.1, "temperature": 0.6},
+        {"top_p": 0.0, "min_p": 1.0},
+    ],
+)
+@pytest.mark.parametrize("order", [ORDER, ORDER[::-1]])
+def test_the_sliders_compute_what_the_sampler_does(changed: dict[str, float], order: list[str]) -> None:
+    params = replace(OFF, **changed, order=tuple(order))
+    row = np.random.default_rng(7).normal(size=20).astype(np.float32) * 2
+    sampler = native_sampler(len(row), params, 1, remember=1)
+    sampler.sample(row.ctypes.data)
+    steps = sampler.explain(0, len(row))[1]
+    model, last = ([share for _, share in steps[at][2]] for at in (0, -1))
+    assert recomputed(model, order, params) == pytest.approx(last, abs=1e-5)
+
+
+def test_the_script_makes_no_markup_of_data() -> None:
+    code = script({}).code
+    for unsafe in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "fetch("):
+        assert unsafe not in code
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        chips([Chip(HOSTILE, "prompt")]),
+        lens_grid([HOSTILE], [[Shade(HOSTILE, 0.5)]]),
+        heads([(HOSTILE, [[1.0]])]),
+        sliders([Slider("min_p", HOSTILE, 0.1, 1.0, 0.01)]),
+    ],
+)
+def test_texts_are_no_markup(made: object) -> None:
+    shown = str(made)
+    assert "onerror" in shown
+    assert "<img" not in shown
+    assert "</script" not in shown
+    assert "\x1b" not in shown
+
+
+def test_attention_is_shaded_by_its_share() -> None:
+    shown = heads([("a head", [[1.0], [0.04, 0.96]])]).markup
+    full, faint = 'd="M0 0h1v1h-1zM1 1h1v1h-1z" fill-opacity="1"', 'd="M0 1h1v1h-1z" fill-opacity="0.2"'
+    assert full in shown
+    assert faint in shown
+
+
+def test_the_last_layer_is_on_top() -> None:
+    shown = lens_grid(["a"], [[Shade("early", 0.1)], [Shade("late", 0.9)]]).markup
+    assert shown.index("late") < shown.index("early")
+    assert 'style="--s:0.90" data-layer="1">late<' in shown
