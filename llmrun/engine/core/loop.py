@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from llmrun.engine.core.states import KVStore
 
 _MIXED_SECONDS = 0.1  # a batch may take, where some decode and some prefill: their inter-token latency
+_PAUSE_SECONDS = 0.25  # where that happens a few times only ...
+_SOON_SECONDS = 1.0  # ... because all that waits to be prefilled takes no longer than this
 _WORTH_WAITING = 64  # tokens of a prompt that another one is about to compute
 _CHOICE = 8  # of so many that wait, the one whose prompt is known best gets in ...
 _MOST_PASSED = 8  # ... but nobody is passed over more often
@@ -274,7 +276,7 @@ class Engine:
         while True:
             running = self._suspects[:1] or self._in_turn()
             waiting = [len(sequence.tokens) - sequence.n_cached for sequence in running]
-            shares = schedule(waiting, self._context.n_batch, self._rate.tokens_within(_MIXED_SECONDS))
+            shares = schedule(waiting, self._context.n_batch, self._n_mixed(sum(waiting)))
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break
             self._preempt()
@@ -287,6 +289,14 @@ class Engine:
         parts, batch = fill(chosen, spare, self._draft_model)
         self._alone = parts[0].sequence.request if len(parts) == 1 else None
         return parts, batch
+
+    def _n_mixed(self, n_waiting: int) -> int:
+        """How many tokens a batch may have in which some decode and some prefill.
+
+        What is prefilled soon is prefilled in few long steps, which costs less; a long prompt in many short ones.
+        """
+        is_soon = n_waiting <= self._rate.tokens_within(_SOON_SECONDS)
+        return self._rate.tokens_within(_PAUSE_SECONDS if is_soon else _MIXED_SECONDS)
 
     def _in_turn(self) -> list[Sequence]:
         """Who may have a part of the next batch."""
