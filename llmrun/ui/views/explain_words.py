@@ -58,7 +58,7 @@ def looked_at(run: RunCollected) -> tuple[int, str]:
 
 def about_tokens(run: RunCollected) -> str:
     """How long the prompt is, and what of it can be seen."""
-    text = f"The prompt, as the chat template writes it, is {counted(run.n_prompt, 'token')} of the vocabulary."
+    text = f"The whole prompt is {counted(run.n_prompt, 'token')} of the vocabulary."
     if run.first:
         text += f" What follows is of the last {len(run.tokens) - run.first}, prompt and answer together."
     return text
