@@ -13,7 +13,7 @@ from llmrun.bench.results import Limit
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.model import Model
-from llmrun.planning.hardware import probe
+from llmrun.planning.machine import this_machine
 from llmrun.planning.memory import KV_BYTES
 from llmrun.protocol.ended import Choice
 from llmrun.protocol.jobs.bench import BenchTest
@@ -119,7 +119,7 @@ def _element_bytes(model: Model) -> float:
 
 def _limits(model: Model, run: RunCollected) -> tuple[Limit | None, Limit | None]:
     """What this machine could do at most, of the watched prefill and of a decode step; unknown with a GPU."""
-    if model.load.gpu_layers and probe().gpus:
+    if model.load.gpu_layers and this_machine().gpus:
         return None, None
     watched = len(run.tokens) - run.first
     settings = BenchSettings(model.load.threads, n_batch=watched, n_ubatch=watched)

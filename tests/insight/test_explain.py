@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from llmrun.convert.job import convert_folder
 from llmrun.errors import UsageError
 from llmrun.insight.explain import explain_answer
 from llmrun.model import Model, load
+from llmrun.planning.machine import this_machine
+from llmrun.protocol.devices import Gpu
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
@@ -46,3 +49,12 @@ def test_windows_and_shared_heads_are_counted(model: Model) -> None:
     assert cache.window_layers == model.header.n_window_layers > 0
     assert cache.unshared_bytes_per_token == 2 * cache.bytes_per_token
     assert cache.n_ctx == model.loaded.n_ctx
+
+
+def test_what_a_gpu_could_do_at_most_is_unknown(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert model.generate("hello", max_tokens=1, temperature=0.0, remember=1).text is not None
+    assert explain_answer(model).decode_limit is not None
+    machine = replace(this_machine(), gpus=(Gpu("CUDA0", "card", 8 << 30, 8 << 30, shared=False),))
+    monkeypatch.setattr("llmrun.insight.explain.this_machine", lambda: machine)
+    found = explain_answer(model)
+    assert (found.prefill_limit, found.decode_limit) == (None, None)
