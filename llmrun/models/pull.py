@@ -19,7 +19,7 @@ from llmrun.models.download import mirror
 from llmrun.models.download.download import OnProgress, download
 from llmrun.models.download.part import arrived_bytes
 from llmrun.models.download.remote import remote_size
-from llmrun.models.download.transfer import PATIENT, OnNote, Patience, TransferSource
+from llmrun.models.download.transfer import PATIENT, OnNote, Patience, TransferSource, ignore_note
 from llmrun.models.question import login_hint, token
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.disk import disk_errors, exclusive, require_space
@@ -63,10 +63,6 @@ def _ignore_progress(done: int, total: int) -> None:
     pass
 
 
-def _ignore_note(text: str) -> None:
-    pass
-
-
 def _usual(spec: ModelSpec, found: hub.Repository) -> hub.Parts:
     return hub.choose(spec, found.files)
 
@@ -75,7 +71,7 @@ def pull(
     spec: ModelSpec,
     settings: Settings,
     on_progress: OnProgress = _ignore_progress,
-    on_note: OnNote = _ignore_note,
+    on_note: OnNote = ignore_note,
     *,
     on_size: OnSize = _ignore_size,
     choose: Choose = _usual,
@@ -114,7 +110,7 @@ def pull(
 def offered(
     spec: ModelSpec,
     settings: Settings,
-    on_note: OnNote = _ignore_note,
+    on_note: OnNote = ignore_note,
     *,
     choose: Choose = _usual,
     patience: Patience = PATIENT,
@@ -136,7 +132,7 @@ def update(
     spec: ModelSpec,
     settings: Settings,
     on_progress: OnProgress = _ignore_progress,
-    on_note: OnNote = _ignore_note,
+    on_note: OnNote = ignore_note,
     *,
     patience: Patience = PATIENT,
 ) -> Updated:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmrun.engine.core.metrics import PrefillRate
+
 _DECODES = 8  # tokens waiting: one drawn, and maybe some behind it that a grammar forced
-_LEAST_PREFILL = 8  # tokens beside a crowd that decodes
 
 
 def budget(waiting: Sequence[int], n_batch: int, n_mixed: int) -> int:
@@ -23,7 +24,7 @@ def budget(waiting: Sequence[int], n_batch: int, n_mixed: int) -> int:
         n_mixed: most tokens of a batch in which some decode and some prefill: what takes a short time on this machine.
     """
     decoding = sum(want for want in waiting if want <= _DECODES)
-    return min(n_batch, max(n_mixed, decoding + _LEAST_PREFILL)) if decoding else n_batch
+    return min(n_batch, max(n_mixed, decoding + PrefillRate.LEAST)) if decoding else n_batch
 
 
 def schedule(waiting: Sequence[int], n_batch: int, n_mixed: int) -> list[int]:

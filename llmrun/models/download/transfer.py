@@ -67,14 +67,14 @@ class Patience:
         stall_seconds: in which (nearly) nothing has arrived, headers included, until a connection is given up.
         retries: in a row, without a megabyte of progress between them.
         backoff_seconds: before the first retry; doubles each time, give or take a quarter.
-        longestwait_seconds: that a server may ask for.
+        longest_wait_seconds: that a server may ask for.
     """
 
     connect_seconds: float = 10.0
     stall_seconds: float = 25.0
     retries: int = 5
     backoff_seconds: float = 0.5
-    longestwait_seconds: float = 120.0
+    longest_wait_seconds: float = 120.0
 
 
 PATIENT = Patience()
@@ -315,7 +315,7 @@ def wait_seconds(response: httpx2.Response, error: LlmrunError, patience: Patien
 
         with suppress(ValueError, TypeError, OverflowError):
             seconds = (parsedate_to_datetime(text) - datetime.now(timezone.utc)).total_seconds()
-    if seconds > patience.longestwait_seconds:
+    if seconds > patience.longest_wait_seconds:
         error.hint = f"it asks to be left alone for {seconds:.0f} seconds; try again then"
         raise error
     return max(seconds, 0.0)
