@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 _WITH_ENGINE = frozenset({"run", "chat", "quantize", "tokenize", "explain"})
@@ -16,8 +17,12 @@ def main() -> None:
         from llmrun.runner import launch
 
         launch.prestart()
-        if _loads_named_model(arguments):
-            from llmrun.model import open_ahead
+        if arguments[0] == "tokenize":
+            from llmrun.insight.tokens import open_vocabulary_ahead
+
+            open_vocabulary_ahead(arguments[1])
+        elif _loads_named_model(arguments):
+            from llmrun.model.opening import open_ahead
 
             open_ahead(arguments[1])
     from llmrun.cli.main import run
@@ -28,12 +33,18 @@ def main() -> None:
 def _needs_engine(arguments: list[str]) -> bool:
     """Whether a command will surely want an engine; wrong guesses cost only time."""
     others = {"--help", "-h", "-v", "--verbose"}
-    return len(arguments) > 1 and arguments[0] in _WITH_ENGINE and not others & set(arguments)
+    return len(arguments) > 1 and arguments[0] in _WITH_ENGINE and not (others & set(arguments) or _is_far(arguments))
+
+
+def _is_far(arguments: list[str]) -> bool:
+    """Whether a server answers in place of an engine here."""
+    named = os.environ.get("LLMRUN_SERVER") or any(word == "--at" or word.startswith("--at=") for word in arguments)
+    return arguments[0] in {"run", "chat"} and bool(named)
 
 
 def _loads_named_model(arguments: list[str]) -> bool:
     """Whether a model answers whose name is where people mostly write it, and nothing changes how it is loaded."""
-    moved = any(word.startswith(("--gpu-layers", "-ngl")) for word in arguments)
+    moved = any(word.startswith(("--gpu-layers", "-ngl", "--n-cpu-moe", "--rpc")) for word in arguments)
     return arguments[0] in {"run", "chat", "explain"} and not arguments[1].startswith("-") and not moved
 
 

@@ -18,6 +18,42 @@ class BadLogits(ValueError):  # noqa: N818 - named after what it is about, as in
     token: int
     logit: float
 
+class Watermark:
+    """A mark that a key leaves in the choice of tokens, the same as transformers leaves and finds.
+
+    One token's candidates are changed behind all steps of the chain: see llmrun/protocol/watermark.py.
+    """
+
+    def __init__(
+        self, scheme: str, keys: Sequence[int], *, n_gram: int = 0, share: float = 0.25, bias: float = 2.0
+    ) -> None:
+        """Take the parameters; they are checked where they are used.
+
+        Args:
+            scheme: "green" or "synthid".
+            keys: 1 to 2**63 - 1; one for green, one for each round of synthid.
+            n_gram: how many tokens decide, the candidate being the last; 0, for green: the token before does.
+            share: of the vocabulary that is green.
+            bias: added to the logits of green tokens.
+        """
+
+    def count(self, vocabulary_size: int, tokens: Sequence[int], repeats: bool = False) -> tuple[int, int, int]:
+        """Look through a text; the GIL is released meanwhile.
+
+        Args:
+            repeats: green counts an n-gram again where it occurs again, as transformers does; it is no new evidence.
+
+        Returns:
+            How many tokens could be judged, of how many trials (one a token; for synthid one a token and key), and
+            how many of these went as the key wants.
+
+        Raises:
+            ValueError: a parameter is out of its bounds, or a token not in the vocabulary.
+        """
+
+def permuted(seed: int, size: int, count: int) -> list[int]:
+    """The first of torch.randperm(size) with a CPU generator that has this seed, 0 to 2**32 - 1; for tests."""
+
 class Sampler:
     """One sequence's sampler: llama.cpp's chain, token for token and random draw for random draw.
 
@@ -55,6 +91,7 @@ class Sampler:
         logit_bias: Sequence[tuple[int, float]] = ...,
         dry_breakers: Sequence[Sequence[int]] = ...,
         order: Sequence[str] = ...,
+        watermark: Watermark | None = None,
         remember: int = 0,
         exact: bool = False,
     ) -> None:
@@ -67,6 +104,8 @@ class Sampler:
             order: of the steps, by default llama.cpp's: "penalties", "dry", "top_n_sigma", "top_k", "typical_p",
                 "top_p", "min_p", "xtc", "temperature". One that is missing is off. Biases come before all steps,
                 the draw after them. Another order of steps that are on is slower. Mirostat has its own chain.
+            watermark: comes behind all steps. Where the answer is greedy, green takes the largest logit behind its
+                bias, and no step truncates before it. Not with mirostat.
             remember: how many of the last `sample` calls `explain` can be asked about, each for
                 4 * vocabulary_size bytes, taken at its first use.
             exact: do every step on the whole vocabulary, always; for tests.
@@ -106,10 +145,11 @@ class Sampler:
             The token that was chosen, and the steps, each (name, remaining, probabilities). The first step is
             "model", where nothing has been done yet; then come, in their order, those that can do anything with
             these parameters: "mask" (`allowed` and `banned`), "logit_bias", and the names of `order`; with
-            mirostat "temperature" and "mirostat". `remaining` is how many tokens could be chosen after the step.
-            `probabilities` are [(token, probability)] after the step, of the same tokens in the same order in
-            each step: the `count` likeliest at both ends and the chosen one, the model's likeliest first. From
-            the step that cut a token on, it has exactly 0.0. The token was drawn from the last step's.
+            mirostat "temperature" and "mirostat"; a watermark's name is the last. `remaining` is how many tokens
+            could be chosen after the step. `probabilities` are [(token, probability)] after the step, of the same
+            tokens in the same order in each step: the `count` likeliest at both ends and the chosen one, the model's
+            likeliest first. From the step that cut a token on, it has exactly 0.0. The token was drawn from the last
+            step's.
 
         Raises:
             ValueError: that call is not remembered.
@@ -125,14 +165,18 @@ class Sampler:
         """
 
     def accept(self, token: int) -> None:
-        """Add a token of the sequence, of its prompt too, to the history that the penalties look at.
+        """Add a token of the answer to the history that the penalties and a watermark look at.
 
         Raises:
             ValueError: the token is not in the vocabulary.
         """
 
     def accept_many(self, tokens: Sequence[int]) -> None:
-        """Accept each in order, or none if one is not in the vocabulary (ValueError); the GIL is released meanwhile."""
+        """Add the tokens that stand before the answer, in one call; the GIL is released meanwhile.
+
+        Raises:
+            ValueError: one is not in the vocabulary; nothing has changed then.
+        """
 
     def log_probabilities(self, address: int, token: int, count: int) -> list[tuple[int, float]]:
         """Natural logarithms of the probabilities that the model itself gives, before any step of the chain.

@@ -9,7 +9,8 @@ turns one into text and an exit status, `server` the only place that turns one i
     ├── ModelNotFoundError      3  model-not-found
     ├── LoginRequiredError      4  login-required
     ├── NetworkError            5  network
-    │   └── IntegrityError      5  integrity
+    │   ├── IntegrityError      5  integrity
+    │   └── UnavailableError    5  unavailable
     ├── ResourceError           6  not-enough-resources
     │   ├── OutOfMemoryError    6  not-enough-memory
     │   └── DiskFullError       6  not-enough-disk
@@ -126,6 +127,13 @@ class IntegrityError(NetworkError):
     """The bytes that arrived are not the bytes that were promised."""
 
     code = "integrity"
+
+
+class UnavailableError(NetworkError):
+    """A server that answers can't be reached, or can't answer just now: the same request may be answered later."""
+
+    code = "unavailable"
+    http_status = 503
 
 
 class ResourceError(LlmrunError):

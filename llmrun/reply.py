@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from llmrun.errors import EngineCrashedError, UsageError, did_you_mean
 from llmrun.grammar import Grammar
-from llmrun.protocol.messages import Event, Finished, Message, Started, Stats, TextDelta
+from llmrun.protocol.messages import Event, Finished, Message, Started, Stats, TextDelta, TokenLogprob
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.reasoning import ReasoningKind, Splitter, split
 
@@ -64,6 +64,7 @@ class Reply(Iterator[Event]):
         self._started: Started | None = None
         self._finished: Finished | None = None
         self._pieces: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
 
     def __next__(self) -> Event:
         event = next(self._events)
@@ -71,6 +72,7 @@ class Reply(Iterator[Event]):
             self._started = event
         elif isinstance(event, TextDelta):
             self._pieces.append(event.text)
+            self._logprobs += event.logprobs
         elif isinstance(event, Finished):
             self._finished = event
         return event
@@ -106,6 +108,12 @@ class Reply(Iterator[Event]):
         if isinstance(self._schema, Mapping):
             return json.loads(self.text)
         return self._schema.model_validate_json(self.text)
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """How likely each token was, thoughts included; none where that was not asked for. Waits for the end."""
+        self._end()
+        return self._logprobs
 
     @property
     def reason(self) -> str:

@@ -118,7 +118,7 @@ def arriving(
         try:
             with suppress(FileNotFoundError):
                 path.chmod(target.stat().st_mode & 0o777)
-            _lock(descriptor)
+            lock_file(descriptor)
             yield path
             os.fsync(descriptor)
             path.replace(target)
@@ -128,10 +128,16 @@ def arriving(
             path.unlink(missing_ok=True)
 
 
-def _lock(descriptor: int, *, wait: bool = False) -> None:
-    if fcntl is not None:
-        with suppress(OSError):  # some network disks can't
+def lock_file(descriptor: int, *, wait: bool = False) -> bool:
+    """Lock a file until it is closed; False where another process has it, if that can be told."""
+    try:
+        if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:  # some network disks can't
+        pass
+    return True
 
 
 def sync_folder(folder: Path) -> None:
@@ -403,7 +409,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        _lock(descriptor, wait=True)
+        lock_file(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)

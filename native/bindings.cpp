@@ -28,6 +28,9 @@ using llmrun::Sampler;
 using llmrun::SamplerParams;
 using llmrun::Status;
 using llmrun::SuffixAutomaton;
+using llmrun::Watermark;
+using llmrun::WatermarkCount;
+using llmrun::WatermarkParams;
 using nb::literals::operator""_a;
 
 namespace {
@@ -64,7 +67,8 @@ void make_sampler(Sampler* self, int64_t vocabulary_size, uint32_t seed, float t
                   int32_t dry_last_n, int32_t mirostat, float mirostat_tau, float mirostat_eta,
                   std::vector<std::pair<int32_t, float>> logit_bias,
                   const std::vector<std::vector<int32_t>>& dry_breakers,
-                  const std::vector<std::string>& order, uint32_t remember, bool exact) {
+                  const std::vector<std::string>& order, std::optional<WatermarkParams> watermark,
+                  uint32_t remember, bool exact) {
     if (vocabulary_size < 1 || vocabulary_size > llmrun::largest_vocabulary) {
         throw std::invalid_argument("vocabulary_size has to be between 1 and 2^24");
     }
@@ -93,6 +97,7 @@ void make_sampler(Sampler* self, int64_t vocabulary_size, uint32_t seed, float t
         .mirostat_eta = mirostat_eta,
         .logit_bias = std::move(logit_bias),
         .order = llmrun::order_from(order),
+        .watermark = std::move(watermark),
     };
     const auto size = static_cast<int32_t>(vocabulary_size);
     new (self) Sampler(size, std::move(params), dry_breakers, exact, remember);
@@ -224,13 +229,33 @@ std::vector<std::pair<int32_t, float>> log_probabilities(Sampler& sampler, uintp
     return result;
 }
 
-// All or none: a token out of range must not leave half of the others in the history.
 void accept_many(Sampler& sampler, const std::vector<int32_t>& tokens) {
     const nb::gil_scoped_release released;
-    sampler.require_known(tokens);
-    for (const int32_t token : tokens) {
-        sampler.accept(token);
-    }
+    sampler.accept_many(tokens);
+}
+
+// In the place of a constructor, as above.
+void make_watermark(WatermarkParams* self, const std::string& scheme, std::vector<int64_t> keys, int32_t n_gram,
+                    double share, float bias) {
+    new (self) WatermarkParams{scheme == "synthid", std::move(keys), n_gram, share, bias};
+}
+
+// (tokens judged, trials, hits)
+nb::tuple count_marks(const WatermarkParams& params, int32_t vocabulary_size, const std::vector<int32_t>& tokens,
+                      bool repeats) {
+    const WatermarkCount found = [&] {
+        const nb::gil_scoped_release released;
+        return Watermark(vocabulary_size, params, false).count(tokens, repeats);
+    }();
+    return nb::make_tuple(found.judged, found.trials, found.hits);
+}
+
+void define_watermark(nb::module_& module) {
+    nb::class_<WatermarkParams>(module, "Watermark", "A mark that a key leaves in the choice of tokens.")
+        .def("__init__", make_watermark, "scheme"_a, "keys"_a, nb::kw_only(), "n_gram"_a = 0, "share"_a = 0.25,
+             "bias"_a = 2.0f)
+        .def("count", count_marks, "vocabulary_size"_a, "tokens"_a, "repeats"_a = false);
+    module.def("permuted", llmrun::permuted, "seed"_a, "size"_a, "count"_a);
 }
 
 void define_sampler(nb::module_& module) {
@@ -249,7 +274,7 @@ void define_sampler(nb::module_& module) {
              "mirostat_tau"_a = defaults.mirostat_tau, "mirostat_eta"_a = defaults.mirostat_eta,
              "logit_bias"_a = defaults.logit_bias, "dry_breakers"_a = std::vector<std::vector<int32_t>>{},
              "order"_a = std::vector<std::string>(llmrun::step_names.begin(), llmrun::step_names.end()),
-             "remember"_a = 0, "exact"_a = false)
+             "watermark"_a = nb::none(), "remember"_a = 0, "exact"_a = false)
         .def("sample", sample, "address"_a, "allowed"_a = nb::none(), "banned"_a = nb::tuple(), "accept"_a = false)
         .def("accept", &Sampler::accept, "token"_a)
         .def("accept_many", accept_many, "tokens"_a)
@@ -328,6 +353,7 @@ void define_limits(nb::module_& module) {
 
 NB_MODULE(_native, module) {
     define_bad_logits(module);
+    define_watermark(module);
     define_sampler(module);
     define_control(module);
     define_limits(module);

@@ -71,6 +71,11 @@ class Replay {
         }
     }
 
+    void mark(const Watermark& watermark) {
+        watermark.apply(candidates_, call_.watermark);
+        note(params_.watermark->name());
+    }
+
     void run_mirostat() {
         if (params_.temperature != 1.0f) {
             temperature(candidates_, params_.temperature);
@@ -147,12 +152,15 @@ ExplainedStep measured(const Snapshot& snapshot, const std::vector<int32_t>& tok
 }  // namespace
 
 Explanation explain(const RememberedCall& call, const SamplerParams& params, const std::vector<Step>& order,
-                    Dry dry, size_t count) {
+                    Dry dry, const std::optional<Watermark>& watermark, size_t count) {
     Replay replay(call, params);
     if (params.mirostat != 0) {
         replay.run_mirostat();
     } else {
         replay.run(order, dry);
+    }
+    if (watermark) {
+        replay.mark(*watermark);
     }
     const std::vector<Snapshot>& snapshots = replay.snapshots();
     Explanation explanation{call.chosen, tokens_shown(snapshots, call.chosen, count), {}};

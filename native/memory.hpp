@@ -9,6 +9,8 @@
 #include <random>
 #include <vector>
 
+#include "watermark.hpp"
+
 namespace llmrun {
 
 struct RememberedCall {
@@ -17,6 +19,7 @@ struct RememberedCall {
     std::vector<int32_t> history;   // what the penalties looked at, oldest first
     std::mt19937 xtc_random;        // before the call
     float mu = 0.0f;                // before the call
+    Watermark::Context watermark;   // what it looked at
     int32_t chosen = 0;
 };
 

@@ -5,10 +5,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "order.hpp"
+#include "watermark.hpp"
 
 namespace llmrun {
 
@@ -38,6 +40,7 @@ struct SamplerParams {
     float mirostat_eta = 0.1f;
     std::vector<std::pair<int32_t, float>> logit_bias;  // (token, added logit); -inf bans the token
     std::vector<Step> order = default_order();          // each at most once; one that is missing is off
+    std::optional<WatermarkParams> watermark;           // its step is the last, whatever the order
 
     bool penalizes() const {
         return repeat_last_n > 0 &&
@@ -46,6 +49,7 @@ struct SamplerParams {
     bool breaks_repeats() const { return dry_multiplier != 0.0f && dry_base >= 1.0f && dry_last_n > 0; }
     bool may_exclude_top_choices() const { return xtc_probability > 0.0f && xtc_threshold <= 0.5f; }
     bool adapts_temperature() const { return temperature_range > 0.0f; }
+    bool is_greedy() const { return temperature <= 0.0f && !adapts_temperature(); }
 
     // Whether the step, if it is in the order, can do anything.
     bool switches_on(Step step) const;

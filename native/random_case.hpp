@@ -73,6 +73,18 @@ class Draw {
             std::shuffle(params.order.begin(), params.order.end(), random_);
             params.order.resize(params.order.size() - (chance(50) ? below(4) : 0));
         }
+        if (params.mirostat == 0 && chance(15)) {
+            params.watermark = watermark();
+        }
+        return params;
+    }
+
+    llmrun::WatermarkParams watermark() {
+        llmrun::WatermarkParams params{.is_synthid = chance(50), .keys = {1 + below(1 << 20)}};
+        params.n_gram = params.is_synthid ? 2 + below(4) : below(3);
+        params.keys.resize(params.is_synthid ? 1 + below(30) : 1, 1 + below(1 << 20));
+        params.share = between(0.1f, 0.9f);
+        params.bias = between(0.1f, 5.0f);
         return params;
     }
 

@@ -31,9 +31,38 @@ void require_sensible(int32_t vocabulary_size, const SamplerParams& params) {
     require(params.repeat_last_n >= 0 && params.dry_last_n >= 0 && params.dry_allowed_length >= 0,
             "repeat_last_n, dry_last_n and dry_allowed_length must not be negative");
     require(params.mirostat >= 0 && params.mirostat <= 2, "mirostat has to be 0, 1 or 2");
+    require(params.mirostat == 0 || !params.watermark, "mirostat and a watermark exclude each other");
     for (const auto& [token, bias] : params.logit_bias) {
         require(token >= 0 && token < vocabulary_size, "a token of logit_bias is not in the vocabulary");
         require(bias < INFINITY, "a bias is a number or -inf");
+    }
+}
+
+bool takes_largest_behind_bias(const SamplerParams& params) {
+    return params.watermark && !params.watermark->is_synthid && params.is_greedy();
+}
+
+std::optional<Watermark> watermark_of(int32_t vocabulary_size, const SamplerParams& params) {
+    if (!params.watermark) {
+        return std::nullopt;
+    }
+    return Watermark(vocabulary_size, *params.watermark, takes_largest_behind_bias(params));
+}
+
+// In place of the steps that truncate, which decide nothing in a greedy answer: what a bias can't make the largest.
+void leave_what_can_win(SamplerParams& params) {
+    constexpr float rounding = 0.99f;
+    const WatermarkParams& watermark = *params.watermark;
+    for (const Step step : default_order()) {
+        if (step > Step::dry) {
+            params.switch_off(step);
+        }
+    }
+    params.order = default_order();
+    if (watermark.n_gram > 0) {
+        params.top_k = static_cast<int32_t>(GreenList::most_tried);
+    } else {
+        params.min_p = std::exp(-watermark.bias) * rounding;
     }
 }
 
@@ -46,6 +75,9 @@ SamplerParams checked(int32_t vocabulary_size, SamplerParams params) {
                 params.switch_off(step);
             }
         }
+    }
+    if (takes_largest_behind_bias(params)) {
+        leave_what_can_win(params);
     }
     return params;
 }
@@ -95,6 +127,7 @@ bool has_equals(const Candidates& candidates, std::vector<float>& logits) {
 Sampler::Sampler(int32_t vocabulary_size, SamplerParams params,
                  const std::vector<std::vector<int32_t>>& dry_breakers, bool exact, size_t remember)
     : vocabulary_size_(vocabulary_size),
+      watermark_(watermark_of(vocabulary_size, params)),
       params_(checked(vocabulary_size, std::move(params))),
       steps_(working_steps(params_)),
       exact_(exact || params_.mirostat != 0 || !in_default_order(steps_)),
@@ -129,6 +162,23 @@ int32_t Sampler::sample(const float* logits, const Mask& mask) {
 
 void Sampler::accept(int32_t token) {
     require_known({&token, 1});
+    remember_said(token);
+    if (watermark_) {
+        watermark_->accept(token);
+    }
+}
+
+void Sampler::accept_many(std::span<const int32_t> tokens) {
+    require_known(tokens);
+    for (const int32_t token : tokens) {
+        remember_said(token);
+    }
+    if (watermark_) {
+        watermark_->begin(tokens);
+    }
+}
+
+void Sampler::remember_said(int32_t token) {
     if (uses_penalties(params_)) {
         const size_t window = params_.repeat_last_n;
         if (history_.size() >= window) {
@@ -145,13 +195,16 @@ void Sampler::rewind(size_t dropped, std::span<const int32_t> tokens) {
     history_.clear();
     counts_.clear();
     for (const int32_t token : tokens.last(std::min(tokens.size(), history_length(params_)))) {
-        accept(token);
+        remember_said(token);
+    }
+    if (watermark_) {
+        watermark_->rewind(tokens);
     }
 }
 
 Explanation Sampler::explain(size_t back, size_t count) const {
     require(back < memory_.size(), "that call is not remembered");
-    return llmrun::explain(memory_.last(back), params_, steps_, dry_, count);
+    return llmrun::explain(memory_.last(back), params_, steps_, dry_, watermark_, count);
 }
 
 std::string Sampler::random_state() const {
@@ -195,6 +248,7 @@ void Sampler::remember(const float* logits, const Mask& mask) {
     history_.write_to(call.history);
     call.xtc_random = xtc_random_;
     call.mu = mu_;
+    call.watermark = watermark_ ? watermark_->context() : Watermark::Context{};
 }
 
 int32_t Sampler::choose(const float* logits) {
@@ -210,7 +264,7 @@ int32_t Sampler::choose(const float* logits) {
     exclude_top_choices(candidates, params_.xtc_probability, params_.xtc_threshold, xtc_random_);
     dynamic_temperature(candidates, params_.temperature, params_.temperature_range,
                         params_.temperature_exponent);
-    return candidates[draw(candidates, random_)].id;
+    return draw_marked(candidates);
 }
 
 int32_t Sampler::choose_allowed(const float* logits) {
@@ -244,7 +298,7 @@ std::optional<int32_t> Sampler::choose_of_few(const float* logits) {
     for (; step != steps_.end(); ++step) {
         apply(*step, candidates, surroundings);
     }
-    return candidates[draw(candidates, random_)].id;
+    return draw_marked(candidates);
 }
 
 int32_t Sampler::choose_exactly() {
@@ -260,6 +314,13 @@ int32_t Sampler::choose_exactly() {
         apply(step, candidates, {params_, counts_, history_, dry_, xtc_random});
     }
     xtc_random_ = xtc_random;
+    return draw_marked(candidates);
+}
+
+int32_t Sampler::draw_marked(Candidates& candidates) {
+    if (watermark_) {
+        watermark_->apply(candidates, watermark_->context());
+    }
     return candidates[draw(candidates, random_)].id;
 }
 

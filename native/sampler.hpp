@@ -29,6 +29,7 @@
 #include "peaks.hpp"
 #include "shortlist.hpp"
 #include "stages.hpp"
+#include "watermark.hpp"
 
 namespace llmrun {
 
@@ -57,8 +58,10 @@ class Sampler {
     // vocabulary; the random generators have not moved then.
     int32_t sample(const float* logits, const Mask& mask = {});
 
-    // Adds a token of the sequence, of the prompt too, to the history that the penalties look at.
+    // Adds a token of the answer to the history that the penalties and a watermark look at.
     void accept(int32_t token);
+    // Adds tokens that stand before the answer, or none if one is not in the vocabulary.
+    void accept_many(std::span<const int32_t> tokens);
 
     // Forgets the last `dropped` remembered calls and makes `tokens` the whole history, as if no others had been
     // accepted. The random generators, and mirostat's mu, go on as they are. Throws std::invalid_argument when
@@ -88,10 +91,12 @@ class Sampler {
 
   private:
     void remember(const float* logits, const Mask& mask);
+    void remember_said(int32_t token);
     int32_t choose(const float* logits);
     int32_t choose_allowed(const float* logits);
     std::optional<int32_t> choose_of_few(const float* logits);
     int32_t choose_exactly();
+    int32_t draw_marked(Candidates& candidates);
     void read(const float* logits);
     float& logit(int32_t token) { return changes_.logit(token, logits_[token]); }
     void change_logits();
@@ -99,6 +104,7 @@ class Sampler {
     size_t draw_by_mirostat(Candidates& candidates);
 
     int32_t vocabulary_size_;
+    std::optional<Watermark> watermark_;
     SamplerParams params_;
     std::vector<Step> steps_;  // those that can do anything, in their order
     bool exact_;

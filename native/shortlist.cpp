@@ -30,8 +30,7 @@ bool before(const Candidate& a, const Candidate& b) {
 
 // The chain then ends with the largest logit, whatever the probabilities.
 bool keeps_only_the_largest(const SamplerParams& params) {
-    return params.temperature <= 0.0f && !params.adapts_temperature() && params.typical_p >= 1.0f &&
-           !params.may_exclude_top_choices();
+    return params.is_greedy() && params.typical_p >= 1.0f && !params.may_exclude_top_choices();
 }
 
 // A later step sorts the list, or looks at its length.

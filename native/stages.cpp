@@ -100,19 +100,6 @@ float largest_logit(Candidates& candidates) {
     return largest;
 }
 
-// Probabilities from logits, sums in float and in list order as llama.cpp takes them.
-void softmax(Candidates& candidates) {
-    const float largest = largest_logit(candidates);
-    float sum = 0.0f;
-    for (Candidate& candidate : candidates) {
-        candidate.p = expf(candidate.logit - largest);
-        sum += candidate.p;
-    }
-    for (Candidate& candidate : candidates) {
-        candidate.p /= sum;
-    }
-}
-
 // Uniform in [0, 1): takes two words of the generator.
 double uniform(std::mt19937& random) { return std::uniform_real_distribution<double>(0.0, 1.0)(random); }
 
@@ -197,6 +184,18 @@ size_t count_unsurprising(Candidates& candidates, float mu) {
 }
 
 }  // namespace
+
+void softmax(Candidates& candidates) {
+    const float largest = largest_logit(candidates);
+    float sum = 0.0f;
+    for (Candidate& candidate : candidates) {
+        candidate.p = expf(candidate.logit - largest);
+        sum += candidate.p;
+    }
+    for (Candidate& candidate : candidates) {
+        candidate.p /= sum;
+    }
+}
 
 void top_n_sigma(Candidates& candidates, float n) {
     if (n <= 0.0f || candidates.size <= 1) {

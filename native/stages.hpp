@@ -90,6 +90,8 @@ void keep_by_mirostat(Candidates& candidates, int32_t version, int32_t vocabular
 
 // ---- steps that change logits ----
 
+// Probabilities from logits, sums in float and in list order as llama.cpp takes them.
+void softmax(Candidates& candidates);
 // Divides by the temperature; <= 0 leaves only the first largest logit finite.
 void temperature(Candidates& candidates, float temperature);
 // Temperature within +- range by the entropy of the candidates; range <= 0 is the plain temperature.

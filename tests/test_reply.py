@@ -16,7 +16,7 @@ from support.gguf_writer import tiny_model, write
 
 import llmrun
 from llmrun.errors import EngineCrashedError, UsageError
-from llmrun.model import prepare
+from llmrun.model.preparing import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.protocol.messages import (
     AnswerRequest,
@@ -28,6 +28,7 @@ from llmrun.protocol.messages import (
     Started,
     Stats,
     TextDelta,
+    TokenLogprob,
 )
 from llmrun.reply import Reply, as_grammar, as_messages, sort_options
 from llmrun.runner.launch import launch
@@ -157,13 +158,21 @@ def test_options_reach_the_engine(load: Load, monkeypatch: pytest.MonkeyPatch) -
     model = load("normal")
     seen: list[Any] = []
     engine, _ = model._next(AnswerRequest(prompt="hi"))
-    monkeypatch.setattr(model, "_next", lambda asked: (seen.append(asked), (engine, Generate(1, asked)))[1])
+    monkeypatch.setattr(model, "_next", lambda asked: (seen.append(asked), (engine, [Generate(1, asked)]))[1])
     model.chat("hi", temperature=0, max_tokens=5)
     model.generate("hi", top_k=3, sampling=llmrun.SamplingParams(seed=7), stop="x")
     assert (seen[0].sampling.temperature, seen[0].limits.max_tokens) == (0, 5)
     assert (seen[1].sampling.seed, seen[1].sampling.top_k, seen[1].limits.stop) == (7, 3, ("x",))
+    model.chat("hi", logprobs=2)
+    assert seen[2].logprobs == 2
     with pytest.raises(UsageError, match="temperature"):
         model.chat("hi", temperature=900)
+
+
+def test_a_reply_collects_how_likely_its_tokens_were() -> None:
+    tokens = [TokenLogprob(text, tuple(text.encode()), -0.5, ()) for text in ("Hel", "lo")]
+    events = [*(TextDelta(1, token.text, 1, (token,)) for token in tokens), Finished(1, "stop", Stats())]
+    assert Reply(iter(events), lambda: None).logprobs == tokens
 
 
 @dataclass

@@ -36,6 +36,7 @@ _SETTINGS = {
     "flash_attn": "flash attention",
     "repack": "repack",
     "n_gpu_layers": "GPU layers",
+    "n_cpu_moe": "layers' experts on the processor",
     "backends": "backends",
     "environment": "environment",
 }

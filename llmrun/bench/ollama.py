@@ -7,7 +7,6 @@ counts by itself: rates are computed from its own counts and times.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import random
 import shutil
@@ -25,6 +24,7 @@ from llmrun.bench.parameters import Case
 from llmrun.bench.results import BenchRow
 from llmrun.bench.run import BenchedModel
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.far.server import is_loopback
 from llmrun.models.hashing import sha256_of
 
 _PORT = 11434
@@ -248,10 +248,7 @@ def address(text: str) -> tuple[str, int]:
         raise UsageError(f"invalid OLLAMA_HOST={text}", hint="e.g. OLLAMA_HOST=127.0.0.1:11434") from None
     if host in {"0.0.0.0", "::"}:  # noqa: S104 - what a server listens on; a client finds it here
         host = "127.0.0.1"
-    with suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return host, port
-    if host == "localhost":
+    if is_loopback(host):
         return host, port
     raise UsageError(
         f"OLLAMA_HOST={text} is another machine",

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from llmrun.errors import UsageError
 from llmrun.protocol.jobs.bench import BenchTest
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 
 Value = TypeVar("Value")
 
@@ -42,6 +42,7 @@ class BenchSettings:
     kv_type_v: str = "f16"
     repack: bool = True
     gpu_layers: int = -1
+    n_cpu_moe: int = 0
 
     def load(self, path: str) -> Load:
         """For the engine; the test decides how large the context is."""
@@ -53,6 +54,7 @@ class BenchSettings:
             n_ubatch=self.n_ubatch,
             threads=self.threads,
             gpu_layers=self.gpu_layers,
+            cpu_experts=tuple(range(self.n_cpu_moe)),
             flash_attention=self.flash_attention,
             kv_type_k=self.kv_type_k,
             kv_type_v=self.kv_type_v,
@@ -78,7 +80,7 @@ class Wanted:
         pairs: a prompt and an answer in one test.
         chats: the same, with our own sampling and text.
         depths: tokens that are in the context before.
-        threads, batches, ubatches, flash_attention, types_k, types_v, repack, gpu_layers: of Settings.
+        threads, batches, ubatches, flash_attention, types_k, types_v, repack, gpu_layers, n_cpu_moe: of Settings.
     """
 
     threads: tuple[int, ...]
@@ -94,6 +96,7 @@ class Wanted:
     types_v: tuple[str, ...] = ("f16",)
     repack: tuple[bool, ...] = (True,)
     gpu_layers: tuple[int, ...] = (-1,)
+    n_cpu_moe: tuple[int, ...] = (0,)
 
     def tests(self, depth: int) -> tuple[BenchTest, ...]:
         """At that depth."""
@@ -111,7 +114,7 @@ class Wanted:
             UsageError: there are too many.
         """
         lists = (
-            self.gpu_layers, self.repack, self.batches, self.ubatches, self.types_k, self.types_v,
+            self.gpu_layers, self.n_cpu_moe, self.repack, self.batches, self.ubatches, self.types_k, self.types_v,
             self.flash_attention, self.threads, self.depths,
         )  # fmt: skip
         count = len(self.tests(0))
@@ -122,8 +125,8 @@ class Wanted:
                 f"these lists make {count:,} tests", why=f"{_MOST_CASES:,} are the most", hint="give shorter lists"
             )
         found: list[Case] = []
-        for gpu_layers, repack, batch, ubatch, type_k, type_v, flash, threads, depth in itertools.product(*lists):
-            settings = BenchSettings(threads, batch, ubatch, flash, type_k, type_v, repack, gpu_layers)
+        for *where, repack, batch, ubatch, type_k, type_v, flash, threads, depth in itertools.product(*lists):
+            settings = BenchSettings(threads, batch, ubatch, flash, type_k, type_v, repack, *where)
             found += (Case(settings, test) for test in self.tests(depth))
         return tuple(dict.fromkeys(found))
 

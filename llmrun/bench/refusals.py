@@ -13,7 +13,7 @@ from llmrun.errors import OutOfMemoryError, UsageError, require_within
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import UBATCH, memory
-from llmrun.planning.plan import CONTEXT_BOUNDS, GPU_LAYER_BOUNDS, THREAD_BOUNDS, readable_size
+from llmrun.planning.plan import CONTEXT_BOUNDS, CPU_EXPERT_BOUNDS, GPU_LAYER_BOUNDS, THREAD_BOUNDS, readable_size
 from llmrun.protocol.jobs.bench import BenchTest
 
 MOST_REPETITIONS = 1000
@@ -101,6 +101,7 @@ def _check_settings(case: Case) -> None:
     require_within("-b", settings.n_batch, (1, CONTEXT_BOUNDS[1]))
     require_within("-ub", settings.n_ubatch, (1, CONTEXT_BOUNDS[1]))
     require_within("-ngl", settings.gpu_layers, GPU_LAYER_BOUNDS)
+    require_within("-ncmoe", settings.n_cpu_moe, CPU_EXPERT_BOUNDS)
     if settings.flash_attention == "off" and settings.kv_type_v not in _PLAIN:
         raise UsageError(
             f"-ctv {settings.kv_type_v} needs flash attention",
@@ -167,7 +168,7 @@ def _check_memory(case: Case, subject: Subject, hardware: Hardware) -> None:
 
 def _has_gpu_memory(case: Case, hardware: Hardware) -> bool:
     """Whether a part of it, nobody knows yet which, lies elsewhere."""
-    return case.settings.gpu_layers != 0 and any(not gpu.shared for gpu in hardware.gpus)
+    return case.settings.gpu_layers != 0 and (bool(hardware.workers) or any(not gpu.shared for gpu in hardware.gpus))
 
 
 def fit_together(cases: Sequence[Case], headers: Sequence[Header], hardware: Hardware) -> bool:

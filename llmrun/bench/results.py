@@ -24,7 +24,6 @@ _CONSTANT: dict[str, Any] = {
     "cpu_mask": "0x0",
     "cpu_strict": False,
     "poll": 50,
-    "n_cpu_moe": 0,
     "main_gpu": 0,
     "no_kv_offload": False,
     "devices": "auto",
@@ -182,6 +181,7 @@ class BenchRow:
         type_k: of the KV cache's keys, e.g. "f16".
         type_v: of its values.
         n_gpu_layers: on the GPU; -1 is all.
+        n_cpu_moe: of how many first layers the processor computes a mixture's experts.
         split_mode: how layers are spread over GPUs.
         flash_attn: -1 auto, 0 off, 1 on.
         load_mode: "auto", which maps the file into memory, or "none".
@@ -222,6 +222,7 @@ class BenchRow:
     type_k: str = "f16"
     type_v: str = "f16"
     n_gpu_layers: int = -1
+    n_cpu_moe: int = 0
     split_mode: str = "layer"
     flash_attn: int = -1
     load_mode: str = "auto"

@@ -23,10 +23,11 @@ from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machi
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
+from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchAnswer, Benched, BenchModel, BenchUpdate, Repetition
 from llmrun.protocol.jobs.limits import LIMITS, MeasuredLimits, MeasureLimits
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
 
@@ -64,18 +65,26 @@ class BenchedModel:
         path: of its file.
         header: what that says.
         usual: how `llmrun chat` would load it, for chat tests; None loads it for those as for all others.
+        adapters: LoRA adapters that it is loaded with.
+        spread: over which workers its layers lie, and how many on each, where there are any.
     """
 
     name: str
     path: Path
     header: Header
     usual: Loading | None = None
+    adapters: tuple[Adapter, ...] = ()
+    spread: Load | None = None
 
     def loading(self, case: Case, environment: Mapping[str, str]) -> Loading:
         """For a test. environment is that of the other tests."""
         if case.test.chat and self.usual is not None:
             return self.usual
-        return Loading(case.settings.load(str(self.path)), environment)
+        load = replace(case.settings.load(str(self.path)), adapters=self.adapters)
+        if self.spread is not None:
+            workers, counts, gpu_layers = self.spread.workers, self.spread.layer_counts, self.spread.gpu_layers
+            load = replace(load, workers=workers, layer_counts=counts, gpu_layers=gpu_layers)
+        return Loading(load, environment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +156,7 @@ class BenchStep(NamedTuple):
 def engines_of(loadings: Sequence[Loading]) -> list[int]:
     """Which engine measures each row, by how it is loaded: rows share one whose weights can stay as they are."""
     keys = [
-        (load.path, load.gpu_layers, load.repack, load.mmap, tuple(sorted(environment.items())))
+        (load.path, load.gpu_layers, load.cpu_experts, load.repack, load.mmap, tuple(sorted(environment.items())))
         for load, environment in ((each.load, each.environment) for each in loadings)
     ]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
@@ -267,7 +276,7 @@ class _Run:
             time.sleep(self._request.delay)
 
     def _on_gpu(self, case: Case) -> bool:
-        return case.settings.gpu_layers != 0 and bool(self._hardware.gpus)
+        return case.settings.gpu_layers != 0 and bool(self._hardware.gpus or self._hardware.workers)
 
     def _measure_machine(self, command: MeasureLimits) -> MeasuredLimits:
         if self._surveyor is None:
@@ -348,6 +357,7 @@ def _row(row: _Open, facts: BenchModel | None, machine: Machine, repetitions: in
         type_k=load.kv_type_k,
         type_v=load.kv_type_v,
         n_gpu_layers=load.gpu_layers,
+        n_cpu_moe=len(load.cpu_experts),
         flash_attn=_FLASH_ATTENTION[load.flash_attention],
         load_mode="auto" if load.mmap else "none",
         repack=load.repack,

@@ -1,4 +1,4 @@
-"""Text files that go along with a message: found, read, checked, and set so that the model sees where each begins.
+"""Files that go along with a message: texts, set so that the model sees where each begins, and pictures as they are.
 
 Owns the reading and the layout; must not know models or terminals. Names in what it returns are as they were given:
 who shows them cleans them.
@@ -6,20 +6,26 @@ who shows them cleans them.
 
 from __future__ import annotations
 
+import base64
 import codecs
 import glob
+import hashlib
 import os
 import re
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmrun.errors import UsageError
+from llmrun.protocol.messages import PICTURE_BEGINNINGS, Picture
 
 MAX_FILE_BYTES = 4 << 20
 MAX_TOTAL_BYTES = 16 << 20
 MAX_FILES = 200
+MAX_PICTURE_BYTES = 16 << 20
+MAX_PICTURES_BYTES = 32 << 20
+"""Of all pictures that are sent at once: in base64 they have to fit into one frame to the engine."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _WILDCARDS = frozenset("*?[")
@@ -39,7 +45,7 @@ _KINDS = (
     (b"GGUF", "a model"),
 )
 _HINTS = {
-    "an image": "describe it in words: images are not supported yet",
+    "an image": "--image FILE, or /image FILE in a chat, shows it to a model that can see",
     "a PDF": "pdftotext FILE turns it into text",
     "an archive or office document": "save it as text first",
 }
@@ -61,6 +67,25 @@ class AttachedFile:
 
 
 @dataclass(frozen=True, slots=True)
+class AttachedPicture:
+    """A picture that was read, as it is: only the engine decodes it.
+
+    Attributes:
+        name: as it was given.
+        path: absolute.
+        sha256: of its bytes.
+        n_bytes: how many there are.
+        data: its bytes in base64.
+    """
+
+    name: str
+    path: str
+    sha256: str
+    n_bytes: int
+    data: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Attached:
     """Files that were read.
 
@@ -68,11 +93,13 @@ class Attached:
         block: all of them, as they go into the message; "" without any.
         files: in the order of the block.
         notes: a line for each file that a pattern found and that was left out.
+        pictures: they stand before the message.
     """
 
     block: str = ""
     files: tuple[AttachedFile, ...] = ()
     notes: tuple[str, ...] = ()
+    pictures: tuple[AttachedPicture, ...] = ()
 
     @property
     def n_bytes(self) -> int:
@@ -83,6 +110,11 @@ class Attached:
     def tokens(self) -> int:
         """Of all files together, estimated."""
         return sum(file.tokens for file in self.files)
+
+    @property
+    def sent(self) -> tuple[Picture, ...]:
+        """The pictures as they are sent, before the message."""
+        return tuple(Picture(picture.data, picture.name) for picture in self.pictures)
 
     def before(self, message: str) -> str:
         """The message as it is sent: the files, then what the user wrote."""
@@ -127,6 +159,39 @@ def attach(
         if named and len(files) == before and len(notes) >= len(named):
             raise UsageError(f"{pattern!r} finds no text file", why=notes[-1])
     return Attached("\n\n".join(blocks), tuple(files), tuple(notes))
+
+
+def attach_pictures(names: Sequence[str]) -> tuple[AttachedPicture, ...]:
+    """Read what --image names, or /image in a chat.
+
+    Raises:
+        UsageError: one is a URL, is not there, is no picture, or is too large.
+    """
+    pictures = tuple(map(read_picture, names))
+    total = sum(picture.n_bytes for picture in pictures)
+    if total > MAX_PICTURES_BYTES:
+        why = f"they have {total:,} bytes, {MAX_PICTURES_BYTES:,} are the most"
+        raise UsageError(f"{len(pictures)} pictures are too much to attach", why=why)
+    return pictures
+
+
+def read_picture(name: str) -> AttachedPicture:
+    """A picture's bytes.
+
+    Raises:
+        UsageError: as attach_pictures().
+    """
+    _refuse_names_of_no_file(name)
+    data = _read(name, MAX_PICTURE_BYTES)
+    if not data.startswith(PICTURE_BEGINNINGS):
+        raise UsageError(
+            f"{name!r} can't be attached",
+            why="it is not a PNG, JPEG, GIF or BMP picture",
+            hint="-f FILE takes text files; other pictures can be saved as PNG",
+        )
+    path = os.path.abspath(Path(name).expanduser())  # noqa: PTH100 - the name, not where a link leads
+    sha256 = hashlib.sha256(data).hexdigest()
+    return AttachedPicture(name, path, sha256, len(data), base64.b64encode(data).decode("ascii"))
 
 
 def read_text(name: str, most_bytes: int = MAX_FILE_BYTES) -> tuple[str, int]:

@@ -6,20 +6,20 @@ answer ends, its question stays, and what came of it.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
+from llmrun.chat.open_turn import HeardAnswer, OpenTurn
+from llmrun.chat.pictures import PictureFile, PictureShelf
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.turns import (
     INTERRUPTED,
     Answer,
     CallRound,
     Departure,
-    ModelUsed,
     Question,
+    TurnEntry,
     WindowTurn,
     round_messages,
 )
@@ -36,17 +36,18 @@ from llmrun.chat.truncation import (
     summary_turn,
 )
 from llmrun.errors import ContextOverflowError, LlmrunError, ResourceError, UsageError
-from llmrun.model import Model
+from llmrun.model.chat_model import ChatModel
+from llmrun.model.several import with_seeds
 from llmrun.protocol.messages import (
     AnswerRequest,
     Counted,
     Event,
     Finished,
     Message,
+    Pictured,
     Started,
     Stats,
     TextDelta,
-    Tool,
     ToolCall,
 )
 from llmrun.protocol.params import Limits, SamplingParams
@@ -56,9 +57,9 @@ _ANSWER_ROOM = 512  # tokens that are kept free for an answer of no stated lengt
 _SUMMARY_ROOM = 256
 _WORDS_PER_TOKEN = 0.6
 _BYTES_OF_A_TEMPLATE = 32  # more than any template writes around a message
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Overflow = Literal["ask", "stop", "roll", "middle", "summarize"]
+Answering = Callable[[AnswerRequest], Iterable[Event]]
 
 
 @dataclass(slots=True)
@@ -80,69 +81,6 @@ class Manner:
     keep: int = 0
 
 
-@dataclass(slots=True)
-class _Heard:
-    """What has come of an answer.
-
-    Attributes:
-        started: its beginning; None before that.
-        pieces: of its text.
-        finished: its end; None before that.
-    """
-
-    started: Started | None = None
-    pieces: list[str] = field(default_factory=list)
-    finished: Finished | None = None
-
-    def take(self, event: Event) -> None:
-        if isinstance(event, Started):
-            self.started = event
-        elif isinstance(event, TextDelta):
-            self.pieces.append(event.text)
-        elif isinstance(event, Finished):
-            self.finished = event
-
-    @property
-    def reason(self) -> str:
-        """Why it ended."""
-        return self.finished.reason if self.finished else INTERRUPTED
-
-    def parts(self, tools: Sequence[Tool]) -> tuple[str, str, tuple[ToolCall, ...]]:
-        """Its thoughts, its text, and its calls where it came to its own end."""
-        if self.started is None:
-            return "", "", ()
-        thoughts, answer = split("".join(self.pieces), self.started.thinking_tags, inside=self.started.thinking)
-        if not self.started.tool_syntax:
-            return thoughts, answer, ()
-        from llmrun.protocol.toolcalls import split_calls  # few chats have tools
-
-        text, calls = split_calls(answer, self.started.tool_syntax, tools, is_cut_off=self.reason != "stop")
-        return thoughts, text, calls if self.reason == "stop" else ()
-
-
-@dataclass(slots=True)
-class _Turn:
-    """A question that is being answered, in several rounds where the model calls tools.
-
-    Attributes:
-        question: of the turn.
-        sampling: of all rounds.
-        before: the turns that the model still sees.
-        departures: what left before them.
-        rounds: calls and their results so far.
-        thoughts: of these rounds.
-        said: the text that came with the calls that have no results yet.
-    """
-
-    question: Question
-    sampling: SamplingParams
-    before: list[WindowTurn]
-    departures: list[Departure] = field(default_factory=list)
-    rounds: list[CallRound] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    said: str = ""
-
-
 class Conversation:
     """The turns of one saved chat with one model.
 
@@ -160,7 +98,7 @@ class Conversation:
 
     def __init__(
         self,
-        model: Model,
+        model: ChatModel,
         chat: SavedChat,
         manner: Manner,
         *,
@@ -170,7 +108,10 @@ class Conversation:
         self.model, self.chat, self.manner = model, chat, manner
         self.last: Finished | None = None
         self.calls: tuple[ToolCall, ...] = ()
-        self._turn: _Turn | None = None
+        self._turn: OpenTurn | None = None
+        self._versions: list[tuple[TurnEntry, Finished | None]] = []  # of the last answer
+        self._was_read = False  # the model has the last question
+        self._pictures = PictureShelf(on_note)
         self._on_note = on_note
         self._on_overflow = on_overflow
 
@@ -182,16 +123,66 @@ class Conversation:
             LlmrunError: the answer failed; retry() asks again.
         """
         self._tell(self._save(lambda chat: chat.add_question(question)))
-        yield from self._answer()
+        try:
+            yield from self._answer()
+        except LlmrunError:
+            if question.pictures and not self._was_read:
+                self.chat.undo()
+                self._tell("The question and its pictures were taken back.")
+            raise
 
-    def retry(self) -> Generator[Event, None, None]:
+    def retry(self, answer: Answering | None = None) -> Generator[Event, None, None]:
         """Answer the last question once more, whatever the seed where it has an answer; every answer stays saved.
+
+        Args:
+            answer: gives the events, in place of the model's own answer().
 
         Raises:
             UsageError: there is no question yet; else as ask().
         """
-        answer = self.chat.last_answer if self.chat.is_answered else None
-        return self._answer(any_seed=answer is not None and answer.finish != INTERRUPTED)
+        last = self.chat.last_answer if self.chat.is_answered else None
+        return self._answer(answer, any_seed=last is not None and last.finish != INTERRUPTED)
+
+    def retry_several(self, seeds: Sequence[int]) -> Generator[Event, None, None]:
+        """Answer the last question with each of the seeds; all answers are saved, and keep() goes on with one.
+
+        Raises:
+            UsageError: the model may call tools; else as retry().
+        """
+        if self.manner.asked.tools:
+            raise UsageError("there can't be several answers where tools may be called", hint="/retry without a number")
+        self._turn = turn = self._new_turn(any_seed=True)
+        heard: dict[int, HeardAnswer] = {}
+        self._versions, self.last, self.calls = [], None, ()
+        try:
+            for event in self.model.answer(*with_seeds(self._asked(turn), seeds)):
+                if isinstance(event, Pictured):
+                    continue  # they were told of when the question was asked
+                heard.setdefault(event.request, HeardAnswer()).take(event)
+                yield event
+        finally:
+            for _, each in sorted(heard.items()):
+                self._save_version(turn, each)
+
+    def _save_version(self, turn: OpenTurn, heard: HeardAnswer) -> None:
+        """Save one of several answers, of which each has its own thoughts and seed."""
+        seed = heard.started.seed if heard.started else None
+        version = replace(turn, thoughts=[], sampling=replace(turn.sampling, seed=seed))
+        before = self.chat.entries[-1]
+        self._tell(self._end_round(version, heard))
+        if self.chat.entries[-1] is not before:  # an answer of nothing is not saved
+            self._versions.append((self.chat.entries[-1], heard.finished))
+
+    @property
+    def n_versions(self) -> int:
+        """How many of the answers of retry_several() keep() can choose from."""
+        return len(self._versions)
+
+    def keep(self, place: int) -> None:
+        """Go on with one of the answers of retry_several(), the first of which is 0."""
+        entry, finished = self._versions[place]
+        self.chat.take_answer(entry)
+        self.last = finished if place == self.n_versions - 1 else None  # the engine remembers the last one
 
     def edit(self, question: Question) -> Generator[Event, None, None]:
         """Ask something else in place of the last question; both stay saved. Raises as retry()."""
@@ -205,7 +196,20 @@ class Conversation:
 
     def count(self) -> Counted:
         """How many tokens the conversation has."""
-        return self._counted(self.chat.messages())
+        return self._counted([*self._system(), *self._said(self.chat.window())])
+
+    def _system(self) -> list[Message]:
+        return [Message("system", self.chat.system)] if self.chat.system else []
+
+    def _said(self, turns: Sequence[WindowTurn]) -> Iterator[Message]:
+        """The messages of turns, with their pictures."""
+        for turn in turns:
+            yield self._shown(turn.messages[0], turn.pictures)
+            yield from turn.messages[1:]
+
+    def _shown(self, message: Message, files: Sequence[PictureFile]) -> Message:
+        """A question with its pictures."""
+        return self._pictures.show(message, files, "" if self.model.sees else self.model.name)
 
     def save_state(self) -> None:
         """Save the KV cache, so that coming back costs no prefill. Nothing is said when it can't be."""
@@ -221,31 +225,45 @@ class Conversation:
             raise UsageError("there is no question yet", hint="ask something first")
         return entry.part
 
-    def _answer(self, *, any_seed: bool = False) -> Generator[Event, None, None]:
+    def _answer(self, answer: Answering | None = None, *, any_seed: bool = False) -> Generator[Event, None, None]:
         """Answer the last question, and save what comes however it ends."""
+        self._turn = self._new_turn(any_seed=any_seed)
+        yield from self._round(self._turn, answer)
+
+    def _new_turn(self, *, any_seed: bool) -> OpenTurn:
+        """The last question, to be answered."""
         question = self._last_question()
         sampling, _ = self.sampling()
         if any_seed:
             sampling = replace(sampling, seed=None)
-        self._turn = _Turn(question, sampling, self.chat.window_before_question())
-        yield from self._round(self._turn)
+        return OpenTurn(question, sampling, self.chat.window_before_question())
 
-    def _round(self, turn: _Turn) -> Generator[Event, None, None]:
-        """One answer of the model's, which ends the turn where it has no calls."""
+    def _asked(self, turn: OpenTurn) -> AnswerRequest:
+        """What the model is asked in a turn, in the room that there is."""
         n_departures = len(turn.departures)
         messages = self._make_room(turn)
-        moves = len(turn.departures) > n_departures
-        asked = replace(
+        return replace(
             self.manner.asked,
             messages=tuple(messages),
             sampling=turn.sampling,
-            moves=moves,
-            speculation=self.model.drafting.wanted(),
+            moves=len(turn.departures) > n_departures,
+            speculation=self.model.speculation(),
         )
-        heard, self.last, self.calls = _Heard(), None, ()
+
+    def _round(self, turn: OpenTurn, answer: Answering | None = None) -> Generator[Event, None, None]:
+        """One answer of the model's, which ends the turn where it has no calls."""
+        asked = self._asked(turn)
+        heard, self.last, self.calls, self._was_read = HeardAnswer(), None, (), False
+        n_asked = sum(len(each.pictures) for each in asked.messages)
+        n_old = n_asked - (0 if turn.rounds else len(turn.question.pictures))
         try:
-            for event in self.model.answer(asked):
+            for event in self._events(turn, asked, answer or self.model.answer):
+                if isinstance(event, Pictured):
+                    n_old -= 1
+                    if n_old >= 0:
+                        continue  # it was told of when its own question was asked
                 heard.take(event)
+                self._was_read = heard.started is not None
                 # Before the caller sees the end: what was shown as finished is on the disk.
                 note = self._end_round(turn, heard) if heard.finished else ""
                 yield event
@@ -255,7 +273,17 @@ class Conversation:
             if heard.finished is None:
                 self._tell(self._end_round(turn, heard))
 
-    def _end_round(self, turn: _Turn, heard: _Heard) -> str:
+    def _events(self, turn: OpenTurn, asked: AnswerRequest, answer: Answering) -> Iterator[Event]:
+        """What comes of a request. A server may tell its window by refusing one that is too long: it is asked anew."""
+        n_ctx = self.model.n_ctx
+        try:
+            yield from answer(asked)
+        except ContextOverflowError:
+            if self.model.n_ctx == n_ctx:
+                raise
+            yield from answer(self._asked(turn))
+
+    def _end_round(self, turn: OpenTurn, heard: HeardAnswer) -> str:
         """Note the calls that the model made, or save what was heard, as _save()."""
         thoughts, turn.said, self.calls = heard.parts(self.manner.asked.tools)
         turn.thoughts.append(thoughts)
@@ -271,9 +299,9 @@ class Conversation:
         """Save the turn as it is; the last `calls` get no result."""
         if self.calls and self._turn is not None:
             self.calls = ()
-            self._tell(self._save_answer(self._turn, _Heard(finished=Finished(0, "cancelled", Stats()))))
+            self._tell(self._save_answer(self._turn, HeardAnswer(finished=Finished(0, "cancelled", Stats()))))
 
-    def _save_answer(self, turn: _Turn, heard: _Heard) -> str:
+    def _save_answer(self, turn: OpenTurn, heard: HeardAnswer) -> str:
         """Save what was heard, as _save(); an answer of nothing only where the model meant it so."""
         if not (heard.pieces or turn.rounds or turn.said) and heard.reason in ("cancelled", INTERRUPTED):
             return ""
@@ -281,12 +309,13 @@ class Conversation:
             turn.said,
             "\n\n".join(filter(None, turn.thoughts)),
             heard.reason,
-            model_used(self.model),
+            self.model.used,
             turn.sampling,
             self.manner.asked.limits,
             heard.finished.stats if heard.finished else Stats(),
             tuple(turn.departures),
             tuple(turn.rounds),
+            self.model.adapters,
         )
         return self._save(lambda chat: chat.add_answer(answer))
 
@@ -305,11 +334,11 @@ class Conversation:
         if note:
             self._on_note(note)
 
-    def _make_room(self, turn: _Turn) -> list[Message]:
+    def _make_room(self, turn: OpenTurn) -> list[Message]:
         """The messages to send; what has to leave before them is noted in the turn."""
         messages = self._to_send(turn)
         window = self._window()
-        if self._certainly_fits(messages, window):
+        if not window.tokens or self._certainly_fits(messages, window):
             return messages
         total = self._counted(messages).total
         for _ in range(len(turn.before) + 1):
@@ -329,9 +358,10 @@ class Conversation:
         return messages
 
     def _certainly_fits(self, messages: Sequence[Message], window: Window) -> bool:
-        """Whether that can be said without counting: a token is a byte at least. Tools are written at any length."""
-        has_tools = bool(self.manner.asked.tools) or any(message.role == "tool" for message in messages)
-        return not has_tools and sum(len(m.content.encode()) + _BYTES_OF_A_TEMPLATE for m in messages) <= window.room
+        """Whether that can be said without counting: a token is a byte at least. Of tools and pictures nobody knows."""
+        unknown = any(message.role == "tool" or message.pictures for message in messages)
+        unknown = unknown or bool(self.manner.asked.tools)
+        return not unknown and sum(len(m.content.encode()) + _BYTES_OF_A_TEMPLATE for m in messages) <= window.room
 
     def _choose(self, messages: Sequence[Message], window: Window) -> tuple[Drop, Policy]:
         """Which turns leave, and by which policy."""
@@ -363,7 +393,7 @@ class Conversation:
     def _summary(self, turns: Sequence[WindowTurn], sampling: SamplingParams) -> str:
         """What the model makes of turns that leave, a few at a time where all at once are too long."""
         sizes = [self._tokens_of(turn) for turn in turns]
-        room = self.model.loaded.n_ctx - 2 * _SUMMARY_ROOM
+        room = self.model.n_ctx - 2 * _SUMMARY_ROOM
         batches = summary_batches(sizes, room, _SUMMARY_ROOM)
         if batches is None:
             raise ContextOverflowError("a turn is too long to be condensed", hint="--overflow roll drops it")
@@ -389,20 +419,19 @@ class Conversation:
             template=self.manner.asked.template,
             thinking=False,
             stops_repeats=True,
-            speculation=self.model.drafting.wanted(),
+            speculation=self.model.speculation(),
         )
         events = list(self.model.answer(asked))
         text = "".join(event.text for event in events if isinstance(event, TextDelta))
         started = next((event for event in events if isinstance(event, Started)), None)
         return split(text, started.thinking_tags, inside=started.thinking)[1] if started else ""
 
-    def _to_send(self, turn: _Turn) -> list[Message]:
-        system = [Message("system", self.chat.system)] if self.chat.system else []
-        said = [message for before in turn.before for message in before.messages]
-        return [*system, *said, Message("user", turn.question.content), *round_messages(turn.rounds)]
+    def _to_send(self, turn: OpenTurn) -> list[Message]:
+        question = self._shown(Message("user", turn.question.content), turn.question.pictures)
+        return [*self._system(), *self._said(turn.before), question, *round_messages(turn.rounds)]
 
     def _window(self) -> Window:
-        n_ctx = self.model.loaded.n_ctx
+        n_ctx = self.model.n_ctx
         reserve = min(self.manner.asked.limits.max_tokens or _ANSWER_ROOM, n_ctx // 4)
         summary = min(_SUMMARY_ROOM + 32, n_ctx // 4)
         return Window(n_ctx, reserve=reserve, keep=self.manner.keep, summary=summary)
@@ -417,17 +446,3 @@ def _sizes(messages: Sequence[Message], counted: Counted) -> list[Sized]:
     """Each message with an equal share of what the template writes around all of them."""
     marks = max(0, counted.total - sum(counted.each)) // (len(counted.each) + 1)
     return [Sized(message.role, tokens + marks) for message, tokens in zip(messages, counted.each, strict=False)]
-
-
-def model_used(model: Model) -> ModelUsed:
-    """What a saved turn says of the model."""
-    return file_used(model.spec.name if model.spec.path is None else "", model.path)
-
-
-def file_used(name: str, file: Path) -> ModelUsed:
-    """The same of a model's file; "" names it by its path. In the hub's cache a file's real name is its sha256."""
-    real = file.resolve()
-    status = real.stat()
-    sha256 = real.name if _SHA256.fullmatch(real.name) else ""
-    path = str(file.absolute())
-    return ModelUsed(name or path, sha256, path, status.st_size, status.st_mtime)  # found again from every folder

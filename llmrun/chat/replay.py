@@ -13,10 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from llmrun.chat.conversation import file_used, model_used
-from llmrun.chat.store.turns import Answer, ModelUsed, answer_of, plain_facts
+from llmrun.chat.store.turns import Answer, answer_of, plain_facts
 from llmrun.errors import UsageError
 from llmrun.model import Model
+from llmrun.models.used import ModelUsed, file_used
 from llmrun.planning.hardware import probe
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.messages import AnswerRequest, Finished
@@ -51,8 +51,8 @@ class Record:
 
 def record_of(model: Model, asked: AnswerRequest, text: str, finished: Finished) -> Record:
     """The record of an answer that was just given."""
-    answer = Answer(text, "", finished.reason, model_used(model), asked.sampling, asked.limits, finished.stats)
-    return Record(asked, place_of(model), answer, _draft_of(model))
+    answer = Answer(text, "", finished.reason, model.used, asked.sampling, asked.limits, finished.stats)
+    return Record(asked, place_of(model), replace(answer, adapters=model.load.adapters), _draft_of(model))
 
 
 def _draft_of(model: Model) -> ModelUsed | None:
@@ -61,10 +61,12 @@ def _draft_of(model: Model) -> ModelUsed | None:
 
 def place_of(model: Model) -> dict[str, str]:
     """What the bytes of an answer depend on, besides the request and the sampling."""
-    used, draft, machine = model_used(model), _draft_of(model), probe()
+    used, draft, machine = model.used, _draft_of(model), probe()
+    adapters = [f"{_file(file_used('', Path(each.path)))} x {each.scale:g}" for each in model.load.adapters]
     return {
         "model": _file(used),
         **({"draft model": _file(draft)} if draft is not None else {}),
+        **({"adapters": "; ".join(adapters)} if adapters else {}),
         "llmrun": version("llmrun"),
         "llama-cpp-python": version("llama-cpp-python"),
         "processor": machine.cpu_name,

@@ -13,7 +13,8 @@ import typer
 from llmrun.bench.parameters import KV_TYPES
 from llmrun.cli.bench_load import Crowd, crowd
 from llmrun.cli.completion import BENCH_ACTIONS, complete_bench, complete_words
-from llmrun.cli.options import JsonOption, YesOption, with_options
+from llmrun.cli.options import JsonOption, LoraOption, YesOption, adapters_of, with_options
+from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import load_settings
 from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.storage import check_target
@@ -22,8 +23,11 @@ from llmrun.ui.terminal.output import Output
 if TYPE_CHECKING:
     from llmrun.bench.parameters import Case, Wanted
     from llmrun.bench.run import BenchedModel, BenchOutcome, BenchRequest, Loading
+    from llmrun.gguf.header import Header
     from llmrun.models.registry import ModelSpec
     from llmrun.planning.hardware import Hardware
+    from llmrun.protocol.adapters import Adapter
+    from llmrun.protocol.loading import Load
 
 _TESTS, _LOADING, _RESULTS = "What is measured", "How the model is loaded", "Results"
 _FORMATS = ("table", "md", "csv", "json", "jsonl", "html")
@@ -61,12 +65,15 @@ class Typed:
     types_v: Lists
     repack: Lists
     gpu_layers: Lists
+    n_cpu_moe: Lists
+    adapters: tuple[Adapter, ...]
+    workers: tuple[str, ...]
 
     @property
     def says_how_to_load(self) -> bool:
         """Whether a list of the loading came."""
         lists = (self.batches, self.ubatches, self.threads, self.flash_attention, self.types_k, self.types_v)
-        return any(each is not None for each in (*lists, self.repack, self.gpu_layers))
+        return any(each is not None for each in (*lists, self.repack, self.gpu_layers, self.n_cpu_moe))
 
 
 def typed(
@@ -94,11 +101,18 @@ def typed(
         Lists, _loading("-rpk", "--repack", "1|0", "Weights in the order this processor likes best. Default: 1.")
     ] = None,
     gpu_layers: Annotated[Lists, _loading("-ngl", "--gpu-layers", "NUMBER", "Default: -1, all.")] = None,
+    n_cpu_moe: Annotated[
+        Lists, _loading("-ncmoe", "--n-cpu-moe", "LAYERS", "First layers whose experts the processor computes.")
+    ] = None,
+    lora: LoraOption = None,
+    rpc: RpcOption = None,
 ) -> Typed:
     """The options that take lists. Each may be repeated, and takes "128,512", "128-1024+128" and "128-1024*2"."""
+    if rpc is not None and gpu_layers is not None:
+        raise UsageError("--rpc and -ngl exclude each other", why="layers are divided by the memory of each machine")
     return Typed(
         prompts, answers, pairs, chats, depths, batches, ubatches, threads,
-        flash_attention, types_k, types_v, repack, gpu_layers,
+        flash_attention, types_k, types_v, repack, gpu_layers, n_cpu_moe, adapters_of(lora), workers_of(rpc),
     )  # fmt: skip
 
 
@@ -278,7 +292,7 @@ def bench(
     if not models:
         raise UsageError("bench needs a model", hint="llmrun bench smollm2")
     hardware, cases = _cases(output, lists, how, with_chat=not after.versus)
-    with _opened(output, models, as_usual=not lists.says_how_to_load, yes=yes) as found:
+    with _opened(output, models, lists, yes=yes) as found:
         request = _request(output, found, cases, hardware, how, after.machine)
         result, error = _measure(output, request, hardware, after)
     if result.rows and after.save:
@@ -313,11 +327,10 @@ def _look_back(output: Output, words: Sequence[str], after: Aftermath) -> None:
 
 
 @contextmanager
-def _opened(output: Output, names: Sequence[str], *, as_usual: bool, yes: bool) -> Iterator[tuple[BenchedModel, ...]]:
+def _opened(output: Output, names: Sequence[str], lists: Typed, *, yes: bool) -> Iterator[tuple[BenchedModel, ...]]:
     """The models' files, downloaded where they are missing; nobody removes them meanwhile.
 
-    Args:
-        as_usual: chat tests load them as `llmrun chat` does.
+    Chat tests load them as `llmrun chat` does, where nothing else was typed.
     """
     from llmrun.bench.run import BenchedModel
     from llmrun.cli.loading import fetch
@@ -334,21 +347,43 @@ def _opened(output: Output, names: Sequence[str], *, as_usual: bool, yes: bool) 
             path = each.path or fetch(output, each.spec, settings, yes=yes)
             header = read_header(path)
             check(header)
+            _check_adapters(lists.adapters, header)
             stack.enter_context(using(path))
-            label = Path(name).stem if each.spec.path else name
-            models.append(BenchedModel(label, path.absolute(), header, _usual(each.spec, path) if as_usual else None))
+            label = "+".join((Path(name).stem if each.spec.path else name, *(one.name for one in lists.adapters)))
+            usual = None if lists.says_how_to_load else _usual(each.spec, path, lists)
+            spread = _spread(output, each.spec, path, lists.workers) if lists.workers else None
+            models.append(BenchedModel(label, path.absolute(), header, usual, lists.adapters, spread))
         yield tuple(models)
 
 
-def _usual(spec: ModelSpec, path: Path) -> Loading | None:
+def _check_adapters(adapters: tuple[Adapter, ...], header: Header) -> None:
+    if adapters:
+        from llmrun.models.adapters import adapter_bytes
+
+        adapter_bytes(adapters, header)
+
+
+def _spread(output: Output, spec: ModelSpec, path: Path, workers: tuple[str, ...]) -> Load:
+    """Which layers each worker gets, which is said."""
+    from llmrun.model.preparing import prepare
+    from llmrun.planning.plan import Wishes
+
+    model = prepare(spec, path, Wishes(workers=workers))
+    for note in model.plan.notes:
+        output.note(note)
+    return model.load
+
+
+def _usual(spec: ModelSpec, path: Path, lists: Typed) -> Loading | None:
     """How `llmrun chat` loads a model, with what `llmrun tune` found; None where it does not fit that way."""
     from dataclasses import replace
 
     from llmrun.bench.run import Loading
-    from llmrun.model import A_CHAT, prepare
+    from llmrun.model.preparing import A_CHAT, prepare
+    from llmrun.planning.plan import Wishes
 
     try:
-        model = prepare(spec, path, expected=A_CHAT)
+        model = prepare(spec, path, Wishes(workers=lists.workers), expected=A_CHAT, adapters=lists.adapters)
     except OutOfMemoryError:
         return None
     load = replace(model.load, n_ctx=0, n_ctx_start=0)  # each test has its own
@@ -360,7 +395,7 @@ def _cases(output: Output, lists: Typed, how: BenchManner, *, with_chat: bool) -
     from llmrun.bench.refusals import refuse_cases
     from llmrun.planning.machine import this_machine
 
-    hardware = this_machine()
+    hardware = this_machine(lists.workers)
     cases = wanted(lists, hardware.usable_cores, with_chat=with_chat).cases()
     for note in refuse_cases(cases, hardware, how.repetitions):
         output.note(note)
@@ -390,7 +425,7 @@ def _request(
         cases=cases,
         repetitions=how.repetitions,
         warm_up=how.warm_up,
-        interleave=together and how.interleave is not False,
+        interleave=together and how.interleave is not False and not hardware.workers,  # who serve one engine at a time
         delay=how.delay,
         with_limits=how.with_limits,
         name=name,
@@ -429,6 +464,7 @@ def wanted(lists: Typed, threads: int, *, with_chat: bool = True) -> Wanted:
         types_v=known.words(lists.types_v or ["f16"], "-ctv", kv_types),
         repack=known.words(lists.repack or ["1"], "--repack", known.SWITCH),
         gpu_layers=numbers(lists.gpu_layers, "-ngl", (-1,), -1),
+        n_cpu_moe=numbers(lists.n_cpu_moe, "-ncmoe", (0,), 0),
     )
 
 

@@ -1,14 +1,16 @@
-"""`llmrun bench --clients`: how fast several clients at once are answered."""
+"""`llmrun bench --clients`: how fast several clients at once are answered, by an engine here or a far server."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmrun.cli.completion import BENCH_ACTIONS
+from llmrun.cli.far import AtOption, KeyFileOption, far_server, served_model
 from llmrun.cli.options import DraftOption
 from llmrun.config import load_settings
 from llmrun.errors import UsageError, require_within
@@ -16,28 +18,42 @@ from llmrun.errors import UsageError, require_within
 if TYPE_CHECKING:
     from llmrun.bench.load import LoadOutcome, LoadRequest
     from llmrun.cli.bench import Aftermath, BenchManner, Typed
+    from llmrun.far.server import Server
     from llmrun.ui.terminal.output import Output
 
 _DEFAULT_TOKENS = 64
+_MOST_FAR_CLIENTS = 1024
 _PANEL = "Several clients at once"
 # Lists of other tests and other ways to load: the model is loaded as `llmrun serve` does.
 _FOREIGN = {
     "prompts": "-p", "answers": "-n", "pairs": "-pg", "chats": "--chat", "depths": "-d", "batches": "-b",
     "ubatches": "-ub", "flash_attention": "-fa", "types_k": "-ctk", "types_v": "-ctv", "repack": "-rpk",
-    "gpu_layers": "-ngl",
+    "gpu_layers": "-ngl", "n_cpu_moe": "-ncmoe",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Lists of clients as they were typed, tokens of each answer, a draft model; None where an option did not come."""
+    """What was typed; None where an option did not come.
+
+    Attributes:
+        clients: lists of numbers.
+        tokens: of each answer.
+        draft: a draft model.
+        at, key_file: a far server and its key.
+    """
 
     clients: list[str] | None
     tokens: int | None
     draft: str | None
+    at: str | None = None
+    key_file: Path | None = None
 
     def check(self, *, with_drafts: bool) -> None:
-        """Raises UsageError where there are tokens or a draft model for nothing, or clients beside --speculate."""
+        """Raises UsageError where an option has nothing to do with what is measured."""
+        if self.clients is None and (self.at is not None or self.key_file is not None):
+            hint = "llmrun bench --at http://127.0.0.1:8080 --clients 1,2,4,8"
+            raise UsageError("--at and --key-file need --clients", hint=hint)
         if self.draft is not None and not with_drafts:
             raise UsageError("--draft needs --speculate", hint="llmrun bench MODEL --draft SMALLER --speculate")
         if self.clients is not None and with_drafts:
@@ -67,9 +83,11 @@ def crowd(
         ),
     ] = None,
     draft: DraftOption = None,
+    at: AtOption = None,
+    key_file: KeyFileOption = None,
 ) -> Crowd:
     """The options of load."""
-    return Crowd(clients, tokens, draft)
+    return Crowd(clients, tokens, draft, at, key_file)
 
 
 def measure(
@@ -83,23 +101,28 @@ def measure(
     from llmrun.bench.load import PROMPT_TOKENS, LoadRequest
     from llmrun.bench.load import measure as measure_load
     from llmrun.cli.loading import fetch
-    from llmrun.model import prepare
+    from llmrun.model.preparing import prepare
     from llmrun.models.locate import locate
     from llmrun.models.store.in_use import using
-    from llmrun.planning.plan import Wishes
+    from llmrun.planning.plan import PARALLEL_BOUNDS, Wishes
     from llmrun.ui.views.bench import BenchView
 
-    if len(models) != 1 or models[0] in BENCH_ACTIONS:
+    server = far_server(typed.at, typed.key_file)
+    if len(models) > 1 or (not models and server is None) or set(models) & set(BENCH_ACTIONS):
         raise UsageError("--clients measures one model", hint="llmrun bench smollm2 --clients 1,2,4,8")
     refuse_others("--clients", lists, how, after, has_page=True)
-    clients, threads = _clients(typed), number_of_threads("--clients", lists)
+    if server is not None:
+        _measure_far(output, server, models[0] if models else None, typed, lists, how, after)
+        return
+    clients = _clients(typed, PARALLEL_BOUNDS)
+    wishes = Wishes(threads=number_of_threads("--clients", lists), parallel=max(clients), workers=lists.workers)
     tokens = typed.tokens or _DEFAULT_TOKENS
     settings = load_settings()
     located = locate(models[0], settings)
     path = located.path or fetch(output, located.spec, settings, yes=yes)
     name = path.stem if located.spec.path else models[0]
     with using(path):
-        model = prepare(located.spec, path, Wishes(threads=threads, parallel=max(clients)), warm_up=True)
+        model = prepare(located.spec, path, wishes, warm_up=True, adapters=lists.adapters)
         if PROMPT_TOKENS + tokens > model.plan.n_ctx:
             raise UsageError(
                 f"invalid --tokens {tokens}",
@@ -111,6 +134,48 @@ def measure(
         view = BenchView(output, [name], (), shows_rows=False)
         outcome = measure_load(request, view.progress)
         view.clear()
+    _end(output, request, outcome, after)
+
+
+def _measure_far(
+    output: Output, server: Server, wanted: str | None, typed: Crowd, lists: Typed, how: BenchManner, after: Aftermath
+) -> None:
+    """Measure a far server's model, and show it.
+
+    Raises:
+        UsageError: an option is about the engine, which is not here, or is out of bounds.
+        LlmrunError: the server can't be asked.
+    """
+    from llmrun.bench.load import LoadRequest
+    from llmrun.bench.load import measure as measure_load
+    from llmrun.far.asking import refused_fields
+    from llmrun.far.client import FarClient
+    from llmrun.protocol.messages import AnswerRequest
+    from llmrun.protocol.params import Limits
+    from llmrun.ui.views.bench import BenchView
+
+    for flag, came in (
+        ("-t", lists.threads is not None), ("--lora", bool(lists.adapters)), ("--rpc", bool(lists.workers))
+    ):  # fmt: skip
+        if came:
+            raise UsageError(f"--at and {flag} exclude each other", why="the server has loaded its model already")
+    clients = _clients(typed, (1, _MOST_FAR_CLIENTS))
+    model = served_model(output, server, wanted)
+    goes_on = not refused_fields(AnswerRequest(limits=Limits(ignores_end=True)), model)
+    request = LoadRequest(
+        model.name, None, clients, typed.tokens or _DEFAULT_TOKENS, how.repetitions, how.warm_up, server.host, goes_on
+    )
+    view = BenchView(output, [model.name], (), shows_rows=False)
+    client = FarClient(server, model, on_note=output.note)
+    outcome = measure_load(request, view.progress, lambda: client)
+    view.clear()
+    if client.has_usage is False:
+        output.note(f"{server.host} does not count tokens: pieces of text are counted in their place")
+    _end(output, request, outcome, after)
+
+
+def _end(output: Output, request: LoadRequest, outcome: LoadOutcome, after: Aftermath) -> None:
+    """Show what there is, and raise what ended it before its time."""
     if outcome.rows:
         _show(output, request, outcome, after)
     if outcome.error is not None:
@@ -131,13 +196,12 @@ def _show(output: Output, request: LoadRequest, outcome: LoadOutcome, after: Aft
         put(output, load_page(request, outcome, describe(name=after.machine)), file)
 
 
-def _clients(typed: Crowd) -> tuple[int, ...]:
+def _clients(typed: Crowd, bounds: tuple[int, int]) -> tuple[int, ...]:
     from llmrun.bench.parameters import numbers
-    from llmrun.planning.plan import PARALLEL_BOUNDS
     from llmrun.protocol.params import MOST_TOKENS
 
     clients = numbers(typed.clients or (), "--clients", least=1)
-    require_within("--clients", max(clients), PARALLEL_BOUNDS)
+    require_within("--clients", max(clients), bounds)
     require_within("--tokens", typed.tokens, (2, MOST_TOKENS))
     return tuple(dict.fromkeys(clients))
 

@@ -36,7 +36,7 @@ def measure(
     """
     from llmrun.bench.speculation import measure as measure_gains
     from llmrun.cli.loading import fetch, find_draft
-    from llmrun.model import A_CHAT, prepare
+    from llmrun.model.preparing import A_CHAT, prepare
     from llmrun.models.locate import locate
     from llmrun.models.store.in_use import using
     from llmrun.planning.plan import Wishes
@@ -48,13 +48,15 @@ def measure(
         raise UsageError(f"{_FLAG} measures one model", hint=f"llmrun bench smollm2 {_FLAG}")
     refuse_others(_FLAG, lists, how, after)
     require_within("--tokens", asked.tokens, (2, MOST_TOKENS))
-    threads, settings = number_of_threads(_FLAG, lists), load_settings()
+    wishes, settings = Wishes(threads=number_of_threads(_FLAG, lists), workers=lists.workers), load_settings()
     located = locate(models[0], settings)
     path = located.path or fetch(output, located.spec, settings, yes=yes)
     name = path.stem if located.spec.path else models[0]
     drafts = find_draft(output, asked.draft, settings, yes=yes)
     with using(path), using(drafts.path) if drafts is not None else nullcontext():
-        model = prepare(located.spec, path, Wishes(threads=threads), warm_up=True, expected=A_CHAT, draft=drafts)
+        model = prepare(
+            located.spec, path, wishes, warm_up=True, expected=A_CHAT, draft=drafts, adapters=lists.adapters
+        )
         for note in model.plan.notes:
             output.note(note)
         view = BenchView(output, [name], (), shows_rows=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmrun.bench.rivals import Versus, find, our_side, result_of, versus
 from llmrun.bench.run import BenchOutcome, BenchRequest, Progress
-from llmrun.errors import LlmrunError
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.planning.hardware import Hardware
 from llmrun.runner.runner import Runner
 from llmrun.ui.terminal.output import Output
@@ -18,8 +18,12 @@ def measure(
     """Every case of every model on both sides. What was measured before Ctrl-C or a failure comes back with it.
 
     Raises:
-        UsageError: there is no such program.
+        UsageError: there is no such program, or it would measure the models without their adapters.
     """
+    if any(model.adapters for model in request.models):
+        raise UsageError("--lora and --vs exclude each other", hint="give one of them")
+    if hardware.workers:
+        raise UsageError("--rpc and --vs exclude each other", hint="give one of them")
     rival = find(program)
     view = BenchView(output, [model.name for model in request.models], request.cases, shows_rows=False)
     found: list[Versus] = []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,18 +18,27 @@ from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.truncation import POLICIES, Misfit, Policy
 from llmrun.cli.answering import ShownAs
+from llmrun.cli.at import refuse_beside_at
 from llmrun.cli.completion import complete_model
-from llmrun.cli.loading import open_model
+from llmrun.cli.far import AtOption, KeyFileOption, far_server
+from llmrun.cli.loading import open_chat_model
 from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loading, wanted, with_options
 from llmrun.cli.sampling import sampling_flags
 from llmrun.cli.sessions import complete_session
-from llmrun.cli.slash import REMEMBERED, Chat, completions
+from llmrun.cli.slash.commands import completions
+from llmrun.cli.slash.looking import REMEMBERED
+from llmrun.cli.talk import Chat
 from llmrun.cli.tools import ToolOptions, Tools, toolbox, tooling
 from llmrun.config import load_settings
 from llmrun.errors import ResourceError, UsageError
-from llmrun.model import A_CHAT
+from llmrun.model.preparing import A_CHAT
+from llmrun.models.used import ModelUsed
+from llmrun.protocol.adapters import Adapter
 from llmrun.ui.prompt.input import ChatInput
 from llmrun.ui.terminal.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.far.server import Server
 
 
 class Overflow(str, Enum):
@@ -94,11 +105,14 @@ def chat(
         str,
         typer.Argument(
             metavar="[MODEL]",
-            help="A name, owner/repo[:quant], URL or path. Default: the model of the chat that goes on.",
+            help="A name, owner/repo[:quant], URL or path. Default: the model of the chat that goes on, or the only "
+            "one of the server that --at names.",
             autocompletion=complete_model,
         ),
     ] = "",
     stats: StatsOption = None,
+    at: AtOption = None,
+    key_file: KeyFileOption = None,
     *,
     wanted: AnswerOptions,
     tooling: ToolOptions,
@@ -107,6 +121,21 @@ def chat(
     flags: Mapping[str, Any],
 ) -> None:
     """Talk to a model. Ctrl-C stops an answer and keeps it, Ctrl-D leaves."""
+    loading = replace(loading, server=far_server(at, key_file))
+    refuse_beside_at(loading)
+    talk_with(model, stats, wanted, tooling, saving, loading, flags)
+
+
+def talk_with(
+    model: str,
+    stats: bool | None,
+    wanted: AnswerOptions,
+    tooling: ToolOptions,
+    saving: Saving,
+    loading: LoadingOptions,
+    flags: Mapping[str, Any],
+) -> None:
+    """Talk to a model until the user leaves; the arguments are those of chat(), read and checked."""
     output = Output()
     settings = load_settings()
     with (
@@ -115,11 +144,16 @@ def chat(
         _store(output, saving) as store,
     ):
         saved = _saved_chat(store, saving, wanted.system or "")
-        name = model or _last_model(saved)
-        with open_model(
+        name = model or _last_model(saved, loading.server)
+        if not loading.adapters:
+            loading = replace(loading, adapters=_last_adapters(output, saved, name))
+        with open_chat_model(
             output,
             name,
             loading,
+            wanted.asked,
+            flags,
+            sees=wanted.sees,
             warm_up=typed.interactive,
             keeps_states=not saving.private,
             expected=A_CHAT,
@@ -182,16 +216,39 @@ def _saved_chat(store: Sessions, saving: Saving, system: str) -> SavedChat:
     return saved
 
 
-def _last_model(saved: SavedChat) -> str:
-    """The name or path of the model that answered last in a chat.
+def _last_model(saved: SavedChat, server: Server | None) -> str:
+    """The name or path of the model that answered last in a chat; "" is the only one of a server that is new to it.
 
     Raises:
-        UsageError: nobody did.
+        UsageError: nobody did, or a server that the user did not name again.
     """
-    answer = saved.last_answer
-    if answer is None:
+    used = saved.last_answer.model if saved.last_answer is not None else ModelUsed("")
+    if server is not None:
+        return used.name if used.server == server.url else ""
+    if used.server:
+        what = f"{used.name} at {used.server} answered in this chat"
+        hint = f"llmrun chat --session {shlex.quote(saved.name)} --at {used.server}, or name a model of this machine"
+        raise UsageError(what, why="nothing is sent to a server that is not named", hint=hint)
+    if not (used.name or used.path):
         raise UsageError("there is no model to talk to", hint="llmrun chat smollm2")
-    return answer.model.name or answer.model.path
+    return used.name or used.path
+
+
+def _last_adapters(output: Output, saved: SavedChat, model: str) -> tuple[Adapter, ...]:
+    """The adapters of the model that answered last in a chat, if it goes on with that; what is missing is said."""
+    answer = saved.last_answer
+    if answer is None or not answer.adapters:
+        return ()
+    if model not in (answer.model.name, answer.model.path):
+        output.note(f"Going on without the adapters of {answer.model.name}.")
+        return ()
+    found = tuple(each for each in answer.adapters if Path(each.path).is_file())
+    for each in answer.adapters:
+        if each in found:
+            output.note(f"Going on with the adapter {each.name}, scale {each.scale:g}.")
+        else:
+            output.note(f"Going on without the adapter {each.name}: {each.path} is missing.")
+    return found
 
 
 def _ask_policy(output: Output, misfit: Misfit) -> Policy:

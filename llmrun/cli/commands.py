@@ -24,7 +24,11 @@ PANELS = (TALK, MODELS, SMALLER, MEASURE, LOOK)
 COMMANDS = {
     "run": CommandEntry(TALK, "run_command", "run", "Answer one prompt. What comes in on stdin stands before it."),
     "chat": CommandEntry(TALK, "chat", "chat", "Talk to a model. Ctrl-C stops an answer and keeps it, Ctrl-D leaves."),
+    "batch": CommandEntry(TALK, "batch", "batch", "Answer a file of prompts, many side by side."),
     "serve": CommandEntry(TALK, "serve", "serve", "Serve models over HTTP to OpenAI, Anthropic and Ollama clients."),
+    "worker": CommandEntry(TALK, "worker", "worker", "Hold layers of a model that runs on another machine."),
+    "embed": CommandEntry(TALK, "embed", "embed", "Turn texts into vectors: similar meaning, similar direction."),
+    "rerank": CommandEntry(TALK, "embed", "rerank", "Sort documents by how well they answer a query."),
     "ps": CommandEntry(TALK, "serving", "list_servers", "List the servers that run, and their models."),
     "stop": CommandEntry(TALK, "serving", "stop", "End a server that runs."),
     "sessions": CommandEntry(TALK, "sessions", "app", "The saved chats."),
@@ -53,7 +57,9 @@ COMMANDS = {
     "doctor": CommandEntry(MEASURE, "doctor", "doctor", "Check this machine and installation, and say what to fix."),
     "explain": CommandEntry(LOOK, "explain", "explain", "Show what a model does between a prompt and its answer."),
     "tokenize": CommandEntry(LOOK, "tokenize", "tokenize", "Show a text as a model's tokens."),
-    "help": CommandEntry("", "topics", "show_help", "Help on a command or topic."),
+    "score": CommandEntry(LOOK, "score", "score", "Show how likely each token of a text is to a model."),
+    "watermark": CommandEntry(LOOK, "watermark", "app", "Find the mark that `--watermark` left in a text."),
+    "help": CommandEntry("", "help", "show_help", "Help on a command or topic."),
 }
 """Name -> command, in the order in which the help shows them; `help` itself is in no panel."""
 

@@ -63,6 +63,16 @@ def complete_bench(context: typer.Context, incomplete: str) -> list[str | tuple[
     return [(number, clean(text)) for number, text in offers.items() if number.startswith(incomplete)]
 
 
+def complete_servers(incomplete: str) -> list[str]:
+    """Addresses of the servers that run on this machine."""
+    from llmrun.config import load_settings
+    from llmrun.server.running import running_servers
+
+    head = os.environ.get(_HEAD, "")
+    addresses = (server.address for server in running_servers(load_settings().state_dir))
+    return _tails(addresses, head + incomplete, head)
+
+
 def complete_type(incomplete: str) -> list[str]:
     """Types that `llmrun quantize` makes, in small letters where it begins so."""
     from llmrun.quantize.types import FILE_TYPES

@@ -44,21 +44,35 @@ def convert(
         str,
         typer.Option(metavar="PATH", help="Python of --with. Default: that of .venv beside the script, else python3."),
     ] = "",
+    base: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL",
+            help="Of a LoRA adapter (PEFT folder): the model it was made for, a folder, GGUF file or name.",
+        ),
+    ] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace OUT without asking.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Make a GGUF file from a Hugging Face folder.
 
-    Needs neither torch nor transformers, unless --with names llama.cpp's own converter.
+    The folder may be that of a LoRA adapter, as PEFT saves it: see llmrun help lora. Needs neither torch nor
+    transformers, unless --with names llama.cpp's own converter.
     """
     output = Output(json=json)
     kind = type_.lower()
     if python and not script:
         raise UsageError("--python is for --with", hint="--with PATH/convert_hf_to_gguf.py")
-    target = _target(folder, out, kind, is_known=script is None)
-    again = ["llmrun", "convert", "-y", str(folder), str(target), *(["--with", str(script)] if script else [])]
+    is_adapter = (folder / "adapter_config.json").is_file()
+    if base and not is_adapter:
+        raise UsageError("--base is for LoRA adapters", why=f"{str(folder)!r} has no adapter_config.json")
+    target = _target(folder, out, kind, is_known=script is None, is_adapter=is_adapter)
+    more = [*(["--with", str(script)] if script else []), *(["--base", base] if base else [])]
+    again = ["llmrun", "convert", "-y", str(folder), str(target), *more]
     _ask(output, target, yes=yes, command=shlex.join(again))
-    if script:
+    if is_adapter:
+        _show(output, _convert_adapter(output, folder, _base(base), target, kind), "llmrun run MODEL --lora {}")
+    elif script:
         _show(output, _convert_with(output, script, python, folder, target, kind))
     else:
         _show(output, _convert(output, folder, target, kind))
@@ -81,7 +95,32 @@ def _convert_with(output: Output, script: Path, python: str, folder: Path, targe
         return convert_with(script, folder, target, python=python, type=kind, on_line=activity.show)
 
 
-def _show(output: Output, done: Converted) -> None:
+def _convert_adapter(output: Output, folder: Path, base: Path | None, target: Path, kind: str) -> Converted:
+    from llmrun.convert.peft import convert_adapter
+    from llmrun.ui.terminal.progress import download_progress
+
+    with download_progress(output, target.name) as on_progress:
+        return convert_adapter(folder, base, target, type=kind, on_progress=on_progress)
+
+
+def _base(name: str) -> Path | None:
+    """The folder or file that a base model's name means; None without a name.
+
+    Raises:
+        ModelNotFoundError: it is not on this disk.
+    """
+    if not name or Path(name).is_dir():
+        return Path(name) if name else None
+    from llmrun.config import load_settings
+    from llmrun.models.locate import locate, not_on_disk
+
+    path = Path(name) if name.endswith(".json") else locate(name, load_settings()).path
+    if path is None:
+        raise not_on_disk(name)
+    return path
+
+
+def _show(output: Output, done: Converted, use: str = 'llmrun run {} "Hello"') -> None:
     from llmrun.ui.terminal.format import size
 
     for note in done.notes:
@@ -100,14 +139,15 @@ def _show(output: Output, done: Converted) -> None:
         )
     else:
         path = shlex.quote(str(done.path))
-        output.note(f'{path}: {done.type}, {size(done.n_bytes)}; try: llmrun run {path} "Hello"')
+        output.note(f"{path}: {done.type}, {size(done.n_bytes)}; try: {use.format(path)}")
 
 
-def _target(folder: Path, out: Path | None, kind: str, *, is_known: bool) -> Path:
+def _target(folder: Path, out: Path | None, kind: str, *, is_known: bool, is_adapter: bool) -> Path:
     """The file to write: what was named, or the folder's name with the type, in the folder that was named or here.
 
     Args:
         is_known: our own converter knows the model's types.
+        is_adapter: requests name it as its file is called, so that there is no type in that.
 
     Raises:
         UsageError: it can't be a model's file.
@@ -115,7 +155,7 @@ def _target(folder: Path, out: Path | None, kind: str, *, is_known: bool) -> Pat
     if out is None or out.is_dir():
         from llmrun.convert.job import stored_type
 
-        kind = kind or (stored_type(folder) if is_known else "")
+        kind = "" if is_adapter else kind or (stored_type(folder) if is_known else "")
         return (out or Path()) / ("-".join(filter(None, (folder.resolve().name, kind.upper()))) + ".gguf")
     if out.suffix.lower() != ".gguf":
         raise UsageError(

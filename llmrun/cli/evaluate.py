@@ -13,7 +13,6 @@ import typer
 
 from llmrun.cli.completion import complete_model
 from llmrun.cli.options import JsonOption, ModelArgument, YesOption, engine_wishes, with_options
-from llmrun.config import load_settings
 from llmrun.errors import UsageError
 from llmrun.planning.plan import Wishes
 from llmrun.ui.terminal.output import Output
@@ -89,6 +88,7 @@ def evaluate(
     --cache-type-k and -v are the model's, not the reference's: a model beside itself shows what they cost.
     Ctrl-C shows what is known by then.
     """
+    from llmrun.cli.loading import model_file
     from llmrun.models.store.in_use import using
     from llmrun.quantize.evaluate import check_sample
     from llmrun.quantize.evaluate import evaluate as measure
@@ -96,7 +96,7 @@ def evaluate(
 
     check_sample(sample.n_ctx, sample.chunks, long=sample.long)
     output, result = Output(json=json), _Result()
-    paths = [_file(output, name, yes=yes) for name in (model, reference) if name]
+    paths = [model_file(output, name, yes=yes) for name in (model, reference) if name]
     about = About(paths[0].name, paths[1].name if reference else "", sample.text.name, sample.text.sha256)
     try:
         with ExitStack() as held:
@@ -150,12 +150,3 @@ class _Result:
             return
         show_evaluated(output, about, self.found, words)
         output.note(f"took {seconds(elapsed)}" if self.is_whole else "stopped: these are the figures up to there")
-
-
-def _file(output: Output, name: str, *, yes: bool) -> Path:
-    from llmrun.cli.loading import fetch
-    from llmrun.models.locate import locate
-
-    settings = load_settings()
-    located = locate(name, settings)
-    return located.path or fetch(output, located.spec, settings, yes=yes)

@@ -60,6 +60,8 @@ def explain(
     require_within("--answer", answer, (1, MOST_TOKENS))
     if html is not None:
         _check_page(html, json=json)
+    if loading.wishes.workers:
+        raise UsageError("explain can't look into other machines", hint="leave out --rpc")
     output = Output(json=json)
     text = read_prompt(output, prompt or [])
     request = AnswerRequest(limits=Limits(answer), remember=MOST_TOKENS)

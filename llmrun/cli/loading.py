@@ -3,29 +3,61 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmrun.cli.options import LoadingOptions
 from llmrun.config import Settings, load_settings
 from llmrun.errors import UsageError
-from llmrun.model import Expected, Model, prepare
-from llmrun.models.locate import locate, not_on_disk
+from llmrun.gguf.pooling import refuse_answers
+from llmrun.model import Model
+from llmrun.model.preparing import Expected, prepare
+from llmrun.models.locate import find_projector, locate, not_on_disk, require_projector
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.in_use import using
 from llmrun.planning.pairs import DraftFile
-from llmrun.protocol.messages import LoadProgress
+from llmrun.protocol.loading import LoadProgress
 from llmrun.runner import runner
 from llmrun.ui.answer.view import answer_view
 from llmrun.ui.terminal.format import size
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
+    from llmrun.model.chat_model import ChatModel
     from llmrun.models.pull import Updated
+    from llmrun.protocol.messages import AnswerRequest
 
 _UNASKED_BYTES = 10**9  # a download that is larger wants a yes
+
+
+def open_chat_model(
+    output: Output,
+    name: str,
+    loading: LoadingOptions,
+    asked: AnswerRequest,
+    flags: Mapping[str, Any],
+    *,
+    sees: bool = False,
+    **here: Any,
+) -> AbstractContextManager[ChatModel]:
+    """The model that answers, at a server or loaded here.
+
+    Args:
+        asked: what answers are to be like, as far as that is known.
+        flags: sampling parameters that were typed.
+        sees: it has to look at pictures.
+        here: more arguments of open_model().
+
+    Raises:
+        LlmrunError: from the context manager, as open_at() and open_model().
+    """
+    if loading.server is None:
+        return open_model(output, name, loading, sees=sees, **here)
+    from llmrun.cli.at import open_at
+
+    return open_at(output, loading.server, name, asked, flags, sees=sees)
 
 
 @contextmanager
@@ -37,21 +69,28 @@ def open_model(
     warm_up: bool = False,
     keeps_states: bool = False,
     another: bool = False,
+    embeds: bool = False,
     expected: Expected | None = None,
+    sees: bool = False,
 ) -> Iterator[Model]:
     """The loaded model, its engine ended afterwards.
 
     Args:
         keeps_states: its KV states are saved and looked for.
         another: the engine that was started ahead has a model already.
-        expected: what it is loaded for, see llmrun.model.prepare().
+        embeds: it is to make vectors or scores, not answers.
+        expected: what it is loaded for, see llmrun.model.preparing.prepare().
+        sees: it has to look at pictures.
 
     Raises:
-        LlmrunError: see llmrun.model.load().
+        LlmrunError: see llmrun.model.opening.load().
     """
     settings = load_settings()
     located = locate(name, settings)
     path = located.path or fetch(output, located.spec, settings, yes=loading.yes)
+    projector = find_projector(path, loading.projector)
+    if sees:
+        require_projector(located.spec.name, projector is not None)
     draft = find_draft(output, loading.draft, settings, yes=loading.yes)
     model = prepare(
         located.spec,
@@ -63,7 +102,11 @@ def open_model(
         expected=expected,
         speculate=loading.most_drafted,
         draft=draft,
+        projector=projector,
+        adapters=loading.adapters,
     )
+    if not embeds:
+        refuse_answers(model.header)
     if loading.verbose:
         output.note(model.plan.summary)
     for note in model.plan.notes:
@@ -86,6 +129,12 @@ def find_draft(output: Output, name: str | None, settings: Settings, *, yes: boo
         return None
     located = locate(name, settings)
     return DraftFile.of(located.spec, located.path or fetch(output, located.spec, settings, yes=yes))
+
+
+def model_file(output: Output, name: str, *, yes: bool) -> Path:
+    """The file of a model, downloaded where it is missing. Raises as fetch()."""
+    located = locate(name, load_settings())
+    return located.path or fetch(output, located.spec, load_settings(), yes=yes)
 
 
 def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> Path:

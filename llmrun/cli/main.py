@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from llmrun.cli.pages import page
 from llmrun.errors import CancelledError, DiskFullError, LlmrunError, OutOfMemoryError, ResourceError, TerminatedError
-from llmrun.ui.terminal.output import Output, quiet_broken_pipe
+from llmrun.ui.terminal.output import Output, drop_output
 
 _COMPLETE = "_LLMRUN_COMPLETE"  # set by a shell that wants completions
 
@@ -36,15 +36,18 @@ def run() -> NoReturn:
     except LlmrunError as error:
         status = _report(error, debug=debug)
     except BrokenPipeError:
-        quiet_broken_pipe()  # who reads no further has what they wanted
+        drop_output()  # who reads no further has what they wanted
         status = 0
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):
             raise
-        quiet_broken_pipe()  # Typer calls it a failure
+        drop_output()  # Typer calls it a failure
         status = 0
     except Exception as error:  # the outermost handler: whatever else happens is said in one line
-        status = _report(_explained(error), debug=debug)
+        explained = _explained(error)
+        if isinstance(explained, DiskFullError):
+            drop_output()  # what is left of it can't be written either
+        status = _report(explained, debug=debug)
     _ignore_signals()  # Python would go back to their defaults while it ends
     sys.exit(status)
 

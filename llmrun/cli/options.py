@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from llmrun.cli.completion import complete_model, complete_words
+from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import FLASH_ATTENTION, Wishes
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
@@ -23,7 +24,9 @@ from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
 
 if TYPE_CHECKING:
     from llmrun.chat.attachments import Attached
+    from llmrun.far.server import Server
     from llmrun.grammar import Grammar
+    from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.messages import AnswerRequest
 
 ModelArgument = Annotated[
@@ -64,6 +67,15 @@ ThreadsOption = Annotated[
 GpuLayersOption = Annotated[
     int | None,
     typer.Option("--gpu-layers", "-ngl", help="Layers on the GPU; -1 is all, the default.", rich_help_panel="Engine"),
+]
+CpuExpertsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--n-cpu-moe",
+        metavar="LAYERS",
+        help="Layers whose experts the processor computes beside a GPU. Default: as many as do not fit there.",
+        rich_help_panel="Engine",
+    ),
 ]
 _complete_cache_type = complete_words("f16", "q8_0")
 CacheTypeKOption = Annotated[
@@ -116,6 +128,24 @@ DraftOption = Annotated[
         metavar="MODEL",
         autocompletion=complete_model,
         help="Smaller model with the same vocabulary, which drafts; see llmrun help speculation.",
+        rich_help_panel="Engine",
+    ),
+]
+MmprojOption = Annotated[
+    str | None,
+    typer.Option(
+        "--mmproj",
+        metavar="FILE",
+        help="Projector for pictures. Default: the mmproj file beside the model.",
+        rich_help_panel="Engine",
+    ),
+]
+LoraOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora",
+        metavar="FILE[:SCALE]",
+        help="LoRA adapter, and how strongly it counts (default: 1); may be repeated. See llmrun help lora.",
         rich_help_panel="Engine",
     ),
 ]
@@ -216,8 +246,11 @@ class LoadingOptions:
         wishes: what the user said of it.
         speculate: see planning.speculation.DraftPolicy.most; None where the user did not say.
         draft: name of a model that drafts.
+        adapters: that count in answers.
         verbose: show llama.cpp's log and the plan.
         yes: download without asking.
+        projector: file that turns pictures into what the model takes; None is the one beside the model, if any.
+        server: that answers in place of an engine here; then none of the above counts.
     """
 
     wishes: Wishes
@@ -225,6 +258,9 @@ class LoadingOptions:
     verbose: bool
     yes: bool
     draft: str | None = None
+    adapters: tuple[Adapter, ...] = ()
+    projector: str | None = None
+    server: Server | None = None
 
     @property
     def most_drafted(self) -> int:
@@ -236,11 +272,15 @@ def loading(
     ctx: CtxOption = None,
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
+    cpu_experts: CpuExpertsOption = None,
     cache_type_k: CacheTypeKOption = "f16",
     cache_type_v: CacheTypeVOption = "f16",
     flash_attention: FlashAttentionOption = "auto",
     speculate: SpeculateOption = None,
     draft: DraftOption = None,
+    mmproj: MmprojOption = None,
+    lora: LoraOption = None,
+    rpc: RpcOption = None,
     verbose: VerboseOption = False,
     yes: YesOption = False,
 ) -> LoadingOptions:
@@ -249,7 +289,17 @@ def loading(
     most = None if speculate is None else read_speculate(speculate)
     if most == OFF and draft is not None:
         raise UsageError("--draft and --speculate off exclude each other", hint="give one of them")
-    return LoadingOptions(replace(wishes, n_ctx=ctx), most, verbose, yes, draft)
+    wishes = replace(wishes, n_ctx=ctx, cpu_experts=cpu_experts, workers=workers_of(rpc))
+    return LoadingOptions(wishes, most, verbose, yes, draft, adapters_of(lora), mmproj)
+
+
+def adapters_of(lora: list[str] | None) -> tuple[Adapter, ...]:
+    """--lora. Raises as read_adapters()."""
+    if not lora:
+        return ()
+    from llmrun.models.adapters import read_adapters  # few starts have any
+
+    return read_adapters(lora)
 
 
 ThinkOption = Annotated[
@@ -287,6 +337,17 @@ FilesOption = Annotated[
         "-f",
         metavar="FILE",
         help="Text file, or a pattern like 'src/*.py', that goes before the prompt; may be repeated.",
+        rich_help_panel="Prompt",
+    ),
+]
+
+
+ImagesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--image",
+        metavar="FILE",
+        help="Picture that goes before the prompt, for a model that sees; may be repeated.",
         rich_help_panel="Prompt",
     ),
 ]
@@ -343,6 +404,11 @@ class AnswerOptions:
     thoughts: Literal["on", "hide", "fold"]
     plain: bool
 
+    @property
+    def sees(self) -> bool:
+        """Whether there are pictures to look at."""
+        return self.attached is not None and bool(self.attached.pictures)
+
 
 def wanted(
     system: SystemOption = None,
@@ -358,6 +424,7 @@ def wanted(
     plain: PlainOption = False,
     loop_guard: LoopGuardOption = True,
     files: FilesOption = None,
+    images: ImagesOption = None,
 ) -> AnswerOptions:
     """The options of a command that answers; what is wrong with them is said before anything is loaded.
 
@@ -379,13 +446,15 @@ def wanted(
         thinking_tokens=think_tokens,
         stops_repeats=loop_guard,
     )
-    return AnswerOptions(system, asked, _attached(files) if files else None, show_thoughts, plain)
+    return AnswerOptions(system, asked, _attached(files or (), images or ()), show_thoughts, plain)
 
 
-def _attached(files: list[str]) -> Attached:
-    from llmrun.chat.attachments import attach
+def _attached(files: Sequence[str], images: Sequence[str]) -> Attached | None:
+    if not files and not images:
+        return None
+    from llmrun.chat.attachments import attach, attach_pictures
 
-    return attach(files)
+    return replace(attach(files), pictures=attach_pictures(images))
 
 
 def read_constraint(grammar: str | None, json_schema: str | None) -> Grammar | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmrun.cli.options import CacheTypeKOption, CacheTypeVOption, DraftOption, JsonOption, ModelArgument
+from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import Settings, load_settings
 from llmrun.errors import LlmrunError, NetworkError
+from llmrun.ui.terminal.format import size
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ def plan(
     cache_type_k: CacheTypeKOption = "f16",
     cache_type_v: CacheTypeVOption = "f16",
     draft: DraftOption = None,
+    rpc: RpcOption = None,
     every: Annotated[bool, typer.Option("--all", help="Every quant of the repository, even if one is here.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -35,27 +38,39 @@ def plan(
 
     Downloads nothing. Speeds are predicted from what llama.cpp's kernels do here, which is measured once.
     """
+    from llmrun.gguf.pooling import makes_embeddings
+    from llmrun.models.locate import find_projector
     from llmrun.planning.estimate import contexts_for, look_ahead, parse_contexts
     from llmrun.planning.machine import this_machine
     from llmrun.planning.plan import Wishes
     from llmrun.ui.views.plan import show_outlooks
 
     output = Output(json=json)
-    wished = parse_contexts(ctx)
+    wished, workers = parse_contexts(ctx), workers_of(rpc)
     kv = Wishes(cache_type_k=cache_type_k, cache_type_v=cache_type_v).kv_type
     settings = load_settings()
     spec, candidates = _candidates(output, model, settings, every=every)
     beside = _draft(draft, candidates[0].header, settings) if draft is not None else None
-    hardware = this_machine()
+    hardware = this_machine(workers, measures_links=True)
+    if projector := find_projector(candidates[0].header.path):
+        n_bytes = projector.stat().st_size
+        output.note(f"{projector.name}, which lets it see pictures, takes {size(n_bytes)} of the memory besides")
+        hardware = replace(hardware, memory_available=max(hardware.memory_available - n_bytes, 0))
     speed = _speed(output, hardware, candidates, settings)
     contexts = contexts_for(candidates[0].header, wished)
-    rows = [look_ahead(candidate, hardware, speed, contexts, kv, beside) for candidate in candidates]
+    remote = _worker_speeds(output, hardware, speed)
+    rows = [
+        look_ahead(candidate, hardware, speed if remote is not None else None, contexts, kv, beside, remote or ())
+        for candidate in candidates
+    ]
     chosen, why = _chosen(spec, candidates, hardware)
     if json:
         quants = [asdict(row) for row in rows]
         output.result_json({"hardware": asdict(hardware), "kv_type": kv, "chosen": chosen, "quants": quants})
     else:
         show_outlooks(output, rows, hardware, why)
+        if makes_embeddings(candidates[0].header):
+            output.note("It is made for embeddings: PREFILL is how fast it reads texts, and nothing is decoded.")
 
 
 def _draft(name: str, header: Header, settings: Settings) -> Header:
@@ -125,6 +140,20 @@ def _say_what_is_known(output: Output, spec: ModelSpec) -> None:
         f"{entry.title}: {entry.parameters} parameters, {entry.quant} takes {readable_size(entry.size_mb * 1_000_000)} "
         f"and its KV cache on top; {readable_size(free)} of memory are free"
     )
+
+
+def _worker_speeds(output: Output, hardware: Hardware, speed: MachineSpeed | None) -> tuple[MachineSpeed, ...] | None:
+    """Of each worker's devices; None where that can't be measured."""
+    from llmrun.planning.hardware_details import probe_details
+    from llmrun.planning.speed import worker_speeds
+
+    if speed is None or not hardware.workers:
+        return ()
+    try:
+        return worker_speeds(speed, hardware.workers, probe_details().last_cache)
+    except LlmrunError as error:
+        output.note(f"{error}; so nothing is said about speed" + (f" ({error.hint})" if error.hint else ""))
+        return None
 
 
 def _speed(

@@ -13,8 +13,10 @@ from llmrun.cli.answering import ShownAs, cancelling, collecting, show
 from llmrun.cli.completion import complete_model
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import LoadingOptions, loading, with_options
+from llmrun.cli.sampling import read_key
 from llmrun.errors import CancelledError, IntegrityError, UsageError
 from llmrun.planning.plan import Wishes
+from llmrun.protocol.messages import TextDelta
 from llmrun.ui.terminal.output import Output
 
 
@@ -26,6 +28,14 @@ def replay(
         str,
         typer.Option("--model", help="Another name or path for the recorded model.", autocompletion=complete_model),
     ] = "",
+    watermark_key: Annotated[
+        str | None,
+        typer.Option(
+            "--watermark-key",
+            metavar="KEY",
+            help="Of a recorded answer with a watermark; @FILE to read it from a file.",
+        ),
+    ] = None,
     loading: LoadingOptions,
 ) -> None:
     """Answer a recorded prompt again, and compare the bytes.
@@ -33,25 +43,27 @@ def replay(
     The model is loaded as it was then, but for what an option changes.
     """
     output = Output()
-    record = read(file)
+    record = _with_key(read(file), watermark_key)
     loading = replace(loading, wishes=_changed(_recorded(record), loading.wishes))
     used, draft = record.answer.model, record.draft
     if loading.draft is None and draft is not None:
         loading = replace(loading, draft=draft.name or draft.path)
+    if not loading.adapters:
+        loading = replace(loading, adapters=record.answer.adapters)
     with open_model(output, model or used.name or used.path, loading) as loaded:
         changed = differences(record, place_of(loaded))
         for line in changed:
             output.note(line)
-        pieces: list[str] = []
+        deltas: list[TextDelta] = []
         with cancelling(loaded):
             asked = record.again()
             if loading.speculate is not None:
                 asked = replace(asked, speculation=loaded.drafting.wanted())
-            events = collecting(loaded.answer(asked), pieces)
+            events = collecting(loaded.answer(asked), deltas)
             finished = show(output, events, loaded, ShownAs(markdown=False))
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")
-    at = _first_difference("".join(pieces), record.answer.content)
+    at = _first_difference("".join(delta.text for delta in deltas), record.answer.content)
     if at is None:
         output.note("The same bytes as recorded.")
         return
@@ -68,6 +80,23 @@ def _first_difference(text: str, recorded: str) -> int | None:
         return None
     shorter = min(len(text), len(recorded))
     return next((index for index in range(shorter) if text[index] != recorded[index]), shorter)
+
+
+def _with_key(record: Record, key: str | None) -> Record:
+    """A record whose watermark can be left again: it has only the key's fingerprint.
+
+    Raises:
+        UsageError: the key is missing, or another one.
+    """
+    sampling = record.answer.sampling
+    if not sampling.watermark:
+        return record
+    from llmrun.protocol.watermark import fingerprint
+
+    key = read_key(key, "--watermark-key")
+    if fingerprint(key) != sampling.watermark_key:
+        raise UsageError("the answer was marked with another --watermark-key")
+    return replace(record, answer=replace(record.answer, sampling=replace(sampling, watermark_key=key)))
 
 
 def _recorded(record: Record) -> Wishes:

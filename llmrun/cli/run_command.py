@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,12 +11,20 @@ from typing import Annotated, Any
 import typer
 
 from llmrun.cli.answering import ShownAs, cancelling, collecting, show, show_attached
-from llmrun.cli.loading import open_model
-from llmrun.cli.options import AnswerOptions, LoadingOptions, ModelArgument, StatsOption, loading, wanted, with_options
+from llmrun.cli.at import refuse_beside_at
+from llmrun.cli.beams import beam_options, refuse_beside_beams, search
+from llmrun.cli.completion import complete_model
+from llmrun.cli.far import AtOption, KeyFileOption, far_server
+from llmrun.cli.loading import open_chat_model
+from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loading, wanted, with_options
 from llmrun.cli.sampling import sampling_flags, sampling_rows
-from llmrun.errors import CancelledError, CutOffError, LlmrunError, UsageError
-from llmrun.model import Expected, Model
-from llmrun.protocol.messages import AnswerRequest, Finished, Message
+from llmrun.errors import CancelledError, CutOffError, LlmrunError, UsageError, require_within
+from llmrun.model.chat_model import ChatModel, loaded_here
+from llmrun.model.preparing import Expected
+from llmrun.planning.plan import PARALLEL_BOUNDS
+from llmrun.protocol.jobs.beams import BeamSettings
+from llmrun.protocol.messages import AnswerRequest, Finished, Message, TextDelta
+from llmrun.protocol.params import SamplingParams
 from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
 
@@ -26,6 +33,15 @@ _BYTES_A_TOKEN = 4  # of a prompt, as a guess
 _ANSWER_TOKENS = 300  # of an answer of no stated length, as a guess
 
 
+ModelOrServedArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A name of `llmrun list --all`, owner/repo[:quant], URL or path; with --at the server's name for it, or "
+        "default: its only one.",
+        autocompletion=complete_model,
+    ),
+]
 PromptArgument = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What to ask; - is stdin.")]
 RawOption = Annotated[
     bool, typer.Option("--raw", help="Continue the text; no chat template.", rich_help_panel="Prompt")
@@ -47,9 +63,32 @@ RecordOption = Annotated[
         rich_help_panel="Answer",
     ),
 ]
+AnswersOption = Annotated[
+    int,
+    typer.Option(
+        "--answers",
+        "-N",
+        metavar="COUNT",
+        help="Answers to the one prompt, decoded together; each has its own seed.",
+        rich_help_panel="Answer",
+    ),
+]
+LogprobsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--logprobs",
+        metavar="COUNT",
+        help="Shade the answer by how likely each token was, and name so many of the likeliest where it surprised.",
+        rich_help_panel="Answer",
+    ),
+]
 EventsOption = Annotated[
     bool,
-    typer.Option("--json", help="Print the engine's events, one JSON object a line.", rich_help_panel="Answer"),
+    typer.Option(
+        "--json",
+        help="Print the engine's events, one JSON object a line; with --answers, a list of the answers.",
+        rich_help_panel="Answer",
+    ),
 ]
 ExplainOption = Annotated[
     bool,
@@ -59,70 +98,133 @@ ExplainOption = Annotated[
 ]
 
 
-@with_options(wanted=wanted, loading=loading, flags=sampling_flags)
+@with_options(wanted=wanted, loading=loading, flags=sampling_flags, beams=beam_options)
 def run(
-    model: ModelArgument,
+    model: ModelOrServedArgument,
     prompt: PromptArgument = None,
     raw: RawOption = False,
     prompt_cache: PromptCacheOption = False,
     record: RecordOption = None,
+    answers: AnswersOption = 1,
+    logprobs: LogprobsOption = None,
     stats: StatsOption = None,
     json: EventsOption = False,
     explain_sampling: ExplainOption = False,
+    at: AtOption = None,
+    key_file: KeyFileOption = None,
     *,
     wanted: AnswerOptions,
     loading: LoadingOptions,
     flags: Mapping[str, Any],
+    beams: BeamSettings | None,
 ) -> None:
     """Answer one prompt. What comes in on stdin stands before it."""
     output = Output(json=json)
-    if record is not None:
-        check_target(record)
+    others = {
+        "--record": record is not None,
+        "--prompt-cache": prompt_cache,
+        "--explain-sampling": explain_sampling,
+        "--answers": answers > 1,
+        "--logprobs": logprobs is not None,
+    }
+    _check(output, answers, logprobs, record)
+    loading = replace(loading, server=far_server(at, key_file))
+    refuse_beside_at(loading, {**others, "--beams": beams is not None})
     if wanted.attached is not None:
         refuse_file_names(prompt or [])
-    special = raw or prompt_cache or record or json or explain_sampling
+    if beams is not None:
+        refuse_beside_beams(wanted.asked, loading, flags, others)
+    special = raw or json or beams or any(others.values())
     if not prompt and output.stdin_is_terminal and output.stdout_is_terminal and not special:
         _chat(model, stats, wanted, loading, flags)
         return
-    text = read_prompt(output, prompt or [])
-    if wanted.attached is not None:
-        show_attached(output, wanted.attached)
-        text = wanted.attached.before(text)
+    text = _with_files(output, read_prompt(output, prompt or []), wanted)
     expected = Expected(len(text.encode()) // _BYTES_A_TOKEN, wanted.asked.limits.max_tokens or _ANSWER_TOKENS)
-    with open_model(output, model, loading, keeps_states=prompt_cache, expected=expected) as loaded:
-        sampling, origins = loaded.sampling(flags)
-        if explain_sampling:
-            from llmrun.ui.views.sampling import show_sampling
-
-            show_sampling(output, sampling_rows(sampling, origins))
+    loading = replace(loading, wishes=replace(loading.wishes, parallel=answers, as_alone=True))
+    with open_chat_model(
+        output, model, loading, wanted.asked, flags, sees=wanted.sees, keeps_states=prompt_cache, expected=expected
+    ) as loaded:
+        sampling = _sampling(output, loaded, flags, is_explained=explain_sampling)
         asked = asked_for(output, loaded, text, wanted, raw=raw)
-        asked = replace(asked, sampling=sampling, speculation=loaded.drafting.wanted())
+        asked = replace(asked, sampling=sampling, speculation=loaded.speculation(), logprobs=logprobs)
         markdown = not (wanted.plain or raw or asked.grammar)
-        shown_as = ShownAs(stats, markdown, wanted.thoughts, end_line=not raw)
-        pieces: list[str] = []
-        with cancelling(loaded):
-            finished = show(output, collecting(loaded.answer(asked), pieces), loaded, shown_as)
+        shown_as = ShownAs(stats, markdown, wanted.thoughts, end_line=not raw, shades=logprobs is not None)
+        if beams is not None:
+            search(output, loaded_here(loaded, "--beams"), asked, beams, shown_as)
+            return
+        finished = _show(output, loaded, asked, shown_as, answers, record)
         if prompt_cache and finished.stats.prompt_tokens - finished.stats.reused_tokens >= _WORTH_SAVING:
             _save_state(output, loaded)
-        if record is not None:
-            from llmrun.chat.replay import record_of, write
-
-            write(record, record_of(loaded, asked, "".join(pieces), finished))
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")
     if finished.reason == "length":
         _say_limit(output, asked, finished)
 
 
+def _check(output: Output, answers: int, logprobs: int | None, record: Path | None) -> None:
+    """Raises UsageError where an option's value is invalid, or two exclude each other."""
+    require_within("--answers", answers, PARALLEL_BOUNDS)
+    if logprobs is not None:
+        from llmrun.cli.logprobs import check_logprobs
+
+        check_logprobs(output, logprobs, answers)
+    if record is not None and answers > 1:
+        why = "a recording is of one answer"
+        raise UsageError(f"--record and --answers {answers} exclude each other", why=why)
+    if record is not None:
+        check_target(record)
+
+
+def _sampling(output: Output, model: ChatModel, flags: Mapping[str, Any], *, is_explained: bool) -> SamplingParams:
+    """What the answer is drawn with, and on stderr where each value comes from."""
+    sampling, origins = model.sampling(flags)
+    if is_explained:
+        from llmrun.ui.views.sampling import show_sampling
+
+        show_sampling(output, sampling_rows(sampling, origins))
+    return sampling
+
+
+def _with_files(output: Output, text: str, wanted: AnswerOptions) -> str:
+    """The prompt behind the files that go along."""
+    if wanted.attached is None:
+        return text
+    show_attached(output, replace(wanted.attached, pictures=()))  # the engine says more of them
+    return wanted.attached.before(text)
+
+
+def _show(
+    output: Output, model: ChatModel, asked: AnswerRequest, shown_as: ShownAs, answers: int, record: Path | None
+) -> Finished:
+    """Show what is answered, and write down what is wanted of it besides."""
+    with cancelling(model):
+        if answers > 1:
+            from llmrun.cli.several import show_several
+
+            return show_several(output, model, asked, answers, shown_as)
+        deltas: list[TextDelta] = []
+        finished = show(output, collecting(model.answer(asked), deltas), model, shown_as)
+    if record is not None:
+        from llmrun.chat.replay import record_of, write
+
+        text = "".join(delta.text for delta in deltas)
+        write(record, record_of(loaded_here(model, "--record"), asked, text, finished))
+    if asked.logprobs is not None and not output.json:
+        from llmrun.cli.logprobs import show_logprobs
+
+        show_logprobs(output, deltas, asked.logprobs)
+    return finished
+
+
 def _chat(
     model: str, stats: bool | None, wanted: AnswerOptions, loading: LoadingOptions, flags: Mapping[str, Any]
 ) -> None:
     """A conversation, where there is no prompt and somebody who can type."""
-    from llmrun.cli.chat import Saving, chat
+    from llmrun.cli.chat import Saving, talk_with
     from llmrun.cli.tools import tooling
 
     saving = Saving(last=False, session=None, private=False, overflow=None, keep=0)
-    inspect.unwrap(chat)(model, stats, wanted=wanted, tooling=tooling(), saving=saving, loading=loading, flags=flags)
+    talk_with(model, stats, wanted, tooling(), saving, loading, flags)
 
 
 def _say_limit(output: Output, asked: AnswerRequest, finished: Finished) -> None:
@@ -132,7 +234,7 @@ def _say_limit(output: Output, asked: AnswerRequest, finished: Finished) -> None
         CutOffError: the answer had to follow a grammar, and does so no more.
     """
     stats = finished.stats
-    full = stats.context_used >= stats.n_ctx
+    full = stats.is_full
     why = f"the context window of {stats.n_ctx:,} tokens is full" if full else f"--max-tokens {stats.completion_tokens}"
     if asked.grammar is not None:
         hint = "a larger --ctx, or a shorter prompt" if full else "a larger --max-tokens, or none"
@@ -158,7 +260,7 @@ def refuse_file_names(words: list[str]) -> None:
         )
 
 
-def _save_state(output: Output, model: Model) -> None:
+def _save_state(output: Output, model: ChatModel) -> None:
     """Keep the prompt's KV state; the answer is there whether that succeeds or not."""
     try:
         if not model.save_state(prompt_only=True).tokens:
@@ -167,12 +269,17 @@ def _save_state(output: Output, model: Model) -> None:
         output.note(f"The next prompt will be read anew: {error}")
 
 
-def asked_for(output: Output, model: Model, text: str, wanted: AnswerOptions, *, raw: bool) -> AnswerRequest:
+def asked_for(output: Output, model: ChatModel, text: str, wanted: AnswerOptions, *, raw: bool) -> AnswerRequest:
     """A text as a conversation, or to be continued where there is no chat template."""
     if raw or not (wanted.asked.template or has_template(output, model)):
+        if wanted.sees:
+            raise UsageError("--image needs a chat template", hint="leave out --raw, or name one with --template")
         prompt = "\n\n".join(filter(None, (wanted.system, text)))
         return replace(wanted.asked, prompt=prompt, template=None, thinking=None, thinking_tokens=None)
-    return replace(wanted.asked, messages=tuple(conversation(wanted.system, text)))
+    messages = conversation(wanted.system, text)
+    if wanted.attached is not None:
+        messages[-1] = replace(messages[-1], pictures=wanted.attached.sent)
+    return replace(wanted.asked, messages=tuple(messages))
 
 
 def read_prompt(output: Output, words: list[str]) -> str:
@@ -201,11 +308,11 @@ def _read_all(output: Output) -> str:
     return bytes(data).decode("utf-8", "replace").rstrip("\n")
 
 
-def has_template(output: Output, model: Model) -> bool:
+def has_template(output: Output, model: ChatModel) -> bool:
     """Whether the model can be talked to; says so when it can't."""
-    if not model.loaded.has_template:
-        output.note(f"{model.spec.name} has no chat template: the text is continued (--template gives it one)")
-    return model.loaded.has_template
+    if not model.has_template:
+        output.note(f"{model.name} has no chat template: the text is continued (--template gives it one)")
+    return model.has_template
 
 
 def conversation(system: str | None, text: str) -> list[Message]:

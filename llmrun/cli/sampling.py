@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from llmrun.errors import UsageError
-from llmrun.protocol.params import DEFAULTS, SamplingParams, check_parameter
+from llmrun.protocol.params import DEFAULTS, SERVER, SamplingParams, check_parameter
 
 # SamplingParams field -> flag, help.
 FLAGS: dict[str, tuple[str, str]] = {
@@ -39,8 +41,12 @@ FLAGS: dict[str, tuple[str, str]] = {
     "mirostat_eta": ("--mirostat-eta", "Mirostat's learning rate."),
     "logit_bias": ("--logit-bias", "TOKEN=BIAS, added to a token's logit, -inf bans it; may be repeated."),
     "order": ("--sampler-order", "The chain's steps in another order, with commas between; one left out is off."),
+    "watermark": ("--watermark", "green or synthid: mark the answer so that a key finds it; llmrun help watermarks."),
+    "watermark_key": ("--watermark-key", "A secret, @FILE to read it from a file; or $LLMRUN_WATERMARK_KEY."),
 }
+_KEY_VARIABLE = "LLMRUN_WATERMARK_KEY"
 _REPEATED = {"dry_breakers", "logit_bias"}
+_TEXTS = {"order", "watermark", "watermark_key"}
 _INTEGERS = {"seed", "top_k", "repeat_last_n", "dry_allowed_length", "dry_last_n", "mirostat"}
 
 
@@ -53,6 +59,8 @@ def sampling_flags(**options: Any) -> dict[str, Any]:
         UsageError: a value is out of its bounds, or can't be read; names the flag.
     """
     given = {name: value for name, value in options.items() if value is not None and value != []}
+    if given.get("watermark"):
+        given["watermark_key"] = read_key(given.get("watermark_key"), FLAGS["watermark_key"][0])
     return {name: _read(name, value, FLAGS[name][0]) for name, value in given.items()}
 
 
@@ -64,12 +72,32 @@ def _read(name: str, value: Any, label: str) -> Any:
         value = tuple(_bias(text, label) for text in value)
     elif name == "order":
         value = tuple(step for part in re.split("[,;]", value) if (step := part.strip()))
+    elif name == "watermark_key":
+        value = read_key(value, label)
     return check_parameter(name, value, label)
+
+
+def read_key(text: str | None, label: str) -> str:
+    """A watermark's key, that of the file behind an @, or the environment's. label is what the user calls it.
+
+    Raises:
+        UsageError: the file can't be read, or there is no key.
+    """
+    text = os.environ.get(_KEY_VARIABLE, "") if text is None else text
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise UsageError(f"{label} {text} can't be read", why=why) from None
+    if not text:
+        raise UsageError("a watermark needs a key", hint=f"{label} KEY, or {_KEY_VARIABLE}")
+    return text
 
 
 def _sampling_parameter(name: str) -> inspect.Parameter:
     flag, text = FLAGS[name]
-    kind: Any = list[str] if name in _REPEATED else int if name in _INTEGERS else str if name == "order" else float
+    kind: Any = list[str] if name in _REPEATED else int if name in _INTEGERS else str if name in _TEXTS else float
     shown = shown_value(name, getattr(DEFAULTS, name))
     names = [flag, "--temperature"] if name == "temperature" else [flag]
     note = f" Default: {shown}." if shown not in ("", None) else ""
@@ -99,7 +127,7 @@ def read_value(name: str, text: str, before: str = "") -> tuple[str, Any]:
     try:
         if field in _REPEATED:
             value = text.split()
-        elif field != "order":
+        elif field not in _TEXTS:
             value = int(text) if field in _INTEGERS else float(text)
     except ValueError:
         raise UsageError(f"invalid {label} {text}", why="must be a number") from None
@@ -112,6 +140,10 @@ def shown_value(name: str, value: Any) -> str:
         return "random" if value is None else str(value)
     if name == "order":
         return ",".join(value)
+    if name == "watermark_key" and value:
+        from llmrun.protocol.watermark import fingerprint
+
+        return fingerprint(value)
     if name == "logit_bias":
         return " ".join(f"{token}={bias:g}" for token, bias in value)
     if name == "dry_breakers":
@@ -120,8 +152,11 @@ def shown_value(name: str, value: Any) -> str:
 
 
 def sampling_rows(params: SamplingParams, origins: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Every sampling parameter as (flag, value, where the value comes from)."""
-    return [(flag, shown_value(name, getattr(params, name)), origins[name]) for name, (flag, _) in FLAGS.items()]
+    """Every sampling parameter as (flag, value, where the value comes from); a server does not tell its own."""
+    return [
+        (flag, "" if origins[name] == SERVER else shown_value(name, getattr(params, name)), origins[name])
+        for name, (flag, _) in FLAGS.items()
+    ]
 
 
 def _bias(text: str, label: str) -> tuple[int, float]:
@@ -132,5 +167,17 @@ def _bias(text: str, label: str) -> tuple[int, float]:
         raise UsageError(f"invalid {label} {text!r}", hint=f"{label} 2=-inf") from None
 
 
+def watermark_flags(**options: Any) -> dict[str, Any]:
+    """The options of a command that marks what others ask for; see sampling_flags().
+
+    Raises:
+        UsageError: a value can't be read, or there is no key.
+    """
+    return sampling_flags(**options)
+
+
 # What with_options reads: one parameter for each flag.
 vars(sampling_flags)["__signature__"] = inspect.Signature([_sampling_parameter(name) for name in FLAGS])
+vars(watermark_flags)["__signature__"] = inspect.Signature(
+    [_sampling_parameter(name) for name in ("watermark", "watermark_key")]
+)

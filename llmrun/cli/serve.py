@@ -10,14 +10,16 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmrun.cli.completion import complete_model
 from llmrun.cli.options import LoadingOptions, loading, with_options
+from llmrun.cli.sampling import watermark_flags
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
 from llmrun.server.durations import read_duration
@@ -26,6 +28,7 @@ from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.planning.pairs import DraftFile
+    from llmrun.protocol.adapters import Adapter
     from llmrun.server.guard import Policy
     from llmrun.server.pool import KeptModel
     from llmrun.server.running import RunningServer, ServerFile
@@ -84,7 +87,7 @@ ExactOption = Annotated[
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log each request as a JSON object on stderr.")]
 
 
-@with_options(loading=loading)
+@with_options(loading=loading, marking=watermark_flags)
 def serve(
     models: ModelsArgument = None,
     host: HostOption = "127.0.0.1",
@@ -101,6 +104,7 @@ def serve(
     log_json: LogJsonOption = False,
     *,
     loading: LoadingOptions,
+    marking: Mapping[str, Any],
 ) -> None:
     """Serve models over HTTP to OpenAI, Anthropic and Ollama clients."""
     wishes = replace(loading.wishes, parallel=parallel, exact=exact)
@@ -127,6 +131,9 @@ def serve(
         verbose=loading.verbose,
         speculate=loading.most_drafted,
         draft=_fetch_missing(output, names, loading),
+        projector=loading.projector,
+        adapters=loading.adapters,
+        sampling=marking,
     )
     asyncio.run(_run(output, options, listening, log_json=log_json))
 
@@ -185,13 +192,16 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
         The file of the one that drafts.
 
     Raises:
-        UsageError: nobody knows for which model.
+        UsageError: nobody knows for which model, or an adapter or projector does not fit the first one.
     """
     from llmrun.cli.loading import find_draft
-    from llmrun.models.locate import locate
+    from llmrun.models.locate import find_projector, locate
 
     if loading.draft is not None and len(names) != 1:
         raise UsageError("--draft drafts for one model", hint="llmrun serve MODEL --draft SMALLER")
+    for flag, came in (("--lora", loading.adapters), ("--mmproj", loading.projector)):
+        if came and not names:
+            raise UsageError(f"{flag} is for the first model", hint=f"llmrun serve MODEL {flag} FILE")
     settings = load_settings()
     for name in names:
         located = locate(name, settings)
@@ -199,7 +209,20 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
             from llmrun.cli.loading import fetch
 
             fetch(output, located.spec, settings, yes=loading.yes)
+    if loading.adapters:
+        _check_adapters(loading.adapters, locate(names[0], settings).path)
+    if loading.projector is not None:
+        find_projector(Path(), loading.projector)
     return find_draft(output, loading.draft, settings, yes=loading.yes)
+
+
+def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:
+    """See now that they fit, not when the first request comes. Raises as adapter_bytes()."""
+    from llmrun.gguf.reader import read_header
+    from llmrun.models.adapters import adapter_bytes
+
+    assert model is not None
+    adapter_bytes(adapters, read_header(model))
 
 
 async def _run(output: Output, options: ServeOptions, listening: socket.socket, *, log_json: bool) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from llmrun.cli.options import JsonOption, ModelArgument
 from llmrun.config import Settings, load_settings
 from llmrun.errors import NetworkError
+from llmrun.gguf.adapter import adapter_facts, is_adapter
+from llmrun.gguf.filenames import projector_for
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
-from llmrun.models.locate import locate
-from llmrun.models.registry import CatalogueEntry, ModelSpec, load_catalogue
+from llmrun.models.locate import find_projector, locate
+from llmrun.models.registry import CatalogueEntry, EmbeddingAdvice, ModelSpec, load_catalogue
 from llmrun.ui.terminal.output import Output
 
 
@@ -23,7 +26,8 @@ def show(model: ModelArgument, json: JsonOption = False) -> None:
     settings = load_settings()
     located = locate(model, settings)
     try:
-        here = header_facts(read_header(located.path)) if located.path else None
+        path = located.path
+        here = {**header_facts(read_header(path)), **_projector_facts(path)} if path else None
         facts = here or _remote_facts(output, located.spec, settings)
     except NetworkError:
         entry = load_catalogue().entries.get(located.spec.alias or "")
@@ -35,6 +39,10 @@ def show(model: ModelArgument, json: JsonOption = False) -> None:
 
 def header_facts(header: Header) -> dict[str, Any]:
     """The header as plain data. Sizes in bytes, context windows in tokens."""
+    from llmrun.planning.predict import work_of
+
+    if is_adapter(header):
+        return _adapter_facts(header)
     return {
         "name": header.name,
         "architecture": header.architecture,
@@ -43,6 +51,7 @@ def header_facts(header: Header) -> dict[str, Any]:
         "license": header.license,
         "parameters": header.n_parameters,
         "active_parameters": header.n_active_parameters,
+        "active_bytes": int(sum(work_of(header).decode_bytes.values())),
         "quant": header.quant,
         "bits_per_weight": round(header.bits_per_weight, 2),
         "file_bytes": header.file_size,
@@ -57,7 +66,40 @@ def header_facts(header: Header) -> dict[str, Any]:
         "context_window": header.n_ctx_train,
         **_attention_facts(header),
         **_text_facts(header),
+        **_embedding_facts(header),
         "recommended_sampling": header.recommended_sampling,
+        "path": str(header.path),
+    }
+
+
+def _projector_facts(model: Path) -> dict[str, Any]:
+    """What turns pictures into what the model takes; nothing where there is none beside it."""
+    found = find_projector(model)
+    return {} if found is None else {"projector": {"name": found.name, "bytes": found.stat().st_size}}
+
+
+def _adapter_facts(header: Header) -> dict[str, Any]:
+    """Of a LoRA adapter. Raises as adapter_facts()."""
+    found = adapter_facts(header)
+    return {
+        "name": header.name,
+        "architecture": header.architecture,
+        "author": header.author,
+        "base_model": header.base_model,
+        "license": header.license,
+        "parameters": header.n_parameters,
+        "adapter": {
+            "type": "lora",
+            "ranks": found.ranks,
+            "alpha": found.alpha,
+            "changes": len(found.pairs),
+            "kinds": sorted({name.removesuffix(".weight").rpartition(".")[2] for name in found.pairs}),
+        },
+        "file_bytes": header.file_size,
+        "weight_bytes": header.weight_bytes,
+        "bytes_per_type": header.bytes_per_type,
+        "tensors_per_type": {share.type: share.n_tensors for share in header.type_shares},
+        "recommended_sampling": {},
         "path": str(header.path),
     }
 
@@ -93,6 +135,19 @@ def _text_facts(header: Header) -> dict[str, Any]:
     }
 
 
+def _embedding_facts(header: Header) -> dict[str, Any]:
+    """Of a model that is made for embeddings."""
+    from llmrun.gguf.pooling import makes_embeddings, pooling_of
+
+    return {"pooling": pooling_of(header)} if makes_embeddings(header) else {}
+
+
+def _prompt_facts(advice: EmbeddingAdvice | None) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {} if advice is None else {"embedding_advice": asdict(advice)}
+
+
 def _remote_facts(output: Output, spec: ModelSpec, settings: Settings) -> dict[str, Any]:
     """The facts of a model that is not on this disk."""
     from llmrun.models import hub
@@ -107,11 +162,14 @@ def _remote_facts(output: Output, spec: ModelSpec, settings: Settings) -> dict[s
     found = hub.repository_files(spec.repository, spec.revision, settings, output.note)
     parts = choose(spec, found, settings, output.note)
     url = hub.file_url(settings, found.id, found.commit, parts[0].name)
+    seeing = projector_for(parts[0].name, (file.name for file in found.files))
+    projector = next(({"name": file.name, "bytes": file.size} for file in found.files if file.name == seeing), None)
     return {
         **header_facts(
             read_remote_header(url, token=token(), login_hint=login_hint(settings, found.id), on_note=output.note)
         ),
         "file_bytes": hub.n_bytes(parts),
+        **({"projector": projector} if projector else {}),
         "path": None,
         "url": url,
         "gated": found.gated,
@@ -127,6 +185,7 @@ def _with_origin(facts: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
         "recommended_sampling": {**spec.sampling, **facts["recommended_sampling"]},
         "alias": spec.alias,
         "repository": spec.repository,
+        **_prompt_facts(spec.embedding),
     }
 
 
@@ -143,6 +202,7 @@ def _catalogue_facts(entry: CatalogueEntry) -> dict[str, Any]:
         "alias": entry.alias,
         "repository": entry.repository,
         "quants": [quant.upper() for quant in entry.quants],
+        **_prompt_facts(entry.embedding),
     }
 
 

@@ -40,8 +40,8 @@ def tokenize(
     Only the vocabulary is loaded. In a pipe the ids are printed, one a line.
     """
     output = Output(json=json)
-    content = _content(output, text)
-    sides = [_tokenized(output, name, content, special=not plain, yes=yes) for name in (model, compare) if name]
+    content = read_content(output, text)
+    sides = [tokenize_with(output, name, content, special=not plain, yes=yes) for name in (model, compare) if name]
     if json:
         found = [_as_json(name, each, merges=merges) for name, each in sides]
         output.result_json(found if compare else found[0])
@@ -70,7 +70,7 @@ def _show(output: Output, name: str, found: TokenizedFile, *, merges: bool, tabl
     show_scripts(output, name, found.tokens, script_counts(found.tokens), found.n_vocab)
 
 
-def _tokenized(output: Output, name: str, text: str, *, special: bool, yes: bool) -> tuple[str, TokenizedFile]:
+def tokenize_with(output: Output, name: str, text: str, *, special: bool, yes: bool) -> tuple[str, TokenizedFile]:
     from llmrun.cli.loading import fetch
     from llmrun.config import load_settings
     from llmrun.insight.tokens import tokenize_text
@@ -83,8 +83,8 @@ def _tokenized(output: Output, name: str, text: str, *, special: bool, yes: bool
     return located.spec.name, tokenize_text(runner.prestarted(), path, text, special=special)
 
 
-def _content(output: Output, text: str) -> str:
-    """What is to be tokenized.
+def read_content(output: Output, text: str) -> str:
+    """What TEXT|FILE|- means.
 
     Raises:
         UsageError: a file can't be read, or is too long.

@@ -44,6 +44,7 @@ _SAMPLING = {
     "penalty_repeat": ("penalty_repeat", "repetition_penalty"), "mirostat": ("mirostat",),
     "mirostat_tau": ("mirostat_tau",), "mirostat_eta": ("mirostat_eta",),
 }  # fmt: skip
+_BASES = ("base_model", "base_models", "base_model_sources")
 _WHOLE = frozenset({"top_k", "penalty_last_n", "mirostat"})
 
 
@@ -66,9 +67,24 @@ def general_metadata(folder: Folder, config: Json, n_parameters: int, size_label
     card = read_card(folder.text("README.md"))
     found = {f"sampling.{key}": value for key, value in _sampling(folder).items()}
     found |= _named(card, config, folder.path.resolve().name, n_parameters, size_label)
-    found |= _sources("base_model", card, ("base_model", "base_models", "base_model_sources"), n_parameters)
+    found |= _sources("base_model", card, _BASES, n_parameters)
     found |= _sources("dataset", card, ("datasets", "dataset", "dataset_sources"), n_parameters)
     found |= _lists(card)
+    return {f"general.{key}": value for key, value in found.items()}
+
+
+def adapter_metadata(folder: Folder, base: str) -> dict[str, Any]:
+    """The general.* keys of an adapter but the architecture and those about the file itself.
+
+    Args:
+        base: of what it was made, where its card does not say; "owner/name", or a path.
+    """
+    card = read_card(folder.text("README.md"))
+    if not any(name in card for name in _BASES):
+        card = {**card, "base_model": base if base.count("/") == 1 else base.rstrip("/").rpartition("/")[2]}
+    named = _named(card, {}, folder.path.resolve().name, 0, "")
+    found: dict[str, Any] = {name: named[name] for name in ("name", "author", "license") if name in named}
+    found |= _sources("base_model", card, _BASES, 0)
     return {f"general.{key}": value for key, value in found.items()}
 
 

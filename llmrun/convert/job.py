@@ -24,8 +24,8 @@ from llmrun.convert.write import OnProgress, write_model
 from llmrun.errors import ModelNotFoundError, UsageError
 
 TYPES = ("f16", "bf16", "f32", "q8_0")
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # general.file_type, from llama.h
-_QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
+FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # general.file_type, from llama.h
+QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def convert_folder(
         metadata: dict[str, Any] = {"general.architecture": family.name, "general.type": "model"}
         metadata |= general_metadata(source, config, n_parameters, _size_label(tensors, shape.n_experts))
         metadata |= {f"{family.name}.{key}": value for key, value in shape.metadata.items()}
-        metadata |= {"general.file_type": _FILE_TYPES[kind], "general.quantization_version": _QUANTIZATION_VERSION}
+        metadata |= {"general.file_type": FILE_TYPES[kind], "general.quantization_version": QUANTIZATION_VERSION}
         metadata |= vocabulary.metadata
         size = write_model(target, metadata, tensors, on_progress)
     notes = (*shape.notes, *vocabulary.notes, *_type_notes(tensors, kind))

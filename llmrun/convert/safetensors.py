@@ -212,7 +212,7 @@ def _refuse_weights(folder: Folder, names: list[str]) -> NoReturn:
     pickles = [name for name in names if name.endswith(_PICKLES)]
     what = f"{str(folder.path)!r} has no model.safetensors"
     if any(name.startswith("adapter_model") for name in names):
-        raise UsageError(what, why="it holds an adapter (LoRA)", hint="merge it into its model first")
+        raise UsageError(what, why="it holds an adapter without its adapter_config.json", hint="download that file too")
     if pickles:
         raise UsageError(
             f"{pickles[0]} is a pickle file",

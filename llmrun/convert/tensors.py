@@ -106,7 +106,7 @@ def plan_tensors(
     head = None if family.tied else bare.get(_HEAD)
     if tied and head is not None and _is_same(head, bare.get(embeddings_name(family))):
         head = None
-    planned = [_written(name, array_source(name, _floats(values)), kind) for name, values in shape.factors.items()]
+    planned = [written(name, array_source(name, _floats(values)), kind) for name, values in shape.factors.items()]
     taken = {_HEAD} if family.name != "bert" else set()
     for theirs, ours in wanted_tensors(family, shape.n_layers).items():
         planned.append(_planned(bare, theirs, "weight", ours, family, shape, kind))
@@ -116,14 +116,14 @@ def plan_tensors(
             taken.add(f"{theirs}.bias")
     for ours, parts in expert_tensors(family, shape.n_layers, shape.n_experts):
         experts = stacked(ours, [_found(bare, name, family, shape) for name in parts])
-        planned.append(_written(ours, experts, kind))
+        planned.append(written(ours, experts, kind))
         taken.update(parts)
     for theirs, two in half_tensors(family, shape.n_layers):
         both = _found(bare, theirs, family, shape)
-        planned += [_written(ours, half(both, number), kind) for number, ours in enumerate(two)]
+        planned += [written(ours, half(both, number), kind) for number, ours in enumerate(two)]
         taken.add(theirs)
     if head is not None:
-        planned.append(_written("output.weight", head, kind))
+        planned.append(written("output.weight", head, kind))
     elif not tied:
         shape.notes.append("there is no lm_head.weight: the embeddings are used for the output too")
     _refuse_unknown([name for name in bare if name not in taken])
@@ -175,7 +175,7 @@ def _planned(
         source = permuted(source, shape.n_heads if theirs.endswith("q_proj") else shape.n_kv_heads)
     if family.norm_shift and theirs.endswith("norm"):
         source = shifted(source, family.norm_shift)
-    return _written(f"{ours}.{end}", source, kind)
+    return written(f"{ours}.{end}", source, kind)
 
 
 def _found(bare: Mapping[str, TensorSource], name: str, family: Family, shape: Shape) -> TensorSource:
@@ -192,7 +192,7 @@ def _found(bare: Mapping[str, TensorSource], name: str, family: Family, shape: S
     return source
 
 
-def _written(name: str, source: TensorSource, kind: str) -> Written:
+def written(name: str, source: TensorSource, kind: str) -> Written:
     """Vectors and norms are always float32; a row that doesn't divide into blocks is float16."""
     assert len(name) <= MAX_NAME_BYTES, "the tables hold short names"
     if len(source.shape) < 2 or name.endswith(_ALWAYS_F32):

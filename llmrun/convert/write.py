@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from llmrun.convert.card import Signed
 from llmrun.errors import BadModelError
+from llmrun.gguf.header import Header
 from llmrun.gguf.reader import padded, read_header
 from llmrun.gguf.rules import check, check_crashes, check_vocabulary
 from llmrun.gguf.types import TENSOR_TYPES
@@ -28,13 +29,26 @@ _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _VERSION = 3
 
 
-def write_model(target: Path, metadata: Mapping[str, Any], tensors: Sequence[Written], on_progress: OnProgress) -> int:
+def check_model(header: Header) -> None:
+    """What a model's file must not break; raises BadModelError."""
+    check(header)
+    check_crashes(header)
+
+
+def write_model(
+    target: Path,
+    metadata: Mapping[str, Any],
+    tensors: Sequence[Written],
+    on_progress: OnProgress,
+    rules: Callable[[Header], None] = check_model,
+) -> int:
     """Write a file, verify it, and only then give it its name; gives its size in bytes.
 
     Args:
         target: what was there before stays until the new file is complete.
         metadata: key -> text, number, truth value, or a list of texts or numbers.
         on_progress: gets (bytes done, bytes in all).
+        rules: what its header must not break.
 
     Raises:
         DiskFullError: there is no room for it.
@@ -53,7 +67,7 @@ def write_model(target: Path, metadata: Mapping[str, Any], tensors: Sequence[Wri
                 for n_bytes in _write_tensor(file, tensor):
                     done += n_bytes
                     on_progress(done, total)
-        _verify(path, target, tensors, total)
+        _verify(path, target, tensors, total, rules)
     return total
 
 
@@ -73,7 +87,7 @@ def _write_tensor(file: BinaryIO, tensor: Written) -> Iterable[int]:
     yield padding
 
 
-def _verify(path: Path, target: Path, tensors: Sequence[Written], total: int) -> None:
+def _verify(path: Path, target: Path, tensors: Sequence[Written], total: int, rules: Callable[[Header], None]) -> None:
     """Read the file as the engine will, and compare.
 
     Raises:
@@ -83,9 +97,9 @@ def _verify(path: Path, target: Path, tensors: Sequence[Written], total: int) ->
     found = [(row.name, row.shape, row.type) for row in header.tensors]
     if found != [(tensor.name, tensor.shape, tensor.kind) for tensor in tensors] or header.file_size != total:
         raise BadModelError(f"{str(target)!r} was not written right", hint="run the same command again")
-    check(replace(header, path=target))  # the name that messages should say
-    check_crashes(replace(header, path=target))
-    check_vocabulary(header)
+    rules(replace(header, path=target))  # the name that messages should say
+    if rules is check_model:
+        check_vocabulary(header)
 
 
 def header_bytes(metadata: Mapping[str, Any], tensors: Sequence[Written]) -> bytes:

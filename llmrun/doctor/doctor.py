@@ -159,6 +159,7 @@ def _build(machine: Hardware, details: Details) -> Iterator[Finding]:
         return
     yield _processor_build(machine, set(build.features.get("CPU", ())))
     yield from _gpus(build, details)
+    yield _rpc(build)
 
 
 def _ask_build() -> Build:
@@ -197,6 +198,13 @@ def _gpus(build: Build, details: Details) -> Iterator[Finding]:
             yield Finding("GPU", "warning", text, f'CMAKE_ARGS="{flag}" {_REBUILD}{version}')
         else:
             yield Finding("GPU", "ok", f"{maker}'s graphics are not used; they share the processor's memory")
+
+
+def _rpc(build: Build) -> Finding:
+    if build.rpc:
+        return Finding("RPC", "ok", "built in: `llmrun worker` and --rpc can be used")
+    fix = f'CMAKE_ARGS="-DGGML_RPC=ON" {_REBUILD}{_installed_version("llama-cpp-python")}'
+    return Finding("RPC", "ok", "not built in, which only models over several machines need (--rpc)", fix)
 
 
 def _installed_version(package: str) -> str:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from llmrun.config import Settings
 from llmrun.gguf.header import Header
-from llmrun.model import Model, prepare
+from llmrun.model import Model
+from llmrun.model.preparing import prepare
 from llmrun.models.locate import locate
 from llmrun.models.registry import ModelSpec, load_catalogue
 from llmrun.models.store.store import Store

@@ -29,6 +29,7 @@ from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import Explain, Explained, SaveState
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import JobKind
+from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
 from llmrun.protocol.messages import (
     Cancel,
     Command,
@@ -40,10 +41,6 @@ from llmrun.protocol.messages import (
     Job,
     JobDone,
     JobUpdate,
-    Load,
-    Loaded,
-    LoadProgress,
-    Open,
     Stats,
     Tokenize,
 )
@@ -51,7 +48,8 @@ from llmrun.protocol.speculation import MeasureSteps, StepsMeasured
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.model import LlamaModel
-    from llmrun.engine.service import LoadedModel, Prepared
+    from llmrun.engine.loaded import LoadedModel
+    from llmrun.engine.service import Prepared
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
 
@@ -273,9 +271,7 @@ class EngineProcess:
         from llmrun.engine.llama.model import LlamaModel
 
         with self._reporting_progress(load.request):
-            return LlamaModel(
-                load.path, load.gpu_layers, self._flag, verbose=load.verbose, repack=load.repack, mmap=load.mmap
-            )
+            return LlamaModel.of(load, self._flag)
 
     def _load(self, load: Load) -> Loaded:
         from llmrun.engine.llama.context import LlamaContext
@@ -288,13 +284,13 @@ class EngineProcess:
             weights = None
         weights = weights or self._load_weights(load)
         try:
-            context = LlamaContext(weights, load)
+            context = LlamaContext(weights, load, encodes=True)
             drafts = LlamaContext(self._load_weights(load.draft), load.draft) if load.draft is not None else None
         except Aborted:
             raise CancelledError("loading was cancelled") from None
-        from llmrun.engine.service import LoadedModel
+        from llmrun.engine.loaded import LoadedModel
 
-        self._model = model = LoadedModel(weights, context, load, drafts)
+        self._model = model = LoadedModel(weights, context, load, drafts, predicts=context.predicts)
         self._outbox.serve(load.n_seq_max)
         gc.freeze()  # whatever is there now stays; launch.py begins without collection to start sooner
         gc.enable()

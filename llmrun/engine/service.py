@@ -1,32 +1,33 @@
-"""A loaded model: how a request becomes what the loop takes, and the loop.
+"""How a request becomes what the loop takes.
 
-Owns templates, grammars and saved states of one model; must not know the pipe. Preparing needs no context, so that
-another thread than the loop's can do it: no step waits for a template or a grammar.
+Owns templates and grammars of one model; must not know the pipe, nor the loop (loaded.py). Preparing needs no context,
+so that another thread than the loop's can do it: no step waits for a template or a grammar.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun import _native
 from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.logprobs import LogprobStream
-from llmrun.engine.core.loop import Engine
+from llmrun.engine.core.pictures import Chunk, Pictures, Placed, text_only
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import ALLOCATING
+from llmrun.engine.llama.media import Projector
+from llmrun.engine.prompt.pictures import picture_bytes
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import Tags, ThinkingBudget, Thoughts, lead_in, opens, thinking_tags
 from llmrun.engine.prompt.tools import offers_tools, waits_for_call
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
-from llmrun.protocol.ended import SaveState, StateSaved
+from llmrun.protocol.adapters import Adapter, AdapterScale, applied, by_default
 from llmrun.protocol.messages import (
     AnswerRequest,
     Count,
@@ -35,8 +36,9 @@ from llmrun.protocol.messages import (
     Detokenized,
     Event,
     Generate,
-    Load,
     Message,
+    Picture,
+    Pictured,
     Rendered,
     Rendering,
     Tokenize,
@@ -48,10 +50,11 @@ from llmrun.protocol.toolcalls import HARMONY, Syntax
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint, Matcher
-    from llmrun.engine.core.states import KVStore
-    from llmrun.engine.llama.base import Context, Vocabulary
-    from llmrun.engine.llama.model import LlamaModel
+    from llmrun.engine.llama.base import Vocabulary
     from llmrun.grammar import Grammar
+
+    Pieces = Sequence[list[int] | Chunk]
+    """What a picture is in a prompt: token ids, and what stands in place of some."""
 
 _LONG_TOKEN = 32  # bytes; most are a few
 
@@ -66,6 +69,20 @@ class Prepared(NamedTuple):
     extras: Extras
 
 
+class ReadPrompt(NamedTuple):
+    """What is asked, as the model reads it.
+
+    Attributes:
+        text: of the prompt, without its pictures.
+        tokens: ids; negative ones stand for pictures.
+        pictures: and where they stand; None without any.
+    """
+
+    text: str
+    tokens: list[int]
+    pictures: Pictures | None = None
+
+
 class Preparer:
     """Turns requests into what the loop takes.
 
@@ -74,9 +91,20 @@ class Preparer:
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, template: str | None, n_ctx: int, draft_model: DraftModel | None = None
+        self,
+        vocabulary: Vocabulary,
+        template: str | None,
+        n_ctx: int,
+        draft_model: DraftModel | None = None,
+        *,
+        projector: Projector | None = None,
+        adapters: Sequence[Adapter] = (),
+        predicts: bool = True,
     ) -> None:
         """For a model with these tokens, this chat template, and a context window of so many tokens."""
+        self._projector = projector
+        self._lengths: dict[int, int] = {}  # of pictures that were looked at, in tokens
+        self._adapters, self._predicts = adapters, predicts
         self._draft_model = draft_model
         self._vocabulary = vocabulary
         self._template = template
@@ -101,10 +129,12 @@ class Preparer:
             BadModelError: the vocabulary lacks what the prompt is made of.
             UsageError: the prompt is empty, or certainly too long, or the sampling parameters are invalid.
         """
+        if not self._predicts:
+            raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
         asked = generate.asked
         syntax = None
         matcher = None if offers_tools(asked) else self._matcher(asked.grammar)
-        text, tokens = self.prompt(generate, send)
+        text, tokens, pictures = self.prompt(generate, send)
         if offers_tools(asked):
             syntax = self._chat_template(asked.template).syntax
             matcher = self._calls(asked, syntax)
@@ -117,9 +147,14 @@ class Preparer:
         inside = tags is not None and opens(text, tags)
         constraint = self._constraint(asked, matcher, syntax, tags, inside=inside)
         sampling = self._sampling(asked, constraint)
-        sampler = SequenceSampler(sampling, self._vocabulary, tokens, constraint, asked.remember, asked.logprobs)
+        said = tokens if pictures is None else text_only(tokens)
+        sampler = SequenceSampler(sampling, self._vocabulary, said, constraint, asked.remember, asked.logprobs)
         extras = self._extras(asked, tags, syntax, inside=inside)
-        if asked.speculation is not None:
+        if pictures is not None:
+            assert self._projector is not None
+            salt = f"{asked.salt} {generate.request}" if self._projector.is_exact else asked.salt
+            extras = replace(extras, pictures=pictures, salt=salt)
+        elif asked.speculation is not None:
             model = ModelDrafter(self._draft_model) if self._draft_model is not None else None
             extras = replace(extras, drafting=Drafting(asked.speculation, _native.SuffixAutomaton(), tokens, model))
         return Prepared(generate.request, tokens, sampler, asked.limits, extras)
@@ -168,6 +203,7 @@ class Preparer:
 
     def _extras(self, asked: AnswerRequest, tags: Tags | None, syntax: Syntax | None, *, inside: bool) -> Extras:
         thinking = guard = None
+        adapters = self.adapters_for(asked.adapters)
         if tags is not None and asked.thinking_tokens is not None:
             thinking = ThinkingBudget(tags, inside, asked.thinking_tokens)
         if asked.stops_repeats:
@@ -181,10 +217,35 @@ class Preparer:
             guard=guard,
             moves=asked.moves,
             logprobs=LogprobStream() if asked.logprobs is not None else None,
-            salt=asked.salt,
+            salt=self._salt(asked.salt, adapters),
+            adapters=adapters,
             shown=self._control_tokens((*(tags or ()), *(syntax.marks if syntax else ()))),
             tool_syntax=syntax.name if syntax else "",
         )
+
+    def adapters_for(self, asked: tuple[AdapterScale, ...] | None) -> tuple[AdapterScale, ...]:
+        """The adapters that an answer is computed with.
+
+        Raises:
+            UsageError: there is no such adapter.
+        """
+        if asked is None:
+            return by_default(self._adapters)
+        wrong = next((number for number, _ in asked if not 0 <= number < len(self._adapters)), None)
+        if wrong is not None:
+            raise UsageError(f"there is no adapter {wrong}", why=f"the model was loaded with {len(self._adapters)}")
+        return applied(asked)
+
+    def _salt(self, asked: str, adapters: tuple[AdapterScale, ...]) -> str:
+        """What keeps prefixes apart: what the client says, and the adapters that they were computed with.
+
+        States without a salt may be saved, for those who load the model with the same adapters. No client can give a
+        salt that means other adapters than its own.
+        """
+        is_usual = adapters == by_default(self._adapters)
+        if not self._adapters or (is_usual and not asked):
+            return asked
+        return f"{'' if is_usual else [tuple(each) for each in adapters]}|{asked}"
 
     def count(self, count: Count, send: Callable[[Event], None]) -> Counted:
         """How many tokens a conversation has.
@@ -195,8 +256,11 @@ class Preparer:
             UsageError: the prompt is empty, or its last message alone certainly too long.
         """
         self._refuse_endless(count.asked.messages[-1:])
-        each = tuple(len(self._vocabulary.tokenize(message.content, special=False)) for message in count.asked.messages)
-        return Counted(count.request, each, len(self.prompt(count, send)[1]))
+        tokenize, prompt = self._vocabulary.tokenize, self.prompt(count, send)
+        each = [len(tokenize(message.content, special=False)) for message in count.asked.messages]
+        for index, message in enumerate(count.asked.messages):
+            each[index] += sum(self._lengths[hash(picture.data)] for picture in message.pictures)
+        return Counted(count.request, tuple(each), len(prompt.tokens))
 
     def tokenize(self, tokenize: Tokenize) -> Tokenized:
         """The token ids of a text.
@@ -222,10 +286,8 @@ class Preparer:
         data = b"".join(map(vocabulary.control_piece, tokens))
         return Detokenized(detokenize.request, data.decode("utf-8", "replace"))
 
-    def prompt(
-        self, request: Generate | Count, send: Callable[[Event], None] = lambda event: None
-    ) -> tuple[str, list[int]]:
-        """Text and token ids of what is asked: a rendered conversation, or a plain text.
+    def prompt(self, request: Generate | Count, send: Callable[[Event], None] = lambda event: None) -> ReadPrompt:
+        """What is asked, a rendered conversation or a plain text, as tokens.
 
         Raises:
             BadTemplateError: there is no chat template, or it fails.
@@ -235,7 +297,7 @@ class Preparer:
         asked = request.asked
         if asked.prompt is not None:
             self._refuse_endless([Message("user", asked.prompt)])
-            parts = [Part(asked.prompt, False)]
+            parts: Sequence[Part | Picture] = [Part(asked.prompt, False)]
             empty = UsageError("the prompt is empty", hint="type something")
         else:
             if isinstance(request, Generate):
@@ -251,11 +313,29 @@ class Preparer:
                 why="the chat template writes nothing for this conversation",
                 hint="another one goes with --template",
             )
-        text = "".join(part.text for part in parts)
-        tokens = self._tokens(parts)
+        text = "".join(part.text for part in parts if isinstance(part, Part))
+        see = partial(self._pictured, request.request, send if isinstance(request, Generate) else None)
+        tokens, placed = self._tokens(parts, see)
         if not tokens:
             raise empty
-        return text, tokens
+        return ReadPrompt(text, tokens, Pictures(placed) if placed else None)
+
+    def _pictured(self, request: int, send: Callable[[Event], None] | None, picture: Picture) -> Pieces:
+        """A picture as tokens and vectors; send() is told about it.
+
+        Raises:
+            UsageError: the model can't see, or the picture is none.
+            BadModelError: the projector does not go with the model.
+        """
+        if self._projector is None:
+            raise UsageError("this model can't look at pictures", why="it was loaded without a projector")
+        data, width, height = picture_bytes(picture)
+        pieces = self._projector.pieces(data, picture.name or "the picture")
+        n_tokens = sum(len(piece if isinstance(piece, list) else piece.ids) for piece in pieces)
+        self._lengths[hash(picture.data)] = n_tokens
+        if send is not None:
+            send(Pictured(request, picture.name, width, height, n_tokens))
+        return pieces
 
     def _refuse_endless(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Refuse what has more tokens than the context window, whatever they are: finding out which takes minutes.
@@ -276,23 +356,35 @@ class Preparer:
                 hint="shorten it, or ask for a larger context window with --ctx",
             )
 
-    def _tokens(self, parts: Sequence[Part]) -> list[int]:
-        """Token ids of a prompt; none where it has no text.
+    def _tokens(
+        self, parts: Sequence[Part | Picture], see: Callable[[Picture], Pieces]
+    ) -> tuple[list[int], list[Placed]]:
+        """Token ids of a prompt, none where it has no text, and where its pictures stand.
 
         Raises:
             BadModelError: the vocabulary lacks some.
         """
-        vocabulary = self._vocabulary
-        found = [token for part in parts for token in vocabulary.tokenize(part.text, special=part.special)]
+        vocabulary, found, placed = self._vocabulary, list[int](), list[Placed]()
+        for part in parts:
+            if isinstance(part, Part):
+                found += vocabulary.tokenize(part.text, special=part.special)
+            for piece in see(part) if isinstance(part, Picture) else ():
+                if isinstance(piece, list):
+                    found += piece
+                else:
+                    placed.append(Placed(len(found), piece))
+                    found += piece.ids
         tokens = vocabulary.with_bos(found)
-        lost = not found and any(part.text for part in parts)
-        if lost or (tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary.n_tokens):
+        placed = [each._replace(start=each.start + len(tokens) - len(found)) for each in placed]
+        said = text_only(tokens) if placed else tokens
+        lost = not found and any(part.text for part in parts if isinstance(part, Part))
+        if lost or (said and not 0 <= min(said) <= max(said) < vocabulary.n_tokens):
             raise BadModelError(
                 "the model's vocabulary can't write this prompt",
                 why="it has no token for some of its characters",
                 hint="the file is probably damaged, or badly converted: download another one",
             )
-        return tokens
+        return tokens, placed
 
     def _chat_template(self, template: str | None) -> ChatTemplate:
         source = template or self._template
@@ -316,53 +408,3 @@ class Preparer:
         """Those that the texts are written with."""
         tokens = (token for text in texts for token in self._vocabulary.tokenize(text, special=True))
         return frozenset(token for token in tokens if not self._vocabulary.piece(token))
-
-
-class LoadedModel:
-    """The loop over one model, and what prepares its requests.
-
-    Attributes:
-        preparer: for a thread of its own.
-        engine: the loop.
-        weights: what it computes with.
-        load: as it was loaded.
-    """
-
-    def __init__(self, weights: LlamaModel, context: Context, load: Load, drafts: Context | None = None) -> None:
-        """Over a model's context, and that of its draft model."""
-        self.weights, self.load = weights, load
-        draft_model = DraftModel(drafts, weights.vocabulary.n_tokens) if drafts is not None else None
-        self.preparer = Preparer(weights.vocabulary, weights.chat_template, context.n_ctx, draft_model)
-        self.engine = Engine(context, states=_states(load, weights), draft_model=draft_model, exact=load.exact)
-        self._is_shared = load.n_seq_max > 1
-
-    @property
-    def is_worn_out(self) -> bool:
-        """Whether a new engine serves better: a grammar that nobody waits for any more is read on, on a core."""
-        matcher = sys.modules.get("llmrun.engine.constraint.matcher")  # where there was a grammar
-        return self._is_shared and matcher is not None and matcher.runaways() > 0
-
-    def save(self, save: SaveState) -> StateSaved:
-        """Save an answer's KV state; nothing is saved where it can't be written, because it is only a cache.
-
-        Raises:
-            UsageError: another answer came after it.
-        """
-        tokens = n_bytes = 0
-        with suppress(OSError):
-            tokens, n_bytes = self.engine.save(save.answer, prompt_only=save.prompt_only)
-        return StateSaved(save.request, tokens, n_bytes)
-
-
-def _states(load: Load, weights: LlamaModel) -> KVStore | None:
-    """Where this model's KV states are saved; what they depend on is part of the key."""
-    if not load.states:
-        return None
-    from llmrun.engine.core.states import KVStore, model_key
-    from llmrun.engine.llama.library import VERSION
-
-    with suppress(OSError):
-        cache = f"{load.kv_type_k} {load.kv_type_v} {load.flash_attention}"  # as it lies in memory
-        key = f"{model_key(Path(weights.path))} llama-cpp-python {VERSION} {cache}"
-        return KVStore(Path(load.states), key, load.states_bytes)
-    return None

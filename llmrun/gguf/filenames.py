@@ -19,6 +19,7 @@ _QUANT = re.compile(
 )
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _MOST_PARTS = 1000
+_PROJECTORS = ("F16", "Q8_0", "BF16", "F32")  # the best first; bfloat16 is slow where the processor lacks it
 _NOT_MODELS = ("mmproj", "imatrix")
 
 
@@ -26,6 +27,24 @@ def is_model(filename: str) -> bool:
     """Whether it is a model's GGUF file: no projector of an image model, no importance matrix, no drafter alone."""
     name = filename.rpartition("/")[2].lower()
     return name.endswith(".gguf") and not name.startswith("mtp-") and not any(word in name for word in _NOT_MODELS)
+
+
+def is_projector(filename: str) -> bool:
+    """Whether it is a file that turns pictures into what a model takes."""
+    name = filename.rpartition("/")[2].lower()
+    return name.endswith(".gguf") and "mmproj" in name
+
+
+def projector_for(model: str, filenames: Iterable[str]) -> str | None:
+    """Which of the files beside a model is its projector; None where there is none."""
+    folder = model.rpartition("/")[0]
+    found = [name for name in filenames if is_projector(name)]
+    return min(found, key=lambda name: (name.rpartition("/")[0] != folder, _projector_rank(name), name), default=None)
+
+
+def _projector_rank(name: str) -> int:
+    quant = quant_of(name) or ""
+    return _PROJECTORS.index(quant) if quant in _PROJECTORS else len(_PROJECTORS)
 
 
 def quant_of(filename: str) -> str | None:

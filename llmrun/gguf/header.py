@@ -6,6 +6,7 @@ llama.cpp can't bear (check.py) nor what it keeps of each layer (kv_layers.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,6 +35,9 @@ _SAMPLING_NAMES = {
     "mirostat": "mirostat", "mirostat_tau": "mirostat_tau", "mirostat_eta": "mirostat_eta",
 }  # fmt: skip
 _WHOLE_NUMBERS = {"top_k", "repeat_last_n", "mirostat"}
+
+# The matrices of a layer's experts, as llama.cpp's --n-cpu-moe means them.
+_EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps\.")
 
 # Kind of chat template -> texts that all stand in it; the first that fits is meant.
 _TEMPLATE_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -255,6 +259,15 @@ class Header:
         return self._per_layer("expert_used_count")
 
     @property
+    def expert_bytes(self) -> dict[int, int]:
+        """Layer -> bytes of its experts; none of a dense model."""
+        found: dict[int, int] = {}
+        for tensor in self.tensors if self.n_experts else ():
+            if match := _EXPERTS.match(tensor.name):
+                found[int(match[1])] = found.get(int(match[1]), 0) + tensor.n_bytes
+        return found
+
+    @property
     def n_parameters(self) -> int:
         """Weights of the model."""
         return sum(tensor.n_elements for tensor in self.tensors)
@@ -268,17 +281,12 @@ class Header:
     @property
     def n_active_parameters(self) -> int:
         """Weights that one token is computed with: of a mixture's experts only as many as are used."""
-        if not self.n_experts:
-            return self.n_parameters
-        total = 0.0
-        for tensor in self.tensors:
-            share = 1.0
-            if "_exps." in tensor.name:
-                layer = tensor.name.removeprefix("blk.").partition(".")[0]
-                used = _of_layer(self.n_experts_used, int(layer) if layer.isascii() and layer.isdigit() else 0)
-                share = min(used / self.n_experts, 1.0)
-            total += tensor.n_elements * share
-        return int(total)
+        return int(sum(tensor.n_elements * self.active_share(tensor) for tensor in self.tensors))
+
+    def active_share(self, tensor: Tensor) -> float:
+        """How much of a tensor one token is computed with."""
+        match = _EXPERTS.match(tensor.name) if self.n_experts else None
+        return min(_of_layer(self.n_experts_used, int(match[1])) / self.n_experts, 1.0) if match else 1.0
 
     @property
     def weight_bytes(self) -> int:

@@ -10,6 +10,7 @@ rules is complete.
 from __future__ import annotations
 
 import re
+import shlex
 from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,7 +30,6 @@ ALIGNMENT = 32  # of the data in the mapped file: TENSOR_ALIGNMENT of ggml-backe
 
 _TOKENIZERS = frozenset({"llama", "gpt2", "gemma4", "bert", "t5", "rwkv", "plamo2", "hybriddna", "whitespace"})
 _NOT_MODELS = {
-    "adapter": "it is an adapter, to be used together with a model",
     "mmproj": "it is the image part of a model",
     "imatrix": "it is an importance matrix",
     "vocab": "it is a vocabulary without weights",
@@ -177,6 +177,12 @@ def _check_kind(header: Header) -> None:
     if header.architecture == "clip":
         _fail(header, "general.architecture is 'clip': it is the image part of a model")
     kind = header.text("general.type")
+    if kind == "adapter":
+        raise BadModelError(
+            f"{header.path.name!r} is an adapter, not a model",
+            why=f"general.type is 'adapter': it goes with {header.base_model or 'the model that it was made for'}",
+            hint=shlex.join(["llmrun", "run", header.base_model or "MODEL", "--lora", str(header.path)]),
+        )
     if kind in _NOT_MODELS:
         _fail(header, f"general.type is {kind!r}: {_NOT_MODELS[kind]}")
     if not header.tensors:

@@ -8,12 +8,16 @@ from __future__ import annotations
 import codecs
 import unicodedata
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from llmrun.config import load_settings
+from llmrun.errors import LlmrunError
+from llmrun.models.locate import locate
 from llmrun.protocol.jobs.tokenize import TOKENIZE, TextTokens, TokenizeText
-from llmrun.runner.runner import Runner
+from llmrun.runner import runner
 
 _OTHERS = "digits, signs, spaces"
 _NAMES = {"CJK": "Chinese", _OTHERS: _OTHERS}
@@ -69,7 +73,18 @@ class ScriptCount:
     words: int | None
 
 
-def tokenize_text(engine: Runner, path: Path, text: str, *, special: bool) -> TokenizedFile:
+def open_vocabulary_ahead(name: str) -> None:
+    """Let the prestarted engine load a model's vocabulary while the command line is still being read.
+
+    A guess: if it is wrong, or there is no such model, what comes later finds out and says so.
+    """
+    with suppress(LlmrunError):
+        path = locate(name, load_settings()).path
+        if path is not None and path.is_file():
+            runner.prestarted().begin(TOKENIZE, TokenizeText(str(path.absolute()), "", special=False))
+
+
+def tokenize_text(engine: runner.Runner, path: Path, text: str, *, special: bool) -> TokenizedFile:
     """A text's tokens.
 
     Args:

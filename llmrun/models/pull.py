@@ -211,6 +211,7 @@ class _Repository:
             self.repository, self.spec.revision, self.settings, self.on_note, patience=self.patience
         )
         parts = _parts(self.spec, found, self.choose)
+        parts = (*parts, *_projector(parts[0].name, found))
         with disk_errors(self.store.root):
             missing = sum(
                 part.size - arrived_bytes(blob, part.size) for part in parts if not (blob := self._blob(part)).exists()
@@ -277,6 +278,12 @@ def _parts(spec: ModelSpec, found: hub.Repository, choose: Choose) -> hub.Parts:
             why=f"the model is split, and {len(missing)} of its files are not on the hub",
             hint="tell its makers, or choose another quant",
         ) from error
+
+
+def _projector(model: str, found: hub.Repository) -> hub.Parts:
+    """The file of the repository that turns pictures into what a model takes, where there is one."""
+    name = filenames.projector_for(model, (file.name for file in found.files))
+    return tuple(file for file in found.files if file.name == name)
 
 
 def _missing_parts(names: Sequence[str], spec: ModelSpec) -> list[str]:

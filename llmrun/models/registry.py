@@ -52,6 +52,20 @@ class Mirror:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingAdvice:
+    """What the makers of an embedding model say of its texts and vectors.
+
+    Attributes:
+        query, document: what they put before a text that is looked for, and before one that may be found.
+        least_dimensions: how far its vectors may be cut (Matryoshka); 0 is not at all.
+    """
+
+    query: str = ""
+    document: str = ""
+    least_dimensions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Where a model is. Exactly one of `path`, `url` and `repository` is set.
 
@@ -67,6 +81,7 @@ class ModelSpec:
         license: SPDX id or name.
         mirror: where else the very same file can be had.
         sampling: the makers' advice, names of SamplingParams.
+        embedding: the same for an embedding model; None where nobody knows.
         any_quant: nobody asked for this quant, the catalogue only proposes it: one that is on this disk already, or
             that fits this machine, will do.
     """
@@ -82,6 +97,7 @@ class ModelSpec:
     license: str | None = None
     mirror: Mirror | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    embedding: EmbeddingAdvice | None = None
     any_quant: bool = False
 
 
@@ -105,6 +121,7 @@ class CatalogueEntry:
     size_mb: int
     sampling: Mapping[str, Any] = field(default_factory=dict)
     mirror: Mirror | None = None
+    embedding: EmbeddingAdvice | None = None
 
     def spelling(self, quant: str) -> str | None:
         """The quant as the repository's file names spell it; None when there is no such quant."""
@@ -137,6 +154,7 @@ class CatalogueEntry:
             license=self.license,
             mirror=mirror,
             sampling=self.sampling,
+            embedding=self.embedding,
             any_quant=not asked,
         )
 
@@ -207,7 +225,9 @@ def _catalogue_file() -> Path:
 
 def _entry(alias: str, fields: Mapping[str, Any]) -> CatalogueEntry:
     mirror = Mirror(**fields["mirror"]) if "mirror" in fields else None
-    return CatalogueEntry(alias, **{**fields, "quants": tuple(fields["quants"]), "mirror": mirror})
+    embedding = EmbeddingAdvice(**fields["embedding"]) if "embedding" in fields else None
+    read = {"quants": tuple(fields["quants"]), "mirror": mirror, "embedding": embedding}
+    return CatalogueEntry(alias, **{**fields, **read})
 
 
 def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
@@ -395,7 +415,12 @@ def _from_hub(name: str, path: str, catalogue: Catalogue) -> ModelSpec:
     elif not rest and (not quant or entry.spelling(quant)):
         return entry.spec(name, quant)
     else:
-        entry_fields = {"alias": entry.alias, "license": entry.license, "sampling": entry.sampling}
+        entry_fields = {
+            "alias": entry.alias,
+            "license": entry.license,
+            "sampling": entry.sampling,
+            "embedding": entry.embedding,
+        }
     return ModelSpec(
         name,
         repository=repository,

@@ -26,10 +26,10 @@ from llmrun.planning.plan import (
     Wishes,
     make_plan,
     margin,
-    split_memory,
     trained_context,
 )
 from llmrun.planning.predict import Work, main_type, predict, tensor_types, work_of, work_of_quant
+from llmrun.planning.rpc import NetworkCost, network_cost, predict_over_workers, split_model
 from llmrun.protocol.jobs.kernels import MachineSpeed
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class AtContext:
         ram_bytes: of that in the machine's own memory.
         vram_bytes: on GPUs.
         gpu_layers: how many layers go there; -1 is all.
+        cpu_experts: of how many of them the experts stay with the processor.
         fits: with something left to the rest of the system.
         decode_rate: of an answer at the end of that window.
     """
@@ -87,6 +88,7 @@ class AtContext:
     ram_bytes: int
     vram_bytes: int
     gpu_layers: int
+    cpu_experts: int
     fits: bool
     decode_rate: float | None
 
@@ -104,6 +106,8 @@ class Outlook:
         contexts: one for each context window that was asked for.
         verdict: whether it runs.
         n_ctx: the largest context window that fits, up to what the model was trained on; 0 when none does.
+        notes: what is to be said of the plan, such as which layers lie where.
+        network: what it takes of each token, where there are workers.
     """
 
     quant: str
@@ -116,6 +120,8 @@ class Outlook:
     contexts: tuple[AtContext, ...]
     verdict: Verdict
     n_ctx: int
+    notes: tuple[str, ...] = ()
+    network: NetworkCost | None = None
 
 
 def local_candidate(path: Path, header: Header) -> QuantCandidate:
@@ -191,6 +197,7 @@ def look_ahead(
     contexts: Sequence[int],
     kv_type: str = "f16",
     draft: Header | None = None,
+    remote: Sequence[MachineSpeed] = (),
 ) -> Outlook:
     """What one quantization takes and gives.
 
@@ -200,15 +207,16 @@ def look_ahead(
         contexts: windows in tokens, see contexts_for().
         kv_type: of the KV cache.
         draft: of the model that drafts for it; what is said of memory holds for both.
+        remote: speeds of the workers' devices, where hardware has any.
     """
     header = candidate.header
     facts = Resized(header, candidate.weight_bytes, draft)
     work = work_of(header) if candidate.exact else work_of_quant(header, candidate.quant, candidate.weight_bytes)
     chosen = _plan(facts, hardware, kv_type)
+    counts = chosen.layer_counts if chosen else ()
     # What a GPU's kernels do was not measured.
-    if speed is not None and chosen is not None and chosen.vram_bytes:
-        speed = None
-    start = _rates(work, hardware, speed, 0, kv_type)
+    speeds = () if speed is None or (chosen is not None and chosen.vram_bytes) else (speed, *remote)
+    start = _rates(work, hardware, speeds, counts, 0, kv_type)
     verdict: Verdict = "too big"
     if chosen:
         verdict = "fits" if chosen.n_ctx >= trained_context(header) else "fits with less context"
@@ -220,9 +228,11 @@ def look_ahead(
         load_seconds=start[0],
         prefill_rate=start[1],
         decode_rate=start[2],
-        contexts=tuple(_at(n_ctx, facts, work, hardware, speed, kv_type) for n_ctx in contexts),
+        contexts=tuple(_at(n_ctx, facts, work, hardware, speeds, kv_type) for n_ctx in contexts),
         verdict=verdict,
         n_ctx=chosen.n_ctx if chosen else 0,
+        notes=chosen.notes if chosen and hardware.workers else (),
+        network=network_cost(work, hardware, counts) if chosen and hardware.workers else None,
     )
 
 
@@ -234,10 +244,10 @@ def _plan(facts: HeaderFacts, hardware: Hardware, kv_type: str) -> Plan | None:
 
 
 def _at(
-    n_ctx: int, facts: HeaderFacts, work: Work, hardware: Hardware, speed: MachineSpeed | None, kv_type: str
+    n_ctx: int, facts: HeaderFacts, work: Work, hardware: Hardware, speeds: Sequence[MachineSpeed], kv_type: str
 ) -> AtContext:
     needs = memory(facts, n_ctx, kv_type=kv_type, start=n_ctx)
-    split = split_memory(facts, needs, n_ctx, hardware.gpus, None)
+    split = split_model(facts, needs, n_ctx, hardware)
     free = hardware.memory_available
     return AtContext(
         n_ctx=n_ctx,
@@ -246,19 +256,23 @@ def _at(
         ram_bytes=split.ram,
         vram_bytes=split.vram,
         gpu_layers=split.gpu_layers if split.vram else 0,
+        cpu_experts=len(split.cpu_experts),
         fits=not hardware.memory_total or split.ram <= free - margin(free),
-        decode_rate=_rates(work, hardware, speed, n_ctx, kv_type)[2],
+        decode_rate=_rates(work, hardware, speeds, split.layer_counts, n_ctx, kv_type)[2],
     )
 
 
 def _rates(
-    work: Work, hardware: Hardware, speed: MachineSpeed | None, depth: int, kv_type: str
+    work: Work, hardware: Hardware, speeds: Sequence[MachineSpeed], counts: Sequence[int], depth: int, kv_type: str
 ) -> tuple[float | None, float | None, float | None]:
     """Load seconds, prefill and decode rates."""
-    if speed is None:
+    if not speeds:
         return None, None, None
     copies = work.copies(repacked_types(hardware.cpu_flags))
-    found = predict(work, speed, depth=depth, kv_type=kv_type, copies=copies)
+    if counts:
+        found = predict_over_workers(work, speeds, hardware, counts, depth=depth, kv_type=kv_type, copies=copies)
+    else:
+        found = predict(work, speeds[0], depth=depth, kv_type=kv_type, copies=copies)
     return found.load_seconds, found.prefill_rate, found.decode_rate
 
 

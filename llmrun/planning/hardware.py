@@ -13,9 +13,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrun.protocol.devices import Gpu
+
+if TYPE_CHECKING:
+    from llmrun.runner.workers import RpcWorker
 
 # What ggml has kernels for, in the spelling of /proc/cpuinfo: x86 first, then Arm.
 INTERESTING_FLAGS = (
@@ -45,6 +48,7 @@ class Hardware:
         memory_total: of the machine, or of the container when that is smaller.
         memory_available: what can be had without swapping.
         gpus: empty unless somebody asked the engine.
+        workers: other machines that a model's layers may lie on, too; empty unless the user named them.
     """
 
     cpu_name: str
@@ -55,6 +59,7 @@ class Hardware:
     memory_total: int
     memory_available: int
     gpus: tuple[Gpu, ...] = ()
+    workers: tuple[RpcWorker, ...] = ()
 
     @property
     def usable_cores(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,13 +20,22 @@ _BACKEND = re.compile(r"(?:lib)?ggml-(\w+?)\.(?:so|dylib|dll)$")
 _WITHOUT_GPU = re.compile(r"base|blas|cpu\w*|zdnn|zendnn|rpc")
 
 
-def this_machine() -> Hardware:
+def this_machine(workers: Sequence[str] = (), *, measures_links: bool = False) -> Hardware:
     """The machine as it is now, GPUs and their free memory included.
+
+    Args:
+        workers: endpoints of RPC workers, which are asked.
+        measures_links: how fast the connections to them are, too.
 
     Raises:
         EngineCrashedError: llama.cpp can't be loaded.
+        NetworkError: a worker can't be used.
     """
     hardware = probe()
+    if workers:
+        from llmrun.runner.workers import ask_all
+
+        hardware = replace(hardware, workers=ask_all(workers, measures_links=measures_links))
     return _with_gpus(hardware) if is_built_for_gpus(_libraries()) else hardware
 
 

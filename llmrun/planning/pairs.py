@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun.errors import UsageError
 from llmrun.gguf.header import Header
@@ -17,7 +17,10 @@ from llmrun.gguf.rules import check
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import CONTEXT_BOUNDS, HeaderFacts, Plan, Wishes, make_plan
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
+
+if TYPE_CHECKING:
+    from llmrun.protocol.adapters import Adapter
 
 _TOKENS = "tokenizer.ggml.tokens"
 _MOST_DIFFERENCE = 128  # in the sizes of both vocabularies: some are padded
@@ -50,26 +53,42 @@ class Drafts(NamedTuple):
 
 
 def plan_pair(
-    header: Header, draft: DraftFile | None, hardware: Hardware, wishes: Wishes, *, name: str, repository: str
+    header: Header,
+    draft: DraftFile | None,
+    hardware: Hardware,
+    wishes: Wishes,
+    *,
+    name: str,
+    repository: str,
+    adapters: tuple[Adapter, ...] = (),
 ) -> tuple[Plan, Drafts | None]:
     """How a model runs, with the one that drafts for it, if any: its window is as long, and its memory comes first.
 
     Args:
         name, repository: as in make_plan().
+        adapters: LoRA adapters, which lie beside the weights.
 
     Raises:
         OutOfMemoryError: they don't fit, or not with the wished context.
-        BadModelError: the draft model's file is damaged, or no model that llama.cpp can run.
+        BadModelError: the draft model's file or an adapter's is damaged, or of a kind that llama.cpp can't use.
         UsageError: they don't go together.
     """
-    if draft is None:
-        return make_plan(header, hardware, wishes, name=name, repository=repository), None
-    drafts = read_draft(header, draft)
-    plan = make_plan(Resized(header, header.weight_bytes, drafts), hardware, wishes, name=name, repository=repository)
+    drafts = read_draft(header, draft) if draft is not None else None
+    both = Resized(header, header.weight_bytes + (_adapter_bytes(header, adapters) if adapters else 0), drafts)
+    plan = make_plan(both, hardware, wishes, name=name, repository=repository)
+    if draft is None or drafts is None:
+        return plan, None
     n_ctx = max(plan.n_ctx, CONTEXT_BOUNDS[0])
-    wished = replace(wishes, n_ctx=n_ctx, threads=plan.threads, gpu_layers=plan.gpu_layers)
-    beside = replace(make_plan(drafts, replace(hardware, memory_total=0), wished), n_parked=0)
+    gpu_layers = 0 if hardware.workers else plan.gpu_layers  # a draft that crosses the network comes too late
+    wished = replace(wishes, n_ctx=n_ctx, threads=plan.threads, gpu_layers=gpu_layers)
+    beside = replace(make_plan(drafts, replace(hardware, memory_total=0, workers=()), wished), n_parked=0)
     return replace(plan, draft_bytes=beside.memory.weights + beside.memory.kv), Drafts(drafts, beside.load(draft.path))
+
+
+def _adapter_bytes(header: Header, adapters: tuple[Adapter, ...]) -> int:
+    from llmrun.models.adapters import adapter_bytes  # few models have any
+
+    return adapter_bytes(adapters, header)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +112,11 @@ class Resized:
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
         both = (self.header, self.draft) if self.draft else (self.header,)
         return sum(each.kv_bytes_per_token(bytes_per_element) for each in both)
+
+    @property
+    def expert_bytes(self) -> dict[int, int]:
+        share = self.own_bytes / max(self.header.weight_bytes, 1)
+        return {layer: int(size * share) for layer, size in self.header.expert_bytes.items()}
 
     @property
     def recurrent_bytes(self) -> int:

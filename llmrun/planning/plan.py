@@ -17,28 +17,26 @@ from llmrun.planning.memory import (
     KV_BYTES,
     UBATCH,
     Memory,
-    Sizes,
     context_start,
     largest_context,
     longest_stream,
     memory,
-    reserved_bytes,
 )
-from llmrun.protocol.devices import Gpu
-from llmrun.protocol.messages import Load
+from llmrun.planning.rpc import split_model, where_layers_lie
+from llmrun.planning.split import ALL_LAYERS, Layers, Split, described
+from llmrun.protocol.loading import Load
 
 # Bounds of what may be wished for, inclusive.
 CONTEXT_BOUNDS = (256, 1 << 24)
 THREAD_BOUNDS = (1, 512)
 GPU_LAYER_BOUNDS = (-1, 1000)
+CPU_EXPERT_BOUNDS = (0, 1000)
 PARALLEL_BOUNDS = (1, 128)
-ALL_LAYERS = -1
 
 UNKNOWN_CONTEXT = 4096  # for files that do not say what the model was trained on
 SMALLEST_CONTEXT = 512  # below that a conversation is pointless
 FLASH_ATTENTION = ("auto", "on", "off")
 _SMALLEST_MARGIN = 512 << 20
-_GPU_MARGIN = 256 << 20  # the driver's and the desktop's
 _FEWEST_PARKED = 16
 _SEQUENCE_IDS = 256  # of llama.cpp
 _FP16_STEP = 128  # elements of a head that ggml's AVX512-FP16 kernels take at a time; of shorter ones, one at a time
@@ -51,16 +49,12 @@ _SMALLER_QUANTS = {
 }  # fmt: skip
 
 
-class HeaderFacts(Sizes, Protocol):
+class HeaderFacts(Layers, Protocol):
     """What a plan needs of a model file's header; counts that the file does not state are 0."""
 
     @property
     def n_ctx_train(self) -> int:
         """Context window in tokens that the model was trained on."""
-
-    @property
-    def n_layers(self) -> int:
-        """Transformer blocks."""
 
     @property
     def n_parameters(self) -> int:
@@ -83,10 +77,13 @@ class Wishes:
         n_ctx: context window in tokens.
         threads: that compute at the same time.
         gpu_layers: how many layers go to the GPU; -1 is all.
+        as_alone: each of several answers is to be what its seed gives alone, so flash attention is as for one.
+        cpu_experts: of how many of them a mixture's experts stay with the processor.
         cache_type_k, cache_type_v: of the keys and the values in the KV cache, keys of memory.KV_BYTES.
         flash_attention: one of FLASH_ATTENTION.
         parallel: how many answers at the same time.
         exact: these share nothing, so that each is bit for bit what it would be alone.
+        workers: "HOST:PORT" of RPC workers that hold a part of the layers.
 
     Raises:
         UsageError: a wish is out of bounds, or two contradict each other.
@@ -100,12 +97,16 @@ class Wishes:
     flash_attention: str = "auto"
     parallel: int = 1
     exact: bool = False
+    cpu_experts: int | None = None
+    as_alone: bool = False
+    workers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_within("--parallel", self.parallel, PARALLEL_BOUNDS)
         require_within("--ctx", self.n_ctx, CONTEXT_BOUNDS)
         require_within("--threads", self.threads, THREAD_BOUNDS)
         require_within("--gpu-layers", self.gpu_layers, GPU_LAYER_BOUNDS)
+        require_within("--n-cpu-moe", self.cpu_experts, CPU_EXPERT_BOUNDS)
         for flag, kind in (("--cache-type-k", self.cache_type_k), ("--cache-type-v", self.cache_type_v)):
             if kind not in KV_BYTES:
                 raise UsageError(f"invalid {flag} {kind}", why=f"must be one of {', '.join(KV_BYTES)}")
@@ -132,8 +133,9 @@ class Plan:
         n_batch: most tokens of one decode call.
         threads: for decode and for prefill.
         gpu_layers: how many layers go to the GPU; -1 is all.
+        cpu_experts: layers whose experts stay with the processor.
         kv_type_k, kv_type_v: of the keys and the values in the KV cache.
-        flash_attention: as in messages.Load.
+        flash_attention: as in loading.Load.
         memory: what the model takes, wherever it lies.
         ram_bytes: how much of memory.needed the machine's own memory has to hold.
         vram_bytes: what the GPUs have to hold; 0 without any, or when nobody looked.
@@ -142,9 +144,10 @@ class Plan:
         slow_flash_attention: ggml's kernel for it is known to be slow here; answers differ a little without.
         n_seq_max: how many answers at the same time.
         n_cells: tokens that the KV cache holds for all of them together.
-        n_parked, n_stream: as in messages.Load.
+        n_parked, n_stream: as in loading.Load.
         exact: they share nothing.
         draft_bytes: how much of memory is a draft model's.
+        workers, layer_counts: as in loading.Load.
     """
 
     n_ctx: int
@@ -167,6 +170,9 @@ class Plan:
     n_stream: int = 0
     exact: bool = False
     draft_bytes: int = 0
+    cpu_experts: tuple[int, ...] = ()
+    workers: tuple[str, ...] = ()
+    layer_counts: tuple[int, ...] = ()
 
     def load(self, path: Path) -> Load:
         """What an engine is told to load a file so."""
@@ -185,6 +191,9 @@ class Plan:
             n_parked=self.n_parked,
             n_stream=self.n_stream,
             exact=self.exact,
+            cpu_experts=self.cpu_experts,
+            workers=self.workers,
+            layer_counts=self.layer_counts,
         )
 
     @property
@@ -201,8 +210,8 @@ class Plan:
         )
         text += f"; {readable_size(self.draft_bytes)} of that for the draft model" if self.draft_bytes else ""
         if self.vram_bytes:
-            layers = "all layers" if self.gpu_layers == ALL_LAYERS else f"{self.gpu_layers} layers"
-            text += f"; and {readable_size(self.vram_bytes)} on the GPU with {layers}"
+            where = described(self.gpu_layers, len(self.cpu_experts))
+            text += f"; and {readable_size(self.vram_bytes)} of GPU memory: {where}"
         if self.tuned:
             text += f"; tuned: {', '.join(self.tuned)}"
         if self.slow_flash_attention:
@@ -226,7 +235,8 @@ def make_plan(
     n_ctx, context_notes = room.context()
     threads, thread_notes = _threads(hardware, wishes.threads)
     n_cells, cell_notes = room.cells(n_ctx)
-    n_ctx_start = n_ctx if room.apart > 1 else room.start(n_cells)
+    # A growing KV cache would cross the network each time.
+    n_ctx_start = n_ctx if room.apart > 1 or hardware.workers else room.start(n_cells)
     split = room.split(n_cells, n_ctx_start * room.apart)
     flash_attention = _flash_attention(header, hardware, wishes, n_ctx, split.ram)
     scores = _score_bytes(header, n_ctx) if flash_attention == "off" else 0
@@ -248,8 +258,13 @@ def make_plan(
         n_seq_max=wishes.parallel,
         n_cells=n_cells,
         n_parked=room.parked,
-        n_stream=0 if hardware.gpus else longest_stream(header, n_cells, wishes.parallel, wishes.kv_type),
+        n_stream=0
+        if hardware.gpus or hardware.workers
+        else longest_stream(header, n_cells, wishes.parallel, wishes.kv_type),
         exact=wishes.exact,
+        cpu_experts=split.cpu_experts,
+        workers=tuple(worker.endpoint for worker in hardware.workers),
+        layer_counts=split.layer_counts,
     )
 
 
@@ -271,42 +286,19 @@ def trained_context(header: HeaderFacts) -> int:
 # ---- processor and GPUs ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Where a model lies. gpu_layers is -1 when all of it is on GPUs, or nobody knows of any."""
-
-    gpu_layers: int
-    ram: int
-    vram: int
-
-
-def split_memory(header: HeaderFacts, needs: Memory, n_ctx: int, gpus: tuple[Gpu, ...], wish: int | None) -> Split:
-    """How many layers the GPUs can hold, and what that leaves to the processor.
-
-    Args:
-        needs: of the whole model with that context.
-        gpus: integrated ones have no memory of their own, so they hold nothing more.
-        wish: how many layers the user wants there; None takes as many as fit.
-    """
-    own = [gpu for gpu in gpus if not gpu.shared]
-    layers = header.n_layers + 1  # llama.cpp counts the output as one
-    if not own:
-        return Split(ALL_LAYERS if wish is None else wish, needs.needed, 0)
-    of_layer = (needs.weights + needs.kv) / layers  # the copy that growing takes is in RAM
-    scratch = len(own) * reserved_bytes(header, n_ctx)
-    free = sum(max(gpu.memory_free - _GPU_MARGIN, 0) for gpu in own)
-    fitting = max(0, min(layers, int((free - scratch) / max(of_layer, 1.0))))
-    chosen = fitting if wish is None else layers if wish == ALL_LAYERS else min(wish, layers)
-    there = int(chosen * of_layer)
-    vram = there + scratch if chosen else 0
-    return Split(ALL_LAYERS if chosen == layers else chosen, needs.needed - there, vram)
-
-
 def _gpu_notes(header: HeaderFacts, hardware: Hardware, wishes: Wishes, split: Split) -> list[str]:
-    if not split.vram or split.gpu_layers == ALL_LAYERS or wishes.gpu_layers is not None:
+    if hardware.workers:
+        return [where_layers_lie(header.n_layers + 1, hardware, split)]
+    if wishes.cpu_experts and not split.cpu_experts:
+        return [f"--n-cpu-moe changes nothing: {'nothing is on a GPU' if header.expert_bytes else 'no experts'}"]
+    everything = split.gpu_layers == ALL_LAYERS and not split.cpu_experts
+    if not split.vram or everything or (wishes.gpu_layers, wishes.cpu_experts) != (None, None):
         return []
     free = readable_size(sum(gpu.memory_free for gpu in hardware.gpus if not gpu.shared))
-    return [f"{split.gpu_layers} of {header.n_layers + 1} layers on the GPU: what fits into its {free} of free memory"]
+    where = described(split.gpu_layers, len(split.cpu_experts))
+    if split.gpu_layers != ALL_LAYERS:
+        where = where.replace(" layers", f" of {header.n_layers + 1} layers", 1)
+    return [f"{where}: what fits into its {free} of free memory"]
 
 
 def _flash_attention(header: HeaderFacts, hardware: Hardware, wishes: Wishes, n_ctx: int, ram: int) -> str:
@@ -317,8 +309,9 @@ def _flash_attention(header: HeaderFacts, hardware: Hardware, wishes: Wishes, n_
     AVX-512). A conversation, whose earlier turns are in the cache, decodes most of the time. With several sequences it
     is slower behind few tokens, or where they share a pool.
     """
-    asked = wishes.flash_attention, wishes.parallel, wishes.cache_type_k, wishes.cache_type_v
-    if asked != ("auto", 1, "f16", "f16") or hardware.gpus or "avx2" not in hardware.cpu_flags:
+    is_for_one = wishes.parallel == 1 or wishes.as_alone
+    asked = wishes.flash_attention, is_for_one, wishes.cache_type_k, wishes.cache_type_v
+    if asked != ("auto", True, "f16", "f16") or hardware.gpus or hardware.workers or "avx2" not in hardware.cpu_flags:
         return wishes.flash_attention
     fits = scores_fit(header, hardware, n_ctx) and ram + _score_bytes(header, n_ctx) <= hardware.memory_available
     return "off" if fits else "auto"
@@ -379,7 +372,8 @@ class _Room:
 
     def split(self, n_cells: int, start: int) -> Split:
         needs = self.memory(n_cells, start)
-        return split_memory(self.header, needs, n_cells, self.hardware.gpus, self.wishes.gpu_layers)
+        wishes = self.wishes
+        return split_model(self.header, needs, n_cells, self.hardware, wishes.gpu_layers, wishes.cpu_experts)
 
     def ram(self, n_ctx: int) -> int:
         """What has to be free at least for such windows, where one has to be apart from the other: all made at once."""
@@ -391,9 +385,9 @@ class _Room:
         if self.apart > 1 or wanted == n_ctx or not self.hardware.memory_total:
             return wanted, []
         free = self.hardware.memory_available
-        chosen = max(n_ctx, self.largest(free - margin(free), wanted))
-        if chosen == wanted:
+        if self.ram(wanted) <= free - margin(free):
             return wanted, []
+        chosen = max(n_ctx, self.largest(free - margin(free), wanted))
         return chosen, [
             f"{self.wishes.parallel} answers at the same time share {chosen:,} tokens of KV cache: what fits into "
             f"{readable_size(free)} of free memory with some to spare"

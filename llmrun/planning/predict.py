@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from llmrun.gguf.types import TENSOR_TYPES
 from llmrun.planning.memory import KV_BYTES
 
 if TYPE_CHECKING:
@@ -20,13 +21,12 @@ if TYPE_CHECKING:
 
 # What a block does besides its matrices: norms, RoPE, KV cells, activations, additions, and conversions.
 _OPERATIONS_A_LAYER = 30
-_ANSWER_SECONDS = 60e-6  # sampling a token and handing it on
+ANSWER_SECONDS = 60e-6  # sampling a token and handing it on
 _OPEN_SECONDS = 0.03
 _TOKEN_SECONDS = 1e-6  # to load one token of the vocabulary
 _REPACK_RATE = 0.7e9  # bytes/s in which weights are repacked, on one core
 _KV_SHARE = 0.5  # of the read rate: keys and values lie in short pieces
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
-_EXPERTS = re.compile(r"_exps\.")
 
 # Parts of a quantization that is named after a mix -> type that most of its bytes have.
 _MAIN_TYPES = {"IQ3_M": "IQ3_S", "IQ3_XS": "IQ3_S", "IQ2_M": "IQ2_S", "TQ1_0": "TQ1_0", "MXFP4_MOE": "MXFP4"}
@@ -49,20 +49,24 @@ class Work:
         head_length: elements of one head.
         vocabulary: tokens.
         file_bytes: type -> bytes of matrices that can be multiplied, all experts.
+        output_bytes: the part of decode_bytes that is the output matrix.
+        width: elements that one block hands to the next, for each token.
     """
 
     decode_bytes: Mapping[str, float]
     prefill_weights: Mapping[str, float]
-    layers: int
-    looking: int
-    looking_near: int
+    layers: float
+    looking: float
+    looking_near: float
     window: int
-    kv_elements: int
-    kv_elements_near: int
+    kv_elements: float
+    kv_elements_near: float
     heads: float
     head_length: int
     vocabulary: int
     file_bytes: Mapping[str, float]
+    output_bytes: Mapping[str, float] = field(default_factory=dict)
+    width: int = 0
 
     def copies(self, repacked: Collection[str]) -> int:
         """Bytes of weights that llama.cpp repacks, if it does so with these types."""
@@ -88,19 +92,21 @@ class Prediction:
 
 def work_of(header: Header) -> Work:
     """What a file's own tensor table says."""
-    share = min(_mean(header.n_experts_used) / header.n_experts, 1.0) if header.n_experts else 1.0
     tied = all(tensor.name != _OUTPUT for tensor in header.tensors)
     decode: Counter[str] = Counter()
     prefill: Counter[str] = Counter()
     whole: Counter[str] = Counter()
+    output: Counter[str] = Counter()
     for tensor in header.tensors:
         if len(tensor.shape) < 2 or (tensor.name == _EMBEDDING and not tied):
             continue
-        part = share if _EXPERTS.search(tensor.name) else 1.0
+        part = header.active_share(tensor)
         whole[tensor.type] += tensor.n_bytes
         decode[tensor.type] += tensor.n_bytes * part  # type: ignore[assignment]
         if tensor.name not in (_EMBEDDING, _OUTPUT):
             prefill[tensor.type] += tensor.n_elements * part  # type: ignore[assignment]
+        else:
+            output[tensor.type] += tensor.n_bytes
     near = header.n_window_layers
     return Work(
         decode_bytes=decode,
@@ -115,6 +121,8 @@ def work_of(header: Header) -> Work:
         head_length=header.key_length,
         vocabulary=header.n_vocab,
         file_bytes=whole,
+        output_bytes=output,
+        width=header.n_embd,
     )
 
 
@@ -134,6 +142,7 @@ def work_of_quant(header: Header, quant: str, size: int) -> Work:
         decode_bytes={kind: sum(known.decode_bytes.values()) * grown},
         prefill_weights={kind: sum(known.prefill_weights.values())},
         file_bytes={kind: sum(known.file_bytes.values()) * grown},
+        output_bytes={kind: sum(known.output_bytes.values()) * grown},
     )
 
 
@@ -156,15 +165,42 @@ def predict(
         prompt: tokens of the prompt, for the prefill rate.
         copies: bytes of weights that are repacked at load.
     """
-    operations = work.layers * _OPERATIONS_A_LAYER * speed.operation
+    decode = decode_seconds(work, speed, depth, kv_type) + ANSWER_SECONDS
+    prefill = prefill_seconds(work, speed, prompt, kv_type)
+    return Prediction(load_seconds(work, copies), 1 / max(prefill, 1e-9), 1 / max(decode, 1e-9))
+
+
+def decode_seconds(work: Work, speed: MachineSpeed, depth: float, kv_type: str) -> float:
+    """To compute one token of an answer."""
     whole = sum(work.decode_bytes.values())
     decode = sum(size / speed.decode(kind, whole) for kind, size in work.decode_bytes.items())
     decode += work.kv_read(depth) * KV_BYTES[kv_type] / (_KV_SHARE * speed.read)
-    decode += work.looks(depth) * speed.attention(kv_type, work.head_length) + operations + _ANSWER_SECONDS
+    operations = work.layers * _OPERATIONS_A_LAYER * speed.operation
+    return decode + work.looks(depth) * speed.attention(kv_type, work.head_length) + operations
+
+
+def prefill_seconds(work: Work, speed: MachineSpeed, prompt: int, kv_type: str) -> float:
+    """To compute one token of such a prompt."""
     multiply = sum(count / speed.prefill(kind) for kind, count in work.prefill_weights.items())
-    attend = work.looks(prompt / 2) * speed.attention(kv_type, work.head_length, prefill=True)
-    load = _OPEN_SECONDS + work.vocabulary * _TOKEN_SECONDS + copies / _REPACK_RATE
-    return Prediction(load, 1 / max(multiply + attend, 1e-9), 1 / max(decode, 1e-9))
+    return multiply + work.looks(prompt / 2) * speed.attention(kv_type, work.head_length, prefill=True)
+
+
+def load_seconds(work: Work, copies: int) -> float:
+    """With the file in the page cache. copies as in predict()."""
+    return _OPEN_SECONDS + work.vocabulary * _TOKEN_SECONDS + copies / _REPACK_RATE
+
+
+def step_seconds(work: Work, speed: MachineSpeed, rows: int, *, depth: int = 0, kv_type: str = "f16") -> float:
+    """How long a step takes that gives so many answers their next token: weights are read once, multiplied for each.
+
+    Args:
+        depth: tokens in the KV cache before each of them.
+    """
+    alone = 1 / predict(work, speed, depth=depth, kv_type=kv_type).decode_rate
+    kinds = ((TENSOR_TYPES[kind], speed.prefill(kind), size) for kind, size in work.decode_bytes.items())
+    each = sum(size / kind.block_bytes * kind.block / rate for kind, rate, size in kinds)
+    each += work.looks(depth) * speed.attention(kv_type, work.head_length) + ANSWER_SECONDS
+    return max(alone, rows * each)
 
 
 def _mean(heads: int | tuple[int, ...]) -> float:

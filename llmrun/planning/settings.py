@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, fields, replace
 
 from llmrun.planning.plan import Wishes
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 
 SPINS = 8000
 """How often an idle thread of libgomp looks for work before it sleeps, as the engine has it: part of a millisecond."""

@@ -19,7 +19,8 @@ from llmrun.gguf.header import Header
 from llmrun.planning import kept
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.codec import from_json
-from llmrun.protocol.messages import Event, Finished, Load, Stats
+from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import Event, Finished, Stats
 from llmrun.protocol.speculation import Speculation, StepTables, StepTime, StepTimes
 
 AUTO, OFF = -1, 0
@@ -176,6 +177,8 @@ class DraftPolicy:
             "kv_types": [load.kv_type_k, load.kv_type_v],
             "repack": load.repack,
         }
+        if load.workers:
+            settings["workers"] = [*load.workers, *load.layer_counts]
         return {**kept.model_key(self._header, self._hardware), "settings": settings}
 
 

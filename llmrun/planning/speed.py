@@ -14,6 +14,7 @@ from collections.abc import Collection
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmrun.errors import LlmrunError
 from llmrun.planning.hardware import Hardware
@@ -21,6 +22,9 @@ from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.jobs.kernels import KERNELS, STAND_IN, MachineSpeed, MeasureKernels, Rates
 from llmrun.runner.runner import Runner
 from llmrun.storage import write_whole
+
+if TYPE_CHECKING:
+    from llmrun.runner.workers import RpcWorker
 
 WEEKS = 4
 """After that a measurement is made again."""
@@ -79,6 +83,26 @@ def measure(threads: int, types: Collection[str], *, cache: int = 0) -> MachineS
     with closing(Runner()) as engine:
         measured = engine.do(KERNELS, MeasureKernels(threads, tuple(types), cache), seconds=_MOST_SECONDS)
     return replace(measured, others=before.others())
+
+
+def worker_speeds(here: MachineSpeed, workers: Collection[RpcWorker], cache: int) -> tuple[MachineSpeed, ...]:
+    """The same of each device of the workers, measured now over the network; for the types that are known here.
+
+    Args:
+        cache: as in speed_of(), of this machine: theirs is not known.
+
+    Raises:
+        LlmrunError: this build has no RPC, a worker is lost, or measuring takes too long.
+    """
+    found = []
+    with closing(Runner()) as engine:
+        for worker in workers:
+            for number in range(len(worker.devices)):
+                command = MeasureKernels(0, tuple(here.types), cache, worker.endpoint, number)
+                measured = engine.do(KERNELS, command, seconds=_MOST_SECONDS)
+                # Of a graph that comes anew each time, the worker would read more than compute.
+                found.append(replace(measured, operation=here.operation))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

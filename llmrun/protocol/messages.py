@@ -14,11 +14,15 @@ from typing import Any, NamedTuple
 
 from llmrun.errors import BY_CODE, LlmrunError, UsageError
 from llmrun.grammar import Grammar
+from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
+from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import MeasureSteps, Speculation, StepsMeasured
 
+PICTURE_BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM")
+"""Of the files that the engine can decode: PNG, JPEG, GIF, BMP."""
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -43,6 +47,20 @@ class ToolCall(NamedTuple):
     arguments: str
 
 
+class Picture(NamedTuple):
+    """A picture in a message. Only the engine ever decodes it: a hostile one kills no more than that.
+
+    Attributes:
+        data: the bytes of a PNG, JPEG, GIF or BMP file, in base64.
+        name: of the file, for what is said about it.
+        at: how many characters of the message's content stand before it.
+    """
+
+    data: str
+    name: str = ""
+    at: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation. role is "system", "user", "assistant" or "tool", which is a call's result.
@@ -51,6 +69,7 @@ class Message:
         tool_calls: what an assistant called.
         tool_call_id: of the call that a tool's content is the result of.
         name: of that tool.
+        pictures: in the order in which they stand in the content.
     """
 
     role: str
@@ -58,6 +77,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    pictures: tuple[Picture, ...] = ()
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -92,6 +112,7 @@ class AnswerRequest:
         tool_choice: "auto", "none", "required" or "=" and the name of the one tool that has to be called.
         parallel_calls: whether an answer may have several calls.
         speculation: how tokens are drafted and verified; None decodes one token a step.
+        adapters: which of the adapters that the model was loaded with count, and how strongly; None is as loaded.
     """
 
     messages: tuple[Message, ...] = ()
@@ -111,78 +132,10 @@ class AnswerRequest:
     tool_choice: str = "auto"
     parallel_calls: bool = True
     speculation: Speculation | None = None
+    adapters: tuple[AdapterScale, ...] | None = None
 
 
 # ---- front -> engine -------------------------------------------------------------------------------
-
-
-class Open(NamedTuple):
-    """A guess, sent before the plan is made: begin to load these weights. Not answered; Load repeats what it meant.
-
-    Attributes:
-        path: of the GGUF file, absolute.
-        gpu_layers: how many layers go to the GPU; -1 is all.
-    """
-
-    path: str
-    gpu_layers: int = -1
-    request: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Load a model and make its context; answered by LoadProgress*, then Loaded or Failed.
-
-    Attributes:
-        path: of the GGUF file, absolute.
-        n_ctx: context window of each sequence, in tokens.
-        n_ctx_start: for how many of them to have memory at first; it grows when a sequence does.
-        n_batch: most tokens of one decode call.
-        n_seq_max: most sequences at the same time.
-        threads: for decode, and for prefill where threads_batch is 0.
-        gpu_layers: how many layers go to the GPU; -1 is all.
-        warm_up: run one empty decode before saying Loaded.
-        verbose: llama.cpp's whole log goes to stderr, not only its warnings.
-        states: folder of the KV states that were saved, "" for none.
-        states_bytes: how many bytes that folder may hold.
-        threads_batch: for prefill; 0 is as many as for decode.
-        n_ubatch: most tokens that are computed at once in prefill.
-        flash_attention: "auto", "on" or "off".
-        kv_type_k: type of the keys in the KV cache, e.g. "f16".
-        kv_type_v: type of the values.
-        repack: weights may be brought into the order that this processor's kernels like best.
-        mmap: the file is mapped into memory, not read.
-        n_cells: of the KV cache that several sequences share, at most; 0 is n_ctx for each.
-        n_parked: how many prefixes of prompts can be kept beside the sequences, where those share cells from the start.
-        n_stream: how many cells each of several sequences may have to itself; one that needs more shares with all.
-        exact: sequences share nothing and take turns, so that each answer is bit for bit what it would be alone.
-        draft: a smaller model that drafts for this one, and how it is loaded beside it.
-    """
-
-    path: str
-    n_ctx: int
-    n_ctx_start: int
-    n_batch: int = 512
-    n_seq_max: int = 1
-    threads: int = 1
-    gpu_layers: int = -1
-    warm_up: bool = False
-    verbose: bool = False
-    states: str = ""
-    states_bytes: int = 0
-    threads_batch: int = 0
-    n_ubatch: int = 512
-    flash_attention: str = "auto"
-    kv_type_k: str = "f16"
-    kv_type_v: str = "f16"
-    repack: bool = True
-    mmap: bool = True
-    n_cells: int = 0
-    n_parked: int = 0
-    n_stream: int = 0
-    exact: bool = False
-    request: int = 0
-    draft: Load | None = None
 
 
 class Generate(NamedTuple):
@@ -240,38 +193,6 @@ class Job(NamedTuple):
 # ---- engine -> front -------------------------------------------------------------------------------
 
 
-class LoadProgress(NamedTuple):
-    """How much of the weights is loaded, 0 to 1."""
-
-    fraction: float
-    request: int = 0
-
-
-class Loaded(NamedTuple):
-    """The model is ready.
-
-    Attributes:
-        n_ctx: context window in tokens, as llama.cpp made it.
-        n_ctx_train: context window the model was trained on.
-        n_vocab: tokens in the vocabulary.
-        description: llama.cpp's, e.g. "llama 135M Q4_1".
-        has_template: whether the file carries a chat template.
-        devices: names of the devices ggml can compute on.
-        load_seconds: for the weights and the context together.
-        thinking_tags: the texts between which the model thinks before it answers; none if it does not.
-    """
-
-    n_ctx: int
-    n_ctx_train: int
-    n_vocab: int
-    description: str
-    has_template: bool
-    devices: tuple[str, ...]
-    load_seconds: float
-    thinking_tags: tuple[str, ...] = ()
-    request: int = 0
-
-
 class Rendering(NamedTuple):
     """The chat template of a Generate or a Count is being rendered; the front's clock for it starts now."""
 
@@ -282,6 +203,23 @@ class Rendered(NamedTuple):
     """The template gave the prompt's text; the front's clock for it ends here, before tokens and prefill."""
 
     request: int
+
+
+class Pictured(NamedTuple):
+    """A picture of a Generate was decoded and cut to what the model takes.
+
+    Attributes:
+        name: as it came.
+        width: in pixels.
+        height: in pixels.
+        tokens: that it takes in the prompt, with those that enclose it.
+    """
+
+    request: int
+    name: str
+    width: int
+    height: int
+    tokens: int
 
 
 class Started(NamedTuple):
@@ -367,6 +305,9 @@ class Stats:
         accepted_tokens: of these, that the sampler chose too.
         decode_steps: batches that gave at least one token.
         draft_steps: of a draft model.
+        picture_tokens: of prompt_tokens, those that are part of pictures.
+        picture_seconds: part of prefill_seconds, for turning pictures into vectors; those reused take none.
+        over_network: a server answered: its tokens, but times as they were from here, the network's among them.
     """
 
     prompt_tokens: int = 0
@@ -386,12 +327,20 @@ class Stats:
     accepted_tokens: int = 0
     decode_steps: int = 0
     draft_steps: int = 0
+    picture_tokens: int = 0
+    picture_seconds: float = 0.0
+    over_network: bool = False
 
     @property
     def prefill_rate(self) -> float:
         """Prefill speed in tokens/s; 0 when nothing was prefilled."""
         tokens = self.prompt_tokens - self.reused_tokens
         return tokens / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the context window has no more room."""
+        return 0 < self.n_ctx <= self.context_used
 
     @property
     def decode_rate(self) -> float:
@@ -482,6 +431,7 @@ Event = (
     | Loaded
     | Rendering
     | Rendered
+    | Pictured
     | Started
     | PrefillProgress
     | TextDelta

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from llmrun.errors import UsageError, require_within
@@ -89,6 +89,8 @@ class SamplingParams:
         logit_bias: (token id, added logit) pairs; -inf bans a token.
         order: of the chain's steps, names of STEPS; one that is missing is off, but for
             temperature where that is 0. Mirostat has its own.
+        watermark: see llmrun.protocol.watermark.read_watermark(); "" is none. It comes behind all steps.
+        watermark_key: what marks the answer, and finds the mark again; a secret.
     """
 
     seed: int | None = None
@@ -116,6 +118,8 @@ class SamplingParams:
     mirostat_eta: float = 0.1
     logit_bias: tuple[tuple[int, float], ...] = ()
     order: tuple[str, ...] = STEPS
+    watermark: str = ""
+    watermark_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         for name in BOUNDS:
@@ -125,6 +129,21 @@ class SamplingParams:
         check_parameter("order", self.order)
         if self.temperature <= 0 and "temperature" not in self.order:  # it says greedy, whatever the order leaves out
             object.__setattr__(self, "order", (*self.order, "temperature"))
+        if self.watermark:
+            self._check_watermark()
+
+    def _check_watermark(self) -> None:
+        check_parameter("watermark", self.watermark)
+        if not self.watermark_key:
+            raise UsageError("a watermark needs a key", hint="--watermark-key KEY; llmrun help watermarks")
+        if self.mirostat:
+            raise UsageError("mirostat and a watermark exclude each other", hint="give one of them")
+        if self.watermark.startswith("synthid") and self.temperature <= 0 and not self.temperature_range:
+            raise UsageError(
+                "a greedy answer can't carry the watermark synthid",
+                why="it decides between tokens that could all be drawn",
+                hint="a temperature over 0, or the watermark green",
+            )
 
 
 def check_parameter(name: str, value: Any, label: str = "") -> Any:
@@ -143,6 +162,10 @@ def check_parameter(name: str, value: Any, label: str = "") -> Any:
         _check_biases(value, label)
     elif name == "order":
         _check_order(value, label)
+    elif name == "watermark" and value:
+        from llmrun.protocol.watermark import read_watermark
+
+        read_watermark(value, label)
     if value is None or name not in BOUNDS:
         return value
     low, high = BOUNDS[name]
@@ -175,6 +198,8 @@ def _check_order(order: tuple[str, ...], label: str) -> None:
 
 
 DEFAULTS = SamplingParams()
+SERVER = "server"
+"""Origin of a parameter that nobody set, where a server answers: it has a value of its own, which it does not tell."""
 
 
 @dataclass(frozen=True, slots=True)

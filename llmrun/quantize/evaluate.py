@@ -18,7 +18,8 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.planning.hardware import probe
 from llmrun.planning.memory import UBATCH, memory
-from llmrun.planning.plan import ALL_LAYERS, CONTEXT_BOUNDS, Wishes, readable_size
+from llmrun.planning.plan import CONTEXT_BOUNDS, Wishes, readable_size
+from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.jobs.evaluate import EVALUATE, Divergence, Evaluate, Evaluated, EvaluateUpdate, Needle
 from llmrun.runner.runner import Runner
 
@@ -139,7 +140,7 @@ def evaluate(
     n_ctx = choose_context(headers, n_ctx, long=long)
     hardware = probe()
     if hardware.memory_total:
-        _check_memory(headers, n_ctx, n_ctx if long else n_ctx // 2, hardware.memory_available)
+        check_memory(headers, n_ctx, n_ctx if long else n_ctx // 2, hardware.memory_available)
     command = Evaluate(
         model=str(model.absolute()),
         text=(text or default_text()).content,
@@ -186,8 +187,12 @@ def check_sample(n_ctx: int | None, chunks: int | None, *, long: bool) -> None:
     require_within("--chunks", chunks, (1, ALL_CHUNKS))
 
 
-def _check_memory(headers: list[Header], n_ctx: int, scored: int, free: int) -> None:
-    """Both models are there at the same time, each with a batch's logits as they are computed and as they are kept."""
+def check_memory(headers: list[Header], n_ctx: int, scored: int, free: int) -> None:
+    """Both models are there at the same time, each with a batch's logits as they are computed and as they are kept.
+
+    Raises:
+        OutOfMemoryError: they don't fit.
+    """
     logits = 2 * 4 * min(UBATCH, scored)  # bytes for each token of the vocabulary
     needed = sum(memory(header, n_ctx, start=n_ctx).needed + logits * header.n_vocab for header in headers)
     if needed <= free:

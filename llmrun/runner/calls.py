@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from llmrun.errors import BadTemplateError, CancelledError, EngineCrashedError, LlmrunError, UsageError
 from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
+from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
@@ -32,10 +33,7 @@ from llmrun.protocol.messages import (
     Job,
     JobDone,
     JobUpdate,
-    Load,
-    Loaded,
-    LoadProgress,
-    Open,
+    Pictured,
     PrefillProgress,
     Rendered,
     Rendering,
@@ -59,7 +57,7 @@ _TICK_SECONDS = 0.1  # deadlines are looked at so often: a signal handler, or an
 # What each command is answered by, the end of it last; or Failed.
 _ANSWERS: dict[type[Command], tuple[type[Event], ...]] = {
     Load: (LoadProgress, Loaded),
-    Generate: (Rendering, Rendered, Started, PrefillProgress, TextDelta, Finished),
+    Generate: (Rendering, Rendered, Pictured, Started, PrefillProgress, TextDelta, Finished),
     Count: (Rendering, Rendered, Counted),
     Tokenize: (Tokenized,),
     MeasureSteps: (StepsMeasured,),
@@ -87,19 +85,26 @@ class Call:
     Attributes:
         command: as it was sent.
         models: files that the engine reads for it.
+        workers: RPC workers that the engine computes with.
         put: who is told its events, an error in place of the last one where it failed, and behind it None.
         phase: what the engine is doing with it, in words.
-        events: that came and were not taken yet, where nobody else is told them.
+        events: that came and were not taken yet, where nobody else is told them; calls may have them together.
         ends_at: when the engine's time for it is over, by the monotonic clock; None is never.
         is_cancelled: it was asked to stop.
     """
 
     def __init__(
-        self, command: Command, models: tuple[str, ...], seconds: float | None, put: Put | None = None
+        self,
+        command: Command,
+        models: tuple[str, ...],
+        seconds: float | None,
+        put: Put | None = None,
+        beside: Call | None = None,
+        workers: tuple[str, ...] = (),
     ) -> None:
-        self.command, self.models = command, models
+        self.command, self.models, self.workers = command, models, workers
         self.phase = _first_phase(command)
-        self.events: SimpleQueue[Event | LlmrunError | None] = SimpleQueue()
+        self.events: SimpleQueue[Event | LlmrunError | None] = beside.events if beside else SimpleQueue()
         self.put = put or self.events.put
         self.ends_at = None if seconds is None else time.monotonic() + seconds
         self.is_cancelled = False
@@ -115,6 +120,8 @@ class Call:
         if not isinstance(event, (*answers, Failed)):
             raise EngineGone(f"it answered {type(self.command).__name__} with {type(event).__name__}")
         self.phase = _PHASES.get(type(event), self.phase)
+        if isinstance(event, Rendered) and any(message.pictures for message in self._asked.messages):
+            self.phase = "while looking at a picture"  # which may be the reason
         if isinstance(event, (Rendering, Rendered)):
             if not self.is_cancelled:
                 self.ends_at = self._rendering_ends() if isinstance(event, Rendering) else None
@@ -123,8 +130,12 @@ class Call:
         return isinstance(event, (answers[-1], Failed))
 
     def _rendering_ends(self) -> float:
-        asked = self.command.asked if isinstance(self.command, (Generate, Count)) else AnswerRequest()
-        return time.monotonic() + RENDER_SECONDS + rendering_share(asked.messages, asked.tools)
+        return time.monotonic() + RENDER_SECONDS + rendering_share(self._asked.messages, self._asked.tools)
+
+    @property
+    def _asked(self) -> AnswerRequest:
+        """What it asks for, if it asks for an answer."""
+        return self.command.asked if isinstance(self.command, (Generate, Count)) else AnswerRequest()
 
     def overdue(self) -> Event | LlmrunError:
         """What comes of it now that its time is over."""
@@ -147,6 +158,14 @@ class Call:
     def _crash(self, gone: EngineGone) -> LlmrunError:
         """What the engine's death means; where a file is known to kill engines, the error is about the file."""
         crash = EngineCrashedError(f"the engine died {self.phase}", why=gone.why, hint=gone.hint)
+        if self.workers:
+            from llmrun.runner.workers import missing
+
+            lost = missing(self.workers)
+            if lost is not None:
+                worker, error = lost
+                what = f"the worker {worker} was lost {self.phase}"
+                return EngineCrashedError(what, why=error.why or error.what, hint=error.hint)
         if self.models:
             from llmrun.gguf.rules import cause_of_crash
 
@@ -180,6 +199,7 @@ class Exchange:
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count(1)
         self._models: tuple[str, ...] = ()
+        self._workers: tuple[str, ...] = ()
         self._was_overdue = False
         self._gone: EngineGone | None = None
         self._reading = threading.Lock()
@@ -190,7 +210,13 @@ class Exchange:
         return next(self._numbers)
 
     def submit(
-        self, command: Command, *, models: tuple[str, ...] = (), seconds: float | None = None, put: Put | None = None
+        self,
+        command: Command,
+        *,
+        models: tuple[str, ...] = (),
+        seconds: float | None = None,
+        put: Put | None = None,
+        beside: Call | None = None,
     ) -> Call:
         """Send a command. The engine's death is told by the call's events.
 
@@ -198,13 +224,14 @@ class Exchange:
             models: files that the engine reads for it, where that is not the loaded model.
             seconds: after which it is given up.
             put: who is told its events; the call keeps them by default.
+            beside: a call that keeps them with its own.
 
         Raises:
             UsageError: it is too long.
         """
         if isinstance(command, Load):
-            self._models = (command.path,)
-        call = Call(command, models or self._models, seconds, put)
+            self._models, self._workers = (command.path,), command.workers
+        call = Call(command, models or self._models, seconds, put, beside, self._workers)
         with self._lock:
             gone = self._gone
             if gone is None:
@@ -229,42 +256,45 @@ class Exchange:
         with suppress(EngineGone):
             self.pipe.send(Open(path))
 
-    def events(self, call: Call, *, pumps: bool) -> Iterator[Event]:
-        """What comes of a call, to its end. Whoever stops before cancels it.
+    def events(self, *calls: Call, pumps: bool) -> Iterator[Event]:
+        """What comes of calls that keep it together, to their end. Whoever stops before cancels them.
 
         Args:
             pumps: nobody calls pump() but those who wait here.
 
         Raises:
-            LlmrunError: it failed.
+            LlmrunError: one of them failed.
         """
+        heard, n_open = calls[0].events, len(calls)
         try:
-            while True:
-                event = self._next(call) if pumps else call.events.get()
+            while n_open:
+                event = self._next(heard) if pumps else heard.get()
                 if event is None:
-                    return
+                    n_open -= 1
+                    continue
                 if isinstance(event, LlmrunError):
                     raise event
                 if isinstance(event, Failed):
-                    raise self.error(call.command, event)
+                    raise self.error(calls[0].command, event)
                 yield event
         finally:
-            request = call.command.request
-            if self._calls.get(request) is call:
-                self.cancel(request)
-                self._calls.pop(request, None)
+            for call in calls:
+                request = call.command.request
+                if self._calls.get(request) is call:
+                    self.cancel(request)
+                    self._calls.pop(request, None)
 
-    def _next(self, call: Call) -> Event | LlmrunError | None:
-        """What comes next of a call. One thread reads for all; the others look now and then whether it still does."""
+    def _next(self, heard: SimpleQueue[Event | LlmrunError | None]) -> Event | LlmrunError | None:
+        """What comes next. One thread reads for all; the others look now and then whether it still does."""
         while True:
             if self._reading.acquire(blocking=False):
                 try:
-                    while call.events.empty():
+                    while heard.empty():
                         self.pump()
                 finally:
                     self._reading.release()
             with suppress(Empty):
-                return call.events.get(timeout=_TICK_SECONDS)
+                return heard.get(timeout=_TICK_SECONDS)
 
     def error(self, command: Command, failed: Failed) -> LlmrunError:
         """Why a command failed; what llama.cpp refuses to load or to do is explained by its log alone."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TypeVar
 
 from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.jobs import JobKind
+from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import (
     Command,
     Count,
@@ -24,9 +25,6 @@ from llmrun.protocol.messages import (
     Job,
     JobDone,
     JobUpdate,
-    Load,
-    Loaded,
-    LoadProgress,
     Tokenize,
     Tokenized,
 )
@@ -81,8 +79,8 @@ class Runner:
                     return event
         raise AssertionError("a call came to no end")
 
-    def generate(self, generate: Generate, on_wait: Callable[[], None] = lambda: None) -> Iterator[Event]:
-        """Answer one request: Started, then PrefillProgress and TextDelta, at last Finished.
+    def generate(self, *asked: Generate, on_wait: Callable[[], None] = lambda: None) -> Iterator[Event]:
+        """Answer requests, all at once: of each Started, then PrefillProgress and TextDelta, at last Finished.
 
         Args:
             on_wait: called about ten times a second while the engine is silent.
@@ -93,7 +91,7 @@ class Runner:
             EngineCrashedError: the engine died; load() again in a new Runner.
         """
         self._exchange.on_wait = on_wait
-        return self._events(generate)
+        return self._events(*asked)
 
     def do(
         self,
@@ -103,7 +101,9 @@ class Runner:
         *,
         seconds: float | None = None,
     ) -> _Result:
-        """Have the engine do a job, and wait for it. Whatever is raised here meanwhile, Ctrl-C too, ends the engine.
+        """Have the engine do a job, and wait for it.
+
+        Whatever is raised here meanwhile, Ctrl-C too, ends the engine; one whose loaded model does the job only stops.
 
         Args:
             seconds: after which it is given up.
@@ -114,13 +114,18 @@ class Runner:
             EngineCrashedError: the engine died of something else.
         """
         job = Job(self.next_request(), kind.name, as_dict(command))
-        with self._closing_on_error():
-            for event in self._events(job, kind.models(command), seconds):
+        with nullcontext() if kind.needs_model else self._closing_on_error():
+            for event in self._events(job, models=kind.models(command), seconds=seconds):
                 if isinstance(event, JobUpdate):
                     on_update(_read(kind.update, event.data, job))
                 elif isinstance(event, JobDone):
                     return _read(kind.result, event.result, job)
         raise AssertionError("a call came to no end")
+
+    def begin(self, kind: JobKind[_Command, _Update, _Result], command: _Command) -> None:
+        """Have the engine do a job that nobody waits for: what it finds out makes the next one quicker."""
+        with suppress(EngineCrashedError):
+            self._exchange.submit(Job(self.next_request(), kind.name, as_dict(command)))
 
     def explain(self, explain: Explain) -> Explained:
         """How the last tokens of an answer were chosen.
@@ -186,10 +191,13 @@ class Runner:
                 return event
         raise AssertionError("a call came to no end")
 
-    def _events(self, command: Command, models: tuple[str, ...] = (), seconds: float | None = None) -> Iterator[Event]:
-        call = self._exchange.submit(command, models=models, seconds=seconds)
+    def _events(
+        self, *commands: Command, models: tuple[str, ...] = (), seconds: float | None = None
+    ) -> Iterator[Event]:
+        first = self._exchange.submit(commands[0], models=models, seconds=seconds)
+        others = [self._exchange.submit(each, beside=first) for each in commands[1:]]
         try:
-            yield from self._exchange.events(call, pumps=True)
+            yield from self._exchange.events(first, *others, pumps=True)
         finally:
             if not self.alive:
                 self.close()

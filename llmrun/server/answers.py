@@ -7,17 +7,18 @@ must not know protocols or HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
 from llmrun.errors import EngineCrashedError, LlmrunError
-from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Started, TextDelta, TokenLogprob
-from llmrun.server.asked import Asked, Begun, Ended, Part, Text
+from llmrun.gguf.pooling import refuse_answers
+from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Started, TextDelta
+from llmrun.server.asked import Asked, Part
 from llmrun.server.connection import EngineConnection
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import KeptModel, Pool, prompt_hash
-from llmrun.server.toolcalls import PartSplitter
+from llmrun.server.toolcalls import AnswerReader
 
 _MOST_ENGINES = 3
 """A request that only waits goes through so many dying engines."""
@@ -29,20 +30,12 @@ Heard = tuple[int, Event | LlmrunError | None]
 class _Choice:
     """One of the answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: AnswerReader) -> None:
         self.connection: EngineConnection | None = None
         self.request = 0
         self.engines = 0
-        self.is_started = self.is_finished = False
-        self.splitter: PartSplitter | None = None
-        self.logprobs: tuple[TokenLogprob, ...] = ()  # whose text the splitter still holds
-
-    def with_logprobs(self, parts: Iterable[Part]) -> Iterator[Part]:
-        """The first text among the parts has the log probabilities that came so far."""
-        for part in parts:
-            if isinstance(part, Text) and self.logprobs:
-                part, self.logprobs = part._replace(logprobs=self.logprobs), ()
-            yield part
+        self.is_finished = False
+        self.reader = reader
 
 
 class Answers:
@@ -63,7 +56,7 @@ class Answers:
         self, pool: Pool, kept: KeptModel, asked: Asked, put: Callable[[Heard], None], metrics: ServerMetrics
     ) -> None:
         self._pool, self._kept, self._asked, self._put = pool, kept, asked, put
-        self._choices = [_Choice() for _ in range(asked.n)]
+        self._choices = [_Choice(AnswerReader(index, asked.request.tools)) for index in range(asked.n)]
         self._clocks = [metrics.request(kept.name) for _ in range(asked.n)]
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -105,11 +98,13 @@ class Answers:
     def _request(self, index: int) -> AnswerRequest:
         """What an engine is asked, with the model's advised sampling under the client's."""
         assert self._kept.model is not None
+        refuse_answers(self._kept.model.header)
         sampling = self._kept.model.sampling(self._asked.sampling)[0]
         if sampling.seed is not None and index:
             sampling = replace(sampling, seed=(sampling.seed + index) % 2**32)
         speculation = self._kept.model.drafting.wanted(self._asked.speculate)
-        return replace(self._asked.request, sampling=sampling, speculation=speculation)
+        request = self._pool.adapters.chosen(self._asked.model, self._asked.request)
+        return replace(request, sampling=sampling, speculation=speculation)
 
     def take(self, heard: Heard) -> list[Part]:
         """What an event means to the client.
@@ -121,28 +116,21 @@ class Answers:
         choice, clock = self._choices[index], self._clocks[index]
         if isinstance(event, EngineCrashedError):
             self._survive(index, event)
-        elif isinstance(event, LlmrunError):
+            return []
+        if isinstance(event, LlmrunError):
             raise event
-        elif isinstance(event, Started):
-            choice.is_started = True
-            choice.splitter = PartSplitter(index, event, self._asked.request.tools)
+        if event is None:
+            return []
+        if isinstance(event, Started):
             clock.started(event)
-            return [Begun(index, event.prompt_tokens, event.reused_tokens)]
         elif isinstance(event, TextDelta):
             clock.delta(event)
-            choice.logprobs += event.logprobs
-            assert choice.splitter is not None, "text came before its answer was started"
-            return list(choice.with_logprobs(choice.splitter.feed(event.text)))
         elif isinstance(event, Finished):
             choice.is_finished = True
             if self._pool.deaths:
                 self._pool.deaths.forget(self._prompt)
             clock.finished(event)
-            splitter = choice.splitter
-            rest = splitter.flush(is_cut_off=event.reason == "length") if splitter is not None else ()
-            parts = list(choice.with_logprobs(rest))
-            return [*parts, _ended(index, event, has_called=splitter is not None and splitter.has_called)]
-        return []
+        return choice.reader.read(event)
 
     def _survive(self, index: int, crash: EngineCrashedError) -> None:
         """The engine died: who only waited is asked again.
@@ -153,9 +141,9 @@ class Answers:
         choice = self._choices[index]
         if choice.connection is None:
             raise crash
-        if choice.is_started or choice.connection.is_first_waiting():
+        if choice.reader.is_started or choice.connection.is_first_waiting():
             self._pool.deaths.add(self._prompt, choice.connection.pid)
-        if choice.is_started or choice.engines >= _MOST_ENGINES:
+        if choice.reader.is_started or choice.engines >= _MOST_ENGINES:
             raise crash
         self._spawn(index)
 
@@ -168,10 +156,3 @@ class Answers:
                 clock.aborted()
                 if choice.connection is not None:
                     choice.connection.cancel(choice.request)
-
-
-def _ended(index: int, event: Finished, *, has_called: bool) -> Ended:
-    if event.reason != "stop":
-        return Ended(index, event.reason, event.stats)
-    reason = "stop_string" if event.detail else "tool_calls" if has_called else "stop"
-    return Ended(index, reason, event.stats, event.detail)

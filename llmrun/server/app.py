@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from llmrun.errors import LlmrunError, ModelNotFoundError
+from llmrun.server.embedding_routes import EmbeddingRoutes
 from llmrun.server.engine_routes import EngineRoutes
 from llmrun.server.exchange import Dialect, HttpExchange, Shared, refuse
 from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send
@@ -74,7 +75,7 @@ class Site:
         on_served: Callable[[Served], None] = lambda served: None,
     ) -> None:
         self._shared = shared
-        self._pool, self._traffic, self._metrics = shared
+        self._pool, self._traffic, self._metrics, *_ = shared
         self._shelf, self._on_served = shelf, on_served
 
     def app(self, policy: Policy) -> App:
@@ -88,6 +89,7 @@ class Site:
             Route("/v1/models", self._models, methods=get),
             Route("/v1/models/{name:path}", self._model, methods=get),
             *EngineRoutes(self._shared).routes,
+            *EmbeddingRoutes(self._shared).routes,
             *OllamaRoutes(self._pool, self._shelf).routes,
             Route("/api/hello", self._home, methods=get),  # Claude Code looks whether somebody is there
         ]
@@ -153,7 +155,8 @@ class Site:
     async def _known(self) -> dict[str, int]:
         """The models that can be asked for: those of the command line first."""
         found = await asyncio.to_thread(self._shelf.created)
-        return {**{name: found.get(name, 0) for name in self._pool.names}, **found}
+        names = (*self._pool.names, *self._pool.adapters.names)
+        return {**{name: found.get(name, 0) for name in names}, **found}
 
 
 class _Answering:

@@ -13,7 +13,8 @@ from contextlib import suppress
 from typing import TypeVar
 
 from llmrun.errors import EngineCrashedError, LlmrunError
-from llmrun.protocol.messages import Command, Event, Load, Loaded
+from llmrun.protocol.loading import Load, Loaded
+from llmrun.protocol.messages import Command, Event
 from llmrun.runner.calls import Put
 from llmrun.runner.client import Client
 from llmrun.runner.launch import Launched

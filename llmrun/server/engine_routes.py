@@ -23,14 +23,14 @@ _HIGHEST_TOKEN = 2**31 - 1
 
 
 class EngineRoutes:
-    """llama-server's /props, /tokenize and /detokenize, and Anthropic's count_tokens.
+    """llama-server's /props, /tokenize, /detokenize and /lora-adapters, and Anthropic's count_tokens.
 
     Args:
         shared: with all other requests.
     """
 
     def __init__(self, shared: Shared) -> None:
-        self._pool, self._traffic, _ = shared
+        self._pool, self._traffic, *_ = shared
 
     @property
     def routes(self) -> list[Route]:
@@ -40,6 +40,7 @@ class EngineRoutes:
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
             Route("/v1/messages/count_tokens", self._count, methods=["POST"]),
+            Route("/lora-adapters", self._adapters, methods=["GET"]),
         ]
 
     @asynccontextmanager
@@ -50,8 +51,8 @@ class EngineRoutes:
                 yield await self._pool.ready(kept), kept
 
     async def _props(self, request: Request) -> Response:
-        """What llama-server's clients look up."""
-        async with self._engine("") as (_, kept):
+        """What llama-server's clients look up, of the model that is named behind ?model= or the first one."""
+        async with self._engine(request.query_params.get("model", "")) as (_, kept):
             assert kept.loaded is not None
             assert kept.model is not None
             return JSONResponse(
@@ -60,8 +61,13 @@ class EngineRoutes:
                     "total_slots": kept.model.load.n_seq_max,
                     "model_path": kept.name,
                     "chat_template": kept.model.header.chat_template or "",
+                    "modalities": {"vision": kept.model.sees},
                 }
             )
+
+    async def _adapters(self, request: Request) -> Response:
+        """The adapters that requests may choose of, and what counts where they don't."""
+        return JSONResponse(self._pool.adapters.described)
 
     async def _tokenize(self, request: Request) -> Response:
         """{"content": text} gives {"tokens": [...]}."""

@@ -121,11 +121,16 @@ class Traffic:
 
 
 class Shared(NamedTuple):
-    """What all exchanges of a server have in common: the models, who is being answered, what is counted."""
+    """What all exchanges of a server have in common: the models, who is being answered, what is counted.
+
+    Attributes:
+        sampling: fields of SamplingParams that clients can't change.
+    """
 
     pool: Pool
     traffic: Traffic
     metrics: ServerMetrics
+    sampling: Mapping[str, Any]
 
 
 class HttpExchange:
@@ -138,7 +143,7 @@ class HttpExchange:
 
     def __init__(self, dialect: Dialect, shared: Shared, scope: Scope, receive: Receive, send: Send) -> None:
         self._dialect = dialect
-        self._pool, self._traffic, self._metrics = shared
+        self._pool, self._traffic, self._metrics, self._sampling = shared
         self._log: dict[str, Any] = scope["state"]
         self._receive, self._send = receive, send
         self._heard: asyncio.Queue[Heard | _Signal] = asyncio.Queue()
@@ -165,7 +170,8 @@ class HttpExchange:
 
     def _read(self, data: bytes) -> tuple[dict[str, Any], Asked]:
         body = parse_json(data)
-        return body, self._dialect.read(body)
+        asked = self._dialect.read(body)
+        return body, asked._replace(sampling={**asked.sampling, **self._sampling})
 
     async def _answer(self, body: Mapping[str, Any], asked: Asked, kept: KeptModel) -> None:
         name = asked.model or kept.name

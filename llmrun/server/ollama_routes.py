@@ -9,6 +9,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from llmrun.gguf.pooling import makes_embeddings
+from llmrun.models.locate import find_projector
 from llmrun.server.exchange import parse_json, read_body
 from llmrun.server.pool import KeptModel, Pool
 from llmrun.server.protocols import ollama_models
@@ -56,7 +58,14 @@ class OllamaRoutes:
         template = header.chat_template or ""
         thinks = "<think>" in template or "enable_thinking" in template
         return JSONResponse(
-            ollama_models.show(described, n_ctx_train=header.n_ctx_train, template=template, thinks=thinks)
+            ollama_models.show(
+                described,
+                n_ctx_train=header.n_ctx_train,
+                template=template,
+                thinks=thinks,
+                sees=find_projector(header.path) is not None,
+                embeds=makes_embeddings(header),
+            )
         )
 
 

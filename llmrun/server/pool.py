@@ -23,9 +23,11 @@ from llmrun.model import Model
 from llmrun.models.locate import Located, locate, not_on_disk
 from llmrun.models.store.in_use import using
 from llmrun.protocol.condition import Condition, Status
-from llmrun.protocol.messages import AnswerRequest, Loaded
+from llmrun.protocol.loading import Loaded
+from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.speculation import MeasureSteps, StepsMeasured
 from llmrun.runner.launch import Launched
+from llmrun.server.adapters import NO_ADAPTERS, ServedAdapters
 from llmrun.server.connection import EngineConnection
 from llmrun.server.refusals import DeadlyPromptError
 
@@ -132,6 +134,7 @@ class Pool:
         start: starts an engine's process, given the model it is for.
         on_loaded: told of every model that was loaded.
         idle_seconds: see IDLE_SECONDS.
+        adapters: of one of the models.
 
     Attributes:
         deaths: prompts that were in dying engines.
@@ -147,8 +150,9 @@ class Pool:
         start: Callable[[Model], Launched],
         on_loaded: Callable[[KeptModel], None] = lambda kept: None,
         idle_seconds: float = IDLE_SECONDS,
+        adapters: ServedAdapters = NO_ADAPTERS,
     ) -> None:
-        self.names = tuple(names)
+        self.names, self.adapters = tuple(names), adapters
         # Engines inherit the niceness of the thread that starts them: one that is there before others give way.
         self._launcher = ThreadPoolExecutor(1, "engine launcher")
         self._launcher.submit(int)
@@ -216,7 +220,7 @@ class Pool:
     async def _find(self, name: str) -> KeptModel:
         if not name and not self.names:
             raise UsageError("model is missing", hint="name one of /v1/models")
-        name = name.removesuffix(":latest") or self.names[0]
+        name = self.adapters.base(name).removesuffix(":latest") or self.names[0]
         path = self._paths.get(name)
         if path is None or path not in self._kept:
             located = await asyncio.to_thread(self._locate, name)

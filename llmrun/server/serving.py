@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError
-from llmrun.model import Model, prepare
-from llmrun.models.locate import Located, locate
+from llmrun.model import Model
+from llmrun.model.preparing import prepare
+from llmrun.models.locate import Located, find_projector, locate
 from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import Wishes
 from llmrun.planning.speculation import AUTO
+from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.condition import Condition
 from llmrun.runner.launch import Launched
+from llmrun.server.adapters import NO_ADAPTERS, ServedAdapters
 from llmrun.server.app import Served, Site
 from llmrun.server.exchange import Shared, Traffic
 from llmrun.server.guard import Policy
@@ -45,6 +49,9 @@ class ServeOptions:
         verbose: llama.cpp's log goes to stderr.
         speculate: drafted tokens a step where a client does not say, see DraftPolicy.most.
         draft: the model that drafts for the first of names.
+        projector: turns pictures into what the first of names takes; None is the file beside it, if any.
+        adapters: LoRA adapters of the first of names, of which requests choose.
+        sampling: fields of SamplingParams that clients can't change.
     """
 
     names: tuple[str, ...]
@@ -58,6 +65,9 @@ class ServeOptions:
     verbose: bool = False
     speculate: int = AUTO
     draft: DraftFile | None = None
+    projector: str | None = None
+    adapters: tuple[Adapter, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Serving:
@@ -87,9 +97,18 @@ class Serving:
         self.metrics = ServerMetrics()
         self._on_failed = on_failed
         keep = options.keep_seconds
-        self._pool = Pool(options.names, settings, self._prepare, keep_seconds=keep, start=start, on_loaded=on_loaded)
+        adapters = ServedAdapters(options.names[0], options.adapters) if options.adapters else NO_ADAPTERS
+        self._pool = Pool(
+            options.names,
+            settings,
+            self._prepare,
+            keep_seconds=keep,
+            start=start,
+            on_loaded=on_loaded,
+            adapters=adapters,
+        )
         self._traffic = Traffic(options.wishes.parallel + options.queue, options.answer_seconds)
-        shared = Shared(self._pool, self._traffic, self.metrics)
+        shared = Shared(self._pool, self._traffic, self.metrics, options.sampling)
         self._site = Site(shared, shelf=Shelf(settings), on_served=on_served)
         self._ending = asyncio.Event()
 
@@ -105,7 +124,9 @@ class Serving:
             keeps_states=True,
             speculate=options.speculate,
             draft=options.draft if is_first else None,
+            adapters=options.adapters if is_first else (),
             promised=promised,
+            projector=find_projector(path, options.projector if is_first else None),
         )
 
     async def run(self, listening: socket.socket) -> None:

@@ -26,8 +26,11 @@ def allow_many_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, command: str = "llmrun serve") -> socket.socket:
     """A socket that can listen there.
+
+    Args:
+        command: that wants it, for the hint.
 
     Raises:
         UsageError: there is no such address, or somebody listens there already.
@@ -44,16 +47,16 @@ def bind(host: str, port: int) -> socket.socket:
         found.setblocking(False)
     except OSError as error:
         found.close()
-        raise _cannot_listen(host, port, error) from None
+        raise _cannot_listen(host, port, command, error) from None
     return found
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> LlmrunError:
+def _cannot_listen(host: str, port: int, command: str, error: OSError) -> LlmrunError:
     if error.errno == errno.EADDRINUSE:
         other = port + 1 if port < _LAST_PORT else port - 1
         return UsageError(
             f"port {port} of {host} is in use",
             why="another program listens there",
-            hint=f"llmrun serve --port {other}, or llmrun ps to see whether it is one of ours",
+            hint=f"{command} --port {other}, or llmrun ps to see whether it is one of ours",
         )
     return UsageError(f"can't listen on port {port} of {host}", why=error.strerror or str(error))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from llmrun.protocol.messages import Started, Tool
+from llmrun.protocol.messages import Event, Finished, Started, TextDelta, TokenLogprob, Tool
 from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart, Splitter
 from llmrun.protocol.toolcalls import SYNTAXES, CallKind, CallPart, CallSplitter, new_call_id
-from llmrun.server.asked import CallArguments, CallBegun, Part, Text, Thought
+from llmrun.server.asked import Begun, CallArguments, CallBegun, Ended, Part, Text, Thought
 
 
 class PartSplitter:
@@ -62,3 +62,50 @@ class PartSplitter:
                 self._n_begun += 1
             else:
                 yield CallArguments(self._choice, self._n_begun - 1, piece.text)
+
+
+class AnswerReader:
+    """An engine's events of one answer as parts.
+
+    Args:
+        choice: which answer it is.
+        tools: that may be called.
+    """
+
+    def __init__(self, choice: int, tools: Sequence[Tool] = ()) -> None:
+        self._choice, self._tools = choice, tools
+        self._splitter: PartSplitter | None = None
+        self._logprobs: tuple[TokenLogprob, ...] = ()  # whose text the splitter still holds
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it was more than waiting."""
+        return self._splitter is not None
+
+    def read(self, event: Event) -> list[Part]:
+        """What an event means; nothing where it is not of the answer itself."""
+        if isinstance(event, Started):
+            self._splitter = PartSplitter(self._choice, event, self._tools)
+            return [Begun(self._choice, event.prompt_tokens, event.reused_tokens)]
+        if isinstance(event, TextDelta):
+            assert self._splitter is not None, "text came before its answer was started"
+            self._logprobs += event.logprobs
+            return list(self._with_logprobs(self._splitter.feed(event.text)))
+        if isinstance(event, Finished):
+            rest = self._splitter.flush(is_cut_off=event.reason == "length") if self._splitter is not None else ()
+            return [*self._with_logprobs(rest), self._ended(event)]
+        return []
+
+    def _with_logprobs(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """The first text among the parts has the log probabilities that came so far."""
+        for part in parts:
+            if isinstance(part, Text) and self._logprobs:
+                part, self._logprobs = part._replace(logprobs=self._logprobs), ()
+            yield part
+
+    def _ended(self, event: Finished) -> Ended:
+        if event.reason != "stop":
+            return Ended(self._choice, event.reason, event.stats)
+        has_called = self._splitter is not None and self._splitter.has_called
+        reason = "stop_string" if event.detail else "tool_calls" if has_called else "stop"
+        return Ended(self._choice, reason, event.stats, event.detail)

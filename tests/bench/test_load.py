@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,16 @@ import pytest
 from support.scripted_client import MS, ScriptedClient
 
 from llmrun.bench import load
-from llmrun.bench.load import LoadCase, LoadOutcome, LoadRequest, measure
+from llmrun.bench.load import LoadCase, LoadOutcome, LoadRequest, LoadRow, loaded, measure
 from llmrun.bench.run import Progress
 from llmrun.errors import CancelledError, EngineCrashedError
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 from llmrun.runner.client import Client
 from llmrun.runner.launch import launch
 
 FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
-REQUEST = LoadRequest("tiny", Load("/m.gguf", 1024, 1024, n_seq_max=3), (1, 3), tokens=4, repetitions=2)
+LOAD = Load("/m.gguf", 1024, 1024, n_seq_max=3)
+REQUEST = LoadRequest("tiny", LOAD, (1, 3), tokens=4, repetitions=2)
 
 Run = Callable[..., LoadOutcome]
 
@@ -48,6 +50,7 @@ def test_figures(run: Run) -> None:
         assert (row.ttft_p50_ns, row.ttft_p95_ns) == (400 * MS, 400 * MS)
         assert (row.token_p50_ns, row.token_p95_ns, row.token_p99_ns) == (20 * MS, 70 * MS, 70 * MS)
         assert row.cached_share == pytest.approx(0.25)
+        assert (row.answer_p50_ns, row.early) == (500 * MS, 0)
     assert client.is_closed
 
 
@@ -75,6 +78,23 @@ def test_prompts_are_equally_long_and_share_what_they_should(run: Run) -> None:
     assert max(map(len, prompts)) - min(map(len, prompts)) <= 2
 
 
+def test_a_far_server_has_seen_no_prompt_of_an_earlier_measurement() -> None:
+    request = replace(REQUEST, load=None, server="host", ignores_end=True)
+    client, again = ScriptedClient(), ScriptedClient()
+    for each in (client, again):
+        assert len(measure(request, start=lambda each=each: each).rows) == 4
+    starts = [{(asked.prompt or "")[:9] for asked in each.asked} for each in (client, again)]
+    assert not starts[0] & starts[1]
+    assert len({len(asked.prompt or "") for asked in client.asked}) == 1
+    assert all(asked.limits.ignores_end for asked in client.asked)
+
+
+def test_answers_that_end_early_are_counted() -> None:
+    rows = measure(replace(REQUEST, tokens=8), start=ScriptedClient).rows
+    assert [row.early for row in rows] == [2, 2, 6, 6]
+    assert not any(row.early for row in measure(REQUEST, start=ScriptedClient).rows)
+
+
 def test_what_was_measured_before_it_was_stopped_comes_with_the_error(run: Run) -> None:
     def stop(progress: Progress) -> None:
         if progress.done == 5:
@@ -97,7 +117,35 @@ def test_a_crowd_with_one_failure_does_not_count(run: Run) -> None:
 @pytest.mark.usefixtures("package_on_path")
 @pytest.mark.parametrize(("mode", "error"), [("normal", type(None)), ("die:decode:SIGSEGV", EngineCrashedError)])
 def test_an_engine_behind_a_pipe(mode: str, error: type) -> None:
-    outcome = measure(REQUEST, start=lambda: Client(launch((sys.executable, str(FAKE_ENGINE), mode))))
+    outcome = measure(REQUEST, start=lambda: loaded(Client(launch((sys.executable, str(FAKE_ENGINE), mode))), LOAD))
     assert type(outcome.error) is error
     assert [len(row.samples_ts) for row in outcome.rows] == ([] if outcome.error else [2] * 4)
     assert all(row.avg_ts > 0 and row.prompt_tokens == 3 for row in outcome.rows)
+
+
+def rows_of(figures: dict[int, tuple[float, int]], *, shares_prompt: bool = False) -> tuple[LoadRow, ...]:
+    """Number of clients -> tokens/s of all, and milliseconds that an answer takes."""
+    return tuple(
+        LoadRow(clients, shares_prompt, 100, (rate,), rate, 0.0, rate, MS, MS, MS, MS, MS, 0.0, time * MS)
+        for clients, (rate, time) in figures.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("figures", "knee"),
+    [
+        ({1: (100.0, 640), 2: (150.0, 850), 4: (220.0, 1160), 8: (240.0, 2130)}, 4),  # 156, 176, 190, 113
+        ({8: (240.0, 2130), 1: (100.0, 640), 4: (220.0, 1160), 2: (150.0, 850)}, 4),
+        ({1: (100.0, 640), 2: (100.0, 1280), 4: (100.0, 2560)}, 1),
+        ({1: (100.0, 640), 2: (200.0, 640), 4: (400.0, 640)}, None),  # it is beyond
+        ({1: (100.0, 640), 2: (100.0, 1280)}, None),  # two are no curve
+        ({}, None),
+    ],
+)
+def test_the_knee_is_where_more_clients_cost_more_than_they_gain(
+    figures: dict[int, tuple[float, int]], knee: int | None
+) -> None:
+    outcome = LoadOutcome(rows_of(figures), (), None)
+    found = outcome.knee(shares_prompt=False)
+    assert (found and found.clients) == knee
+    assert outcome.knee(shares_prompt=True) is None

@@ -20,7 +20,7 @@ from llmrun.planning.hardware import Hardware
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.bench import Bench, BenchAnswer, Benched, BenchModel, BenchTest, BenchUpdate, Repetition
 from llmrun.protocol.jobs.limits import MeasuredLimits, MeasureLimits
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 
 MACHINE = Hardware("CPU", (), 2, 2, None, 1 << 34, 1 << 33)
 FACTS = BenchModel("llama 1B Q4_0", 700, 1000, 16, 64, "abc", "0.25", "CPU", "A CPU", "")

@@ -35,7 +35,8 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.environment import set_environment
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.protocol.messages import Event, Failed, Finished, Load, TextDelta
+from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import Event, Failed, Finished, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 
 

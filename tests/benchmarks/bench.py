@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from support.gguf_writer import runnable_model, write
 
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
 

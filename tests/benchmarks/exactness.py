@@ -28,7 +28,8 @@ from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.service import Preparer
-from llmrun.protocol.messages import AnswerRequest, Finished, Generate, Load, Message, TextDelta, TokenLogprob
+from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import AnswerRequest, Finished, Generate, Message, TextDelta, TokenLogprob
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation
 

@@ -36,7 +36,7 @@ from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.library import import_llama
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.grammar import Grammar, read_grammar, read_json_schema
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 from llmrun.protocol.params import SamplingParams
 
 PROMPT = "<|im_start|>user\nDescribe a person in JSON.<|im_end|>\n<|im_start|>assistant\n"

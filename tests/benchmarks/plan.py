@@ -24,7 +24,7 @@ import peers
 from random_model import Shape, write_model
 
 from llmrun.gguf.reader import read_header
-from llmrun.model import prepare
+from llmrun.model.preparing import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import probe
 from llmrun.planning.hardware_details import probe_details

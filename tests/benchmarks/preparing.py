@@ -29,6 +29,7 @@ import peers
 from llmrun.engine import channel, environment
 from llmrun.engine.main import EngineProcess
 from llmrun.grammar import Grammar
+from llmrun.protocol.loading import Load, Loaded
 from llmrun.protocol.messages import (
     AnswerRequest,
     Command,
@@ -39,8 +40,6 @@ from llmrun.protocol.messages import (
     Finished,
     Frame,
     Generate,
-    Load,
-    Loaded,
     Message,
     Started,
     TextDelta,

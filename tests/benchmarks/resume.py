@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmrun.config import load_settings
-from llmrun.model import Model, prepare
+from llmrun.model import Model
+from llmrun.model.preparing import prepare
 from llmrun.models.locate import locate
 from llmrun.protocol.messages import Finished, Message, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams

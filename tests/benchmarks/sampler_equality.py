@@ -41,7 +41,7 @@ from llmrun import _native
 from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 from llmrun.protocol.params import SamplingParams
 
 # Of all rows; the small vocabulary is that of SmolLM2.

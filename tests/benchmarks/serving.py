@@ -1,10 +1,11 @@
 """`llmrun serve` beside llama-server: several clients at once, streaming over HTTP.
 
-    python tests/benchmarks/serving.py [--llama-server PATH] [--clients 1 2 4 8] [--tokens 64] [--runs 3]
+    python tests/benchmarks/serving.py [--llama-server PATH] [--clients 1 2 4 8] [--tokens 64] [--prompt 0] [--runs 3]
 
 Both serve the same file on the same threads with 8 sequences, and take turns. Every client asks /v1/chat/completions
-for an answer of so many tokens, greedy, to a question of its own. Told are tokens/s of all clients together, time to
-first token, and inter-token latency as the clients see it, between events with text.
+for an answer of so many tokens, greedy, to a question of its own, which stands behind --prompt tokens of its own. Told
+are tokens/s of all clients together, time to first token, and inter-token latency as the clients see it, between events
+with text. With --prompt that is all.
 
 Then, on each: what 3 streaming clients notice of a prompt of 6,000 tokens (their longest silence); how long a short
 request takes after clients left in the middle of such a prompt; and the time to first token of 8 clients whose
@@ -31,6 +32,7 @@ import server
 SENTENCE, SENTENCE_TOKENS = "The quick brown fox jumps over the lazy dog. ", 10
 QUESTIONS = ("the sea", "a city", "winter", "bread", "the moon", "trains", "a garden", "music")
 N_PARALLEL, N_CTX = 8, 8192
+LONG = 6000  # tokens of a long prompt
 
 
 class Stream(NamedTuple):
@@ -92,19 +94,17 @@ def _has_text(event: dict[str, Any]) -> bool:
     return bool(choices and choices[0].get("delta", {}).get("content"))
 
 
-def question(number: int) -> list[dict[str, str]]:
-    """A short conversation of its own."""
-    return [{"role": "user", "content": f"Tell me a long story about {QUESTIONS[number % 8]}, number {number}."}]
+def question(number: int, n_before: int = 0) -> list[dict[str, str]]:
+    """A conversation of its own: a short question, behind about so many tokens."""
+    before = f"{number}. {SENTENCE * (n_before // SENTENCE_TOKENS)}" if n_before else ""
+    asked = f"{before}Tell me a long story about {QUESTIONS[number % 8]}, number {number}."
+    return [{"role": "user", "content": asked}]
 
 
-def long_question(number: int) -> list[dict[str, str]]:
-    """About 6,000 tokens, like no other."""
-    return [{"role": "user", "content": f"{number}. " + SENTENCE * (6000 // SENTENCE_TOKENS)}]
-
-
-async def crowd(port: int, n_clients: int, n_tokens: int, numbers: Iterator[int]) -> Served:
+async def crowd(port: int, n_clients: int, n_tokens: int, n_before: int, numbers: Iterator[int]) -> Served:
     """So many clients at once."""
-    streams = await asyncio.gather(*(ask(port, question(next(numbers)), n_tokens) for _ in range(n_clients)))
+    questions = [question(next(numbers), n_before) for _ in range(n_clients)]
+    streams = await asyncio.gather(*(ask(port, each, n_tokens) for each in questions))
     first, last = min(each.began for each in streams), max(each.times[-1] for each in streams)
     gaps = [gap for each in streams for gap in each.gaps]
     ttft = statistics.median(each.ttft for each in streams)
@@ -117,13 +117,13 @@ async def silence(port: int, n_tokens: int, numbers: Iterator[int]) -> float:
     """The longest silence of three streams while a long prompt arrives, in seconds."""
     others = [asyncio.create_task(ask(port, question(next(numbers)), n_tokens)) for _ in range(3)]
     await asyncio.sleep(1)
-    await ask(port, long_question(next(numbers)), 1, leaves=60)
+    await ask(port, question(next(numbers), LONG), 1, leaves=60)
     return max(max(each.gaps) for each in await asyncio.gather(*others))
 
 
 async def after_leaving(port: int, numbers: Iterator[int]) -> float:
     """Seconds to the first token of a short request, after three clients left in the middle of long prompts."""
-    await asyncio.gather(*(ask(port, long_question(next(numbers)), 8, leaves=1.0) for _ in range(3)))
+    await asyncio.gather(*(ask(port, question(next(numbers), LONG), 8, leaves=1.0) for _ in range(3)))
     return (await ask(port, question(next(numbers)), 8)).ttft
 
 
@@ -157,6 +157,7 @@ def main() -> int:
     parser.add_argument("--llama-server", metavar="PATH", help="default: on PATH")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prompt", type=int, default=0)
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
     llmrun = peers.find_llmrun(options.llmrun)
@@ -172,7 +173,10 @@ def main() -> int:
             return peers.take_turns(runs, sides)
 
         for n_clients in options.clients:
-            tell(n_clients, turns(lambda port, n=n_clients: crowd(port, n, options.tokens, numbers), options.runs))
+            sizes = n_clients, options.tokens, options.prompt
+            tell(n_clients, turns(lambda port, sizes=sizes: crowd(port, *sizes, numbers), options.runs))
+        if options.prompt:
+            return 0
         for name, work in (
             (
                 "longest silence of 3 streams beside a prompt of 6,000 tokens, s",

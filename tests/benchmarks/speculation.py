@@ -27,7 +27,8 @@ from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.service import Preparer
 from llmrun.planning.speculation import expected_gain, tokens_a_step
-from llmrun.protocol.messages import AnswerRequest, Failed, Finished, Generate, Load, Message, Stats
+from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import AnswerRequest, Failed, Finished, Generate, Message, Stats
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation, StepTables, StepTime, StepTimes
 

@@ -113,7 +113,7 @@ def test_texts(data: bytes, text: str) -> None:
         (b"\x80\0", "it is binary, not text"),
         ("Größe".encode("latin-1"), "it is not UTF-8 text, see byte 2 (iconv"),
         (b"\xff\xfea", "it is not UTF-16 text"),
-        (b"\x89PNG\r\n\x1a\n", "it is an image, not text (describe it in words: images are not supported yet)"),
+        (b"\x89PNG\r\n\x1a\n", "it is an image, not text (--image FILE"),
         (b"\xff\xd8\xff\xe0", "it is an image"),
         (b"GIF89a", "it is an image"),
         (b"RIFF\0\0\0\0WEBPVP8 ", "it is an image"),

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from llmrun.chat.attachments import read_picture
 from llmrun.chat.conversation import Conversation, Manner, Overflow
-from llmrun.chat.store.export import export
+from llmrun.chat.pictures import PictureFile
+from llmrun.chat.store.export import export, read_json
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import INTERRUPTED, Question
 from llmrun.chat.truncation import Policy
 from llmrun.errors import ContextOverflowError, EngineCrashedError, UsageError
-from llmrun.protocol.messages import AnswerRequest, Counted, Event, Finished, Message, Started, Stats, TextDelta
+from llmrun.models.used import ModelUsed, file_used
+from llmrun.protocol.messages import AnswerRequest, Counted, Event, Finished, Message, Started, Stats, TextDelta, Tool
 from llmrun.protocol.params import Limits, resolve_sampling
 from llmrun.protocol.speculation import Speculation
 
@@ -29,15 +32,23 @@ class FakeModel:
     def __init__(self, path: Path, n_ctx: int) -> None:
         self.path = path
         path.write_bytes(b"GGUF")
-        self.spec = SimpleNamespace(name="fake", path=None)
-        self.loaded = SimpleNamespace(n_ctx=n_ctx, thinking_tags=("<think>", "</think>"))
-        self.drafting = SimpleNamespace(wanted=lambda: Speculation(7))
+        self.name = "fake"
+        self.n_ctx = n_ctx
+        self.adapters = ()
+        self.sees = True
         self.seen: list[list[Message]] = []
         self.requests: list[AnswerRequest] = []
         self.says = ""
         self.ends = "stop"
         self.dies = False
         self.dies_behind = False
+
+    @property
+    def used(self) -> ModelUsed:
+        return file_used(self.name, self.path)
+
+    def speculation(self) -> Speculation:
+        return Speculation(7)
 
     def sampling(self, flags: Any, session: Any) -> Any:
         return resolve_sampling(("session", session), ("flag", flags))
@@ -46,20 +57,24 @@ class FakeModel:
         each = tuple(len(message.content.encode()) for message in messages)
         return Counted(0, each, BEGIN + sum(each) + MARKS * len(each) + END)
 
-    def answer(self, asked: AnswerRequest) -> Iterator[Event]:
+    def answer(self, *asked: AnswerRequest) -> Iterator[Event]:
+        for request, each in enumerate(asked, 1):
+            yield from self._answer(request, each)
+
+    def _answer(self, request: int, asked: AnswerRequest) -> Iterator[Event]:
         self.seen.append(list(asked.messages))
         self.requests.append(asked)
         if self.dies:
             raise EngineCrashedError("the engine died")
         prompt = self.count(asked.messages).total
-        assert prompt <= self.loaded.n_ctx, "the engine would refuse it"
-        yield Started(1, prompt, 0, 0, thinking_tags=("<think>", "</think>"))
+        assert prompt <= self.n_ctx, "the engine would refuse it"
+        yield Started(request, prompt, 0, asked.sampling.seed or 0, thinking_tags=("<think>", "</think>"))
         text = self.says or f"answer {len(self.seen)}"
         if text:
-            yield TextDelta(1, text, 1)
+            yield TextDelta(request, text, 1)
         if self.dies_behind:
             raise EngineCrashedError("the engine died")
-        yield Finished(1, self.ends, Stats(prompt_tokens=prompt))
+        yield Finished(request, self.ends, Stats(prompt_tokens=prompt))
 
 
 class Talk:
@@ -215,21 +230,57 @@ def test_retry_draws_anew_even_with_a_seed(tmp_path: Path) -> None:
     assert [request.sampling.seed for request in talk.model.requests] == [7, None]
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_of_several_answers_one_stays_and_all_are_saved(talk: Talk, place: int) -> None:
+    talk.say("one")
+    list(talk.conversation.retry_several([5, 6, 7]))
+    assert [request.sampling.seed for request in talk.model.requests] == [None, 5, 6, 7]
+    assert talk.conversation.n_versions == 3
+    talk.conversation.keep(place)
+    assert talk.texts() == ["one", f"answer {2 + place}"]
+    assert talk.chat.last_answer is not None
+    assert talk.chat.last_answer.sampling.seed == 5 + place
+    assert sorted(branch.name == "main" for branch in talk.chat.branches()) == [False, False, False, True]
+    assert (talk.conversation.last is not None) is (place == 2), "the engine remembers the last one only"
+    talk.chat.reload()
+    assert talk.texts() == ["one", f"answer {2 + place}"]
+    talk.say("two")
+    assert [message.content for message in talk.model.seen[-1]] == ["one", f"answer {2 + place}", "two"]
+
+
+def test_each_of_several_answers_has_its_own_thoughts(talk: Talk) -> None:
+    talk.say("one")
+    talk.model.says = "<think>hm</think>yes"
+    list(talk.conversation.retry_several([5, 6]))
+    assert talk.chat.last_answer is not None
+    assert (talk.chat.last_answer.content, talk.chat.last_answer.reasoning) == ("yes", "hm")
+
+
+def test_several_answers_that_are_given_up_are_kept_as_far_as_they_came(talk: Talk) -> None:
+    talk.say("one")
+    events = talk.conversation.retry_several([5, 6])
+    while not isinstance(next(events), Finished):
+        pass
+    next(events)  # the second one has begun
+    events.close()
+    assert talk.conversation.n_versions == 1
+    assert talk.texts() == ["one", "answer 2"]
+
+
+def test_several_answers_can_not_call_tools(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, asked=AnswerRequest(tools=(Tool("clock"),)))
+    talk.say("one")
+    with pytest.raises(UsageError, match="tools"):
+        list(talk.conversation.retry_several([1, 2]))
+
+
 def test_nothing_to_retry(talk: Talk) -> None:
+    with pytest.raises(UsageError):
+        list(talk.conversation.retry_several([1, 2]))
     with pytest.raises(UsageError):
         list(talk.conversation.retry())
     with pytest.raises(UsageError):
         list(talk.conversation.edit(Question("x")))
-
-
-def test_a_model_that_is_a_file_is_named_by_its_absolute_path(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = talk.model.path.parent
-    monkeypatch.chdir(folder)
-    talk.model.path = Path("m.gguf")
-    talk.model.spec = SimpleNamespace(name="m.gguf", path=folder / "m.gguf")
-    talk.say("one")
-    assert talk.chat.last_answer is not None
-    assert talk.chat.last_answer.model.name == talk.chat.last_answer.model.path == str(folder / "m.gguf")
 
 
 def test_thoughts_are_saved_but_not_sent_again(talk: Talk) -> None:
@@ -300,7 +351,7 @@ def test_random_conversations_over_the_limit(policy: Overflow, tmp_path: Path) -
     for number in range(60):
         talk = Talk(fresh_folder(tmp_path, number))
         talk.store._connection.execute("PRAGMA synchronous=OFF")  # whether turns survive a crash is another question
-        talk.model.loaded.n_ctx = rng.randint(1200, 2500)
+        talk.model.n_ctx = rng.randint(1200, 2500)
         talk.conversation.manner.overflow = policy
         talk.conversation.manner.keep = rng.randint(0, 2)
         talk.conversation.manner.asked = AnswerRequest(limits=Limits(rng.randint(20, 200)))
@@ -324,8 +375,86 @@ def test_random_conversations_over_the_limit(policy: Overflow, tmp_path: Path) -
             sent = talk.model.seen[-1]
             assert sent == talk.chat.messages()[:-1], "the saved chat sees what the model saw"
             assert (sent[0].role == "system") == bool(system)
-            assert started.prompt_tokens + talk.conversation._window().reserve <= talk.model.loaded.n_ctx
+            assert started.prompt_tokens + talk.conversation._window().reserve <= talk.model.n_ctx
             reported = [note for note in talk.notes if " tokens, " in note]
             assert len(reported) == len(answer.departures)
             assert all(f"{d.tokens:,} tokens" in note for d, note in zip(answer.departures, reported, strict=True))
         talk.store.close()
+
+
+# ---- pictures ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> PictureFile:
+    path = tmp_path / "cat.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\ncat")
+    return PictureFile.of(read_picture(str(path)))
+
+
+def seen(talk: Talk) -> list[list[tuple[str, str]]]:
+    """The pictures of each message that was sent last."""
+    return [[(each.name, each.data) for each in message.pictures] for message in talk.model.seen[-1]]
+
+
+def test_a_picture_is_sent_with_its_question_each_time(talk: Talk, picture: PictureFile) -> None:
+    cat = [("cat.png", base64.b64encode(Path(picture.path).read_bytes()).decode())]
+    list(talk.conversation.ask(Question("What is it?", pictures=(picture,))))
+    assert seen(talk) == [cat]
+    talk.say("And now?")
+    assert seen(talk) == [cat, [], []]
+    again = Talk(talk.model.path.parent)
+    again.conversation.chat = talk.store.open(talk.chat.name)
+    again.say("Still there?")
+    assert seen(again)[0] == cat
+    assert again.notes == []
+
+
+@pytest.mark.parametrize("change", ["gone", "other"])
+def test_a_picture_that_is_gone_is_said_once_and_the_chat_goes_on(
+    talk: Talk, picture: PictureFile, change: str
+) -> None:
+    list(talk.conversation.ask(Question("What is it?", pictures=(picture,))))
+    if change == "gone":
+        Path(picture.path).unlink()
+    else:
+        Path(picture.path).write_bytes(b"\x89PNG\r\n\x1a\ndog")
+    talk.conversation = Conversation(
+        talk.model,  # type: ignore[arg-type]
+        talk.chat,
+        Manner(),
+        on_note=talk.notes.append,
+        on_overflow=talk._choose,
+    )
+    talk.say("one")
+    talk.say("two")
+    assert seen(talk)[0] == []
+    assert talk.model.seen[-1][0].content == "[The picture cat.png can't be seen.]\nWhat is it?"
+    [note] = talk.notes
+    assert ("no such file" if change == "gone" else "another picture") in note
+
+
+def test_a_model_that_can_not_see_is_told_that_there_was_a_picture(talk: Talk, picture: PictureFile) -> None:
+    list(talk.conversation.ask(Question("What is it?", pictures=(picture,))))
+    talk.model.sees = False
+    talk.say("one")
+    talk.say("two")
+    assert seen(talk)[0] == []
+    assert talk.model.seen[-1][0].content == "[The picture cat.png can't be seen.]\nWhat is it?"
+    assert talk.notes == ["fake can't look at pictures: cat.png is left out"]
+
+
+def test_a_question_whose_picture_can_not_be_read_is_taken_back(talk: Talk, picture: PictureFile) -> None:
+    talk.say("one")
+    talk.model.dies = True
+    with pytest.raises(EngineCrashedError):
+        list(talk.conversation.ask(Question("What is it?", pictures=(picture,))))
+    assert talk.texts() == ["one", "answer 1"]
+    assert talk.notes == ["The question and its pictures were taken back."]
+
+
+def test_an_exported_chat_names_its_pictures(talk: Talk, picture: PictureFile) -> None:
+    list(talk.conversation.ask(Question("What is it?", pictures=(picture,))))
+    tree = talk.chat.tree()
+    assert read_json(export(tree, "json")).entries == tree.entries
+    assert picture.path in export(tree, "markdown")

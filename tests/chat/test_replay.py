@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from llmrun.chat.replay import Record, differences, read, write
-from llmrun.chat.store.turns import Answer, ModelUsed
+from llmrun.chat.store.turns import Answer
 from llmrun.errors import UsageError
 from llmrun.grammar import Grammar
+from llmrun.models.used import ModelUsed
 from llmrun.protocol.messages import AnswerRequest, Message, Stats
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation, StepTime

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from llmrun.chat.store.export import export, read_json
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import INTERRUPTED, Answer, Question
 from llmrun.errors import EngineCrashedError
+from llmrun.models.used import ModelUsed, file_used
 from llmrun.protocol.messages import (
     AnswerRequest,
     Counted,
@@ -39,12 +39,20 @@ class FakeModel:
     def __init__(self, path: Path, *answers: str) -> None:
         self.path = path
         path.write_bytes(b"GGUF")
-        self.spec = SimpleNamespace(name="fake", path=None)
-        self.loaded = SimpleNamespace(n_ctx=10_000)
-        self.drafting = SimpleNamespace(wanted=lambda: None)
+        self.name = "fake"
+        self.n_ctx = 10_000
+        self.adapters = ()
+        self.sees = False
         self.answers = [*answers]
         self.seen: list[AnswerRequest] = []
         self.ends = "stop"
+
+    @property
+    def used(self) -> ModelUsed:
+        return file_used(self.name, self.path)
+
+    def speculation(self) -> None:
+        return None
 
     def sampling(self, flags: Any, session: Any) -> Any:
         return resolve_sampling(("session", session), ("flag", flags))
@@ -164,7 +172,7 @@ def test_what_was_called_before_the_engine_died_is_kept(talk: Talk) -> None:
 
 def test_tools_and_results_count_against_the_window(talk: Talk) -> None:
     talk.say("one", "Sun")
-    talk.model.loaded.n_ctx = 1800
+    talk.model.n_ctx = 1800
     talk.conversation.manner.overflow = "roll"
     talk.say("x" * 330)
     assert talk.roles() == ["user"]
@@ -174,7 +182,7 @@ def test_tools_and_results_count_against_the_window(talk: Talk) -> None:
 def test_turns_that_left_stay_out_in_later_rounds(talk: Talk) -> None:
     talk.say("one", "Sun")
     talk.model.answers[:] = [CALL, "Sunny."]
-    talk.model.loaded.n_ctx = 1800
+    talk.model.n_ctx = 1800
     talk.conversation.manner.overflow = "roll"
     talk.say("x" * 330, "Rain")
     assert talk.roles() == ["user", "assistant", "tool"]

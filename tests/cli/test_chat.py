@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.gguf_writer import tiny_model, write
+from support.gguf_writer import tiny_adapter, tiny_model, write
 from support.installed import Terminal
 
 FRONT = str(Path(__file__).parents[1] / "support/front.py")
@@ -85,6 +85,26 @@ def test_figures_and_reasons_of_a_chat_that_goes_on(start: Start) -> None:
     assert any("only the last answer of this run" in line for line in again.ask("/explain"))
 
 
+def test_of_several_answers_the_user_keeps_one(start: Start) -> None:
+    chat = start("normal")
+    chat.ask("Name a river")
+    chat.type("/retry 3")
+    chat.wait(lambda: any(line.startswith("Which one stays? [1/2/3]") for line in chat.lines))
+    heads = [line for line in chat.lines if line.startswith("--- answer ")]
+    assert [head.split(",")[0] for head in heads] == [f"--- answer {number} of 3" for number in (1, 2, 3)]
+    chat.type("2")
+    chat.wait(chat.at_prompt)
+    assert any(line.startswith("Which one stays? [1/2/3] 2") for line in chat.lines)
+    assert sum(line.startswith(("* ", "  #")) for line in chat.ask("/branch")) == 4
+
+
+@pytest.mark.parametrize("count", ["1", "10", "x", "-2"])
+def test_a_number_of_answers_that_can_not_be_is_refused(start: Start, count: str) -> None:
+    chat = start("normal")
+    chat.ask("Name a river")
+    assert f"error: invalid /retry {count}" in chat.ask(f"/retry {count}")
+
+
 def test_branches_say_where_they_differ(start: Start) -> None:
     chat = start("normal")
     chat.ask("Name a river")
@@ -117,3 +137,32 @@ def test_seed_is_set_like_every_sampling_value(start: Start) -> None:
     chat = start("normal")
     assert any("no command /seed" in line for line in chat.ask("/seed 7"))
     assert any("7 from now on" in line for line in chat.ask("/set seed 7"))
+
+
+def test_a_chat_remembers_its_adapters(start: Start, tmp_path: Path) -> None:
+    adapter = write(tmp_path / "pirate.gguf", tiny_adapter())
+    chat = start("normal", "--lora", f"{adapter}:0.5")
+    chat.ask("Why is the sky blue?")
+    chat.type("/quit")
+    chat.end()
+    again = start("normal", "--continue")
+    assert any("Going on with the adapter pirate, scale 0.5." in line for line in again.lines)
+    again.ask("Why?")
+    again.type("/quit")
+    again.end()
+    adapter.unlink()
+    without = start("normal", "--continue")
+    assert any("Going on without the adapter pirate" in line for line in without.lines)
+
+
+def test_beams_answer_the_last_question(start: Start) -> None:
+    chat = start("normal")
+    assert any("no question" in line for line in chat.ask("/beams"))
+    chat.ask("What is the capital of Italy?")
+    assert any("invalid /beams many" in line for line in chat.ask("/beams many"))
+    assert any("invalid /beams 1" in line for line in chat.ask("/beams 1"))
+    shown = chat.ask("/beams 2")
+    assert "Rome" in shown
+    assert any("2 beams: 1 step" in line for line in shown)
+    assert any("no answer to explain" in line for line in chat.ask("/why"))
+    assert any("prefill 5 tokens" in line for line in chat.ask("/stats"))

@@ -21,6 +21,7 @@ from llmrun.cli.commands import ALIASES, COMMANDS
 from llmrun.cli.completion import complete_installed, complete_model, completes, mend_words
 from llmrun.config import load_settings
 from llmrun.models.store.store import Store
+from llmrun.server.running import RunningServer, registered
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
@@ -50,6 +51,17 @@ def pressed(variables: dict[str, str]) -> list[str]:
 def bash(*words: str) -> list[str]:
     variables = {"COMP_WORDS": "\n".join(["llmrun", *words]), "COMP_CWORD": str(len(words))}
     return [line for line in pressed({"_LLMRUN_COMPLETE": "complete_bash", **variables}) if line]
+
+
+def test_servers_of_this_machine(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "state"))
+    address = "http://127.0.0.1:8123"
+    assert bash("bench", "--at", "http", ":", "//127") == []
+    with registered(tmp_path / "state", address) as file:
+        assert file is not None
+        file.write(RunningServer(os.getpid(), address, 8123, 0.0))
+        assert bash("bench", "--at", "http", ":", "//127") == ["//127.0.0.1:8123"]
+        assert bash("bench", "--at", "http", ":", "//128") == []
 
 
 def test_models_of_this_disk_and_of_the_catalogue(home: Path) -> None:

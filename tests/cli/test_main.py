@@ -19,12 +19,12 @@ import typer
 
 from llmrun.cli.app import app, call
 from llmrun.cli.commands import ALIASES, COMMANDS, PANELS
+from llmrun.cli.help import EXIT_CODES, TOPICS, topic
 from llmrun.cli.options import template_text, wanted, with_options
 from llmrun.cli.pages import OPTIONS
 from llmrun.cli.run_command import conversation, read_prompt
 from llmrun.cli.sampling import FLAGS, sampling_flags, sampling_rows
-from llmrun.cli.slash import HELP
-from llmrun.cli.topics import EXIT_CODES, TOPICS
+from llmrun.cli.slash.commands import SLASH_COMMANDS
 from llmrun.errors import BY_CODE, UsageError
 from llmrun.planning.speculation import DRAFT_BOUNDS
 from llmrun.protocol.messages import Message
@@ -101,10 +101,17 @@ def test_errors_as_json(tmp_path: Path) -> None:
     assert done.stderr.startswith('{"error": {"code": "model-not-found"')
 
 
-def test_a_full_disk_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_said(unbuffered: str, tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "llmrun"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, cwd=tmp_path
+            [sys.executable, "-m", "llmrun"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
         )
     assert done.returncode == 6
     assert done.stderr == "error: the output can't be written\n  why: the disk is full\n"
@@ -181,14 +188,14 @@ def test_inference_is_explained_on_two_pages_with_commands_that_exist(tmp_path: 
                 assert re.search(rf"{option}\b", known), f"{name} {option}"
     spoken = set(re.findall(r"(?<= )/[a-z]+", text))
     assert spoken
-    assert spoken <= {each.split()[0] for each in HELP}
+    assert spoken <= {each.split()[0] for each in SLASH_COMMANDS}
 
 
-@pytest.mark.parametrize("topic", TOPICS)
-def test_help_covers_every_topic(topic: str, tmp_path: Path) -> None:
-    done = llmrun("help", topic, tmp_path=tmp_path)
-    assert (done.returncode, done.stdout) == (0, TOPICS[topic] + "\n")
-    assert topic in llmrun("help", "nonsense", tmp_path=tmp_path).stderr
+@pytest.mark.parametrize("name", TOPICS)
+def test_help_covers_every_topic(name: str, tmp_path: Path) -> None:
+    done = llmrun("help", name, tmp_path=tmp_path)
+    assert (done.returncode, done.stdout) == (0, topic(name) + "\n")
+    assert name in llmrun("help", "nonsense", tmp_path=tmp_path).stderr
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from llmrun.planning import choice, machine, speed
 from llmrun.planning.estimate import remote_candidates
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory
-from llmrun.planning.plan import margin, split_memory
+from llmrun.planning.plan import margin
+from llmrun.planning.split import split_memory
 from llmrun.protocol.devices import Gpu
 
 GB = 10**9
@@ -66,7 +67,7 @@ def on_machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         gpus = (Gpu("CUDA0", "card", vram * GB, vram * GB),) if vram else ()
         found = Hardware("CPU", (), 4, 8, None, 64 * GB, ram * GB, gpus)
         for module in (machine, choice):
-            monkeypatch.setattr(module, "this_machine", lambda: found)
+            monkeypatch.setattr(module, "this_machine", lambda *workers, measures_links=False: found)
         return found
 
     monkeypatch.setattr(speed, "speed_of", refuse)

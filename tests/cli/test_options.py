@@ -19,32 +19,46 @@ from llmrun.protocol.params import BOUNDS
 MODEL = "owner/not-here-GGUF"
 
 ENGINE = (
-    ("--threads", "0"), ("--threads", "9999"), ("--gpu-layers", "-2"), ("-ngl", "-2"),
+    ("--threads", "0"), ("--threads", "9999"), ("--gpu-layers", "-2"), ("--n-cpu-moe", "-1"), ("-ngl", "-2"),
     ("--cache-type-k", "q1"), ("-ctk", "q1"), ("--cache-type-v", "q1"), ("-ctv", "q1"), ("-fa", "maybe"),
     ("--flash-attention", "maybe"), ("--cache-type-v", "q8_0", "--flash-attention", "off"),
 )  # fmt: skip
-LOADING = (*ENGINE, ("--ctx", "5"), ("--ctx", "99999999999"), ("--speculate", "2"), ("--speculate", "on"))
+LOADING = (
+    *ENGINE, ("--ctx", "5"), ("--ctx", "99999999999"), ("--speculate", "2"), ("--speculate", "on"),
+    ("--lora", "x.gguf:much"), ("--lora", "x.gguf:nan"), ("--rpc", "x:y"), ("--rpc", "x,x"), ("--rpc", ""),
+)  # fmt: skip
 DRAFTING = (("--draft", "x", "--speculate", "off"),)
 ANSWERING = (
     ("--max-tokens", "0"), ("--stop", ""), ("--ban", ""), ("--grammar", "not/there"), ("--json-schema", "{"),
     ("--json-schema", "{}", "--grammar", "g"), ("--think-tokens", "-1"), ("--no-think", "--think-tokens", "5"),
     ("--show-thoughts", "perhaps"), ("--template", "not/there"),
     ("--file", "not/there"),
+    ("--image", "not/there"),
 )  # fmt: skip
 SAMPLING = (
     *((FLAGS[name][0], str(low - 1)) for name, (low, high) in BOUNDS.items()),
     *((FLAGS[name][0], str(high + 1)) for name, (low, high) in BOUNDS.items()),
     ("--temp", "nan"), ("--logit-bias", "x"), ("--logit-bias", "5=nan"), ("--sampler-order", "top_k,topp"),
-    ("--sampler-order", "top_k,top_k"),
+    ("--sampler-order", "top_k,top_k"), ("--watermark", "blue"), ("--watermark-key", "@not/there"),
 )  # fmt: skip
+BEAMS = (
+    ("--beams", "1"), ("--beams", "65"), ("--length-penalty", "nan", "--beams", "4"), ("--length-penalty", "1"),
+    ("--early-stopping", "perhaps", "--beams", "4"), ("--beam-groups", "0", "--beams", "4"),
+    ("--beam-groups", "3", "--diversity", "1", "--beams", "4"), ("--beam-groups", "2", "--beams", "4"),
+    ("--diversity", "-1", "--beams", "4"), ("--diversity", "1", "--beams", "4"), ("--length-rule", "x", "--beams", "4"),
+)  # fmt: skip
+FAR = (("--at", ""), ("--at", "ftp://x"), ("--at", "x?key=y"), ("--key-file", "not/there"))
 WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
-    "run": (*LOADING, *DRAFTING, *ANSWERING, *SAMPLING, ("--record", "not/there/x.json")),
+    "run": (
+        *LOADING, *DRAFTING, *ANSWERING, *SAMPLING, *BEAMS, *FAR, ("--record", "not/there/x.json"), ("--answers", "0"),
+        ("--logprobs", "21"),
+    ),
     "chat": (
-        *LOADING, *DRAFTING, *ANSWERING, *SAMPLING, ("--overflow", "perhaps"), ("--keep", "-1"),
+        *LOADING, *DRAFTING, *ANSWERING, *SAMPLING, *FAR, ("--overflow", "perhaps"), ("--keep", "-1"),
         ("--continue", "--private"), ("--session", "x", "--private"), ("--tools", "not/there"), ("--tools", "mcp:"),
         ("--yes-to", "x"), ("--tool-timeout", "0"),
     ),
-    "plan": (("--ctx", "5"), ("--ctx", "x"), ("--cache-type-k", "q1"), ("--cache-type-v", "q1")),
+    "plan": (("--ctx", "5"), ("--ctx", "x"), ("--cache-type-k", "q1"), ("--cache-type-v", "q1"), ("--rpc", "x:y")),
     "quantize": (
         ("--type", "q4_9"), ("--type", "iq1_s"), ("--threads", "0"), ("--tensor-type", "x"),
         ("--tensor-type", "a=q77"), ("--output-type", "q77"), ("--embedding-type", "q77"), ("--size", "many"),
@@ -65,17 +79,20 @@ WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
     "bench": (
         ("-p", "x"), ("-p", "-1"), ("-n", "x"), ("-pg", "5"), ("--chat", "0,5"), ("-d", "-1"), ("-t", "0"),
         ("-t", "9999"), ("-b", "0"), ("-ub", "0"), ("-fa", "maybe"), ("-ctk", "q1"), ("-ctv", "q1"),
-        ("-fa", "off", "-ctv", "q8_0"), ("-rpk", "2"), ("-ngl", "-5"), ("-r", "0"), ("--delay", "-1"),
+        ("-fa", "off", "-ctv", "q8_0"), ("-rpk", "2"), ("-ngl", "-5"), ("-ncmoe", "-1"), ("-r", "0"), ("--delay", "-1"),
         ("-o", "x.docx"), ("-o", "not/there/x.json"), ("--vs", "nothing"), ("-p", "0", "-n", "0"), ("-p", "99999999"),
         ("-p", "1-9999"), ("--clients", "0"), ("--clients", "129"), ("--clients", "1", "--tokens", "1"),
-        ("--draft", "x"),
+        ("--draft", "x"), ("--lora", "x.gguf:much"), ("--at", "http://host"), ("--key-file", "key", "--clients", "1"),
+        *(("--at", wrong, "--clients", "1") for wrong in ("", "host:80", "ftp://host", "http://user:x@host", "http://h?k=x")),
+        ("--at", "http://host", "--key-file", "not/there", "--clients", "1"),
+        ("--rpc", "x:y"), ("--rpc", "x", "-ngl", "3"),
     ),
     "tune": (("--seconds", "1"), ("--seconds", "nan"), ("--depth", "-1")),
 }  # fmt: skip
 # Any value will do, or what is wrong with it can't be known yet: a name, a text.
 FREE = {
-    "run": {"--system", "--dry-breaker", "--install-completion", "--show-completion"},
-    "chat": {"--system", "--dry-breaker", "--session"},
+    "run": {"--system", "--dry-breaker", "--mmproj", "--install-completion", "--show-completion"},
+    "chat": {"--system", "--dry-breaker", "--mmproj", "--session"},
     "plan": {"--draft"},
     "evaluate": {"--reference"},
     "bench": {"--machine", "--compare"},
@@ -90,7 +107,7 @@ def nothing_is_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise AssertionError("a model was looked for")
 
     monkeypatch.chdir(tmp_path)
-    for name in ("llmrun.model.locate", "llmrun.cli.loading.locate", "llmrun.cli.chat.Sessions"):
+    for name in ("llmrun.model.opening.locate", "llmrun.cli.loading.locate", "llmrun.cli.chat.Sessions"):
         monkeypatch.setattr(name, touched)
     monkeypatch.setattr("socket.socket.connect", touched)
     monkeypatch.setattr("subprocess.Popen", touched)  # an engine

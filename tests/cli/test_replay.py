@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from support.gguf_writer import tiny_model, write
 from support.installed import Terminal
+from typer.testing import CliRunner
+
+from llmrun.cli.app import app
+from llmrun.errors import UsageError
 
 FRONT = Path(__file__).parents[1] / "support/front.py"
 Start = Callable[..., Terminal]
@@ -48,3 +52,17 @@ def test_drafts_are_recorded_and_replayed(end: Callable[..., list[str]]) -> None
     without = end("replay", "record.json", "--speculate", "off")
     assert not any("drafted" in line for line in without)
     assert "The same bytes as recorded." in without
+
+
+def test_a_watermark_needs_its_key_again(end: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLMRUN_WATERMARK_KEY", raising=False)
+    mark = ("--watermark", "green", "--watermark-key", "a long secret")
+    end("run", "./tiny.gguf", "hi", "--ctx", "256", *mark, "--record", "record.json")
+    recorded = Path("record.json").read_text(encoding="utf-8")
+    assert "green" in recorded
+    assert "a long secret" not in recorded
+    assert "The same bytes as recorded." in end("replay", "record.json", "--watermark-key", "a long secret")
+    for key, what in ((), "needs a key"), (("--watermark-key", "another one"), "another --watermark-key"):
+        failed = CliRunner().invoke(app, ["replay", "record.json", *key]).exception
+        assert isinstance(failed, UsageError)
+        assert what in str(failed)

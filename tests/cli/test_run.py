@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -134,3 +135,67 @@ def test_a_record_that_cannot_be_written_is_found_before_the_answer(run: Run, pl
 def test_a_schema_from_windows_is_read(run: Run, tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_bytes(b'\xef\xbb\xbf{"type": "object"}')
     assert run("normal", "--json-schema", "schema.json", "hi").returncode == 0
+
+
+def test_several_answers_in_a_pipe_come_one_after_the_other_with_their_seeds(run: Run) -> None:
+    done = run("together", "-N", "2", "--seed", "41", "hi")
+    assert done.stdout == b"--- answer 1 of 2, seed 41 ---\nHello\n--- answer 2 of 2, seed 42 ---\nHello\n"
+    assert done.stderr == b""
+
+
+def test_several_answers_as_json_are_a_list(run: Run) -> None:
+    answers = json.loads(run("together", "--answers", "2", "--seed", "4294967295", "--json", "hi").stdout)
+    assert [(each["seed"], each["text"], each["reason"]) for each in answers] == [
+        (2**32 - 1, "Hello", "stop"),
+        (0, "Hello", "stop"),
+    ]
+
+
+def test_without_a_seed_several_answers_have_seeds_in_a_row(run: Run) -> None:
+    first, second = json.loads(run("together", "-N", "2", "--json", "hi").stdout)
+    assert (first["seed"] + 1) % 2**32 == second["seed"]
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["-N", "0"], "invalid --answers 0"),
+        (["-N", "129"], "invalid --answers 129"),
+        (["-N", "2", "--record", "x.json"], "--record and --answers 2 exclude each other"),
+        (["-N", "3", "--temp", "0"], "3 answers would all be the same"),
+    ],
+)
+def test_several_answers_that_cannot_be_are_refused(run: Run, options: list[str], what: str) -> None:
+    done = run("together", *options, "hi")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().startswith(f"error: {what}")
+
+
+def test_one_of_several_structured_answers_that_is_cut_off_is_an_error(run: Run) -> None:
+    done = run("at_max_tokens", "-N", "2", "--json-schema", "{}", "hi")
+    assert done.returncode == 9
+    assert done.stdout.count(b"Hel\n") == 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_several_answers_on_a_terminal_stand_side_by_side(terminal: Callable[..., Terminal]) -> None:
+    asked = terminal("together", "-N", "2", "--seed", "1", "hi")
+    assert asked.end() == 0
+    head, text = (line.split() for line in asked.lines if "│" in line)
+    assert head == ["1.", "seed", "1", "│", "2.", "seed", "2"]
+    assert text == ["Hello", "│", "Hello"]
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--logprobs", "21"], "invalid --logprobs 21"),
+        (["--logprobs", "-1"], "invalid --logprobs -1"),
+        (["--logprobs", "2"], "--logprobs has nothing to show it with"),
+        (["--logprobs", "2", "-N", "2"], "--logprobs and --answers exclude each other"),
+    ],
+)
+def test_log_probabilities_that_cannot_be_shown_are_refused(run: Run, options: list[str], what: str) -> None:
+    done = run("normal", *options, "hi")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().startswith(f"error: {what}")

@@ -72,6 +72,16 @@ def test_a_draft_model_is_for_one_model(models: tuple[str, ...]) -> None:
     assert refused("serve", *models, "--port", "0", "--draft", "c.gguf").what == "--draft drafts for one model"
 
 
+def test_a_projector_is_for_the_first_model_and_there(tmp_path: Path) -> None:
+    refusal = refused("serve", "--port", "0", "--mmproj", "eyes.gguf")
+    assert (refusal.what, refusal.hint) == ("--mmproj is for the first model", "llmrun serve MODEL --mmproj FILE")
+    model = tmp_path / "a.gguf"
+    model.touch()
+    assert (
+        refused("serve", str(model), "--port", "0", "--mmproj", "eyes.gguf").what == "--mmproj eyes.gguf can't be read"
+    )
+
+
 def test_without_a_server_there_is_nothing_to_list_or_stop(capsys: pytest.CaptureFixture[str]) -> None:
     call(["ps", "--json"])
     assert json.loads(capsys.readouterr().out) == []

@@ -13,9 +13,10 @@ import pytest
 from support.chats import add_turn
 
 from llmrun.chat.store.store import Sessions, folder_in
-from llmrun.chat.store.turns import Answer, ModelUsed, Question
+from llmrun.chat.store.turns import Answer, Question
 from llmrun.cli import sessions as command
 from llmrun.errors import CancelledError
+from llmrun.models.used import ModelUsed
 from llmrun.ui.terminal.output import Output
 
 pytestmark = pytest.mark.usefixtures("package_on_path")

@@ -53,6 +53,13 @@ def findings(settings: Settings, hardware: Hardware = MACHINE, **more: object) -
     return {finding.topic: finding for finding in found}
 
 
+def test_rpc(settings: Settings, says: Callable[[Build], None]) -> None:
+    without = findings(settings)["RPC"]
+    assert (without.status, "-DGGML_RPC=ON" in without.fix) == ("ok", True)
+    says(replace(BUILD, rpc=True))
+    assert findings(settings)["RPC"].fix == ""
+
+
 def test_good_machine(settings: Settings) -> None:
     found = findings(settings)
     for topic in ("Python", "build", "processor", "hub", "threads", "memory", "hub cache", "state", "catalogue"):

@@ -17,10 +17,11 @@ import pytest
 from support.fake_context import FakeContext, FakeVocabulary, endless
 
 import llmrun.engine.main as module
+from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.main import EngineProcess
-from llmrun.engine.service import LoadedModel
 from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.frames import encode
+from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
@@ -32,7 +33,6 @@ from llmrun.protocol.messages import (
     Frame,
     Generate,
     Job,
-    Load,
     Message,
     Rendered,
     Rendering,

@@ -14,10 +14,12 @@ from support.fake_context import BEGIN, END, TURN, FakeContext, FakeVocabulary, 
 
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.llama.base import ALLOCATING
-from llmrun.engine.service import LoadedModel, Preparer
+from llmrun.engine.loaded import LoadedModel
+from llmrun.engine.service import Preparer
 from llmrun.errors import BadModelError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.grammar import Grammar, read_grammar
 from llmrun.protocol.ended import SaveState, StateSaved
+from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
     AnswerRequest,
     Count,
@@ -27,7 +29,6 @@ from llmrun.protocol.messages import (
     Failed,
     Finished,
     Generate,
-    Load,
     Message,
     Rendered,
     Rendering,

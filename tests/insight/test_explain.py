@@ -12,7 +12,8 @@ from support.hf_writer import files_of, write
 from llmrun.convert.job import convert_folder
 from llmrun.errors import UsageError
 from llmrun.insight.explain import explain_answer
-from llmrun.model import Model, load
+from llmrun.model import Model
+from llmrun.model.opening import load
 from llmrun.planning.machine import this_machine
 from llmrun.protocol.devices import Gpu
 

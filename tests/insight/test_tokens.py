@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from llmrun.insight.tokens import ScriptCount, Token, groups, script_counts
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.gguf_writer import SPELLING_VOCABULARY, spelling_model, write
+
+from llmrun.errors import BadModelError
+from llmrun.insight.tokens import (
+    ScriptCount,
+    Token,
+    groups,
+    open_vocabulary_ahead,
+    script_counts,
+    tokenize_text,
+)
+from llmrun.runner import runner
 
 
 def tokens(*pieces: bytes) -> list[Token]:
@@ -33,3 +48,30 @@ def test_scripts_are_counted_by_characters_tokens_and_words() -> None:
 def test_a_mark_has_its_letters_script_and_control_tokens_count_nowhere() -> None:
     found = script_counts([Token(1, b"<s>", is_control=True), *tokens("e\u0301t".encode())])
     assert found == [ScriptCount("Latin", 3, 4, 1, 1)]
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[runner.Runner]:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    found = runner.Runner()
+    monkeypatch.setattr(runner, "prestarted", lambda: found)
+    yield found
+    found.close()
+
+
+@pytest.mark.usefixtures("package_on_path")
+def test_a_vocabulary_opened_ahead_gives_the_same_tokens(engine: runner.Runner, tmp_path: Path) -> None:
+    path = write(tmp_path / "tiny.gguf", spelling_model())
+    open_vocabulary_ahead(str(path))
+    found = tokenize_text(engine, path, "hi", special=False)
+    assert [token.id for token in found.tokens] == [SPELLING_VOCABULARY.index("\u2581hi")]
+
+
+@pytest.mark.usefixtures("package_on_path")
+@pytest.mark.parametrize("name", ["not-a-model-at-all", "--json"])
+def test_a_wrong_guess_is_no_error(engine: runner.Runner, tmp_path: Path, name: str) -> None:
+    open_vocabulary_ahead(name)
+    bad = write(tmp_path / "bad.gguf", b"GGUF nothing")
+    open_vocabulary_ahead(str(bad))
+    with pytest.raises(BadModelError):
+        tokenize_text(engine, bad, "hi", special=False)

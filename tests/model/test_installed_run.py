@@ -194,3 +194,35 @@ def test_it_runs_as_a_module(llmrun: Installed) -> None:
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_several_answers_share_one_prefill_and_have_seeds_of_their_own(llmrun: Installed) -> None:
+    answers = json.loads(llmrun.answer("-N", "3", "--seed", "7", "--json", "--max-tokens", "12", QUESTION))
+    prompt = answers[0]["stats"]["prompt_tokens"]
+    assert [each["stats"]["reused_tokens"] for each in answers] == [0, prompt - 1, prompt - 1]
+    assert [each["seed"] for each in answers] == [each["stats"]["seed"] for each in answers] == [7, 8, 9]
+    assert all(each["text"] for each in answers)
+    assert len({each["text"] for each in answers}) > 1
+
+
+def test_log_probabilities_of_each_token_are_told_and_add_up(llmrun: Installed) -> None:
+    events = llmrun.events("--temp", "0", "--max-tokens", "6", "--logprobs", "2", QUESTION)
+    entries = [entry for event in events if event["event"] == "TextDelta" for entry in event["logprobs"]]
+    assert "".join(entry["token"] for entry in entries) == text_of(events)
+    for entry in entries:
+        first, second = entry["top_logprobs"]
+        assert first["logprob"] >= second["logprob"]
+        assert (first["token"], first["logprob"]) == (entry["token"], entry["logprob"]), "greedy takes the likeliest"
+
+
+def test_log_probabilities_of_several_answers_are_in_their_list(llmrun: Installed) -> None:
+    options = ("-N", "2", "--logprobs", "0", "--json", "--max-tokens", "4", "--seed", "1")
+    for answer in json.loads(llmrun.answer(*options, QUESTION)):
+        assert "".join(entry["token"] for entry in answer["logprobs"]["content"]) == answer["text"]
+
+
+def test_on_a_terminal_the_answer_is_shaded_and_the_colours_are_explained(llmrun: Installed) -> None:
+    terminal = llmrun.terminal("run", "smollm2", "--temp", "0", "--max-tokens", "6", "--logprobs", "2", QUESTION)
+    assert terminal.end() == 0
+    assert any(line.startswith("Each token by the probability") for line in terminal.lines)
+    assert any("LIKELIEST IN ITS PLACE" in line for line in terminal.lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
@@ -121,7 +122,8 @@ def test_close_ends_the_engine(pulled: None) -> None:
 
 
 def test_the_next_call_after_a_crash_starts_a_new_engine(model: llmrun.Model, model_path: Path) -> None:
-    (engine,) = engine_processes()
+    assert_answers(model, model_path)
+    engine = psutil.Process(model.last_answer()[0].pid)
 
     def answer_of_a_dying_engine() -> None:
         for event in model.chat([LONG], sampling=ENDLESS):
@@ -149,3 +151,14 @@ def test_the_models_advice_on_sampling_has_an_origin(model: llmrun.Model) -> Non
     assert sampling.top_k == 7
     assert origins["top_k"] == "flag"
     assert set(origins.values()) <= {"flag", "model", "catalogue", "default"}
+
+
+def test_answers_at_the_same_time_share_their_prompt() -> None:
+    async def asked(model: llmrun.Model) -> list[llmrun.Reply]:
+        return await asyncio.gather(*(model.chat("Name a colour.", seed=seed, max_tokens=6) for seed in (1, 2, 3)))
+
+    with llmrun.load("smollm2", n_ctx=512, parallel=3) as model:
+        replies = asyncio.run(asked(model))
+    assert [reply.stats.seed for reply in replies] == [1, 2, 3]
+    computed = sorted(reply.stats.prompt_tokens - reply.stats.reused_tokens for reply in replies)
+    assert computed == [1, 1, replies[0].stats.prompt_tokens]

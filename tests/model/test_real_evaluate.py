@@ -165,3 +165,15 @@ def test_a_text_that_is_too_short(llmrun: Installed, text: Path, tmp_path: Path)
     assert done.returncode == 2
     assert b"it has 3 tokens, and one chunk takes 512" in done.stderr
     assert not done.stdout
+
+
+def test_score_has_the_perplexity_of_one_chunk(llmrun: Installed, text: Path) -> None:
+    measured = ["evaluate", "smollm2", "--text", str(text), "--ctx", str(N_CTX), "--chunks", "1", "--json"]
+    one = llmrun.run(*measured)
+    cut = text.read_text(encoding="utf-8")[:800]  # a few more tokens than a chunk has
+    scored = llmrun.run("score", "smollm2", "-", "--ctx", str(N_CTX), "--json", stdin=cut)
+    assert (one.returncode, scored.returncode) == (0, 0), scored.stderr
+    found = json.loads(scored.stdout)
+    assert found["windows"] > 1
+    half = [token["logprob"] for token in found["tokens"][N_CTX // 2 + 1 : N_CTX]]
+    assert math.exp(-sum(half) / len(half)) == pytest.approx(json.loads(one.stdout)["perplexity"]["value"], rel=1e-6)

@@ -20,6 +20,11 @@ def test_the_explained_answer_is_the_one_that_run_gives(llmrun: Installed) -> No
     assert seen["lens_refused"] == "", "the lens gives the model's own logits behind the last layer"
     assert [len(layer["heads"]) for layer in seen["layers"]] == [9] * 30
     assert all(sum(row) == pytest.approx(1, abs=1e-3) for picture in seen["pictures"] for row in picture["rows"])
+    near = {
+        pieces[each["token"]]: [near["token"] for near in each["neighbours"]] for each in seen["embeddings"]["tokens"]
+    }
+    assert {b" skies", b" Sky"} <= set(map(pieces.__getitem__, near[b" sky"]))
+    assert all(pieces[token] for found in near.values() for token in found), "no control token is anyone's neighbour"
     # What flash attention, which the answer was made with, rounds otherwise.
     columns = {column["position"]: column["next"] for column in seen["lens"]}
     for place, choice in enumerate(found["choices"]):

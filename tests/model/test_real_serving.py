@@ -12,16 +12,8 @@ from pathlib import Path
 import pytest
 
 from llmrun.protocol.condition import Condition, Status
-from llmrun.protocol.messages import (
-    AnswerRequest,
-    Event,
-    Finished,
-    Generate,
-    Load,
-    Message,
-    Started,
-    TextDelta,
-)
+from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Message, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.runner.client import Client
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.protocol.messages import AnswerRequest, Finished, Generate, Load, Message, Stats, TextDelta, TokenLogprob
+from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import AnswerRequest, Finished, Generate, Message, Stats, TextDelta, TokenLogprob
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import MeasureSteps, Speculation
 from llmrun.runner.runner import Runner

@@ -12,17 +12,8 @@ import jsonschema
 import pytest
 from support.tool_templates import TOOL_TEMPLATES
 
-from llmrun.protocol.messages import (
-    AnswerRequest,
-    Finished,
-    Generate,
-    Load,
-    Message,
-    Started,
-    TextDelta,
-    Tool,
-    ToolCall,
-)
+from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import AnswerRequest, Finished, Generate, Message, Started, TextDelta, Tool, ToolCall
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.toolcalls import SYNTAXES
 from llmrun.runner.runner import Runner

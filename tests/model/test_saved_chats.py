@@ -130,7 +130,7 @@ def test_a_file_goes_along(llmrun: Installed, tmp_path: Path) -> None:
     chat = opened(llmrun, "-f", str(file))
     assert any("notes.txt" in line and "tokens" in line for line in chat.lines)
     assert summary(chat.ask("When is the meeting?"))["prefilled"] > 100
-    assert any("images are not supported" in line for line in _image(chat, tmp_path))
+    assert any("/image FILE" in line for line in _image(chat, tmp_path))
     left(chat)
 
 

@@ -26,6 +26,7 @@ from llmrun.errors import (
     NetworkError,
 )
 from llmrun.models.download.transfer import Patience
+from llmrun.models.locate import find_projector
 from llmrun.models.pull import FALLBACK_NOTE, UNVERIFIED_NOTE, offered, pull, update
 from llmrun.models.registry import Mirror, ModelSpec
 from llmrun.models.store.store import Store
@@ -114,6 +115,17 @@ def test_split_model(hub: StandInHub, settings: Settings) -> None:
     assert path.with_name("big-Q8_0-00002-of-00002.gguf").exists()
     assert seen[-1] == (2 * len(MODEL) + 32, 2 * len(MODEL) + 32)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_the_projector_of_a_model_comes_with_it(hub: StandInHub, settings: Settings) -> None:
+    hub.files["mmproj-tiny-Q8_0.gguf"] = hub.files["mmproj-tiny-bf16.gguf"] = tiny_model({"general.name": "q8"})
+    hub.files["mmproj-tiny-f16.gguf"] = tiny_model({"general.name": "f16"})
+    asked: list[int | None] = []
+    path = pull(SPEC, settings, on_size=asked.append)
+    assert path.name == "tiny-Q4_K_M.gguf"
+    assert asked == [len(MODEL) + len(hub.files["mmproj-tiny-f16.gguf"])]
+    assert find_projector(path) == path.with_name("mmproj-tiny-f16.gguf")
+    assert (path.parent / "mmproj-tiny-f16.gguf").read_bytes() == hub.files["mmproj-tiny-f16.gguf"]
 
 
 def test_missing_part_is_said_before_bytes_are_moved(hub: StandInHub, settings: Settings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import pytest
 from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory
-from llmrun.planning.plan import ALL_LAYERS, Wishes, make_plan, margin, readable_size, scores_fit
+from llmrun.planning.plan import Wishes, make_plan, margin, readable_size, scores_fit
+from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.devices import Gpu
 
 GIB = 1 << 30
@@ -35,6 +36,7 @@ class Facts:
     rope_depends_on_window: bool = False
     key_length: int = 64
     most_heads: int = 9
+    expert_bytes: dict[int, int] = field(default_factory=dict)
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
         return self.kv_bytes * bytes_per_element
@@ -271,6 +273,11 @@ def test_one_client_is_what_it_was() -> None:
     assert (plan.n_seq_max, plan.n_cells, plan.n_parked) == (1, plan.n_ctx, 0)
 
 
+def test_windows_of_an_odd_size_that_fit_are_not_cut() -> None:
+    plan = make_plan(SMALL, machine(), Wishes(n_ctx=1000, parallel=3))
+    assert (plan.n_cells, plan.notes) == (3000, ())
+
+
 def test_several_clients_share_what_fits() -> None:
     plan = make_plan(LARGE, machine(free=12 * GIB), Wishes(n_ctx=16_384, parallel=16))
     assert plan.n_ctx == 16_384
@@ -387,7 +394,7 @@ def test_summary() -> None:
     assert text.startswith("plan: context 8,192 tokens (memory for 512 at first), 4 threads; ")
     assert "KV cache 189 MB" in text
     assert "GPU" not in text
-    assert "with all layers" in make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), Wishes(n_ctx=4096)).summary
+    assert ": all layers on the GPU" in make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), Wishes(n_ctx=4096)).summary
 
 
 @pytest.mark.parametrize(
@@ -413,6 +420,7 @@ def test_slow_flash_attention_is_told(wishes: Wishes, flags: tuple[str, ...], fa
         (Wishes(flash_attention="on"), ("avx2",), 16, "on"),
         (Wishes(cache_type_k="q8_0"), ("avx2",), 16, "auto"),
         (Wishes(parallel=4), ("avx2",), 16, "auto"),
+        (Wishes(parallel=4, as_alone=True), ("avx2",), 16, "off"),
         (Wishes(), ("neon",), 16, "auto"),
         (Wishes(), ("avx2",), 1, "auto"),
     ],

@@ -11,7 +11,16 @@ from support.gguf_writer import TensorSpec
 
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
-from llmrun.planning.predict import Prediction, Work, main_type, predict, tensor_types, work_of, work_of_quant
+from llmrun.planning.predict import (
+    Prediction,
+    Work,
+    main_type,
+    predict,
+    step_seconds,
+    tensor_types,
+    work_of,
+    work_of_quant,
+)
 from llmrun.protocol.jobs.kernels import MachineSpeed, Rates
 
 F32, Q4_1, Q8_0 = 0, 3, 8
@@ -120,6 +129,12 @@ def test_a_sliding_window_bounds_attention() -> None:
 
 def test_prefill_is_a_sum() -> None:
     assert 1 / predict(WORK, SPEED, prompt=512).prefill_rate == pytest.approx(4e6 / 1e11 + 10 * 8 * 256 * 1e-9)
+
+
+def test_a_step_of_many_rows_reads_the_weights_once_and_multiplies_them_for_each() -> None:
+    assert step_seconds(WORK, SPEED, 1, depth=100) == seconds(predict(WORK, SPEED, depth=100))
+    each = 2e6 / 144 * 256 / 1e11 + 60e-6 + 8 * 10 * 100 * 1e-8
+    assert step_seconds(WORK, SPEED, 64, depth=100) == pytest.approx(64 * each)
 
 
 def test_repacking_takes_time_at_load() -> None:

@@ -14,7 +14,8 @@ from llmrun.errors import LlmrunError, UsageError
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.speculation import AUTO, OFF, DraftPolicy, expected_gain, read_speculate
-from llmrun.protocol.messages import Finished, Load, Stats
+from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import Finished, Stats
 from llmrun.protocol.speculation import Speculation, StepTables, StepTime
 
 GIB = 1 << 30

@@ -20,6 +20,7 @@ from llmrun.protocol import frames, messages
 from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import ChainStep, Choice, Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.frames import MAX_FRAME_BYTES, PREFIX_BYTES, FrameError, decode, encode, frame_length, read_frame
+from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
@@ -36,11 +37,8 @@ from llmrun.protocol.messages import (
     Job,
     JobDone,
     JobUpdate,
-    Load,
-    Loaded,
-    LoadProgress,
     Message,
-    Open,
+    Pictured,
     PrefillProgress,
     Rendered,
     Rendering,
@@ -115,6 +113,7 @@ FRAMES: list[Frame] = [
     ),
     Finished(1, "stop", Stats(1, 2, 0.3, 4, 0.5, 0.6, 0.7, 0.8, 9, 10, 0.11, 12)),
     Finished(1, "length", Stats()),
+    Pictured(1, "cat.png", 640, 480, 64),
     StateSaved(3, 2000, 2**36),
     Counted(4, (1, 2), 9),
     Tokenized(5, (1, 2)),

@@ -11,7 +11,8 @@ import pytest
 from llmrun.errors import UsageError
 from llmrun.protocol.params import BOUNDS, DEFAULTS, STEPS, Limits, SamplingParams, check_parameter, resolve_sampling
 
-NUMBERS = {field.name for field in fields(SamplingParams)} - {"dry_breakers", "logit_bias", "order"}
+NO_NUMBERS = {"dry_breakers", "logit_bias", "order", "watermark", "watermark_key"}
+NUMBERS = {field.name for field in fields(SamplingParams)} - NO_NUMBERS
 EDGES = [(name, edge) for name, bounds in BOUNDS.items() for edge in bounds]
 
 
@@ -119,7 +120,7 @@ def test_first_layer_that_names_a_value_wins() -> None:
     )
     assert (params.top_k, params.top_p, params.min_p, params.seed) == (1, 0.5, 0.7, None)
     named = {"top_k": "flag", "seed": "flag", "top_p": "model", "min_p": "catalogue"}
-    assert origins == {name: named.get(name, "default") for name in {*NUMBERS, "dry_breakers", "logit_bias", "order"}}
+    assert origins == {name: named.get(name, "default") for name in {*NUMBERS, *NO_NUMBERS}}
 
 
 def test_no_layers_give_the_defaults() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from llmrun.errors import BadTemplateError, EngineCrashedError, UsageError
 from llmrun.protocol import frames
+from llmrun.protocol.loading import Load, Loaded
 from llmrun.protocol.messages import (
     AnswerRequest,
     Count,
@@ -20,8 +21,6 @@ from llmrun.protocol.messages import (
     Event,
     Finished,
     Generate,
-    Load,
-    Loaded,
     Message,
     Started,
     Stats,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,9 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.hf_writer import WIDTH
+from support.tiny_projector import TILE_TOKENS, png, projector, text_model
 
-from llmrun.errors import BadModelError, EngineCrashedError, LlmrunError
-from llmrun.protocol.messages import AnswerRequest, Finished, Generate, Load, Message, Stats
+from llmrun.errors import BadModelError, EngineCrashedError, LlmrunError, UsageError
+from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Message, Picture, Pictured, Stats
+from llmrun.protocol.params import Limits
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
 
@@ -55,6 +61,27 @@ def test_a_request_before_a_model_and_sigint(engine: Runner) -> None:
         list(engine.generate(ASK))
     assert not isinstance(caught.value, EngineCrashedError)
     assert engine.alive
+
+
+def test_pictures_go_through_the_pipe_and_a_hostile_one_ends_nothing(engine: Runner, tmp_path: Path) -> None:
+    model = text_model(tmp_path / "tiny.gguf", "gemma3")
+    seeing = projector(tmp_path / "mmproj.gguf", WIDTH, "gemma3")
+    engine.load(Load(str(model), n_ctx=512, n_ctx_start=512, gpu_layers=0, projector=str(seeing)))
+
+    def ask(data: bytes) -> list[Event]:
+        picture = Picture(base64.b64encode(data).decode(), "a.png")
+        messages = (Message("user", "What is it?", pictures=(picture,)),)
+        asked = AnswerRequest(messages, limits=Limits(3), template="{{ messages[0].content }} so")
+        return list(engine.generate(Generate(engine.next_request(), asked)))
+
+    for hostile in (b"", b"\x89PNG", png(20, 20)[:60], b"GIF89a" + bytes(range(200)), random.Random(1).randbytes(999)):
+        with pytest.raises(UsageError):
+            ask(hostile)
+    told = [event for event in ask(png(40, 30)) if isinstance(event, Pictured | Finished)]
+    assert isinstance(told[0], Pictured)
+    assert (told[0].width, told[0].height) == (40, 30)
+    assert isinstance(told[1], Finished)
+    assert told[1].stats.picture_tokens == TILE_TOKENS
 
 
 def test_cancel_without_a_request(engine: Runner) -> None:

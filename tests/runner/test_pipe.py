@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from llmrun.errors import EngineCrashedError
-from llmrun.protocol.messages import AnswerRequest, Generate, Load, Message
+from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import AnswerRequest, Generate, Message
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
 

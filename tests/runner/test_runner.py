@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.gguf_writer import tiny_model, write
+from support.stand_in_worker import closing, good, worker
 
 from llmrun.errors import (
     BadModelError,
@@ -25,6 +27,7 @@ from llmrun.protocol.jobs.evaluate import EVALUATE, Evaluate
 from llmrun.protocol.jobs.importance import IMPORTANCE, Importance
 from llmrun.protocol.jobs.mix import MIX, Measure
 from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize
+from llmrun.protocol.loading import Load, Loaded
 from llmrun.protocol.messages import (
     AnswerRequest,
     Count,
@@ -32,9 +35,8 @@ from llmrun.protocol.messages import (
     Event,
     Finished,
     Generate,
-    Load,
-    Loaded,
     Message,
+    Picture,
     PrefillProgress,
     Rendered,
     Rendering,
@@ -46,6 +48,7 @@ from llmrun.runner import calls, pipe
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
 
+ANSWERED = Stats(3, completion_tokens=2, context_used=5, n_ctx=256)
 LAST_WORDS = "fake_engine.cpp:42: GGML_ASSERT(fake) failed"
 LOAD = Load("/model.gguf", n_ctx=512, n_ctx_start=512)
 HI = AnswerRequest((Message("user", "Hi"),))
@@ -74,10 +77,29 @@ def test_who_waits_for_a_silent_engine_hears_of_it(start: Start) -> None:
         if len(waits) == 3:
             runner.cancel()
 
-    *_, finished = runner.generate(ASK, wait)
+    *_, finished = runner.generate(ASK, on_wait=wait)
     assert isinstance(finished, Finished)
     assert finished.reason == "cancelled"
     assert len(waits) >= 3
+
+
+def test_several_answers_are_asked_for_at_once_and_come_as_they_are_given(start: Start) -> None:
+    runner = start("together")
+    runner.load(LOAD)
+    events = list(runner.generate(*(Generate(runner.next_request(), HI) for _ in range(2))))
+    assert [(type(event).__name__, event.request) for event in events] == [
+        *(("Started", request) for request in (1, 2)),
+        *(("TextDelta", request) for request in (1, 2, 1, 2)),
+        *(("Finished", request) for request in (1, 2)),
+    ]
+
+
+def test_the_first_of_several_that_fails_ends_all(start: Start) -> None:
+    runner = start("failing")
+    runner.load(LOAD)
+    with pytest.raises(ContextOverflowError):
+        list(runner.generate(*(Generate(runner.next_request(), HI) for _ in range(3))))
+    assert runner.alive
 
 
 # ---- the normal flow --------------------------------------------------------------------------------
@@ -93,7 +115,7 @@ def test_load_and_generate(start: Start) -> None:
         PrefillProgress(1, 3, 0.5),
         TextDelta(1, "Hel", 1),
         TextDelta(1, "lo", 1),
-        Finished(1, "stop", Stats(3, completion_tokens=2)),
+        Finished(1, "stop", ANSWERED),
     ]
     assert runner.alive
 
@@ -102,7 +124,7 @@ def test_request_after_request(start: Start) -> None:
     runner = start("normal")
     for request in range(3):
         events = list(runner.generate(Generate(request, AnswerRequest(prompt="Hi" * 100_000))))
-        assert events[-1] == Finished(request, "stop", Stats(3, completion_tokens=2))
+        assert events[-1] == Finished(request, "stop", ANSWERED)
 
 
 def test_a_request_that_fails(start: Start) -> None:
@@ -163,6 +185,36 @@ def test_death_while_answering(start: Start, phase: str, what: str, cause: str, 
     error = crash(start(f"die:{phase}:{cause}"))
     assert error.what == what
     assert error.why == f"{words}; {LAST_WORDS}"
+
+
+def test_a_death_while_loading_names_the_worker_that_is_gone(start: Start) -> None:
+    with worker(good()) as living, worker(closing) as gone, pytest.raises(EngineCrashedError) as caught:
+        start("die:load:SIGABRT").load(replace(LOAD, workers=(living, gone)))
+    assert caught.value.what == f"the worker {gone} was lost while loading the model"
+    assert "llmrun worker --port" in caught.value.hint
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_death_while_answering_names_the_worker_that_is_gone(start: Start, phase: str) -> None:
+    with worker(good()) as living, worker(closing) as gone:
+        runner = start(f"die:{phase}:SIGABRT")
+        runner.load(replace(LOAD, workers=(living, gone)))
+        assert crash(runner).what == f"the worker {gone} was lost in {phase}"
+
+
+def test_a_death_beside_workers_that_all_live_is_the_engines(start: Start) -> None:
+    with worker(good()) as living:
+        runner = start("die:decode:SIGABRT")
+        runner.load(replace(LOAD, workers=(living,)))
+        assert crash(runner).what == "the engine died in decode"
+
+
+def test_a_death_before_a_picture_became_tokens_names_it(start: Start) -> None:
+    seeing = AnswerRequest((Message("user", "Hi", pictures=(Picture("", "a.png"),)),))
+    assert (
+        crash(start("die:rendered:SIGSEGV"), Generate(1, seeing)).what == "the engine died while looking at a picture"
+    )
+    assert crash(start("die:rendered:SIGSEGV")).what == "the engine died while tokenizing the prompt"
 
 
 def test_the_text_before_a_death_arrives(start: Start) -> None:

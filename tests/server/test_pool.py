@@ -14,7 +14,8 @@ from support.gguf_writer import runnable_model, write
 
 from llmrun.config import load_settings
 from llmrun.errors import BadModelError, ModelNotFoundError, OutOfMemoryError, UsageError
-from llmrun.model import Model, prepare
+from llmrun.model import Model
+from llmrun.model.preparing import prepare
 from llmrun.models.locate import Located, locate
 from llmrun.planning.plan import Wishes
 from llmrun.runner.launch import Launched, launch

@@ -63,6 +63,13 @@ def test_drafts_are_as_the_client_says_or_else_the_server(serve: Serve) -> None:
     assert "completion_tokens_details" not in server.post(CHAT, {**HI, "speculate": "off"}).json["usage"]
 
 
+def test_no_client_escapes_the_servers_watermark(serve: Serve) -> None:
+    server = serve(sampling={"watermark": "green", "watermark_key": "secret"})
+    assert server.post(CHAT, HI).status == 200
+    refused = server.post(CHAT, {**HI, "watermark": "", "mirostat": 2})
+    assert (refused.status, "mirostat and a watermark" in refused.json["error"]["message"]) == (400, True)
+
+
 def test_text_completions(serve: Serve) -> None:
     server = serve()
     answer = server.post("/v1/completions", {"prompt": "Once", "echo": True}).json
@@ -257,6 +264,8 @@ def test_ollamas_clients_load_a_model_and_let_it_go(serve: Serve) -> None:
 def test_llama_servers_routes(serve: Serve) -> None:
     server = serve()
     assert server.get("/props").json["default_generation_settings"]["n_ctx"] == 256
+    assert server.get("/props").json["modalities"] == {"vision": False}
+    assert server.get("/props?model=nothing").status == 404
     assert server.post("/tokenize", {"content": "Hi"}).json["tokens"] == [72, 105]
     assert server.post("/detokenize", {"tokens": [72, 105]}).json == {"content": "Hi"}
     for tokens in ("Hi", [-1], [0.5], [True], [2**31], [[1]]):

@@ -42,11 +42,12 @@ class Conversation:
         *,
         draft_model: DraftModel | None = None,
         exact: bool = False,
+        adapts: bool = False,
         **context: int,
     ) -> None:
         self.context = FakeContext(model, **context)
         self.clock = Clock(self.context)
-        self.engine = Engine(self.context, self.clock, states, draft_model, exact=exact)
+        self.engine = Engine(self.context, self.clock, states, draft_model, exact=exact, adapts=adapts)
         self.events: list[Event] = []
 
     def ask(

@@ -7,7 +7,17 @@ from dataclasses import replace
 from llmrun.bench.results import Limit
 from llmrun.insight.explain import AnswerExplained, CacheUse
 from llmrun.protocol.ended import ChainStep, Choice
-from llmrun.protocol.jobs.explain import HeadFigures, HeadPicture, LensCell, LensColumn, RunCollected, WatchedLayer
+from llmrun.protocol.jobs.explain import (
+    EmbeddedToken,
+    EmbeddingPlane,
+    HeadFigures,
+    HeadPicture,
+    LensCell,
+    LensColumn,
+    Neighbour,
+    RunCollected,
+    WatchedLayer,
+)
 from llmrun.protocol.jobs.tokenize import VocabularyPiece
 
 
@@ -27,6 +37,15 @@ LAYER = WatchedLayer(
     0.004,
     0.001,
 )
+EMBEDDINGS = EmbeddingPlane(
+    576,
+    0.375,
+    (
+        EmbeddedToken(0, 0.0, -2.0, ()),
+        EmbeddedToken(1, 1.0, 0.5, (Neighbour(2, 0.75, -1.0, 0.5),)),
+        EmbeddedToken(2, -1.0, 0.5, (Neighbour(1, 0.75, 1.0, 0.5),)),
+    ),
+)
 RUN = RunCollected(
     tokens=(0, 1, 2),
     pieces=(
@@ -37,7 +56,9 @@ RUN = RunCollected(
     n_prompt=2,
     first=0,
     embedding=(1.0, 1.0, 1.0),
+    embeddings=EMBEDDINGS,
     layers=(LAYER, replace(LAYER, residual=(1.0, 8.0, 3.0))),
+    flash_attention=True,
     pictures=(
         HeadPicture("previous", 0, 0, ((1.0,), (0.6, 0.4), (0.0, 1.0, 0.0))),
         HeadPicture("first", 1, 1, ((1.0,), (0.9, 0.1), (0.9, 0.05, 0.05))),

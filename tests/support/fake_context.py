@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from llmrun.engine.llama.base import DecodeError, Entry, NoRoom
+from llmrun.protocol.adapters import AdapterScale
 
 BEGIN, END, TURN, HEART = 256, 257, 258, 259
 N_VOCAB = 260
@@ -107,20 +108,23 @@ class FakeVocabulary:
 
 
 class Cell(NamedTuple):
-    """One of the KV cache: a number of its own, and the token whose keys and values it holds."""
+    """One of the KV cache: a number of its own, the token whose keys and values it holds, and what computed them."""
 
     number: int
     token: int
+    adapters: tuple[AdapterScale, ...] = ()
 
 
 class FakeContext:
     """See llmrun.engine.llama.base.Context for the attributes and methods that the loop uses.
 
+    With adapters, logits are those behind a few more tokens. Cells of others than the batch's fail an assertion.
+
     Args:
         model: what computes the logits.
         cuts: whether forget() can drop a part of a sequence; recurrent models can't.
         unified: whether sequences share anything; by default, where there is more than one.
-        n_stream: as in messages.Load.
+        n_stream: as in loading.Load.
         n_cells: as many as all sequences' windows have, by default.
         n_outputs: as in base.Context.
 
@@ -155,6 +159,7 @@ class FakeContext:
         self.shares = n_seq_max > 1 if unified is None else unified
         self.unified = self.shares and not n_stream
         self._stream = n_stream
+        self.adapters: tuple[AdapterScale, ...] = ()
         self.calls: list[list[Entry]] = []
         self.faults: dict[int, Exception] = {}
         self.before_decode: Callable[[int], None] = lambda call: None
@@ -177,6 +182,10 @@ class FakeContext:
         """The tokens that the model has seen in a sequence, in order."""
         return [cell.token for cell in self._cells[sequence_id]]
 
+    def adapt(self, adapters: tuple[AdapterScale, ...]) -> None:
+        """See base.Context."""
+        self.adapters = adapters
+
     def decode(self, batch: Sequence[Entry]) -> None:
         """See base.Context."""
         number = len(self.calls)
@@ -196,9 +205,11 @@ class FakeContext:
         for index, entry in enumerate(batch[: len(batch) // 2] if fault else batch):
             cells = self._cells[entry.sequence_id]
             assert entry.position == len(cells), "a position is missing, or written twice"
-            cells.append(Cell(next(self._numbers), entry.token))
+            cells.append(Cell(next(self._numbers), entry.token, self.adapters))
+            assert {cell.adapters for cell in cells} == {self.adapters}, "computed with other adapters"
             if entry.wants_logits:
-                self._rows[index] = (ctypes.c_float * N_VOCAB)(*self._model(self.cached(entry.sequence_id)))
+                seen = [*self.cached(entry.sequence_id), *(number + int(8 * scale) for number, scale in self.adapters)]
+                self._rows[index] = (ctypes.c_float * N_VOCAB)(*self._model(seen))
         if fault:
             raise fault
 
@@ -256,11 +267,13 @@ class FakeContext:
 
     def _divide(self, sequence_id: int) -> None:
         """Give a sequence cells of its own."""
-        self._cells[sequence_id] = [Cell(next(self._numbers), cell.token) for cell in self._cells[sequence_id]]
+        self._cells[sequence_id] = [cell._replace(number=next(self._numbers)) for cell in self._cells[sequence_id]]
 
     def state(self, sequence_id: int) -> bytearray:
         """See base.Context."""
-        return bytearray(json.dumps(self.cached(sequence_id)).encode())
+        cells = self._cells[sequence_id]
+        adapters = cells[0].adapters if cells else ()
+        return bytearray(json.dumps([*self.cached(sequence_id), *adapters]).encode())
 
     def set_state(self, sequence_id: int, state: bytes | bytearray, n_tokens: int) -> bool:
         """See base.Context; a state that begins with "bad" is refused."""
@@ -269,7 +282,7 @@ class FakeContext:
             raise self.set_state_error
         if n_tokens > self.n_ctx or state.startswith(b"bad") or self.n_used + n_tokens > self.n_cells:
             return False
-        tokens = json.loads(state)
-        assert len(tokens) == n_tokens
-        self._cells[sequence_id] = [Cell(next(self._numbers), token) for token in tokens]
+        found = json.loads(state)
+        adapters = tuple(AdapterScale(*each) for each in found[n_tokens:])
+        self._cells[sequence_id] = [Cell(next(self._numbers), token, adapters) for token in found[:n_tokens]]
         return True

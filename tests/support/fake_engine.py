@@ -12,9 +12,12 @@ import sys
 import time
 from dataclasses import replace
 
+from llmrun.protocol.codec import as_dict
 from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import SaveState, StateSaved
 from llmrun.protocol.frames import encode, read_frame
+from llmrun.protocol.jobs.beams import BeamAnswer, BeamsFound, BeamStep, TreeNode
+from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import (
     Cancel,
     Count,
@@ -29,9 +32,6 @@ from llmrun.protocol.messages import (
     Job,
     JobDone,
     JobUpdate,
-    Load,
-    Loaded,
-    LoadProgress,
     PrefillProgress,
     Rendered,
     Rendering,
@@ -94,6 +94,7 @@ def render(request: int) -> None:
     if MODE == "hang_in_render":
         time.sleep(FOREVER)
     send(Rendered(request))
+    phase("rendered")
 
 
 def count(command: Count) -> None:
@@ -109,7 +110,7 @@ def generate(command: Generate) -> None:
     if MODE == "failing":
         send(Failed(command.request, "context-overflow", "too long", "it is", "shorten it"))
         return
-    send(Started(command.request, 3, 0, 7))
+    send(started(command))
     phase("prefill")
     send(PrefillProgress(command.request, 3, 0.5))
     send(TextDelta(command.request, "Hel", 1))
@@ -120,10 +121,16 @@ def generate(command: Generate) -> None:
     elif fault is None:
         send(
             TextDelta(command.request, "lo", 1),
-            Finished(command.request, "stop", Stats(3, completion_tokens=2)),
+            Finished(command.request, "stop", Stats(3, completion_tokens=2, context_used=5, n_ctx=256)),
         )
     else:
         fault(command.request)
+
+
+def started(command: Generate) -> Started:
+    """With the seed that was asked for, or one of its own."""
+    seed = command.asked.sampling.seed
+    return Started(command.request, 3, 0, 7 if seed is None else seed)
 
 
 def calling(command: Generate) -> None:
@@ -151,7 +158,7 @@ OPEN: list[int] = []
 def together(command: Generate) -> None:
     """Two answers side by side: nothing but their beginnings before both are asked for."""
     render(command.request)
-    send(Started(command.request, 3, 0, 7))
+    send(started(command))
     OPEN.append(command.request)
     if len(OPEN) < 2:
         return
@@ -236,6 +243,16 @@ def truncated(request: int) -> None:
     os._exit(0)
 
 
+def search(job: Job) -> None:
+    """A search of one step that finds two answers."""
+    tree = [TreeNode(-1, token, text, -token, -token, True) for token, text in ((1, "Rome"), (2, "Milan"))]
+    answers = tuple(
+        BeamAnswer((node.token,), node.text, node.total, node.total, "stop", place) for place, node in enumerate(tree)
+    )
+    found = BeamsFound(answers, 5, 0.1, 1, 1, 0.1, 256, is_full=False, is_cancelled=False)
+    send(JobUpdate(job.request, as_dict(BeamStep(tuple(tree), ()))), JobDone(job.request, as_dict(found)))
+
+
 def do(job: Job) -> None:
     """A job that says two updates and gives back what it was told."""
     phase("job")
@@ -271,6 +288,8 @@ def main() -> None:
             send(StepsMeasured(command.request, () if MODE.endswith("never_idle") else TIMES))
         elif isinstance(command, Detokenize):
             send(Detokenized(command.request, bytes(command.tokens).decode()))
+        elif isinstance(command, Job) and command.name == "beams":
+            search(command)
         elif isinstance(command, Job):
             do(command)
 

@@ -1,7 +1,7 @@
 """The installed command over the fake engine: `python tests/support/front.py MODE ARGUMENTS...`, see fake_engine.
 
 Owns the one change that makes it so: which process the front launches. A mode may name several, one for each engine
-that is started, with commas between them; the last one goes on.
+that is started, with commas between them; the last one goes on. In the mode "none" no engine may be started.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ def _faking(modes: list[str]) -> None:
         if command:  # it is no engine
             return real(command, **options)  # type: ignore[arg-type]
         mode = modes.pop(0) if len(modes) > 1 else modes[0]
+        assert mode != "none", "an engine was started"
         return real((sys.executable, _FAKE, mode), **options)  # type: ignore[arg-type]
 
     launch.launch = fake

@@ -123,6 +123,26 @@ def tiny_model(changes: Mapping[str, Any] | None = None, tensors: Sequence[Tenso
     return gguf(metadata(**(changes or {})), tensors)
 
 
+def tiny_adapter(changes: Mapping[str, Any] | None = None, tensors: Sequence[TensorSpec] | None = None) -> bytes:
+    """The bytes of a LoRA adapter for tiny_model(), of zeros."""
+    found = {
+        "general.architecture": "llama",
+        "general.type": "adapter",
+        "general.base_model.count": 1,
+        "general.base_model.0.repo_url": "https://huggingface.co/somebody/Tiny",
+        "adapter.type": "lora",
+        "adapter.lora.alpha": 8.0,
+        **(changes or {}),
+    }
+    return gguf({key: item for key, item in found.items() if item is not None}, tensors or lora_tensors())
+
+
+def lora_tensors(name: str = "blk.0.attn_q.weight", n_in: int = 64, n_out: int = 64, rank: int = 4) -> list[TensorSpec]:
+    """Both matrices."""
+    a, b = (n_in, rank), (rank, n_out)
+    return [TensorSpec(f"{name}.lora_{end}", shape, 0, math.prod(shape) * 4) for end, shape in (("a", a), ("b", b))]
+
+
 def write(path: Path, content: bytes) -> Path:
     """Writes and gives the path back."""
     path.write_bytes(content)

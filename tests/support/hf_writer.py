@@ -39,13 +39,13 @@ def bfloat16(values: Array) -> Array:
 def safetensors(tensors: Tensors) -> bytes:
     """A file's bytes. uint16 is written as BF16, uint8 as F8_E4M3."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    data = b""
+    data = bytearray()
     for name, values in tensors.items():
         raw = np.ascontiguousarray(values).tobytes()
         offsets = [len(data), len(data) + len(raw)]
         header[name] = {"dtype": _KINDS[values.dtype.str], "shape": list(values.shape), "data_offsets": offsets}
         data += raw
-    return raw_safetensors(header, data)
+    return raw_safetensors(header, bytes(data))
 
 
 def raw_safetensors(header: Any, data: bytes) -> bytes:

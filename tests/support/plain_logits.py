@@ -13,7 +13,7 @@ from llmrun import _native
 from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 
 
 @contextmanager
@@ -26,9 +26,9 @@ def loaded(path: Path) -> Iterator[LlamaModel]:
         model.close()
 
 
-def computed(model: LlamaModel, ids: list[int], n_vocab: int) -> Any:
-    """llama.cpp's logits for every position."""
-    context = LlamaContext(model, Load("", 32, 32, 32))
+def computed(model: LlamaModel, ids: list[int], n_vocab: int, **settings: Any) -> Any:
+    """llama.cpp's logits for every position; settings are fields of Load."""
+    context = LlamaContext(model, Load("", 32, 32, 32, **settings))
     found = []
     for position, token in enumerate(ids):
         context.decode([Entry(token, position, 0, True)])

@@ -116,7 +116,7 @@ def native_sampler(
     n_vocab: int, params: SamplingParams, seed: int, breakers: Any = (), *, exact: bool = False, remember: int = 0
 ) -> _native.Sampler:
     values = asdict(params)
-    del values["seed"], values["dry_breakers"]
+    del values["seed"], values["dry_breakers"], values["watermark"], values["watermark_key"]
     return _native.Sampler(n_vocab, seed=seed, dry_breakers=breakers, exact=exact, remember=remember, **values)
 
 

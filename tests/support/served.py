@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import pytest
+
 from llmrun.config import load_settings
 from llmrun.model import Model
 from llmrun.planning.plan import Wishes
@@ -57,23 +59,30 @@ class RawResponse(NamedTuple):
 class LiveServer:
     """A server on a free port of loopback, until the block ends.
 
+    What it measures while nobody asks it stays with it: LLMRUN_HOME is its own.
+
     Args:
         folder: for its model's file.
-        modes: of its engines, see fake_engine; the last one goes on.
+        modes: of its engines, see fake_engine; the last one goes on. "real" is the real one.
+        model: the file; by default one that only the fake engines can load.
         options: of ServeOptions.
     """
 
-    def __init__(self, folder: Path, modes: Sequence[str] = ("normal",), **options: Any) -> None:
-        self.model = str(write(folder / "tiny.gguf", runnable_model()))
+    def __init__(
+        self, folder: Path, modes: Sequence[str] = ("normal",), *, model: Path | None = None, **options: Any
+    ) -> None:
+        self.model = str(model or write(folder / "tiny.gguf", runnable_model()))
         self.served: list[Served] = []
         self.engines = 0
         self._modes = list(modes)
-        wishes = Wishes(n_ctx=256, parallel=options.pop("parallel", 2))
+        wishes = Wishes(n_ctx=options.pop("n_ctx", 256), parallel=options.pop("parallel", 2))
         options = {"policy": Policy(), "queue": 8, "grace_seconds": 0.0, **options}
         self._options = ServeOptions((self.model,), wishes=wishes, **options)
         self._listening = bind("127.0.0.1", 0)
         self.port: int = self._listening.getsockname()[1]
         self._is_up = threading.Event()
+        self._environment = pytest.MonkeyPatch()
+        self._environment.setenv("LLMRUN_HOME", str(folder / "home"))
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
     def __enter__(self) -> LiveServer:
@@ -87,6 +96,7 @@ class LiveServer:
         if self._thread.is_alive():
             self.end()
             self.wait()
+        self._environment.undo()
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -97,6 +107,8 @@ class LiveServer:
     def _start(self, model: Model) -> Launched:
         mode = self._modes.pop(0) if len(self._modes) > 1 else self._modes[0]
         self.engines += 1
+        if mode == "real":
+            return model.launch_engine()
         return launch((sys.executable, str(_FAKE_ENGINE), mode))
 
     def end(self) -> None:

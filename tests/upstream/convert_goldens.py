@@ -5,6 +5,7 @@ llama-cpp-python's source archive (vendor/llama.cpp); the logits torch and trans
 
     PYTHONPATH=tests python tests/upstream/convert_goldens.py files LLAMA_CPP VERSION
     PYTHONPATH=tests python tests/upstream/convert_goldens.py logits
+    PYTHONPATH=tests python tests/upstream/convert_goldens.py logprobs
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def main() -> None:
     files.add_argument("llama_cpp", type=Path)
     files.add_argument("version", help="of llama-cpp-python")
     commands.add_parser("logits")
+    commands.add_parser("logprobs")
     options = parser.parse_args()
     logging.disable()
     goldens = json.loads(GOLDENS.read_text()) if GOLDENS.exists() else {}
@@ -36,11 +38,17 @@ def main() -> None:
         sys.path.insert(0, str(options.llama_cpp))
         script = options.llama_cpp / "convert_hf_to_gguf.py"
         goldens |= {"llama-cpp-python": options.version, "files": {case: converted(script, case) for case in CASES}}
+    elif options.command == "logprobs":
+        goldens |= {"logprobs": {case: logprobs(case) for case in SCORED}}
     else:
         import transformers
 
         goldens |= {"transformers": transformers.__version__, "logits": {case: logits(case) for case in CASES}}
     GOLDENS.write_text(json.dumps(goldens, indent=1) + "\n")
+
+
+# Not Gemma: ggml looks GELU up in a table of float16, which differs in the fourth digit.
+SCORED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
 def converted(script: Path, case: str) -> dict[str, Any]:
@@ -81,6 +89,17 @@ def arguments(script: Path, folder: Path, target: Path, kind: str) -> Iterator[N
 
 def logits(case: str) -> list[list[float]]:
     """Some of transformers' logits at each position; of BERT the last layer's outputs."""
+    return [[round(float(value), 5) for value in row[::COLUMNS]] for row in output_of(case)]
+
+
+def logprobs(case: str) -> list[float]:
+    """The log-probability of each token but the first, behind those before it."""
+    ids, rows = ids_of(case), output_of(case).log_softmax(-1)
+    return [round(float(row[token]), 6) for row, token in zip(rows, ids[1:], strict=False)]
+
+
+def output_of(case: str) -> Any:
+    """A row for each position."""
     import torch
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
@@ -94,8 +113,7 @@ def logits(case: str) -> list[list[float]]:
         else:
             model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     output = model(torch.tensor([ids_of(case)]))
-    found = output.last_hidden_state if kind is AutoModel else output.logits
-    return [[round(float(value), 5) for value in row[::COLUMNS]] for row in found[0]]
+    return (output.last_hidden_state if kind is AutoModel else output.logits)[0]
 
 
 def with_text(model: Any, folder: Path) -> Any:

@@ -12,9 +12,11 @@ import pytest
 
 from llmrun.engine.llama import context, devices, library, operations, quantization, quants, tensors, vocabulary
 from llmrun.engine.llama.library import function, import_llama
+from llmrun.engine.llama.submodules import package_folder
 from llmrun.gguf.header import _FILE_TYPES
 from llmrun.gguf.types import TENSOR_TYPES
 from llmrun.quantize.types import FILE_TYPES
+from llmrun.runner import workers
 
 pytestmark = pytest.mark.upstream
 
@@ -37,6 +39,18 @@ def types_of_ggml() -> dict[int, tuple[str, int, int]]:
     size = function("ggml_type_size", ctypes.c_size_t, ctypes.c_int)
     numbers = [number for number in range(import_llama().GGML_TYPE_COUNT) if elements(number)]
     return {number: (name(number).decode().upper(), elements(number), size(number)) for number in numbers}
+
+
+def test_rpc() -> None:
+    """By the header that llama-cpp-python installs, be RPC built or not."""
+    folder = package_folder("llama_cpp")
+    assert folder is not None
+    header = (folder.parent / "include/ggml-rpc.h").read_text(encoding="utf-8")
+    defined = {name: int(value) for name, value in re.findall(r"#define (\w+)\s+(\d+)", header)}
+    parts = ("MAJOR", "MINOR", "PATCH")
+    assert tuple(defined[f"RPC_PROTO_{part}_VERSION"] for part in parts) == workers.VERSION
+    assert defined["GGML_RPC_MAX_SERVERS"] == workers.MOST_WORKERS
+    assert TENSOR_TYPES["I8"][0] == workers._BYTES_TYPE
 
 
 def test_types_of_tensors() -> None:

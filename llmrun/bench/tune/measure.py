@@ -16,7 +16,7 @@ from types import TracebackType
 from llmrun.bench.noise import Watch
 from llmrun.planning.settings import EngineSettings
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
 

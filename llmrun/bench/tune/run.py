@@ -16,7 +16,7 @@ from llmrun.bench.tune.measure import RealMachine
 from llmrun.bench.tune.search import SearchResult, Step, search
 from llmrun.errors import require_within
 from llmrun.gguf.header import Header
-from llmrun.model import A_CHAT, prepare
+from llmrun.model.preparing import A_CHAT, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, margin

@@ -124,6 +124,10 @@ class SavedChat:
         """Save an answer to the last question, beside those that it has. Raises as add_question()."""
         self._save(self._place(self.last_question) + 1, answer)
 
+    def take_answer(self, entry: TurnEntry) -> None:
+        """Go on with one of the answers to the last question; the others stay as alternatives."""
+        self._move(entry.id, [*self._entries[: self._place(self.last_question) + 1], entry])
+
     def undo(self) -> Question | None:
         """Go back to before the last turn; gives its question, None if there is no turn."""
         last = self.last_question

@@ -11,6 +11,7 @@ import re
 from datetime import datetime, timezone
 from typing import Any, Literal, get_args
 
+from llmrun.chat.pictures import PictureFile
 from llmrun.chat.store.rows import checked_name
 from llmrun.chat.store.turns import (
     INTERRUPTED,
@@ -23,6 +24,7 @@ from llmrun.chat.store.turns import (
     round_messages,
 )
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.messages import Message
 
 Format = Literal["markdown", "json", "jsonl", "openai"]
@@ -111,7 +113,9 @@ def _message(entry: TurnEntry) -> dict[str, Any]:
     plain: dict[str, Any] = {"id": entry.id, "parent": entry.parent, "created": entry.created, "role": entry.role}
     plain["content"] = entry.part.content
     if isinstance(entry.part, Question):
-        return {**plain, **({"typed": entry.part.typed} if entry.part.typed else {})}
+        pictures = [as_dict(file) for file in entry.part.pictures]
+        typed = {"typed": entry.part.typed} if entry.part.typed else {}
+        return {**plain, **typed, **({"pictures": pictures} if pictures else {})}
     return {
         **plain,
         **({"reasoning": entry.part.reasoning} if entry.part.reasoning else {}),
@@ -146,7 +150,8 @@ def _tree(document: dict[str, Any]) -> Tree:
 def _part(item: dict[str, Any]) -> Question | Answer:
     content = _string(item["content"])
     if item["role"] == "user":
-        return Question(content, _string(item.get("typed", "")))
+        pictures = tuple(from_json(PictureFile, file) for file in item.get("pictures", ()))
+        return Question(content, _string(item.get("typed", "")), pictures)
     if item["role"] != "assistant":
         raise ValueError(f"there is no role {item['role']!r}")
     return answer_of(content, _string(item.get("reasoning", "")), item)
@@ -203,7 +208,7 @@ def _markdown(tree: Tree, path: tuple[TurnEntry, ...]) -> str:
         parts += ["## System prompt", _closed(tree.system)]
     for entry in path:
         if isinstance(entry.part, Question):
-            parts += ["## You", _closed(entry.part.content)]
+            parts += ["## You", *(f"*{file.path}*" for file in entry.part.pictures), _closed(entry.part.content)]
             continue
         if entry.part.reasoning:
             quoted = "\n".join(f"> {line}".rstrip() for line in entry.part.reasoning.strip().splitlines())
@@ -224,7 +229,7 @@ def ending(answer: Answer) -> str:
     words = {
         "length": "cut off: no more tokens were allowed",
         "cancelled": "stopped",
-        INTERRUPTED: "cut off: llmrun or its engine died",
+        INTERRUPTED: f"cut off: {'the server broke off' if answer.model.server else 'llmrun or its engine died'}",
     }
     return "" if answer.finish == "stop" else words.get(answer.finish, answer.finish)
 

@@ -10,8 +10,10 @@ import re
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
-from llmrun.chat.store.turns import Answer, ModelUsed, Question, Tree, TurnEntry, answer_of, plain_facts
+from llmrun.chat.pictures import PictureFile
+from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, answer_of, plain_facts
 from llmrun.errors import UsageError
+from llmrun.models.used import ModelUsed
 
 if TYPE_CHECKING:
     import sqlite3
@@ -23,7 +25,7 @@ _LONGEST_NAME = 80
 _SLUG_LENGTH = 40
 _NOT_IN_SLUG = re.compile(r"[\W_]+")
 _ENTRY = (
-    "SELECT m.id, m.parent, m.created, m.role, m.content, m.typed, a.reasoning, a.model, a.facts "
+    "SELECT m.id, m.parent, m.created, m.role, m.content, m.typed, m.pictures, a.reasoning, a.model, a.facts "
     "FROM messages m LEFT JOIN answers a ON a.message = m.id "
 )
 _PATH = (
@@ -86,7 +88,8 @@ def add_entry(
     question = isinstance(part, Question)
     turn = connection.execute("SELECT turn FROM messages WHERE id = ?", (parent,)).fetchone()
     row = connection.execute(
-        "INSERT INTO messages(session, parent, turn, role, content, typed, created) VALUES(?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO messages(session, parent, turn, role, content, typed, pictures, created) "
+        "VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
         (
             session,
             parent,
@@ -94,6 +97,7 @@ def add_entry(
             "user" if question else "assistant",
             _text(part.content),
             _text(part.typed) if isinstance(part, Question) else "",
+            json.dumps(part.pictures) if isinstance(part, Question) and part.pictures else "",
             now,
         ),
     )
@@ -165,9 +169,10 @@ def _entries(connection: sqlite3.Connection, query: str, key: int) -> list[TurnE
 
 
 def _entry(row: Any, models: dict[int, ModelUsed]) -> TurnEntry:
-    number, parent, created, role, content, typed, reasoning, model, facts = row
+    number, parent, created, role, content, typed, pictures, reasoning, model, facts = row
     if role == "user":
-        return TurnEntry(number, parent, created, Question(content, typed))
+        files = tuple(PictureFile(*file) for file in json.loads(pictures or "[]"))
+        return TurnEntry(number, parent, created, Question(content, typed, files))
     answer = answer_of(content, reasoning or "", json.loads(facts or "{}"), models.get(model))
     return TurnEntry(number, parent, created, answer)
 

@@ -35,6 +35,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX branches_by_head ON branches(head)",
         "CREATE TABLE marks(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     ),
+    ("ALTER TABLE messages ADD COLUMN pictures TEXT NOT NULL DEFAULT ''",),
 )
 
 SCHEMA = SqliteSchema(

@@ -9,37 +9,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from llmrun.chat.pictures import PictureFile
 from llmrun.chat.truncation import summary_turn
+from llmrun.models.used import ModelUsed
+from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.messages import Message, Stats, ToolCall
 from llmrun.protocol.params import Limits, SamplingParams
 
+_NO_MODEL = ModelUsed("")
 _NO_STATS = Stats()
+_PLAIN_DEFAULTS = as_dict(SamplingParams())
 
 INTERRUPTED = "interrupted"
 """Why an answer ended whose engine or command died: it is kept as far as it came."""
 
 SUMMARY = 0
 """In place of a question's id: the summary of what left before."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelUsed:
-    """Which model answered.
-
-    Attributes:
-        name: as `llmrun list` shows it.
-        sha256: of its file; "" where nobody knows it, then the three below tell it from another.
-        path: of its file.
-        size: in bytes.
-        modified: seconds since 1970.
-    """
-
-    name: str
-    sha256: str = ""
-    path: str = ""
-    size: int = 0
-    modified: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +52,12 @@ class Question:
     Attributes:
         content: as the model gets it.
         typed: as it was typed, where content holds more than that, such as files.
+        pictures: that stand before it.
     """
 
     content: str
     typed: str = ""
+    pictures: tuple[PictureFile, ...] = ()
 
     @property
     def shown(self) -> str:
@@ -105,17 +93,19 @@ class Answer:
         stats: what it cost; the seed that was used is there.
         departures: what left the context window before it.
         rounds: the calls of tools that led to it.
+        adapters: LoRA adapters that the model was loaded with.
     """
 
     content: str
     reasoning: str = ""
     finish: str = "stop"
-    model: ModelUsed = ModelUsed("")
+    model: ModelUsed = _NO_MODEL
     sampling: SamplingParams = SamplingParams()
     limits: Limits = Limits()
     stats: Stats = _NO_STATS
     departures: tuple[Departure, ...] = ()
     rounds: tuple[CallRound, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
 
 
 def round_messages(rounds: Sequence[CallRound]) -> Iterator[Message]:
@@ -181,12 +171,14 @@ class WindowTurn:
     Attributes:
         question: id of its question; SUMMARY for a summary.
         number: of the turn in the whole conversation, from 1 on; 0 for a summary.
-        messages: as they are sent.
+        messages: as they are sent, the question's pictures left out.
+        pictures: of the question, which is the first message.
     """
 
     question: int
     number: int
     messages: tuple[Message, ...]
+    pictures: tuple[PictureFile, ...] = ()
 
 
 def path_to(end: int | None, entries: Mapping[int, TurnEntry]) -> tuple[TurnEntry, ...]:
@@ -218,11 +210,11 @@ def in_window(path: Sequence[TurnEntry]) -> list[WindowTurn]:
                 summary = ""
         message = Message(entry.role, entry.part.content)
         if not leaving and isinstance(entry.part, Question):
-            turns.append(WindowTurn(entry.id, number, (message,)))
+            turns.append(WindowTurn(entry.id, number, (message,), entry.part.pictures))
         elif not leaving and turns:
             last = turns[-1]
             called = round_messages(entry.part.rounds) if isinstance(entry.part, Answer) else ()
-            turns[-1] = WindowTurn(last.question, last.number, (*last.messages, *called, message))
+            turns[-1] = replace(last, messages=(*last.messages, *called, message))
     return turns
 
 
@@ -230,12 +222,19 @@ def in_window(path: Sequence[TurnEntry]) -> list[WindowTurn]:
 
 
 def plain_facts(answer: Answer) -> dict[str, Any]:
-    """What made an answer, as plain JSON data; its content and reasoning are left out."""
+    """What made an answer, as plain JSON data; its content and reasoning are left out, and so is a watermark's key."""
     plain = as_dict(answer)
     del plain["content"], plain["reasoning"]
+    if answer.sampling.watermark_key:
+        from llmrun.protocol.watermark import fingerprint
+
+        plain["sampling"]["watermark_key"] = fingerprint(answer.sampling.watermark_key)
     # JSON knows no infinity.
     biases = answer.sampling.logit_bias
     plain["sampling"]["logit_bias"] = [[token, "-inf" if bias == -float("inf") else bias] for token, bias in biases]
+    if answer.model.server:  # which has values of its own for what was not set, and nobody knows them
+        sampling = plain["sampling"].items()
+        plain["sampling"] = {name: value for name, value in sampling if value != _PLAIN_DEFAULTS[name]}
     return plain
 
 

@@ -135,6 +135,12 @@ class Matcher:
         self._known = False  # whether the mask is the one of this place
         self._ended = False
 
+    def copy(self) -> Matcher:
+        """Another one at the same place, which goes its own way."""
+        twin = Matcher(self._matcher.deep_copy(), self.tokens, self._vocabulary)
+        twin._ended = self._ended
+        return twin
+
     def mask(self, besides: Collection[int] = ()) -> int:
         """See Constraint; some tokens may be allowed besides."""
         if not self._known:

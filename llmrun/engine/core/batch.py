@@ -1,7 +1,8 @@
 """What goes into a batch: the waiting tokens of whoever has a share, and drafts behind them where they fit.
 
 Owns the batch's layout; must not know who runs, nor what is drawn from its logits. A draft takes what nobody else
-needs: rows, cells and positions that are left when everybody's own tokens have theirs.
+needs: rows, cells and positions that are left when everybody's own tokens have theirs. A picture has a batch to itself:
+vectors and tokens don't mix.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ from typing import NamedTuple
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.gate import Step
+from llmrun.engine.core.pictures import PicturePart
 from llmrun.engine.core.room import Room
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.llama.base import Context, Entry
+
+Batch = list[Entry] | PicturePart
+"""What goes through the model at once."""
 
 
 class BatchPart(NamedTuple):
@@ -52,14 +57,23 @@ class Spare(NamedTuple):
 
 def fill(
     chosen: Collection[tuple[Sequence, int]], spare: Spare | None, model: DraftModel | None
-) -> tuple[list[BatchPart], list[Entry]]:
-    """Lay a batch out.
+) -> tuple[list[BatchPart], Batch]:
+    """Lay a batch out of all that were chosen; where some stand at a picture, of the others, or of one of those.
 
     Args:
         chosen: who has a share of it, and how many tokens.
         spare: room for drafts; None where there are to be none.
         model: guesses for those that want it.
     """
+    seeing = [pair for pair in chosen if pair[0].extras.pictures is not None and pair[0].is_at_picture]
+    if seeing:
+        sequence, share = seeing[0]
+        pictures = sequence.extras.pictures
+        assert pictures is not None
+        part = pictures.next_part(sequence.n_cached, share, sequence.slot)
+        if part is not None and (len(seeing) == len(chosen) or pictures.takes_turn()):
+            return [BatchPart(sequence, sequence.n_cached + part.n_tokens, range(0))], part
+        chosen = [pair for pair in chosen if pair not in seeing]
     if spare is not None:
         _guess(chosen, spare, model)
     parts: list[BatchPart] = []

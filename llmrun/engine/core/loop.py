@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
-from llmrun.engine.core.batch import BatchPart, Spare, fill
+from llmrun.engine.core.batch import Batch, BatchPart, Spare, fill
 from llmrun.engine.core.metrics import Metrics, PrefillRate
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sampler import SequenceSampler, sample_rows
@@ -21,7 +21,8 @@ from llmrun.engine.core.sequence import Extras, Sequence
 from llmrun.engine.core.slots import Slots
 from llmrun.engine.core.steps import measure_steps
 from llmrun.engine.core.text import TextStream
-from llmrun.engine.llama.base import Aborted, Context, Entry, NoRoom
+from llmrun.engine.core.turns import Turns
+from llmrun.engine.llama.base import Aborted, Context, NoRoom
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.condition import Condition
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
@@ -36,7 +37,7 @@ _MIXED_SECONDS = 0.1  # a batch may take, where some decode and some prefill: th
 _PAUSE_SECONDS = 0.25  # where that happens a few times only ...
 _SOON_SECONDS = 1.0  # ... because all that waits to be prefilled takes no longer than this
 _WORTH_WAITING = 64  # tokens of a prompt that another one is about to compute
-_CHOICE = 8  # of so many that wait, the one whose prompt is known best gets in ...
+_CHOICE = 8  # of so many that wait, the one whose prompt is known best gets in (a batch comes in the best order) ...
 _MOST_PASSED = 8  # ... but nobody is passed over more often
 _PLAIN = Extras()
 _age = attrgetter("number")
@@ -60,6 +61,8 @@ class Engine:
         draft_model: DraftModel | None = None,
         *,
         exact: bool = False,
+        throughput: bool = False,
+        adapts: bool = False,
     ) -> None:
         """Begin without requests.
 
@@ -68,15 +71,15 @@ class Engine:
             clock: seconds, monotonic.
             states: KV states saved on disk, where a prompt's beginning may be found.
             draft_model: guesses tokens for those that want it.
-            exact: each answer is bit for bit what it would be alone: sequences take turns, no batch has two, and
-                nothing is drafted.
+            exact: each answer is bit for bit what it would be alone: sequences take turns, and nothing is drafted.
+            throughput: as in loading.Load.
+            adapts: requests may choose adapters.
         """
-        self._exact = exact
-        self.can_draft = context.cuts and not exact
+        self.can_draft, self._throughput = context.cuts and not exact, throughput
         self._drafts_wanted = False  # some request may have drafts
         self._drafts = False  # the next batch may: one that failed is tried again without
-        self._turn = 0
         self._context, self._draft_model = context, draft_model
+        self._turns = Turns(context, exact=exact) if exact or adapts else None
         self._vocabulary = context.vocabulary
         self._window = min(context.n_ctx, context.n_cells)
         self._clock = clock
@@ -173,7 +176,7 @@ class Engine:
         except (Aborted, NoRoom, LlmrunError) as error:
             return self._undo(parts, error)
         seconds = self._clock() - began
-        if len(batch) >= len(parts) + PrefillRate.LEAST:
+        if isinstance(batch, list) and len(batch) >= len(parts) + PrefillRate.LEAST:
             self._rate.computed(len(batch), seconds)
         return self._computed(parts, seconds)
 
@@ -209,7 +212,7 @@ class Engine:
         ready: list[tuple[int, Sequence]] = []
         seats = self._context.n_seq_max - len(self._active)
         for sequence in self._waiting:
-            if not seats or len(ready) == _CHOICE:
+            if not seats or len(ready) == (1 if self._throughput else _CHOICE):
                 break
             known = self._slots.known(sequence.tokens, sequence.extras.salt)
             sequence.held = self._is_being_computed(sequence, known)
@@ -231,8 +234,8 @@ class Engine:
         return chosen
 
     def _is_being_computed(self, sequence: Sequence, known: int) -> bool:
-        """Whether much more of its prompt than is known is about to be. It waits until all of that can be shared."""
-        least = known + (1 if sequence.held else _WORTH_WAITING)
+        """Whether much more of its prompt than is known is about to be, or all. It waits until that can be shared."""
+        least = known + (1 if sequence.held else max(1, min(_WORTH_WAITING, len(sequence.tokens) - known - 1)))
         return self._context.shares and any(
             active.n_waiting > 1
             and active.extras.salt == sequence.extras.salt
@@ -265,7 +268,7 @@ class Engine:
 
     # ---- a batch -------------------------------------------------------------------------------------------
 
-    def _next_batch(self) -> tuple[list[BatchPart], list[Entry]]:
+    def _next_batch(self) -> tuple[list[BatchPart], Batch]:
         """Whose tokens are computed next; there are cells for all of them.
 
         In the order of slots: recurrent models need that, and slots in a row are not split into several passes.
@@ -274,9 +277,11 @@ class Engine:
             next(each for each in self._active if each.slot == source).slot = target
             self._ended.pop(target, None)
         while True:
-            running = self._suspects[:1] or self._in_turn()
-            waiting = [len(sequence.tokens) - sequence.n_cached for sequence in running]
-            shares = schedule(waiting, self._context.n_batch, self._n_mixed(sum(waiting)))
+            running, n_batch = self._suspects[:1] or self._active, self._context.n_batch
+            if self._turns is not None:
+                running, n_batch = self._turns.next(running, self._active, self._n_mixed)
+            waiting = [sequence.n_ready for sequence in running]
+            shares = schedule(waiting, n_batch, self._n_mixed(sum(waiting)))
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break
             self._preempt()
@@ -295,15 +300,10 @@ class Engine:
 
         What is prefilled soon is prefilled in few long steps, which costs less; a long prompt in many short ones.
         """
+        if self._throughput:
+            return self._context.n_batch
         is_soon = n_waiting <= self._rate.tokens_within(_SOON_SECONDS)
         return self._rate.tokens_within(_PAUSE_SECONDS if is_soon else _MIXED_SECONDS)
-
-    def _in_turn(self) -> list[Sequence]:
-        """Who may have a part of the next batch."""
-        if not self._exact:
-            return self._active
-        self._turn += 1
-        return [self._active[self._turn % len(self._active)]]
 
     def _undo(self, parts: list[BatchPart], error: Aborted | NoRoom | LlmrunError) -> list[Event]:
         """A batch did not go through. What was half written goes; its tokens wait again."""

@@ -7,7 +7,9 @@ from contextlib import suppress
 
 def common_prefix(cached: list[int], prompt: list[int]) -> int:
     """How many first tokens are the same in both."""
-    same, different = 0, min(len(cached), len(prompt))
+    if not cached or not prompt or cached[0] != prompt[0]:
+        return 0
+    same, different = 1, min(len(cached), len(prompt))
     if cached[:different] == prompt[:different]:
         return different
     while different - same > 1:  # slices are compared by C, as far as they are the same

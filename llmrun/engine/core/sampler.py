@@ -54,7 +54,8 @@ class SequenceSampler:
         Args:
             params: how to sample; without a seed, one is drawn.
             vocabulary: the model's.
-            prompt: tokens that the penalties see, as in llama.cpp's server; a long prompt delays no other thread.
+            prompt: tokens that the penalties see, as in llama.cpp's server, and a watermark; a long prompt delays no
+                other thread.
             constraint: the grammar that every token has to follow.
             remember: how many last tokens explain() can be asked about.
             logprobs: note how likely each token was, and so many of the likeliest; None notes nothing.
@@ -64,7 +65,7 @@ class SequenceSampler:
         """
         self.seed = int.from_bytes(os.urandom(4), "little") if params.seed is None else params.seed
         values = asdict(params)
-        for name in ("seed", "dry_breakers", "logit_bias"):
+        for name in ("seed", "dry_breakers", "logit_bias", "watermark", "watermark_key"):
             del values[name]
         breakers = dry_breaker_tokens(params.dry_breakers, vocabulary) if params.dry_multiplier else []
         try:
@@ -73,6 +74,7 @@ class SequenceSampler:
                 seed=self.seed,
                 logit_bias=_biases(params, vocabulary),
                 dry_breakers=breakers,
+                watermark=_watermark(params),
                 remember=remember,
                 **values,
             )
@@ -254,6 +256,14 @@ def sample_rows(
         except LlmrunError as error:
             results.append(error)
     return results
+
+
+def _watermark(params: SamplingParams) -> _native.Watermark | None:
+    if not params.watermark:
+        return None
+    from llmrun.protocol.watermark import read_watermark
+
+    return read_watermark(params.watermark).native(params.watermark_key)
 
 
 def _biases(params: SamplingParams, vocabulary: Vocabulary) -> list[tuple[int, float]]:

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 
 from llmrun.engine.core.gate import Step
 from llmrun.engine.core.metrics import Metrics
+from llmrun.engine.core.pictures import text_only
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.text import TextStream
+from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.messages import Started, Stats, TextDelta
 from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
     from llmrun.engine.core.drafts import Drafting
     from llmrun.engine.core.logprobs import LogprobStream
+    from llmrun.engine.core.pictures import Pictures
     from llmrun.engine.core.repeats import RepeatGuard
     from llmrun.engine.prompt.thinking import ThinkingBudget
 
@@ -35,6 +38,8 @@ class Extras:
         salt: prefixes are shared only among equal ones.
         tool_syntax: how it writes calls of tools, see llmrun.protocol.toolcalls; "" where it can have none.
         drafting: guesses tokens, to be verified several in a step; None decodes one token a step.
+        pictures: of the prompt, and where they stand.
+        adapters: that it is computed with.
     """
 
     inside_thought: bool = False
@@ -47,6 +52,8 @@ class Extras:
     salt: str = ""
     tool_syntax: str = ""
     drafting: Drafting | None = None
+    pictures: Pictures | None = None
+    adapters: tuple[AdapterScale, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -124,6 +131,17 @@ class Sequence:
         return len(self.tokens) - self.n_cached
 
     @property
+    def n_ready(self) -> int:
+        """Tokens of these that can go through the model in one batch: as far as the next picture, or one picture."""
+        pictures = self.extras.pictures
+        return self.n_waiting if pictures is None else pictures.n_alike(self.n_cached, len(self.tokens))
+
+    @property
+    def is_at_picture(self) -> bool:
+        """Whether a picture comes next."""
+        return self.tokens[self.n_cached] < 0
+
+    @property
     def n_completion(self) -> int:
         """Tokens sampled so far."""
         return len(self.tokens) - self.n_prompt
@@ -153,7 +171,7 @@ class Sequence:
         self.refused = {index: tokens for index, tokens in self.refused.items() if index <= left}
         self.refused.setdefault(left, set()).add(self.tokens[left])
         del self.tokens[left:]
-        self.sampler.rewind(n_tokens, self.tokens)
+        self.sampler.rewind(n_tokens, self.tokens if self.extras.pictures is None else text_only(self.tokens))
         if self.extras.thinking is not None:
             self.extras.thinking.rewind(self.n_completion)
         if self.extras.logprobs is not None:
@@ -178,8 +196,9 @@ class Sequence:
 
     def end(self) -> None:
         """It is answered no further."""
-        if self.extras.drafting is not None:
-            self.extras.drafting.close()
+        for extra in (self.extras.drafting, self.extras.pictures):
+            if extra is not None:
+                extra.close()
 
     def delta(self, text: str) -> TextDelta:
         """The event for text that became safe to show."""
@@ -190,7 +209,7 @@ class Sequence:
 
     def stats(self, n_ctx: int) -> Stats:
         """What it cost up to now."""
-        drafting = self.extras.drafting
+        drafting, pictures = self.extras.drafting, self.extras.pictures
         return Stats(
             prompt_tokens=self.n_prompt,
             reused_tokens=self.n_reused,
@@ -209,4 +228,6 @@ class Sequence:
             accepted_tokens=self.n_accepted + self.n_verified,
             decode_steps=self.n_steps,
             draft_steps=drafting.model.n_steps if drafting is not None and drafting.model is not None else 0,
+            picture_tokens=pictures.n_tokens if pictures is not None else 0,
+            picture_seconds=pictures.seconds if pictures is not None else 0.0,
         )

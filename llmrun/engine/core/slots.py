@@ -300,9 +300,15 @@ class Slots:
 
     def _longest(self, tokens: list[int], salt: str, slots: Collection[int]) -> tuple[int, int]:
         """Which of some slots knows most of a prompt, and how much; of equal ones, the one that loses least by it."""
-        known = {slot: common_prefix(self.cached[slot], tokens) * (self._salts[slot] == salt) for slot in slots}
-        best = max(slots, key=lambda slot: (known[slot], -len(self.cached[slot]), -slot))
-        return best, known[best]
+        best, most, shared = -1, 0, tokens[:0]
+        for slot in slots:
+            cached, fits = self.cached[slot], self._salts[slot] == salt
+            if most and not (fits and cached[:most] == shared):
+                continue  # it knows less, as one comparison shows
+            known = most + common_prefix(cached[most:], tokens[most:]) if fits else 0
+            if best < 0 or (known, -len(cached), -slot) > (most, -len(self.cached[best]), -best):
+                best, most, shared = slot, known, tokens[:known]
+        return best, most
 
     def _close_gap(self, slot: int, tokens: list[int]) -> bool:
         """Where the oldest turns left the prompt, let what the cache holds behind them follow what is in front.
@@ -362,7 +368,8 @@ class Slots:
         tokens = self.cached[slot]
         if self._states is None or not tokens or self._salts[slot]:
             return 0, 0
-        n_bytes = self._states.save(tokens, bytes(self._context.state(slot)))
+        state = bytes(self._context.state(slot))
+        n_bytes = self._states.save(tokens, state) if state else 0
         return (len(tokens), n_bytes) if n_bytes else (0, 0)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from llmrun.errors import LlmrunError
+from llmrun.protocol.adapters import AdapterScale
 
 ALLOCATING = threading.Lock()
 """Held while a KV cache grows, and while a chat template runs: the cap on its memory is the whole process's."""
@@ -34,6 +35,52 @@ class Entry(NamedTuple):
     position: int
     sequence_id: int
     wants_logits: bool
+
+
+class PictureSpan(NamedTuple):
+    """Where a picture stands: the indexes of its first token and of the one behind it, and the positions it takes."""
+
+    start: int
+    end: int
+    n_positions: int
+
+    @property
+    def saved(self) -> int:
+        """How many positions fewer than tokens."""
+        return self.end - self.start - self.n_positions
+
+
+class Embedded(Protocol):
+    """Part of a picture, which goes through the model in a decode call of its own: vectors in place of tokens.
+
+    Attributes:
+        n_tokens: in place of how many.
+        span: of the whole picture.
+        sequence_id: of its sequence.
+        causal: whether each position sees only those before it.
+    """
+
+    @property
+    def n_tokens(self) -> int: ...
+
+    @property
+    def span(self) -> PictureSpan: ...
+
+    @property
+    def sequence_id(self) -> int: ...
+
+    @property
+    def causal(self) -> bool: ...
+
+    def positions(self, first: int) -> Sequence[int]:
+        """Of its tokens, if the picture begins at position first; with M-RoPE one dimension after another."""
+
+    def address(self) -> int:
+        """Of its vectors, floats; computed where nobody has asked for them before.
+
+        Raises:
+            LlmrunError: they can't be.
+        """
 
 
 class Vocabulary(Protocol):
@@ -126,8 +173,11 @@ class Context(Protocol):
     @property
     def cuts(self) -> bool: ...
 
-    def decode(self, batch: Sequence[Entry]) -> None:
-        """Run the model over a batch and append it to the KV cache.
+    def adapt(self, adapters: tuple[AdapterScale, ...]) -> None:
+        """Choose the LoRA adapters that the next batches are computed with, as adapters.applied() orders them."""
+
+    def decode(self, batch: Sequence[Entry] | Embedded) -> None:
+        """Run the model over a batch, or over part of a picture, and append it to the KV cache.
 
         Raises:
             Aborted: the cancel flag was set meanwhile.

@@ -12,12 +12,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
-from llmrun.engine.llama.base import ALLOCATING, Aborted, DecodeError, Entry, NoRoom
+from llmrun.engine.llama.base import ALLOCATING, Aborted, DecodeError, Embedded, Entry, NoRoom
+from llmrun.engine.llama.batch import LlamaBatch
 from llmrun.engine.llama.library import function
 from llmrun.engine.llama.model import LlamaModel
+from llmrun.engine.llama.positions import Positions
 from llmrun.errors import BadModelError, OutOfMemoryError
+from llmrun.gguf.pooling import POOLINGS
 from llmrun.gguf.types import TENSOR_TYPES
-from llmrun.protocol.messages import Load
+from llmrun.protocol.adapters import AdapterScale, by_default
+from llmrun.protocol.loading import Load
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.tensors import GgmlTensor
@@ -62,6 +66,8 @@ class LlamaContext:
         n_outputs: int = 0,
         watch: Watch | None = None,
         on_processor: bool = False,
+        pooling: str = "none",
+        encodes: bool = False,
     ) -> None:
         """Make the context.
 
@@ -69,13 +75,20 @@ class LlamaContext:
             n_outputs: 0 is one for each sequence. More take memory: a row of logits each.
             watch: sees what is computed.
             on_processor: nothing of it is put on a GPU, so that tensors are where the weights are.
+            pooling: one of POOLINGS; but for "none", sequences have an embedding(), and all entries are wanted.
+            encodes: a model that can't generate text will do.
 
         Raises:
-            BadModelError: the model has no KV cache, so it can't generate text, and nobody watches it read.
+            BadModelError: the model has no KV cache, so it can't generate text, and that is wanted of it; or an adapter
+                can't be used.
             OutOfMemoryError: the context does not fit.
         """
         self.model, self.vocabulary = model, model.vocabulary
         self._llama, self._load, self._on_processor = model.llama, load, on_processor
+        self._pooling, self._needs_memory = POOLINGS.index(pooling), not (watch or encodes or pooling != "none")
+        self._adapters = by_default(load.adapters)
+        for adapter in load.adapters:
+            model.adapter(adapter)
         self.n_ctx, self.n_seq_max = load.n_ctx, load.n_seq_max
         # One pool of cells is one window to llama.cpp, which would choose the factors of LongRoPE by its size.
         self.shares = load.n_seq_max > 1 and not load.exact and not model.rope_depends_on_window
@@ -100,8 +113,8 @@ class LlamaContext:
             self.close()  # it is not the plain cache that state() knows
             self._stream, self.unified = 0, True
             self._open(self._first_room())
-        self._batch = _Batch(self._llama, self.n_batch)
-        self._decode = function("llama_decode", ctypes.c_int32, ctypes.c_void_p, self._llama.llama_batch)
+        self._positions = Positions()
+        self._batch = LlamaBatch(self._llama, self.n_batch, self._positions)
         self._get_logits = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
         if load.warm_up:
             self._warm_up()
@@ -157,6 +170,8 @@ class LlamaContext:
         params.n_threads_batch = load.threads_batch or load.threads
         params.flash_attn_type = _FLASH_ATTENTION[load.flash_attention]
         params.type_k, params.type_v = KV_TYPES[load.kv_type_k], KV_TYPES[load.kv_type_v]
+        if self._pooling:
+            params.embeddings, params.pooling_type = True, self._pooling
         if self._on_processor:
             params.op_offload = params.offload_kqv = False
         if self._watched is not None:
@@ -169,10 +184,12 @@ class LlamaContext:
                 f"there is no memory for a context window of {room:,} tokens", hint="ask for a smaller one with --ctx"
             )
         memory = llama.llama_get_memory(context)
-        if not memory and self._watched is None:
+        if not memory and self._needs_memory:
             llama.llama_free(context)
             raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
         self._pointer, self._memory, self._room = context, memory, room
+        if self._adapters:
+            self._set_adapters()
 
     def _called(self, watch: Watch) -> Callable[[int, bool, Any], bool]:
         """llama_context_params.cb_eval. Nothing can be raised through C++."""
@@ -223,7 +240,7 @@ class LlamaContext:
     def _states(self) -> dict[int, bytearray]:
         """Of each sequence that has one. Where several share cells, each has its own copy."""
         try:
-            return {each: self.state(each) for each in range(self.n_seq_max) if self._length(each)}
+            return {each: self._state(each) for each in range(self.n_seq_max) if self._length(each)}
         except MemoryError:
             raise OutOfMemoryError("there is no memory to move the KV cache") from None
 
@@ -251,21 +268,36 @@ class LlamaContext:
 
     # ---- computing ----
 
-    def decode(self, batch: Sequence[Entry]) -> None:
+    def adapt(self, adapters: tuple[AdapterScale, ...]) -> None:
+        """See base.Context."""
+        if adapters != self._adapters:
+            self._adapters = adapters
+            self._set_adapters()
+
+    def _set_adapters(self) -> None:
+        llama, count = self._llama, len(self._adapters)
+        found = [self.model.adapter(self._load.adapters[number]) for number, _ in self._adapters]
+        pointers = (llama.llama_adapter_lora_p_ctypes * count)(*found)
+        scales = (ctypes.c_float * count)(*(scale for _, scale in self._adapters))
+        if llama.llama_set_adapters_lora(self._pointer, pointers, count, scales):
+            raise DecodeError("llama.cpp could not set the adapters")
+
+    def decode(self, batch: Sequence[Entry] | Embedded) -> None:
         """See base.Context; an OutOfMemoryError, where one sequence's cache can't grow, leaves all as it was."""
         if self._batch.fill(batch) > self.n_outputs:
             raise DecodeError(f"at most {self.n_outputs} entries of a batch can have logits")
-        status = self._decode(self._pointer, self._batch.native)
+        status = self._batch.decode(self._pointer)
         self._shifted.clear()
         while status == _NO_ROOM:
-            self._make_room(len(batch))
-            status = self._decode(self._pointer, self._batch.native)
+            self._make_room(self._batch.n_tokens)
+            status = self._batch.decode(self._pointer)
         if self._watched is not None:
             self._raise_failure()
         if status == _ABORTED:
             raise Aborted
         if status != 0:
-            raise DecodeError(f"llama.cpp could not decode a batch of {len(batch)} tokens", why=f"status {status}")
+            what = f"llama.cpp could not decode a batch of {self._batch.n_tokens} tokens"
+            raise DecodeError(what, why=f"status {status}")
 
     def _raise_failure(self) -> None:
         self.synchronize()
@@ -315,6 +347,11 @@ class LlamaContext:
         return False
 
     @property
+    def room(self) -> int:
+        """Cells that the KV cache has now: of all sequences together, or of each."""
+        return self._room
+
+    @property
     def predicts(self) -> bool:
         """Whether the model generates text; encoders don't."""
         return bool(self._memory)
@@ -322,6 +359,16 @@ class LlamaContext:
     def logits(self, index: int) -> int:
         """See base.Context; negative indexes count from the last row that was wanted."""
         return self._get_logits(self._pointer, index) or 0
+
+    def embedding(self, sequence_id: int) -> bytes:
+        """The vector of a sequence of the last batch, or its scores where the pooling is "rank": float32."""
+        llama, model = self._llama, self.model.pointer
+        ranks = self._pooling == POOLINGS.index("rank")
+        width = int(llama.llama_model_n_cls_out(model) if ranks else llama.llama_model_n_embd_out(model))
+        found = llama.llama_get_embeddings_seq(self._pointer, sequence_id)
+        if not found:
+            raise DecodeError("llama.cpp gives this model no embeddings")
+        return ctypes.string_at(found, width * ctypes.sizeof(ctypes.c_float))
 
     def synchronize(self) -> None:
         """Wait until what was decoded is computed; whoever reads logits waits for them anyway."""
@@ -334,12 +381,17 @@ class LlamaContext:
         if self._memory:
             self._llama.llama_memory_clear(self._memory, False)
         self._shifted.clear()
+        self._positions.clear()
 
     def forget(self, sequence_id: int, start: int) -> bool:
         """See base.Context."""
-        if start > 0 and not self._has_window(sequence_id, start):
+        position = self._positions.at(sequence_id, start)
+        if position is None or (start > 0 and not self._has_window(sequence_id, position)):
             return False
-        return bool(self._llama.llama_memory_seq_rm(self._memory, sequence_id, start, _TO_THE_END))
+        gone = bool(self._llama.llama_memory_seq_rm(self._memory, sequence_id, position, _TO_THE_END))
+        if gone:
+            self._positions.cut(sequence_id, start)
+        return gone
 
     def _has_window(self, sequence_id: int, start: int) -> bool:
         """Whether all that a token at position start looks back at is there. What goes on at the end always has it."""
@@ -372,8 +424,9 @@ class LlamaContext:
         # Not every kind of memory can copy a part.
         if self.unified:
             self._llama.llama_memory_seq_cp(self._memory, source, target, 0, _TO_THE_END)
-        elif not self.set_state(target, self.state(source), self._length(source)):
+        elif not self.set_state(target, self._state(source), self._length(source)):
             return False
+        self._positions.copy(source, target)
         if self.forget(target, length):
             return True
         self.forget(target, 0)
@@ -381,9 +434,12 @@ class LlamaContext:
 
     def state(self, sequence_id: int) -> bytearray:
         """See base.Context; without the cells that a sliding window has passed."""
+        # Where the tokens stand is not in it.
+        is_known = sequence_id not in self._shifted and not self._positions.differ(sequence_id)
+        return self._state(sequence_id) if is_known else bytearray()
+
+    def _state(self, sequence_id: int) -> bytearray:
         llama = self._llama
-        if sequence_id in self._shifted:
-            return bytearray()
         state = bytearray(llama.llama_state_seq_get_size(self._pointer, sequence_id))
         copied = llama.llama_state_seq_get_data(self._pointer, _bytes_of(state), len(state), sequence_id)
         del state[copied:]
@@ -427,37 +483,9 @@ class LlamaContext:
         return sum(map(self._length, range(self.n_seq_max + self.n_parked)))
 
     def _length(self, sequence_id: int) -> int:
-        return int(self._llama.llama_memory_seq_pos_max(self._memory, sequence_id)) + 1
-
-
-class _Batch:
-    """A llama_batch over arrays of our own, made once.
-
-    Attributes:
-        native: the llama_batch.
-    """
-
-    def __init__(self, llama: Any, size: int) -> None:
-        self._tokens, self._positions, self._sequences = ((ctypes.c_int32 * size)() for _ in range(3))
-        self._wanted = (ctypes.c_int8 * size)()
-        self._counts = (ctypes.c_int32 * size)(*[1] * size)
-        start, step = ctypes.addressof(self._sequences), ctypes.sizeof(ctypes.c_int32)
-        self._ids = (ctypes.c_void_p * size)(*range(start, start + step * size, step))
-        ids = ctypes.cast(self._ids, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
-        self.native = llama.llama_batch(
-            token=self._tokens, pos=self._positions, n_seq_id=self._counts, seq_id=ids, logits=self._wanted
-        )
-
-    def fill(self, batch: Sequence[Entry]) -> int:
-        """Put entries in; how many of them want logits."""
-        self.native.n_tokens = len(batch)
-        tokens, positions, sequences, wanted = self._tokens, self._positions, self._sequences, self._wanted
-        n_wanted = 0
-        for index, (token, position, sequence_id, wants_logits) in enumerate(batch):
-            tokens[index], positions[index], sequences[index] = token, position, sequence_id
-            wanted[index] = wants_logits
-            n_wanted += wants_logits
-        return n_wanted
+        """How many tokens a sequence has."""
+        last = int(self._llama.llama_memory_seq_pos_max(self._memory, sequence_id))
+        return self._positions.n_tokens(sequence_id, last + 1)
 
 
 def _rounded(cells: int) -> int:

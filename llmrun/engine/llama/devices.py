@@ -51,10 +51,11 @@ def devices() -> tuple[Device, ...]:
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
     """Every GPU, with its memory as it was when this was first asked: before this process has put weights there."""
-    return tuple(_gpu(device) for device in devices() if device.kind in (_GPU, _INTEGRATED))
+    return tuple(memory_of(device) for device in devices() if device.kind in (_GPU, _INTEGRATED))
 
 
-def _gpu(device: Device) -> Gpu:
+def memory_of(device: Device) -> Gpu:
+    """A device with its memory as it is now."""
     size = ctypes.POINTER(ctypes.c_size_t)
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     ask = function("ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)

@@ -51,6 +51,12 @@ def import_llama() -> Any:
     return llama
 
 
+def import_mtmd() -> Any:
+    """llama_cpp.mtmd_cpp, which turns pictures into vectors, in the same way."""
+    import_llama()
+    return import_submodule("llama_cpp", "mtmd_cpp")
+
+
 def start() -> None:
     """Load the library, and let it look for devices."""
     import_llama().llama_backend_init()

@@ -9,14 +9,28 @@ import ctypes
 import os
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from llmrun import _native
 from llmrun.engine.llama.devices import gpus
-from llmrun.engine.llama.library import import_llama
+from llmrun.engine.llama.library import function, import_llama
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
 from llmrun.errors import BadModelError, CancelledError
+from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
-from llmrun.protocol.messages import Load
+from llmrun.protocol.adapters import Adapter
+from llmrun.protocol.loading import Load
+
+
+class _Override(ctypes.Structure):
+    """llama_model_tensor_buft_override: where tensors lie whose names match a pattern. An empty one is the last."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def experts_of(layers: tuple[int, ...]) -> str:
+    """A pattern that names of these layers' experts match, as llama.cpp's --n-cpu-moe has it."""
+    return rf"blk\.({'|'.join(map(str, layers))})\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 
 
 class LlamaModel:
@@ -27,6 +41,9 @@ class LlamaModel:
         gpu_layers: how many layers are on the GPU, as asked.
         repack: whether weights may be repacked, as asked.
         mmap: whether the file may be mapped into memory, as asked.
+        cpu_experts: layers whose experts stay with the processor, as asked.
+        workers: that compute some of its layers, as asked.
+        layer_counts: of each device, as asked.
         vocabulary: its tokens.
         n_ctx_train: context window the model was trained on.
         sliding_window: how many tokens some layers look back at, 0 where all look at everything.
@@ -43,6 +60,9 @@ class LlamaModel:
         verbose: bool = False,
         repack: bool = True,
         mmap: bool = True,
+        cpu_experts: tuple[int, ...] = (),
+        workers: tuple[str, ...] = (),
+        layer_counts: tuple[int, ...] = (),
         vocabulary_only: bool = False,
     ) -> None:
         """Load the weights.
@@ -52,6 +72,8 @@ class LlamaModel:
             verbose: llama.cpp's whole log goes to stderr, not only its warnings.
             repack: weights may be brought into the order that this processor's kernels like best.
             mmap: the file is mapped into memory, not read.
+            cpu_experts: layers whose experts stay with the processor, though the rest of the layer is on a GPU.
+            workers, layer_counts: as in Load.
             vocabulary_only: there are no weights then, and nothing can be computed.
 
         Raises:
@@ -60,20 +82,17 @@ class LlamaModel:
         """
         self.llama = llama = import_llama()
         self.path, self.gpu_layers, self.flag = path, gpu_layers, flag
-        self.repack, self.mmap = repack, mmap
+        self.repack, self.mmap, self.cpu_experts = repack, mmap, cpu_experts
+        self.workers, self.layer_counts = workers, layer_counts
         self._log = llama.llama_log_callback(_native.log_callback_address)
         llama.llama_log_set(self._log, ctypes.c_void_p(int(verbose)))
         llama.llama_backend_init()
         gpus()  # what was free is asked for later
-        params = llama.llama_model_default_params()
-        params.n_gpu_layers = gpu_layers
-        params.use_extra_bufts = repack
-        params.vocab_only = vocabulary_only
-        if not mmap:
-            params.load_mode = llama.LLAMA_LOAD_MODE_NONE
-        params.progress_callback = llama.llama_progress_callback(_native.progress_callback_address)
-        params.progress_callback_user_data = flag.address
-        self.pointer = llama.llama_model_load_from_file(os.fsencode(path), params)
+        if workers:
+            from llmrun.engine.llama.rpc import add_workers
+
+            add_workers(workers)
+        self.pointer = self._load(vocabulary_only=vocabulary_only)
         if flag.is_set:
             raise CancelledError("loading was cancelled")
         if not self.pointer:
@@ -86,17 +105,64 @@ class LlamaModel:
         template = llama.llama_model_chat_template(self.pointer, None)
         self.chat_template = template.decode("utf-8", "replace") if template else None
         self.vocabulary = LlamaVocabulary(llama, self.pointer)
+        self._adapters: dict[str, Any] = {}  # path -> llama_adapter_lora; llama.cpp frees them with the model
+
+    def _load(self, *, vocabulary_only: bool) -> Any:
+        """The llama_model; nothing where it can't be loaded."""
+        llama = self.llama
+        params = llama.llama_model_default_params()
+        params.n_gpu_layers = self.gpu_layers
+        params.use_extra_bufts = self.repack
+        params.vocab_only = vocabulary_only
+        buffer_type = function("ggml_backend_cpu_buffer_type", ctypes.c_void_p)()
+        overrides = (_Override * 2)(_Override(experts_of(self.cpu_experts).encode(), buffer_type), _Override())
+        if self.cpu_experts:
+            params.tensor_buft_overrides = ctypes.addressof(overrides)
+        shares = (ctypes.c_float * llama.llama_max_devices())(*self.layer_counts)
+        if self.layer_counts:
+            params.tensor_split = shares
+        if not self.mmap or self.cpu_experts:  # as llama.cpp advises: what is read is copied to a GPU faster
+            params.load_mode = llama.LLAMA_LOAD_MODE_NONE
+        params.progress_callback = llama.llama_progress_callback(_native.progress_callback_address)
+        params.progress_callback_user_data = self.flag.address
+        return llama.llama_model_load_from_file(os.fsencode(self.path), params)
+
+    @classmethod
+    def of(cls, load: Load, flag: _native.CancelFlag) -> LlamaModel:
+        """The weights as this asks for. Raises as the constructor."""
+        return cls(
+            load.path,
+            load.gpu_layers,
+            flag,
+            verbose=load.verbose,
+            repack=load.repack,
+            mmap=load.mmap,
+            cpu_experts=load.cpu_experts,
+            workers=load.workers,
+            layer_counts=load.layer_counts,
+        )
+
+    @cached_property
+    def header(self) -> Header:
+        """Of the file."""
+        return read_header(Path(self.path))
 
     @cached_property
     def rope_depends_on_window(self) -> bool:
         """Whether positions are encoded differently when the context window is made larger (LongRoPE)."""
-        return read_header(Path(self.path)).rope_depends_on_window
+        return self.header.rope_depends_on_window
 
     @property
     def is_recurrent(self) -> bool:
         """Whether some layers keep a state of what they have read, in place of keys and values for each token."""
         llama = self.llama
         return bool(llama.llama_model_is_recurrent(self.pointer) or llama.llama_model_is_hybrid(self.pointer))
+
+    @property
+    def rerank_template(self) -> str:
+        """How a query and a document are put together to be scored; "" where the file does not say."""
+        template = self.llama.llama_model_chat_template(self.pointer, b"rerank")
+        return template.decode("utf-8", "replace") if template else ""
 
     @property
     def translates(self) -> bool:
@@ -121,8 +187,22 @@ class LlamaModel:
 
     def is_for(self, load: Load) -> bool:
         """Whether these weights were loaded as this asks for."""
-        asked = (load.path, load.gpu_layers, load.repack, load.mmap)
-        return (self.path, self.gpu_layers, self.repack, self.mmap) == asked
+        asked = (load.path, load.gpu_layers, load.repack, load.mmap, load.cpu_experts, load.workers, load.layer_counts)
+        own = (self.path, self.gpu_layers, self.repack, self.mmap, self.cpu_experts, self.workers, self.layer_counts)
+        return own == asked
+
+    def adapter(self, adapter: Adapter) -> Any:
+        """The llama_adapter_lora of a file, which is read once.
+
+        Raises:
+            BadModelError: llama.cpp refuses it; its log says why.
+        """
+        if adapter.path not in self._adapters:
+            found = self.llama.llama_adapter_lora_init(self.pointer, os.fsencode(adapter.path))
+            if not found:
+                raise BadModelError(f"llama.cpp can't use the adapter {Path(adapter.path).name}")
+            self._adapters[adapter.path] = found
+        return self._adapters[adapter.path]
 
     def close(self) -> None:
         """Free the weights; the model can't be used any more."""

@@ -1,4 +1,4 @@
-"""Single operations of ggml on the processor: tensors without a model, computed and timed.
+"""Single operations of ggml on the processor, or on a worker's device: tensors without a model, computed and timed.
 
 Owns ggml's contexts, graphs and buffers; must not know what is computed, or why.
 """
@@ -38,6 +38,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_backend_buffer_clear": (None, (_Pointer, ctypes.c_uint8)),
     "ggml_backend_buffer_free": (None, (_Pointer,)),
     "ggml_backend_graph_compute": (ctypes.c_int, (_Pointer, _Pointer)),
+    "ggml_backend_tensor_get": (None, (_Pointer, _Pointer, ctypes.c_size_t, ctypes.c_size_t)),
     "ggml_backend_dev_by_type": (_Pointer, (ctypes.c_int,)),
     "ggml_backend_dev_init": (_Pointer, (_Pointer, ctypes.c_char_p)),
     "ggml_backend_dev_buffer_type": (_Pointer, (_Pointer,)),
@@ -48,25 +49,30 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 class Operations:
-    """ggml's operations on the processor. Each of its functions above is a method, without the "ggml_".
+    """ggml's operations on one device. Each of its functions above is a method, without the "ggml_".
 
     Args:
-        threads: that compute.
+        threads: that compute, on the processor.
+        remote: ggml's pointer to a worker's device; 0 is the processor.
 
     Attributes:
         plain: the kind of buffers that leave matrices as they are.
         repacking: kinds of buffers that reorder some types of matrices when they are loaded.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, remote: int = 0) -> None:
         for name, (result, arguments) in _FUNCTIONS.items():
             setattr(self, name.removeprefix("ggml_"), function(name, result, *arguments))
-        self._device = self.backend_dev_by_type(CPU)
+        self._device = remote or self.backend_dev_by_type(CPU)
         self._backend = self.backend_dev_init(self._device, None)
+        self.plain = self.backend_dev_buffer_type(self._device)
+        self.repacking: tuple[int, ...] = ()
+        self._remote = bool(remote)
+        if remote:
+            return
         registry = self.backend_dev_backend_reg(self._device)
         address = self.backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads")
         ctypes.CFUNCTYPE(None, _Pointer, ctypes.c_int)(address)(self._backend, threads)
-        self.plain = self.backend_dev_buffer_type(self._device)
         self.repacking = tuple(self._extra_buffers(registry))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:  # set in __init__, one by one
@@ -119,13 +125,32 @@ class Operations:
         with self.tensors() as place:
             graph = self.new_graph(place)
             self.build_forward_expand(graph, result)
-            self.backend_graph_compute(self._backend, graph)
+            self._compute(graph, result)
             best, began = float("inf"), time.perf_counter()
             for _ in range(repeats):
                 start = time.perf_counter()
-                self.backend_graph_compute(self._backend, graph)
+                self._compute(graph, result)
                 now = time.perf_counter()
                 best = min(best, now - start)
                 if now - began > enough:
                     break
-        return best
+            return max(best - self._round_trip(result), 1e-9)
+
+    def _compute(self, graph: int, result: int) -> None:
+        self.backend_graph_compute(self._backend, graph)
+        if self._remote:  # it was only sent
+            self._read(result)
+
+    def _read(self, result: int) -> None:
+        self.backend_tensor_get(result, ctypes.create_string_buffer(4), 0, 4)
+
+    def _round_trip(self, result: int) -> float:
+        """Seconds of a question and its answer, which are not the device's."""
+        if not self._remote:
+            return 0.0
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            self._read(result)
+            times.append(time.perf_counter() - start)
+        return min(times)

@@ -13,7 +13,11 @@ from typing import Any
 from llmrun.errors import BadModelError
 
 _NO_TOKEN = -1
-_SENTENCE_PIECE, _RWKV = 1, 5  # enum llama_vocab_type, of those whose tokenizers can't do without some tokens
+_SENTENCE_PIECE, _WORD_PIECE, _RWKV = (
+    1,
+    3,
+    5,
+)  # enum llama_vocab_type, of those whose tokenizers can't do without some tokens
 
 
 class LlamaVocabulary:
@@ -116,6 +120,21 @@ class LlamaVocabulary:
                 raise _damaged("it has no token for something in the text, and none for the unknown")
             else:
                 return tokens[:count]
+
+    @property
+    def around_text(self) -> tuple[list[int], list[int]]:
+        """What an encoder reads before a text and behind it, e.g. [CLS] and [SEP]."""
+        tokens = (ctypes.c_int32 * 4)()
+        both = tokens[: max(self._llama.llama_tokenize(self.pointer, b"", 0, tokens, len(tokens), True, False), 0)]
+        begins = int(len(both) > 1 or (self.adds_bos and both == [self.bos]))
+        return both[:begins], both[begins:]
+
+    @property
+    def between_texts(self) -> list[int]:
+        """What stands between a query and a document that are scored together."""
+        llama, ends = self._llama, self.around_text[1]
+        separates = self._kind != _WORD_PIECE and llama.llama_vocab_get_add_sep(self.pointer)
+        return [*ends, *([int(llama.llama_vocab_sep(self.pointer))] if separates else [])]
 
     def with_bos(self, tokens: list[int]) -> list[int]:
         """See base.Vocabulary."""

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from llmrun.engine.llama.submodules import import_submodule
+from llmrun.engine.prompt.pictures import marked
 from llmrun.engine.prompt.tools import (
     OTHERS,
     PROBE,
@@ -34,7 +35,7 @@ from llmrun.engine.prompt.tools import (
     with_responses,
 )
 from llmrun.errors import BadTemplateError, UsageError
-from llmrun.protocol.messages import Message, Tool
+from llmrun.protocol.messages import Message, Picture, Tool
 from llmrun.protocol.rendering import characters, rendering_share
 from llmrun.protocol.toolcalls import GEMMA, MISTRAL, MISTRAL_ARGS, Syntax
 
@@ -53,6 +54,7 @@ MAX_DATE_CHARACTERS = 1024
 """Of a date's layout: the C library writes all of it before it can be interrupted."""
 
 _REFUSES = "the chat template refuses this conversation"
+_PROBE_TEXT = "Is this said?"
 
 NAMED = {
     # The most common one, for models that come without.
@@ -106,6 +108,7 @@ class ChatTemplate:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             most = f"at most {MAX_TEMPLATE_CHARACTERS:,} are taken"
             raise BadTemplateError(f"the chat template has {len(source):,} characters", why=most)
+        self._source = source
         self._bos = bos
         self._eos = eos
         # Under the limits already here: Jinja computes constant expressions when it compiles.
@@ -132,6 +135,21 @@ class ChatTemplate:
                 raise
             return None
 
+    @cached_property
+    def _wants_lists(self) -> bool:
+        """Whether the template takes a content only as a list of parts, as those of some models that see do."""
+        if "type" not in self._source or "'text'" not in self._source.replace('"', "'"):
+            return False
+        plain = {"messages": [{"role": "user", "content": _PROBE_TEXT}]}
+        listed = {"messages": [{"role": "user", "content": [{"type": "text", "text": _PROBE_TEXT}]}]}
+        limits = RenderLimits.of(())
+        with suppress(BadTemplateError):
+            if _PROBE_TEXT in _limited(lambda: self._rendered(plain, limits.characters), limits):
+                return False
+        with suppress(BadTemplateError):
+            return _PROBE_TEXT in _limited(lambda: self._rendered(listed, limits.characters), limits)
+        return False
+
     def render(
         self,
         messages: Sequence[Message],
@@ -139,7 +157,7 @@ class ChatTemplate:
         *,
         thinking: bool | None = None,
         tools: Sequence[Tool] = (),
-    ) -> list[Part]:
+    ) -> list[Part | Picture]:
         """The prompt for the assistant's next turn.
 
         Ordinarily that is one part, tokenized as llama.cpp does it. Only where a message holds the text of a control
@@ -156,6 +174,7 @@ class ChatTemplate:
             BadTemplateError: the template fails, refuses the conversation, or asks for too much.
         """
         wishes = {} if thinking is None else {"enable_thinking": thinking}
+        messages, pictures = marked(messages)
         if not tools and all(message.role != "tool" and not message.tool_calls for message in messages):
             pass
         elif self._own_syntax is None:
@@ -163,20 +182,24 @@ class ChatTemplate:
         elif self._own_syntax in (MISTRAL, MISTRAL_ARGS):
             messages = for_mistral(messages)
         try:
-            return self._parts(messages, tools, control, wishes)
+            parts = self._parts(messages, tools, control, wishes)
         except BadTemplateError as error:
             merged = _system_in_question(messages)
             if error.what != _REFUSES or merged is None:
                 raise
-            with suppress(BadTemplateError):
-                return self._parts(merged, tools, control, wishes)
-            raise
+            try:
+                parts = self._parts(merged, tools, control, wishes)
+            except BadTemplateError:
+                raise error from None
+        return _with_pictures(parts, pictures)
 
     def _parts(
         self, messages: Sequence[Message], tools: Sequence[Tool], control: ControlTexts, wishes: dict[str, Any]
     ) -> list[Part]:
         mask = _Mask(texts(messages, tools), control)
         data = [message_data(message, mask.hide) for message in messages]
+        if self._wants_lists:
+            data = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in data]
         has_calls = any(message.tool_calls for message in messages)
         given = {**wishes, "messages": with_responses(data) if has_calls and self._own_syntax is GEMMA else data}
         if tools:
@@ -282,6 +305,22 @@ class _Mask:
         """A stretch between control tokens: plain text if anything was hidden in it."""
         shown = self._hidden.sub(lambda match: self._texts[match[0]], text)
         return [Part(shown, shown == text)] if text else []
+
+
+def _with_pictures(parts: list[Part], pictures: dict[str, Picture]) -> list[Part | Picture]:
+    """The parts, cut where characters stand for pictures.
+
+    Raises:
+        BadTemplateError: the template left one out.
+    """
+    if not pictures:
+        return [*parts]
+    found = [
+        (piece, part.special) for part in parts for piece in re.split(f"([{''.join(pictures)}])", part.text) if piece
+    ]
+    if not {*pictures} <= {piece for piece, _ in found}:
+        raise BadTemplateError("the chat template leaves a picture out", hint="another one goes with --template")
+    return [pictures.get(piece) or Part(piece, special) for piece, special in found]
 
 
 def _merged(parts: list[Part]) -> list[Part]:

@@ -120,17 +120,23 @@ def new_client(patience: Patience) -> httpx2.Client:
     import httpx2
 
     timeout = httpx2.Timeout(patience.stall_seconds, connect=patience.connect_seconds)
-    certificates = ca_file()
-    verify = True if certificates is None else _certificates(certificates)
     try:
-        return httpx2.Client(timeout=timeout, verify=verify)
+        return httpx2.Client(timeout=timeout, verify=trusted())
     except (ValueError, httpx2.InvalidURL, ImportError) as error:  # ImportError: socks without its package
         raise NetworkError("the proxy can't be used", why=str(error), hint="check HTTPS_PROXY and ALL_PROXY") from error
 
 
-def _certificates(place: str) -> ssl.SSLContext:
+def trusted() -> ssl.SSLContext | bool:
+    """Which certificates count: those that the environment names, or True, which is the system's.
+
+    Raises:
+        NetworkError: the ones that are named can't be read.
+    """
     import ssl
 
+    place = ca_file()
+    if place is None:
+        return True
     try:
         if Path(place).is_dir():
             return ssl.create_default_context(capath=place)

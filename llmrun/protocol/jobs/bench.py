@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmrun.protocol.jobs import JobKind
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,13 @@ class Build:
         features: backend -> what it was built with, e.g. "CPU" -> ("AVX2", "FMA").
         gpus: that it sees.
         offload: whether a GPU could be used at all.
+        rpc: whether layers can lie on other machines.
     """
 
     features: dict[str, tuple[str, ...]]
     gpus: tuple[Gpu, ...]
     offload: bool
+    rpc: bool = False
 
 
 BUILD = JobKind("build", Nothing, Nothing, Build, "machine.build")

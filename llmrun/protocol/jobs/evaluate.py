@@ -24,8 +24,8 @@ class Evaluate:
         needles: hide facts in texts of up to n_ctx tokens, and ask for them.
         threads: that compute at the same time.
         gpu_layers: of each model, how many layers go to the GPU; -1 is all.
-        flash_attention: as in messages.Load.
-        kv_type_k, kv_type_v: as in messages.Load, of the model; the reference has f16.
+        flash_attention: as in loading.Load.
+        kv_type_k, kv_type_v: as in loading.Load, of the model; the reference has f16.
     """
 
     model: str

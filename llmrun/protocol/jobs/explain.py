@@ -113,6 +113,52 @@ class LensColumn:
     cells: tuple[LensCell, ...]
 
 
+class Neighbour(NamedTuple):
+    """A token of the vocabulary whose embedding points nearly the same way as another's.
+
+    Attributes:
+        token: its id.
+        similarity: cosine of the angle between them.
+        x, y: see EmbeddedToken.
+    """
+
+    token: int
+    similarity: float
+    x: float
+    y: float
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedToken:
+    """Where a token's embedding lies.
+
+    Attributes:
+        token: its id.
+        x, y: in the plane that shows most of how these tokens' embeddings differ (PCA).
+        neighbours: the nearest of the whole vocabulary; none of a control token, nor are any of those among them.
+    """
+
+    token: int
+    x: float
+    y: float
+    neighbours: tuple[Neighbour, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingPlane:
+    """The input embeddings of the watched tokens.
+
+    Attributes:
+        width: numbers that one has.
+        shown: share of their variance that the plane shows.
+        tokens: each once.
+    """
+
+    width: int
+    shown: float
+    tokens: tuple[EmbeddedToken, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class RunCollected:
     """What was seen.
@@ -123,7 +169,9 @@ class RunCollected:
         n_prompt: how many of the tokens are the prompt.
         first: first position that was watched.
         embedding: norms of the watched positions' vectors before the first layer.
+        embeddings: where the watched tokens lie in the embedding matrix; None where the file has none.
         layers: in order.
+        flash_attention: the answer may have been computed with it, which rounds otherwise; what was watched was not.
         pictures: heads worth looking at.
         lens: for positions that chose a token, or for all; empty where `lens_refused` says why.
         lens_refused: "" or "names", "norm", "differs": what the lens stands on is missing, of another kind, or does not
@@ -138,7 +186,9 @@ class RunCollected:
     n_prompt: int
     first: int
     embedding: tuple[float, ...]
+    embeddings: EmbeddingPlane | None
     layers: tuple[WatchedLayer, ...]
+    flash_attention: bool
     pictures: tuple[HeadPicture, ...]
     lens: tuple[LensColumn, ...]
     lens_refused: str

@@ -17,14 +17,18 @@ class MeasureKernels:
     """Measure with so many threads.
 
     Attributes:
-        threads: that compute.
+        threads: that compute; a worker's are its own.
         types: ggml's names, e.g. "Q4_K"; what it does not know is left out.
         cache: bytes of the last-level cache; 0 when that isn't known.
+        worker: "HOST:PORT" of the RPC worker that is measured, "" for this machine.
+        device: which of its devices.
     """
 
     threads: int
     types: tuple[str, ...]
     cache: int = 0
+    worker: str = ""
+    device: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,11 @@ from llmrun.errors import LlmrunError
 from llmrun.gguf.filenames import quant_of
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
-from llmrun.planning.plan import ALL_LAYERS, Wishes
+from llmrun.planning.plan import Wishes
+from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.jobs.bench import BENCH, Bench, Benched, BenchTest, BenchUpdate
 from llmrun.protocol.jobs.evaluate import Evaluated, EvaluateUpdate, Figure
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 from llmrun.quantize.evaluate import default_text, evaluate, read_text
 from llmrun.quantize.job import Preview, QuantizeRequest, preview, quantize
 from llmrun.quantize.report.card import Quality

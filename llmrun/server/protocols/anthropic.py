@@ -11,11 +11,12 @@ from typing import Any
 
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.grammar import Grammar
-from llmrun.protocol.messages import AnswerRequest, Message, Stats, ToolCall
+from llmrun.protocol.messages import AnswerRequest, Message, Picture, Stats, ToolCall
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.asked import Asked, Begun, CallArguments, CallBegun, Ended, Envelope, Part, Text, Thought, Writer
 from llmrun.server.protocols.collected import CollectedAnswer
 from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.pictures import picture_of
 from llmrun.server.protocols.sampling import read_drafts, read_sampling, schema_grammar
 from llmrun.server.protocols.tools import as_json, checked_tools, refuse_media, tool, tool_name
 from llmrun.server.sse import EVENT_STREAM, event
@@ -23,7 +24,7 @@ from llmrun.server.sse import EVENT_STREAM, event
 # Claude Code's first line of the system prompt: it differs in every request, and no prefix would ever be shared.
 _BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*\n*", re.MULTILINE)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_MEDIA = frozenset({"image", "document", "audio", "container_upload"})
+_MEDIA = frozenset({"document", "audio", "container_upload"})
 _ERROR_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
     429: "rate_limit_error", 503: "overloaded_error",
@@ -111,13 +112,29 @@ def _assistant(said: Fields) -> Message:
 def _user(said: Fields, role: str, names: Mapping[str, str]) -> list[Message]:
     """Results of calls, and what is said besides."""
     results = [_result(block, names) for block in _blocks(said, "content") if block.text("type") == "tool_result"]
-    text = _text(said, "content")
-    return [*results, Message(role, text)] if text or not results else results
+    text, pictures = _text(said, "content"), _pictures(said)
+    return [*results, Message(role, text, pictures=pictures)] if text or pictures or not results else results
+
+
+def _pictures(said: Fields) -> tuple[Picture, ...]:
+    """Those that stand between the texts of a message."""
+    found: list[Picture] = []
+    at = 0
+    for block in _blocks(said, "content"):
+        if block.text("type") == "text":
+            at += len(block.needed_text("text")) + 1  # and a newline
+        elif block.text("type") == "image":
+            source = block.object("source") or Fields({}, block.name("source"))
+            source.choice("type", "base64")  # nothing is fetched
+            found.append(picture_of(source.needed_text("data"), source.name("data"), at))
+    return tuple(found)
 
 
 def _result(block: Fields, names: Mapping[str, str]) -> Message:
     call_id = block.needed_text("tool_use_id")
     text = _text(block, "content")
+    if pictures := _pictures(block):
+        refuse_media(pictures[0].name)
     text = f"Error: {text}" if block.flag("is_error") else text
     return Message("tool", text, tool_call_id=call_id, name=names.get(call_id, ""))
 

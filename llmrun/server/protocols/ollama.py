@@ -8,15 +8,17 @@ from typing import Any, NamedTuple
 
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.grammar import Grammar
-from llmrun.protocol.messages import AnswerRequest, Message, Stats, TokenLogprob, Tool
+from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
+from llmrun.protocol.messages import AnswerRequest, Message, Picture, Stats, TokenLogprob, Tool
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.asked import Asked, CallArguments, Envelope, Part, Text, Thought, Writer
 from llmrun.server.durations import read_duration
 from llmrun.server.protocols.collected import CollectedAnswer, CollectedCall
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.ollama_models import unix_time
-from llmrun.server.protocols.sampling import ANY_OBJECT, MOST_TOP_LOGPROBS, read_drafts, read_sampling, schema_grammar
-from llmrun.server.protocols.tools import checked_tools, refuse_media, tool, tool_call
+from llmrun.server.protocols.pictures import picture_of
+from llmrun.server.protocols.sampling import ANY_OBJECT, read_drafts, read_sampling, schema_grammar
+from llmrun.server.protocols.tools import checked_tools, tool, tool_call
 from llmrun.server.sse import NDJSON, line
 
 _MOST_CONTEXT = 2**27
@@ -50,14 +52,15 @@ def read_generate(body: Mapping[str, Any]) -> Asked:
         raise UsageError("suffix can't be used", why="no model is asked to fill a gap yet", hint="leave it out")
     if fields.text("template"):
         raise UsageError("template can't be used", why="Go templates are not read", hint="use raw: true")
-    if fields.list("images"):
-        refuse_media("images")
-    if not prompt:
+    pictures = _pictures(fields)
+    if not prompt and not pictures:
         return _asked(fields, AnswerRequest())
     if fields.flag("raw"):
+        if pictures:
+            raise UsageError("raw and images exclude each other", why="a picture needs a chat template around it")
         return _asked(fields, AnswerRequest(prompt=prompt))
     first = (Message("system", system),) if system else ()
-    return _asked(fields, AnswerRequest((*first, Message("user", prompt))))
+    return _asked(fields, AnswerRequest((*first, Message("user", prompt, pictures=pictures))))
 
 
 def _asked(fields: Fields, request: AnswerRequest) -> Asked:
@@ -75,21 +78,24 @@ def _asked(fields: Fields, request: AnswerRequest) -> Asked:
         ),
         sampling=read_sampling(options),
         stream=fields.flag("stream") is not False,
-        keep_seconds=_keep_seconds(fields),
+        keep_seconds=read_keep_seconds(fields),
         speculate=read_drafts(options),
     )
 
 
 def _message(fields: Fields) -> Message:
-    if fields.list("images"):
-        refuse_media(fields.name("images"))
     calls = tuple(
         tool_call(made.text("id") or "", made.object("function") or made) for made in fields.objects("tool_calls")
     )
     name = fields.text("tool_name") or fields.text("name") or ""
-    return Message(
-        fields.needed_text("role"), fields.text("content") or "", calls, fields.text("tool_call_id") or "", name
-    )
+    role, call_id = fields.needed_text("role"), fields.text("tool_call_id") or ""
+    return Message(role, fields.text("content") or "", calls, call_id, name, _pictures(fields))
+
+
+def _pictures(fields: Fields) -> tuple[Picture, ...]:
+    """They stand before the text."""
+    given = fields.texts("images")
+    return tuple(picture_of(data, f"{fields.name('images')}[{index}]", 0) for index, data in enumerate(given))
 
 
 def _tool(fields: Fields) -> Tool:
@@ -119,8 +125,8 @@ def _logprobs(fields: Fields) -> int | None:
     return top if fields.flag("logprobs") else None
 
 
-def _keep_seconds(fields: Fields) -> float | None:
-    """Seconds, or a duration as Go writes it; any below 0 is for ever."""
+def read_keep_seconds(fields: Fields) -> float | None:
+    """keep_alive: seconds, or a duration as Go writes it; any below 0 is for ever."""
     value = fields.data.get("keep_alive")
     seconds = _duration(value) if isinstance(value, str) else fields.number("keep_alive", -_MOST_SECONDS, _MOST_SECONDS)
     if seconds is None:
@@ -163,7 +169,7 @@ class _Writer:
     media_type = NDJSON
 
     def __init__(self, body: Mapping[str, Any], envelope: Envelope, shape: Callable[[_Piece], dict[str, Any]]) -> None:
-        self._unanswered = "unload" if _keep_seconds(Fields(body)) == 0 else "load"
+        self._unanswered = "unload" if read_keep_seconds(Fields(body)) == 0 else "load"
         self._envelope = envelope
         self._shape = shape
         self._answer = CollectedAnswer()

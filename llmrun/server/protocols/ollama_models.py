@@ -71,15 +71,20 @@ def running(models: Sequence[Running]) -> dict[str, Any]:
     }
 
 
-def show(model: Described, *, n_ctx_train: int, template: str, thinks: bool) -> dict[str, Any]:
+def show(
+    model: Described, *, n_ctx_train: int, template: str, thinks: bool, embeds: bool = False, sees: bool = False
+) -> dict[str, Any]:
     """The body of /api/show.
 
     Args:
         n_ctx_train: context window that it was trained on.
         template: its chat template, "" where it has none.
         thinks: it can think before it answers.
+        embeds: it makes vectors, and does not answer.
+        sees: it can look at pictures.
     """
-    capabilities = ["completion", *(["tools"] if template else []), *(["thinking"] if thinks else [])]
+    others = {"tools": bool(template), "thinking": thinks, "vision": sees}
+    answers = ["completion", *(name for name, has in others.items() if has)]
     return {
         "modelfile": "",
         "parameters": "",
@@ -89,7 +94,7 @@ def show(model: Described, *, n_ctx_train: int, template: str, thinks: bool) -> 
             "general.architecture": model.architecture,
             f"{model.architecture}.context_length": n_ctx_train,
         },
-        "capabilities": capabilities,
+        "capabilities": ["embedding"] if embeds else answers,
         "modified_at": unix_time(model.modified),
     }
 

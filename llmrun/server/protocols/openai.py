@@ -5,19 +5,26 @@ and what the two kinds of completions share besides.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmrun.errors import LlmrunError
-from llmrun.protocol.messages import AnswerRequest, Stats, TokenLogprob
+from llmrun.protocol.logprobs import logprob_entries
+from llmrun.protocol.messages import AnswerRequest, Picture, Stats, TokenLogprob
 from llmrun.server import sse
 from llmrun.server.asked import Asked, Envelope
 from llmrun.server.protocols.collected import CollectedAnswer
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.sampling import MOST_ANSWERS, read_drafts, read_sampling
+from llmrun.server.protocols.pictures import picture_of_url
+from llmrun.server.protocols.sampling import MOST_ANSWERS, read_adapters, read_drafts, read_sampling
+from llmrun.server.protocols.tools import refuse_media
 
 _CODES = {"context-overflow": "context_length_exceeded", "model-not-found": "model_not_found"}
 """Those that clients know under another name than ours."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+
+_TEXTS = frozenset({"text", "input_text", "output_text", "refusal"})
+_PICTURES = frozenset({"image_url", "input_image"})
 
 FINISH_REASONS = {"length": "length", "tool_calls": "tool_calls"}
 """Why an answer ended, in OpenAI's words; everything else is "stop"."""
@@ -28,6 +35,27 @@ def error_body(error: LlmrunError, status: int) -> dict[str, Any]:
     message = f"{error}; {error.hint}" if error.hint else str(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": _CODES.get(error.code, error.code)}}
+
+
+def content(fields: Fields, key: str) -> tuple[str, tuple[Picture, ...]]:
+    """A message's content: a string, or the texts and pictures of a list of parts.
+
+    Raises:
+        UsageError: it has something else in it.
+    """
+    value = fields.data.get(key)
+    if value is None or isinstance(value, str):
+        return value or "", ()
+    text, pictures = "", list[Picture]()
+    for part in fields.objects(key):
+        kind = part.needed_text("type")
+        if kind in _PICTURES:
+            pictures.append(picture_of_url(part, "image_url", len(text)))
+        elif kind in _TEXTS:
+            text += part.needed_text("refusal" if kind == "refusal" else "text")
+        else:
+            refuse_media(f"{part.name('type')} {kind[:80]!r}")
+    return text, tuple(pictures)
 
 
 def usage(prompt_tokens: int, cached_tokens: int, answers: Iterable[Stats]) -> dict[str, Any]:
@@ -49,27 +77,14 @@ def usage(prompt_tokens: int, cached_tokens: int, answers: Iterable[Stats]) -> d
 
 def logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
     """How likely tokens were."""
-    return {
-        "content": [
-            {
-                "token": token.text,
-                "logprob": token.logprob,
-                "bytes": list(token.bytes),
-                "top_logprobs": [
-                    {"token": text, "logprob": logprob, "bytes": list(data)} for text, data, logprob in token.top
-                ],
-            }
-            for token in tokens
-        ],
-        "refusal": None,
-    }
+    return {"content": logprob_entries(tokens), "refusal": None}
 
 
 def asked(fields: Fields, request: AnswerRequest) -> Asked:
     """A request for completions, with the fields that both kinds have."""
     return Asked(
         fields.text("model") or "",
-        request,
+        replace(request, adapters=read_adapters(fields)),
         read_sampling(fields),
         n=_n_answers(fields),
         stream=bool(fields.flag("stream")),
@@ -115,7 +130,7 @@ class CompletionWriter:
     def _usage(self) -> dict[str, Any]:
         begun = [answer.begun for answer in self._answers if answer.begun is not None]
         prompt_tokens = max((part.prompt_tokens for part in begun), default=0)
-        cached_tokens = sum(part.cached_tokens for part in begun if part.choice == 0)
+        cached_tokens = min((part.cached_tokens for part in begun), default=0)  # the others share the first one
         return usage(prompt_tokens, cached_tokens, (answer.stats for answer in self._answers))
 
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmrun.errors import UsageError
+from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerRequest, Message, TokenLogprob, ToolCall
 from llmrun.protocol.params import MOST_TOKENS
 from llmrun.server import sse
 from llmrun.server.asked import Asked, Begun, CallArguments, CallBegun, Envelope, Part, Text, Thought
 from llmrun.server.protocols.collected import CollectedAnswer
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.openai import CompletionWriter, asked, error_body, logprobs, reason_of
+from llmrun.server.protocols.openai import CompletionWriter, asked, content, error_body, logprobs, reason_of
 from llmrun.server.protocols.sampling import (
-    MOST_TOP_LOGPROBS,
     read_grammar_fields,
     read_limits,
 )
@@ -60,7 +60,8 @@ def _messages(fields: Fields) -> tuple[Message, ...]:
         names.update((call.id, call.name) for call in calls)
         call_id = said.text("tool_call_id") or ""
         name = names.get(call_id, said.text("name") or "") if role == "tool" else ""
-        messages.append(Message(_ROLES.get(role, role), content_text(said), calls, call_id, name))
+        text, pictures = content(said, "content")
+        messages.append(Message(_ROLES.get(role, role), text, calls, call_id, name, pictures))
     if not messages:
         raise UsageError("messages is missing or empty")
     return tuple(messages)
@@ -87,24 +88,6 @@ def _tool_choice(fields: Fields) -> str:
     if isinstance(fields.data.get("tool_choice"), Mapping):
         return f"={tool_name(_function(Fields(fields.data['tool_choice'], fields.name('tool_choice'))))}"
     return fields.choice("tool_choice", "auto", "none", "required") or "auto"
-
-
-def content_text(fields: Fields) -> str:
-    """A message's content: a string, or the texts of a list of parts.
-
-    Raises:
-        UsageError: it has something else than text in it.
-    """
-    content = fields.data.get("content")
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts: list[str] = []
-    for part in fields.objects("content"):
-        kind = part.needed_text("type")
-        if kind not in {"text", "input_text", "output_text", "refusal"}:
-            raise UsageError(f"{part.name('type')}: {kind[:80]!r} is not supported", why="only text is")
-        texts.append(part.needed_text("refusal" if kind == "refusal" else "text"))
-    return "".join(texts)
 
 
 def _thinking(fields: Fields) -> bool | None:

@@ -8,13 +8,13 @@ from typing import Any
 
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.grammar import Grammar
+from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerRequest, Message, ToolCall
 from llmrun.server.asked import Asked, Begun, CallArguments, CallBegun, Ended, Envelope, Part, Text, Thought, Writer
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.openai import error_body, logprobs
+from llmrun.server.protocols.openai import content, error_body, logprobs
 from llmrun.server.protocols.sampling import (
     ANY_OBJECT,
-    MOST_TOP_LOGPROBS,
     read_drafts,
     read_limits,
     read_sampling,
@@ -26,7 +26,6 @@ from llmrun.server.sse import EVENT_STREAM, event
 __all__ = ["error_body", "read", "writer"]
 
 _ROLES = {"developer": "system"}
-_TEXTS = frozenset({"input_text", "output_text", "text", "refusal"})
 _CALLS = frozenset({"function_call", "custom_tool_call"})
 _RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
 _CONTENTS = {"reasoning": "reasoning_text", "message": "output_text"}
@@ -94,7 +93,8 @@ def _add(said: list[Message], item: Fields, names: dict[str, str]) -> None:
         said.append(Message("tool", _text(item, "output"), tool_call_id=call_id, name=names.get(call_id, "")))
     elif kind == "message":
         role = item.needed_text("role")
-        said.append(Message(_ROLES.get(role, role), _text(item, "content")))
+        text, pictures = content(item, "content")
+        said.append(Message(_ROLES.get(role, role), text, pictures=pictures))
     elif kind == "item_reference":
         raise UsageError(f"{item.name('type')} 'item_reference' can't be used", why="nothing is stored here")
 
@@ -107,17 +107,11 @@ def _call(item: Fields) -> ToolCall:
 
 
 def _text(item: Fields, key: str) -> str:
-    """A content's text: a string, or parts."""
-    value = item.data.get(key)
-    if value is None or isinstance(value, str):
-        return value or ""
-    texts = []
-    for part in item.objects(key):
-        kind = part.needed_text("type")
-        if kind not in _TEXTS:
-            refuse_media(f"{part.name('type')} {kind[:80]!r}")
-        texts.append(part.needed_text("refusal" if kind == "refusal" else "text"))
-    return "".join(texts)
+    """A content's text, where pictures can't be used."""
+    text, pictures = content(item, key)
+    if pictures:
+        refuse_media(pictures[0].name)
+    return text
 
 
 def _tool_choice(fields: Fields) -> tuple[str, frozenset[str] | None]:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrun.errors import UsageError
+from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerRequest, TokenLogprob
 from llmrun.server import sse
 from llmrun.server.asked import Asked, Ended, Envelope, Part, Text, Thought
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import CompletionWriter, asked, error_body, reason_of
 from llmrun.server.protocols.sampling import (
-    MOST_TOP_LOGPROBS,
     read_grammar_fields,
     read_limits,
 )

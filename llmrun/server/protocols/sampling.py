@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import starmap
 from typing import Any
 
 from llmrun.errors import UsageError
 from llmrun.grammar import Grammar, read_grammar, read_json_schema
+from llmrun.models.adapters import LARGEST_SCALE
 from llmrun.planning.speculation import read_speculate
+from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.params import BOUNDS, MOST_TOKENS, STEPS, Limits, check_parameter
 from llmrun.server.protocols.fields import Fields
 
 MOST_ANSWERS = 16
 """To one prompt."""
-MOST_TOP_LOGPROBS = 20
 _MOST_BIASES = 1024
 _MOST_BREAKERS = 64
 _LARGEST_BIAS = 1e6
 _LONGEST_GRAMMAR = 256 * 1024
+_MOST_ADAPTERS = 1024
 
 # What other servers call some of our parameters.
 _ALIASES = {
@@ -53,6 +56,8 @@ def read_sampling(body: Fields) -> dict[str, Any]:
             found[name] = check_parameter(name, _biases(body, key), body.name(key))
         elif name == "order":
             found[name] = check_parameter(name, _few(body, key, len(STEPS)), body.name(key))
+        elif name in ("watermark", "watermark_key"):
+            found[name] = check_parameter(name, body.text(key), body.name(key))
         elif name == "dry_breakers":
             found[name] = _few(body, key, _MOST_BREAKERS)
     return found
@@ -93,6 +98,23 @@ def read_drafts(body: Fields) -> int | None:
     """
     value = body.data.get("speculate")
     return None if value is None else read_speculate(value, body.name("speculate"))
+
+
+def read_adapters(body: Fields) -> tuple[AdapterScale, ...] | None:
+    """llama-server's `lora`: which adapters count, and how strongly; None is as the server was started.
+
+    Raises:
+        UsageError: it is something else, or names an adapter twice.
+    """
+    if body.data.get("lora") is None:
+        return None
+    found: dict[int, float] = {}
+    for each in body.objects("lora"):
+        number, scale = each.whole("id", 0, _MOST_ADAPTERS), each.number("scale", -LARGEST_SCALE, LARGEST_SCALE)
+        if number is None or number in found:
+            raise UsageError(f"{each.name('id')} is {'missing' if number is None else 'there twice'}")
+        found[number] = 1.0 if scale is None else scale
+    return tuple(starmap(AdapterScale, found.items()))
 
 
 def read_limits(body: Fields, *names: str) -> Limits:

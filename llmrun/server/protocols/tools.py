@@ -85,5 +85,5 @@ def tool_call(name_of_call: str, function: Fields) -> ToolCall:
 
 
 def refuse_media(what: str) -> NoReturn:
-    """A picture or a sound came where only text can be read."""
-    raise UsageError(f"{what} can't be read", why="only text is", hint="leave it out")
+    """Something came that can't be read here."""
+    raise UsageError(f"{what} can't be read", why="only text is, and pictures in messages are", hint="leave it out")

@@ -5,20 +5,12 @@ Pure, but for the clock it is given; must not know terminals.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from llmrun.planning.speculation import expected_gain, tokens_a_step
-from llmrun.protocol.messages import (
-    Event,
-    Finished,
-    Loaded,
-    LoadProgress,
-    PrefillProgress,
-    Rendering,
-    Started,
-    Stats,
-    TextDelta,
-)
+from llmrun.protocol.loading import Loaded, LoadProgress
+from llmrun.protocol.messages import Event, Finished, PrefillProgress, Rendering, Started, Stats, TextDelta
 from llmrun.protocol.speculation import StepTables
 from llmrun.ui.terminal.cells import cut, width
 from llmrun.ui.terminal.format import counted, milliseconds, rate, seconds
@@ -69,9 +61,9 @@ class Meter:
             self._prefill = event
 
     def silence(self) -> list[str]:
-        """A field about an engine that has said nothing for long, whatever else is shown; else none."""
+        """A field about an engine or server that has said nothing for long, whatever else is shown; else none."""
         silent = self._clock() - self._heard_at
-        return [f"no word from the engine for {silent:.0f} s, Ctrl-C stops it"] if silent >= SILENT_SECONDS else []
+        return [f"nothing has come for {silent:.0f} s, Ctrl-C stops it"] if silent >= SILENT_SECONDS else []
 
     def fields(self) -> list[str]:
         """The live line's fields, the most important first; none when there is nothing to tell yet."""
@@ -90,6 +82,8 @@ class Meter:
             self._first_text_at = now
 
     def _prefilling(self, started: Started) -> list[str]:
+        if not started.prompt_tokens:  # a server counts them, and tells at the end
+            return ["waiting for the first token"]
         total = started.prompt_tokens - started.reused_tokens
         fields = [f"prefill {self._prefill.tokens:,}/{total:,} tokens"]
         if self._prefill.seconds > 0:
@@ -109,7 +103,7 @@ class Meter:
             fields.append(f"decode {rate((self._tokens - 1) / took)}")
         if self._asked_at is not None:
             fields.append(f"TTFT {seconds(first_text_at - self._asked_at)}")
-        if self._n_ctx:
+        if self._n_ctx and prompt_tokens:
             fields.append(f"ctx {prompt_tokens + self._tokens:,}/{self._n_ctx:,}")
         if started is not None and started.reused_tokens:
             fields.append(f"reused {started.reused_tokens:,}")
@@ -123,25 +117,23 @@ def summary(finished: Finished, times: StepTables = StepTables()) -> str:
         times: of decode steps, for what drafts gained.
     """
     stats = finished.stats
-    prefill = f"prefill {counted(stats.prompt_tokens - stats.reused_tokens, 'token')}"
-    if stats.prefill_rate:
-        prefill += " " + rate(stats.prefill_rate, whole=True)
     decode = f"decode {counted(stats.completion_tokens, 'token')}"
     if stats.decode_rate:
         decode += " " + rate(stats.decode_rate)
-    fields = [prefill, decode]
+    fields = [*_prefilled(stats), decode]
     if stats.ttft_seconds > 0:
         fields.append(f"TTFT {seconds(stats.ttft_seconds)}")
     if stats.itl_p50_seconds > 0:
         p50, p95 = milliseconds(stats.itl_p50_seconds), milliseconds(stats.itl_p95_seconds)
         fields.append(f"inter-token p50 {p50} p95 {p95}")
-    fields.append(f"ctx {stats.context_used:,}/{stats.n_ctx:,}")
+    fields += _window(stats)
     if stats.reused_tokens:
         fields.append(f"reused {stats.reused_tokens:,} of {stats.prompt_tokens:,}")
     if stats.retracted_tokens:
         fields.append(f"{stats.retracted_tokens:,} taken back")
-    fields += _drafted(stats, times)
-    fields.append(f"seed {stats.seed}")
+    fields += [*_encoded(stats), *_drafted(stats, times)]
+    fields += ["timed over the network"] if stats.over_network else []
+    fields += [f"seed {stats.seed}"] if stats.seed or not stats.over_network else []
     return SEPARATOR.join([*fields, *_stopped(finished)])
 
 
@@ -150,8 +142,55 @@ def short_summary(finished: Finished, times: StepTables = StepTables()) -> str:
     stats = finished.stats
     fields = [rate(stats.decode_rate)] if stats.decode_rate else []
     fields += [f"TTFT {seconds(stats.ttft_seconds)}"] if stats.ttft_seconds > 0 else []
-    fields.append(f"ctx {stats.context_used:,}/{stats.n_ctx:,}")
-    return SEPARATOR.join([*fields, *_drafted(stats, times), *_stopped(finished)])
+    fields += _window(stats)
+    return SEPARATOR.join([*fields, *_encoded(stats), *_drafted(stats, times), *_stopped(finished)])
+
+
+def _prefilled(stats: Stats) -> list[str]:
+    """How long the prompt was and how fast it was read; of a server's, only what it counted."""
+    if stats.over_network:
+        return [f"prompt {counted(stats.prompt_tokens, 'token')}"] if stats.prompt_tokens else []
+    speed = f" {rate(stats.prefill_rate, whole=True)}" if stats.prefill_rate else ""
+    return [f"prefill {counted(stats.prompt_tokens - stats.reused_tokens, 'token')}{speed}"]
+
+
+def _window(stats: Stats) -> list[str]:
+    """How full the context window is, as far as that is known."""
+    if stats.over_network and not stats.context_used:
+        return []
+    return [f"ctx {stats.context_used:,}/{stats.n_ctx:,}" if stats.n_ctx else f"ctx {stats.context_used:,}"]
+
+
+def _encoded(stats: Stats) -> list[str]:
+    """How long pictures took to become vectors; nothing where all were known."""
+    return [f"pictures {seconds(stats.picture_seconds)}"] if stats.picture_seconds else []
+
+
+def summary_of_all(finished: Sequence[Finished], *, short: bool) -> str:
+    """One line about several answers to one prompt that were decoded together.
+
+    Args:
+        short: only what most people want to know.
+    """
+    *others, first = sorted((each.stats for each in finished), key=_computed)
+    # Behind a prompt that is shared, each computes its last token again: that is the first step of its decode.
+    prefilled = _computed(first) + sum(max(_computed(stats) - 1, 0) for stats in others)
+    tokens = sum(each.stats.completion_tokens for each in finished)
+    took = max(each.stats.decode_seconds for each in finished)
+    fields = [counted(len(finished), "answer")]
+    if not short:
+        is_shared = first.prefill_rate and prefilled == _computed(first)
+        speed = f" {rate(first.prefill_rate, whole=True)}" if is_shared else ""
+        fields.append(f"prefill {counted(prefilled, 'token')}{speed}")
+    decode = "" if short else f"decode {counted(tokens, 'token')} "
+    fields += [f"{decode}{rate((tokens - len(finished)) / took)} together"] if took else []
+    fields += [f"TTFT {seconds(first.ttft_seconds)}"] if first.ttft_seconds > 0 else []
+    whys = Counter(why for each in finished for why in _stopped(each))
+    return SEPARATOR.join([*fields, *(f"{number} {why}" for why, number in whys.items())])
+
+
+def _computed(stats: Stats) -> int:
+    return stats.prompt_tokens - stats.reused_tokens
 
 
 def _drafted(stats: Stats, times: StepTables) -> list[str]:
@@ -175,8 +214,7 @@ def _why_stopped(finished: Finished) -> str:
         shown = text if cut(text, _REPEATED_CELLS) == text else cut(text, _REPEATED_CELLS - 1) + "…"
         return f"stopped: it repeats “{shown}”" if shown else "stopped: it repeats itself"
     if finished.reason == "length":
-        full = finished.stats.context_used >= finished.stats.n_ctx
-        return "stopped: the context window is full" if full else "stopped: max tokens reached"
+        return "stopped: the context window is full" if finished.stats.is_full else "stopped: max tokens reached"
     return "stopped by Ctrl-C" if finished.reason == "cancelled" else f"stopped: {finished.reason}"
 
 

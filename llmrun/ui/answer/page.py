@@ -16,6 +16,7 @@ from llmrun.ui.terminal.ansi import paint
 from llmrun.ui.terminal.format import seconds
 
 if TYPE_CHECKING:
+    from llmrun.protocol.messages import TokenLogprob
     from llmrun.ui.answer.markdown import Markdown
     from llmrun.ui.answer.thoughts import ThoughtRows
 
@@ -52,6 +53,7 @@ class Page:
         styled: the terminal may show bold, dim and colour.
         unicode: it may show other characters than ASCII.
         tints: drafted tokens are coloured, and the answer is shown as it is, where each token still can be seen.
+        shades: so are all tokens, by how likely they were.
     """
 
     def __init__(
@@ -63,9 +65,11 @@ class Page:
         styled: bool = True,
         unicode: bool = True,
         tints: bool = False,
+        shades: bool = False,
     ) -> None:
         self._clock = clock
-        self._tints, markdown = tints and styled, markdown and not tints
+        self._tints, self._shades = tints and styled, shades and styled
+        markdown = markdown and not (tints or shades)
         self._markdown, self._styled, self._unicode = markdown, styled, unicode
         self._splitter = SpokenSplitter(())
         self._think: Think = think
@@ -81,15 +85,24 @@ class Page:
         self._splitter = SpokenSplitter(started.thinking_tags, inside=started.thinking, tool_syntax=started.tool_syntax)
         self.prepare()
 
-    def add(self, text: str, tokens: int, *, drafted: bool = False) -> None:
-        """A piece of sanitized text, how many tokens it took, and whether these were drafted."""
+    def add(self, text: str, tokens: int, *, drafted: bool = False, logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """A piece of sanitized text, how many tokens it took, whether these were drafted, and how likely they were."""
         if self._splitter.inside:
             self._tokens += tokens
-        parts = self._splitter.feed(text)
-        if drafted and self._tints:
-            answer = ReasoningKind.ANSWER
-            parts = [part._replace(text=paint(part.text, _TINT)) if part.kind is answer else part for part in parts]
-        self._follow(parts)
+        for piece, style in self._pieces(text, logprobs, drafted=drafted):
+            parts = self._splitter.feed(piece)
+            if style:
+                answer = ReasoningKind.ANSWER
+                parts = [part._replace(text=paint(part.text, style)) if part.kind is answer else part for part in parts]
+            self._follow(parts)
+
+    def _pieces(self, text: str, logprobs: Sequence[TokenLogprob], *, drafted: bool) -> list[tuple[str, str]]:
+        """A text in pieces of one style each."""
+        if not (self._shades and logprobs):
+            return [(text, _TINT if drafted and self._tints else "")]
+        from llmrun.ui.answer.surprise import shaded_pieces  # few want to see that
+
+        return shaded_pieces(text, logprobs)
 
     @property
     def has_calls(self) -> bool:

@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TextIO
 
-from llmrun.protocol.messages import Event, Failed, Finished, LoadProgress, Started, TextDelta
+from llmrun.protocol.loading import LoadProgress
+from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart
 from llmrun.protocol.speculation import StepTables
 from llmrun.protocol.spoken import SpokenSplitter
@@ -84,6 +85,7 @@ def answer_view(
     short: bool = False,
     times: StepTables = StepTables(),
     tints: bool = False,
+    shades: bool = False,
 ) -> View:
     """The right view for where stdout goes.
 
@@ -97,6 +99,7 @@ def answer_view(
         short: of the figures at the end, only those that most people want, and none where tools are called first.
         times: of decode steps, where they are known: for the figures of drafts.
         tints: drafted tokens are coloured, where the terminal can.
+        shades: all tokens are, by how likely they were.
     """
     summary_to = output.stderr if stats else None
     dim = output.stderr_has_color
@@ -113,14 +116,15 @@ def answer_view(
         )
     unicode = can_show(output.stdout, "•│─·…")
     styled = output.stdout_has_color
-    page = Page(time.monotonic, think=think, markdown=markdown, styled=styled, unicode=unicode, tints=tints)
-    dim = dim and output.stdout_has_color
+    page = Page(
+        time.monotonic, think=think, markdown=markdown, styled=styled, unicode=unicode, tints=tints, shades=shades
+    )
     return AnswerView(
         output.stdout,
         summary_to,
         n_ctx=n_ctx,
         live=stats,
-        dim=dim,
+        dim=dim and styled,
         page=page,
         unicode=unicode,
         short=short,
@@ -296,7 +300,8 @@ class AnswerView(View):
             self._write("\n")
 
     def _text(self, event: TextDelta) -> None:
-        self._page.add(self._sanitizer.feed(event.text), event.tokens, drafted=event.drafted)
+        text = self._sanitizer.feed(event.text)
+        self._page.add(text, event.tokens, drafted=event.drafted, logprobs=event.logprobs)
         if not self._text_began:
             self._text_began = True
             self._status_at = float("-inf")  # the line for waiting is out of date now

@@ -2,35 +2,47 @@
 // All text comes from the data and is put in as text, never as markup. explain.py makes the elements that this fills.
 "use strict";
 
+// What each step leaves of the candidates, the likeliest first: {index, share, count} are `count` of them, each with this
+// share. The others, which only their number and their sum are known of, count as alike, and have no index.
 const KEEP = {
-  top_k: (kept, k) => (k ? kept.slice(0, k) : kept),
-  top_p: (kept, p) => {
+  top_k(kept, k) {
+    let room = k || Infinity;
+    return kept.map(each => {
+      const count = Math.min(each.count, room);
+      room -= count;
+      return { ...each, count };
+    });
+  },
+  top_p(kept, p) {
     let before = 0;
-    return kept.filter(({ share }) => {
-      const stays = before < p;
-      before += share;
-      return stays;
+    return kept.map(each => {
+      const count = p < 1 ? Math.min(each.count, Math.ceil((p - before) / each.share)) : each.count;
+      before += each.share * each.count;
+      return { ...each, count };
     });
   },
   min_p: (kept, p) => kept.filter(({ share }) => share >= p * kept[0].share),
   temperature: (kept, t) =>
-    t > 0 ? kept.map(({ index, share }) => ({ index, share: (share / kept[0].share) ** (1 / t) })) : kept.slice(0, 1),
+    t > 0 ? kept.map(each => ({ ...each, share: (each.share / kept[0].share) ** (1 / t) }))
+      : [{ ...kept[0], count: 1 }],
 };
 
-/** What the sampler makes of probabilities, the likeliest first: probabilities in the same order, 0 for what is cut. */
-function recompute(probabilities, order, values) {
-  const normed = kept => {
-    const sum = kept.reduce((total, { share }) => total + share, 0) || 1;
-    return kept.map(({ index, share }) => ({ index, share: share / sum }));
+/** What the sampler makes of probabilities, the likeliest first, and of `others`: [how many, probability of each]. */
+function recompute(probabilities, others, order, values) {
+  const normed = all => {
+    const kept = all.filter(({ count }) => count > 0);
+    const sum = kept.reduce((total, { share, count }) => total + share * count, 0) || 1;
+    return kept.map(each => ({ ...each, share: each.share / sum }));
   };
-  let kept = normed(probabilities.map((share, index) => ({ index, share })));
+  const rest = others[1] ? [{ share: others[1], count: others[0] }] : [];
+  let kept = normed([...probabilities.map((share, index) => ({ index, share, count: 1 })), ...rest]);
   for (const step of order) {
     const left = normed(KEEP[step](kept, values[step]));
-    kept = left.length ? left : kept.slice(0, 1);
+    kept = left.length ? left : [{ ...kept[0], count: 1, share: 1 }];
   }
-  const result = probabilities.map(() => 0);
-  for (const { index, share } of kept) result[index] = share;
-  return result;
+  const shares = probabilities.map(() => 0);
+  for (const { index, share } of kept) if (index !== undefined) shares[index] = share;
+  return { shares, left: kept.reduce((total, { count }) => total + count, 0) };
 }
 
 function start(data) {
@@ -43,8 +55,8 @@ function start(data) {
   const percent = share => (share > 0 && share < 0.0005 ? "<0.1%" : (share * 100).toFixed(1) + "%");
 
   function make(tag, attributes, ...children) {
-    const svg = ["svg", "path", "line"].includes(tag);
-    const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+    const drawn = ["svg", "g", "path", "line", "circle", "text", "title"].includes(tag);
+    const made = drawn ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
     made.append(...children);
     return made;
@@ -86,6 +98,33 @@ function start(data) {
       make("p", { class: "ends small" }, ...ends), make("p", { class: "small" }, ...keys), folded);
   }
 
+  // The plane of the embeddings has one scale for both axes, whatever is chosen.
+  const spots = data.places?.flatMap(each => [each, ...each[3]]) ?? [];
+  const ends = [1, 2].map(axis => spots.map(spot => spot[axis])).map(all => [Math.min(...all), Math.max(...all)]);
+  const unit = Math.max((ends[0][1] - ends[0][0]) / 560, (ends[1][1] - ends[1][0]) / 340) || 1;
+  const from = (value, axis) => (value - (ends[axis][0] + ends[axis][1]) / 2) / unit;
+
+  /** Dots with names, [token, x, y, kind], the most important first: a name that would cover another is left out. */
+  function plane(dots, label) {
+    const taken = [];
+    const drawn = dots.map(([token, x, y, kind]) => {
+      const across = 310 + from(x, 0), down = 180 - from(y, 1), text = data.names[token];
+      const box = [across, down, across + 12 + 7.3 * text.length, down + 14];
+      const hidden = taken.some(other =>
+        box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3]);
+      if (!hidden) taken.push(box);
+      const dot = make("circle", { cx: across, cy: down, r: kind === "chosen" ? 6 : 4 });
+      const parts = hidden ? [] : [make("text", { x: across + 9, y: down + 4 }, text)];
+      const group = make("g", { class: kind }, make("title", {}, text), dot, ...parts);
+      const at = data.tokens.indexOf(token);
+      if (at >= 0) group.onclick = () => choose(at);
+      return group;
+    });
+    const size = { viewBox: "0 0 720 360", class: "plot plane" };
+    const picture = make("svg", { ...size, role: "img", "aria-label": label }, ...drawn.reverse());
+    return make("div", { class: "wide", tabindex: 0 }, picture);
+  }
+
   const show = {
     token(view) {
       const { at } = chosen;
@@ -97,6 +136,20 @@ function start(data) {
       view.replaceChildren(
         make("p", {}, make("b", {}, name(at)), place),
         ...(made?.[1].length ? [make("ul", { class: "tree" }, tree(made))] : []));
+    },
+    embeddings(view) {
+      const [token, x, y, near] = data.places.find(([each]) => each === data.tokens[chosen.at]);
+      const others = data.places.filter(([each]) => each !== token).map(each => [...each.slice(0, 3), "own"]);
+      const dots = [[token, x, y, "chosen"], ...near.map(each => [...each.slice(0, 3), "near"]), ...others];
+      const rows = near.map(([each, , , cosine]) => [data.names[each], cosine.toFixed(2)]);
+      const said = near.length ? `the nearest are ${rows.map(row => row.join(" ")).join(", ")}`
+        : "a control token, whose neighbours say nothing";
+      view.replaceChildren(
+        plane(dots, `Embeddings in a plane, ${data.names[token]} among ${others.length} others: ${said}`),
+        near.length ? table([`nearest to ${data.names[token]}`, "cosine"], rows)
+          : make("p", {}, `${data.names[token]} is ${said}.`));
+      const wide = view.firstChild, dot = view.querySelector(".chosen circle").getBoundingClientRect();
+      wide.scrollLeft = dot.left - wide.getBoundingClientRect().left - wide.clientWidth / 2;
     },
     layers(view) {
       const number = value => value.toFixed(1);
@@ -122,6 +175,7 @@ function start(data) {
       view.replaceChildren(table(["head", `looks from ${name(chosen.at)} most at`], rows, "w"));
     },
     experts(view) {
+      document.querySelector(".strip .column").setAttribute("x", chosen.at);
       const rows = data.experts.map(([layer, woken]) => [`${layer + 1}`, woken[chosen.at].join(" ")]);
       view.replaceChildren(table(["layer", `experts of ${name(chosen.at)}, the heaviest first`], rows, "w"));
     },
@@ -142,19 +196,22 @@ function start(data) {
         return;
       }
       const values = Object.fromEntries(sliders.map(each => [each.name, Number(each.value)]));
-      const result = recompute(choice.model, data.order, values);
+      const { shares: result, left } = recompute(choice.model, choice.others, data.order, values);
       const cell = (share, before) => (share > 0 ? percent(share) : before > 0 ? "cut" : "");
+      const rest = shares => Math.max(1 - shares.reduce((sum, share) => sum + share, 0), 0);
       const rows = choice.shown.map((index, row) => [
         choice.texts[row] + (index === choice.chosen ? " ◀ chosen" : ""),
         ...choice.steps.map(([, , shares], step) => cell(shares[row], step ? choice.steps[step - 1][2][row] : 1)),
         result[index] || "",
       ]);
-      const left = result.filter(share => share > 0).length;
-      rows.push(["left", ...choice.steps.map(([, remaining]) => remaining.toLocaleString("en")), `${left}`]);
+      const others = [...choice.steps.map(([, , shares]) => shares), choice.shown.map(index => result[index])].map(rest);
+      rows.push(["all others", ...others.map(share => (share > 1e-5 ? percent(share) : ""))]);
+      rows.push(["left", ...[...choice.steps.map(([, remaining]) => remaining), left].map(n => n.toLocaleString("en"))]);
       const likely = percent(result[choice.chosen]), headings = choice.steps.map(([each]) => each);
-      const seen = choice.model.reduce((sum, share) => sum + share, 0);
-      const how = "The last column is computed in this page, by these four steps alone, from the "
-        + `${choice.model.length} likeliest candidates; the model gave them ${percent(seen)} together.`;
+      const [number, each] = choice.others;
+      const how = `The last column is computed in this page, by these four steps alone, from the ${choice.model.length} `
+        + `likeliest candidates. The other ${number.toLocaleString("en")}, to which the model gave `
+        + `${percent(number * each)} together, are taken to be alike.`;
       const came = `After ${name(chosen.at)} the model chose ${choice.text}. `
         + `With the sliders as they stand its probability is ${likely}:`;
       view.replaceChildren(
@@ -197,6 +254,11 @@ function start(data) {
     each.onclick = event => {
       const box = each.getBoundingClientRect();
       choose(Math.floor(((event.clientY - box.top) / box.height) * data.tokens.length));
+    };
+  for (const each of all(".strip"))
+    each.onclick = event => {
+      const box = each.getBoundingClientRect();
+      choose(Math.floor(((event.clientX - box.left) / box.width) * data.tokens.length));
     };
   const again = document.querySelector(".sliders button");
   if (again) again.onclick = () => { for (const each of sliders) each.value = each.defaultValue; slide(); };

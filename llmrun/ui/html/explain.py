@@ -112,6 +112,32 @@ def _shaded(caption: str, rows: Sequence[Sequence[float]]) -> Markup:
     return element("svg", diagonal, *paths, frame, viewBox=f"0 0 {size} {size}", role="img", aria_label=label)
 
 
+def strip(rows: Sequence[Sequence[int]], label: str) -> Block:
+    """A cell for each layer and token, the last layer on top, in the colour of its number.
+
+    Args:
+        rows: of the layers, from the first on.
+        label: for those who can't see it.
+    """
+    cells: dict[int, list[str]] = {}
+    for y, row in enumerate(reversed(rows)):
+        for x, number in enumerate(row):
+            cells.setdefault(number, []).append(f"M{x} {y}h1v1h-1z")
+    paths = [
+        element("path", element("title", f"{number}"), d="".join(found), fill=_color(number))
+        for number, found in sorted(cells.items())
+    ]
+    frame = element("rect", x=0, y=0, width=1, height=len(rows), class_="column")
+    size = f"0 0 {max(map(len, rows))} {len(rows)}"
+    shape = {"viewBox": size, "preserveAspectRatio": "none", "style": f"height:{len(rows) * 0.45 + 1:.1f}rem"}
+    return Block(element("svg", *paths, frame, class_="strip", role="img", aria_label=label, **shape))
+
+
+def _color(number: int) -> str:
+    """Far from that of the numbers beside it: the golden angle lies between them."""
+    return f"hsl({number * 137.5 % 360:.0f} 55% 58%)"
+
+
 def sliders(wanted: Sequence[Slider]) -> Block:
     """Numbers that a reader can change, and a way back."""
     labels = [
@@ -165,6 +191,12 @@ shape-rendering:crispEdges}
 .key{margin-right:1.2rem;white-space:nowrap}
 .key::before{content:"";display:inline-block;width:1.1rem;height:3px;margin-right:.4rem;vertical-align:middle;
 background:var(--c)}
+.strip{display:block;width:100%;cursor:pointer;shape-rendering:crispEdges}
+.strip .column{fill:none;stroke:var(--ink);stroke-width:1.5px;vector-effect:non-scaling-stroke}
+.plane{font-family:ui-monospace,Menlo,Consolas,monospace}.plane g{--c:var(--dull)}.plane .chosen{--c:var(--c0)}
+.plane .near{--c:var(--c1)}.plane circle{fill:var(--c);stroke:var(--c);stroke-width:1.5}
+.plane .near circle{fill:var(--paper)}.plane .chosen text,.plane .near text{fill:var(--ink)}
+.plane .own,.plane .chosen{cursor:pointer}.plane .chosen text{font-weight:700}
 .sliders{display:grid;gap:.4rem;max-width:34rem;margin:1rem 0}.sliders[hidden]{display:none}
 .sliders label{display:grid;grid-template-columns:6.5rem 1fr 3rem;gap:.8rem;align-items:center}
 .sliders output{text-align:right;font-variant-numeric:tabular-nums}.sliders input{width:100%;accent-color:var(--c0)}
@@ -176,5 +208,7 @@ details{margin:.6rem 0}summary{cursor:pointer;color:var(--soft);font-size:.875re
 .tree ul{border-left:1px solid var(--rule)}.tree code{white-space:pre-wrap;overflow-wrap:anywhere}
 @media print{.heads{grid-template-columns:1fr 1fr}.tokens{position:static;max-height:none}.sliders button{display:none}
 .lens{table-layout:fixed;width:100%;font-size:5pt}
-.lens td,.lens th{padding:1px}}
+.lens td,.lens th{padding:1px;max-width:none;white-space:pre-wrap;word-break:break-all}
+section:has(.lens){page:lens}}
+@page lens{size:landscape;margin:8mm}
 """.strip()

@@ -41,3 +41,16 @@ def rate_of_bytes(per_second: float) -> str:
 def counted(number: int, noun: str) -> str:
     """E.g. "1 token", "1,200 tokens"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def short(text: str, most: int = 60) -> str:
+    """The beginning of a text as one line of at most so many characters."""
+    line = " ".join(text[: 4 * most].split())
+    return line if len(line) <= most else line[: most - 1].rstrip() + "…"
+
+
+def percent(probability: float) -> str:
+    """Three digits at most, and never 0 for what is possible."""
+    if 0 < probability < 0.0005:
+        return "<0.1%"
+    return f"{probability:.1%}"

@@ -132,8 +132,13 @@ class Output:
     def event_json(self, event: Event) -> None:
         """An event on stdout, as one line of JSON: {"event": its name, its fields ...}."""
         from llmrun.protocol.codec import as_dict
+        from llmrun.protocol.logprobs import logprob_entries
+        from llmrun.protocol.messages import TextDelta
 
-        self.text(_json({"event": type(event).__name__, **as_dict(event)}))
+        facts = {"event": type(event).__name__, **as_dict(event)}
+        if isinstance(event, TextDelta):
+            facts["logprobs"] = logprob_entries(event.logprobs)
+        self.text(_json(facts))
 
     def confirm(self, question: str, *, enter: bool = False) -> bool:
         """Ask a yes/no question on the terminal. Without a terminal the answer is no.
@@ -226,11 +231,11 @@ class Output:
         self.stderr.flush()
 
 
-def quiet_broken_pipe(stream: TextIO | None = None) -> None:
-    """Call it on BrokenPipeError: what is still buffered goes nowhere, so that Python's last flush is quiet.
+def drop_output(stream: TextIO | None = None) -> None:
+    """Call it where nothing more can be written: what is still buffered goes nowhere, and Python's last flush is quiet.
 
     Args:
-        stream: whose reader is gone; sys.stdout by default.
+        stream: that is broken; sys.stdout by default.
     """
     broken = stream or sys.stdout
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -37,6 +37,7 @@ _SETTINGS: dict[str, tuple[str, Callable[[Case], str]]] = {
     "kv_type_v": ("V", lambda case: case.settings.kv_type_v),
     "repack": ("REPACK", lambda case: "yes" if case.settings.repack else "no"),
     "gpu_layers": ("NGL", lambda case: str(case.settings.gpu_layers)),
+    "n_cpu_moe": ("NCMOE", lambda case: str(case.settings.n_cpu_moe)),
 }
 _OF_ROW: dict[str, Callable[[BenchRow], str]] = {
     "threads": lambda row: str(row.n_threads),
@@ -47,6 +48,7 @@ _OF_ROW: dict[str, Callable[[BenchRow], str]] = {
     "kv_type_v": lambda row: row.type_v,
     "repack": lambda row: "yes" if row.repack else "no",
     "gpu_layers": lambda row: str(row.n_gpu_layers),
+    "n_cpu_moe": lambda row: str(row.n_cpu_moe),
 }
 
 

@@ -1,4 +1,4 @@
-"""What `llmrun bench --clients` shows: a table, and as JSON everything behind it.
+"""What `llmrun bench --clients` shows: a table and a small chart, and as JSON everything behind it.
 
 Owns columns and words; must not know how anything is measured.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import llmrun
-from llmrun.bench.load import LoadCase, LoadOutcome, LoadRequest, LoadRow
+from llmrun.bench.load import LEAST_FOR_A_KNEE, PROMPT_TOKENS, LoadCase, LoadOutcome, LoadRequest, LoadRow
 from llmrun.bench.machine import describe
 from llmrun.bench.noise import sample_warnings
 from llmrun.protocol.codec import as_dict
@@ -16,6 +16,7 @@ from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
+_BAR_CELLS = 24
 _COLUMNS = (
     Column("CLIENTS", right=True),
     Column("PROMPT"),
@@ -24,6 +25,17 @@ _COLUMNS = (
     Column("TTFT P50/95", right=True),
     Column("ITL P50/95/99", right=True),
     Column("CACHED", right=True),
+)
+_CHART = (
+    Column("CLIENTS", right=True),
+    Column("PROMPT"),
+    Column("TOKENS/S", style="cyan"),
+    Column("ANSWER", right=True),
+    Column("", style="bold"),
+)
+_ANSWER = "time of a whole answer, median"
+KNEE = (
+    f"ANSWER: {_ANSWER}; knee: the most tokens/s for the time of an answer, beyond it clients cost more than they gain"
 )
 
 
@@ -36,20 +48,27 @@ def show_outcome(output: Output, request: LoadRequest, outcome: LoadOutcome, mac
     if output.json:
         output.result_json(as_json(request, outcome, machine))
     else:
-        show_table(output, _COLUMNS, list(map(_cells, outcome.rows)))
-        output.sentence(
-            f"prompts of {outcome.rows[-1].prompt_tokens:,} tokens, answers of {request.tokens:,}; EACH: one client's "
-            f"tokens/s behind its first token; CACHED: prompt tokens found in the KV cache; "
-            f"threads: {request.load.threads}"
+        with_cached = knows_cached(request, outcome)
+        show_table(
+            output, _COLUMNS if with_cached else _COLUMNS[:-1], [_cells(row, with_cached) for row in outcome.rows]
         )
+        output.sentence("; ".join(_explained(request, outcome, with_cached=with_cached)))
+        _show_chart(output, outcome)
     for row in outcome.rows:
         for warning in sample_warnings(row.samples_ts):
             output.note(f"{LoadCase(row.clients, row.shares_prompt).name}: {warning.text}")
+    if words := early(request, outcome):
+        output.note(words)
     for warning in outcome.warnings:
         output.note(f"meanwhile {warning.text}")
     if outcome.error is not None:
         complete = sum(len(row.samples_ts) == request.repetitions for row in outcome.rows)
         output.note(f"stopped before the end: {complete} of {counted(len(request.cases), 'row')} complete")
+
+
+def knows_cached(request: LoadRequest, outcome: LoadOutcome) -> bool:
+    """Whether it is known what was in the KV cache: few servers tell it."""
+    return request.load is not None or any(row.cached_share for row in outcome.rows)
 
 
 def as_json(request: LoadRequest, outcome: LoadOutcome, machine: str) -> dict[str, Any]:
@@ -59,16 +78,73 @@ def as_json(request: LoadRequest, outcome: LoadOutcome, machine: str) -> dict[st
         "version": llmrun.__version__,
         "tokens": request.tokens,
         "repetitions": request.repetitions,
-        "threads": request.load.threads,
-        "n_ctx": request.load.n_ctx,
+        **_place(request),
         "is_partial": outcome.error is not None,
         "rows": [as_dict(row) for row in outcome.rows],
+        "knees": {name: knee.clients if knee else None for name, knee in knees(outcome)},
         "warnings": [warning._asdict() for warning in outcome.warnings],
         "machine": as_dict(describe(name=machine)),
     }
 
 
-def _cells(row: LoadRow) -> tuple[str, ...]:
+def knees(outcome: LoadOutcome) -> tuple[tuple[str, LoadRow | None], ...]:
+    """The knee with each kind of prompts, which is "own" or "shared"."""
+    return ("own", outcome.knee(shares_prompt=False)), ("shared", outcome.knee(shares_prompt=True))
+
+
+def _place(request: LoadRequest) -> dict[str, Any]:
+    if request.load is None:
+        return {"server": request.server}
+    return {"threads": request.load.threads, "n_ctx": request.load.n_ctx}
+
+
+def _explained(request: LoadRequest, outcome: LoadOutcome, *, with_cached: bool) -> list[str]:
+    """What the table's words mean."""
+    words = [
+        f"{prompts(outcome)}, answers of {request.tokens:,}",
+        "EACH: one client's tokens/s behind its first token",
+    ]
+    if with_cached:
+        words.append("CACHED: prompt tokens found in the KV cache")
+    return [*words, f"threads: {request.load.threads}" if request.load else f"server: {request.server}"]
+
+
+def prompts(outcome: LoadOutcome) -> str:
+    """How long they are; not every server says it."""
+    tokens = outcome.rows[-1].prompt_tokens
+    return f"prompts of {tokens:,} tokens" if tokens else f"prompts of about {PROMPT_TOKENS} tokens"
+
+
+def early(request: LoadRequest, outcome: LoadOutcome) -> str:
+    """How many answers were shorter than they should be; "" for none."""
+    total = sum(row.clients * len(row.samples_ts) for row in outcome.rows)
+    short = sum(row.early for row in outcome.rows)
+    return f"{short:,} of {counted(total, 'answer')} ended before {request.tokens} tokens" if short else ""
+
+
+def _show_chart(output: Output, outcome: LoadOutcome) -> None:
+    """Tokens/s against clients where there are enough of them for a knee, and the knee."""
+    found = [knee for _, knee in knees(outcome)]
+    if len({row.clients for row in outcome.rows}) < LEAST_FOR_A_KNEE:
+        return
+    most = max(row.avg_ts for row in outcome.rows)
+    rows = sorted(outcome.rows, key=lambda row: (row.shares_prompt, row.clients))
+    cells = [
+        (
+            str(row.clients),
+            "shared" if row.shares_prompt else "own",
+            "█" * max(round(_BAR_CELLS * row.avg_ts / most), 1) if most else "",
+            f"{_short(row.answer_p50_ns / 1e9, 2)} s",
+            "◀ knee" if row in found else "",
+        )
+        for row in rows
+    ]
+    output.text("")
+    show_table(output, _CHART, cells)
+    output.sentence(KNEE if any(found) else f"ANSWER: {_ANSWER}; no knee: more clients gain more than they cost")
+
+
+def _cells(row: LoadRow, with_cached: bool) -> tuple[str, ...]:
     first = "/".join(_short(ns / 1e9, 2) for ns in (row.ttft_p50_ns, row.ttft_p95_ns))
     gaps = "/".join(_short(ns / 1e6, 1) for ns in (row.token_p50_ns, row.token_p95_ns, row.token_p99_ns))
     return (
@@ -78,7 +154,7 @@ def _cells(row: LoadRow) -> tuple[str, ...]:
         f"{row.client_ts:,.1f}",
         f"{first} s",
         f"{gaps} ms",
-        f"{row.cached_share:.0%}",
+        *((f"{row.cached_share:.0%}",) if with_cached else ()),
     )
 
 

@@ -12,7 +12,7 @@ import llmrun
 from llmrun.bench.machine import describe
 from llmrun.bench.speculation import SpeculationOutcome, SpeculationRow
 from llmrun.protocol.codec import as_dict
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 from llmrun.ui.views.tune import step_words, times

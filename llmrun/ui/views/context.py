@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmrun.protocol.messages import Counted, Message
+from llmrun.ui.terminal.format import short
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
@@ -15,21 +16,25 @@ _CELLS = 16
 _TEXT = 32
 
 
-def show_context(output: Output, messages: Sequence[Message], counted: Counted, n_ctx: int) -> None:
+def show_context(
+    output: Output, messages: Sequence[Message], counted: Counted, n_ctx: int, *, about: bool = False
+) -> None:
     """One line for each message, for what the chat template writes around them, and for what is free; on stderr.
 
     Args:
         messages: as they are sent.
         counted: their tokens.
-        n_ctx: tokens of the context window.
+        n_ctx: tokens of the context window; 0 is unknown.
+        about: the counts are an estimate.
     """
     template = max(0, counted.total - sum(counted.each))
     rows = [
-        (message.role, _beginning(message.content), *_share(tokens, n_ctx))
+        (message.role, short(message.content, _TEXT), *_share(tokens, n_ctx))
         for message, tokens in zip(messages, counted.each, strict=True)
     ]
     rows.append(("template", "what the template adds", *_share(template, n_ctx)))
-    rows.append(("free", "", *_share(max(0, n_ctx - counted.total), n_ctx)))
+    if n_ctx:
+        rows.append(("free", "", *_share(max(0, n_ctx - counted.total), n_ctx)))
     columns = (
         Column("", style="bold"),
         Column("", style="dim"),
@@ -38,14 +43,12 @@ def show_context(output: Output, messages: Sequence[Message], counted: Counted, 
         Column("", style="cyan"),
     )
     show_table(output, columns, rows, stderr=True)
-    output.note(f"{counted.total:,} of {n_ctx:,} tokens.")
+    of = f" of {n_ctx:,}" if n_ctx else ""
+    output.note(f"{'About ' if about else ''}{counted.total:,}{of} tokens.")
 
 
 def _share(tokens: int, n_ctx: int) -> tuple[str, str, str]:
+    if not n_ctx:
+        return f"{tokens:,}", "", ""
     share = tokens / n_ctx
     return f"{tokens:,}", f"{share:.1%}", "█" * max(round(share * _CELLS), tokens > 0)
-
-
-def _beginning(text: str) -> str:
-    line = " ".join(text[: 4 * _TEXT].split())
-    return line if len(line) <= _TEXT else line[: _TEXT - 1].rstrip() + "…"

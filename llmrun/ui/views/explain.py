@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from llmrun.insight.explain import AnswerExplained
 from llmrun.insight.tokens import Token
 from llmrun.protocol.ended import Choice
-from llmrun.protocol.jobs.explain import HeadPicture, LensColumn, RunCollected, WatchedLayer
-from llmrun.ui.terminal.format import counted, milliseconds, rate
+from llmrun.protocol.jobs.explain import HeadPicture, LensColumn, Neighbour, RunCollected, WatchedLayer
+from llmrun.ui.terminal.format import counted, milliseconds, percent, rate
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 from llmrun.ui.views.explain_words import (
@@ -23,6 +23,7 @@ from llmrun.ui.views.explain_words import (
     TIME,
     about_attention,
     about_cache,
+    about_embeddings,
     about_layers,
     about_lens,
     about_tokens,
@@ -33,7 +34,7 @@ from llmrun.ui.views.explain_words import (
     phases,
     quoted,
 )
-from llmrun.ui.views.sampling import percent, show_choice
+from llmrun.ui.views.sampling import show_choice
 from llmrun.ui.views.tokens import pieces_text
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHADES = " ░▒▓█"
+_LATE_TOKENS = 24  # of the prompt, whose neighbours may be shown
+_SHORT = 2  # bytes that make no word
+_EMBEDDED_ROWS, _NEAREST = 6, 3
 _LENS_ROWS = 8  # layers of the lens, the last one among them
 _LENS_CANDIDATES = 3
 _HEAD_CELLS = 24  # tokens of an attention picture, in each direction
@@ -53,6 +57,7 @@ def show_explained(output: Output, found: AnswerExplained) -> None:
     run = found.run
     tokens = known_tokens(run)
     _show_tokens(output, run, tokens)
+    _show_embeddings(output, run, tokens)
     _show_layers(output, run)
     _show_lens(output, run, tokens)
     _show_attention(output, run, tokens)
@@ -79,6 +84,26 @@ def _show_tokens(output: Output, run: RunCollected, tokens: Mapping[int, Token])
     console.print(pieces_text(shown, color=color))
     output.sentence(f"The answer, {counted(n_answer, 'token')}, each chosen from what the model made of all before it:")
     console.print(pieces_text([tokens[token] for token in run.tokens[run.n_prompt :]], color=color))
+
+
+def _show_embeddings(output: Output, run: RunCollected, tokens: Mapping[int, Token]) -> None:
+    """What lies near the rarest of the prompt's last words: vocabularies count from frequent to rare."""
+    _heading(output, "Embeddings", about_embeddings(run.embeddings))
+    if run.embeddings is None:
+        return
+    late = set(run.tokens[run.first : run.n_prompt][-_LATE_TOKENS:])
+    found = [each for each in run.embeddings.tokens if each.token in late and each.neighbours]
+    words = [each.token for each in found if len(tokens[each.token].data.strip()) > _SHORT]
+    rarest = sorted(words)[-_EMBEDDED_ROWS:]
+    rows = [(quoted(tokens[each.token]), *_near(each.neighbours, tokens)) for each in found if each.token in rarest]
+    if rows:
+        columns = (Column("TOKEN", style="bold"), Column("NEAREST"), *[Column("")] * (_NEAREST - 1))
+        show_table(output, columns, rows)
+
+
+def _near(neighbours: Sequence[Neighbour], tokens: Mapping[int, Token]) -> list[str]:
+    shown = [f"{quoted(tokens[near.token])} {near.similarity:.2f}" for near in neighbours[:_NEAREST]]
+    return shown + [""] * (_NEAREST - len(shown))
 
 
 def _show_layers(output: Output, run: RunCollected) -> None:

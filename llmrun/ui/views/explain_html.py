@@ -12,11 +12,11 @@ from llmrun.insight.explain import AnswerExplained
 from llmrun.insight.merges import MergeNode, MergeRule
 from llmrun.insight.tokens import Token
 from llmrun.protocol.ended import Choice
-from llmrun.protocol.jobs.explain import HeadPicture, LensCell, RunCollected
+from llmrun.protocol.jobs.explain import EmbeddedToken, HeadPicture, LensCell, RunCollected
 from llmrun.protocol.params import SamplingParams
-from llmrun.ui.html.explain import Chip, Shade, Slider, chips, heads, lens_grid, live, script, sliders
+from llmrun.ui.html.explain import Chip, Shade, Slider, chips, heads, lens_grid, live, script, sliders, strip
 from llmrun.ui.html.page import Cell, Folded, Paragraph, Part, Section, Table, Tiles, page
-from llmrun.ui.terminal.format import counted, milliseconds, rate, size
+from llmrun.ui.terminal.format import counted, milliseconds, percent, rate, size
 from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.views.explain_words import (
     EXPERTS,
@@ -26,6 +26,7 @@ from llmrun.ui.views.explain_words import (
     TIME,
     about_attention,
     about_cache,
+    about_embeddings,
     about_layers,
     about_lens,
     about_tokens,
@@ -34,7 +35,6 @@ from llmrun.ui.views.explain_words import (
     phases,
     quoted,
 )
-from llmrun.ui.views.sampling import percent
 from llmrun.ui.views.tokens import bytes_shown
 
 _STEPS = {"top_k": 0.0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}  # that have sliders, and where each is off
@@ -60,10 +60,11 @@ def explain_page(found: AnswerExplained, sampling: SamplingParams, rule: MergeRu
             "The chosen token",
             (live("token"), *([Folded("How tokens are made", (Paragraph(rule.words),))] if rule else [])),
         ),
+        Section("Embeddings", _embeddings(run, tokens)),
         *([Section("Layers", (Paragraph(f"{about_layers(run)} {_NORMS}"), live("layers")))] if has_norms else []),
         Section("Logit lens", _lens(run, tokens)),
         Section("Attention", _attention(run, tokens)),
-        *([Section("Experts", (Paragraph(EXPERTS), live("experts")))] if _experts(run) else []),
+        *([Section("Experts", _woken(run))] if _experts(run) else []),
         Section("KV cache", _cache(found)),
         Section("Time", _time(found)),
         *([Section("Sampling", _sampling(sampling))] if found.choices else []),
@@ -94,6 +95,26 @@ def _chips(run: RunCollected, tokens: Mapping[int, Token]) -> list[Chip]:
         text = clean(token.data.decode("utf-8", "replace").replace("\n", "↵").replace("\t", "⇥")) or "·"
         shown.append(Chip(text, "control" if token.is_control else "prompt" if at < run.n_prompt else "answer"))
     return shown
+
+
+def _embeddings(run: RunCollected, tokens: Mapping[int, Token]) -> tuple[Part, ...]:
+    words, found = Paragraph(about_embeddings(run.embeddings)), run.embeddings
+    if found is None:
+        return (words,)
+    note = (
+        "Each dot is a token of this text; of the chosen one, the open dots are its nearest neighbours in the whole "
+        f"vocabulary. A plane shows only {found.shown:.0%} of how the tokens differ, so that near ones may look far."
+    )
+    rows = [
+        (
+            Cell(quoted(tokens[each.token]), each.token),
+            Cell(", ".join(f"{quoted(tokens[near.token])} {near.similarity:.2f}" for near in each.neighbours)),
+        )
+        for each in found.tokens
+        if each.neighbours
+    ]
+    table = Table(("token", "nearest in the vocabulary"), tuple(rows), words=frozenset({1}))
+    return words, Paragraph(note, small=True), live("embeddings"), Folded("All tokens as a table", (table,))
 
 
 def _lens(run: RunCollected, tokens: Mapping[int, Token]) -> tuple[Part, ...]:
@@ -147,6 +168,13 @@ def _experts(run: RunCollected) -> list[tuple[int, tuple[tuple[int, ...], ...]]]
     """Layers that have experts, and which ones each watched position woke."""
     watched = len(run.tokens) - run.first
     return [(number, layer.experts) for number, layer in enumerate(run.layers) if len(layer.experts) == watched]
+
+
+def _woken(run: RunCollected) -> tuple[Part, ...]:
+    heaviest = [[own[0] for own in woken] for _, woken in _experts(run)]
+    note = "A column is a token, a row a layer, the last on top; the colour is that of the heaviest expert."
+    picture = strip(heaviest, "The heaviest expert of each token in each layer. The table below has all of a token's.")
+    return Paragraph(EXPERTS), Paragraph(note, small=True), picture, live("experts")
 
 
 def _cache(found: AnswerExplained) -> tuple[Part, ...]:
@@ -218,6 +246,7 @@ def _data(
             for name, field in norms
             if all(getattr(layer, field) for layer in run.layers)
         ],
+        "places": run.embeddings and [_place(each) for each in run.embeddings.tokens],
         "lens": [[_lens_cell(cell) for cell in column.cells] for column in run.lens],
         "heads": [
             (head_name(each), [[(run.tokens[at], row[at]) for at in _most(row)] for row in each.rows])
@@ -228,6 +257,11 @@ def _data(
         "order": [*order, *(step for step in _STEPS if step not in order)],
         "choices": [_choice(choice) for choice in found.choices],
     }
+
+
+def _place(each: EmbeddedToken) -> tuple[Any, ...]:
+    near = [(near.token, *_rounded((near.x, near.y, near.similarity), 3)) for near in each.neighbours]
+    return each.token, *_rounded((each.x, each.y), 3), near
 
 
 def _lens_cell(cell: LensCell) -> tuple[Any, ...]:
@@ -242,13 +276,17 @@ def _choice(choice: Choice) -> dict[str, Any]:
     """Of all candidates what the model gave them; of those that are shown every step."""
     if choice.forced:
         return {"forced": True}
+    model = choice.steps[0]
+    n_others = max(model.remaining - len(choice.candidates), 0)
+    others = max(1 - sum(model.probabilities), 0.0) / n_others if n_others else 0.0
     shown = list(range(min(len(choice.candidates), _ROWS)))
     shown += [] if choice.chosen in shown else [choice.chosen]
     return {
         "forced": False,
         "text": clean(repr(choice.text)),
         "chosen": choice.chosen,
-        "model": _rounded(choice.steps[0].probabilities),
+        "model": _rounded(model.probabilities),
+        "others": (n_others, round(others, 2 * _DIGITS)),
         "shown": shown,
         "texts": [clean(repr(choice.candidates[index])) for index in shown],
         "steps": [

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from llmrun.bench.results import Limit
 from llmrun.insight.explain import AnswerExplained, CacheUse
 from llmrun.insight.tokens import Token
-from llmrun.protocol.jobs.explain import HeadPicture, LensColumn, RunCollected
+from llmrun.protocol.jobs.explain import EmbeddingPlane, HeadPicture, LensColumn, RunCollected
 from llmrun.ui.terminal.format import counted, size
 from llmrun.ui.terminal.sanitize import clean
 
@@ -64,6 +64,18 @@ def about_tokens(run: RunCollected) -> str:
     return text
 
 
+def about_embeddings(embeddings: EmbeddingPlane | None) -> str:
+    """What embeddings are, and what lies near them; or that they can't be shown."""
+    if embeddings is None:
+        return "This model's file has no input embeddings that could be shown."
+    return (
+        f"Each token of the vocabulary has a vector of {embeddings.width:,} numbers, its embedding, which the first "
+        "layer begins with. In training, tokens that are used alike get similar vectors; the nearest in the whole "
+        "vocabulary are those with the smallest angle between them, given as its cosine. What training hardly touched, "
+        "and lies nearer to control tokens, is left out."
+    )
+
+
 def about_layers(run: RunCollected) -> str:
     """What layers do."""
     return f"Each of {counted(len(run.layers), 'layer')} adds to the token's vector, the residual stream."
@@ -85,9 +97,13 @@ def about_attention(run: RunCollected) -> str:
     n_heads = sum(len(layer.heads) for layer in run.layers)
     least = min(sum(row) for picture in run.pictures for row in picture.rows)
     sums = "; what a row lacks to 1 goes to the head's attention sink" if least < _WHOLE else "; every row sums to 1"
+    flash = (
+        " To see that, it was computed without flash attention, which the answer may have had: the same, rounded "
+        "otherwise, so that probabilities may differ a little from those the answer was drawn with."
+    )
     return (
-        f"For each token, each of {n_heads:,} heads shares out its attention among the tokens up to it{sums}. The best "
-        "examples of what heads do:"
+        f"For each token, each of {n_heads:,} heads shares out its attention among the tokens up to it{sums}."
+        f"{flash if run.flash_attention else ''} The best examples of what heads do:"
     )
 
 

@@ -31,6 +31,7 @@ def show_model(output: Output, facts: Facts, *, stderr: bool = False) -> None:
         ("made from", facts.get("base_model")),
         ("licence", facts.get("license")),
         ("architecture", facts.get("architecture")),
+        ("LoRA adapter", _adapter(facts)),
         ("parameters", _parameters(facts)),
         ("quant", _quant(facts)),
         ("size", _size(facts)),
@@ -47,6 +48,10 @@ def show_model(output: Output, facts: Facts, *, stderr: bool = False) -> None:
         ("tokenizer", _tokenizer(facts)),
         ("special tokens", _listed(facts.get("special_tokens"))),
         ("chat template", _template(facts)),
+        ("made for", _purpose(facts)),
+        ("before queries", _quoted(facts, "query")),
+        ("before documents", _quoted(facts, "document")),
+        ("pictures", _projector(facts)),
         ("sampling advice", _listed(facts.get("recommended_sampling"))),
         ("other quants", _others(facts)),
         ("path", facts.get("path")),
@@ -58,6 +63,38 @@ def show_model(output: Output, facts: Facts, *, stderr: bool = False) -> None:
 def _repository(facts: Facts) -> str:
     repository = facts.get("repository") or ""
     return f"{repository} (its makers want their terms accepted first)" if facts.get("gated") else repository
+
+
+def _purpose(facts: Facts) -> str:
+    """What a model does that does not answer."""
+    pooling, advice = facts.get("pooling"), facts.get("embedding_advice")
+    if pooling == "rank":
+        return "ranking documents (llmrun rerank)"
+    if pooling is None and advice is None:
+        return ""
+    kinds = {"mean": "the mean of all tokens", "cls": "the first token's vector", "last": "the last token's vector"}
+    words = f"embeddings: {kinds[pooling]}" if pooling in kinds else "embeddings"
+    least = advice["least_dimensions"] if advice else 0
+    return f"{words}, may be cut to {least} dimensions (llmrun embed)" if least else f"{words} (llmrun embed)"
+
+
+def _quoted(facts: Facts, role: str) -> str:
+    """The makers' prompt of an embedding model."""
+    text = (facts.get("embedding_advice") or {}).get(role)
+    return repr(text) if text else ""
+
+
+def _projector(facts: Facts) -> str:
+    found = facts.get("projector")
+    return f"through {found['name']}, {_bytes(found['bytes'])}" if found else ""
+
+
+def _adapter(facts: Facts) -> str:
+    found = facts.get("adapter")
+    if not found:
+        return ""
+    ranks = " or ".join(map(str, found["ranks"]))
+    return f"rank {ranks}, alpha {found['alpha']:g}; changes {found['changes']} matrices: {', '.join(found['kinds'])}"
 
 
 def _parameters(facts: Facts) -> object:
@@ -106,7 +143,9 @@ def _per_layer(value: object) -> str:
 def _experts(facts: Facts) -> str:
     if not facts.get("experts"):
         return ""
-    return f"{facts['experts']}, of which a token uses {_per_layer(facts.get('experts_used')) or '?'}"
+    text = f"{facts['experts']}, of which a token uses {_per_layer(facts.get('experts_used')) or '?'}"
+    active, total = facts.get("active_bytes"), sum(facts.get("bytes_per_type", {}).values())
+    return text + (f": it reads {size(active)} of {size(total)} of weights" if active and total else "")
 
 
 def _positions(facts: Facts) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from llmrun.planning.estimate import AtContext, Outlook
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import readable_size
-from llmrun.ui.terminal.format import rate, seconds, size
+from llmrun.planning.split import described
+from llmrun.ui.terminal.format import counted, rate, seconds, size
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
@@ -35,11 +36,23 @@ def show_outlooks(output: Output, rows: Sequence[Outlook], hardware: Hardware, w
     output.note(f"memory: {_memory(hardware)}")
     if why:
         output.note(why)
+    for row in rows[:1]:
+        _note_network(output, row)
     if any(not at.fits for row in rows for at in row.contexts):
         output.note("(in brackets): does not fit with something left to the rest of the system")
     best = next((row for row in rows if row.n_ctx), None)
     if best is None:
         output.note("none of them fits: `llmrun list --all` shows smaller models")
+
+
+def _note_network(output: Output, row: Outlook) -> None:
+    for note in row.notes:
+        output.note(note)
+    cost = row.network
+    if cost is not None:
+        took = f"{1000 * cost.seconds:,.1f}" + (f" of {1000 / row.decode_rate:,.1f}" if row.decode_rate else "")
+        each = f"{counted(cost.round_trips, 'round trip')} and {cost.n_bytes / 1e3:,.0f} kB"
+        output.note(f"network: {each} for each token of an answer take {took} ms")
 
 
 def context_name(n_ctx: int) -> str:
@@ -78,7 +91,7 @@ def _verdict(row: Outlook) -> str:
     gpu = next((at for at in row.contexts if at.fits and at.vram_bytes), None)
     where = ""
     if gpu is not None:
-        where = ", on the GPU" if gpu.gpu_layers == -1 else f", {gpu.gpu_layers} layers on the GPU"
+        where = f", {described(gpu.gpu_layers, gpu.cpu_experts)}"
     if row.verdict == "fits with less context":
         return f"fits with --ctx {row.n_ctx}{where}"
     return f"{row.verdict}{where}"
@@ -88,4 +101,7 @@ def _memory(hardware: Hardware) -> str:
     text = f"{readable_size(hardware.memory_available)} of {readable_size(hardware.memory_total)} free"
     for gpu in hardware.gpus:
         text += f"; {gpu.description}: {readable_size(gpu.memory_free)} of {readable_size(gpu.memory_total)} free"
+    for worker in hardware.workers:
+        free, total = (readable_size(sum(sizes)) for sizes in zip(*worker.devices, strict=True))
+        text += f"; {worker.endpoint}: {free} of {total} free, {1000 * worker.round_trip:,.2f} ms away"
     return text

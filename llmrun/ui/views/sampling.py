@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmrun.protocol.ended import ChainStep, Choice
-from llmrun.ui.terminal.format import counted
+from llmrun.ui.terminal.format import counted, percent
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
@@ -63,10 +63,3 @@ def _bar(step: ChainStep, index: int, *, chosen: bool) -> str:
     share = step.probabilities[index]
     bar = "█" * max(round(share * _BAR_CELLS), share > 0)
     return f"{bar} ◀ chosen".strip() if chosen else bar
-
-
-def percent(probability: float) -> str:
-    """Three digits at most, and never 0 for what is possible."""
-    if 0 < probability < 0.0005:
-        return "<0.1%"
-    return f"{probability:.1%}"

@@ -12,7 +12,7 @@ from llmrun.bench.tune.measure import RealMachine
 from llmrun.errors import EngineCrashedError
 from llmrun.planning.settings import EngineSettings
 from llmrun.protocol.jobs.bench import Bench, Benched, BenchModel, BenchTest, Repetition
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 
 MODEL = BenchModel("tiny", 1, 1, 1, 1, "", "", "CPU", "", "")
 DEFAULT = EngineSettings(2, 2)

@@ -21,13 +21,13 @@ from llmrun.bench.tune.search import Compared, SearchResult, Tried, Trying
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
-from llmrun.model import A_CHAT, prepare
+from llmrun.model.preparing import A_CHAT, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.settings import EngineSettings
 from llmrun.planning.tuned import Profile, Tuned, choose, forget, remember, remembered, summaries
 from llmrun.protocol.jobs.bench import BenchTest
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 from llmrun.runner.launch import launch
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.tune import TuneView, as_json, line_of, show_outcome, step_words

@@ -21,9 +21,10 @@ from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.export import export, format_for, read_json
 from llmrun.chat.store.rows import name_from
 from llmrun.chat.store.store import Sessions, folder_in
-from llmrun.chat.store.turns import SUMMARY, Answer, Departure, ModelUsed, Question, TurnEntry, in_window
+from llmrun.chat.store.turns import SUMMARY, Answer, Departure, Question, TurnEntry, in_window
 from llmrun.chat.truncation import SUMMARY_QUESTION
 from llmrun.errors import DiskFullError, LlmrunError, ResourceError, UsageError
+from llmrun.models.used import ModelUsed
 from llmrun.protocol.messages import Message, Stats
 from llmrun.protocol.params import Limits, SamplingParams
 
@@ -538,7 +539,7 @@ def test_a_damaged_file_is_moved_aside(tmp_path: Path, damage: str) -> None:
         file.unlink()
         connection = sqlite3.connect(file)
         connection.execute("CREATE TABLE others(x)")
-        connection.execute("PRAGMA user_version=1")
+        connection.execute(f"PRAGMA user_version={len(store.SCHEMA.migrations)}")
         connection.close()
         content = file.read_bytes()
     else:
@@ -588,7 +589,7 @@ def test_an_older_file_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(store, "SCHEMA", replace(store.SCHEMA, migrations=newer))
     with Sessions(folder) as sessions:
         assert sessions._connection.execute("SELECT name, mood FROM sessions").fetchall() == [("one", "good")]
-        assert sessions._connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert sessions._connection.execute("PRAGMA user_version").fetchone() == (len(newer),)
         ask(sessions.open("one"), "b")
 
 

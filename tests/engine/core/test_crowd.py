@@ -241,6 +241,16 @@ def test_the_same_long_prompt_at_once_is_computed_once() -> None:
     assert talk.computed() < 2 * len(prompt)
 
 
+def test_the_same_short_prompt_at_once_is_computed_once_but_for_its_last_token() -> None:
+    talk = Conversation(hashed, n_ctx=100, n_seq_max=4, n_batch=64)
+    for request in range(4):
+        talk.ask("short", SAMPLING, most=4, request=request)
+    talk.run()
+    assert {talk.text(request) for request in range(4)} == {alone("short", 4)}
+    assert [talk.started(request).reused_tokens for request in range(4)] == [0, 4, 4, 4]
+    assert talk.computed() == len("short") + 3 + 4 * 3
+
+
 def test_a_parked_conversation_is_not_cut_by_one_that_begins_alike() -> None:
     talk = Conversation(hashed, n_ctx=100, n_seq_max=3)
     first, _ = talk.answer(SYSTEM + "one", most=5)

@@ -36,7 +36,7 @@ def test_a_batch_that_fails_is_only_the_fault_of_one(cuts: bool) -> None:
     """Nothing tells whose fault it was, so each of them is tried alone."""
     talk = Conversation(hashed, n_seq_max=3, n_batch=64, cuts=cuts)
     talk.context.poison = ord("!")
-    prompts = {1: "Hi", 2: "Ho", 3: "x" * 30 + "!"}
+    prompts = {1: "Hi", 2: "No", 3: "x" * 30 + "!"}
     talk.ask(prompts[1], most=12, request=1)
     talk.ask(prompts[2], most=12, request=2)
     talk.events += talk.engine.step() + talk.engine.step() + talk.engine.step()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from support.conversation import Conversation
-from support.fake_context import hashed
+from support.fake_context import FakeContext, hashed
 
+from llmrun.engine.core.prefix import common_prefix
+from llmrun.engine.core.slots import Slots
 from llmrun.protocol.condition import Condition
 from llmrun.protocol.messages import Finished, Started
 from llmrun.protocol.params import SamplingParams
@@ -132,6 +136,22 @@ def test_nobody_waits_for_a_prefix_of_another_salt() -> None:
     talk.ask(SYSTEM + "three", SAMPLING, most=3, request=3, salt="mine")
     talk.run()
     assert [talk.started(request).reused_tokens for request in (1, 2, 3)] == [0, 0, len(SYSTEM)]
+
+
+def test_the_slot_that_knows_most_of_a_prompt_against_the_obvious_search() -> None:
+    numbers = random.Random(7)
+    slots = Slots(FakeContext(hashed, n_seq_max=6))
+    for _ in range(2000):
+        prompt = [numbers.randrange(2) for _ in range(numbers.randrange(1, 9))]
+        for slot in slots.cached:
+            slots.cached[slot] = [numbers.randrange(2) for _ in range(numbers.randrange(9))]
+            slots._salts[slot] = numbers.choice(("", "mine"))
+        known = {
+            slot: common_prefix(cached, prompt) if slots._salts[slot] == "mine" else 0
+            for slot, cached in slots.cached.items()
+        }
+        best = max(known, key=lambda slot: (known[slot], -len(slots.cached[slot]), -slot))
+        assert slots._longest(prompt, "mine", slots.cached) == (best, known[best])
 
 
 # ---- who gets in -------------------------------------------------------------------------------------------------

@@ -96,6 +96,9 @@ def any_options(draws: random.Random) -> dict[str, Any]:
         mirostat=draws.choice((0, 0, 0, 2)),
         seed=draws.randrange(2**32),
     )
+    watermark = draws.choice(("", "green", "green,selfhash=3", "synthid,ngram=3" if sampling.temperature else ""))
+    if watermark and not sampling.mirostat:
+        sampling = replace(sampling, watermark=watermark, watermark_key="a long secret")
     return {
         "sampling": sampling,
         "most": draws.choice((None, 1, 2, 5, 9, 30)),

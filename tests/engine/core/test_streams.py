@@ -65,7 +65,7 @@ def busy_slots(crowd: Conversation) -> list[int]:
 def test_sequences_that_run_are_neighbours_again_after_some_steps() -> None:
     crowd = talk()
     for request, most in enumerate((100, 10, 10, 100)):
-        crowd.ask(f"prompt {request}", SAMPLING, most=most, request=request)
+        crowd.ask(f"{request} prompt", SAMPLING, most=most, request=request)
     for _ in range(14):
         crowd.events += crowd.engine.step()
     assert busy_slots(crowd) == [0, 3], "somebody else may still come"
@@ -76,8 +76,8 @@ def test_sequences_that_run_are_neighbours_again_after_some_steps() -> None:
     check_cells(crowd)
     crowd.run()
     for request, most in ((0, 100), (3, 100)):
-        assert crowd.text(request) == alone(f"prompt {request}", most)
-    assert crowd.computed() == 4 * len("prompt 0") + 2 * 99 + 2 * 9, "nothing was computed again"
+        assert crowd.text(request) == alone(f"{request} prompt", most)
+    assert crowd.computed() == 4 * len("0 prompt") + 2 * 99 + 2 * 9, "nothing was computed again"
 
 
 def test_a_new_sequence_closes_the_gap() -> None:

@@ -10,7 +10,7 @@ from support.gguf_writer import runnable_model, write
 
 from llmrun.errors import BadModelError, LlmrunError
 from llmrun.protocol.jobs.bench import BENCH, Bench, Benched, BenchTest, BenchUpdate
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 from llmrun.runner.runner import Runner
 
 TESTS = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from support import gguf_writer
 from support.fake_context import BEGIN, N_VOCAB, FakeContext, tokens_of
+from support.noisy import TEXT, nll_of, noisy
 
 from llmrun.engine.jobs.evaluate import needles as needles
 from llmrun.engine.jobs.evaluate.evaluate import Evaluation, Layout, check_vocabulary
@@ -32,23 +32,6 @@ from llmrun.protocol.jobs.evaluate import (
 from llmrun.quantize import evaluate
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
-
-TEXT = "".join(f"{number} squared is {number * number}, " for number in range(60))
-
-
-def noisy(seed: int, scale: float = 3.0) -> Callable[[Sequence[int]], list[float]]:
-    """A model whose logits depend on all tokens before."""
-
-    def logits(tokens: Sequence[int]) -> list[float]:
-        seen = zlib.crc32(repr(tokens).encode(), seed)
-        return [scale * zlib.crc32(bytes((token % 256,)), seen) / 2**32 for token in range(N_VOCAB)]
-
-    return logits
-
-
-def nll_of(model: Callable[[Sequence[int]], Sequence[float]], tokens: Sequence[int], token: int) -> float:
-    logits = model(tokens)
-    return math.log(math.fsum(map(math.exp, logits))) - logits[token]
 
 
 def measured(

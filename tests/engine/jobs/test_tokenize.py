@@ -33,6 +33,14 @@ def test_a_file_without_weights_will_do(tmp_path: Path) -> None:
     assert found.n_vocab == len(SPELLING_VOCABULARY)
 
 
+def test_a_vocabulary_that_was_opened_ahead_is_not_read_again(tmp_path: Path) -> None:
+    path, flag = write(tmp_path / "tiny.gguf", spelling_model()), _native.CancelFlag()
+    opened = run(TokenizeText(str(path), "", special=False), lambda update: None, flag)
+    assert (opened.tokens, opened.n_vocab) == ((), len(SPELLING_VOCABULARY))
+    path.unlink()
+    assert run(TokenizeText(str(path), "hi"), lambda update: None, flag).tokens == (1, HI)
+
+
 def test_plain_text_has_no_control_tokens(tmp_path: Path) -> None:
     found = tokenized(write(tmp_path / "tiny.gguf", spelling_model()), "</s>", special=False)
     assert found.tokens == (SPACE, *(SPELLING_VOCABULARY.index(f"<0x{byte:02X}>") for byte in b"</s>"))

@@ -23,7 +23,7 @@ from llmrun.engine.llama.base import ALLOCATING, Aborted, DecodeError, Entry, No
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import OutOfMemoryError
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 
 STEP = 256  # llama.cpp's caches are multiples of this
 

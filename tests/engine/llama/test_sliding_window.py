@@ -24,7 +24,8 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.protocol.messages import Failed, Load
+from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import Failed
 from llmrun.protocol.params import Limits, SamplingParams
 
 WINDOW = 32

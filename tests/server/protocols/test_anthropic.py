@@ -164,7 +164,7 @@ def test_structured_output(said: dict[str, Any]) -> None:
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"text": "Hello"}]}]}, r"messages\[0\].content\[0\].type"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "source.data is missing"),
         ({"messages": [{"role": "user", "content": 5}]}, r"messages\[0\].content"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
         ({"messages": [{"role": "assistant", "content": "Well,"}]}, "last message"),

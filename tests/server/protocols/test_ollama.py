@@ -279,6 +279,8 @@ def test_show_has_what_vs_code_reads() -> None:
     assert shown.capabilities == ["completion", "tools", "thinking"]
     assert shown.modelinfo == {"general.architecture": "llama", "llama.context_length": 8192}
     assert show(MODEL, n_ctx_train=8192, template="", thinks=False)["capabilities"] == ["completion"]
+    seeing = show(MODEL, n_ctx_train=8192, template="", thinks=False, sees=True)
+    assert seeing["capabilities"] == ["completion", "vision"]
 
 
 def test_the_version_is_one_that_vs_code_takes() -> None:

@@ -58,6 +58,13 @@ def test_sampling_has_only_what_was_named() -> None:
     }  # fmt: skip
 
 
+def test_a_client_may_ask_for_a_watermark() -> None:
+    named = {"watermark": "green,bias=1", "watermark_key": "secret"}
+    assert read({**USER, **named}).sampling == named
+    with pytest.raises(UsageError, match="invalid watermark red"):
+        read({**USER, "watermark": "red"})
+
+
 def test_names_of_other_servers_are_understood() -> None:
     named = {"typ_p": 0.5, "repetition_penalty": 1.5, "samplers": ["top_k"], "logit_bias": [[5, False]], "seed": -1}
     assert read({**USER, **named}).sampling == {
@@ -216,6 +223,22 @@ def test_usage_tells_what_became_of_drafts() -> None:
     details = written.whole()["usage"]["completion_tokens_details"]
     assert details == {"accepted_prediction_tokens": 8, "rejected_prediction_tokens": 7}
     assert "completion_tokens_details" not in writer(USER, ENVELOPE).whole()["usage"]
+
+
+def test_usage_counts_the_prompt_of_several_answers_once_whichever_came_first() -> None:
+    written = writer({**USER, "n": 3}, ENVELOPE)
+    for choice, cached in ((2, 10), (0, 39), (1, 39)):
+        written.feed(Begun(choice, 40, cached))
+    usage = written.whole()["usage"]
+    assert (usage["prompt_tokens"], usage["prompt_tokens_details"]) == (40, {"cached_tokens": 10})
+
+
+def test_several_text_completions_are_streamed_by_their_index() -> None:
+    written = openai_text.writer({"prompt": "Once", "n": 2, "echo": True}, ENVELOPE)
+    streamed = written.begin() + written.feed(Text(1, "b")) + written.feed(Text(0, "a"))
+    told = [(chunk["choices"][0]["index"], chunk["choices"][0]["text"]) for chunk in chunks(streamed)]
+    assert told == [(0, "Once"), (1, "Once"), (1, "b"), (0, "a")]
+    assert [choice["text"] for choice in written.whole()["choices"]] == ["Oncea", "Onceb"]
 
 
 def test_usage_comes_only_where_it_was_asked_for() -> None:

@@ -14,18 +14,8 @@ import pytest
 from support.escapes import SEQUENCES, UNFINISHED, is_allowed
 from support.screens import Clock, Terminal, rows_of
 
-from llmrun.protocol.messages import (
-    Event,
-    Failed,
-    Finished,
-    Loaded,
-    LoadProgress,
-    PrefillProgress,
-    Rendering,
-    Started,
-    Stats,
-    TextDelta,
-)
+from llmrun.protocol.loading import Loaded, LoadProgress
+from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress, Rendering, Started, Stats, TextDelta
 from llmrun.ui.answer.page import Page
 from llmrun.ui.answer.view import AnswerView, PlainView, answer_view
 from llmrun.ui.terminal.output import Output
@@ -102,7 +92,7 @@ def test_a_silent_engine_is_told(live: bool) -> None:
     assert not any("no word" in row for row in case.rows)
     case.clock.now += 3
     case.view.tick()
-    assert case.rows[1].startswith("no word from the engine for 13 s, Ctrl-C stops it")
+    assert case.rows[1].startswith("nothing has come for 13 s, Ctrl-C stops it")
     case.text("two ")
     case.clock.now += 1
     case.view.tick()
@@ -544,7 +534,7 @@ def test_reused_tokens_are_in_the_live_line() -> None:
 
 LOADED = """\
 import io, sys, time
-from llmrun.protocol.messages import LoadProgress
+from llmrun.protocol.loading import LoadProgress
 from llmrun.ui.answer.page import Page
 from llmrun.ui.answer.view import AnswerView
 view = AnswerView(io.StringIO(), page=Page(time.monotonic, markdown=True))

@@ -41,6 +41,18 @@ def test_summary_words() -> None:
     assert summary(Finished(1, "cancelled", STATS)).endswith("stopped by Ctrl-C")
 
 
+def test_a_servers_figures_are_its_tokens_and_our_clock() -> None:
+    server = replace(STATS, over_network=True, prefill_seconds=0.0, reused_tokens=0, seed=0)
+    said = summary(Finished(1, "stop", server))
+    assert said.startswith(f"prompt {server.prompt_tokens} tokens · decode ")
+    assert said.endswith(" · timed over the network")
+    uncounted = replace(server, prompt_tokens=0, context_used=0, n_ctx=0)
+    assert "prompt" not in summary(Finished(1, "stop", uncounted))
+    assert "ctx" not in summary(Finished(1, "length", uncounted))
+    assert short_summary(Finished(1, "stop", replace(server, n_ctx=0))).endswith(" · ctx 159")
+    assert summary(Finished(1, "length", replace(server, n_ctx=0))).endswith("stopped: max tokens reached")
+
+
 def test_drafts_are_told_where_there_were_any() -> None:
     drafted = replace(STATS, drafted_tokens=1260, accepted_tokens=88, decode_steps=40, context_used=0)
     said = "drafted 1,260, accepted 88 · 3.2 tokens a step"

@@ -11,18 +11,22 @@ import quickjs
 from support.sampler_cases import OFF, native_sampler
 
 from llmrun.protocol.params import SamplingParams
-from llmrun.ui.html.explain import Chip, Shade, Slider, chips, heads, lens_grid, script, sliders
+from llmrun.ui.html.explain import Chip, Shade, Slider, chips, heads, lens_grid, script, sliders, strip
 
 ORDER = ["top_k", "top_p", "min_p", "temperature"]
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'\u2028\x1b[2J"
 
 
-def recomputed(probabilities: list[float], order: list[str], params: SamplingParams) -> list[float]:
+def recomputed(
+    probabilities: list[float], others: tuple[int, float], order: list[str], params: SamplingParams
+) -> tuple[list[float], int]:
+    """What is left of the candidates, and how many those and the others are."""
     context = quickjs.Context()
     context.eval(script({}).code)
     values = {name: getattr(params, name) for name in ORDER}
-    arguments = ",".join(map(json.dumps, (probabilities, order, values)))
-    return json.loads(context.eval(f"JSON.stringify(recompute({arguments}))"))
+    arguments = ",".join(map(json.dumps, (probabilities, others, order, values)))
+    found = json.loads(context.eval(f"JSON.stringify(recompute({arguments}))"))
+    return found["shares"], found["left"]
 
 
 @pytest.mark.parametrize(
@@ -39,14 +43,18 @@ def recomputed(probabilities: list[float], order: list[str], params: SamplingPar
     ],
 )
 @pytest.mark.parametrize("order", [ORDER, ORDER[::-1]])
-def test_the_sliders_compute_what_the_sampler_does(changed: dict[str, float], order: list[str]) -> None:
+@pytest.mark.parametrize("n_known", [20, 12])
+def test_the_sliders_compute_what_the_sampler_does(changed: dict[str, float], order: list[str], n_known: int) -> None:
     params = replace(OFF, **changed, order=tuple(order))
-    row = np.random.default_rng(7).normal(size=20).astype(np.float32) * 2
+    row = np.sort(np.random.default_rng(7).normal(size=20).astype(np.float32) * 2)[::-1].copy()
+    row[n_known:] = row[-1]  # the others are alike
     sampler = native_sampler(len(row), params, 1, remember=1)
     sampler.sample(row.ctypes.data)
     steps = sampler.explain(0, len(row))[1]
     model, last = ([share for _, share in steps[at][2]] for at in (0, -1))
-    assert recomputed(model, order, params) == pytest.approx(last, abs=1e-5)
+    shares, left = recomputed(model[:n_known], (20 - n_known, model[-1]), order, params)
+    assert shares == pytest.approx(last[:n_known], abs=1e-5)
+    assert left == steps[-1][1]
 
 
 def test_the_script_makes_no_markup_of_data() -> None:
@@ -77,6 +85,13 @@ def test_attention_is_shaded_by_its_share() -> None:
     full, faint = 'd="M0 0h1v1h-1zM1 1h1v1h-1z" fill-opacity="1"', 'd="M0 1h1v1h-1z" fill-opacity="0.2"'
     assert full in shown
     assert faint in shown
+
+
+def test_equal_numbers_have_one_colour() -> None:
+    shown = strip([[7, 1], [1, 1]], "experts").markup
+    assert 'viewBox="0 0 2 2"' in shown
+    assert '<path d="M0 0h1v1h-1zM1 0h1v1h-1zM1 1h1v1h-1z" fill="hsl(138 55% 58%)"><title>1<' in shown
+    assert '<path d="M0 1h1v1h-1z"' in shown, "the first layer is below"
 
 
 def test_the_last_layer_is_on_top() -> None:

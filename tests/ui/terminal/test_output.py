@@ -12,7 +12,7 @@ import pytest
 
 from llmrun.errors import LlmrunError, ModelNotFoundError
 from llmrun.protocol.messages import Finished, Stats, TextDelta
-from llmrun.ui.terminal.output import Output, quiet_broken_pipe
+from llmrun.ui.terminal.output import Output, drop_output
 
 ERROR = ModelNotFoundError("there is no model 'x\x1b[2J'", why="no such\nfile", hint="llmrun list --all")
 
@@ -192,13 +192,13 @@ assert not output.can_ask
 
 def test_broken_pipe_is_quiet() -> None:
     code = """
-from llmrun.ui.terminal.output import Output, quiet_broken_pipe
+from llmrun.ui.terminal.output import Output, drop_output
 output = Output()
 try:
     for _ in range(100_000):
         output.text("x" * 100)
 except BrokenPipeError:
-    quiet_broken_pipe()
+    drop_output()
     raise SystemExit(3)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -210,14 +210,14 @@ except BrokenPipeError:
         assert process.wait(timeout=120) == 3
 
 
-def test_quiet_broken_pipe_takes_a_stream() -> None:
+def test_drop_output_takes_a_stream() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     stream = os.fdopen(write_end, "w")
     stream.write("x")
     with pytest.raises(BrokenPipeError):
         stream.flush()
-    quiet_broken_pipe(stream)
+    drop_output(stream)
     stream.close()
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from llmrun.bench.load import LoadOutcome, LoadRequest, LoadRow
 from llmrun.bench.results import BenchWarning, Machine
 from llmrun.errors import CancelledError
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 from llmrun.ui.views.bench_load_html import load_page
 
 MS = 10**6
@@ -35,6 +35,29 @@ def test_figures_bars_and_the_machine() -> None:
     assert shown.count("1 client, own prompts") >= 3
     assert "240 t/s" in shown, "the best of all"
     assert "/secret" not in shown
+
+
+def test_the_knee_is_marked() -> None:
+    rows = tuple(
+        replace(OWN, clients=clients, avg_ts=rate, answer_p50_ns=time * MS)
+        for clients, rate, time in ((1, 100.0, 1000), (2, 200.0, 1000), (4, 210.0, 2000))
+    )
+    shown = load_page(REQUEST, LoadOutcome(rows, (), None), Machine())
+    assert shown.count("Throughput against latency, own prompts") >= 1
+    assert "Throughput against latency, shared prompts" not in shown
+    assert ">knee</text>" in shown
+    assert ">knee</text>" not in load_page(REQUEST, LoadOutcome(rows[:2], (), None), Machine())
+
+
+def test_a_far_server_is_named_and_not_this_machine() -> None:
+    request = replace(REQUEST, load=None, server="host:8080")
+    shown = load_page(request, LoadOutcome((replace(OWN, early=2),), (), None), Machine(cpu="Testium 3000"))
+    assert "host:8080" in shown
+    assert "Testium" not in shown
+    assert "Cached" in shown
+    unknown = replace(OWN, cached_share=0.0)
+    assert "Cached" not in load_page(request, LoadOutcome((unknown,), (), None), Machine())
+    assert "2 of 2 answers ended before 64 tokens" in shown
 
 
 def test_what_makes_it_doubtful_is_said() -> None:

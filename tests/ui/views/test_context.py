@@ -21,3 +21,12 @@ def test_every_message_the_template_and_what_is_free() -> None:
     assert lines[5] == ["free", "50", "50.0%", "█" * 8]
     assert lines[6] == ["50", "of", "100", "tokens."]
     assert "\x1b" not in output.stderr.getvalue()
+
+
+def test_a_window_that_nobody_knows_has_no_shares() -> None:
+    output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environment={})
+    show_context(output, [Message("user", "Hi")], Counted(1, (3,), 12), 0, about=True)
+    said = output.stderr.getvalue()
+    assert "%" not in said
+    assert "free" not in said
+    assert said.endswith("About 12 tokens.\n")

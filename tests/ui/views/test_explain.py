@@ -9,6 +9,7 @@ from support.explained import CACHE, FOUND, LAYER, RUN, column
 
 from llmrun.insight.explain import AnswerExplained
 from llmrun.protocol.jobs.explain import HeadPicture, WatchedLayer
+from llmrun.protocol.jobs.tokenize import VocabularyPiece
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.explain import show_explained, sparkline
 
@@ -28,7 +29,7 @@ def row(lines: list[str], start: str) -> list[str]:
 
 def test_the_story_has_all_of_its_parts() -> None:
     lines = shown(FOUND)
-    parts = ["Tokens", "Layers", "Logit lens", "Attention", "KV cache", "Time", "Sampling"]
+    parts = ["Tokens", "Embeddings", "Layers", "Logit lens", "Attention", "KV cache", "Time", "Sampling"]
     assert [line for line in lines if line in parts] == parts
     assert "|<s>| hi" in lines
     assert row(lines, "residual")[-3:] == ["▃█", "2.0", "8.0"]
@@ -36,6 +37,15 @@ def test_the_story_has_all_of_its_parts() -> None:
     assert row(lines, "prefill") == ["prefill", "3", "500.0", "ms", "6.0", "t/s", "50%", "of", "compute"]
     assert row(lines, "decode")[-4:] == ["t/s", "50%", "of", "memory"]
     assert ["decode", "██", "1.0", "ms"] in [line.split() for line in lines]
+
+
+def test_words_have_their_neighbours() -> None:
+    longer = replace(RUN, pieces=(*RUN.pieces[:1], VocabularyPiece(1, b" hello".hex()), *RUN.pieces[2:]))
+    lines = shown(replace(FOUND, run=longer))
+    assert "a vector of 576 numbers" in " ".join(lines)
+    assert row(lines, "' hello'  'you'") == ["'", "hello'", "'you'", "0.75"]
+    assert not any("NEAREST" in line for line in shown(FOUND)), "no token of the prompt is a word"
+    assert any("no input embeddings" in line for line in shown(replace(FOUND, run=replace(RUN, embeddings=None))))
 
 
 def test_the_lens_says_how_likely_the_token_was_that_came() -> None:
@@ -54,6 +64,11 @@ def test_attention_is_shaded_row_by_row() -> None:
     rows = lines[next(number for number, line in enumerate(lines) if "each row is a token" in line) + 1 :][:3]
     assert [line.rstrip()[15:] for line in rows] == ["██", "▓▓▓▓", "  ██"]
     assert row(lines, "layer 2, head 2")[-3:] == ["10.0%", "90.0%", "0.10"]
+
+
+def test_what_flash_attention_rounds_otherwise_is_named_where_it_was() -> None:
+    assert "flash attention" in " ".join(shown(FOUND))
+    assert "flash attention" not in " ".join(shown(replace(FOUND, run=replace(RUN, flash_attention=False))))
 
 
 def test_what_a_row_lacks_is_explained() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from dataclasses import replace
+from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -15,12 +16,26 @@ from support.explained import CACHE, CHOICE, FOUND, LAYER, RUN, column
 from llmrun.insight.explain import PAGE_CANDIDATES, AnswerExplained
 from llmrun.insight.merges import BytePairs
 from llmrun.protocol.ended import ChainStep, Choice
-from llmrun.protocol.jobs.explain import HeadPicture, LensCell, LensColumn, WatchedLayer
+from llmrun.protocol.jobs.explain import (
+    EmbeddedToken,
+    EmbeddingPlane,
+    HeadPicture,
+    LensCell,
+    LensColumn,
+    Neighbour,
+    WatchedLayer,
+)
 from llmrun.protocol.jobs.tokenize import VocabularyPiece
 from llmrun.protocol.params import SamplingParams
 from llmrun.ui.views.explain_html import explain_page
 
-HOSTILE = ("</script><b onclick=alert(1)>", "<img src=x onerror=alert(1)>", "\"'`&<!--", "\u2028\x1b[2J\x00\u202e")
+_ATTACKS = (
+    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<b onclick=alert(1)>", "<svg/onload=alert(1)>",
+    "<!--", "<style>*{display:none}", "<base href=//evil>", "<a href=javascript:alert(1)>", "&lt;script&gt;", "]]><?x",
+)  # fmt: skip
+_WAYS_OUT = ("{}", "</script>{}", "\"'>{}", "</title></style></textarea>{}", "\u2028\x1b[2J\x00\u202e{}\ud800")
+HOSTILE = tuple(way.format(attack) for attack in _ATTACKS for way in _WAYS_OUT)
+assert len(HOSTILE) == 50
 
 
 def shown(found: AnswerExplained, rule: BytePairs | None = None, **sampling: Any) -> str:
@@ -39,15 +54,26 @@ def headings(page: str) -> list[str]:
 
 def test_every_part_is_on_the_page() -> None:
     page = shown(FOUND)
-    parts = ["Tokens", "The chosen token", "Layers", "Logit lens", "Attention", "KV cache", "Time", "Sampling"]
+    parts = [
+        "Tokens",
+        "The chosen token",
+        "Embeddings",
+        "Layers",
+        "Logit lens",
+        "Attention",
+        "KV cache",
+        "Time",
+        "Sampling",
+    ]
     assert headings(page) == parts
     views = re.findall('data-view="(.*?)"', page)
-    assert views == ["token", "layers", "lens", "attention", "time", "sampling"]
-    for words in ("50% of compute", "3 times as much", "layer 2, head 2: rests on the first token"):
+    assert views == ["token", "embeddings", "layers", "lens", "attention", "time", "sampling"]
+    for words in ("shows only 38%", "50% of compute", "3 times as much", "layer 2, head 2: rests on the first token"):
         assert words in page
     data = data_of(page)
     assert data["start"] == 1, "the prompt's last token"
     assert [data["names"][str(token)] for token in data["tokens"]] == [r"'<s>\x1b[2J'", "' hi'", "'you'"]
+    assert data["places"][1] == [1, 1.0, 0.5, [[2, -1.0, 0.5, 0.75]]]
     assert data["norms"][0] == ["residual stream", [[1.0, 2.0, 3.0], [1.0, 8.0, 3.0]]]
     assert data["lens"][0][1] == [[1, 2], [0.75, 0.25], 0.5, 0]
     assert data["heads"][0][1][2][0] == [1, 1.0], "you looks at hi"
@@ -66,29 +92,52 @@ def test_it_loads_nothing_and_runs_only_its_own_scripts() -> None:
     assert all(f"sha256-{digest}" in policy[1] for digest in digests)
 
 
+class Elements(HTMLParser):
+    """What a browser makes of a page: its elements, and which attributes they have."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, list[str]]] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, [name for name, _ in attrs]))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.found.append((f"/{tag}", []))
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(f"a comment: {data}")
+
+
+def of_a_model_that_says(text: str) -> str:
+    """The page of a model whose name and tokens are all this text, and came by merges of it."""
+    written = text.encode("utf-8", "surrogatepass")
+    pieces = tuple(VocabularyPiece(token, written.hex(), is_control=token == 0) for token in range(3))
+    choice = CHOICE._replace(text=text, candidates=(text, text))
+    merges = [written[:end] + b" " + written[end : end + 1] for end in range(1, len(written))]
+    rule = BytePairs([written] * 3, merges, is_byte_level=False)
+    return shown(replace(FOUND, model=text, run=replace(RUN, pieces=pieces), choices=(choice,)), rule)
+
+
 @pytest.mark.parametrize("text", HOSTILE)
-def test_texts_of_the_model_are_inert(text: str) -> None:
-    pieces = (*RUN.pieces[:1], VocabularyPiece(1, text.encode().hex()), *RUN.pieces[2:])
-    choice = CHOICE._replace(text=text, candidates=(text, "me"))
-    merges = [f"{text[:end]} {text[end]}".encode() for end in range(1, len(text))]
-    rule = BytePairs([None, text.encode(), None], merges, is_byte_level=False)
-    page = shown(replace(FOUND, model=text, run=replace(RUN, pieces=pieces), choices=(choice,)), rule)
-    assert page.count("<script") == 3
-    assert page.count("</script") == 3
-    assert not set("\x00\x1b\u2028\u202e") & set(page)
-    assert "<img" not in page
-    assert "<!--" not in page
-    assert data_of(page)["trees"][1] is not None
+def test_a_hostile_vocabulary_changes_no_element_of_the_page(text: str) -> None:
+    page = of_a_model_that_says(text)
+    assert Elements(page).found == Elements(of_a_model_that_says("word")).found
+    assert not set("\x00\x1b\u2028\u202e\ud800") & set(page)
+    assert "alert" in str(data_of(page)["names"]) or "alert" not in text
 
 
 def test_a_choice_has_its_steps_and_all_that_sliders_need() -> None:
     many = tuple(f"word {number}" for number in range(PAGE_CANDIDATES))
-    shares = tuple(1 / PAGE_CANDIDATES for _ in many)
+    shares = tuple(0.9 / PAGE_CANDIDATES for _ in many)
     choice = Choice("word 150", False, many, 150, (ChainStep("model", 300, shares), ChainStep("top_k", 200, shares)))
     page = shown(replace(FOUND, choices=(Choice("x", forced=True), choice)), top_k=500, order=("top_k", "min_p"))
     forced, free = data_of(page)["choices"]
     assert forced == {"forced": True}
     assert len(free["model"]) == PAGE_CANDIDATES
+    assert free["others"] == [100, pytest.approx(0.1 / 100)], "what the model gave to candidates that have no name here"
     assert free["shown"] == [*range(12), 150], "the chosen one is always there"
     assert free["texts"][-1] == "'word 150'"
     assert [(name, left, len(shares)) for name, left, shares in free["steps"]] == [
@@ -108,9 +157,17 @@ def test_how_tokens_are_made() -> None:
 
 
 def test_what_a_model_lacks_is_left_out_or_said() -> None:
-    bare = replace(RUN, layers=(WatchedLayer(),) * 2, pictures=(), lens=(), lens_refused="names", decode_seconds=0.0)
+    bare = replace(
+        RUN,
+        embeddings=None,
+        layers=(WatchedLayer(),) * 2,
+        pictures=(),
+        lens=(),
+        lens_refused="names",
+        decode_seconds=0.0,
+    )
     page = shown(AnswerExplained("tiny", bare, (), replace(CACHE, layers=0), None, None))
-    assert headings(page) == ["Tokens", "The chosen token", "Logit lens", "Attention", "KV cache", "Time"]
+    assert headings(page) == ["Tokens", "The chosen token", "Embeddings", "Logit lens", "Attention", "KV cache", "Time"]
     assert "no attention weights" in page
     assert "keeps no keys and values" in page
     assert "is not shown: the model" in page
@@ -121,6 +178,8 @@ def test_experts_of_each_token() -> None:
     page = shown(replace(FOUND, run=replace(RUN, layers=layers)))
     assert "Experts" in headings(page)
     assert data_of(page)["experts"] == [[0, [[0, 1], [5, 3], [2, 2]]]]
+    assert "5</title>" in page, "the heaviest of the second token has its colour"
+    assert "3</title>" not in page
 
 
 def test_of_a_long_text_places_count_from_the_first_watched_token() -> None:
@@ -146,6 +205,14 @@ def test_sixty_four_tokens_of_thirty_layers_stay_small() -> None:
         tokens=tuple(range(49151, 49151 - size, -1)),
         pieces=tuple(VocabularyPiece(49151 - at, b" <tokens>".hex()) for at in range(size)),
         n_prompt=1,
+        embeddings=EmbeddingPlane(
+            576,
+            0.5,
+            tuple(
+                EmbeddedToken(49151 - at, 1.234567, -1.234567, (Neighbour(49151, 0.123456789, 12.34567, 1.234567),) * 5)
+                for at in range(size)
+            ),
+        ),
         layers=(layer,) * n_layers,
         pictures=tuple(
             HeadPicture("spread", 0, 0, tuple((1 / (at + 1),) * (at + 1) for at in range(size))) for _ in range(4)

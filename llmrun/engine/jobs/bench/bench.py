@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmrun import _native
-from llmrun.engine.jobs.bench.energy import Energy
 from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.devices import backends, build, devices, supports_offload
 from llmrun.engine.llama.model import LlamaModel
+from llmrun.protocol.energy import Energy
 from llmrun.protocol.jobs.bench import Bench, Benched, BenchModel, BenchTest, BenchUpdate, Repetition
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 
 Report = Callable[[BenchUpdate], None]
 
@@ -154,7 +154,7 @@ def _with_weights(load: Load, report: Report, flag: _native.CancelFlag) -> _Kept
         _kept.pop().close()
     report(BenchUpdate("loading"))
     began = time.perf_counter_ns()
-    weights = LlamaModel(load.path, load.gpu_layers, flag, verbose=load.verbose, repack=load.repack, mmap=load.mmap)
+    weights = LlamaModel.of(load, flag)
     kept = _Kept(weights, time.perf_counter_ns() - began)
     _kept.append(kept)
     len(weights.vocabulary.control_texts)  # what collects them would compete with the first test

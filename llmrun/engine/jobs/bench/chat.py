@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from llmrun.engine.channel import Outbox
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
-from llmrun.engine.llama.base import Entry
+from llmrun.engine.llama.base import Embedded, Entry
 from llmrun.errors import LlmrunError
 from llmrun.protocol.jobs.bench import BenchAnswer, BenchTest
 from llmrun.protocol.messages import Event, Failed, TextDelta
@@ -46,7 +46,7 @@ class _Stopwatch:
         self.n_cells, self.n_parked, self.unified = context.n_cells, context.n_parked, context.unified
         self.shares, self.lay_out = context.shares, context.lay_out
         self.n_batch, self.n_outputs, self.cuts = context.n_batch, context.n_outputs, context.cuts
-        self.forget, self.drop, self.copy = context.forget, context.drop, context.copy
+        self.adapt, self.forget, self.drop, self.copy = context.adapt, context.forget, context.drop, context.copy
         self.state, self.set_state = context.state, context.set_state
         known = context.vocabulary
         self.n_tokens, self.suppressed, self.control_texts = known.n_tokens, known.suppressed, known.control_texts
@@ -57,7 +57,7 @@ class _Stopwatch:
         self.token_times: list[int] = []
         self._mark = 0
 
-    def decode(self, batch: Sequence[Entry]) -> None:
+    def decode(self, batch: Sequence[Entry] | Embedded) -> None:
         """See base.Context."""
         if self.token_times:
             self.text_ns += time.perf_counter_ns() - self._mark

@@ -34,7 +34,7 @@ from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadLogitsError, LlmrunError, UsageError
 from llmrun.protocol.jobs.evaluate import Evaluate, Evaluated, EvaluateUpdate, Needle
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 
 BATCH = 512
 """Tokens that are read at once. More would take more memory for their logits and be no faster."""
@@ -58,11 +58,11 @@ def run(command: Evaluate, report: Report, flag: _native.CancelFlag) -> Evaluate
     tokens = vocabulary.with_bos(vocabulary.tokenize(command.text, special=False))
     if len(tokens) < command.n_ctx:
         raise _too_short(len(tokens), command)
-    contexts = [_context(model, command)]
+    contexts = [open_context(model, command)]
     if command.reference:
         with _naming_the_reference():
             reference = LlamaModel(command.reference, command.gpu_layers, flag)
-            contexts.append(_context(reference, replace(command, kv_type_k="f16", kv_type_v="f16")))
+            contexts.append(open_context(reference, replace(command, kv_type_k="f16", kv_type_v="f16")))
         check_vocabulary(vocabulary, reference.vocabulary, tokens, command.text)
     return Evaluation(command, contexts, tokens, vocabulary.with_bos([]), report).run()
 
@@ -75,7 +75,8 @@ def _naming_the_reference() -> Iterator[None]:
         raise type(error)(f"the reference: {error.what}", why=error.why, hint=error.hint) from None
 
 
-def _context(model: LlamaModel, command: Evaluate) -> LlamaContext:
+def open_context(model: LlamaModel, command: Evaluate) -> LlamaContext:
+    """A context that gives the logits of a whole batch."""
     load = Load(
         model.path,
         n_ctx=command.n_ctx,
@@ -194,14 +195,15 @@ class Evaluation:
         """Read everything."""
         self._report(EvaluateUpdate(0, self._total))
         for index in range(self._chunks):
-            self._scores.append(self._score_chunk(index))
+            self._scores.append(self.score_chunk(index))
             self._report(EvaluateUpdate(self._done, self._total, self._so_far()))
         for length in self._lengths:
             self._needles += self._find_needles(length)
             self._report(EvaluateUpdate(self._done, self._total, self._so_far()))
         return self._so_far()
 
-    def _score_chunk(self, index: int) -> Array:
+    def score_chunk(self, index: int) -> Array:
+        """Read a chunk; gives the scores of its positions, in their order."""
         size = min(context.n_batch for context in self._contexts)
         parts = []
         for context in self._contexts:

@@ -20,7 +20,7 @@ from llmrun.engine.llama.tensors import GgmlTensor, TensorNumbers
 from llmrun.protocol.jobs.explain import HeadFigures, HeadPicture, WatchedLayer
 
 _COMPUTED = 16  # GGML_TENSOR_FLAG_COMPUTE
-_EMBEDDINGS = frozenset({"embd", "inp_scaled"})  # the second is Gemma's, and comes after the first
+_EMBEDDINGS = frozenset({"embd", "model.embed_tokens", "model.input_embed", "inp_scaled"})  # the last is Gemma's second
 _RESIDUAL, _ATTENTION, _EXPERTS = "l_out", "kq_soft_max", "ffn_moe_topk"
 _BETWEEN = frozenset({"ffn_inp", "sa_out"})  # the residual stream between attention and the feed-forward part
 _FEED_FORWARD = "ffn_out"  # where there is no such place

@@ -15,12 +15,16 @@ from typing import Any
 
 from llmrun import _native
 from llmrun.engine.jobs.explain.collector import Collector, Stopwatch
+from llmrun.engine.jobs.explain.embeddings import embeddings
 from llmrun.engine.jobs.explain.lens import Lens
+from llmrun.engine.jobs.explain.weights import FileWeights
 from llmrun.engine.jobs.tokenize.tokenize import pieces
 from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.tensors import GgmlTensor
-from llmrun.engine.service import LoadedModel
+from llmrun.engine.loaded import LoadedModel
+from llmrun.errors import UsageError
+from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.jobs import Nothing
 from llmrun.protocol.jobs.explain import ExplainRun, RunCollected, WatchedLayer
 
@@ -36,27 +40,37 @@ def run(
     """Look at an answer that has ended.
 
     Raises:
-        UsageError: nothing is remembered about it.
+        UsageError: nothing is remembered about it, or it is about a picture.
         OutOfMemoryError: a second context does not fit.
     """
     answered = loaded.engine.ended(command.answer)
+    if answered.extras.pictures is not None:
+        raise UsageError("an answer about a picture can't be explained", why="only tokens can be looked at again")
+    if answered.extras.pictures is not None:
+        why = "a picture goes through the model as vectors, which are kept nowhere"
+        raise UsageError("an answer about a picture can't be explained", why=why)
     tokens, n_prompt = list(answered.tokens), answered.n_prompt
-    with closing(_Replay(loaded, tokens)) as replay:
+    with closing(_Replay(loaded, tokens, answered.extras.adapters)) as replay:
         first = replay.first
         chosen = range(first if command.everywhere else max(first, n_prompt - 1), len(tokens))
         collector = Collector(first, len(tokens), [position - first for position in chosen])
         logits = replay.collect(collector, chosen)
         prefill, decode = replay.timed()
-    lens = Lens(loaded.weights.path, loaded.load.threads)
+    weights, vocabulary = FileWeights(loaded.weights.header, loaded.load.threads), loaded.weights.vocabulary
+    lens = Lens(weights)
     columns = lens.columns(collector.kept, logits, chosen, tokens)
+    embedded = embeddings(weights, vocabulary, tokens[first:])
     shown = [*tokens, *(token for column in columns for cell in column.cells for token in cell.candidates)]
+    shown += [near.token for each in embedded.tokens for near in each.neighbours] if embedded else []
     return RunCollected(
         tokens=tuple(tokens),
-        pieces=pieces(loaded.weights.vocabulary, shown),
+        pieces=pieces(vocabulary, shown),
         n_prompt=n_prompt,
         first=first,
         embedding=collector.embedding,
+        embeddings=embedded,
         layers=_timed_layers(collector.layers(), prefill, decode),
+        flash_attention=loaded.load.flash_attention != "off",
         pictures=collector.pictures(),
         lens=columns,
         lens_refused=lens.refused,
@@ -80,7 +94,7 @@ class _Replay:
         first: first position that is watched.
     """
 
-    def __init__(self, loaded: LoadedModel, tokens: list[int]) -> None:
+    def __init__(self, loaded: LoadedModel, tokens: list[int], adapters: tuple[AdapterScale, ...]) -> None:
         self._tokens, size = tokens, len(tokens)
         self.first = max(0, size - WATCHED)
         watched = size - self.first
@@ -99,6 +113,7 @@ class _Replay:
         )
         self._watch: Callable[[GgmlTensor, bool], bool] = _nothing
         self._context = LlamaContext(loaded.weights, load, n_outputs=watched, watch=self._called)
+        self._context.adapt(adapters)
 
     def _called(self, tensor: GgmlTensor, ask: bool) -> bool:
         return self._watch(tensor, ask)

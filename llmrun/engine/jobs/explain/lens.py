@@ -1,25 +1,24 @@
 """The logit lens: what a model would say if it ended behind an earlier layer.
 
-Owns the last norm and the output matrix, read from the model's file, never from memory, where weights may be repacked.
-The idea is nostalgebraist's, https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru. A model may do more to its logits than
-this knows of, or less: so the lens has to give the model's own logits behind the last layer, or nothing is shown.
+Owns the last norm and the output matrix, a few rows of which are used at a time: all logits of all layers would take
+gigabytes. The idea is nostalgebraist's, https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru. A model may do more to its
+logits than this knows of, or less: so the lens has to give the model's own logits behind the last layer, or nothing is
+shown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
-from llmrun.engine.llama.quants import Array, Quants
-from llmrun.gguf.header import Header, Tensor
-from llmrun.gguf.reader import read_header
-from llmrun.gguf.split import other_parts
+from llmrun.engine.jobs.explain.highest import Highest
+from llmrun.engine.jobs.explain.weights import FileWeights
+from llmrun.engine.llama.quants import Array
 from llmrun.protocol.jobs.explain import LensCell, LensColumn
 
-_ROWS = 4096  # of the output matrix at a time
 _CANDIDATES = 5
+_NONE = -1  # for the token that came next, where none did
 _MOST_DIFFERENCE = 0.03  # over the range of the logits; activations are rounded to 8 bits for the model's own
 
 
@@ -31,17 +30,18 @@ class Lens:
         difference: see RunCollected.lens_difference.
     """
 
-    def __init__(self, path: str, threads: int) -> None:
-        header = read_header(Path(path))
-        tensors = {tensor.name: tensor for tensor in header.tensors}
-        self._header, self._quants = header, Quants(threads)
-        self._norm = tensors.get("output_norm.weight")
-        self._bias = tensors.get("output_norm.bias")
-        self._matrix = tensors.get("output.weight") or tensors.get("token_embd.weight")
+    def __init__(self, weights: FileWeights) -> None:
+        self._weights = weights
+        self._norm = weights.find("output_norm.weight", "token_embd_norm.weight")  # the second is LFM2's name of it
+        self._matrix = weights.find("output.weight", "token_embd.weight")
+        header = weights.header
         self._epsilon = header.model_number("attention.layer_norm_rms_epsilon")
+        scale = header.model_number("logit_scale") or 1.0
+        self._scale = 1 / scale if header.architecture.startswith("granite") else scale
+        self._cap = header.model_number("final_logit_softcapping")
         self.difference = 0.0
         self.refused = "" if self._norm and self._matrix else "names"
-        if self._epsilon is None or self._bias is not None:
+        if self._epsilon is None or weights.find("output_norm.bias"):
             self.refused = self.refused or "norm"
 
     def columns(
@@ -60,52 +60,83 @@ class Lens:
         if self.refused:
             return ()
         layers = sorted(streams)
-        logits = self._logits(np.concatenate([streams[layer] for layer in layers]))
-        logits = logits.reshape(len(layers), len(positions), -1)
-        spread = float(np.ptp(own)) or 1.0
-        self.difference = float(np.abs(logits[-1] - own).max()) / spread
+        came = np.array([tokens[position + 1] if position + 1 < len(tokens) else _NONE for position in positions])
+        reading = self._read(np.concatenate([streams[layer] for layer in layers]), np.tile(came, len(layers)), own)
+        self.difference = reading.difference / (float(np.ptp(own)) or 1.0)
         if not self.difference <= _MOST_DIFFERENCE:
             self.refused = "differs"
             return ()
         found = []
         for place, position in enumerate(positions):
-            token = tokens[position + 1] if position + 1 < len(tokens) else None
-            cells = tuple(_cell(layer, logits[at, place], token) for at, layer in enumerate(layers))
-            found.append(LensColumn(position, _cell(0, own[place], token).next, cells))
+            cells = tuple(reading.cell(layer, at * len(positions) + place) for at, layer in enumerate(layers))
+            found.append(LensColumn(position, _share(own[place], came[place]), cells))
         return tuple(found)
 
-    def _logits(self, vectors: Array) -> Array:
-        """What the model's end makes of vectors, float32 [vectors, vocabulary]."""
+    def _read(self, vectors: Array, came: Array, own: Array) -> _Reading:
+        """What the model's end makes of vectors; of the last ones it made `own`."""
         assert self._norm is not None
         assert self._matrix is not None
         scale = np.sqrt((vectors * vectors).mean(axis=1, keepdims=True) + self._epsilon)
-        normed = (vectors / scale * self._unpacked(self._norm)[0]).astype(np.float32)
-        matrix, rows = self._matrix, self._matrix.shape[1]
-        chunks = (self._unpacked(matrix, start, min(start + _ROWS, rows)) for start in range(0, rows, _ROWS))
-        return np.concatenate([normed @ chunk.T for chunk in chunks], axis=1)
+        normed = (vectors / scale * self._weights.rows(self._norm)[0]).astype(np.float32)
+        rows = {token: self._weights.rows(self._matrix, token, token + 1)[0] for token in set(came[came != _NONE])}
+        targets = [each @ rows[token] if token in rows else 0.0 for token, each in zip(came, normed, strict=True)]
+        reading = _Reading(came, self._ended(np.array(targets, np.float32)))
+        for start, chunk in self._weights.chunks(self._matrix, len(vectors)):
+            reading.take(start, self._ended(normed @ chunk.T), own[:, start : start + len(chunk)])
+        return reading
 
-    def _unpacked(self, tensor: Tensor, start: int = 0, end: int = 1) -> Array:
-        """Rows of a tensor in the file, float32 [rows, columns]."""
-        kind, columns = self._quants.numbers[tensor.type.upper()], tensor.shape[0]
-        size = self._quants.row_bytes(kind, columns)
-        path = _part(self._header, tensor.part)
-        data = np.memmap(path, np.uint8, "r", tensor.offset + start * size, (end - start) * size)
-        return self._quants.unpack(kind, np.array(data), columns)
-
-
-def _part(header: Header, number: int) -> Path:
-    return header.path.with_name(other_parts(header)[number - 1]) if number else header.path
+    def _ended(self, logits: Array) -> Array:
+        """What some models do to their logits at last."""
+        scaled = logits if self._scale == 1 else logits * self._scale
+        return np.tanh(scaled / self._cap) * self._cap if self._cap else scaled
 
 
-def _cell(layer: int, logits: Array, token: int | None) -> LensCell:
+class _Reading:
+    """What is kept of each vector's logits while they pass by.
+
+    Args:
+        came: the token that really came next, or none.
+        logits: its logit.
+
+    Attributes:
+        difference: the largest one from the model's own logits.
+    """
+
+    def __init__(self, came: Array, logits: Array) -> None:
+        self.difference = 0.0
+        self._came, self._logits = came, logits
+        self._highest = Highest(len(came), _CANDIDATES)
+        self._likelier = np.zeros(len(came), np.int64)
+        self._most = np.full(len(came), -np.inf, np.float32)
+        self._sum = np.zeros(len(came))  # of exp(logit - most)
+
+    def take(self, start: int, logits: Array, own: Array) -> None:
+        """The logits of some tokens, from this one on, float32 [vectors, tokens]; and the model's own of the last."""
+        self.difference = float(np.maximum(self.difference, np.abs(logits[-len(own) :] - own).max()))
+        self._highest.take(start, logits)
+        before, self._most = self._most, np.maximum(self._most, logits.max(1))
+        self._sum = self._sum * np.exp(before - self._most) + np.exp(logits - self._most[:, None]).sum(1)
+        likelier = logits > self._logits[:, None]
+        here = np.flatnonzero((start <= self._came) & (self._came < start + logits.shape[1]))
+        likelier[here, self._came[here] - start] = False  # computed another way, it may seem likelier than itself
+        self._likelier += likelier.sum(1)
+
+    def cell(self, layer: int, at: int) -> LensCell:
+        """What one of the vectors says."""
+        came = self._came[at] != _NONE
+        return LensCell(
+            layer,
+            tuple(self._highest.columns[at].tolist()),
+            tuple(self._share(self._highest.numbers[at], at).tolist()),
+            float(self._share(self._logits[at], at)) if came else 0.0,
+            int(self._likelier[at]) if came else -1,
+        )
+
+    def _share(self, logits: Array, at: int) -> Array:
+        return np.exp(logits - self._most[at]) / self._sum[at]
+
+
+def _share(logits: Array, token: int) -> float:
+    """Probability of a token; 0 of none."""
     shares = np.exp(logits - logits.max())
-    shares /= shares.sum()
-    best = np.argpartition(-logits, min(_CANDIDATES, len(logits) - 1))[:_CANDIDATES]
-    best = best[np.argsort(-logits[best], kind="stable")]
-    return LensCell(
-        layer,
-        tuple(map(int, best)),
-        tuple(float(shares[each]) for each in best),
-        0.0 if token is None else float(shares[token]),
-        -1 if token is None else int((logits > logits[token]).sum()),
-    )
+    return 0.0 if token == _NONE else float(shares[token] / shares.sum())

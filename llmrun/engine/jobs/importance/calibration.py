@@ -18,7 +18,8 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.service import Preparer
 from llmrun.errors import BadModelError, BadTemplateError, UsageError
 from llmrun.protocol.jobs.importance import CalibrationPrompt
-from llmrun.protocol.messages import AnswerRequest, Failed, Finished, Generate, Load, Message, Started, TextDelta
+from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import AnswerRequest, Failed, Finished, Generate, Message, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 
 PARALLEL = 16

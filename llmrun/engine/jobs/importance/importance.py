@@ -19,7 +19,7 @@ from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, ResourceError, UsageError
 from llmrun.protocol.jobs.importance import Importance, ImportanceUpdate, Summed, TensorSums
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 
 _UPDATE_SECONDS = 0.1
 _MOST_TOKEN_BYTES = 32  # a text is not looked at beyond what its tokens can be made of

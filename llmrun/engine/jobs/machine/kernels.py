@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from llmrun import _native
 from llmrun.engine.llama.library import start
 from llmrun.engine.llama.operations import Operations
+from llmrun.engine.llama.rpc import worker_device
 from llmrun.gguf.types import TENSOR_TYPES, WEIGHT_TYPES
 from llmrun.protocol.jobs import Nothing
 from llmrun.protocol.jobs.kernels import MachineSpeed, MeasureKernels, Rates
@@ -37,7 +38,7 @@ def run(command: MeasureKernels, report: Callable[[Nothing], None], flag: _nativ
     """Measure."""
     _keep_memory()
     start()
-    ggml = Operations(command.threads)
+    ggml = Operations(command.threads, worker_device(command.worker, command.device) if command.worker else 0)
     # Of matrices for decode: two where a cache is so large that it may hold a small model.
     sizes = sorted({_LARGE[0], min(max(int(_CACHES * command.cache), _LARGE[0]), _LARGE[1])})
     return MachineSpeed(

@@ -19,7 +19,7 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.quants import Array
 from llmrun.engine.llama.tensors import GgmlTensor
 from llmrun.errors import BadLogitsError, BadModelError
-from llmrun.protocol.messages import Load
+from llmrun.protocol.loading import Load
 
 _LOGITS = 1 << 24  # floats that are compared: 64 MiB
 _SKIPPED = 16  # positions at a text's beginning, where there is no context to predict from

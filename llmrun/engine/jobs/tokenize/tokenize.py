@@ -6,6 +6,7 @@ Owns what is told about each token; must not know how tokens came to be, nor who
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from llmrun import _native
 from llmrun.engine.llama.base import Vocabulary
@@ -20,11 +21,16 @@ def run(command: TokenizeText, report: Callable[[Nothing], None], flag: _native.
     Raises:
         BadModelError: the vocabulary can't be loaded, or can't write the text.
     """
-    # Never closed: that waits until the whole vocabulary was looked at, and the process ends with the command.
-    vocabulary = LlamaModel(command.model, 0, flag, vocabulary_only=True).vocabulary
+    vocabulary = _vocabulary(command.model, flag)
     tokens = vocabulary.tokenize(command.text, special=command.special)
     tokens = vocabulary.with_bos(tokens) if command.special else tokens
     return TextTokens(tuple(tokens), pieces(vocabulary, tokens), vocabulary.n_tokens)
+
+
+@lru_cache(1)
+def _vocabulary(model: str, flag: _native.CancelFlag) -> Vocabulary:
+    """Of a model's file. Never closed: that waits until all of it was looked at, and the process ends sooner."""
+    return LlamaModel(model, 0, flag, vocabulary_only=True).vocabulary
 
 
 def pieces(vocabulary: Vocabulary, tokens: list[int]) -> tuple[VocabularyPiece, ...]:

@@ -1,6 +1,6 @@
-"""A model that answers: from a name to a loaded engine, and from a conversation to events.
+"""A model that answers: from a file to a loaded engine, and from a conversation to events.
 
-Owns the way from name to plan to engine, and the engine's restart after a crash; must not know terminals. The
+Owns the way from file to plan to engine, and the engine's restart after a crash; must not know terminals. The
 commands use the same objects as the Python API.
 """
 
@@ -9,75 +9,38 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from llmrun.config import TUNE_FILE, Settings, load_settings
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.gguf.header import Header
-from llmrun.gguf.reader import read_header
-from llmrun.gguf.rules import check
+from llmrun.gguf.pooling import refuse_answers
 from llmrun.grammar import Grammar
-from llmrun.models.locate import locate, not_on_disk
 from llmrun.models.registry import ModelSpec
-from llmrun.planning.hardware import Hardware
-from llmrun.planning.machine import this_machine
-from llmrun.planning.pairs import DraftFile, plan_pair
-from llmrun.planning.plan import Plan, Wishes, scores_fit
-from llmrun.planning.speculation import AUTO, DraftPolicy, read_speculate
+from llmrun.models.used import ModelUsed, file_used
+from llmrun.planning.pairs import DraftFile
+from llmrun.planning.plan import Plan
+from llmrun.planning.speculation import DraftPolicy
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
-from llmrun.protocol.messages import AnswerRequest, Count, Counted, Event, Generate, Load, Loaded, Message, Tokenize
+from llmrun.protocol.jobs.beams import BEAMS, BeamsFound, BeamStep, SearchBeams
+from llmrun.protocol.loading import Load, Loaded
+from llmrun.protocol.messages import AnswerRequest, Count, Counted, Event, Generate, Message, Tokenize
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
-from llmrun.protocol.speculation import MeasureSteps, StepTime
+from llmrun.protocol.speculation import MeasureSteps, Speculation, StepTables, StepTime
 from llmrun.reply import Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
 from llmrun.runner import runner
 from llmrun.runner.launch import Launched, launch
 
 if TYPE_CHECKING:
+    from llmrun.model.embeddings import EmbedOptions, RankedDocument, TextVectors
     from llmrun.planning.settings import EngineSettings
+    from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.messages import Tool
 
 
 _MEASURING_TRIES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What a model is loaded for, as a guess: `llmrun tune` may have found other settings for other lengths.
-
-    Attributes:
-        prompt_tokens: that will be prefilled, all turns of a conversation together.
-        answer_tokens: that will be decoded.
-        own_engine: an engine may be started for it, which takes a tenth of a second longer.
-    """
-
-    prompt_tokens: int
-    answer_tokens: int
-    own_engine: bool = False
-
-
-A_CHAT = Expected(prompt_tokens=2000, answer_tokens=2000, own_engine=True)
-"""A conversation: its questions and files, and its answers."""
-
-
-def open_ahead(name: str) -> None:
-    """Let the prestarted engine load a model's weights while the command line is still being read.
-
-    A guess: if it is wrong, or there is no such model, what comes later finds out and says so.
-    """
-    with suppress(LlmrunError):
-        settings = load_settings()
-        path = locate(name, settings).path
-        if path is None or not path.is_file():
-            return
-        if (settings.state_dir / TUNE_FILE).exists():  # spares every other start the import
-            from llmrun.planning.tuned import loads_as_usual
-
-            if not loads_as_usual(path, settings.state_dir):
-                return
-        runner.prestarted().open_ahead(str(path.absolute()))
 
 
 class Model:
@@ -123,6 +86,59 @@ class Model:
         self.on_wait: Callable[[], None] = lambda: None
         self._starting = threading.Lock()
 
+    @property
+    def name(self) -> str:
+        """What it is called here."""
+        return self.spec.name
+
+    @property
+    def used(self) -> ModelUsed:
+        """What is remembered of it beside an answer."""
+        return file_used(self.spec.name if self.spec.path is None else "", self.path)
+
+    @property
+    def n_ctx(self) -> int:
+        """Context window in tokens."""
+        return self.loaded.n_ctx
+
+    @property
+    def has_template(self) -> bool:
+        """Whether it can be talked to."""
+        return self.loaded.has_template
+
+    @property
+    def thinks(self) -> bool:
+        """Whether it can think before it answers."""
+        return bool(self.loaded.thinking_tags)
+
+    @property
+    def sees(self) -> bool:
+        """Whether it can look at pictures."""
+        return bool(self.load.projector)
+
+    @property
+    def parallel(self) -> int:
+        """How many answers are decoded together."""
+        return self.load.n_seq_max
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """LoRA adapters that it was loaded with."""
+        return self.load.adapters
+
+    @property
+    def step_times(self) -> StepTables:
+        """How long decode steps take, as far as that was measured."""
+        return self.drafting.measured
+
+    def takes(self, parameter: str) -> bool:
+        """Whether answers can be drawn with a sampling parameter."""
+        return True
+
+    def speculation(self) -> Speculation | None:
+        """How the next answer's tokens are drafted."""
+        return self.drafting.wanted()
+
     def sampling(
         self, flags: Mapping[str, Any] | None = None, session: Mapping[str, Any] | None = None
     ) -> tuple[SamplingParams, dict[str, str]]:
@@ -161,6 +177,7 @@ class Model:
         thinking_tokens: int | None = None,
         stops_repeats: bool = False,
         remember: int = 0,
+        logprobs: int | None = None,
         **options: Any,
     ) -> Reply:
         """Answer a conversation.
@@ -174,7 +191,7 @@ class Model:
             schema: what the answer has to follow: a JSON schema, or a class with model_json_schema().
             sampling: None is what the model's makers advise, see sampling().
             limits: when the answer ends.
-            template, grammar, thinking, thinking_tokens, stops_repeats, remember: as in AnswerRequest.
+            template, grammar, thinking, thinking_tokens, stops_repeats, remember, logprobs: as in AnswerRequest.
             options: single fields of SamplingParams and Limits, such as temperature, top_p, seed, max_tokens, stop.
 
         Raises:
@@ -193,6 +210,7 @@ class Model:
             thinking_tokens=thinking_tokens,
             stops_repeats=stops_repeats,
             remember=remember,
+            logprobs=logprobs,
         )
         return self._reply(asked, sampling, limits, options, schema)
 
@@ -205,6 +223,7 @@ class Model:
         grammar: Grammar | None = None,
         stops_repeats: bool = False,
         remember: int = 0,
+        logprobs: int | None = None,
         **options: Any,
     ) -> Reply:
         """Continue a plain text, without a chat template; arguments and errors as in chat().
@@ -213,7 +232,9 @@ class Model:
         """
         if not isinstance(prompt, str):
             raise TypeError(f"a prompt must be a text, not {type(prompt).__name__}")
-        asked = AnswerRequest(prompt=prompt, grammar=grammar, stops_repeats=stops_repeats, remember=remember)
+        asked = AnswerRequest(
+            prompt=prompt, grammar=grammar, stops_repeats=stops_repeats, remember=remember, logprobs=logprobs
+        )
         return self._reply(asked, sampling, limits, options)
 
     def _reply(
@@ -228,11 +249,13 @@ class Model:
         values, ends = sort_options(options)
         sampling = self.sampling(values)[0] if sampling is None else replace(sampling, **values)
         limits, speculation = replace(limits, **ends), self.drafting.wanted()
-        engine, generate = self._next(replace(asked, sampling=sampling, limits=limits, speculation=speculation))
+        engine, (generate,) = self._next(replace(asked, sampling=sampling, limits=limits, speculation=speculation))
         return Reply(engine.generate(generate), lambda: engine.cancel(generate.request), schema)
 
-    def answer(self, asked: AnswerRequest) -> Iterator[Event]:
-        """Answer what is asked; yields Started, PrefillProgress and TextDelta, at last Finished.
+    def answer(self, *asked: AnswerRequest) -> Iterator[Event]:
+        """Answer what is asked, several requests at once; yields Started, PrefillProgress, TextDelta, at last Finished.
+
+        Requests are numbered in a row, and each event says of which it is.
 
         Raises:
             BadTemplateError: the model has no chat template, or it fails.
@@ -240,14 +263,16 @@ class Model:
             ContextOverflowError: the prompt alone is longer than the context window.
             EngineCrashedError: the engine died; the next call starts a new one.
         """
-        engine, generate = self._next(asked)
-        return self.drafting.noticing(engine.generate(generate, self.on_wait))
+        engine, commands = self._next(*asked)
+        return self.drafting.noticing(engine.generate(*commands, on_wait=self.on_wait))
 
-    def _next(self, asked: AnswerRequest) -> tuple[runner.Runner, Generate]:
-        """The next command, and who takes it."""
+    def _next(self, *asked: AnswerRequest) -> tuple[runner.Runner, list[Generate]]:
+        """The next commands, and who takes them. Raises UsageError for a model that does not answer."""
+        refuse_answers(self.header)
         engine = self._living_engine()
-        self._request = engine.next_request()
-        return engine, Generate(self._request, asked)
+        commands = [Generate(engine.next_request(), each) for each in asked]
+        self._request = commands[-1].request
+        return engine, commands
 
     @property
     def needs_own_engine(self) -> bool:
@@ -267,9 +292,56 @@ class Model:
         """The engine; a new one where it died."""
         with self._starting:
             if self._runner is None or not self._runner.alive:
+                self._ask_workers()
                 self.start(self.new_engine())
         assert self._runner is not None
         return self._runner
+
+    def _ask_workers(self) -> None:
+        """See that they are there again, where the engine died because one was lost. Raises NetworkError."""
+        if self.load.workers:
+            from llmrun.runner.workers import ask_all
+
+            ask_all(self.load.workers)
+
+    def embed(self, texts: str | Iterable[str], **options: Any) -> TextVectors:
+        """The vectors of texts.
+
+            model.embed(["Paris is a city", "The Seine is a river"]).vectors    # a row for each, of length 1
+            model.embed("Where is Paris?", role="query").vectors[0]
+
+        Args:
+            options: fields of EmbedOptions.
+
+        Raises:
+            ContextOverflowError: truncate=False, and a text is too long.
+            UsageError: a text is blank, or an option is not for this model.
+        """
+        from llmrun.model.embeddings import EmbedOptions, joined
+
+        return joined(self.embed_each([texts] if isinstance(texts, str) else texts, EmbedOptions(**options)))
+
+    def embed_each(self, texts: Iterable[str], options: EmbedOptions) -> Iterator[TextVectors]:
+        """The same, some texts at a time."""
+        from llmrun.model.embeddings import Embedding
+        from llmrun.protocol.jobs.embed import EMBED
+
+        embedding = Embedding(self.header, self.spec.embedding, options)
+        for command in embedding.commands(texts):
+            yield embedding.read(self._living_engine().do(EMBED, command))
+
+    def rerank(self, query: str, documents: Iterable[str]) -> list[RankedDocument]:
+        """The documents by how well they answer a query, the best first.
+
+        Raises:
+            UsageError: a text is blank.
+        """
+        from llmrun.model.embeddings import Ranking
+        from llmrun.protocol.jobs.embed import EMBED
+
+        ranking = Ranking(self.header, self.spec.embedding)
+        commands = ranking.commands(query, documents)
+        return ranking.read([self._living_engine().do(EMBED, command) for command in commands])
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """The token ids of a plain text, without what a template or the start of a prompt would add.
@@ -339,6 +411,10 @@ class Model:
         engine, answer = self.last_answer()
         return engine.explain(Explain(engine.next_request(), answer, last, candidates))
 
+    def beams(self, search: SearchBeams, on_step: Callable[[BeamStep], None] = lambda step: None) -> BeamsFound:
+        """Search for the likeliest answers, the best one first. Raises UsageError where this model can't."""
+        return self._living_engine().do(BEAMS, search, on_step)
+
     def last_answer(self) -> tuple[runner.Runner, int]:
         """The engine that gave the answer before, and the answer's number there. Raises UsageError without one."""
         if self._runner is None or not self._runner.alive or not self._request:
@@ -377,117 +453,3 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def prepare(
-    spec: ModelSpec,
-    path: Path,
-    wishes: Wishes | None = None,
-    *,
-    warm_up: bool = False,
-    verbose: bool = False,
-    keeps_states: bool = False,
-    expected: Expected | None = None,
-    speculate: int = AUTO,
-    draft: DraftFile | None = None,
-    promised: int = 0,
-) -> Model:
-    """Read a model's header and make the plan; start() loads it.
-
-    Args:
-        keeps_states: KV states that were saved are looked for, and save_state() saves more.
-        expected: what it is loaded for; settings of `llmrun tune` are only used where that is known.
-        speculate: see DraftPolicy.most.
-        draft: the model that drafts for it.
-        promised: bytes of the free memory that other models may still come to take.
-
-    Raises:
-        BadModelError: the file is damaged, or no model that llama.cpp can run.
-        OutOfMemoryError: it does not fit.
-        UsageError: the draft model does not go with it.
-    """
-    header = read_header(path)
-    check(header)
-    hardware, wishes, settings = this_machine(), wishes or Wishes(), load_settings()
-    hardware = replace(hardware, memory_available=max(hardware.memory_available - promised, 0))
-    plan, drafts = plan_pair(header, draft, hardware, wishes, name=spec.name, repository=spec.repository or "")
-    keeps_states = keeps_states and settings.states_bytes > 0
-    load = replace(
-        plan.load(path),
-        warm_up=warm_up,
-        verbose=verbose,
-        states=str(settings.states_dir) if keeps_states else "",
-        states_bytes=settings.states_bytes,
-    )
-    tuned = _tuned(header, hardware, settings, expected) if expected else None
-    if tuned is not None:
-        plain, load = load, tuned.wished(load, wishes, without_flash=scores_fit(header, hardware, plan.n_ctx))
-        changes = tuned.of(load).changes(tuned.of(plain))
-        plan = replace(plan, threads=load.threads, flash_attention=load.flash_attention, tuned=changes)
-    if drafts is not None:
-        load = replace(load, draft=replace(drafts.load, threads=load.threads, verbose=verbose))
-    drafting = DraftPolicy(header, hardware, load, settings.state_dir, speculate, drafts and drafts.header)
-    return Model(path, spec, header, plan, load, drafting, tuned, draft)
-
-
-def _tuned(header: Header, hardware: Hardware, settings: Settings, expected: Expected) -> EngineSettings | None:
-    """What `llmrun tune` found to be the fastest for this, None where it was never asked."""
-    if not (settings.state_dir / TUNE_FILE).exists():
-        return None  # spares every start the imports
-    from llmrun.planning.tuned import choose, remembered
-
-    found = remembered(header, hardware, settings.state_dir)
-    if found is None:
-        return None
-    own = expected.own_engine
-    return choose(found, expected.prompt_tokens, expected.answer_tokens, own_environment=own)
-
-
-def load(
-    name: str,
-    *,
-    n_ctx: int | None = None,
-    threads: int | None = None,
-    gpu_layers: int | None = None,
-    speculate: int | Literal["auto", "off"] = "auto",
-    draft: str | None = None,
-    pull: bool = True,
-    on_pull: Callable[[int, int], None] = lambda done, total: None,
-    on_progress: Callable[[float], None] = lambda fraction: None,
-) -> Model:
-    """Load a model by name or path; downloads it first when it is missing.
-
-    Args:
-        name: an alias such as "smollm2", owner/repo[:quant], a URL, or a path.
-        n_ctx: context window in tokens; None is what the model was trained on, cut to what fits into memory.
-        threads: None is one for each physical core.
-        gpu_layers: None is all.
-        speculate: how many tokens a step may be drafted, which never changes answers; "auto" is as many as pay by the
-            step times that were measured here, see measure_steps().
-        draft: name or path of a smaller model with the same vocabulary, which drafts; downloaded when it is missing.
-        pull: False never downloads.
-        on_pull: called with (bytes done, bytes in all) during the download.
-        on_progress: called with the loaded share of the weights, 0 to 1.
-
-    Raises:
-        LlmrunError: see llmrun.errors for the kinds.
-    """
-    wishes, most = Wishes(n_ctx=n_ctx, threads=threads, gpu_layers=gpu_layers), read_speculate(speculate, "speculate")
-    settings = load_settings()
-
-    def find(name: str) -> tuple[ModelSpec, Path]:
-        located = locate(name, settings)
-        if located.path is not None:
-            return located.spec, located.path
-        if not pull:
-            raise not_on_disk(name)
-        from llmrun.models.pull import pull as fetch
-        from llmrun.planning.choice import chooser
-
-        return located.spec, fetch(located.spec, settings, on_pull, choose=chooser(settings))
-
-    spec, path = find(name)
-    drafts = DraftFile.of(*find(draft)) if draft is not None else None
-    model = prepare(spec, path, wishes, speculate=most, draft=drafts)
-    model.start(runner.Runner(), on_progress)
-    return model

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.engine.jobs.bench import energy
-from llmrun.engine.jobs.bench.energy import Energy
+from llmrun.protocol import energy
+from llmrun.protocol.energy import Energy
 
 
 def zone(folder: Path, name: str, what: str, microjoules: int | str, most: int = 1000_000_000) -> Path:

@@ -1,0 +1,1 @@
+"""Thousands of prompts through one model, side by side: nothing is lost, nothing is answered twice."""

@@ -1,0 +1,78 @@
+"""The engine of this machine, for the rows of a batch.
+
+Owns what a model on this disk is called in a row's key; must not know terminals or where answers go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+from llmrun.batch.ledger import Sink
+from llmrun.batch.plan import BatchPlan, Found, Need, model_for
+from llmrun.batch.rows import Todo
+from llmrun.batch.run import BatchRun
+from llmrun.config import load_settings
+from llmrun.errors import LlmrunError
+from llmrun.gguf.pooling import refuse_answers
+from llmrun.model import Model
+from llmrun.planning.hardware_details import probe_details
+from llmrun.planning.machine import this_machine
+from llmrun.planning.plan import Wishes
+from llmrun.planning.predict import predict, step_seconds, tensor_types, work_of
+from llmrun.planning.speed import speed_of
+from llmrun.protocol.adapters import Adapter
+from llmrun.protocol.energy import Energy
+
+
+class LocalEngine:
+    """An Answering.
+
+    Args:
+        prepared: plans the model, as model.prepare().
+        parallel: rows side by side; None is as many as fit.
+        adapters: that answers are computed with.
+    """
+
+    def __init__(
+        self,
+        prepared: Callable[[Wishes], Model],
+        wishes: Wishes,
+        parallel: int | None,
+        adapters: Sequence[Adapter] = (),
+    ) -> None:
+        self._prepared, self._wishes, self._parallel, self._adapters = prepared, wishes, parallel, adapters
+        self.model: Model
+
+    def find(self, need: Need) -> Found:
+        """See Answering."""
+        self.model = model = model_for(self._prepared, self._wishes, need, self._parallel)
+        refuse_answers(model.header)
+        adapters = [(each.name, each.scale) for each in self._adapters]
+        return Found(
+            model.spec.name,
+            f"{model.path.name} {model.path.stat().st_size} {adapters}",
+            model.header.chat_template is not None,
+            model.load.n_seq_max,
+            model.plan.notes,
+        )
+
+    def seconds(self, plan: BatchPlan) -> float | None:
+        """See Answering: by what ggml's kernels do here, which is measured where it isn't known yet."""
+        model, answers, settings = self.model, plan.most_answer_tokens, load_settings()
+        if answers is None or not plan.todo or model.plan.vram_bytes:
+            return None  # what a GPU's kernels do was not measured
+        with suppress(LlmrunError):
+            types = tensor_types(model.header.tensors)
+            speed = speed_of(this_machine(), types, settings.state_dir, cache=probe_details().last_cache)
+            work, n_rows, rows = work_of(model.header), len(plan.todo), min(plan.parallel, len(plan.todo))
+            usual = predict(work, speed, prompt=plan.prompt_tokens // n_rows)
+            depth = (plan.prompt_tokens + answers // 2) // n_rows
+            prefill = (plan.prompt_tokens - plan.shared_tokens) / usual.prefill_rate
+            return prefill + answers / rows * step_seconds(work, speed, rows, depth=depth)
+        return None
+
+    def run(self, todo: Iterable[Todo], sink: Sink) -> None:
+        """See Answering."""
+        sink.meter(Energy(with_gpus=self.model.plan.vram_bytes > 0))
+        BatchRun(self.model, sink).run(todo)

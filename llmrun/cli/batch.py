@@ -1,0 +1,255 @@
+"""`llmrun batch`: a file of prompts, answered side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmrun.cli.at import ANY_MODEL, refuse_beside_at
+from llmrun.cli.far import AtOption, KeyFileOption, far_server, served_model
+from llmrun.cli.options import (
+    GrammarOption,
+    JsonOption,
+    JsonSchemaOption,
+    LoadingOptions,
+    LoopGuardOption,
+    MaxTokensOption,
+    ModelArgument,
+    StopOption,
+    SystemOption,
+    TemplateOption,
+    ThinkOption,
+    ThinkTokensOption,
+    loading,
+    wanted,
+    with_options,
+)
+from llmrun.cli.run_command import RawOption
+from llmrun.cli.sampling import sampling_flags
+from llmrun.config import load_settings
+from llmrun.errors import UsageError, require_within
+from llmrun.planning.plan import PARALLEL_BOUNDS
+from llmrun.protocol.messages import AnswerRequest
+from llmrun.protocol.params import resolve_sampling
+from llmrun.ui.terminal.activity import Activity
+from llmrun.ui.terminal.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.batch.plan import Answering, BatchPlan
+    from llmrun.batch.results import ResultFile
+    from llmrun.batch.rows import Recipe, Row
+    from llmrun.far.server import Server
+
+
+def asked(
+    system: SystemOption = None,
+    template: TemplateOption = None,
+    max_tokens: MaxTokensOption = None,
+    stop: StopOption = None,
+    grammar: GrammarOption = None,
+    json_schema: JsonSchemaOption = None,
+    think: ThinkOption = None,
+    think_tokens: ThinkTokensOption = None,
+    loop_guard: LoopGuardOption = True,
+) -> tuple[str | None, AnswerRequest]:
+    """The system prompt, and how every row is asked that does not say it itself. Raises as options.wanted()."""
+    options = wanted(
+        system, template, max_tokens, stop, None, grammar, json_schema, think, think_tokens, loop_guard=loop_guard
+    )
+    return options.system, options.asked
+
+
+RowsArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="IN", help=".jsonl (also OpenAI's batch files), .csv, .tsv, .parquet, or lines."),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", metavar="OUT.jsonl", help="Answers, a line for each row. Default: IN.answers.jsonl"),
+]
+RowPromptOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt", metavar="TEXT", help='What to ask of each row: "Classify: {text}".', rich_help_panel="Prompt"
+    ),
+]
+ParallelOption = Annotated[
+    int | None,
+    typer.Option("--parallel", "-np", metavar="ROWS", help="Rows at the same time. Default: as many as fit, up to 64."),
+]
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS|local",
+        help="On all nodes of a Ray cluster: of this address, auto, or one made here.",
+        rich_help_panel="Engine",
+    ),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say how much there is to do, and do nothing.")]
+
+
+@with_options(asked=asked, loading=loading, flags=sampling_flags)
+def batch(
+    model: ModelArgument,
+    rows: RowsArgument = None,
+    out: OutOption = None,
+    prompt: RowPromptOption = None,
+    raw: RawOption = False,
+    parallel: ParallelOption = None,
+    ray: RayOption = None,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    at: AtOption = None,
+    key_file: KeyFileOption = None,
+    *,
+    asked: tuple[str | None, AnswerRequest],
+    loading: LoadingOptions,
+    flags: Mapping[str, Any],
+) -> None:
+    """Answer a file of prompts, many side by side.
+
+    A row is a text, an object with "prompt" or "messages", a table's row with --prompt, or a line of an OpenAI batch
+    file. Answers are written as they come, so not in the order of the rows: each has its row's number and id. Stopped
+    or killed at any time, the same command goes on where it was, and no row is lost or answered twice. With --at, a
+    server's only model needs no name.
+    """
+    from llmrun.batch.plan import plan_batch
+    from llmrun.batch.results import ResultFile
+    from llmrun.batch.rows import Recipe
+    from llmrun.ui.views.batch import show_plan
+
+    require_within("--parallel", parallel, PARALLEL_BOUNDS)
+    if loading.draft is not None or loading.speculate:
+        raise UsageError("a batch drafts nothing", why="many rows side by side use the hardware fully as it is")
+    output = Output(json=json)
+    loading = _engine(at, key_file, ray, loading)
+    model, rows = _model_and_rows(model, rows, loading)
+    out = out or rows.with_name(f"{rows.stem}.answers.jsonl")
+    found = _read(rows, out)
+    system, request = asked
+    recipe = Recipe(prompt, system, request, flags, raw)
+    with (
+        Activity(output) as activity,
+        nullcontext() if dry_run and not out.exists() else ResultFile(out) as results,
+        _answering(output, activity, model, ray, loading, parallel, recipe) as answering,
+    ):
+        plan = plan_batch(answering, found, recipe, results.written if results is not None else {})
+        activity.pause()
+        for note in plan.notes:
+            output.note(note)
+        if dry_run or results is None:
+            show_plan(output, plan, answering.seconds(plan))
+        else:
+            _answer(output, answering, plan, results, len(found), out)
+
+
+def _engine(at: str | None, key_file: Path | None, ray: str | None, loading: LoadingOptions) -> LoadingOptions:
+    """How the model is loaded, or the far server that has it.
+
+    Raises:
+        UsageError: both, or the server can't be meant.
+    """
+    server = None if ray is not None and at is None else far_server(at, key_file)
+    if server is not None and ray is not None:
+        raise UsageError("--at and --ray exclude each other", hint="give one of them")
+    loading = replace(loading, server=server)
+    refuse_beside_at(loading)
+    return loading
+
+
+def _model_and_rows(model: str, rows: Path | None, loading: LoadingOptions) -> tuple[str, Path]:
+    """What was typed; a server's only model needs no name, so that one word is the rows."""
+    if rows is not None:
+        return model, rows
+    if loading.server is None:
+        raise UsageError("batch needs a model and a file of rows", hint="llmrun batch smollm2 rows.jsonl")
+    return ANY_MODEL, Path(model)
+
+
+@contextmanager
+def _answering(
+    output: Output,
+    activity: Activity,
+    name: str,
+    address: str | None,
+    loading: LoadingOptions,
+    parallel: int | None,
+    recipe: Recipe,
+) -> Iterator[Answering]:
+    """What answers the rows: a far server, the engines of a Ray cluster, or one here."""
+    if loading.server is not None:
+        yield _far(output, loading.server, name, parallel, recipe)
+        return
+    if address is not None:
+        if loading.wishes.workers:
+            raise UsageError("--ray and --rpc exclude each other", why="a worker serves one engine at a time")
+        try:
+            from llmrun.batch.cluster import connected
+        except ImportError:
+            raise UsageError("--ray needs the package ray", hint="pip install 'llmrun[ray]'") from None
+        from llmrun.batch.node import NodeJob
+
+        activity.show("waiting for a node of the Ray cluster that has the model")
+        job = NodeJob(name, loading.wishes, parallel, loading.adapters, loading.projector)
+        with connected(address, job) as cluster:
+            yield cluster
+        return
+    from llmrun.batch.local import LocalEngine
+    from llmrun.cli.loading import fetch
+    from llmrun.model.preparing import prepare
+    from llmrun.models.locate import find_projector, locate
+    from llmrun.models.store.in_use import using
+
+    settings, adapters = load_settings(), loading.adapters
+    located = locate(name, settings)
+    path = located.path or fetch(output, located.spec, settings, yes=loading.yes)
+    projector = find_projector(path, loading.projector)
+    prepared = partial(prepare, located.spec, path, warm_up=True, projector=projector, adapters=adapters)
+    with using(path):
+        yield LocalEngine(prepared, loading.wishes, parallel, adapters)
+
+
+def _far(output: Output, server: Server, name: str, parallel: int | None, recipe: Recipe) -> Answering:
+    """A far server. What it can't be told of what was typed is refused; of what a row says, with the row."""
+    from llmrun.batch.far import FarEngine
+    from llmrun.far.asking import require_told
+
+    model = served_model(output, server, None if name == ANY_MODEL else name)
+    sampling = resolve_sampling(("flag", recipe.sampling))[0]
+    require_told(server, model, replace(recipe.asked, sampling=sampling), recipe.sampling)
+    return FarEngine(server, model, parallel)
+
+
+def _read(rows: Path, out: Path) -> list[Row]:
+    """All rows.
+
+    Raises:
+        UsageError: there are none, or the answers would be written over them.
+    """
+    from llmrun.batch.rows import read_rows
+
+    if out.exists() and rows.exists() and out.samefile(rows):
+        raise UsageError(f"-o {out} is the file with the rows", hint="name another file")
+    found = list(read_rows(rows))
+    if not found:
+        raise UsageError(f"{str(rows)!r} has no rows")
+    return found
+
+
+def _answer(output: Output, answering: Answering, plan: BatchPlan, results: ResultFile, total: int, out: Path) -> None:
+    from llmrun.batch.ledger import Ledger, Tally
+    from llmrun.ui.views.batch import BatchView
+
+    tally = Tally(total, before=total - len(plan.todo) - len(plan.broken))
+    with BatchView(output, tally, out, plan.parallel) as view:
+        ledger = Ledger(results, tally, view.progress, view.note)
+        ledger.refuse(plan.broken)
+        if plan.todo:
+            answering.run(plan.todo, ledger)

@@ -1,0 +1,176 @@
+"""Beam search: its options, what excludes it, and how what it finds is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from llmrun.cli.answering import ShownAs, cancelling, show_again
+from llmrun.cli.completion import complete_words
+from llmrun.cli.options import LoadingOptions
+from llmrun.cli.sampling import FLAGS
+from llmrun.errors import CancelledError, CutOffError, UsageError
+from llmrun.model import Model
+from llmrun.planning.memory import kv_bytes
+from llmrun.protocol.jobs.beams import EARLY_STOPPING, LENGTH_RULES, BeamSettings, BeamsFound, SearchBeams, TreeNode
+from llmrun.protocol.messages import AnswerRequest
+from llmrun.ui.terminal.output import Output
+
+_PANEL = "Beam search"
+_MEANT = {"repeat_penalty", "repeat_last_n", "frequency_penalty", "presence_penalty", "logit_bias"}
+
+
+BeamsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--beams",
+        metavar="B",
+        help="Search for the likeliest answer with so many branches; see llmrun help beams.",
+        rich_help_panel=_PANEL,
+    ),
+]
+LengthPenaltyOption = Annotated[
+    float | None,
+    typer.Option("--length-penalty", help="Above 0 prefers long answers, below 0 short ones.", rich_help_panel=_PANEL),
+]
+EarlyStoppingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--early-stopping",
+        metavar="true|false|never",
+        help="Stop with B answers; when no branch looks better; or when none can become better.",
+        autocompletion=complete_words(*EARLY_STOPPING),
+        rich_help_panel=_PANEL,
+    ),
+]
+BeamGroupsOption = Annotated[
+    int | None,
+    typer.Option("--beam-groups", metavar="G", help="Groups of beams that differ.", rich_help_panel=_PANEL),
+]
+DiversityOption = Annotated[
+    float | None,
+    typer.Option("--diversity", help="How much these groups are to differ, such as 0.5.", rich_help_panel=_PANEL),
+]
+LengthRuleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--length-rule",
+        metavar="|".join(LENGTH_RULES),
+        help="Whose length penalty, stops and defaults hold.",
+        autocompletion=complete_words(*LENGTH_RULES),
+        rich_help_panel=_PANEL,
+    ),
+]
+
+
+def beam_options(
+    beams: BeamsOption = None,
+    length_penalty: LengthPenaltyOption = None,
+    early_stopping: EarlyStoppingOption = None,
+    beam_groups: BeamGroupsOption = None,
+    diversity: DiversityOption = None,
+    length_rule: LengthRuleOption = None,
+) -> BeamSettings | None:
+    """The options of beam search; None where it is not wanted.
+
+    Raises:
+        UsageError: a value is invalid, or there are no beams that it could be for.
+    """
+    others = {
+        "--length-penalty": length_penalty,
+        "--early-stopping": early_stopping,
+        "--beam-groups": beam_groups,
+        "--diversity": diversity,
+        "--length-rule": length_rule,
+    }
+    if beams is None:
+        alone = next((flag for flag, value in others.items() if value is not None), None)
+        if alone is not None:
+            raise UsageError(f"{alone} needs --beams", hint=f"--beams 4 {alone} {others[alone]}")
+        return None
+    groups = 1 if beam_groups is None else beam_groups
+    return BeamSettings.of(
+        beams, length_penalty, early_stopping, groups, diversity or 0.0, length_rule or "transformers"
+    )
+
+
+def refuse_beside_beams(
+    asked: AnswerRequest, loading: LoadingOptions, flags: Mapping[str, Any], others: Mapping[str, object]
+) -> None:
+    """See that nothing is asked for that means nothing where tokens are not drawn.
+
+    Args:
+        others: flag -> what was given, if anything.
+
+    Raises:
+        UsageError: something is.
+    """
+    drawn = {FLAGS[name][0]: True for name in flags if name not in _MEANT}
+    given = {
+        **drawn,
+        "--think": asked.thinking is True,
+        "--think-tokens": asked.thinking_tokens is not None,
+        "--speculate": loading.speculate is not None,
+        "--draft": loading.draft is not None,
+        **others,
+    }
+    flag = next((flag for flag, is_given in given.items() if is_given), None)
+    if flag is not None:
+        why = "a search keeps the likeliest branches, and draws none" if flag in drawn else ""
+        raise UsageError(f"--beams and {flag} exclude each other", why=why, hint="give one of them")
+
+
+def search(output: Output, model: Model, asked: AnswerRequest, settings: BeamSettings, shown_as: ShownAs) -> None:
+    """Search, and show what was found: the best answer on stdout, everything else on stderr.
+
+    Raises:
+        CancelledError: Ctrl-C ended it; what there was is shown.
+        CutOffError: the answer had to follow a grammar, and is cut off.
+    """
+    with cancelling(model):
+        found, tree = searched(output, model, asked, settings)
+    best = found.answers[0]
+    if output.json:
+        from llmrun.ui.views.beams import as_json
+
+        output.result_json(as_json(settings, found, tree))
+    else:
+        show_again(output, best.text, shown_as)
+        if shown_as.stats or (shown_as.stats is None and output.stdout_is_terminal):
+            show_rest(output, model, settings, found, is_free=asked.grammar is None)
+    if found.is_cancelled:
+        raise CancelledError("stopped by Ctrl-C")
+    if best.reason == "length" and asked.grammar is not None:
+        why = "the beams have filled the KV cache" if found.is_full else "it is as long as it may be"
+        hint = "a larger --ctx, or fewer beams" if found.is_full else "a larger --max-tokens, or none"
+        raise CutOffError("the answer is cut off and incomplete", why=why, hint=hint)
+    if found.is_full and not output.json:
+        output.note("The search is cut off: the beams have filled the KV cache. A larger --ctx gives them more room.")
+
+
+def searched(
+    output: Output, model: Model, asked: AnswerRequest, settings: BeamSettings
+) -> tuple[BeamsFound, list[TreeNode]]:
+    """Search, and draw the tree meanwhile; what was found, and the tree."""
+    from llmrun.ui.views.beams import BeamsView
+
+    if model.thinks:
+        asked = replace(asked, thinking=False)
+    with BeamsView(output) as view:
+        return model.beams(SearchBeams(asked, settings), view.step), view.tree
+
+
+def show_rest(output: Output, model: Model, settings: BeamSettings, found: BeamsFound, *, is_free: bool) -> None:
+    """What stands behind the best answer: the others, and what the search took.
+
+    Args:
+        is_free: no grammar says what an answer may be.
+    """
+    from llmrun.ui.views.beams import show_cost, show_others
+
+    show_others(output, found)
+    n_bytes = kv_bytes(model.header, found.cells, model.load.kv_type_k)
+    show_cost(output, settings, found, n_bytes, is_free=is_free)

@@ -1,0 +1,249 @@
+"""`llmrun embed` and `llmrun rerank`: texts as vectors, and documents in the order of a query."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from llmrun.cli.completion import complete_words
+from llmrun.cli.loading import open_model
+from llmrun.cli.options import (
+    CtxOption,
+    GpuLayersOption,
+    LoadingOptions,
+    ModelArgument,
+    ThreadsOption,
+    VerboseOption,
+    YesOption,
+    with_options,
+)
+from llmrun.errors import UsageError
+from llmrun.model.embeddings import EmbedOptions
+from llmrun.planning.plan import Wishes
+from llmrun.planning.speculation import OFF
+from llmrun.storage import check_target
+from llmrun.ui.terminal.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.model import Model
+    from llmrun.model.embeddings import TextVectors
+
+_MOST_COMPARED = 12
+"""Texts; a larger table of similarities fits no terminal."""
+
+
+def embed_loading(
+    ctx: CtxOption = None,
+    threads: ThreadsOption = None,
+    gpu_layers: GpuLayersOption = None,
+    verbose: VerboseOption = False,
+    yes: YesOption = False,
+) -> LoadingOptions:
+    """The options of a command that loads a model to embed with it."""
+    return LoadingOptions(Wishes(ctx, threads, gpu_layers), OFF, verbose, yes)
+
+
+def embedding(
+    role: Annotated[
+        Literal["query", "document", "none"],
+        typer.Option(
+            "--as",
+            metavar="query|document|none",
+            help="What the texts are: the prompt that the model's makers ask for goes before each.",
+            autocompletion=complete_words("query", "document", "none"),
+        ),
+    ] = "document",
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Put before each text in place of that.")] = None,
+    dimensions: Annotated[
+        int | None, typer.Option("--dimensions", help="Shorten the vectors, where the model was trained for it.")
+    ] = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option(
+            "--pooling",
+            metavar="mean|cls|last",
+            help="How tokens become one vector. Default: as the file says.",
+            autocompletion=complete_words("mean", "cls", "last"),
+        ),
+    ] = None,
+    normalize: Annotated[
+        bool, typer.Option("--normalize/--no-normalize", help="Vectors of length 1, or as the model gives them.")
+    ] = True,
+    truncate: Annotated[
+        bool, typer.Option("--truncate/--no-truncate", help="Cut off texts that are too long, or refuse them.")
+    ] = True,
+) -> EmbedOptions:
+    """The options that say how texts become vectors."""
+    return EmbedOptions(None if role == "none" else role, prompt, pooling, dimensions, normalize, truncate)
+
+
+@with_options(options=embedding, loading=embed_loading)
+def embed(
+    model: ModelArgument,
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT|FILE|-", help="Texts, and files with a text a line; - is stdin."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE.npy", help="NumPy array of float32, a row a text.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON lines on a terminal, too.")] = False,
+    *,
+    options: EmbedOptions,
+    loading: LoadingOptions,
+) -> None:
+    """Turn texts into vectors: similar meaning, similar direction.
+
+    In a pipe, a JSON object a line; on a terminal, how similar the texts are.
+    """
+    output = Output(json=json)
+    if out is not None:
+        _check_array(out, json=json)
+    given = read_texts(output, texts or [], "llmrun embed MODEL TEXT...")
+    if out is None and output.stdout_is_terminal and not json and len(given) > _MOST_COMPARED:
+        raise UsageError(f"{len(given):,} vectors are not for a terminal", hint="-o FILE.npy, --json, or a pipe")
+    with open_model(output, model, loading, embeds=True) as loaded:
+        parts = _shown_parts(output, loaded, given, options)
+        if out is not None:
+            _write_array(output, parts, out)
+        elif json or not output.stdout_is_terminal:
+            _print_lines(output, given, parts)
+        else:
+            from llmrun.model.embeddings import joined
+            from llmrun.ui.views.embeddings import show_similarities
+
+            show_similarities(output, given, joined(parts))
+
+
+@with_options(loading=embed_loading)
+def rerank(
+    model: ModelArgument,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="What is looked for.")],
+    documents: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DOCUMENT|FILE|-", help="Documents, and files with one a line; - is stdin."),
+    ] = None,
+    top: Annotated[int | None, typer.Option("--top", "-n", min=1, help="Only the best so many.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    *,
+    loading: LoadingOptions,
+) -> None:
+    """Sort documents by how well they answer a query.
+
+    A model without a ranking head compares their vectors.
+    """
+    from llmrun.model.embeddings import Ranking
+
+    output = Output(json=json)
+    given = read_texts(output, documents or [], "llmrun rerank MODEL QUERY DOCUMENT...")
+    with open_model(output, model, loading, embeds=True) as loaded:
+        for note in Ranking(loaded.header, loaded.spec.embedding).notes:
+            output.note(note)
+        ranked = loaded.rerank(query, given)[:top]
+    if json:
+        rows = [{"index": one.index, "score": one.score, "document": given[one.index]} for one in ranked]
+        output.result_json(rows)
+    elif output.stdout_is_terminal:
+        from llmrun.ui.views.embeddings import show_ranked
+
+        show_ranked(output, given, ranked)
+    else:
+        for one in ranked:
+            output.text(f"{one.score:.6f}\t{given[one.index]}")
+
+
+def read_texts(output: Output, words: Sequence[str], usage: str) -> list[str]:
+    """The texts of arguments: themselves, or the lines of a file of that name, or of stdin for "-".
+
+    Raises:
+        UsageError: there is none, one is blank, or a file can't be read.
+    """
+    if not words and not output.stdin_is_terminal:
+        words = ["-"]
+    texts = [text for word in words for text in _texts_of(output, word)]
+    if not texts:
+        raise UsageError("there is no text", hint=usage)
+    return texts
+
+
+def _texts_of(output: Output, word: str) -> list[str]:
+    if word == "-":
+        stdin: Any = getattr(output.stdin, "buffer", None)
+        return _lines(stdin.read() if stdin else output.stdin.read().encode(), "stdin")
+    if os.path.isfile(word):  # noqa: PTH113 - pathlib raises where a text is no file's name
+        try:
+            return _lines(Path(word).read_bytes(), word)
+        except OSError as error:
+            raise UsageError(f"can't read {word!r}", why=error.strerror or str(error)) from None
+    return [os.fsencode(word).decode("utf-8", "replace")]
+
+
+def _lines(data: bytes, name: str) -> list[str]:
+    lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig", "replace").removesuffix("\n").split("\n")]
+    blank = next((number for number, line in enumerate(lines, 1) if not line.strip()), None)
+    if blank is not None:
+        raise UsageError(f"line {blank} of {name} is empty", why="each line is a text", hint="remove empty lines")
+    return lines
+
+
+def _check_array(file: Path, *, json: bool) -> None:
+    """See that the array can be written, before anything is computed.
+
+    Raises:
+        LlmrunError: it can't.
+    """
+    if json:
+        raise UsageError("--json and --output exclude each other", hint="give one of them")
+    if file.suffix.lower() != ".npy":
+        raise UsageError(f"invalid --output {file}", why="its name must end in .npy", hint="JSON lines: > FILE.jsonl")
+    check_target(file)
+
+
+def _shown_parts(output: Output, model: Model, texts: Sequence[str], options: EmbedOptions) -> Iterator[TextVectors]:
+    """The vectors as they come; says how far that is, and at last what was cut off."""
+    from llmrun.model.embeddings import Embedding
+    from llmrun.ui.terminal.activity import Activity
+
+    for note in Embedding(model.header, model.spec.embedding, options).notes:
+        output.note(note)
+    done, truncated = 0, 0
+    with Activity(output) as activity:
+        for part in model.embed_each(texts, options):
+            yield part
+            done, truncated = done + len(part.tokens), truncated + len(part.truncated)
+            if done < len(texts):
+                activity.show(f"{done:,} of {len(texts):,} texts", done / len(texts))
+    if truncated:
+        output.note(f"{truncated:,} of {len(texts):,} texts were too long: their ends are cut off (--no-truncate)")
+
+
+def _print_lines(output: Output, texts: Sequence[str], parts: Iterator[TextVectors]) -> None:
+    start = 0
+    for part in parts:
+        lines = []
+        for place, (vector, tokens) in enumerate(zip(part.vectors.tolist(), part.tokens, strict=True)):
+            facts = {"index": start + place, "text": texts[start + place], "tokens": tokens}
+            facts |= {"truncated": True} if place in part.truncated else {}
+            lines.append(json_module.dumps({**facts, "embedding": [float(f"{value:.8g}") for value in vector]}))
+        output.text("\n".join(lines))
+        start += len(part.tokens)
+
+
+def _write_array(output: Output, parts: Iterator[TextVectors], file: Path) -> None:
+    import io
+
+    import numpy as np
+
+    from llmrun.model.embeddings import joined
+    from llmrun.storage import write_whole
+
+    vectors = joined(parts).vectors
+    data = io.BytesIO()
+    np.save(data, vectors, allow_pickle=False)
+    write_whole(file, data.getvalue())
+    output.note(f"{vectors.shape[0]:,} vectors of {vectors.shape[1]:,} dimensions are in {file}.")

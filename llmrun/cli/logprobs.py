@@ -1,0 +1,37 @@
+"""What `run --logprobs` adds to `run`: an answer shaded by how likely each token was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmrun.errors import UsageError, require_within
+from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
+from llmrun.protocol.messages import TextDelta
+from llmrun.ui.terminal.output import Output
+
+
+def check_logprobs(output: Output, count: int, answers: int) -> None:
+    """See that log-probabilities can be shown.
+
+    Raises:
+        UsageError: they can't.
+    """
+    require_within("--logprobs", count, (0, MOST_TOP_LOGPROBS))
+    if output.json:
+        return
+    if answers > 1:
+        why = "the text of one answer is shaded"
+        raise UsageError("--logprobs and --answers exclude each other", why=why, hint="--json has both")
+    if not (output.cursor_moves and output.stdout_has_color):
+        why = "it colours the text, and here are no colours"
+        raise UsageError("--logprobs has nothing to show it with", why=why, hint="--json tells it for each token")
+
+
+def show_logprobs(output: Output, deltas: Sequence[TextDelta], count: int) -> None:
+    """Below the answer, what its colours mean; and where it surprised, so many of the likeliest tokens."""
+    from llmrun.ui.answer.surprise import show_legend, show_surprises
+
+    tokens = [token for delta in deltas for token in delta.logprobs]
+    show_legend(output, stderr=True)
+    if count and tokens:
+        show_surprises(output, tokens, stderr=True)

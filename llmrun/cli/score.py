@@ -1,0 +1,46 @@
+"""`llmrun score`: how likely each token of a text is to a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from llmrun.cli.options import CtxOption, JsonOption, ModelArgument, YesOption, engine_wishes, with_options
+from llmrun.planning.plan import Wishes
+from llmrun.ui.terminal.output import Output
+
+
+@with_options(wishes=engine_wishes)
+def score(
+    model: ModelArgument,
+    text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="A text, or the name of a file; - is stdin.")],
+    wishes: Wishes,
+    ctx: CtxOption = None,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Show how likely each token of a text is to a model.
+
+    And the text's perplexity. The text is read as it is, without a chat template. In a pipe each token is a line: its
+    log-probability, and its text in quotes. A text that is longer than the context window is read in windows that
+    overlap by half.
+    """
+    from llmrun.cli.loading import model_file
+    from llmrun.cli.tokenize import read_content
+    from llmrun.models.store.in_use import using
+    from llmrun.quantize.score import check_window
+    from llmrun.quantize.score import score as measure
+    from llmrun.ui.views.evaluate import reading
+    from llmrun.ui.views.score import score_json, show_score
+
+    check_window(ctx)
+    output = Output(json=json)
+    content = read_content(output, text)
+    path = model_file(output, model, yes=yes)
+    with using(path), reading(output) as show:
+        found = measure(path, content, n_ctx=ctx, wishes=wishes, on_update=show)
+    if json:
+        output.result_json(score_json(path.name, found))
+    else:
+        show_score(output, found)

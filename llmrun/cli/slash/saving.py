@@ -1,0 +1,67 @@
+"""Slash commands about saved chats, and what of a chat goes elsewhere."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmrun.errors import UsageError
+from llmrun.ui.terminal.format import counted, short
+
+if TYPE_CHECKING:
+    from llmrun.cli.talk import Chat
+
+
+def save(chat: Chat, rest: str) -> None:
+    """Call this chat something."""
+    if not rest:
+        raise UsageError("/save needs a name", hint="/save trip-to-rome; every turn is saved by itself anyway")
+    saved = chat.conversation.chat
+    saved.rename(rest)
+    chat.output.note(f"This chat is {rest} now: llmrun chat --session {shlex.quote(saved.name)}")
+
+
+def load(chat: Chat, rest: str) -> None:
+    """Go on with another saved chat."""
+    if not rest:
+        raise UsageError("/load needs a name", hint="/sessions lists them")
+    opened = chat.store.open(rest)
+    if opened.open_elsewhere:
+        raise UsageError(f"{opened.name} is open in another llmrun", hint="leave it there first")
+    chat.conversation.save_state()
+    chat.conversation.chat.release()
+    chat.conversation.chat = opened
+    chat.greet()
+
+
+def list_sessions(chat: Chat, rest: str) -> None:
+    """List the saved chats."""
+    for facts in chat.store.all()[:20]:
+        chat.output.note(f"  {facts.name}: {counted(facts.turns, 'turn')}, {short(facts.first)}")
+
+
+def export_chat(chat: Chat, rest: str) -> None:
+    """Write this chat into a file."""
+    from llmrun.chat.store.export import export, format_for
+    from llmrun.storage import write_whole
+
+    form = format_for(rest)
+    if form is None:
+        raise UsageError("/export needs a file name with .md, .json or .jsonl", hint="/export chat.md")
+    if chat.conversation.chat.id is None:
+        raise UsageError("there is nothing to export yet", hint="ask something first")
+    path = Path(rest).expanduser()
+    write_whole(path, export(chat.conversation.chat.tree(), form))
+    chat.output.note(f"Written to {path}.")
+
+
+def copy_answer(chat: Chat, rest: str) -> None:
+    """Put the last answer into the clipboard."""
+    answer = chat.conversation.chat.last_answer
+    if answer is None:
+        chat.output.note("There is no answer yet.")
+    elif chat.output.to_clipboard(answer.content):
+        chat.output.note("The last answer is in the clipboard, if the terminal lets programs write it.")
+    else:
+        chat.output.note("It is too long for the terminal's clipboard; /export writes a file.")

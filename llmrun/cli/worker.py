@@ -1,0 +1,112 @@
+"""`llmrun worker`: this machine's memory and processor for a model that runs on another one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from ipaddress import AddressValueError, IPv4Address
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmrun.cli.options import ThreadsOption
+from llmrun.config import load_settings
+from llmrun.errors import EngineCrashedError, NetworkError, UsageError, require_within
+from llmrun.planning.plan import THREAD_BOUNDS, readable_size
+from llmrun.runner.workers import PORT, VERSION, ask
+from llmrun.server.sockets import bind
+from llmrun.ui.terminal.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.protocol.jobs.worker import ServedDevices
+
+_START_SECONDS = 10.0
+_LOOK_SECONDS = 0.02
+_OPEN = (
+    "ggml's RPC knows no passwords: whoever reaches this port can run programs as you "
+    "(CVE-2024-42477, CVE-2024-42478, CVE-2024-42479)"
+)
+
+
+def worker(
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="IPv4 address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", "-p", help="Port to listen on.")] = PORT,
+    threads: ThreadsOption = None,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="Keep large weights on this disk, so that they are sent only once.")
+    ] = False,
+    anyone: Annotated[
+        bool, typer.Option("--allow-anyone", help="Needed with a --host beyond loopback: nothing protects this port.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show llama.cpp's log.")] = False,
+) -> None:
+    """Hold layers of a model that runs on another machine.
+
+    Computes them for `llmrun run MODEL --rpc HOST:PORT`; one program at a time, until Ctrl-C.
+    """
+    from llmrun.planning.hardware import probe
+    from llmrun.protocol.jobs.worker import WORKER, ServeDevices
+    from llmrun.runner.launch import launch
+    from llmrun.runner.runner import Runner
+
+    require_within("--port", port, (1, 65_535))
+    require_within("--threads", threads, THREAD_BOUNDS)
+    address = _address(host, anyone=anyone)
+    bind(str(address), port, "llmrun worker").close()
+    folder = load_settings().states_dir.with_name("rpc")
+    if cache:
+        folder.mkdir(parents=True, exist_ok=True)
+    command = ServeDevices(f"{address}:{port}", threads or probe().usable_cores, str(folder) if cache else "")
+    try:
+        with closing(Runner(launch(verbose=verbose))) as engine:
+            engine.do(WORKER, command, _shown(Output(), address, port))
+    except EngineCrashedError as crash:
+        raise EngineCrashedError("the worker crashed", why=crash.why, hint="start it again") from crash
+
+
+def _address(host: str, *, anyone: bool) -> IPv4Address:
+    """Where to listen.
+
+    Raises:
+        UsageError: it is not an IPv4 address, or others could reach it and nobody allowed that.
+    """
+    try:
+        address = IPv4Address("127.0.0.1" if host == "localhost" else host)
+    except AddressValueError:
+        raise UsageError(f"invalid --host {host}", why="must be an IPv4 address of this machine") from None
+    if not address.is_loopback and not anyone:
+        hint = "leave out --host, and reach it through ssh -L; or add --allow-anyone where you trust the whole network"
+        raise UsageError(f"--host {host} opens this machine to others", why=_OPEN, hint=hint)
+    return address
+
+
+def _shown(output: Output, address: IPv4Address, port: int) -> Callable[[ServedDevices], None]:
+    """What says, once it can be reached, what is served and how."""
+
+    def show(served: ServedDevices) -> None:
+        _wait_for(f"127.0.0.1:{port}" if address.is_unspecified else f"{address}:{port}")
+        version = ".".join(map(str, VERSION))
+        devices = ", ".join(f"{gpu.description} with {readable_size(gpu.memory_total)}" for gpu in served.devices)
+        output.note(f"{devices}: served at {address}:{port} (RPC {version}, ggml {served.build}) until Ctrl-C")
+        if address.is_loopback:
+            tunnel = f"ssh -N -L {port}:127.0.0.1:{port} THIS-MACHINE"
+            output.note(f"on the other machine: {tunnel} & llmrun run MODEL --rpc 127.0.0.1:{port}", is_command=True)
+        else:
+            output.note(f"warning: {_OPEN}", dim=False)
+
+    return show
+
+
+def _wait_for(endpoint: str) -> None:
+    """Until the worker answers, which it does a moment after it was told to serve. Raises NetworkError."""
+    ends_at = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            ask(endpoint)
+        except NetworkError:
+            if time.monotonic() > ends_at:
+                raise
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return

@@ -1,0 +1,287 @@
+"""A PEFT folder (adapter_config.json, adapter_model.safetensors) becomes the GGUF file of a LoRA adapter.
+
+Owns what of PEFT a GGUF file can say; the tensors are those that llama.cpp's convert_lora_to_gguf.py writes. What that
+would leave out in silence is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llmrun.convert.architectures import FAMILIES, Family, bare_name, family_of, text_config, wanted_tensors
+from llmrun.convert.card import adapter_metadata
+from llmrun.convert.config import Config
+from llmrun.convert.encode import to_float32
+from llmrun.convert.folder import Folder, open_regular
+from llmrun.convert.hyperparameters import shape_of
+from llmrun.convert.job import FILE_TYPES, QUANTIZATION_VERSION, Converted, read_config
+from llmrun.convert.safetensors import Stored, read_table
+from llmrun.convert.sources import TensorSource, array_source, permuted, stored_source
+from llmrun.convert.tensors import Written, embeddings_name, written
+from llmrun.convert.write import OnProgress, write_model
+from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
+from llmrun.gguf.adapter import adapter_facts, check_fits, ties_embeddings
+from llmrun.gguf.header import Header
+from llmrun.gguf.reader import read_header
+
+if TYPE_CHECKING:
+    from llmrun.convert.encode import Array
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?([AB])(?:\.default)?(?:\.weight)?")
+_HEAD = "lm_head.weight"
+_SHOWN = 3
+# Settings of PEFT that change what is computed, where they are on -> what they are.
+_REFUSED = {
+    "use_dora": "DoRA",
+    "modules_to_save": "whole layers that were trained (modules_to_save)",
+    "lora_bias": "biases",
+    "layer_replication": "layers that are used more than once (layer_replication)",
+    "trainable_token_indices": "single tokens that were trained (trainable_token_indices)",
+    "alora_invocation_tokens": "an activated LoRA, which counts behind certain tokens only",
+    "target_parameters": "parameters without a layer (target_parameters)",
+    "fan_in_fan_out": "transposed weights (fan_in_fan_out)",
+}
+_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")  # ways to begin that subtract the adapter from the model
+
+
+class Base(NamedTuple):
+    """The model that an adapter was made for.
+
+    Attributes:
+        tied: its output matrix is the embeddings.
+        header: of its GGUF file; None where it is a Hugging Face folder.
+    """
+
+    family: Family
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    tied: bool
+    header: Header | None = None
+
+
+def convert_adapter(
+    folder: Path,
+    base: Path | None,
+    target: Path,
+    *,
+    type: str = "",  # noqa: A002  # what the option is called
+    on_progress: OnProgress = lambda done, total: None,
+) -> Converted:
+    """Make an adapter's GGUF file from a PEFT folder.
+
+    Args:
+        folder: with adapter_config.json and adapter_model.safetensors.
+        base: the model that it was made for: a Hugging Face folder, its config.json or a GGUF file. None is the folder
+            that adapter_config.json names.
+        target: the file; what is there already is replaced once the new one is complete and verified.
+        type: one of job.TYPES; empty for what the matrices are stored as.
+        on_progress: gets (bytes done, bytes in all).
+
+    Raises:
+        UsageError: the adapter is of a kind that can't be converted, or does not fit the base, or that is not named.
+        BadModelError: a file of the folder is damaged.
+        ModelNotFoundError: the folder, a file of it or the base is not there.
+        DiskFullError: there is no room for the file.
+    """
+    source = Folder(folder)
+    config = Config(source.json(CONFIG))
+    _refuse(config)
+    model = _read_base(folder, base, config)
+    if not source.has(WEIGHTS):
+        raise ModelNotFoundError(f"{str(folder)!r} has no {WEIGHTS}", hint="save the adapter as safetensors")
+    with open_regular(folder / WEIGHTS) as file:
+        tensors = list(_planned(read_table(file, folder / WEIGHTS), config, model, type.upper()))
+        kind = type.upper() or tensors[0].kind
+        metadata: dict[str, Any] = {
+            "general.architecture": model.family.name,
+            "general.type": "adapter",
+            **adapter_metadata(source, str(config.get("base_model_name_or_path") or "")),
+            "general.file_type": FILE_TYPES[kind],
+            "general.quantization_version": QUANTIZATION_VERSION,
+            "adapter.type": "lora",
+            "adapter.lora.alpha": _alpha(config),
+        }
+
+        def check(header: Header) -> None:
+            facts = adapter_facts(header)
+            if model.header is not None:
+                check_fits(facts, model.header)
+
+        size = write_model(target, metadata, tensors, on_progress, check)
+    count = sum(math.prod(tensor.source.shape) for tensor in tensors)
+    return Converted(target, model.family.name, kind, size, len(tensors), count, ())
+
+
+# ---- what the folder says --------------------------------------------------------------------------
+
+
+def _refuse(config: Config) -> None:
+    """Refuse what an adapter's file can't say.
+
+    Raises:
+        UsageError: there is something of it; named.
+    """
+    hint = "merge it into its model with PEFT (merge_and_unload), and convert that"
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise UsageError(f"adapters of the type {str(kind)[:40]} can't be converted", why="only LoRA can", hint=hint)
+    found = [words for name, words in _REFUSED.items() if config.get(name)]
+    if config.get("bias") not in (None, "none"):
+        found.append("biases")
+    start = str(config.get("init_lora_weights") or "").lower()
+    if start.startswith(_CHANGE_THE_BASE):
+        found.append(f"a changed base model (init_lora_weights {start[:40]!r})")
+    if found:
+        raise UsageError("this adapter can't be converted", why=f"it has {found[0]}", hint=hint)
+
+
+def _alpha(config: Config) -> float:
+    """By what llama.cpp multiplies, after it has divided by the rank."""
+    alpha = config.number("lora_alpha")
+    if not alpha:
+        config.fail("lora_alpha", "more or less than 0")
+    return alpha * math.sqrt(config.count("r")) if config.get("use_rslora") else alpha
+
+
+def _stretch(config: Config, module: str, rank: int) -> float:
+    """By how much more a module's change is multiplied than llama.cpp will."""
+    patterns = config.part("alpha_pattern")
+    key = next((key for key in patterns if re.fullmatch(rf"(?:.*\.)?(?:{key})", module)), None)
+    alpha = Config(patterns).number(key) if key is not None else config.number("lora_alpha")
+    wanted = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return wanted / (_alpha(config) / rank)
+
+
+# ---- the model that it was made for ----------------------------------------------------------------
+
+
+def _read_base(folder: Path, base: Path | None, config: Config) -> Base:
+    named = str(config.get("base_model_name_or_path") or "")
+    if base is None:
+        beside = [Path(named), folder / named] if named else []
+        base = next((place for place in beside if (place / "config.json").is_file()), None)
+    if base is None:
+        raise UsageError(
+            "the model that this adapter was made for is not named",
+            why=f"{CONFIG} names {named!r}, which is no folder here" if named else f"{CONFIG} names none",
+            hint=f"llmrun convert {folder} --base MODEL: its folder, its GGUF file or its name",
+        )
+    if base.is_file() and base.suffix != ".json":
+        return _of_header(read_header(base))
+    place = Folder(base.parent if base.is_file() else base)
+    model = read_config(place)
+    family = family_of(model)[1]
+    settings = text_config(model, family)
+    shape = shape_of(settings, family, place)
+    tied = family.tied or bool(settings.get("tie_word_embeddings"))
+    return Base(family, shape.n_layers, shape.n_heads, shape.n_kv_heads, tied)
+
+
+def _of_header(header: Header) -> Base:
+    """What a GGUF file says of its model.
+
+    Raises:
+        UsageError: its architecture is not known here.
+    """
+    known = (family for family in FAMILIES.values() if bool(family.experts or family.halves) == (header.n_experts > 0))
+    family = next((each for each in known if each.name == header.architecture), None)
+    if family is None:
+        raise UsageError(f"adapters of {header.architecture!r} models can't be converted")
+    return Base(family, header.n_layers, header.heads_of(0), header.kv_heads_of(0), ties_embeddings(header), header)
+
+
+# ---- tensors ---------------------------------------------------------------------------------------
+
+
+def _planned(stored: Mapping[str, Stored], config: Config, base: Base, kind: str) -> Iterator[Written]:
+    """The tensors of the file: of each pair the matrix that reads, then the one that writes.
+
+    Raises:
+        UsageError: there is one that can't be converted; named.
+        BadModelError: a pair is not whole.
+    """
+    found = _pairs(stored)
+    places = _places(base)
+    bare = {module: bare_name(f"{module}.weight", base.family) or module for module in found}
+    _refuse_tensors([module for module in found if bare[module] not in places])
+    order = list(places)
+    for module in sorted(found, key=lambda module: order.index(bare[module])):
+        pair = found[module]
+        if len(pair) < 2:
+            raise BadModelError(f"the adapter has only one of two matrices for {module!r}")
+        a, b = (stored_source(pair[each]) for each in "AB")
+        if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
+            raise BadModelError(f"the matrices for {module!r} have the shapes {list(a.shape)} and {list(b.shape)}")
+        stretch = _stretch(config, module, a.shape[0])
+        yield from _pair(places[bare[module]], bare[module], a, b, stretch, base, kind)
+
+
+def _pairs(stored: Mapping[str, Stored]) -> dict[str, dict[str, Stored]]:
+    """Name of a layer of the model -> "A" and "B", the matrices that change it."""
+    found: dict[str, dict[str, Stored]] = {}
+    unknown: list[str] = []
+    for name, tensor in stored.items():
+        match = _NAME.fullmatch(name)
+        if match is None:
+            unknown.append(name)
+        else:
+            found.setdefault(match[1], {})[match[2]] = tensor
+    _refuse_tensors(unknown)
+    if not found:
+        raise BadModelError(f"{WEIGHTS} holds no tensors")
+    return found
+
+
+def _places(base: Base) -> dict[str, str]:
+    """Bare name of each tensor that an adapter may change -> its name in the file, in the file's order."""
+    wanted = wanted_tensors(base.family, base.n_layers)
+    places = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in wanted.items()}
+    if base.tied:
+        del places[embeddings_name(base.family)]
+        return places
+    return {**places, _HEAD: "output.weight"}
+
+
+def _refuse_tensors(names: list[str]) -> None:
+    if names:
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        why = f"{', '.join(sorted(names)[:_SHOWN])}{more} can't be in an adapter's file for this model"
+        raise UsageError("this adapter can't be converted", why=why)
+
+
+def _pair(
+    name: str, bare: str, a: TensorSource, b: TensorSource, stretch: float, base: Base, kind: str
+) -> Iterator[Written]:
+    """Both matrices as they are written."""
+    if bare == embeddings_name(base.family):  # llama.cpp picks rows of it
+        a = array_source(a.name, to_float32(_whole(a), a.kind).T)
+    if base.family.permutes and bare.endswith(("q_proj.weight", "k_proj.weight")):
+        b = permuted(b, base.n_heads if bare.endswith("q_proj.weight") else base.n_kv_heads)
+    if not math.isclose(stretch, 1.0):
+        b = _scaled(b, stretch)
+    for end, matrix in (("a", a), ("b", b)):
+        stated = kind or (matrix.kind if matrix.kind in FILE_TYPES else "F32")
+        yield written(f"{name}.lora_{end}", matrix, stated)
+
+
+def _whole(source: TensorSource) -> Array:
+    import numpy as np
+
+    return np.concatenate(list(source.chunks(1)))
+
+
+def _scaled(source: TensorSource, by: float) -> TensorSource:
+    """Every value times a number, as float32."""
+
+    def chunks(multiple: int) -> Iterator[Array]:
+        for chunk in source.chunks(multiple):
+            yield to_float32(chunk, source.kind) * by
+
+    return replace(source, kind="F32", chunks=chunks)

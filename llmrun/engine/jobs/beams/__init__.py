@@ -1,0 +1,1 @@
+"""Searches for the likeliest answers, several branches at a time."""

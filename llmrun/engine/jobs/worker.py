@@ -1,0 +1,28 @@
+"""The job `worker`: ggml's RPC server in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llmrun import _native
+from llmrun.engine.llama.devices import build, memory_of
+from llmrun.engine.llama.library import start
+from llmrun.engine.llama.rpc import require_build, serve, served
+from llmrun.errors import LlmrunError
+from llmrun.protocol.jobs import Nothing
+from llmrun.protocol.jobs.worker import ServedDevices, ServeDevices
+
+
+def run(command: ServeDevices, report: Callable[[ServedDevices], None], flag: _native.CancelFlag) -> Nothing:
+    """Serve until the process ends.
+
+    Raises:
+        LlmrunError: it can't listen there, or this build has no RPC.
+    """
+    start()
+    require_build()
+    chosen = served()
+    commit, version = build()
+    report(ServedDevices(tuple(memory_of(device) for device in chosen), f"{version} ({commit})"))
+    serve(command.endpoint, command.threads, command.cache, chosen)
+    raise LlmrunError(f"the worker can't listen at {command.endpoint} any more")

@@ -1,0 +1,186 @@
+"""Which far server is meant, by --at URL or LLMRUN_SERVER, the key for it, and which of its models.
+
+Owns addresses, keys and names of models; must not know what is asked of a model. A key comes from the environment or
+a file, never from the command line, and is in no message, log or repr.
+
+    LLMRUN_SERVER           the address, where no --at gives one
+    LLMRUN_SERVER_KEY       the key for it
+    LLMRUN_SERVER_KEY_FILE  a file with the key, where no --key-file names one
+    OPENAI_API_KEY          for https://api.openai.com alone: it is nobody else's to see
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from llmrun.errors import ModelNotFoundError, UsageError, did_you_mean
+
+OPENAI_HOST = "api.openai.com"
+_VERSION = re.compile(r"v\d+\w*")  # of an API, as a part of its path
+_ENDPOINTS = ("/chat/completions", "/completions", "/models")
+_LONGEST_KEY_FILE = 64 * 1024
+_EXAMPLE = "e.g. --at http://127.0.0.1:8080"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An OpenAI-compatible server.
+
+    Attributes:
+        url: up to its API's version, without a slash at the end, e.g. "http://127.0.0.1:8080/v1".
+        key: sent as a bearer token to this server and no other; "" is none.
+    """
+
+    url: str
+    key: str = field(default="", repr=False)
+
+    @property
+    def host(self) -> str:
+        """What messages call it: host and port."""
+        return urlsplit(self.url).netloc
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it runs on this machine, and no network lies between."""
+        return is_loopback(urlsplit(self.url).hostname or "")
+
+    @property
+    def warning(self) -> str:
+        """What the user should know before anything is sent; "" is nothing."""
+        if self.url.startswith("https:") or self.is_loopback:
+            return ""
+        what = "the key and everything that is asked and answered" if self.key else "what is asked and answered"
+        return f"{self.host} is reached without TLS: whoever is on the way can read {what}"
+
+    def without_key(self, text: str) -> str:
+        """A text of the server's, which may repeat the key it was given."""
+        return text.replace(self.key, "[key]") if self.key else text
+
+
+class ServedModel(NamedTuple):
+    """A model that a server has.
+
+    Attributes:
+        owner: who serves it, in the server's words: "llamacpp", "vllm", "sglang", "llmrun" ...
+        n_ctx: its context window in tokens; None where the server does not say.
+    """
+
+    name: str
+    owner: str = ""
+    n_ctx: int | None = None
+
+
+def read_server(text: str, environment: Mapping[str, str], key_file: Path | None = None) -> Server:
+    """The server at an address, with the key that is meant for it.
+
+    Args:
+        text: "http://host:8080", with or without /v1 or what follows it; http:// may be left out on this machine.
+        key_file: with the key in its first line that is no comment.
+
+    Raises:
+        UsageError: it is not an address, or holds a secret; or the key can't be read.
+    """
+    url = _address(text.strip())
+    return Server(url, _key(url, environment, key_file))
+
+
+def _address(text: str) -> str:
+    """An address as Server has it. Messages do not repeat one that may hold a secret."""
+    try:
+        parts = urlsplit(text if "://" in text else f"//{text}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        raise UsageError("the server's address can't be read", hint=_EXAMPLE) from None
+    if parts.username is not None or parts.query or parts.fragment:
+        raise UsageError(
+            "the server's address holds more than a host and a path",
+            why="what is on a command line can be read by every program on this machine",
+            hint="give the key as LLMRUN_SERVER_KEY or with --key-file FILE",
+        )
+    scheme = parts.scheme or ("http" if is_loopback(host) else "")
+    if scheme not in ("http", "https") or not re.fullmatch(r"[\w.:%-]+", host):
+        hint = f"https://{text} or http://{text}" if not parts.scheme and host else _EXAMPLE
+        raise UsageError(f"invalid --at {text}", why="must be an address with http:// or https://", hint=hint)
+    path = parts.path.rstrip("/")
+    for endpoint in _ENDPOINTS:
+        path = path.removesuffix(endpoint)
+    if not any(map(_VERSION.fullmatch, path.split("/"))):
+        path += "/v1"
+    name = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{name}{'' if port is None else f':{port}'}{path}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is this machine's own, and no network lies between."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _key(url: str, environment: Mapping[str, str], key_file: Path | None) -> str:
+    """The key for a server; a file that was named counts before the environment."""
+    named = environment.get("LLMRUN_SERVER_KEY_FILE", "")
+    if key_file is not None:
+        where, key = f"--key-file {key_file}", _first_line(key_file, f"--key-file {key_file}")
+    elif key := environment.get("LLMRUN_SERVER_KEY", "").strip():
+        where = "LLMRUN_SERVER_KEY"
+    elif named:
+        where, key = f"LLMRUN_SERVER_KEY_FILE={named}", _first_line(Path(named).expanduser(), "LLMRUN_SERVER_KEY_FILE")
+    elif urlsplit(url).hostname == OPENAI_HOST and url.startswith("https:"):
+        where, key = "OPENAI_API_KEY", environment.get("OPENAI_API_KEY", "").strip()
+    else:
+        return ""
+    if not re.fullmatch(r"[!-~]*", key):
+        raise UsageError(f"the key in {where} can't be sent", why="must be of ASCII characters, without blanks")
+    return key
+
+
+def _first_line(path: Path, where: str) -> str:
+    """The first line of a file of keys that has one."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            lines = file.read(_LONGEST_KEY_FILE).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or "it is not text"
+        raise UsageError(f"{where} can't be read", why=why) from None
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise UsageError(f"{where} has no key", why="it needs one line with the key")
+    return keys[0]
+
+
+def choose_model(server: Server, found: Sequence[ServedModel], wanted: str | None) -> ServedModel:
+    """Which of a server's models is meant.
+
+    Args:
+        found: what the server has.
+        wanted: its name; None is the only one there is.
+
+    Raises:
+        UsageError: there are several, and none was named.
+        ModelNotFoundError: it has none of that name, or none at all.
+    """
+    names = [model.name for model in found]
+    if not names:
+        raise ModelNotFoundError(f"{server.host} has no model", hint="load one there, and try again")
+    if wanted is None and len(names) > 1:
+        raise UsageError(
+            f"{server.host} has {len(names)} models", why=_listed(names), hint="name the one that is meant"
+        )
+    chosen = found[0] if wanted is None else next((model for model in found if model.name == wanted), None)
+    if chosen is None:
+        hint = did_you_mean(wanted or "", names)
+        raise ModelNotFoundError(f"{server.host} has no model {wanted!r}", why=f"it has {_listed(names)}", hint=hint)
+    return chosen
+
+
+def _listed(names: Sequence[str], most: int = 10) -> str:
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,58 @@
+"""How a model's file says that its tokens' vectors become one: which models are made for embeddings.
+
+Owns what that is recognized by; must not know vectors. A pure function of a header.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmrun.gguf.header import Header
+
+POOLINGS = ("none", "mean", "cls", "last", "rank")
+"""enum llama_pooling_type, from 0 on; "rank" is a ranking head: one score of a query and a document."""
+# Encoders that llama.cpp gives no KV cache (llama_model::create_memory), whatever their file says.
+_ENCODERS = frozenset({
+    "bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed", "modern-bert", "neo-bert",
+    "nomic-bert", "nomic-bert-moe", "t5encoder",
+})  # fmt: skip
+
+
+def stated_pooling(header: Header) -> str:
+    """One of POOLINGS; "" where the file states none that is known."""
+    number = header.integer(header.model_key("pooling_type"))
+    return POOLINGS[number] if number is not None and 0 <= number < len(POOLINGS) else ""
+
+
+def is_encoder(header: Header) -> bool:
+    """Whether every token sees all others, so that nothing can be generated."""
+    return header.architecture in _ENCODERS or header.metadata.get(header.model_key("attention.causal")) is False
+
+
+def makes_embeddings(header: Header) -> bool:
+    """Whether the model is for embeddings, not for answers."""
+    return is_encoder(header) or stated_pooling(header) in POOLINGS[1:]
+
+
+def pooling_of(header: Header) -> str:
+    """How to pool: as the file says, else the mean of an encoder's tokens, and the last one of any other model's."""
+    stated = stated_pooling(header)
+    return stated if stated in POOLINGS[1:] else "mean" if is_encoder(header) else "last"
+
+
+def refuse_answers(header: Header) -> None:
+    """Refuse to answer with a model that is made for embeddings.
+
+    Raises:
+        UsageError: it is.
+    """
+    if makes_embeddings(header):
+        ranks = pooling_of(header) == "rank"
+        raise UsageError(
+            f"{header.name} is {'a reranker' if ranks else 'an embedding model'}, which does not answer",
+            why="it is an encoder" if is_encoder(header) else "its file says how its vectors are pooled",
+            hint="llmrun rerank MODEL QUERY DOCUMENT..." if ranks else "llmrun embed MODEL TEXT...",
+        )

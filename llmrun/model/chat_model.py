@@ -1,0 +1,89 @@
+"""What a conversation asks of a model, wherever that computes: here, or at a server that answers over HTTP.
+
+Owns the seam between the two; must not know either but for `loaded_here()`, the one place that tells them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from llmrun.errors import UsageError
+from llmrun.model import Model
+from llmrun.models.used import ModelUsed
+from llmrun.protocol.ended import StateSaved
+from llmrun.protocol.messages import AnswerRequest, Counted, Event, Message, Tool
+from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.speculation import Speculation, StepTables
+
+if TYPE_CHECKING:
+    from llmrun.protocol.adapters import Adapter
+
+
+class ChatModel(Protocol):
+    """A model that answers; what each member means stands at Model's.
+
+    Attributes:
+        on_wait: called about ten times a second while answer() waits and nothing comes.
+    """
+
+    on_wait: Callable[[], None]
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def used(self) -> ModelUsed: ...
+    @property
+    def n_ctx(self) -> int:
+        """Context window in tokens; 0 where nobody knows it."""
+
+    @property
+    def has_template(self) -> bool: ...
+    @property
+    def thinks(self) -> bool: ...
+    @property
+    def sees(self) -> bool: ...
+    @property
+    def parallel(self) -> int: ...
+    @property
+    def adapters(self) -> tuple[Adapter, ...]: ...
+    @property
+    def step_times(self) -> StepTables: ...
+
+    def speculation(self) -> Speculation | None: ...
+    def takes(self, parameter: str) -> bool: ...
+    def sampling(
+        self, flags: Mapping[str, Any] | None = None, session: Mapping[str, Any] | None = None
+    ) -> tuple[SamplingParams, dict[str, str]]: ...
+    def answer(self, *asked: AnswerRequest) -> Iterator[Event]: ...
+    def count(
+        self,
+        messages: Iterable[Message],
+        *,
+        template: str | None = None,
+        thinking: bool | None = None,
+        tools: tuple[Tool, ...] = (),
+    ) -> Counted: ...
+    def measuring_steps(self) -> AbstractContextManager[None]: ...
+    def save_state(self, *, prompt_only: bool = False) -> StateSaved: ...
+    def cancel(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def loaded_here(model: ChatModel, what: str) -> Model:
+    """The model, which has to be loaded on this machine.
+
+    Args:
+        what: needs that, such as "/why".
+
+    Raises:
+        UsageError: a server answers in its place.
+    """
+    if isinstance(model, Model):
+        return model
+    raise UsageError(
+        f"{what} needs a model that is loaded here",
+        why=f"{model.used.server} gives answers, but not what its engine knows of them",
+        hint="leave out --at, and unset LLMRUN_SERVER",
+    )

@@ -1,0 +1,255 @@
+"""Texts to vectors, and documents to an order: what is put before a text, how an engine is asked, what comes of it.
+
+Owns prompts, normalization and the cutting of vectors; must not know who computes them. What is asked is many small
+jobs, so that others' answers come in between.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from llmrun.errors import BadModelError, EngineCrashedError, UsageError
+from llmrun.gguf.header import Header
+from llmrun.gguf.pooling import POOLINGS, makes_embeddings, pooling_of, stated_pooling
+from llmrun.models.registry import EmbeddingAdvice
+from llmrun.protocol.jobs.embed import EmbedTexts, TextsEmbedded
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+Role = Literal["query", "document"]
+"""What a text is: looked for, or maybe found."""
+_MOST_TEXTS = 128  # of a job
+_MOST_CHARACTERS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedOptions:
+    """How texts are embedded.
+
+    Attributes:
+        role: the makers' prompt for this goes before each text; None is no prompt.
+        prompt: put before each text in place of that.
+        pooling: "mean", "cls" or "last"; None is as the model's file says.
+        dimensions: the vectors are cut to so many; None leaves them whole.
+        normalize: to length 1.
+        truncate: a text that is longer than the context window loses its end, or is refused.
+    """
+
+    role: Role | None = "document"
+    prompt: str | None = None
+    pooling: str | None = None
+    dimensions: int | None = None
+    normalize: bool = True
+    truncate: bool = True
+
+
+class TextVectors(NamedTuple):
+    """The vectors of texts.
+
+    Attributes:
+        vectors: float32, a row for each text.
+        tokens: how many of each text went through the model.
+        truncated: indexes of texts that were too long and lost their end.
+    """
+
+    vectors: NDArray[numpy.float32]
+    tokens: tuple[int, ...]
+    truncated: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """A document and how well it answers a query.
+
+    Attributes:
+        index: its place among those that were given.
+        score: higher is better: what a ranking model says, of another the cosine of the two vectors.
+    """
+
+    index: int
+    score: float
+
+
+class Embedding:
+    """Embeds with one model: from texts to jobs, and from what they give to vectors.
+
+    Attributes:
+        pooling: how one vector is made of those of all tokens.
+        notes: what the user should know, in words.
+    """
+
+    def __init__(self, header: Header, advice: EmbeddingAdvice | None, options: EmbedOptions) -> None:
+        """With the model of this header, whose makers say this.
+
+        Raises:
+            UsageError: the options are invalid, or not for this model.
+        """
+        if options.pooling is not None and options.pooling not in POOLINGS[1:-1]:
+            raise UsageError(f"invalid pooling {options.pooling!r}", why=f"must be one of {', '.join(POOLINGS[1:-1])}")
+        self.pooling = options.pooling or pooling_of(header)
+        if self.pooling == "rank":
+            raise UsageError(f"{header.name} ranks documents, and gives no vectors", hint="llmrun rerank")
+        self._options = options
+        self._prompt = _prompt(header, advice, options)
+        self._check_dimensions(header, advice)
+        self.notes: tuple[str, ...] = ()
+        if not makes_embeddings(header):
+            self.notes = (f"{header.name} was not made for embeddings: they are poor; see llmrun search embedding",)
+        elif not options.pooling and stated_pooling(header) not in POOLINGS[1:]:
+            self.notes = (f"{header.name} does not say how its tokens are pooled: {self.pooling} (--pooling)",)
+
+    def _check_dimensions(self, header: Header, advice: EmbeddingAdvice | None) -> None:
+        wanted, width = self._options.dimensions, header.model_count("embedding_length_out") or header.n_embd
+        if wanted is None or wanted == width:
+            return
+        least = 1 if advice is None else advice.least_dimensions
+        if not least:
+            raise UsageError(f"{header.name}'s vectors can't be cut", why="its makers did not train it for that")
+        if not least <= wanted < width:
+            raise UsageError(f"invalid dimensions {wanted}", why=f"must be {least} to {width} for {header.name}")
+
+    def commands(self, texts: Iterable[str]) -> Iterator[EmbedTexts]:
+        """The jobs that embed texts, in order.
+
+        Raises:
+            UsageError: a text is blank.
+        """
+        for chunk in _chunks(checked(texts)):
+            prompted = tuple(self._prompt + text for text in chunk)
+            yield EmbedTexts(prompted, self.pooling, truncates=self._options.truncate)
+
+    def of_tokens(self, tokens: Sequence[Sequence[int]]) -> Iterator[EmbedTexts]:
+        """The same of texts that somebody has tokenized, which get no prompt."""
+        for start in range(0, len(tokens), _MOST_TEXTS):
+            chunk = tuple(map(tuple, tokens[start : start + _MOST_TEXTS]))
+            yield EmbedTexts((), self.pooling, tokens=chunk, truncates=self._options.truncate)
+
+    def read(self, done: TextsEmbedded) -> TextVectors:
+        """What a job gave.
+
+        Raises:
+            BadModelError: it is not numbers.
+        """
+        import numpy as np
+
+        vectors = read_vectors(done)[:, : self._options.dimensions]
+        if self._options.normalize:
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+        return TextVectors(vectors, done.tokens, done.truncated)
+
+
+def _prompt(header: Header, advice: EmbeddingAdvice | None, options: EmbedOptions) -> str:
+    if options.prompt is not None:
+        return options.prompt
+    if advice is None or options.role is None:
+        return ""
+    return advice.query if options.role == "query" else advice.document
+
+
+def read_vectors(done: TextsEmbedded) -> NDArray[numpy.float32]:
+    """What a job gave, as it came from the model.
+
+    Raises:
+        BadModelError: it is not numbers.
+        EngineCrashedError: it is nothing at all: an engine that a model's file took over may tell anything.
+    """
+    import numpy as np
+
+    try:
+        found = np.frombuffer(base64.b64decode(done.vectors), "<f4").reshape(len(done.tokens), -1)
+    except ValueError as error:
+        raise EngineCrashedError("the engine sent no vectors", why=f"it sent garbage ({error})") from error
+    if not np.isfinite(found).all():
+        raise BadModelError("the model computes no numbers", why="its vectors hold NaN or infinity")
+    return found
+
+
+def joined(parts: Iterable[TextVectors]) -> TextVectors:
+    """What several jobs gave, one behind the other."""
+    import numpy as np
+
+    found, start, truncated = list(parts), 0, []
+    for part in found:
+        truncated += [start + index for index in part.truncated]
+        start += len(part.tokens)
+    vectors = np.concatenate([part.vectors for part in found]) if found else np.empty((0, 0), np.float32)
+    return TextVectors(vectors, tuple(count for part in found for count in part.tokens), tuple(truncated))
+
+
+def checked(texts: Iterable[str]) -> Iterator[str]:
+    """The texts.
+
+    Raises:
+        UsageError: one is blank.
+    """
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            raise UsageError(f"text {number} is empty", why="an empty text has no meaning that could be a vector")
+        yield text
+
+
+def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    size = 0
+    for text in texts:
+        if chunk and (len(chunk) == _MOST_TEXTS or size + len(text) > _MOST_CHARACTERS):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(text)
+        size += len(text)
+    if chunk:
+        yield chunk
+
+
+class Ranking:
+    """Ranks documents with one model: by its ranking head, or by the cosine of vectors where it has none.
+
+    Attributes:
+        notes: what the user should know, in words.
+    """
+
+    def __init__(self, header: Header, advice: EmbeddingAdvice | None) -> None:
+        """With the model of this header, whose makers say this."""
+        self._embeds: tuple[Embedding, Embedding] | None = None
+        self.notes: tuple[str, ...] = ()
+        if pooling_of(header) != "rank":
+            options = EmbedOptions()
+            query = Embedding(header, advice, replace(options, role="query"))
+            self._embeds = query, Embedding(header, advice, options)
+            self.notes = (*query.notes, f"{header.name} has no ranking head: the score is the cosine of the vectors")
+
+    def commands(self, query: str, documents: Iterable[str]) -> Iterator[EmbedTexts]:
+        """The jobs to do, in order.
+
+        Raises:
+            UsageError: a text is blank.
+        """
+        if not query.strip():
+            raise UsageError("the query is empty")
+        if self._embeds is None:
+            for chunk in _chunks(checked(documents)):
+                yield EmbedTexts(tuple(chunk), "rank", query)
+            return
+        yield from self._embeds[0].commands([query])
+        yield from self._embeds[1].commands(documents)
+
+    def read(self, results: Sequence[TextsEmbedded]) -> list[RankedDocument]:
+        """What they gave: the documents, the best first.
+
+        Raises:
+            BadModelError: it is not numbers.
+        """
+        scores: Iterable[Any]
+        if self._embeds is None:
+            scores = (row[0] for done in results for row in read_vectors(done))
+        else:
+            found = joined(map(self._embeds[1].read, results)).vectors
+            scores = found[1:] @ found[0]
+        ranked = [RankedDocument(index, float(score)) for index, score in enumerate(scores)]
+        return sorted(ranked, key=lambda one: -one.score)

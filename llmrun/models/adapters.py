@@ -1,0 +1,73 @@
+"""LoRA adapters as users name them, and the files behind these names.
+
+Must not know what they are used for.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from llmrun.errors import ModelNotFoundError, UsageError
+from llmrun.gguf.adapter import adapter_facts, check_fits
+from llmrun.gguf.header import Header
+from llmrun.gguf.reader import read_header
+from llmrun.protocol.adapters import Adapter
+
+LARGEST_SCALE = 1000.0
+
+
+def read_adapters(texts: Sequence[str], label: str = "--lora") -> tuple[Adapter, ...]:
+    """Adapters as users name them: FILE or FILE:SCALE. They are called as their files are, without the suffix.
+
+    Raises:
+        ModelNotFoundError: there is no such file.
+        UsageError: a scale is not a number, or two adapters have the same name.
+    """
+    found: dict[str, Adapter] = {}
+    for text in texts:
+        adapter = _read_adapter(text, label)
+        if adapter.name in found:
+            raise UsageError(
+                f"two adapters are called {adapter.name}",
+                why=f"{found[adapter.name].path} and {adapter.path}",
+                hint="rename one of the files: requests name adapters by them",
+            )
+        found[adapter.name] = adapter
+    return tuple(found.values())
+
+
+def _read_adapter(text: str, label: str) -> Adapter:
+    file, colon, tail = text.rpartition(":")
+    if not colon or Path(text).exists():
+        file, scale = text, 1.0
+    else:
+        try:
+            scale = float(tail)
+        except ValueError:
+            scale = math.nan
+        if not abs(scale) <= LARGEST_SCALE:
+            why = f"the scale must be a number of at most {LARGEST_SCALE:g}"
+            raise UsageError(f"invalid {label} {text}", why=why, hint=f"{label} {file}:0.5")
+    path = Path(file)
+    if path.is_dir():
+        hint = f"llmrun convert {shlex.quote(file)} --base MODEL makes an adapter's file of a PEFT folder"
+        raise UsageError(f"{label} {file} is a folder", why="a GGUF file is needed", hint=hint)
+    if not path.exists():
+        raise ModelNotFoundError(f"there is no adapter {file!r}", hint=f"{label} takes a GGUF file on this disk")
+    return Adapter(path.stem, str(path.absolute()), scale)
+
+
+def adapter_bytes(adapters: Iterable[Adapter], model: Header) -> int:
+    """What adapters take beside a model.
+
+    Raises:
+        BadModelError: a file is damaged, or an adapter of another kind.
+        UsageError: one was made for another model.
+    """
+    found = [adapter_facts(read_header(Path(adapter.path))) for adapter in adapters]
+    for facts in found:
+        check_fits(facts, model)
+    return sum(facts.header.weight_bytes for facts in found)

@@ -1,0 +1,26 @@
+"""Log-probabilities of tokens as plain data, in the shape that OpenAI gave them and every client knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from llmrun.protocol.messages import TokenLogprob
+
+MOST_TOP_LOGPROBS = 20
+"""The likeliest tokens in the place of one that are told at most."""
+
+
+def logprob_entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+    """How likely tokens were, an object for each."""
+    return [
+        {
+            "token": token.text,
+            "logprob": token.logprob,
+            "bytes": list(token.bytes),
+            "top_logprobs": [
+                {"token": text, "logprob": logprob, "bytes": list(data)} for text, data, logprob in token.top
+            ],
+        }
+        for token in tokens
+    ]

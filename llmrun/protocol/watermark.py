@@ -1,0 +1,118 @@
+"""A watermark as a user names it, and the numbers that a key stands for.
+
+Owns its parameters, their defaults (transformers') and bounds; must not know how a text is marked or judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from hashlib import sha256, shake_256
+from typing import TYPE_CHECKING, Literal
+
+from llmrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmrun import _native
+
+SCHEMES = ("green", "synthid")
+_PUBLIC_KEYS = frozenset({"15485863", "654,400,836,123,340,443,597,160,57"})  # of transformers' documentation
+_FINGERPRINT = "key-fingerprint:"
+_LARGEST_KEY = 2**63 - 1
+_SPELLED = "green,gamma=0.25,bias=2,selfhash=4 or synthid,ngram=5,rounds=30"
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """A scheme and its parameters.
+
+    Attributes:
+        scheme: "green" biases a share of the vocabulary, which the token before chooses; "synthid" lets the candidates
+            compete in rounds, and changes no probability on average.
+        gamma: the green share of the vocabulary, between 0 and 1.
+        bias: added to the logits of green tokens.
+        selfhash: so many tokens choose, the candidate being the last; 0: the token before does (lefthash).
+        ngram: of synthid, how many tokens decide, the candidate being the last.
+        rounds: of synthid, where the key is a text.
+    """
+
+    scheme: Literal["green", "synthid"] = "green"
+    gamma: float = field(default=0.25, metadata={"of": "green", "bounds": (0.01, 0.99)})
+    bias: float = field(default=2.0, metadata={"of": "green", "bounds": (0.01, 100.0)})
+    selfhash: int = field(default=0, metadata={"of": "green", "bounds": (0, 64)})
+    ngram: int = field(default=5, metadata={"of": "synthid", "bounds": (2, 64)})
+    rounds: int = field(default=30, metadata={"of": "synthid", "bounds": (1, 64)})
+
+    def native(self, key: str) -> _native.Watermark:
+        """For a sampler, or to look through a text; see native_keys()."""
+        from llmrun import _native
+
+        n_gram = self.selfhash if self.scheme == "green" else self.ngram
+        return _native.Watermark(self.scheme, self.native_keys(key), n_gram=n_gram, share=self.gamma, bias=self.bias)
+
+    def native_keys(self, key: str) -> tuple[int, ...]:
+        """The numbers that a key stands for.
+
+        A number is taken as it is, and so are synthid's with commas between; of any other text they are a hash.
+
+        Raises:
+            UsageError: it is only a key's fingerprint, or a number is out of its bounds.
+        """
+        if key.startswith(_FINGERPRINT):
+            raise UsageError("the watermark's key is needed", why="only its fingerprint is recorded")
+        numbers = key.split(",") if self.scheme == "synthid" and "," in key else [key]
+        if all(number.strip().isdecimal() for number in numbers) and (self.scheme == "green" or len(numbers) > 1):
+            found = tuple(map(int, numbers))
+            if len(found) > 64 or not all(0 < number <= _LARGEST_KEY for number in found):
+                raise UsageError("invalid watermark key", why="a number must be 1 to 2**63 - 1, with 64 at most")
+            return found
+        digest = shake_256(key.encode()).digest(4 * 64)
+        if self.scheme == "green":
+            return (int.from_bytes(digest[:8], "little") % _LARGEST_KEY + 1,)
+        # Rounds look at 16 bits of a key: two keys that have these in common would judge alike.
+        words = (int.from_bytes(digest[at : at + 2], "little") for at in range(0, len(digest), 2))
+        return tuple(word + 2**16 for word in list(dict.fromkeys(words))[: self.rounds])
+
+
+def read_watermark(text: str, label: str = "watermark") -> Watermark:
+    """A watermark as it is typed: a scheme, and parameters with commas between.
+
+    Args:
+        label: what the user calls it, e.g. its flag.
+
+    Raises:
+        UsageError: it is something else, or a value is out of its bounds.
+    """
+    scheme, *settings = (part.strip() for part in text.split(","))
+    if scheme not in SCHEMES:
+        raise UsageError(f"invalid {label} {text}", why="must be green or synthid", hint=f"{label} {_SPELLED}")
+    known = {each.name: each for each in fields(Watermark) if each.metadata.get("of") == scheme}
+    values: dict[str, float] = {}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        if name not in known or name in values:
+            why = f"{scheme} has {', '.join(known)}, each once at most"
+            raise UsageError(f"invalid {label} {text}", why=why, hint=f"{label} {_SPELLED}")
+        low, high = known[name].metadata["bounds"]
+        whole = isinstance(high, int)
+        try:
+            values[name] = int(value) if whole else float(value)
+        except ValueError:
+            raise UsageError(f"invalid {label} {text}", why=f"{name} must be a number") from None
+        if not low <= values[name] <= high:
+            raise UsageError(f"invalid {label} {text}", why=f"{name} must be {low} to {high}")
+    return Watermark(scheme, **values)  # type: ignore[arg-type]
+
+
+def is_public(key: str) -> bool:
+    """Whether a key stands in documentation, so that anybody may have left the mark."""
+    return key.replace(" ", "") in _PUBLIC_KEYS
+
+
+def fingerprint(key: str) -> str:
+    """What is recorded in place of a key: enough to tell another one, too little to find this one.
+
+    16 bits, because the keys of these schemes are so short that more would give them away.
+    """
+    if not key or key.startswith(_FINGERPRINT):
+        return key
+    return f"{_FINGERPRINT}{sha256(key.encode()).hexdigest()[:4]}"

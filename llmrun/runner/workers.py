@@ -1,0 +1,259 @@
+"""RPC workers: machines that compute some of a model's layers, and what they say of themselves.
+
+Owns the syntax of --rpc, and the few messages of ggml's RPC protocol (ggml-rpc.cpp) that need no llama.cpp; must not
+know models. ggml's own client, in the engine, aborts its process at the first thing that is wrong: so workers are asked
+here before it, and again after its death, for the one that is gone.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from llmrun.errors import LlmrunError, NetworkError, UsageError
+
+PORT = 50052
+MOST_WORKERS = 16  # GGML_RPC_MAX_SERVERS
+VERSION = (7, 0, 0)  # RPC_PROTO_*_VERSION of ggml-rpc.h
+
+_ALLOCATE, _BASE, _SET, _GET, _MEMORY, _HELLO, _DEVICES = 0, 3, 6, 8, 11, 14, 15  # enum rpc_cmd
+_LENGTH = struct.Struct("<Q")
+_GREETING = struct.Struct("<3B25x")
+_NUMBER = struct.Struct("<I")
+_PAIR = struct.Struct("<2Q")
+_TENSOR = struct.Struct("<QIQ4I4II16ii10QQQQ64si")  # rpc_tensor
+_BYTES_TYPE = 24  # GGML_TYPE_I8
+_ENDPOINT = re.compile(r"([A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
+_SECONDS = 3.0
+_ROUNDS = 4
+_MOST_DEVICES = 64
+_LINK_BYTES = 1 << 20
+
+
+class WorkerDevice(NamedTuple):
+    """A processor or a GPU of a worker; of a processor, ggml calls all memory free."""
+
+    memory_free: int
+    memory_total: int
+
+
+class RpcLink(NamedTuple):
+    """Bytes/s to a worker and back."""
+
+    up: float
+    down: float
+
+
+@dataclass(frozen=True, slots=True)
+class RpcWorker:
+    """A worker that answered.
+
+    Attributes:
+        endpoint: "HOST:PORT".
+        devices: that it serves.
+        round_trip: seconds of a question and its answer.
+        link: how fast the connection is, where that was measured.
+    """
+
+    endpoint: str
+    devices: tuple[WorkerDevice, ...]
+    round_trip: float
+    link: RpcLink | None = None
+
+
+def read_endpoints(text: str, flag: str = "--rpc") -> tuple[str, ...]:
+    """ "HOST:PORT,..." as endpoints.
+
+    Raises:
+        UsageError: it is something else, or one comes twice.
+    """
+    found: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        match = _ENDPOINT.fullmatch(part)
+        port = int(match[2] or PORT) if match else 0
+        if match is None or not 1 <= port <= 65_535:
+            why = "must be HOST:PORT, a name or an IPv4 address and a port"
+            raise UsageError(
+                f"invalid {flag} {part or text!r}", why=why, hint=f"{flag} 127.0.0.1:{PORT},127.0.0.1:50053"
+            )
+        found.append(f"{match[1]}:{port}")
+    twice = next((endpoint for endpoint in found if found.count(endpoint) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{flag} names {twice} twice", hint="name each worker once")
+    if len(found) > MOST_WORKERS:
+        raise UsageError(f"{flag} names {len(found)} workers", why=f"ggml can use {MOST_WORKERS} at most")
+    return tuple(found)
+
+
+def ask_all(endpoints: Sequence[str], *, measures_links: bool = False) -> tuple[RpcWorker, ...]:
+    """Ask each worker what it is; see ask().
+
+    Raises:
+        NetworkError: one of them can't be used.
+        UsageError: two names mean the same worker.
+    """
+    known: dict[tuple[str, int], str] = {}
+    found = []
+    for endpoint in endpoints:
+        with _Connection(endpoint) as connection:
+            address = connection.address
+            if address in known:  # it serves one connection at a time: the second would wait for ever
+                raise UsageError(f"{known[address]} and {endpoint} are the same worker", hint="name each worker once")
+            known[address] = endpoint
+            found.append(_asked(connection, endpoint, measures_link=measures_links))
+    return tuple(found)
+
+
+def ask(endpoint: str) -> RpcWorker:
+    """Ask a worker what it is.
+
+    Raises:
+        NetworkError: it can't be reached, does not answer, or is no worker that this llmrun can use.
+    """
+    with _Connection(endpoint) as connection:
+        return _asked(connection, endpoint)
+
+
+def missing(endpoints: Sequence[str]) -> tuple[str, LlmrunError] | None:
+    """The first worker that can't be used, and why."""
+    for endpoint in endpoints:
+        try:
+            ask(endpoint)
+        except LlmrunError as error:
+            return endpoint, error
+    return None
+
+
+def start_hint(endpoint: str) -> str:
+    """How to start a worker there."""
+    port = endpoint.rpartition(":")[2]
+    return "on that machine: llmrun worker" + ("" if port == str(PORT) else f" --port {port}")
+
+
+def _asked(connection: _Connection, endpoint: str, *, measures_link: bool = False) -> RpcWorker:
+    version = _GREETING.unpack(connection.ask(_HELLO, bytes(24), _GREETING.size))
+    if version != VERSION:
+        theirs, ours = (".".join(map(str, each)) for each in (version, VERSION))
+        raise NetworkError(
+            f"the worker {endpoint} speaks version {theirs} of ggml's RPC, this llmrun {ours}",
+            hint="install the same version of llama-cpp-python on both machines",
+        )
+    times, count = [], 0
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        count = _NUMBER.unpack(connection.ask(_DEVICES, b"", _NUMBER.size))[0]
+        times.append(time.perf_counter() - began)
+    if not 1 <= count <= _MOST_DEVICES:
+        raise connection.strange(f"it says that it has {count:,} devices")
+    memory = (_PAIR.unpack(connection.ask(_MEMORY, _NUMBER.pack(number), _PAIR.size)) for number in range(count))
+    devices = tuple(WorkerDevice(*each) for each in memory)
+    return RpcWorker(endpoint, devices, min(times), _link(connection, min(times)) if measures_link else None)
+
+
+def _link(connection: _Connection, round_trip: float) -> RpcLink:
+    """Send a tensor of bytes there, and ask for it back. The worker frees it when the connection ends."""
+    size = _LINK_BYTES
+    buffer, _ = _PAIR.unpack(connection.ask(_ALLOCATE, struct.pack("<IQ", 0, size), _PAIR.size))
+    (base,) = _LENGTH.unpack(connection.ask(_BASE, _LENGTH.pack(buffer), _LENGTH.size))
+    shape, strides, unused = (size, 1, 1, 1), (1, size, size, size), (0,) * 31
+    tensor = _TENSOR.pack(1, _BYTES_TYPE, buffer, *shape, *strides, *unused[:18], *unused[:12], base, b"", 0)
+    began = time.perf_counter()
+    connection.send(_SET, tensor + struct.pack("<BQ", 0, 0) + bytes(size))
+    connection.ask(_GET, tensor + _PAIR.pack(0, 1), 1)
+    sent = time.perf_counter()
+    connection.ask(_GET, tensor + _PAIR.pack(0, size), size)
+    ended = time.perf_counter()
+    return RpcLink(*(size / max(seconds - round_trip, 1e-6) for seconds in (sent - began, ended - sent)))
+
+
+class _Connection:
+    """To a worker; whatever goes wrong is said in words. A context manager.
+
+    Raises:
+        NetworkError: it can't be made.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        host, _, port = endpoint.rpartition(":")
+        self._ends_at = time.monotonic() + _SECONDS
+        what = f"the worker {endpoint} can't be reached"
+        try:
+            self._socket = socket.create_connection((host, int(port)), _SECONDS)
+        except socket.gaierror:
+            raise NetworkError(what, why=f"no machine is known as {host}", hint="check the name") from None
+        except ConnectionRefusedError:
+            raise NetworkError(what, why="nothing listens there", hint=start_hint(endpoint)) from None
+        except OSError as error:
+            why = f"no answer within {_SECONDS:g} seconds" if isinstance(error, TimeoutError) else str(error.strerror)
+            raise NetworkError(what, why=why, hint="check the address, the firewall and the tunnel") from None
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> _Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port as numbers."""
+        host, port = self._socket.getpeername()[:2]
+        return str(host), int(port)
+
+    def send(self, command: int, request: bytes) -> None:
+        """A question without an answer."""
+        try:
+            self._socket.settimeout(max(self._ends_at - time.monotonic(), 0.001))
+            self._socket.sendall(bytes([command]) + _LENGTH.pack(len(request)) + request)
+        except TimeoutError:
+            raise self._silent() from None
+        except OSError:
+            raise self._closed() from None
+
+    def ask(self, command: int, request: bytes, size: int) -> bytes:
+        """A question, and its answer of so many bytes.
+
+        Raises:
+            NetworkError: something else comes, or nothing.
+        """
+        self.send(command, request)
+        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
+        if length != size:
+            raise self.strange("it answers with something else")
+        return self._receive(size)
+
+    def _receive(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            try:
+                self._socket.settimeout(max(self._ends_at - time.monotonic(), 0.001))
+                part = self._socket.recv(size - len(data))
+            except TimeoutError:
+                raise self._silent() from None
+            except OSError:
+                part = b""
+            if not part:
+                raise self._closed()
+            data += part
+        return bytes(data)
+
+    def strange(self, why: str) -> NetworkError:
+        """It is something else, or a version that nobody knows."""
+        what = f"{self.endpoint} is not a worker that this llmrun can use"
+        return NetworkError(what, why=why, hint=f"check the port; {start_hint(self.endpoint)}")
+
+    def _closed(self) -> NetworkError:
+        return self.strange("it closed the connection")
+
+    def _silent(self) -> NetworkError:
+        return NetworkError(
+            f"the worker {self.endpoint} does not answer",
+            why="it serves one program at a time, and another one may be using it",
+            hint="end that one, or start another worker there with another --port",
+        )

@@ -1,0 +1,117 @@
+"""Texts of clients who ask at the same time go through the model together.
+
+Owns what waits while an engine computes; must not know HTTP. One job runs at a time: what comes meanwhile becomes the
+next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from llmrun.errors import EngineCrashedError, LlmrunError
+from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.jobs.embed import EMBED, EmbedTexts, TextsEmbedded
+from llmrun.protocol.messages import Job, JobDone
+from llmrun.server.connection import EngineConnection
+
+_MOST_TEXTS = 128
+_FLOAT_BYTES = 4
+
+
+class _Waiting(NamedTuple):
+    command: EmbedTexts
+    done: asyncio.Future[TextsEmbedded]
+
+
+class EmbeddingBatches:
+    """What clients ask of one engine."""
+
+    def __init__(self, engine: EngineConnection) -> None:
+        self._engine = engine
+        self._waiting: list[_Waiting] = []
+        self._working: asyncio.Task[None] | None = None
+
+    async def embed(self, command: EmbedTexts) -> TextsEmbedded:
+        """What the engine gives for it.
+
+        Raises:
+            LlmrunError: what the job failed with.
+        """
+        one = _Waiting(command, asyncio.get_running_loop().create_future())
+        self._waiting.append(one)
+        if self._working is None or self._working.done():
+            self._working = asyncio.ensure_future(self._work())
+        return await one.done
+
+    async def _work(self) -> None:
+        while self._waiting:
+            count = together([one.command for one in self._waiting])
+            chosen, self._waiting = self._waiting[:count], self._waiting[count:]
+            try:
+                answers = await self._answers([one.command for one in chosen])
+            except LlmrunError as error:
+                await self._each_alone(chosen, error)
+            else:
+                for one, answer in zip(chosen, answers, strict=True):
+                    _tell(one, answer)
+
+    async def _each_alone(self, chosen: Sequence[_Waiting], error: LlmrunError) -> None:
+        """Who is to blame is told so, the others get what they asked for."""
+        for one in chosen:
+            try:
+                _tell(one, error if len(chosen) == 1 else (await self._answers([one.command]))[0])
+            except LlmrunError as own:
+                _tell(one, own)
+
+    async def _answers(self, commands: Sequence[EmbedTexts]) -> list[TextsEmbedded]:
+        """What one job for all of them gives each; an engine that a model's file took over may tell anything."""
+        job = Job(self._engine.next_request(), EMBED.name, as_dict(merged(commands)))
+        result = (await self._engine.ask(job, JobDone)).result
+        try:
+            return list(split(from_json(TextsEmbedded, result), commands))
+        except (TypeError, ValueError) as error:
+            raise EngineCrashedError("the engine sent no vectors", why=f"it sent garbage ({error})") from error
+
+
+def _tell(one: _Waiting, answer: TextsEmbedded | LlmrunError) -> None:
+    if one.done.done():  # the client has left
+        return
+    if isinstance(answer, LlmrunError):
+        one.done.set_exception(answer)
+    else:
+        one.done.set_result(answer)
+
+
+def together(commands: Sequence[EmbedTexts]) -> int:
+    """How many of the commands, from the first on, can be one job."""
+    kind, texts = replace(commands[0], texts=()), 0
+    for number, command in enumerate(commands):
+        texts += len(command.texts)
+        if number and (texts > _MOST_TEXTS or command.tokens or replace(command, texts=()) != kind):
+            return number
+    return len(commands)
+
+
+def merged(commands: Iterable[EmbedTexts]) -> EmbedTexts:
+    """The job of them all."""
+    first, *others = commands
+    return replace(first, texts=(*first.texts, *(text for other in others for text in other.texts)))
+
+
+def split(done: TextsEmbedded, commands: Sequence[EmbedTexts]) -> Iterator[TextsEmbedded]:
+    """What each of the commands of a job gets. Raises ValueError where it is not what they asked for."""
+    counts = [len(command.texts or command.tokens) for command in commands]
+    data, start = base64.b64decode(done.vectors), 0
+    if len(done.tokens) != sum(counts) or len(data) % (_FLOAT_BYTES * len(done.tokens)):
+        raise ValueError(f"{len(data)} bytes for {sum(counts)} texts")
+    width = len(data) // len(done.tokens)
+    for count in counts:
+        end = start + count
+        own = base64.b64encode(data[start * width : end * width]).decode()
+        truncated = tuple(index - start for index in done.truncated if start <= index < end)
+        yield TextsEmbedded(own, done.tokens[start:end], truncated)
+        start = end

@@ -1,0 +1,174 @@
+"""How clients ask for vectors and for an order of documents: OpenAI's, Ollama's and Jina's protocols. Pure."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from llmrun.errors import UsageError
+from llmrun.model.embeddings import EmbedOptions, RankedDocument, Role, TextVectors
+from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.ollama import read_keep_seconds
+
+_MOST_DIMENSIONS = 1 << 20
+_HIGHEST_TOKEN = 2**31 - 1
+
+
+class EmbedAsked(NamedTuple):
+    """Texts to embed.
+
+    Attributes:
+        model: name as the client spells it, "" for the server's own.
+        texts: in order.
+        tokens: token ids in place of texts.
+        options: how.
+        keep_seconds: how long the model stays afterwards; None is the server's own.
+        in_base64: the client wants each vector's bytes.
+    """
+
+    model: str
+    texts: tuple[str, ...]
+    tokens: tuple[tuple[int, ...], ...]
+    options: EmbedOptions
+    keep_seconds: float | None = None
+    in_base64: bool = False
+
+
+class RankAsked(NamedTuple):
+    """Documents to rank; `most` is how many the client wants to hear of, and whether with their texts."""
+
+    model: str
+    query: str
+    documents: tuple[str, ...]
+    most: int
+    wants_texts: bool
+
+
+def read_openai(body: Mapping[str, Any]) -> EmbedAsked:
+    """A request to /v1/embeddings. Nothing is put before a text, unless "input_type" says what it is.
+
+    Raises:
+        UsageError: a field is invalid.
+    """
+    fields = Fields(body)
+    kind = fields.choice("encoding_format", "float", "base64")
+    texts, tokens = _texts_or_tokens(fields)
+    options = EmbedOptions(_role(fields), dimensions=_dimensions(fields), truncate=bool(fields.flag("truncate")))
+    return EmbedAsked(fields.text("model") or "", texts, tokens, options, in_base64=kind == "base64")
+
+
+def _role(fields: Fields) -> Role | None:
+    found = fields.choice("input_type", "query", "document")
+    return "query" if found == "query" else "document" if found else None
+
+
+def _dimensions(fields: Fields) -> int | None:
+    return fields.whole("dimensions", 1, _MOST_DIMENSIONS)
+
+
+def _texts_or_tokens(fields: Fields) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """The input: a text, several, the token ids of one, or those of several."""
+    given = fields.data.get("input")
+    if isinstance(given, str):
+        return (given,), ()
+    if not isinstance(given, list) or not given:
+        raise UsageError("input must be a text, or a list of texts or of token ids", why="and not be empty")
+    if all(isinstance(one, str) for one in given):
+        return tuple(given), ()
+    rows = [given] if all(map(_is_token, given)) else given
+    if not all(isinstance(row, list) and row and all(map(_is_token, row)) for row in rows):
+        raise UsageError("input must be a text, or a list of texts or of token ids")
+    return (), tuple(map(tuple, rows))
+
+
+def _is_token(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _HIGHEST_TOKEN
+
+
+def openai_body(asked: EmbedAsked, found: TextVectors, model: str) -> dict[str, Any]:
+    """The answer to /v1/embeddings."""
+    rows = (
+        [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in found.vectors]
+        if asked.in_base64
+        else found.vectors.tolist()
+    )
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
+        "model": model,
+        "usage": _usage(sum(found.tokens)),
+    }
+
+
+def read_ollama(body: Mapping[str, Any]) -> EmbedAsked:
+    """A request to /api/embed. Without input it only loads the model.
+
+    Raises:
+        UsageError: a field is invalid.
+    """
+    fields = Fields(body)
+    given = fields.data.get("input")
+    texts = (given,) if isinstance(given, str) else fields.texts("input")
+    return _ollama(
+        fields, texts, EmbedOptions(None, dimensions=_dimensions(fields), truncate=fields.flag("truncate") is not False)
+    )
+
+
+def read_ollama_prompt(body: Mapping[str, Any]) -> EmbedAsked:
+    """A request to /api/embeddings, Ollama's older way: one text, whose vector is not normalized.
+
+    Raises:
+        UsageError: a field is invalid.
+    """
+    fields = Fields(body)
+    return _ollama(fields, (fields.text("prompt") or "",), EmbedOptions(None, normalize=False))
+
+
+def _ollama(fields: Fields, texts: Sequence[str], options: EmbedOptions) -> EmbedAsked:
+    model = fields.text("model") or fields.text("name") or ""
+    wanted = () if list(texts) == [""] else tuple(texts)
+    return EmbedAsked(model, wanted, (), options, read_keep_seconds(fields))
+
+
+def ollama_body(asked: EmbedAsked, found: TextVectors, model: str) -> dict[str, Any]:
+    """The answer to /api/embed."""
+    return {"model": model, "embeddings": found.vectors.tolist(), "prompt_eval_count": sum(found.tokens)}
+
+
+def ollama_prompt_body(asked: EmbedAsked, found: TextVectors, model: str) -> dict[str, Any]:
+    """The answer to /api/embeddings."""
+    return {"embedding": found.vectors[0].tolist() if len(found.vectors) else []}
+
+
+def read_rerank(body: Mapping[str, Any]) -> RankAsked:
+    """A request to /v1/rerank, in Jina's form, which is Cohere's.
+
+    Raises:
+        UsageError: a field is invalid.
+    """
+    fields = Fields(body)
+    given = fields.list("documents")
+    if not given:
+        raise UsageError("documents is missing")
+    documents = tuple(
+        one if isinstance(one, str) else Fields(one, f"documents[{index}]").needed_text("text")
+        for index, one in enumerate(given)
+    )
+    most = fields.whole("top_n", 1, _HIGHEST_TOKEN) or len(documents)
+    wants_texts = bool(fields.flag("return_documents"))
+    return RankAsked(fields.text("model") or "", fields.needed_text("query"), documents, most, wants_texts)
+
+
+def rerank_body(asked: RankAsked, ranked: Sequence[RankedDocument], model: str, tokens: int) -> dict[str, Any]:
+    """The answer to /v1/rerank."""
+    results = [
+        {"index": one.index, "relevance_score": one.score}
+        | ({"document": {"text": asked.documents[one.index]}} if asked.wants_texts else {})
+        for one in ranked[: asked.most]
+    ]
+    return {"model": model, "object": "list", "usage": _usage(tokens), "results": results}
+
+
+def _usage(tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": tokens, "total_tokens": tokens}

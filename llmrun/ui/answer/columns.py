@@ -1,0 +1,229 @@
+"""Several answers side by side as they come, a column each.
+
+Owns the columns: a row is final, and never written again, when every answer is past it; the rows below are drawn anew.
+Must not know the engine. It moves the cursor only within these open rows, and never hides it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
+from llmrun.ui.answer.meter import Meter, fit
+from llmrun.ui.answer.page import Page, in_ascii
+from llmrun.ui.answer.view import STATUS_SECONDS, TEXT_SECONDS, View, terminal_size
+from llmrun.ui.terminal.ansi import DIM, paint
+from llmrun.ui.terminal.cells import TAB, char_width, cut, width
+from llmrun.ui.terminal.sanitize import Sanitizer
+
+if TYPE_CHECKING:
+    from llmrun.ui.answer.several import SeedPlaces
+
+_LEAST_CELLS = 24
+_GAP = " │ "
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # synchronized output: the terminal shows all of it at once
+_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
+_PLAIN = "\x1b[0m"
+_PIECE = re.compile(r"\x1b\[[0-9;]*m|.", re.DOTALL)
+
+
+def fit_beside(n_answers: int, columns: int) -> bool:
+    """Whether so many columns are wide enough to be read."""
+    return _cells(n_answers, columns) >= _LEAST_CELLS
+
+
+def _cells(n_answers: int, columns: int) -> int:
+    return (columns - (n_answers - 1) * len(_GAP)) // n_answers
+
+
+class CellRows:
+    """Styled text cut into rows of so many cells, as a terminal of that width would wrap it.
+
+    Attributes:
+        done: rows that are full or ended, filled with blanks.
+    """
+
+    def __init__(self, cells: int) -> None:
+        self.done: list[str] = []
+        self._cells = cells
+        self._row = self._style = ""
+        self._used = 0
+
+    def feed(self, text: str) -> None:
+        """More text."""
+        for piece in _PIECE.findall(text):
+            if piece[0] == "\x1b":
+                self._style = "" if piece == _PLAIN else piece
+                self._row += piece
+            elif piece == "\n":
+                self._end_row()
+            elif piece == "\t":  # it never wraps
+                blanks = min(TAB - self._used % TAB, self._cells - self._used)
+                self._put(" " * blanks, blanks)
+            else:
+                self._put(piece, char_width(piece))
+
+    def _put(self, piece: str, cells: int) -> None:
+        if self._used + cells > self._cells:
+            self._end_row()
+        self._row += piece
+        self._used += cells
+
+    def _end_row(self) -> None:
+        self.done.append(self._filled())
+        self._row, self._used = self._style, 0
+
+    def _filled(self) -> str:
+        return self._row + (_PLAIN if self._style else "") + " " * (self._cells - self._used)
+
+    def flush(self) -> None:
+        """No more text comes: the last row is done."""
+        if self._used:
+            self._end_row()
+
+    def row(self, number: int) -> str:
+        """A row, the one that grows included; blanks behind it."""
+        if number < len(self.done):
+            return self.done[number]
+        return self._filled() if number == len(self.done) else " " * self._cells
+
+    @property
+    def n_rows(self) -> int:
+        """How many there are, with one that grows."""
+        return len(self.done) + bool(self._used)
+
+
+class _Column:
+    """One of the answers."""
+
+    def __init__(self, page: Page, cells: int) -> None:
+        self.page, self.rows, self.sanitizer = page, CellRows(cells), Sanitizer()
+        self.has_ended = False
+
+
+class ColumnsView(View):
+    """Answers side by side. The cursor has to be at the start of a row.
+
+    Args:
+        stream: the terminal.
+        seeds: of the answers.
+        places: which of them an event belongs to.
+        pages: what the text of each looks like.
+        columns: of the terminal.
+        live: keep the line of figures after the first token.
+        dim: the terminal may show dim text.
+        unicode: it may show other characters than ASCII.
+        clock: monotonic seconds.
+        size: columns and rows of the terminal, asked at each drawing.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        seeds: Sequence[int],
+        places: SeedPlaces,
+        pages: Sequence[Page],
+        columns: int,
+        *,
+        live: bool,
+        dim: bool = True,
+        unicode: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        size: Callable[[], tuple[int, int]] | None = None,
+    ) -> None:
+        self._stream, self._seeds, self._places = stream, seeds, places
+        self._cells = _cells(len(pages), columns)
+        self._columns = [_Column(page, self._cells) for page in pages]
+        self._gap = _GAP if unicode else in_ascii(_GAP)
+        self._live, self._dim, self._unicode, self._clock = live, dim, unicode, clock
+        self._size = size or (lambda: terminal_size(stream))
+        self._meter = Meter(clock)
+        self._fields: list[str] = []
+        self._text_at = self._status_at = float("-inf")
+        self._is_started = self._has_text = self._closed = False
+        self._n_final = 0  # rows that were written for good
+        self._n_open = 0  # rows on the screen that will be written again
+
+    def show(self, event: Event) -> None:
+        """Show what an event brings, now or within TEXT_SECONDS of the next event or tick."""
+        if not (self._is_started and isinstance(event, Started)):
+            self._meter.follow(event)  # the prompt is prefilled once, for the first
+        column = self._columns[self._places.of(event)]
+        if isinstance(event, Started):
+            self._begin()
+            column.page.begin(event)
+        elif isinstance(event, TextDelta):
+            self._has_text = True
+            column.page.add(column.sanitizer.feed(event.text), event.tokens)
+        elif isinstance(event, (Finished, Failed)):
+            self._end(column)
+        self.tick()
+
+    def _begin(self) -> None:
+        """The heads, above the first answer's first row."""
+        if not self._is_started:
+            self._is_started = True
+            heads = [cut(f"{place + 1}. seed {seed}", self._cells) for place, seed in enumerate(self._seeds)]
+            line = self._gap.join(head + " " * (self._cells - width(head)) for head in heads)
+            self._write(paint(line.rstrip(), DIM if self._dim else "") + "\n")
+
+    def _end(self, column: _Column) -> None:
+        column.page.add(column.sanitizer.flush(), 0)
+        column.rows.feed(column.page.take(self._cells, last=True))
+        column.rows.flush()
+        column.has_ended = True
+
+    def tick(self) -> None:
+        """Write what waits and draw the open rows again, if it is time."""
+        now = self._clock()
+        if now - self._status_at >= STATUS_SECONDS:
+            shows = self._live or not self._has_text
+            self._fields = self._meter.silence() + (self._meter.fields() if shows else [])
+            self._status_at = now
+        if not self._closed and now - self._text_at >= TEXT_SECONDS:
+            self._text_at = now
+            self._draw()
+
+    def close(self) -> None:
+        """Write the rest for good."""
+        if self._closed:
+            return
+        for column in self._columns:
+            if not column.has_ended:
+                self._end(column)
+        self._fields = []
+        self._draw()
+        self._closed = True
+
+    def _draw(self) -> None:
+        columns, rows = self._size()
+        for column in self._columns:
+            if not column.has_ended:
+                column.rows.feed(column.page.take(self._cells))
+        n_rows = max(column.rows.n_rows for column in self._columns)
+        n_final = min((len(each.rows.done) for each in self._columns if not each.has_ended), default=n_rows)
+        final = [self._row(number) + "\n" for number in range(self._n_final, n_final)]
+        status = fit(self._fields, columns - 1)
+        room = max(rows - 1 - bool(status), 0)
+        shown = [self._row(number) for number in range(n_final, min(n_rows, n_final + room))]
+        if status:
+            shown.append(paint(status if self._unicode else in_ascii(status), DIM if self._dim else ""))
+        drawing = self._erase() + "".join(final) + "\n".join(shown)
+        self._n_final, self._n_open = n_final, len(shown)
+        if drawing:
+            self._write(f"{_BEGIN}{_NO_WRAP}{drawing}{_WRAP}{_END}")
+
+    def _row(self, number: int) -> str:
+        return self._gap.join(column.rows.row(number) for column in self._columns).rstrip()
+
+    def _erase(self) -> str:
+        """Go back to where the open rows begin, and erase them."""
+        up = f"\x1b[{self._n_open - 1}A" if self._n_open > 1 else ""
+        return f"\r{up}\x1b[J" if self._n_open else ""
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()

@@ -1,0 +1,102 @@
+"""The tree of a beam search as rows of text: branches that go on or have ended are alive, others pruned.
+
+Pure; must not know the terminal. Tokens without a fork between them are one row, so that a tree of a few beams fits
+any screen however long its answers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from llmrun.protocol.jobs.beams import ROOT, TreeNode
+from llmrun.ui.terminal.cells import cut, width
+from llmrun.ui.terminal.sanitize import clean
+
+_LINES, _ASCII_LINES = ("├─", "└─", "│ ", "…", "■"), ("|-", "`-", "| ", "...", "#")
+
+
+class TreeRow(NamedTuple):
+    """A row of the tree.
+
+    Attributes:
+        text: with the lines in front of it.
+        alive: something goes on from here, or ended here.
+    """
+
+    text: str
+    alive: bool
+
+
+def tree_rows(
+    tree: Sequence[TreeNode], running: Sequence[int], rows: int, columns: int, *, unicode: bool = True
+) -> list[TreeRow]:
+    """What of a tree fits so many rows: first what goes on, then what has ended, then what was pruned last.
+
+    Args:
+        running: numbers of the nodes that go on, the best one first.
+    """
+    alive_ends = [*running, *sorted(_ended(tree), key=lambda node: -tree[node].total)]
+    alive = _with_ancestors(tree, alive_ends)
+    inner = {node.parent for node in tree}
+    pruned = [node for node in reversed(range(len(tree))) if node not in inner and node not in alive]
+    shown = [*alive_ends, *pruned]
+    most = max(1, rows)
+    while True:  # each further leaf may need a row for its fork, too
+        drawing = _Drawing(tree, shown[:most], alive, columns, _LINES if unicode else _ASCII_LINES)
+        drawn = drawing.rows()
+        if len(drawn) <= rows or most == 1:
+            return drawn[-rows:]
+        most = min(most, len(shown)) - 1
+
+
+def _ended(tree: Sequence[TreeNode]) -> Iterable[int]:
+    return (number for number, node in enumerate(tree) if node.ended)
+
+
+def _with_ancestors(tree: Sequence[TreeNode], nodes: Iterable[int]) -> set[int]:
+    found: set[int] = set()
+    for node in nodes:
+        while node != ROOT and node not in found:
+            found.add(node)
+            node = tree[node].parent
+    return found
+
+
+class _Drawing:
+    """A part of a tree: some leaves, and what leads to them."""
+
+    def __init__(
+        self, tree: Sequence[TreeNode], leaves: Sequence[int], alive: set[int], columns: int, lines: Sequence[str]
+    ) -> None:
+        self._tree, self._alive, self._columns = tree, alive, columns
+        self._fork, self._last, self._pass, self._more, self._end = lines
+        self._children: dict[int, list[int]] = {}
+        for node in sorted(_with_ancestors(tree, leaves)):
+            self._children.setdefault(tree[node].parent, []).append(node)
+        self._rows: list[TreeRow] = []
+
+    def rows(self) -> list[TreeRow]:
+        """From the root down, a fork's branches in the order in which they came."""
+        waiting = [(child, "", "") for child in reversed(self._children.get(ROOT, []))]
+        while waiting:
+            node, before, line = waiting.pop()
+            path = [node]
+            while len(children := self._children.get(path[-1], [])) == 1:
+                path.append(children[0])
+            self._add(before + line, path)
+            inner = before + (self._pass if line == self._fork else " " * len(line))
+            waiting += [
+                (child, inner, self._fork if number else self._last) for number, child in enumerate(reversed(children))
+            ]
+        return self._rows
+
+    def _add(self, before: str, path: Sequence[int]) -> None:
+        tree, last = self._tree, self._tree[path[-1]]
+        text = clean("".join(tree[node].text for node in path if not tree[node].ended).replace("\n", "\\n"))
+        end = f" {self._end}" if last.ended else ""
+        score = f"{end} {last.total:.2f}" if path[-1] not in self._children else ""
+        room = self._columns - width(before) - width(score)
+        if width(text) > room:  # its end is where something happens
+            text = self._more + cut(text[::-1], room - len(self._more))[::-1]
+        self._rows.append(TreeRow(cut(f"{before}{text}{score}", self._columns), path[-1] in self._alive))

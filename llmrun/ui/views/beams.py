@@ -1,0 +1,110 @@
+"""What a beam search shows: its tree while it grows, what else it found, and what that cost.
+
+Owns the drawing on stderr; the best answer itself is shown like any other one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import takewhile
+from types import TracebackType
+from typing import Any
+
+from llmrun.protocol.codec import as_dict
+from llmrun.protocol.jobs.beams import BeamSettings, BeamsFound, BeamStep, TreeNode
+from llmrun.ui.answer.view import can_show, terminal_size
+from llmrun.ui.terminal.format import counted, rate, seconds, size
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.tables import Column, show_table
+from llmrun.ui.views.beam_tree import tree_rows
+
+_PAUSE = 0.1  # seconds between two drawings
+_LEFT_ROWS = 2  # of the terminal, for the cursor and a ^C
+_COLUMNS = (Column("SCORE", right=True), Column("SUM", right=True), Column("TOKENS", right=True), Column("ANSWER"))
+_MOST_COMMON = 24  # characters that two answers begin with, and both show
+_OPEN_ENDED = 64  # tokens, from which on an answer without a grammar is free text
+
+
+class BeamsView:
+    """Draws the tree in a `with` block; where the terminal can't, it only keeps it.
+
+    Attributes:
+        tree: all nodes so far.
+    """
+
+    def __init__(self, output: Output, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tree: list[TreeNode] = []
+        self._output, self._clock, self._drawn_at = output, clock, 0.0
+        self._draws = output.stderr_cursor_moves and not output.json
+        self._unicode = can_show(output.stderr, "├└│…■")
+        self._live: Any = None
+
+    def __enter__(self) -> BeamsView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def step(self, step: BeamStep) -> None:
+        """The tree has grown."""
+        self.tree += step.nodes
+        now = self._clock()
+        if self._draws and now - self._drawn_at >= _PAUSE:
+            self._drawn_at = now
+            self._draw(step)
+
+    def _draw(self, step: BeamStep) -> None:
+        from rich.live import Live
+        from rich.text import Text
+
+        if self._live is None:
+            console = self._output.console(stderr=True)
+            self._live = Live(console=console, transient=True, auto_refresh=False, redirect_stdout=False)
+            self._live.start()
+        columns, rows = terminal_size(self._output.stderr)
+        found = tree_rows(self.tree, step.running, rows - _LEFT_ROWS, columns - 1, unicode=self._unicode)
+        text = Text("\n", no_wrap=True).join(Text(row.text, "" if row.alive else "dim") for row in found)
+        self._live.update(text, refresh=True)
+
+
+def show_others(output: Output, found: BeamsFound) -> None:
+    """The answers behind the best one, on stderr."""
+    best = found.answers[0].text
+    texts = ["(this answer)", *(_difference(best, each.text) for each in found.answers[1:])]
+    rows = [
+        (f"{each.score:.3f}", f"{each.total:.2f}", str(len(each.tokens)), text)
+        for each, text in zip(found.answers, texts, strict=True)
+    ]
+    output.note("")
+    show_table(output, _COLUMNS, rows, stderr=True)
+
+
+def _difference(best: str, other: str) -> str:
+    """Another answer from the word on that differs."""
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(best, other, strict=False)))
+    common = other.rfind(" ", 0, same) + 1
+    return f"… {other[common:]}" if common > _MOST_COMMON else other
+
+
+def show_cost(output: Output, settings: BeamSettings, found: BeamsFound, kv_bytes: int, *, is_free: bool) -> None:
+    """What the search took, and when another way would have been better."""
+    speed = rate(found.rows / found.decode_seconds) if found.decode_seconds > 0 else "-"
+    output.note(
+        f"{settings.beams} beams: {counted(found.steps, 'step')} of {found.rows / max(found.steps, 1):.1f} rows in "
+        f"{seconds(found.decode_seconds)}, {speed} through the model for {len(found.answers[0].tokens)} of the answer"
+        f" · KV cache {size(kv_bytes)}"
+    )
+    if is_free and len(found.answers[0].tokens) >= _OPEN_ENDED:
+        output.note(
+            "For free text sampling is mostly better: the likeliest text is often dull, and repeats itself. Beams are "
+            "for answers of which one is right, such as translations, names, code, or what a grammar describes."
+        )
+
+
+def as_json(settings: BeamSettings, found: BeamsFound, tree: list[TreeNode]) -> dict[str, Any]:
+    """Everything about a search."""
+    return {"settings": as_dict(settings), **as_dict(found), "tree": [as_dict(node) for node in tree]}

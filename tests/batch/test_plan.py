@@ -1,0 +1,112 @@
+"""What a batch comes to: which rows are left, how many run side by side, and whose answers are already there."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import gguf_writer
+
+from llmrun.batch import local
+from llmrun.batch.local import LocalEngine
+from llmrun.batch.plan import MOST_PARALLEL, BatchPlan, plan_batch
+from llmrun.batch.results import RowWritten
+from llmrun.batch.rows import Recipe, Row
+from llmrun.errors import UsageError
+from llmrun.model.preparing import prepare
+from llmrun.models.registry import ModelSpec
+from llmrun.planning.plan import Wishes
+from llmrun.protocol.jobs.kernels import MachineSpeed, Rates
+from llmrun.protocol.messages import AnswerRequest
+from llmrun.protocol.params import Limits
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(gguf_writer.tiny_model({"tokenizer.chat_template": "x", "llama.context_length": 4096}))
+    return path
+
+
+def rows(count: int) -> list[Row]:
+    return [Row(number, {"prompt": f"text {number}"}) for number in range(1, count + 1)]
+
+
+def planned(path: Path, found: list[Row], recipe: Recipe | None = None, **options: Any) -> BatchPlan:
+    prepared = partial(prepare, ModelSpec(str(path), path=path), path)
+    engine = LocalEngine(prepared, Wishes(), options.get("parallel"))
+    return plan_batch(engine, found, recipe or Recipe(), options.get("done", {}))
+
+
+def written(path: Path, found: list[Row], recipe: Recipe) -> dict[int, RowWritten]:
+    return {each.row.number: RowWritten(each.key, failed=False) for each in planned(path, found, recipe).todo}
+
+
+def test_all_rows_are_left_and_run_side_by_side(model: Path) -> None:
+    few, many = planned(model, rows(5)), planned(model, rows(500))
+    assert (len(few.todo), few.parallel) == (5, 5)
+    assert (len(many.todo), many.parallel) == (500, MOST_PARALLEL)
+
+
+def test_the_users_number_of_rows_counts(model: Path) -> None:
+    assert planned(model, rows(500), parallel=7).parallel == 7
+
+
+def test_rows_with_answers_are_not_asked_again(model: Path) -> None:
+    recipe = Recipe()
+    done = written(model, rows(6), recipe)
+    assert [each.row.number for each in planned(model, rows(8), recipe, done=done).todo] == [7, 8]
+    assert planned(model, rows(6), recipe, done=done).todo == ()
+
+
+def test_answers_to_something_else_are_refused(model: Path) -> None:
+    done = written(model, rows(6), Recipe())
+    other = Recipe(asked=AnswerRequest(limits=Limits(3)))
+    for found, recipe, why in ((rows(6), other, "asked something else"), (rows(5), Recipe(), "not in the input")):
+        with pytest.raises(UsageError, match="belong to another batch") as raised:
+            planned(model, found, recipe, done=done)
+        assert why in raised.value.why
+
+
+def test_broken_rows_are_kept_apart(model: Path) -> None:
+    plan = planned(model, [*rows(2), Row(3, {}), Row(4, {}, UsageError("the line is not JSON"))])
+    assert [row.number for row, _ in plan.broken] == [3, 4]
+    assert len(plan.todo) == 2
+
+
+def test_where_not_one_row_can_be_asked_nothing_is_written(model: Path) -> None:
+    with pytest.raises(UsageError, match="neither a prompt"):
+        planned(model, [Row(1, {"text": "a"}), Row(2, {"text": "b"})])
+
+
+def test_without_a_chat_template_texts_are_continued(tmp_path: Path, model: Path) -> None:
+    plain = tmp_path / "plain.gguf"
+    plain.write_bytes(gguf_writer.tiny_model({}))
+    plan = planned(plain, rows(1))
+    assert plan.todo[0].asked.request.prompt == "text 1"
+    assert "no chat template" in plan.notes[0]
+
+
+def test_what_rows_have_in_common_is_counted_once(model: Path) -> None:
+    apart = planned(model, [Row(number, {"prompt": f"{number} " + "word " * 60}) for number in range(1, 5)])
+    alike = planned(model, [Row(number, {"prompt": "word " * 60 + f" {number}"}) for number in range(1, 5)])
+    assert apart.prompt_tokens == alike.prompt_tokens
+    assert alike.shared_tokens - apart.shared_tokens == pytest.approx(3 * 100, abs=3)
+
+
+def test_how_long_it_takes_by_what_was_measured(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speed = MachineSpeed(1e9, 1e-6, {}, {}, {"F32": Rates(((100.0, 2e9),), 1e6)})
+    monkeypatch.setattr(local, "speed_of", lambda *args, **options: speed)
+    engine = LocalEngine(partial(prepare, ModelSpec(str(model), path=model), model), Wishes(), None)
+
+    def seconds(count: int, most: int | None) -> float | None:
+        recipe = Recipe(asked=AnswerRequest(limits=Limits(most)))
+        return engine.seconds(plan_batch(engine, rows(count), recipe, {}))
+
+    some, twice = seconds(64, 10), seconds(128, 10)
+    assert some is not None
+    assert twice == pytest.approx(2 * some, rel=0.1)
+    assert seconds(64, None) is None, "answers may be as long as the model likes"

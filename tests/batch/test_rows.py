@@ -1,0 +1,166 @@
+"""Rows: every form that a file may have, what a row asks, and the order in which rows are asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.batch.rows import Recipe, Row, filled, in_order, read_rows
+from llmrun.errors import BadGrammarError, LlmrunError, UsageError
+from llmrun.protocol.messages import AnswerRequest, Message
+from llmrun.protocol.params import Limits
+
+
+def rows(path: Path, text: str) -> list[Row]:
+    path.write_text(text, encoding="utf-8")
+    return list(read_rows(path))
+
+
+def test_lines_of_json_are_objects_texts_or_broken(tmp_path: Path) -> None:
+    found = rows(tmp_path / "in.jsonl", '\ufeff{"prompt": "a"}\n\n"b"\n[1]\nnot json\n{"id": 7, "prompt": "ü"}')
+    assert [row.number for row in found] == [1, 3, 4, 5, 6]
+    assert [dict(row.columns) for row in found] == [{"prompt": "a"}, {"prompt": "b"}, {}, {}, {"id": 7, "prompt": "ü"}]
+    assert [row.error is not None for row in found] == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize(("suffix", "comma"), [(".csv", ","), (".tsv", "\t")])
+def test_tables_have_columns(tmp_path: Path, suffix: str, comma: str) -> None:
+    text = f'text{comma}label\n"two\nlines"{comma}x\nshort\n'
+    found = rows(tmp_path / f"in{suffix}", text)
+    assert [dict(row.columns) for row in found] == [
+        {"text": "two\nlines", "label": "x"},
+        {"text": "short", "label": ""},
+    ]
+
+
+def test_everything_else_is_lines_of_text(tmp_path: Path) -> None:
+    assert [row.columns["prompt"] for row in rows(tmp_path / "in.txt", "a\n\n b\n")] == ["a", " b"]
+
+
+def test_a_parquet_file(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"text": ["a", "b"], "n": [1, None]}), tmp_path / "in.parquet")
+    found = [dict(row.columns) for row in read_rows(tmp_path / "in.parquet")]
+    assert found == [{"text": "a", "n": 1}, {"text": "b", "n": None}]
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", None])
+def test_a_file_that_is_no_text_or_is_not_there(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "in.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match="can't be read"):
+        list(read_rows(path))
+
+
+# ---- what a row asks ----
+
+
+def asked(recipe: Recipe, **columns: Any) -> AnswerRequest:
+    return recipe.ask(Row(1, columns)).request
+
+
+def test_a_prompt_is_a_users_message() -> None:
+    assert asked(Recipe(), prompt="Hi").messages == (Message("user", "Hi"),)
+    assert asked(Recipe(system="Be brief."), prompt="Hi").messages[0] == Message("system", "Be brief.")
+    assert asked(Recipe(raw=True), prompt="Hi").prompt == "Hi"
+
+
+def test_a_template_takes_columns() -> None:
+    assert asked(Recipe("{a} and {b} {{x}}"), a="1", b=[2, "ü"]).messages[0].content == '1 and [2, "ü"] {x}'
+
+
+def test_a_columns_text_is_no_template() -> None:
+    assert filled("{a}", {"a": "{b}", "b": "no"}) == "{b}"
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
+    with pytest.raises(UsageError, match="no column 'txt'") as raised:
+        filled("{txt}", {"text": ""})
+    assert "'text'" in raised.value.why
+
+
+def test_what_a_row_says_itself_counts_first() -> None:
+    recipe = Recipe(
+        asked=AnswerRequest(limits=Limits(10, ("x",)), thinking=False), sampling={"temperature": 0.0, "top_k": 3}
+    )
+    messages = [{"role": "user", "content": "Hi"}]
+    plain = recipe.ask(Row(1, {"messages": messages}))
+    own = recipe.ask(Row(1, {"messages": messages, "max_tokens": 5, "stop": "y", "temperature": 1, "top_p": 0.5}))
+    assert (plain.request.limits, plain.request.thinking) == (Limits(10, ("x",)), False)
+    assert own.request.limits == Limits(5, ("y",))
+    assert plain.sampling == {"temperature": 0.0, "top_k": 3}
+    assert own.sampling == {"temperature": 1, "top_k": 3, "top_p": 0.5}
+
+
+def openai(url: str = "/v1/chat/completions", **body: Any) -> Row:
+    return Row(1, {"custom_id": "a", "url": url, "body": body})
+
+
+def test_lines_of_openais_batches() -> None:
+    recipe = Recipe()
+    assert recipe.ask(openai(messages=[{"role": "user", "content": "Hi"}])).request.messages == (Message("user", "Hi"),)
+    assert recipe.ask(openai("/v1/completions", prompt="Once")).request.prompt == "Once"
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (Row(1, {}), "neither a prompt"),
+        (Row(1, {"prompt": 7}), "neither a prompt"),
+        (Row(1, {"body": 7}), "not an object"),
+        (openai("/v1/embeddings", input="x"), "can't be asked"),
+        (openai(messages=[{"role": "user", "content": "Hi"}], n=2), "n is 2"),
+        (openai(messages=[]), "messages"),
+        (Row(1, {}, UsageError("the line is not JSON")), "not JSON"),
+        (openai(messages=[{"role": "user", "content": "Hi"}], grammar="root ::= ("), "grammar"),
+    ],
+)
+def test_rows_that_cant_be_asked_say_why(row: Row, says: str) -> None:
+    with pytest.raises((UsageError, BadGrammarError)) as raised:
+        Recipe().ask(row)
+    assert says.lower() in str(raised.value).lower()
+
+
+def test_a_key_names_all_that_decides_an_answer() -> None:
+    row = Row(1, {"prompt": "Hi"})
+    recipes = [
+        Recipe(), Recipe(model="other"), Recipe(system="s"), Recipe(sampling={"seed": 1}), Recipe(raw=True),
+        Recipe(asked=AnswerRequest(limits=Limits(5))),
+    ]  # fmt: skip
+    keys = [recipe.key(recipe.ask(row)) for recipe in recipes]
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == Recipe().key(Recipe().ask(Row(99, {"prompt": "Hi", "note": "not asked"})))
+
+
+def test_a_watermarks_key_is_no_part_of_what_is_written() -> None:
+    keys = set()
+    for secret in ("one", "another"):
+        recipe = Recipe(sampling={"watermark": "green", "watermark_key": secret})
+        keys.add(recipe.key(recipe.ask(Row(1, {"prompt": "Hi"}))))
+    assert len(keys) == 1
+
+
+# ---- order ----
+
+
+def test_rows_that_share_a_beginning_come_together_the_longest_group_first() -> None:
+    shared, other = "s" * 100, "o" * 100
+    texts = {1: "short", 2: shared + "b", 3: other, 4: shared + "a" * 50, 5: "brief", 6: other + "x"}
+    assert in_order(texts) == [4, 2, 3, 6, 1, 5]
+
+
+def test_every_row_is_asked_once() -> None:
+    texts = {number: "x" * (number % 7) for number in range(1, 200)}
+    assert sorted(in_order(texts)) == sorted(texts)
+
+
+def test_errors_are_ours(tmp_path: Path) -> None:
+    for line in ("{}", "[]", "nul", json.dumps({"messages": 7}), json.dumps({"body": {"messages": "x"}})):
+        for row in rows(tmp_path / "in.jsonl", line):
+            with pytest.raises(LlmrunError):
+                Recipe().ask(row)

@@ -1,0 +1,74 @@
+"""`llmrun run --beams`, with a real engine and a tiny model of random weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.hf_writer import files_of, write
+from typer.testing import CliRunner
+
+from llmrun.cli.app import app
+from llmrun.convert.job import convert_folder
+from llmrun.runner import runner
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("beams")
+    return convert_folder(write(folder / "hf", files_of("Qwen3ForCausalLM")), folder / "tiny.gguf", type="f32").path
+
+
+@pytest.fixture
+def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
+    with ExitStack() as engines:
+        monkeypatch.setattr(runner, "prestarted", lambda: engines.enter_context(closing(runner.Runner())))
+        yield lambda *arguments: CliRunner().invoke(app, ["run", str(model), "--raw", "hello the world", *arguments])
+
+
+def test_a_pipe_gets_the_best_answer_and_nothing_else(run: Callable[..., Any]) -> None:
+    done = run("--beams", "3", "--max-tokens", "5", "--json")
+    found = json.loads(done.stdout)
+    assert found["settings"]["beams"] == len(found["answers"]) == 3
+    scores = [answer["score"] for answer in found["answers"]]
+    assert scores == sorted(scores, reverse=True)
+    for answer in found["answers"]:
+        assert found["tree"][answer["node"]]["total"] == pytest.approx(answer["total"])
+    plain = run("--beams", "3", "--max-tokens", "5")
+    assert plain.exit_code == 0, plain.stderr
+    assert plain.stdout == "".join(filter(lambda char: char.isprintable() or char == "\n", found["answers"][0]["text"]))
+    assert not plain.stderr
+
+
+def test_an_answer_that_has_to_follow_a_grammar_is_not_cut_off_in_silence(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    grammar = tmp_path / "digits.gbnf"
+    grammar.write_text("root ::= [0-9]{20}")
+    done = run("--beams", "2", "--max-tokens", "5", "--grammar", str(grammar))
+    assert done.stdout.isdigit()
+    assert "cut off" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--length-penalty", "2"], "--length-penalty needs --beams"),
+        (["--diversity", "1"], "--diversity needs --beams"),
+        (["--beams", "4", "--temp", "0.5"], "--beams and --temp exclude each other"),
+        (["--beams", "4", "--seed", "1"], "--beams and --seed exclude each other"),
+        (["--beams", "4", "--speculate", "off"], "--beams and --speculate exclude each other"),
+        (["--beams", "4", "--think"], "--beams and --think exclude each other"),
+        (["--beams", "4", "--prompt-cache"], "--beams and --prompt-cache exclude each other"),
+        (["--beams", "1"], "invalid --beams 1"),
+    ],
+)
+def test_what_means_nothing_is_refused(run: Callable[..., Any], arguments: list[str], named: str) -> None:
+    assert named in str(run(*arguments).exception)

@@ -1,0 +1,230 @@
+"""The job `beams` finds what transformers' beam search finds on the same weights.
+
+beams.json was made by tests/upstream/beam_goldens.py; prompts are such that no rounding can change what is found.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.beam_cases import ENDS, GOLDENS, LAST_N, LONGEST, MODELS, BeamCase, cases
+from support.convert_golden import folder_of
+from support.plain_logits import computed
+
+from llmrun import _native
+from llmrun.convert.job import convert_folder
+from llmrun.engine.constraint.matcher import compile_grammar
+from llmrun.engine.jobs.beams.beams import Searching, run
+from llmrun.engine.jobs.beams.branches import BeamState, Branches
+from llmrun.engine.jobs.beams.search import Beam, BeamSearch
+from llmrun.engine.llama.base import Entry
+from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.model import LlamaModel
+from llmrun.errors import UsageError
+from llmrun.grammar import Grammar, read_grammar
+from llmrun.protocol.jobs.beams import ROOT, BeamSettings, BeamsFound, BeamStep, SearchBeams
+from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import AnswerRequest
+from llmrun.protocol.params import Limits, SamplingParams
+
+FOUND: dict[str, Any] = {
+    name: case
+    for kind in json.loads(GOLDENS.read_text(encoding="utf-8")).values()
+    for name, case in kind["cases"].items()
+}
+N_CTX = 64
+APART = BeamSettings(4, 2.0, "never", 4, 50.0)  # branches that share nothing but the prompt
+PROMPT = [5, 260, 17, 99, 42, 7, 130]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, LlamaModel]]:
+    with ExitStack() as stack:
+        found = {}
+        for name in MODELS:
+            place = tmp_path_factory.mktemp(name)
+            path = convert_folder(folder_of(name, place), place / "tiny.gguf", type="f32").path
+            found[name] = stack.enter_context(closing(LlamaModel(str(path), 0, _native.CancelFlag())))
+        yield found
+
+
+def load(**changes: Any) -> Load:
+    exact = {"kv_type_k": "f32", "kv_type_v": "f32", "flash_attention": "off"}
+    return replace(Load("", N_CTX, N_CTX), **{**exact, **changes})
+
+
+def searched(
+    model: LlamaModel,
+    prompt: list[int],
+    settings: BeamSettings,
+    sampling: SamplingParams,
+    *,
+    limits: Limits | None = None,
+    longest: int = LONGEST,
+    start: int = N_CTX,
+    cells: int = 8 * N_CTX,
+    root: BeamState | None = None,
+    whole: bool = False,
+    steps: list[BeamStep] | None = None,
+    told: Callable[[BeamStep], None] | None = None,
+) -> BeamsFound:
+    kept = steps if steps is not None else []
+    branches = Branches(prompt, model.vocabulary, sampling, limits or Limits(longest), root or BeamState(0))
+    search = BeamSearch(settings, len(prompt), longest, n_ends=len(branches.ends_known), whole=whole)
+    wanted = load(n_ctx=cells, n_ctx_start=start, n_seq_max=settings.beams, n_cells=cells, n_batch=32)
+    with closing(LlamaContext(model, wanted)) as context:
+        return Searching(context, search, branches, told or kept.append).run(prompt)
+
+
+def of_case(model: LlamaModel, case: BeamCase, **others: Any) -> BeamsFound:
+    settings = BeamSettings(case.beams, case.length_penalty, case.early_stopping, case.groups, case.diversity)
+    biases = tuple((end, case.end_bias) for end in ENDS[case.model])
+    sampling = SamplingParams(repeat_penalty=case.repetition, repeat_last_n=LAST_N, logit_bias=biases)
+    return searched(model, FOUND[case.name]["prompt"], settings, sampling, **others)
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_finds_what_transformers_finds(case: BeamCase, models: dict[str, LlamaModel]) -> None:
+    model, wanted = models[case.model], FOUND[case.name]
+    ends = filter(model.vocabulary.is_end, range(model.vocabulary.n_tokens))
+    assert tuple(ends) == ENDS[case.model]
+    found = of_case(model, case)
+    answers = [list(answer.tokens) for answer in found.answers]
+    if case.groups > 1:  # transformers writes the first end token, whichever one it was
+        answers = [[ENDS[case.model][0] if token in ENDS[case.model] else token for token in row] for row in answers]
+    assert answers == wanted["tokens"]
+    scores = [answer.score for answer in found.answers]
+    assert scores == pytest.approx(wanted["scores"], abs=1e-2)  # llama.cpp looks GELU up in half precision
+
+
+def test_a_cache_that_is_full_ends_the_search_with_what_there_is(models: dict[str, LlamaModel]) -> None:
+    model = models["Qwen2ForCausalLM"]
+    sampling = SamplingParams(logit_bias=tuple((end, -math.inf) for end in ENDS["Qwen2ForCausalLM"]))
+    full = searched(model, PROMPT, APART, sampling, longest=200, cells=256)
+    assert full.is_full
+    assert not full.is_cancelled
+    assert {answer.reason for answer in full.answers} == {"length"}
+    assert 256 // 4 - len(PROMPT) <= len(full.answers[0].tokens) < 200
+
+
+def test_the_cache_grows_while_branches_do(models: dict[str, LlamaModel]) -> None:
+    model = models["LlamaForCausalLM"]
+    small = searched(model, PROMPT, APART, SamplingParams(), longest=150, cells=2048)
+    large = searched(model, PROMPT, APART, SamplingParams(), longest=150, cells=2048, start=2048)
+    assert [answer.tokens for answer in small.answers] == [answer.tokens for answer in large.answers]
+    assert N_CTX < small.cells < large.cells
+
+
+def test_steps_tell_the_whole_tree(models: dict[str, LlamaModel]) -> None:
+    steps: list[BeamStep] = []
+    found = searched(models["LlamaForCausalLM"], PROMPT, BeamSettings(2), SamplingParams(), steps=steps)
+    tree = [node for step in steps for node in step.nodes]
+    for answer in found.answers:
+        tokens, node, total = [], answer.node, 0.0
+        while node != ROOT:
+            tokens.append(tree[node].token)
+            total += tree[node].logprob
+            node = tree[node].parent
+        assert tuple(reversed(tokens)) == answer.tokens
+        assert total == pytest.approx(answer.total)
+    assert found.steps == len(steps)
+    assert all(len(step.running) <= 2 for step in steps)
+
+
+def test_log_probabilities_are_the_models_own(models: dict[str, LlamaModel]) -> None:
+    model = models["LlamaForCausalLM"]
+    found = searched(model, PROMPT, BeamSettings(2), SamplingParams(), longest=3)
+    best = found.answers[0]
+    rows = np.vstack(computed(model, [*PROMPT, *best.tokens], model.vocabulary.n_tokens)).astype(np.float64)
+    logprobs = rows - np.logaddexp.reduce(rows, axis=1, keepdims=True)
+    own = sum(logprobs[len(PROMPT) - 1 + place, token] for place, token in enumerate(best.tokens))
+    assert best.total == pytest.approx(own, abs=0.05)  # these were computed with keys and values in half precision
+
+
+def test_a_cancel_gives_what_there_is(models: dict[str, LlamaModel]) -> None:
+    model, steps = models["LlamaForCausalLM"], list[BeamStep]()
+
+    def told(step: BeamStep) -> None:
+        steps.append(step)
+        if len(steps) == 2:
+            model.flag.set()
+
+    try:
+        found = searched(model, PROMPT, BeamSettings(2), SamplingParams(), told=told)
+    finally:
+        model.flag.clear()
+    assert found.is_cancelled
+    assert [len(answer.tokens) for answer in found.answers] == [2, 2]
+
+
+@pytest.mark.parametrize("trait", ["is_recurrent", "rope_depends_on_window", "translates"])
+def test_models_whose_memory_cannot_fork_are_refused(trait: str) -> None:
+    traits = dict.fromkeys(("is_recurrent", "rope_depends_on_window", "translates"), False) | {trait: True}
+    loaded: Any = SimpleNamespace(weights=SimpleNamespace(**traits))
+    command = SearchBeams(AnswerRequest(prompt="hello"), BeamSettings(2))
+    with pytest.raises(UsageError, match="can't search with beams"):
+        run(command, lambda step: None, _native.CancelFlag(), loaded)
+
+
+def test_stop_texts_and_bans(models: dict[str, LlamaModel]) -> None:
+    model = models["LlamaForCausalLM"]
+    free = searched(model, PROMPT, BeamSettings(2), SamplingParams(), limits=Limits(LONGEST, ignores_end=True))
+    text = free.answers[0].text
+    stop = text[2:4]
+    stopped = searched(model, PROMPT, BeamSettings(2), SamplingParams(), limits=Limits(LONGEST, stop=(stop,)))
+    assert not any(stop in answer.text for answer in stopped.answers)
+    banned = searched(model, PROMPT, BeamSettings(2), SamplingParams(), limits=Limits(LONGEST, ban=(stop,)))
+    assert not any(stop.casefold() in answer.text.casefold() for answer in banned.answers)
+    assert any(stop in answer.text for answer in free.answers)
+
+
+@pytest.mark.parametrize("beams", [2, 4])
+def test_a_grammar_is_followed_as_a_naive_search_does(beams: int, models: dict[str, LlamaModel]) -> None:
+    """The naive one computes every prefix anew, and asks a fresh matcher what may come."""
+    model = models["Qwen2ForCausalLM"]
+    grammar = read_grammar('root ::= ("ab" | "ba" | "aab" [0-9]) ("hello" | "he" | " world"){1,2}')
+    settings = BeamSettings(beams, 1.0, "never")
+    root = BeamState(0, matcher=compile_grammar(grammar, model.vocabulary))
+    found = searched(model, PROMPT, settings, SamplingParams(), root=root, whole=True)
+    naive = NaiveGrammar(model, grammar, PROMPT)
+    naive.search = search = BeamSearch(settings, len(PROMPT), LONGEST, n_ends=2, whole=True)
+    while not search.over:
+        search.step(naive)
+    wanted = [tuple(search.tree[node].token for node in search.path(each.node)) for each in search.answers()]
+    assert [answer.tokens for answer in found.answers] == wanted
+    assert all(re.fullmatch("(ab|ba|aab[0-9])(hello|he| world){1,2}", answer.text) for answer in found.answers)
+
+
+class NaiveGrammar:
+    """search.Continuations without forks."""
+
+    def __init__(self, model: LlamaModel, grammar: Grammar, prompt: list[int]) -> None:
+        self.search: BeamSearch
+        self._model, self._grammar, self._prompt = model, grammar, prompt
+
+    def likeliest(self, beam: Beam, count: int, lowered: Mapping[int, float]) -> list[tuple[int, float]]:
+        tokens = [self.search.tree[node].token for node in self.search.path(beam.node)]
+        matcher, n_vocab = compile_grammar(self._grammar, self._model.vocabulary), self._model.vocabulary.n_tokens
+        for token in tokens:
+            matcher.accept(token)
+        words = (ctypes.c_uint32 * -(-n_vocab // 32)).from_address(matcher.mask())
+        with closing(LlamaContext(self._model, load(), n_outputs=N_CTX)) as context:
+            context.decode([Entry(token, place, 0, True) for place, token in enumerate([*self._prompt, *tokens])])
+            memory: Any = (ctypes.c_float * n_vocab).from_address(context.logits(-1))
+            row = np.array(np.frombuffer(memory, np.float32), np.float64)
+        row -= np.logaddexp.reduce(row)
+        allowed = [(token, float(row[token])) for token in range(n_vocab) if words[token // 32] >> token % 32 & 1]
+        return sorted(allowed, key=lambda pair: -pair[1])[:count]
+
+    def ends(self, beam: Beam, token: int) -> bool:
+        return self._model.vocabulary.is_end(token)

@@ -1,0 +1,74 @@
+"""Where tokens stand behind pictures that take fewer positions than tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+
+from llmrun.engine.llama.base import Entry, PictureSpan
+from llmrun.engine.llama.positions import Positions
+
+FIRST, SECOND = PictureSpan(4, 14, 5), PictureSpan(20, 26, 3)
+
+
+class Part(NamedTuple):
+    """Part of a picture that takes one position."""
+
+    span: PictureSpan
+    sequence_id: int = 0
+    n_tokens: int = 2
+    causal: bool = True
+
+    def positions(self, first: int) -> Sequence[int]:
+        return [first, first]
+
+    def address(self) -> int:
+        return 0
+
+
+@pytest.fixture
+def positions() -> Positions:
+    """Of two pictures, the first of which came in two parts."""
+    found = Positions()
+    assert [*found.of_picture(Part(FIRST))] == [*found.of_picture(Part(FIRST))] == [4, 4]
+    assert [*found.of_picture(Part(SECOND))] == [15, 15]
+    return found
+
+
+def test_what_follows_a_picture_moves_up(positions: Positions) -> None:
+    wanted = {0: 0, 4: 4, 14: 9, 20: 15, 26: 18, 30: 22}
+    assert {index: positions.at(0, index) for index in wanted} == wanted
+    assert {positions.n_tokens(0, position): position for position in wanted.values()} == wanted
+    assert positions.of_entries([Entry(7, 26, 0, True), Entry(7, 26, 1, False)]) == [
+        Entry(7, 18, 0, True),
+        Entry(7, 26, 1, False),
+    ]
+
+
+def test_a_picture_has_no_cut(positions: Positions) -> None:
+    assert positions.at(0, 5) is positions.at(0, 25) is None
+
+
+def test_a_cut_takes_the_pictures_behind_it(positions: Positions) -> None:
+    positions.cut(0, 20)
+    assert positions.at(0, 26) == 21
+    positions.cut(0, 4)
+    assert (positions.differ(0), positions.at(0, 26)) == (False, 26)
+
+
+def test_a_copy_goes_its_own_way(positions: Positions) -> None:
+    positions.copy(0, 1)
+    positions.cut(1, 20)
+    assert (positions.at(0, 26), positions.at(1, 26)) == (18, 21)
+    positions.clear()
+    assert not positions.differ(0)
+
+
+def test_pictures_that_are_counted_by_their_tokens_are_not_remembered() -> None:
+    found = Positions()
+    found.of_picture(Part(PictureSpan(4, 14, 10)))
+    entries = [Entry(7, 14, 0, True)]
+    assert not found.differ(0)
+    assert found.of_entries(entries) is entries

@@ -1,0 +1,302 @@
+"""A far server's answers, and all that can go wrong with them, against a stand-in that misbehaves in named ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+from support import far_server
+from support.certificates import server_context
+from support.far_server import CHAT, KEY, MODEL, TEXT, WAYS, FarServer, chunk, listed, told
+
+from llmrun.errors import LlmrunError, LoginRequiredError, NetworkError
+from llmrun.far.client import PATIENT, FarClient
+from llmrun.far.server import ServedModel, Server
+from llmrun.far.transport import models
+from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Message, Started, TextDelta, Tool
+from llmrun.server.asked import CallArguments, CallBegun, Ended, Text, Thought
+from llmrun.server.toolcalls import AnswerReader
+
+PATIENCE = replace(PATIENT, connect_seconds=30.0, stall_seconds=30.0, retries=2, backoff_seconds=0.0)
+IMPATIENCE = replace(PATIENCE, stall_seconds=0.2)
+HI = AnswerRequest(messages=(Message("user", "Hi"),))
+
+
+@pytest.fixture
+def server() -> Iterator[FarServer]:
+    with far_server.serving() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: FarServer) -> Iterator[FarClient]:
+    client = FarClient(Server(f"{server.url}/v1", KEY), ServedModel(MODEL), PATIENCE)
+    yield client
+    client.close()
+
+
+def ask(client: FarClient, asked: AnswerRequest = HI) -> list[Event]:
+    return list(client.submit(Generate(client.next_request(), asked)))
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+@pytest.mark.parametrize("asked", [HI, AnswerRequest(prompt="Hi")], ids=["chat", "text"])
+@pytest.mark.parametrize("name", WAYS)
+def test_a_server_may_misbehave(server: FarServer, name: str, asked: AnswerRequest) -> None:
+    way = server.behave(name)
+    patience = IMPATIENCE if "silent" in name else PATIENCE
+    client = FarClient(Server(f"{server.url}/v1", KEY), ServedModel(MODEL), patience)
+    try:
+        if way.error is None:
+            events = ask(client, asked)
+            assert isinstance(events[0], Started)
+            assert text_of(events) == way.says
+            assert isinstance(events[-1], Finished)
+            assert events[-1].reason == "stop"
+        else:
+            with pytest.raises(LlmrunError) as caught:
+                ask(client, asked)
+            error = caught.value
+            assert type(error) is way.error
+            assert way.says in str(error)
+            assert KEY not in f"{error!r} {error} {error.hint} {error.__cause__!r}"
+        if patience is PATIENCE:
+            server.behave("is fine")
+            assert text_of(ask(client)) == "Hello there", "the client does not survive it"
+    finally:
+        client.close()
+
+
+def test_there_are_as_many_ways_as_promised() -> None:
+    assert len([way for way in WAYS.values() if way.error]) >= 30
+
+
+def test_the_key_and_the_question_arrive(server: FarServer, client: FarClient) -> None:
+    ask(client)
+    (request,) = server.asked
+    assert (request.method, request.path) == ("POST", CHAT)
+    assert request.headers["authorization"] == f"Bearer {KEY}"
+    assert request.body["messages"] == [{"role": "user", "content": "Hi"}]
+    assert request.body["model"] == MODEL
+    assert request.body["stream_options"] == {"include_usage": True}
+    ask(client, AnswerRequest(prompt="Hi"))
+    assert (server.asked[1].path, server.asked[1].body["prompt"]) == (TEXT, "Hi")
+
+
+def test_no_key_is_no_header(server: FarServer) -> None:
+    client = FarClient(Server(f"{server.url}/v1"), ServedModel(MODEL), PATIENCE)
+    server.behave("wants a key")
+    with pytest.raises(LoginRequiredError, match="wants a key") as caught:
+        ask(client)
+    client.close()
+    assert "LLMRUN_SERVER_KEY" in caught.value.hint
+    assert "authorization" not in server.asked[0].headers
+
+
+def test_a_redirect_takes_the_key_nowhere(server: FarServer, client: FarClient) -> None:
+    with far_server.serving() as other:
+        location = f"{other.url}/v1/chat/completions"
+        server.replies = [(far_server.response(307, location=location),)]
+        with pytest.raises(NetworkError, match="sends us on"):
+            ask(client)
+        assert not other.asked
+
+
+def test_a_busy_server_is_asked_again_and_that_is_said(server: FarServer) -> None:
+    notes: list[str] = []
+    client = FarClient(Server(f"{server.url}/v1"), ServedModel(MODEL), PATIENCE, notes.append)
+    server.behave("is busy at first")
+    ask(client)
+    server.behave("is busy for ever")
+    with pytest.raises(NetworkError, match="answered 429"):
+        ask(client)
+    client.close()
+    assert len(server.asked) == 3 + 1 + PATIENCE.retries
+    assert len(notes) == 2 + PATIENCE.retries
+    assert "is busy; trying again in" in notes[0]
+
+
+def test_what_the_server_counts_is_taken_over(client: FarClient) -> None:
+    finished = ask(client)[-1]
+    assert isinstance(finished, Finished)
+    stats = finished.stats
+    assert (stats.prompt_tokens, stats.reused_tokens, stats.completion_tokens) == (7, 3, 2)
+    assert stats.ttft_seconds > 0
+    assert client.has_usage is True
+
+
+@pytest.mark.parametrize("name", ["says no usage", "does not say that it is done"])
+def test_pieces_are_counted_where_the_server_counts_nothing(server: FarServer, client: FarClient, name: str) -> None:
+    server.behave(name)
+    finished = ask(client)[-1]
+    assert isinstance(finished, Finished)
+    assert (finished.stats.prompt_tokens, finished.stats.completion_tokens) == (0, 2)
+    assert client.has_usage is False
+
+
+def parts(events: list[Event], *tools: Tool) -> list[object]:
+    reader = AnswerReader(0, tools)
+    return [part for event in events for part in reader.read(event)]
+
+
+def test_who_counts_is_known_when_an_answer_ends(server: FarServer, client: FarClient) -> None:
+    server.behave("stays when it is done")
+    known = [client.has_usage for event in client.submit(Generate(1, HI)) if isinstance(event, Finished)]
+    assert known == [True]
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_thoughts_are_thoughts(server: FarServer, client: FarClient, field: str) -> None:
+    server.replies = [told(chunk(**{field: "Hm"}), chunk(**{field: "m."}), chunk("Yes."))]
+    found = parts(ask(client))
+    assert "".join(part.text for part in found if isinstance(part, Thought)) == "Hmm."
+    assert "".join(part.text for part in found if isinstance(part, Text)) == "Yes."
+
+
+def test_calls_are_calls(server: FarServer, client: FarClient) -> None:
+    server.replies = [far_server.CALLS]
+    tools = (Tool("add"), Tool("now"))
+    found = parts(ask(client, replace(HI, tools=tools)), *tools)
+    assert [part.name for part in found if isinstance(part, CallBegun)] == ["add", "now"]
+    arguments = ["", ""]
+    for part in found:
+        if isinstance(part, CallArguments):
+            arguments[part.call] += part.text
+    assert arguments == ['{"a": 1, "b": 2}', "{}"]
+    assert [part.reason for part in found if isinstance(part, Ended)] == ["tool_calls"]
+
+
+def test_a_call_that_is_none_is_an_error(server: FarServer, client: FarClient) -> None:
+    function = {"name": "add", "arguments": "{a: 1}"}
+    server.replies = [told(chunk(tool_calls=[{"index": 0, "function": function}]))]
+    with pytest.raises(NetworkError, match="not JSON"):
+        ask(client, replace(HI, tools=(Tool("add"),)))
+
+
+def test_a_cancelled_answer_ends_and_its_connection_too(server: FarServer, client: FarClient) -> None:
+    server.behave("falls silent in the middle")
+    heard: SimpleQueue[Event | LlmrunError | None] = SimpleQueue()
+    request = client.next_request()
+    client.listen(Generate(request, HI), heard.put)
+    while not isinstance(heard.get(timeout=far_server.SECONDS), TextDelta):
+        pass
+    client.cancel(request)
+    rest = list(iter(lambda: heard.get(timeout=far_server.SECONDS), None))
+    assert isinstance(rest[-1], Finished)
+    assert rest[-1].reason == "cancelled"
+    client.cancel(request)  # nothing happens
+    server.behave("is fine")
+    assert text_of(ask(client)) == "Hello there"
+
+
+def test_whoever_stops_listening_cancels(server: FarServer, client: FarClient) -> None:
+    server.behave("falls silent in the middle")
+    events = client.submit(Generate(client.next_request(), HI))
+    next(events)
+    events.close()
+    # The server's thread ends as its connection does; the fixture would wait for ever.
+
+
+def test_closing_ends_what_is_open(server: FarServer, client: FarClient) -> None:
+    server.behave("falls silent at once")
+    heard: SimpleQueue[Event | LlmrunError | None] = SimpleQueue()
+    client.listen(Generate(client.next_request(), HI), heard.put)
+    client.close()
+    last = heard.get(timeout=far_server.SECONDS)
+    assert isinstance(last, Finished)
+    assert last.reason == "cancelled"
+    assert heard.get(timeout=far_server.SECONDS) is None
+    assert not client.alive
+
+
+def test_many_are_answered_at_once(server: FarServer, client: FarClient) -> None:
+    heard: SimpleQueue[Event | LlmrunError | None] = SimpleQueue()
+    for _ in range(64):
+        client.listen(Generate(client.next_request(), HI), heard.put)
+    ended, texts = 0, dict[int, str]()
+    while ended < 64:
+        event = heard.get(timeout=far_server.SECONDS)
+        ended += event is None
+        if isinstance(event, TextDelta):
+            texts[event.request] = texts.get(event.request, "") + event.text
+    assert texts == dict.fromkeys(range(1, 65), "Hello there")
+
+
+def test_nobody_listens_there() -> None:
+    with far_server.serving() as server:
+        where = Server(f"{server.url}/v1", KEY)
+    client = FarClient(where, ServedModel(MODEL), PATIENCE)
+    with pytest.raises(NetworkError, match="can't reach 127") as caught:
+        ask(client)
+    client.close()
+    assert "does the server run" in caught.value.hint
+
+
+# ---- TLS
+
+
+def test_a_certificate_has_to_be_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context, authority = server_context(tmp_path)
+    with far_server.serving(context) as server:
+        where = Server(f"{server.url}/v1", KEY)
+        with pytest.raises(NetworkError, match="is not trusted") as caught:
+            models(where)
+        assert "SSL_CERT_FILE" in caught.value.hint
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+        client = FarClient(where, models(where)[0], PATIENCE)
+        assert text_of(ask(client)) == "Hello there"
+        client.close()
+        assert len(server.asked) == 3 - 1, "the key went out before the certificate was checked"
+
+
+def test_a_plain_server_is_asked_for_tls(server: FarServer) -> None:
+    with pytest.raises(NetworkError, match="no TLS") as caught:
+        models(Server(f"{server.url}/v1".replace("http", "https"), KEY), 30.0)
+    assert "http://127.0.0.1" in caught.value.hint
+
+
+def test_a_tls_server_is_asked_in_plain_text(tmp_path: Path) -> None:
+    with far_server.serving(server_context(tmp_path)[0]) as server, pytest.raises(NetworkError):
+        models(Server(f"{server.url}/v1".replace("https", "http"), KEY), 30.0)
+
+
+# ---- which models there are
+
+
+def test_models_are_listed(server: FarServer) -> None:
+    where = Server(f"{server.url}/v1", KEY)
+    assert models(where) == (ServedModel(MODEL, "llmrun"),)
+    assert server.asked[0].headers["authorization"] == f"Bearer {KEY}"
+    server.models = listed("a", "b", owned_by="vllm", max_model_len=4096)
+    assert models(where) == (ServedModel("a", "vllm", 4096), ServedModel("b", "vllm", 4096))
+    server.models = listed("c", owned_by="llamacpp", meta={"n_ctx": 2048, "n_ctx_train": 8192})
+    assert models(where) == (ServedModel("c", "llamacpp", 2048),)
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "says"),
+    [
+        (far_server.failed(401, f"wrong: {KEY}"), LoginRequiredError, "refuses the key"),
+        ((far_server.response(404, b"{}"),), NetworkError, "does not know"),
+        ((far_server.response(200, b"<html>", "text/html"),), NetworkError, "a web page"),
+        ((far_server.response(200, b"{"),), NetworkError, "not JSON"),
+        ((far_server.response(200, b'{"models": []}'),), NetworkError, "another shape"),
+        ((far_server.response(200, b" " * 17 * 2**20),), NetworkError, "without end"),
+        ((far_server.response(301, location="https://x.example/"),), NetworkError, "https://x.example"),
+        ((far_server.Act.SILENCE,), NetworkError, "silent"),
+    ],
+)  # fmt: skip
+def test_models_that_cannot_be_listed(
+    server: FarServer, reply: far_server.Reply, error: type[LlmrunError], says: str
+) -> None:
+    server.models = reply
+    seconds = 0.2 if far_server.Act.SILENCE in reply else 30.0
+    with pytest.raises(error, match=says) as caught:
+        models(Server(f"{server.url}/v1", KEY), seconds)
+    assert KEY not in f"{caught.value!r} {caught.value}"

@@ -1,0 +1,131 @@
+"""Where a mixture of experts lies: experts stay with the processor before layers do, and nothing is counted twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from llmrun.errors import UsageError
+from llmrun.planning.hardware import Hardware
+from llmrun.planning.memory import memory, reserved_bytes
+from llmrun.planning.plan import Wishes, make_plan
+from llmrun.planning.split import ALL_LAYERS, Split, described, split_memory
+from llmrun.protocol.devices import Gpu
+
+GIB = 1 << 30
+N_CTX = 8192
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A mixture of the size of Qwen3-30B-A3B in Q4_K_M: 16.5 of 17.3 GiB are experts."""
+
+    weight_bytes: int = 48 * 352 * (1 << 20) + GIB
+    n_ctx_train: int = 40_960
+    n_embd: int = 2048
+    n_vocab: int = 151_936
+    n_layers: int = 48
+    n_parameters: int = 30_500_000_000
+    recurrent_bytes: int = 0
+    rope_depends_on_window: bool = False
+    key_length: int = 128
+    most_heads: int = 32
+    expert_bytes: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(48), 352 * (1 << 20)))
+
+    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
+        return 49_152 * bytes_per_element
+
+
+MIXTURE = Facts()
+DENSE = replace(MIXTURE, expert_bytes={})
+
+
+def split(*free: int, wish: int | None = None, experts: int | None = None, facts: Facts = MIXTURE) -> Split:
+    gpus = tuple(Gpu(f"CUDA{number}", "NVIDIA Imaginary", 80 * GIB, each) for number, each in enumerate(free))
+    return split_memory(facts, memory(facts, N_CTX), N_CTX, gpus, wish, experts)
+
+
+def test_a_gpu_that_holds_everything_gets_the_experts_too() -> None:
+    assert (split(24 * GIB).gpu_layers, split(24 * GIB).cpu_experts) == (ALL_LAYERS, ())
+
+
+@pytest.mark.parametrize("free", [4 * GIB, 8 * GIB, 12 * GIB, 16 * GIB])
+def test_experts_stay_behind_before_layers_do_and_no_more_than_have_to(free: int) -> None:
+    found = split(free)
+    assert found.gpu_layers == ALL_LAYERS
+    assert found.vram <= free
+    left = len(found.cpu_experts)
+    assert 0 < left < 48
+    assert split(free, experts=left).vram <= free - 256 * (1 << 20) < split(free, wish=-1, experts=left - 1).vram
+    assert split(free, facts=DENSE).gpu_layers < 48
+
+
+def test_where_even_attention_does_not_fit_layers_stay_behind_too() -> None:
+    found = split(GIB)
+    assert 0 < found.gpu_layers < 48
+    assert len(found.cpu_experts) == 48
+
+
+@pytest.mark.parametrize("free", [0, GIB, 4 * GIB, 12 * GIB, 24 * GIB])
+def test_every_byte_is_on_one_side(free: int) -> None:
+    needs, found = memory(MIXTURE, N_CTX), split(free)
+    copied = 352 * (1 << 20) if found.cpu_experts else 0
+    scratch = reserved_bytes(MIXTURE, N_CTX) + copied if found.vram else 0
+    assert found.ram + found.vram == needs.needed + scratch
+
+
+def test_several_gpus_have_as_much_less_to_hold_each() -> None:
+    left = split(6 * GIB, 6 * GIB).cpu_experts
+    in_first_half = sum(layer < 24 for layer in left)
+    assert abs(2 * in_first_half - len(left)) <= 1
+
+
+@pytest.mark.parametrize(("wish", "layers"), [(0, 0), (5, 5), (48, 48), (200, 48)])
+def test_wished_experts(wish: int, layers: int) -> None:
+    found = split(80 * GIB, experts=wish)
+    assert (found.gpu_layers, len(set(found.cpu_experts))) == (ALL_LAYERS, layers)
+
+
+def test_who_says_how_many_layers_gets_them_whole() -> None:
+    assert split(8 * GIB, wish=10) == split(8 * GIB, wish=10, experts=0)
+    assert split(8 * GIB, wish=10).cpu_experts == ()
+
+
+def test_without_gpus_there_is_nothing_to_split() -> None:
+    assert split() == split(experts=7)
+    assert split().cpu_experts == ()
+
+
+def machine(free: int) -> Hardware:
+    gpus = (Gpu("CUDA0", "NVIDIA Imaginary", 80 * GIB, free),) if free else ()
+    return Hardware("CPU", (), 4, 8, None, 64 * GIB, 60 * GIB, gpus)
+
+
+def test_the_plan_says_it_and_tells_the_engine() -> None:
+    plan = make_plan(MIXTURE, machine(8 * GIB), Wishes(n_ctx=N_CTX))
+    count = len(plan.cpu_experts)
+    assert plan.notes == (
+        f"all layers on the GPU but for the experts of {count}: what fits into its 8.6 GB of free memory",
+    )
+    assert f"all layers on the GPU but for the experts of {count}" in plan.summary
+    assert plan.load(Path("model.gguf")).cpu_experts == plan.cpu_experts
+
+
+@pytest.mark.parametrize(
+    ("facts", "free", "why"), [(DENSE, 8 * GIB, "no experts"), (MIXTURE, 0, "nothing is on a GPU")]
+)
+def test_a_wish_that_changes_nothing_is_said(facts: Facts, free: int, why: str) -> None:
+    plan = make_plan(facts, machine(free), Wishes(n_ctx=N_CTX, cpu_experts=3))
+    assert plan.notes[-1] == f"--n-cpu-moe changes nothing: {why}"
+
+
+def test_a_wish_out_of_bounds_is_refused() -> None:
+    with pytest.raises(UsageError, match="--n-cpu-moe -1"):
+        Wishes(cpu_experts=-1)
+
+
+def test_words() -> None:
+    assert described(ALL_LAYERS, 0) == "all layers on the GPU"
+    assert described(5, 48) == "5 layers on the GPU but for the experts of 48"

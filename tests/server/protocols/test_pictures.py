@@ -1,0 +1,103 @@
+"""Pictures in every protocol: where they stand in a message, and what is refused by name."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from llmrun.errors import UsageError
+from llmrun.protocol.messages import Message
+from llmrun.server.protocols import anthropic, ollama, openai_chat, openai_responses
+
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\nand more").decode()
+URL = f"data:image/png;base64,{PNG}"
+TEXT = base64.b64encode(b"this is no picture").decode()
+
+Read = Callable[[Any], Message]
+
+
+def chat(picture: Any) -> Message:
+    parts = [
+        {"type": "text", "text": "This "},
+        {"type": "image_url", "image_url": picture},
+        {"type": "text", "text": "?"},
+    ]
+    return openai_chat.read({"messages": [{"role": "user", "content": parts}]}).request.messages[0]
+
+
+def responses(picture: Any) -> Message:
+    parts = [
+        {"type": "input_text", "text": "This "},
+        {"type": "input_image", "image_url": picture},
+        {"type": "input_text", "text": "?"},
+    ]
+    return openai_responses.read({"input": [{"role": "user", "content": parts}]}).request.messages[0]
+
+
+def claude(picture: Any) -> Message:
+    source = {"type": "base64", "media_type": "image/png", "data": picture}
+    parts = [{"type": "text", "text": "This "}, {"type": "image", "source": source}, {"type": "text", "text": "?"}]
+    body = {"max_tokens": 5, "messages": [{"role": "user", "content": parts}]}
+    return anthropic.read(body).request.messages[0]
+
+
+def ollama_chat(picture: Any) -> Message:
+    said = {"role": "user", "content": "This ?", "images": [picture]}
+    return ollama.read_chat({"model": "m", "messages": [said]}).request.messages[0]
+
+
+def ollama_generate(picture: Any) -> Message:
+    return ollama.read_generate({"model": "m", "prompt": "This ?", "images": [picture]}).request.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("read", "given", "content", "at"),
+    [
+        (chat, {"url": URL}, "This ?", 5),
+        (chat, URL, "This ?", 5),
+        (responses, URL, "This ?", 5),
+        (claude, PNG, "This \n?", 6),
+        (ollama_chat, PNG, "This ?", 0),
+        (ollama_generate, PNG, "This ?", 0),
+    ],
+)
+def test_a_picture_stands_where_it_was_put(read: Read, given: Any, content: str, at: int) -> None:
+    message = read(given)
+    [picture] = message.pictures
+    assert (message.content, picture.data, picture.at) == (content, PNG, at)
+
+
+@pytest.mark.parametrize(
+    ("read", "given", "words"),
+    [
+        (chat, {"url": "https://example.org/cat.png"}, r"messages\[0\].content\[1\].image_url.url.*data: URL"),
+        (chat, {"url": "file:///etc/passwd"}, "data: URL"),
+        (chat, {"url": "data:text/html;base64,aGk="}, "data: URL"),
+        (chat, {"url": f"data:image/png;base64,{TEXT}"}, "must be a PNG"),
+        (chat, {"url": "data:image/png;base64,###"}, "in base64"),
+        (chat, {"url": 5}, "must be a string"),
+        (chat, {}, "url is missing"),
+        (responses, "https://example.org/cat.png", "data: URL"),
+        (claude, TEXT, r"messages\[0\].content\[1\].source.data"),
+        (claude, None, "data is missing"),
+        (ollama_chat, TEXT, r"messages\[0\].images\[0\]"),
+        (ollama_generate, "", r"images\[0\]"),
+    ],
+)
+def test_what_is_no_picture_is_refused_by_name(read: Read, given: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        read(given)
+
+
+def test_pictures_without_a_chat_template_are_refused() -> None:
+    with pytest.raises(UsageError, match="raw and images"):
+        ollama.read_generate({"model": "m", "prompt": "?", "images": [PNG], "raw": True})
+
+
+def test_a_picture_by_its_address_is_refused() -> None:
+    block = {"type": "image", "source": {"type": "url", "url": "https://example.org/cat.png"}}
+    with pytest.raises(UsageError, match=r"source\.type must be one of base64"):
+        anthropic.read({"max_tokens": 5, "messages": [{"role": "user", "content": [block]}]})
