@@ -156,6 +156,11 @@ class Header:
         """The key of an architecture's own setting, e.g. "llama.block_count"."""
         return f"{self.architecture}.{name}"
 
+    def _length_of(self, name: str) -> int:
+        """Of an array, 0 where there is none."""
+        array = self.metadata.get(name)
+        return array.length if isinstance(array, ArrayInfo) else len(array) if isinstance(array, tuple) else 0
+
     def model_count(self, name: str) -> int:
         """An architecture's own setting that is a count, e.g. "block_count"; 0 when it is not stated."""
         return max(self.integer(self.model_key(name)) or 0, 0)
@@ -243,10 +248,12 @@ class Header:
     @property
     def n_vocab(self) -> int:
         """Tokens in the vocabulary."""
-        tokens = self.metadata.get("tokenizer.ggml.tokens")
-        if isinstance(tokens, ArrayInfo):
-            return tokens.length
-        return len(tokens) if isinstance(tokens, tuple) else self.model_count("vocab_size")
+        return self._length_of("tokenizer.ggml.tokens") or self.model_count("vocab_size")
+
+    @property
+    def n_merges(self) -> int:
+        """Merges of a byte-pair encoding; 0 for other vocabularies."""
+        return self._length_of("tokenizer.ggml.merges")
 
     @property
     def n_experts(self) -> int:

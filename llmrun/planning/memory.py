@@ -7,7 +7,7 @@ Sizes are in bytes, context windows in tokens. tests/benchmarks/plan.py compares
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 UBATCH = 512
@@ -20,8 +20,9 @@ _CONTEXT_STEP = 256  # llama.cpp rounds a context up to this
 _SMALLEST_START = 512  # tokens
 _STREAM_BYTES = 512 << 20  # of all streams: they are moved to where there is more room before anybody minds the pause
 _START_BYTES = 16 << 20  # of KV cache: zeroing that much takes some milliseconds
-_PROCESS_BYTES = 28 << 20  # Python, llama.cpp's and our libraries
+_PROCESS_BYTES = 35 << 20  # Python, llama.cpp's and our libraries
 _TOKEN_BYTES = 190  # of llama.cpp's tables for one token of the vocabulary
+_MERGE_BYTES = 210  # of those for one merge
 _FEED_FORWARD = 3  # times the model's width is the widest thing in a block, as a rule
 _ACTIVATIONS = 4  # as wide as the model, alive at the same time in a layer ...
 _FEED_FORWARDS = 2  # ... beside its gate and its up projection
@@ -43,6 +44,14 @@ class Sizes(Protocol):
     @property
     def n_vocab(self) -> int:
         """Tokens in the vocabulary."""
+
+    @property
+    def n_merges(self) -> int:
+        """Merges of its byte-pair encoding."""
+
+    @property
+    def most_heads(self) -> int:
+        """Query heads of the layer that has most."""
 
     @property
     def rope_depends_on_window(self) -> bool:
@@ -119,9 +128,22 @@ def memory(
         kv=kv_bytes(sizes, last, kv_type) + sizes.recurrent_bytes * (sequences - 1),
         growth=kv_bytes(sizes, previous, kv_type),
         compute=_compute_bytes(sizes, longest) + _LOGIT_BYTES * sizes.n_vocab * (sequences + parked - 1),
-        process=_PROCESS_BYTES + _TOKEN_BYTES * sizes.n_vocab,
+        process=_PROCESS_BYTES + _TOKEN_BYTES * sizes.n_vocab + _MERGE_BYTES * sizes.n_merges,
         copies=copies,
     )
+
+
+def without_flash_attention(parts: Memory, sizes: Sizes, tokens: int) -> Memory:
+    """The same where each head's scores are written down, for a conversation of so many tokens.
+
+    They lie where the activations of a layer do before and after.
+    """
+    return replace(parts, compute=max(parts.compute, score_bytes(sizes, tokens)))
+
+
+def score_bytes(sizes: Sizes, tokens: int) -> int:
+    """What a micro-batch's attention scores (f32) take without flash attention, at the end of so many tokens."""
+    return 4 * min(UBATCH, tokens) * tokens * sizes.most_heads
 
 
 def kv_bytes(sizes: Sizes, n_ctx: int, kv_type: str = "f16") -> int:

@@ -131,6 +131,10 @@ class Resized:
         return self.header.n_vocab
 
     @property
+    def n_merges(self) -> int:
+        return self.header.n_merges
+
+    @property
     def n_layers(self) -> int:
         return self.header.n_layers
 

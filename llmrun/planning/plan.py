@@ -7,7 +7,7 @@ it is a pure function of facts and wishes. Sizes are in bytes, context lengths i
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,8 @@ from llmrun.planning.memory import (
     largest_context,
     longest_stream,
     memory,
+    score_bytes,
+    without_flash_attention,
 )
 from llmrun.planning.rpc import split_model, where_layers_lie
 from llmrun.planning.split import ALL_LAYERS, Layers, Split, described
@@ -63,10 +65,6 @@ class HeaderFacts(Layers, Protocol):
     @property
     def key_length(self) -> int:
         """Elements of an attention head's keys."""
-
-    @property
-    def most_heads(self) -> int:
-        """Query heads of the layer that has most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,16 +237,16 @@ def make_plan(
     n_ctx_start = n_ctx if room.apart > 1 or hardware.workers else room.start(n_cells)
     split = room.split(n_cells, n_ctx_start * room.apart)
     flash_attention = _flash_attention(header, hardware, wishes, n_ctx, split.ram)
-    scores = _score_bytes(header, n_ctx) if flash_attention == "off" else 0
-    parts = room.memory(n_cells, n_ctx_start * room.apart)
+    plain = room.memory(n_cells, n_ctx_start * room.apart)
+    parts = without_flash_attention(plain, header, n_ctx) if flash_attention == "off" else plain
     return Plan(
         n_ctx=n_ctx,
         n_ctx_start=n_ctx_start,
         n_batch=min(UBATCH, n_ctx),
         threads=threads,
         gpu_layers=split.gpu_layers,
-        memory=replace(parts, compute=parts.compute + scores),
-        ram_bytes=split.ram + scores,
+        memory=parts,
+        ram_bytes=split.ram + parts.compute - plain.compute,
         vram_bytes=split.vram,
         notes=(*context_notes, *cell_notes, *_gpu_notes(header, hardware, wishes, split), *thread_notes),
         kv_type_k=wishes.cache_type_k,
@@ -313,7 +311,7 @@ def _flash_attention(header: HeaderFacts, hardware: Hardware, wishes: Wishes, n_
     asked = wishes.flash_attention, is_for_one, wishes.cache_type_k, wishes.cache_type_v
     if asked != ("auto", True, "f16", "f16") or hardware.gpus or hardware.workers or "avx2" not in hardware.cpu_flags:
         return wishes.flash_attention
-    fits = scores_fit(header, hardware, n_ctx) and ram + _score_bytes(header, n_ctx) <= hardware.memory_available
+    fits = scores_fit(header, hardware, n_ctx) and ram + score_bytes(header, n_ctx) <= hardware.memory_available
     return "off" if fits else "auto"
 
 
@@ -329,12 +327,7 @@ def _is_flash_attention_slow(header: HeaderFacts, hardware: Hardware) -> bool:
 
 def scores_fit(header: HeaderFacts, hardware: Hardware, n_ctx: int) -> bool:
     """Whether there is memory to spare for attention without flash attention."""
-    return _score_bytes(header, n_ctx) <= min(_MOST_SCORES, hardware.memory_available // _SCORES_SHARE)
-
-
-def _score_bytes(header: HeaderFacts, n_ctx: int) -> int:
-    """What a micro-batch's attention scores (f32) take without flash attention, behind a full context window."""
-    return 4 * UBATCH * n_ctx * header.most_heads
+    return score_bytes(header, n_ctx) <= min(_MOST_SCORES, hardware.memory_available // _SCORES_SHARE)
 
 
 # ---- context ---------------------------------------------------------------------------------------

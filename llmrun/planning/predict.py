@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.gguf.types import TENSOR_TYPES
 from llmrun.planning.memory import KV_BYTES
+from llmrun.protocol.jobs.kernels import LONG_ROW
 
 if TYPE_CHECKING:
     from llmrun.gguf.header import Header, Tensor
@@ -51,6 +52,7 @@ class Work:
         file_bytes: type -> bytes of matrices that can be multiplied, all experts.
         output_bytes: the part of decode_bytes that is the output matrix.
         width: elements that one block hands to the next, for each token.
+        row_lengths: type -> elements of a row of the matrices in decode_bytes, on average.
     """
 
     decode_bytes: Mapping[str, float]
@@ -67,6 +69,13 @@ class Work:
     file_bytes: Mapping[str, float]
     output_bytes: Mapping[str, float] = field(default_factory=dict)
     width: int = 0
+    row_lengths: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def decode_weights(self) -> dict[str, float]:
+        """Type -> weights that one token of an answer is multiplied with."""
+        kinds = ((kind, TENSOR_TYPES[kind], size) for kind, size in self.decode_bytes.items())
+        return {name: size / kind.block_bytes * kind.block for name, kind, size in kinds}
 
     def copies(self, repacked: Collection[str]) -> int:
         """Bytes of weights that llama.cpp repacks, if it does so with these types."""
@@ -97,12 +106,16 @@ def work_of(header: Header) -> Work:
     prefill: Counter[str] = Counter()
     whole: Counter[str] = Counter()
     output: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
+    rows: Counter[str] = Counter()
     for tensor in header.tensors:
         if len(tensor.shape) < 2 or (tensor.name == _EMBEDDING and not tied):
             continue
         part = header.active_share(tensor)
         whole[tensor.type] += tensor.n_bytes
         decode[tensor.type] += tensor.n_bytes * part  # type: ignore[assignment]
+        weights[tensor.type] += tensor.n_elements * part  # type: ignore[assignment]
+        rows[tensor.type] += tensor.n_elements / tensor.shape[0] * part  # type: ignore[assignment]
         if tensor.name not in (_EMBEDDING, _OUTPUT):
             prefill[tensor.type] += tensor.n_elements * part  # type: ignore[assignment]
         else:
@@ -123,6 +136,7 @@ def work_of(header: Header) -> Work:
         file_bytes=whole,
         output_bytes=output,
         width=header.n_embd,
+        row_lengths={kind: count / rows[kind] for kind, count in weights.items()},
     )
 
 
@@ -137,12 +151,15 @@ def work_of_quant(header: Header, quant: str, size: int) -> Work:
     known = work_of(header)
     kind = main_type(quant)
     grown = size / max(header.weight_bytes, 1)
+    weights = known.decode_weights
+    rows = sum(count / known.row_lengths[each] for each, count in weights.items())
     return replace(
         known,
         decode_bytes={kind: sum(known.decode_bytes.values()) * grown},
         prefill_weights={kind: sum(known.prefill_weights.values())},
         file_bytes={kind: sum(known.file_bytes.values()) * grown},
         output_bytes={kind: sum(known.output_bytes.values()) * grown},
+        row_lengths={kind: sum(weights.values()) / max(rows, 1)},
     )
 
 
@@ -173,7 +190,8 @@ def predict(
 def decode_seconds(work: Work, speed: MachineSpeed, depth: float, kv_type: str) -> float:
     """To compute one token of an answer."""
     whole = sum(work.decode_bytes.values())
-    decode = sum(size / speed.decode(kind, whole) for kind, size in work.decode_bytes.items())
+    lengths = {kind: work.row_lengths.get(kind, LONG_ROW) for kind in work.decode_bytes}
+    decode = sum(size / speed.decode(kind, whole, lengths[kind]) for kind, size in work.decode_bytes.items())
     decode += work.kv_read(depth) * KV_BYTES[kv_type] / (_KV_SHARE * speed.read)
     operations = work.layers * _OPERATIONS_A_LAYER * speed.operation
     return decode + work.looks(depth) * speed.attention(kv_type, work.head_length) + operations
@@ -197,8 +215,7 @@ def step_seconds(work: Work, speed: MachineSpeed, rows: int, *, depth: int = 0, 
         depth: tokens in the KV cache before each of them.
     """
     alone = 1 / predict(work, speed, depth=depth, kv_type=kv_type).decode_rate
-    kinds = ((TENSOR_TYPES[kind], speed.prefill(kind), size) for kind, size in work.decode_bytes.items())
-    each = sum(size / kind.block_bytes * kind.block / rate for kind, rate, size in kinds)
+    each = sum(count / speed.prefill(kind) for kind, count in work.decode_weights.items())
     each += work.looks(depth) * speed.attention(kv_type, work.head_length) + ANSWER_SECONDS
     return max(alone, rows * each)
 

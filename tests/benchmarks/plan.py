@@ -28,7 +28,7 @@ from llmrun.model.preparing import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import probe
 from llmrun.planning.hardware_details import probe_details
-from llmrun.planning.memory import memory, repacked_types
+from llmrun.planning.memory import memory, repacked_types, without_flash_attention
 from llmrun.planning.plan import Wishes
 from llmrun.planning.predict import predict, tensor_types, work_of
 from llmrun.planning.speed import BUSY, Clock, measure
@@ -81,12 +81,13 @@ CASES = (
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Measured:
-    """The worst memory and the best speed so far."""
+    """The worst memory and the best speed so far, and whether it was with flash attention."""
 
     peak: int = 0
     rate: float = 0.0
+    flash: bool = True
 
 
 def types_of(quant: str) -> Callable[[str], str]:
@@ -97,8 +98,8 @@ def types_of(quant: str) -> Callable[[str], str]:
     return lambda name: output if name in larger else main
 
 
-def answer(path: Path, case: Case) -> tuple[int, Stats]:
-    """Peak memory in bytes and figures of one answer in a fresh engine."""
+def answer(path: Path, case: Case) -> tuple[Measured, Stats]:
+    """What one answer in a fresh engine took, peak memory in bytes, and its figures."""
     with prepare(ModelSpec(path.stem, path=path), path, Wishes(n_ctx=case.n_ctx)) as model:
         engine = runner.Runner()
         model.start(engine)
@@ -110,7 +111,8 @@ def answer(path: Path, case: Case) -> tuple[int, Stats]:
                 stats = event.stats
         status = Path(f"/proc/{engine.pid}/status").read_text()
         (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
-        return int(line.split()[1]) * 1024, stats
+        assert model.load is not None
+        return Measured(int(line.split()[1]) * 1024, stats.decode_rate, model.load.flash_attention != "off"), stats
 
 
 class Patience:
@@ -140,7 +142,7 @@ def best_of(first: MachineSpeed | None, second: MachineSpeed) -> MachineSpeed:
 
     def quicker(one: Rates, other: Rates) -> Rates:
         decode = tuple((size, max(a, b)) for (size, a), (_, b) in zip(one.decode, other.decode, strict=True))
-        return Rates(decode, max(one.prefill, other.prefill))
+        return Rates(decode, max(one.prefill, other.prefill), min(one.short_rows, other.short_rows))
 
     def least(name: str) -> dict[str, dict[int, float]]:
         one, other = getattr(first, name), getattr(second, name)
@@ -170,7 +172,8 @@ def report(case: Case, path: Path, used: int, measured: Measured, speed: Machine
     header = read_header(path)
     work = work_of(header)
     copies = work.copies(repacked_types(probe().cpu_flags))
-    resident = memory(header, case.n_ctx, used=used, copies=copies).resident
+    parts = memory(header, case.n_ctx, used=used, copies=copies)
+    resident = (parts if measured.flash else without_flash_attention(parts, header, used)).resident
     rate = predict(work, speed, depth=used - TOKENS // 2, copies=copies).decode_rate
     off_memory, off_rate = resident / measured.peak - 1, rate / measured.rate - 1
     print(
@@ -203,9 +206,9 @@ def main() -> int:
             parts = [patience.quietly(lambda kind=kind: measure(threads, [kind], cache=cache)) for kind in types]
             speed = best_of(speed, joined(parts))
             for case, path in paths.items():
-                peak, stats = patience.quietly(lambda path=path, case=case: answer(path, case))
-                found, used[case] = results[case], stats.context_used
-                found.peak, found.rate = max(found.peak, peak), max(found.rate, stats.decode_rate)
+                new, stats = patience.quietly(lambda path=path, case=case: answer(path, case))
+                old, used[case] = results[case], stats.context_used
+                results[case] = Measured(max(old.peak, new.peak), max(old.rate, new.rate), new.flash)
         assert speed is not None
         if patience.disturbed:
             print(f"warning: other programs disturbed {patience.disturbed} measurements")

@@ -10,7 +10,7 @@ from support.installed import Installed
 
 import llmrun as package
 from llmrun.planning.hardware import probe
-from llmrun.planning.memory import memory, repacked_types
+from llmrun.planning.memory import memory, repacked_types, without_flash_attention
 from llmrun.planning.predict import work_of
 from llmrun.protocol.messages import Finished
 
@@ -26,10 +26,13 @@ def test_peak_memory_is_as_predicted(pulled: None, n_ctx: int, words: int) -> No
         *_, finished = model.generate("word " * words, sampling=package.SamplingParams(temperature=0), limits=limits)
         assert isinstance(finished, Finished)
         assert model._runner is not None
+        assert model.load is not None
         status = Path(f"/proc/{model._runner.pid}/status").read_text()
     peak = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
     copies = work_of(model.header).copies(repacked_types(probe().cpu_flags))
     predicted = memory(model.header, n_ctx, used=finished.stats.context_used, copies=copies)
+    if model.load.flash_attention == "off":
+        predicted = without_flash_attention(predicted, model.header, finished.stats.context_used)
     assert predicted.resident == pytest.approx(peak, rel=0.1)
 
 

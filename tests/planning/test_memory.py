@@ -16,6 +16,7 @@ from llmrun.planning.memory import (
     repacked_types,
     reserved_bytes,
     rooms,
+    without_flash_attention,
 )
 
 MIB = 1 << 20
@@ -28,9 +29,11 @@ class Sizes:
     weight_bytes: int = 96_576_768
     n_embd: int = 576
     n_vocab: int = 49_152
+    n_merges: int = 0
     kv_bytes: float = 11_520.0  # per element of one byte
     recurrent_bytes: int = 0
     rope_depends_on_window: bool = False
+    most_heads: int = 9
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
         return self.kv_bytes * bytes_per_element
@@ -42,6 +45,16 @@ SMALL = Sizes()
 def test_needed_and_resident_are_sums() -> None:
     parts = Memory(weights=1, kv=10, growth=100, compute=1000, process=10_000, copies=100_000)
     assert (parts.needed, parts.resident) == (11_111, 111_111)
+
+
+def test_scores_lie_where_activations_do() -> None:
+    parts = memory(SMALL, 4096)
+    assert without_flash_attention(parts, SMALL, 64) == parts
+    assert without_flash_attention(parts, SMALL, 4096).compute == 4 * 512 * 4096 * 9
+
+
+def test_merges_take_memory() -> None:
+    assert memory(replace(SMALL, n_merges=1000), 512).process - memory(SMALL, 512).process == 210_000
 
 
 def test_what_llama_cpp_reports() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,15 @@ def test_an_untied_embedding_is_not_read(tmp_path: Path) -> None:
     work = work_of(header(tmp_path, EMBEDDING, OUTPUT, QUERY, NORM))
     assert work.decode_bytes == {"F32": OUTPUT.n_bytes, "Q4_1": QUERY.n_bytes}
     assert work.prefill_weights == {"Q4_1": 64 * 64}
+    assert work.row_lengths == {"F32": 64, "Q4_1": 64}
+
+
+def test_rows_of_one_type_that_differ_in_length_count_by_their_number(tmp_path: Path) -> None:
+    long = TensorSpec("blk.0.ffn_down.weight", (256, 64), Q4_1, 256 * 64 // 32 * 20)
+    work = work_of(header(tmp_path, EMBEDDING, OUTPUT, QUERY, long))
+    assert work.row_lengths["Q4_1"] == (64 * 64 + 64 * 256) / (64 + 64)
+    two = header(tmp_path, QUERY, long)
+    assert work_of_quant(two, "Q8_0", two.weight_bytes).row_lengths == {"Q8_0": work.row_lengths["Q4_1"]}
 
 
 def test_a_tied_embedding_is_the_output_matrix(tmp_path: Path) -> None:
@@ -146,6 +156,16 @@ def test_rates_between_measured_sizes() -> None:
     assert SPEED.decode("Q8_0", 50) == SPEED.decode("Q8_0", 100) == 4e9
     assert SPEED.decode("Q8_0", 200) == pytest.approx(2.5e9)
     assert SPEED.decode("Q8_0", 400) == SPEED.decode("Q8_0", 10_000) == 1e9
+
+
+def test_short_rows_are_slower() -> None:
+    speed = replace(SPEED, types={"Q4_K": Rates(((100.0, 2e9),), 1e11, short_rows=1.6)})
+    assert speed.decode("Q4_K", 100) == speed.decode("Q4_K", 100, 2048) == 2e9
+    assert speed.decode("Q4_K", 100, 512) == pytest.approx(2e9 / 1.6)
+    assert speed.decode("Q4_K", 100, 1024) == pytest.approx(2e9 / 1.2)  # the time of a row is spread over twice as much
+    assert seconds(predict(replace(WORK, row_lengths={"Q4_K": 512}), speed)) - seconds(
+        predict(WORK, speed)
+    ) == pytest.approx(0.6 * 2e6 / 2e9)
 
 
 @pytest.mark.parametrize("kind", ["IQ9", "never seen"])

@@ -29,6 +29,7 @@ class Facts:
     n_ctx_train: int = 8192
     n_embd: int = 5120
     n_vocab: int = 151_936
+    n_merges: int = 0
     n_layers: int = 63
     n_parameters: int = 32_000_000_000
     recurrent_bytes: int = 0

@@ -26,6 +26,7 @@ class Facts:
     n_ctx_train: int = 40_960
     n_embd: int = 2048
     n_vocab: int = 151_936
+    n_merges: int = 0
     n_layers: int = 48
     n_parameters: int = 30_500_000_000
     recurrent_bytes: int = 0

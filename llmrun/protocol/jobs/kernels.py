@@ -11,6 +11,9 @@ from llmrun.protocol.jobs import JobKind, Nothing
 STAND_IN = "Q4_K"
 """Stands in for a type that can't be measured."""
 
+LONG_ROW, SHORT_ROW = 2048, 512
+"""Elements of a row of the matrices that are measured. A row costs something however short it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeasureKernels:
@@ -38,18 +41,24 @@ class Rates:
     Attributes:
         decode: (bytes, bytes/s) of matrices times one token, the smaller first; empty when it can't be measured.
         prefill: multiply-adds/s of a matrix times many tokens.
+        short_rows: how many times as long a matrix takes in decode whose rows have SHORT_ROW elements, not LONG_ROW.
     """
 
     decode: tuple[tuple[float, float], ...] = ()
     prefill: float = 0.0
+    short_rows: float = 1.0
 
-    def at(self, size: float) -> float:
-        """Bytes/s in decode when all matrices of the model have that size: caches are faster than memory."""
+    def at(self, size: float, row: float = LONG_ROW) -> float:
+        """Bytes/s in decode when all matrices of the model have that size: caches are faster than memory.
+
+        Args:
+            row: elements of a row of these matrices.
+        """
         (small, fast), (large, slow) = self.decode[0], self.decode[-1]
-        if size <= small or small == large:
-            return fast
-        share = min(math.log(size / small) / math.log(large / small), 1.0)
-        return fast + share * (slow - fast)
+        share = 0.0 if size <= small or small == large else min(math.log(size / small) / math.log(large / small), 1.0)
+        # What a row costs besides its elements is spread over them.
+        spread = (LONG_ROW / row - 1) / (LONG_ROW / SHORT_ROW - 1)
+        return (fast + share * (slow - fast)) / (1 + max(self.short_rows - 1, 0.0) * spread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +81,10 @@ class MachineSpeed:
     types: Mapping[str, Rates]
     others: float = 0.0
 
-    def decode(self, kind: str, size: float) -> float:
-        """Bytes/s of this type's matrices in decode, in a model of that size."""
+    def decode(self, kind: str, size: float, row: float = LONG_ROW) -> float:
+        """Bytes/s of this type's matrices in decode, with rows of so many elements, in a model of that size."""
         rates = self._rates(kind)
-        return rates.at(size) if rates.decode else self.read
+        return rates.at(size, row) if rates.decode else self.read
 
     def prefill(self, kind: str) -> float:
         """Multiply-adds/s of this type's matrices in prefill."""

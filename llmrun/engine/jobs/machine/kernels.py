@@ -16,12 +16,11 @@ from llmrun.engine.llama.operations import Operations
 from llmrun.engine.llama.rpc import worker_device
 from llmrun.gguf.types import TENSOR_TYPES, WEIGHT_TYPES
 from llmrun.protocol.jobs import Nothing
-from llmrun.protocol.jobs.kernels import MachineSpeed, MeasureKernels, Rates
+from llmrun.protocol.jobs.kernels import LONG_ROW, SHORT_ROW, MachineSpeed, MeasureKernels, Rates
 
 HEAD_LENGTHS = (64, 96, 128, 256)
 """Head lengths whose attention is measured; kernels prefer some by far."""
 
-_COLUMNS = 2048  # of a matrix: the width of a small model
 _LARGE = (64 << 20, 384 << 20)  # bytes of a matrix for decode, at least and at most
 _CACHES = 1.5  # a matrix for decode is as large as so many last-level caches, so that it comes from memory
 _SMALL = 2 << 20  # bytes of a matrix for prefill, which computes more than it reads
@@ -54,19 +53,24 @@ def _rates(ggml: Operations, kind: int, sizes: Sequence[int]) -> Rates:
     for buffer in (*ggml.repacking, ggml.plain):
         decode = tuple((float(size), _matrix(ggml, kind, buffer, size, 1)) for size in sizes)
         if all(rate for _, rate in decode):
-            bytes_a_weight = ggml.row_size(kind, _COLUMNS) / _COLUMNS
+            bytes_a_weight = ggml.row_size(kind, LONG_ROW) / LONG_ROW
             prefill = _matrix(ggml, kind, buffer, _SMALL, _PROMPT) * _PROMPT / bytes_a_weight
-            return Rates(decode, prefill)
+            short = _matrix(ggml, kind, buffer, sizes[0], 1, SHORT_ROW)
+            return Rates(decode, prefill, decode[0][1] / short)
     return Rates()
 
 
-def _matrix(ggml: Operations, kind: int, buffer: int, n_bytes: int, tokens: int) -> float:
-    """Bytes/s of a matrix of about that size times so many tokens; 0 where the buffer is not made for its type."""
-    row = ggml.row_size(kind, _COLUMNS)
+def _matrix(ggml: Operations, kind: int, buffer: int, n_bytes: int, tokens: int, columns: int = LONG_ROW) -> float:
+    """Bytes/s of a matrix of about that size times so many tokens; 0 where the buffer is not made for its type.
+
+    Args:
+        columns: elements of a row.
+    """
+    row = ggml.row_size(kind, columns)
     rows = n_bytes // row // 256 * 256
     with ggml.tensors() as weights, ggml.tensors() as values:
-        matrix = ggml.tensor(weights, kind, _COLUMNS, rows)
-        result = ggml.mul_mat(values, matrix, ggml.tensor(values, TENSOR_TYPES["F32"].number, _COLUMNS, tokens))
+        matrix = ggml.tensor(weights, kind, columns, rows)
+        result = ggml.mul_mat(values, matrix, ggml.tensor(values, TENSOR_TYPES["F32"].number, columns, tokens))
         with ggml.memory(weights, buffer) as there:
             if not there or not ggml.supports(result):
                 return 0.0
@@ -91,7 +95,7 @@ def _attention(ggml: Operations, kind: int, tokens: int) -> dict[int, float]:
 
 def _operation(ggml: Operations) -> float:
     with ggml.tensors() as context:
-        result = first = ggml.tensor(context, TENSOR_TYPES["F32"].number, _COLUMNS)
+        result = first = ggml.tensor(context, TENSOR_TYPES["F32"].number, LONG_ROW)
         for _ in range(_OPERATIONS):
             result = ggml.add(context, result, first)
         with ggml.memory(context, ggml.plain):
