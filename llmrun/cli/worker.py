@@ -14,7 +14,7 @@ from llmrun.cli.options import ThreadsOption
 from llmrun.config import load_settings
 from llmrun.errors import EngineCrashedError, NetworkError, UsageError, require_within
 from llmrun.planning.plan import THREAD_BOUNDS, readable_size
-from llmrun.runner.workers import PORT, VERSION, ask
+from llmrun.runner.workers import PORT, VERSION, ask, engine_environment
 from llmrun.server.sockets import bind
 from llmrun.ui.terminal.output import Output
 
@@ -59,7 +59,7 @@ def worker(
         folder.mkdir(parents=True, exist_ok=True)
     command = ServeDevices(f"{address}:{port}", threads or probe().usable_cores, str(folder) if cache else "")
     try:
-        with closing(Runner(launch(verbose=verbose))) as engine:
+        with closing(Runner(launch(verbose=verbose, environment=engine_environment()))) as engine:
             engine.do(WORKER, command, _shown(Output(), address, port))
     except EngineCrashedError as crash:
         raise EngineCrashedError("the worker crashed", why=crash.why, hint="start it again") from crash

@@ -277,12 +277,21 @@ class Model:
     @property
     def needs_own_engine(self) -> bool:
         """Whether an engine that was started before anybody knew what for will not do."""
-        return self.load.verbose or bool(self.tuned and self.tuned.environment)
+        return self.load.verbose or bool(self._engine_environment)
 
     def launch_engine(self) -> Launched:
         """Start an engine's process as this model wants it."""
-        environment = self.tuned.environment if self.tuned else None
-        return launch(verbose=self.load.verbose, environment=environment)
+        return launch(verbose=self.load.verbose, environment=self._engine_environment)
+
+    @property
+    def _engine_environment(self) -> dict[str, str]:
+        """Variables of its engine besides ours."""
+        variables = self.tuned.environment if self.tuned else {}
+        if self.load.workers:
+            from llmrun.runner.workers import engine_environment
+
+            variables |= engine_environment()
+        return variables
 
     def new_engine(self) -> runner.Runner:
         """An engine as this model wants it."""

@@ -7,6 +7,7 @@ here before it, and again after its death, for the one that is gone.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import struct
@@ -33,6 +34,17 @@ _SECONDS = 3.0
 _ROUNDS = 4
 _MOST_DEVICES = 64
 _LINK_BYTES = 1 << 20
+
+_PLACING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
+
+
+def engine_environment() -> dict[str, str]:
+    """Variables for the engine of a worker, and of a model over workers: each thread stays on a core of its own.
+
+    While others compute, its threads sleep for so long that Linux wakes both on one core, where each waits for the
+    other at every operation: 14 ms for a third of SmolLM2's layers instead of 3.
+    """
+    return {} if os.environ.keys() & set(_PLACING) else {"OMP_PLACES": "cores", "OMP_PROC_BIND": "spread"}
 
 
 class WorkerDevice(NamedTuple):

@@ -40,7 +40,6 @@ from llmrun.planning.speed import measure, worker_speeds
 from llmrun.protocol.loading import LoadProgress
 from llmrun.protocol.messages import Finished, Started, TextDelta
 from llmrun.protocol.params import Limits
-from llmrun.runner import runner
 from llmrun.runner.workers import ask
 
 N_CTX = 2048
@@ -79,7 +78,7 @@ class Setup:
     def loaded(self, workers: Sequence[str], **changes: object) -> Model:
         """The same, loaded."""
         model = self.prepared(workers, **changes)
-        model.start(runner.Runner())
+        model.start(model.new_engine())
         return model
 
     @property
@@ -170,7 +169,7 @@ def die(model: Model, worker: RealWorker, moment: type[object], tokens: int) -> 
             killed.append(time.perf_counter())
 
     try:
-        model.start(runner.Runner(), lambda fraction: kill() if moment is LoadProgress and fraction else None)
+        model.start(model.new_engine(), lambda fraction: kill() if moment is LoadProgress and fraction else None)
         for event in model.generate(LONG, temperature=0, max_tokens=tokens):
             if isinstance(event, moment):
                 kill()

@@ -9,7 +9,16 @@ from support.stand_in_worker import DEVICES, Serve, closing, garbage, good, sile
 
 from llmrun.errors import NetworkError, UsageError
 from llmrun.runner import workers
-from llmrun.runner.workers import MOST_WORKERS, VERSION, WorkerDevice, ask, ask_all, missing, read_endpoints
+from llmrun.runner.workers import (
+    MOST_WORKERS,
+    VERSION,
+    WorkerDevice,
+    ask,
+    ask_all,
+    engine_environment,
+    missing,
+    read_endpoints,
+)
 
 
 def test_endpoints() -> None:
@@ -88,6 +97,14 @@ def test_nothing_listens() -> None:
 def test_an_unknown_name() -> None:
     with pytest.raises(NetworkError, match=r"no machine is known as nowhere\.invalid"):
         ask("nowhere.invalid:50052")
+
+
+def test_threads_stay_on_their_cores_unless_somebody_placed_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"):
+        monkeypatch.delenv(name, raising=False)
+    assert engine_environment() == {"OMP_PLACES": "cores", "OMP_PROC_BIND": "spread"}
+    monkeypatch.setenv("GOMP_CPU_AFFINITY", "0-1")
+    assert engine_environment() == {}
 
 
 def test_who_is_missing() -> None:

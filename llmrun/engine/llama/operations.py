@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import time
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any
 
 from llmrun.engine.llama.devices import CPU
@@ -58,6 +59,7 @@ class Operations:
     Attributes:
         plain: the kind of buffers that leave matrices as they are.
         repacking: kinds of buffers that reorder some types of matrices when they are loaded.
+        is_remote: whether it is a worker's device.
     """
 
     def __init__(self, threads: int, remote: int = 0) -> None:
@@ -67,7 +69,7 @@ class Operations:
         self._backend = self.backend_dev_init(self._device, None)
         self.plain = self.backend_dev_buffer_type(self._device)
         self.repacking: tuple[int, ...] = ()
-        self._remote = bool(remote)
+        self.is_remote = bool(remote)
         if remote:
             return
         registry = self.backend_dev_backend_reg(self._device)
@@ -116,7 +118,7 @@ class Operations:
         return int(self.new_tensor_4d(context, kind, *(*shape, 1, 1, 1)[:4]))
 
     def seconds(self, result: int, enough: float, repeats: int) -> float:
-        """To compute a tensor and what it depends on: the quickest of some times, after one that warms up.
+        """To compute a tensor and what it depends on: the median of some times, after one that warms up.
 
         Args:
             enough: seconds after which it is not repeated.
@@ -126,19 +128,16 @@ class Operations:
             graph = self.new_graph(place)
             self.build_forward_expand(graph, result)
             self._compute(graph, result)
-            best, began = float("inf"), time.perf_counter()
-            for _ in range(repeats):
+            times: list[float] = []
+            while len(times) < repeats and sum(times) < enough:
                 start = time.perf_counter()
                 self._compute(graph, result)
-                now = time.perf_counter()
-                best = min(best, now - start)
-                if now - began > enough:
-                    break
-            return max(best - self._round_trip(result), 1e-9)
+                times.append(time.perf_counter() - start)
+            return max(median(times) - self._round_trip(result), 1e-9)
 
     def _compute(self, graph: int, result: int) -> None:
         self.backend_graph_compute(self._backend, graph)
-        if self._remote:  # it was only sent
+        if self.is_remote:  # it was only sent
             self._read(result)
 
     def _read(self, result: int) -> None:
@@ -146,7 +145,7 @@ class Operations:
 
     def _round_trip(self, result: int) -> float:
         """Seconds of a question and its answer, which are not the device's."""
-        if not self._remote:
+        if not self.is_remote:
             return 0.0
         times = []
         for _ in range(3):

@@ -21,8 +21,9 @@ from llmrun.protocol.jobs.kernels import LONG_ROW, SHORT_ROW, MachineSpeed, Meas
 HEAD_LENGTHS = (64, 96, 128, 256)
 """Head lengths whose attention is measured; kernels prefer some by far."""
 
-_LARGE = (64 << 20, 384 << 20)  # bytes of a matrix for decode, at least and at most
-_CACHES = 1.5  # a matrix for decode is as large as so many last-level caches, so that it comes from memory
+_LARGE = (64 << 20, 384 << 20)  # bytes of the matrices for decode, at least and at most
+_MOST_MATRICES = 600
+_CACHES = 1.5  # matrices for decode are as large as so many last-level caches, so that they come from memory
 _SMALL = 2 << 20  # bytes of a matrix for prefill, which computes more than it reads
 _PROMPT = 128  # tokens of a prefill
 _POSITIONS = 1024  # that attention looks back at: few enough for a cache, since reading them is reckoned apart
@@ -30,7 +31,7 @@ _HEADS = 16
 _KV_HEADS = 4
 _OPERATIONS = 300
 _SECONDS = 0.02  # after that a measurement is not repeated ...
-_REPEATS = 2  # ... nor more often than that; the first turn only warms up
+_REPEATS = 9  # ... nor more often than that; the first turn only warms up
 
 
 def run(command: MeasureKernels, report: Callable[[Nothing], None], flag: _native.CancelFlag) -> MachineSpeed:
@@ -41,7 +42,7 @@ def run(command: MeasureKernels, report: Callable[[Nothing], None], flag: _nativ
     # Of matrices for decode: two where a cache is so large that it may hold a small model.
     sizes = sorted({_LARGE[0], min(max(int(_CACHES * command.cache), _LARGE[0]), _LARGE[1])})
     return MachineSpeed(
-        read=_matrix(ggml, TENSOR_TYPES["F32"].number, ggml.plain, sizes[-1], 1),
+        read=_one_token(ggml, TENSOR_TYPES["F32"].number, ggml.plain, sizes[-1]),
         operation=_operation(ggml),
         looks={name: _attention(ggml, TENSOR_TYPES[name].number, 1) for name in ("F16", "Q8_0")},
         prefill_looks={name: _attention(ggml, TENSOR_TYPES[name].number, _PROMPT) for name in ("F16", "Q8_0")},
@@ -51,31 +52,51 @@ def run(command: MeasureKernels, report: Callable[[Nothing], None], flag: _nativ
 
 def _rates(ggml: Operations, kind: int, sizes: Sequence[int]) -> Rates:
     for buffer in (*ggml.repacking, ggml.plain):
-        decode = tuple((float(size), _matrix(ggml, kind, buffer, size, 1)) for size in sizes)
+        decode = tuple((float(size), _one_token(ggml, kind, buffer, size)) for size in sizes)
         if all(rate for _, rate in decode):
-            bytes_a_weight = ggml.row_size(kind, LONG_ROW) / LONG_ROW
-            prefill = _matrix(ggml, kind, buffer, _SMALL, _PROMPT) * _PROMPT / bytes_a_weight
-            short = _matrix(ggml, kind, buffer, sizes[0], 1, SHORT_ROW)
-            return Rates(decode, prefill, decode[0][1] / short)
+            row = ggml.row_size(kind, LONG_ROW)
+            prefill = _products(ggml, kind, buffer, (LONG_ROW, _rows(_SMALL, row)), tokens=_PROMPT)
+            short = _one_token(ggml, kind, buffer, sizes[0], SHORT_ROW)
+            return Rates(decode, prefill * _PROMPT / (row / LONG_ROW), decode[0][1] / short)
     return Rates()
 
 
-def _matrix(ggml: Operations, kind: int, buffer: int, n_bytes: int, tokens: int, columns: int = LONG_ROW) -> float:
-    """Bytes/s of a matrix of about that size times so many tokens; 0 where the buffer is not made for its type.
+def _one_token(ggml: Operations, kind: int, buffer: int, n_bytes: int, columns: int = LONG_ROW) -> float:
+    """Bytes/s of square matrices, as many as have that size together, times one token, one after the other.
 
-    Args:
-        columns: elements of a row.
+    Threads meet before and after each, as in a model: with repacked matrices of 512 x 512, two threads take three
+    times as long as for one that is as large as all together. A worker gets that one: it would read the long graph.
     """
     row = ggml.row_size(kind, columns)
-    rows = n_bytes // row // 256 * 256
+    if ggml.is_remote:
+        return _products(ggml, kind, buffer, (columns, _rows(n_bytes, row)))
+    return _products(ggml, kind, buffer, (columns, columns), count=min(n_bytes // (columns * row), _MOST_MATRICES))
+
+
+def _rows(n_bytes: int, row: int) -> int:
+    return n_bytes // row // 256 * 256
+
+
+def _products(
+    ggml: Operations, kind: int, buffer: int, shape: tuple[int, int], *, tokens: int = 1, count: int = 1
+) -> float:
+    """Bytes/s of so many matrices, the first times so many tokens, each other one times what came out before.
+
+    0 where the buffer is not made for the type.
+
+    Args:
+        shape: elements of a row, and rows; the same where there are several.
+    """
+    columns, rows = shape
     with ggml.tensors() as weights, ggml.tensors() as values:
-        matrix = ggml.tensor(weights, kind, columns, rows)
-        result = ggml.mul_mat(values, matrix, ggml.tensor(values, TENSOR_TYPES["F32"].number, columns, tokens))
+        result = ggml.tensor(values, TENSOR_TYPES["F32"].number, columns, tokens)
+        for _ in range(count):
+            result = ggml.mul_mat(values, ggml.tensor(weights, kind, columns, rows), result)
         with ggml.memory(weights, buffer) as there:
             if not there or not ggml.supports(result):
                 return 0.0
             with ggml.memory(values, ggml.plain):
-                return float(rows * row / _seconds(ggml, result))
+                return float(count * rows * ggml.row_size(kind, columns) / _seconds(ggml, result))
 
 
 def _attention(ggml: Operations, kind: int, tokens: int) -> dict[int, float]:
