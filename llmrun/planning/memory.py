@@ -18,7 +18,7 @@ KV_BYTES = {"f16": 2.0, "q8_0": 34 / 32}
 
 _CONTEXT_STEP = 256  # llama.cpp rounds a context up to this
 _SMALLEST_START = 512  # tokens
-_STREAM_BYTES = 512 << 20  # of all streams: they are moved to where there is more room before anybody minds the pause
+_STREAM_BYTES = 1 << 30  # of all streams: to allocate more is a pause that everybody notices
 _START_BYTES = 16 << 20  # of KV cache: zeroing that much takes some milliseconds
 _PROCESS_BYTES = 35 << 20  # Python, llama.cpp's and our libraries
 _TOKEN_BYTES = 190  # of llama.cpp's tables for one token of the vocabulary

@@ -16,7 +16,7 @@ from llmrun.engine.core.batch import Batch, BatchPart, Spare, fill
 from llmrun.engine.core.metrics import Metrics, PrefillRate
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sampler import SequenceSampler, sample_rows
-from llmrun.engine.core.scheduler import schedule
+from llmrun.engine.core.scheduler import PIECE, mixed_tokens, schedule
 from llmrun.engine.core.sequence import Extras, Sequence
 from llmrun.engine.core.slots import Slots
 from llmrun.engine.core.steps import measure_steps
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from llmrun.engine.core.draft_model import DraftModel
     from llmrun.engine.core.states import KVStore
 
-_MIXED_SECONDS = 0.1  # a batch may take, where some decode and some prefill: their inter-token latency
-_PAUSE_SECONDS = 0.25  # where that happens a few times only ...
-_SOON_SECONDS = 1.0  # ... because all that waits to be prefilled takes no longer than this
 _WORTH_WAITING = 64  # tokens of a prompt that another one is about to compute
 _CHOICE = 8  # of so many that wait, the one whose prompt is known best gets in (a batch comes in the best order) ...
 _MOST_PASSED = 8  # ... but nobody is passed over more often
@@ -93,6 +90,7 @@ class Engine:
         self._ended: dict[int, Sequence] = {}  # slot -> the answer that ended there last
         self._alone: int | None = None  # the request that had the last batch for itself
         self._rate = PrefillRate()
+        self._n_batches = 0
         self._prefix_queries = self._prefix_hits = self._prefilled = self._decoded = 0  # tokens, since the beginning
 
     @property
@@ -170,6 +168,7 @@ class Engine:
         if events or not self._active:
             return events
         parts, batch = self._next_batch()
+        self._n_batches += 1
         began = self._clock()
         try:
             self._context.decode(batch)
@@ -281,7 +280,7 @@ class Engine:
             if self._turns is not None:
                 running, n_batch = self._turns.next(running, self._active, self._n_mixed)
             waiting = [sequence.n_ready for sequence in running]
-            shares = schedule(waiting, n_batch, self._n_mixed(sum(waiting)))
+            shares = schedule(waiting, n_batch, self._n_mixed(sum(waiting)), self._n_batches)
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break
             self._preempt()
@@ -296,14 +295,10 @@ class Engine:
         return parts, batch
 
     def _n_mixed(self, n_waiting: int) -> int:
-        """How many tokens a batch may have in which some decode and some prefill.
-
-        What is prefilled soon is prefilled in few long steps, which costs less; a long prompt in many short ones.
-        """
+        """How many tokens a batch may have in which some decode and some prefill."""
         if self._throughput:
             return self._context.n_batch
-        is_soon = n_waiting <= self._rate.tokens_within(_SOON_SECONDS)
-        return self._rate.tokens_within(_PAUSE_SECONDS if is_soon else _MIXED_SECONDS)
+        return mixed_tokens(self._rate, n_waiting, 0 if self._context.unified else PIECE + len(self._active))
 
     def _undo(self, parts: list[BatchPart], error: Aborted | NoRoom | LlmrunError) -> list[Event]:
         """A batch did not go through. What was half written goes; its tokens wait again."""

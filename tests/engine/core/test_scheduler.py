@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from llmrun.engine.core.scheduler import budget, schedule
+from llmrun.engine.core.metrics import PrefillRate
+from llmrun.engine.core.scheduler import PIECE, budget, mixed_tokens, schedule
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from llmrun.engine.core.scheduler import budget, schedule
         ([1, 200, 1], 100, [1, 48, 1]),
         ([3, 200, 1], 100, [3, 46, 1]),
         ([50, 50, 50], 100, [50, 50, 0]),
-        ([200, 20, 1], 20, [10, 9, 1]),
+        ([200, 20, 1], 20, [19, 0, 1]),
         ([200, 20], 100, [80, 20]),
         ([200, 90, 30], 100, [50, 20, 30]),
         ([90, 90, 90], 100, [90, 10, 0]),
@@ -33,6 +34,22 @@ from llmrun.engine.core.scheduler import budget, schedule
 )
 def test_table(waiting: list[int], n_batch: int, shares: list[int]) -> None:
     assert schedule(waiting, n_batch, 50) == shares
+
+
+def test_where_half_is_too_little_for_a_piece_they_take_turns() -> None:
+    assert schedule([300, 200, 1], 512, 100) == [99, 0, 1]
+    assert schedule([300, 200, 1], 512, 100, turn=1) == [0, 99, 1], "who needs least has every other turn"
+    assert schedule([300, 200, 1], 512, 200) == schedule([300, 200, 1], 512, 200, turn=1) == [100, 99, 1]
+    assert schedule([300, 200], 100, 100, turn=1) == [50, 50], "nobody waits for this batch"
+
+
+def test_a_batch_is_as_large_as_is_worthwhile_where_that_is_no_long_pause() -> None:
+    rate = PrefillRate()
+    rate.computed(500, 1.0)
+    assert mixed_tokens(rate, 5000) == 48
+    assert mixed_tokens(rate, 5000, PIECE) == PIECE
+    assert mixed_tokens(rate, 5000, 200) == 48, "that would be a pause of 0.4 seconds"
+    assert mixed_tokens(rate, 400, PIECE) == 120, "all is over soon"
 
 
 def test_random_loads() -> None:
