@@ -160,7 +160,7 @@ def test_rates_between_measured_sizes() -> None:
 
 def test_short_rows_are_slower() -> None:
     speed = replace(SPEED, types={"Q4_K": Rates(((100.0, 2e9),), 1e11, short_rows=1.6)})
-    assert speed.decode("Q4_K", 100) == speed.decode("Q4_K", 100, 2048) == 2e9
+    assert speed.decode("Q4_K", 100) == speed.decode("Q4_K", 100, 2048) == speed.decode("Q4_K", 100, 8192) == 2e9
     assert speed.decode("Q4_K", 100, 512) == pytest.approx(2e9 / 1.6)
     assert speed.decode("Q4_K", 100, 1024) == pytest.approx(2e9 / 1.2)  # the time of a row is spread over twice as much
     assert seconds(predict(replace(WORK, row_lengths={"Q4_K": 512}), speed)) - seconds(

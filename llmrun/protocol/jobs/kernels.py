@@ -52,12 +52,12 @@ class Rates:
         """Bytes/s in decode when all matrices of the model have that size: caches are faster than memory.
 
         Args:
-            row: elements of a row of these matrices.
+            row: elements of a row of these matrices; more than LONG_ROW gain nothing.
         """
         (small, fast), (large, slow) = self.decode[0], self.decode[-1]
         share = 0.0 if size <= small or small == large else min(math.log(size / small) / math.log(large / small), 1.0)
         # What a row costs besides its elements is spread over them.
-        spread = (LONG_ROW / row - 1) / (LONG_ROW / SHORT_ROW - 1)
+        spread = max(LONG_ROW / row - 1, 0.0) / (LONG_ROW / SHORT_ROW - 1)
         return (fast + share * (slow - fast)) / (1 + max(self.short_rows - 1, 0.0) * spread)
 
 

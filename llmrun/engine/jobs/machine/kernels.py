@@ -57,7 +57,7 @@ def _rates(ggml: Operations, kind: int, sizes: Sequence[int]) -> Rates:
             row = ggml.row_size(kind, LONG_ROW)
             prefill = _products(ggml, kind, buffer, (LONG_ROW, _rows(_SMALL, row)), tokens=_PROMPT)
             short = _one_token(ggml, kind, buffer, sizes[0], SHORT_ROW)
-            return Rates(decode, prefill * _PROMPT / (row / LONG_ROW), decode[0][1] / short)
+            return Rates(decode, prefill * _PROMPT / (row / LONG_ROW), decode[0][1] / short if short else 1.0)
     return Rates()
 
 
