@@ -265,6 +265,7 @@ def header_of(n_parameters: int, weight_bytes: int) -> Any:
         bits_per_weight=8 * weight_bytes / n_parameters,
         n_embd=4096,
         n_vocab=32_000,
+        n_merges=0,
         n_ctx_train=131_072,
         rope_depends_on_window=False,
         recurrent_bytes=0,

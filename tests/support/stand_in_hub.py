@@ -258,6 +258,8 @@ class _Handler(BaseHTTPRequestHandler):
         if start >= len(content):
             self.answer(416, b"", {"Content-Range": f"bytes */{len(content)}"})
             return
+        with self.hub.lock:  # before the client knows anything, and can hang up and change what is next
+            limit = faults.cut_after.pop(0) if faults.cut_after else len(content)
         self.send_response(206 if partial else 200)
         if partial:
             self.send_header("Content-Range", faults.content_range or f"bytes {start}-{end - 1}/{len(content)}")
@@ -275,7 +277,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.send_header("Content-Length", str(end - start if faults.length is None else faults.length))
         self.end_headers()
-        self.send_body(memoryview(content)[start:end])
+        self.send_body(memoryview(content)[start:end], limit)
 
     def asked_range(self, size: int) -> tuple[int, int, bool]:
         """Start, end, and whether that is a part by the client's wish."""
@@ -287,10 +289,8 @@ class _Handler(BaseHTTPRequestHandler):
         start, _, last = asked.removeprefix("bytes=").partition("-")
         return int(start), min(int(last) + 1, size) if last else size, True
 
-    def send_body(self, body: memoryview) -> None:
+    def send_body(self, body: memoryview, limit: int) -> None:
         faults = self.hub.faults
-        with self.hub.lock:
-            limit = faults.cut_after.pop(0) if faults.cut_after else len(body)
         if faults.stall_after is not None:
             limit = faults.stall_after
         began = time.monotonic()
