@@ -36,7 +36,7 @@ INSTRUCTIONS = (
     "You are given two numbers. Answer with one short sentence that compares them, without any explanation. Do not "
     "greet, do not apologise, and do not repeat the question. The numbers are {a} and {b}."
 )
-MOST_SECONDS = 8.0  # of a run before it is killed: loading and a few rows
+LOAD_SECONDS = 2.5  # of a run before the first rows that run side by side are answered, about
 
 
 def command(model: str, rows: Path, out: Path, *more: str) -> list[str]:
@@ -93,13 +93,16 @@ def bound(model: str) -> None:
 
 def disturb(model: str, folder: Path, n_rows: int, kills: int, full: int, *more: str) -> None:
     rows, out = write_rows(folder / "rows.csv", n_rows), folder / "killed.jsonl"
-    measured(model, rows, folder / "calm.jsonl", *more)
+    seconds = measured(model, rows, folder / "calm.jsonl", *more)["seconds"]
+    most_seconds = LOAD_SECONDS + 2 * seconds / (kills + full)  # so that the last ones find rows to do
     calm = answers(folder / "calm.jsonl")
     moments = random.Random(2)
     out.unlink(missing_ok=True)
     disturbances = ["kill"] * kills + ["full"] * full
     moments.shuffle(disturbances)
+    in_time = 0
     for kind in disturbances:
+        in_time += not out.exists() or out.read_bytes().count(b"\n") < n_rows
         most = out.stat().st_size + moments.randrange(1, 2000) if out.exists() and kind == "full" else None
 
         def limit(most: int | None = most) -> None:
@@ -114,7 +117,7 @@ def disturb(model: str, folder: Path, n_rows: int, kills: int, full: int, *more:
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         )
         if most is None:
-            time.sleep(moments.uniform(0.2, MOST_SECONDS))
+            time.sleep(moments.uniform(0.2, most_seconds))
             os.killpg(running.pid, signal.SIGKILL)
         running.wait()
     before = out.read_bytes().count(b"\n")
@@ -124,7 +127,11 @@ def disturb(model: str, folder: Path, n_rows: int, kills: int, full: int, *more:
     lost = n_rows - len(found)
     same = sum(lines[0] == calm[row][0] for row, lines in found.items())
     twice = sum(counts.values()) - counts[1]
-    print(f"{kills} kills, {full} full disks while {before} rows were answered: {lost} rows lost, {twice} twice")
+    print(
+        f"{in_time} of {kills} kills and {full} full disks before all was done: {lost} rows lost, {twice} twice;",
+        end="",
+    )
+    print(f" {before} of {n_rows} rows were done before the last run")
     print(f"greedy answers that are those of the run that nobody disturbed: {same} of {n_rows}")
 
 
