@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from support.model_facts import Facts
 
 from llmrun.planning.memory import (
     Memory,
@@ -22,24 +23,7 @@ from llmrun.planning.memory import (
 MIB = 1 << 20
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """SmolLM2-135M unless said otherwise."""
-
-    weight_bytes: int = 96_576_768
-    n_embd: int = 576
-    n_vocab: int = 49_152
-    n_merges: int = 0
-    kv_bytes: float = 11_520.0  # per element of one byte
-    recurrent_bytes: int = 0
-    rope_depends_on_window: bool = False
-    most_heads: int = 9
-
-    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
-        return self.kv_bytes * bytes_per_element
-
-
-SMALL = Sizes()
+SMALL = Facts()
 
 
 def test_needed_and_resident_are_sums() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.model_facts import Facts
 
 from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.planning.hardware import Hardware
@@ -19,28 +20,6 @@ from llmrun.protocol.devices import Gpu
 
 GIB = 1 << 30
 MIB = 1 << 20
-
-
-@dataclass(frozen=True)
-class Facts:
-    """A header: that of SmolLM2-135M unless said otherwise."""
-
-    weight_bytes: int = 96_576_768
-    n_ctx_train: int = 8192
-    n_embd: int = 576
-    n_vocab: int = 49_152
-    n_merges: int = 0
-    kv_bytes: float = 11_520.0  # per element of one byte
-    n_layers: int = 30
-    n_parameters: int = 134_515_008
-    recurrent_bytes: int = 0
-    rope_depends_on_window: bool = False
-    key_length: int = 64
-    most_heads: int = 9
-    expert_bytes: dict[int, int] = field(default_factory=dict)
-
-    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
-        return self.kv_bytes * bytes_per_element
 
 
 SMALL = Facts()

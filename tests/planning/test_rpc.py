@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support.model_facts import Facts
 
 from llmrun.errors import OutOfMemoryError
 from llmrun.planning.hardware import Hardware
@@ -21,25 +22,17 @@ from llmrun.runner.workers import RpcLink, RpcWorker, WorkerDevice
 GIB = 1 << 30
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Of the size of a dense model of 32B in Q4_K_M."""
-
-    weight_bytes: int = 19 * GIB
-    n_ctx_train: int = 8192
-    n_embd: int = 5120
-    n_vocab: int = 151_936
-    n_merges: int = 0
-    n_layers: int = 63
-    n_parameters: int = 32_000_000_000
-    recurrent_bytes: int = 0
-    rope_depends_on_window: bool = False
-    key_length: int = 128
-    most_heads: int = 40
-    expert_bytes: dict[int, int] = field(default_factory=dict)
-
-    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
-        return 131_072 * bytes_per_element
+# Of the size of a dense model of 32B in Q4_K_M.
+MODEL = Facts(
+    weight_bytes=19 * GIB,
+    n_embd=5120,
+    n_vocab=151_936,
+    n_layers=63,
+    kv_bytes=131_072.0,
+    n_parameters=32_000_000_000,
+    key_length=128,
+    most_heads=40,
+)
 
 
 HERE = Hardware("a processor", ("avx2",), 8, 16, None, 16 * GIB, 12 * GIB)
@@ -51,7 +44,7 @@ def worker(name: str, *free: int) -> RpcWorker:
 
 def planned(*workers: RpcWorker, wish: int | None = None, gpus: tuple[Gpu, ...] = (), here: int = 12 * GIB) -> Plan:
     hardware = replace(HERE, workers=workers, gpus=gpus, memory_available=here)
-    return make_plan(Facts(), hardware, Wishes(gpu_layers=wish))
+    return make_plan(MODEL, hardware, Wishes(gpu_layers=wish))
 
 
 def test_layers_in_proportion_to_free_memory() -> None:
@@ -86,7 +79,7 @@ def test_a_gpu_here_leaves_nothing_to_the_processor() -> None:
 
 def test_without_workers_it_does_not_fit() -> None:
     with pytest.raises(OutOfMemoryError):
-        make_plan(Facts(), HERE, Wishes())
+        make_plan(MODEL, HERE, Wishes())
 
 
 def test_workers_that_are_too_small() -> None:

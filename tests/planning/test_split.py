@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.model_facts import Facts
 
 from llmrun.errors import UsageError
 from llmrun.planning.hardware import Hardware
@@ -18,28 +19,19 @@ GIB = 1 << 30
 N_CTX = 8192
 
 
-@dataclass(frozen=True)
-class Facts:
-    """A mixture of the size of Qwen3-30B-A3B in Q4_K_M: 16.5 of 17.3 GiB are experts."""
-
-    weight_bytes: int = 48 * 352 * (1 << 20) + GIB
-    n_ctx_train: int = 40_960
-    n_embd: int = 2048
-    n_vocab: int = 151_936
-    n_merges: int = 0
-    n_layers: int = 48
-    n_parameters: int = 30_500_000_000
-    recurrent_bytes: int = 0
-    rope_depends_on_window: bool = False
-    key_length: int = 128
-    most_heads: int = 32
-    expert_bytes: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(48), 352 * (1 << 20)))
-
-    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
-        return 49_152 * bytes_per_element
-
-
-MIXTURE = Facts()
+# A mixture of the size of Qwen3-30B-A3B in Q4_K_M: 16.5 of 17.3 GiB are experts.
+MIXTURE = Facts(
+    weight_bytes=48 * 352 * (1 << 20) + GIB,
+    n_ctx_train=40_960,
+    n_embd=2048,
+    n_vocab=151_936,
+    kv_bytes=49_152.0,
+    n_layers=48,
+    n_parameters=30_500_000_000,
+    key_length=128,
+    most_heads=32,
+    expert_bytes=dict.fromkeys(range(48), 352 * (1 << 20)),
+)
 DENSE = replace(MIXTURE, expert_bytes={})
 
 

@@ -1,0 +1,27 @@
+"""What planning needs of a model's header, without a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A header: that of SmolLM2-135M unless said otherwise."""
+
+    weight_bytes: int = 96_576_768
+    n_ctx_train: int = 8192
+    n_embd: int = 576
+    n_vocab: int = 49_152
+    n_merges: int = 0
+    kv_bytes: float = 11_520.0  # per element of one byte
+    n_layers: int = 30
+    n_parameters: int = 134_515_008
+    recurrent_bytes: int = 0
+    rope_depends_on_window: bool = False
+    key_length: int = 64
+    most_heads: int = 9
+    expert_bytes: dict[int, int] = field(default_factory=dict)
+
+    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
+        return self.kv_bytes * bytes_per_element
