@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from llmrun.errors import UsageError
+from llmrun.protocol.codec import load_json
 from llmrun.storage import disk_errors, lock_file, sync_folder
 
 _SYNC_SECONDS = 1.0
@@ -78,7 +79,7 @@ class ResultFile:
 
     def _take(self, number: int, line: bytes) -> None:
         try:
-            found = json.loads(line)
+            found = load_json(line)
             row, key, error = found["row"], found["key"], found["error"]
         except (ValueError, TypeError, KeyError):
             raise UsageError(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from llmrun.errors import UsageError
-from llmrun.protocol.codec import as_dict
+from llmrun.protocol.codec import as_dict, load_json
 from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.server.asked import Asked, Envelope, Writer
 from llmrun.server.protocols import openai_chat, openai_text
@@ -80,7 +80,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 def _json_row(number: int, line: str) -> Row:
     try:
-        found = json.loads(line)
+        found = load_json(line)
     except ValueError as error:
         return Row(number, {}, UsageError("the line is not JSON", why=str(error)))
     if isinstance(found, str):
