@@ -75,7 +75,7 @@ def check_target(target: Path) -> None:
 
 
 def require_regular(path: Path) -> None:
-    """See that a path, if there is something, is a file: a pipe or a device may block, or never end.
+    """Raise if a path exists and is not a regular file: a pipe or a device may block, or never end.
 
     Raises:
         UsageError: it is a folder, a pipe or a device.

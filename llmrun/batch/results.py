@@ -119,13 +119,13 @@ class ResultFile:
         return end
 
     def _line(self, file: BinaryIO) -> bytes:
-        """The next line; only the beginning of one that is not ours, which may have no end."""
+        """Return the next line, or the head of a line of something else, which may have no end."""
         head = file.readline(_HEAD)
         is_ours = head.startswith(b"{") or (head.startswith(b"\0") and self.written)
         return head + file.readline() if is_ours and not head.endswith(b"\n") else head
 
     def _open(self) -> int:
-        """Open the file for the first row, without what is half written and the lines that are tried again."""
+        """Open the file for the first row. Drop the half-written line and the lines of rows to retry."""
         if self._retried:
             self._leave_out_retried()
         is_new = self._reading is None
@@ -148,7 +148,7 @@ class ResultFile:
         return descriptor
 
     def _leave_out_retried(self) -> None:
-        """Replace the file by one without the lines of rows that are tried again. The lock goes with the old one."""
+        """Replace the file by one without the lines of rows to retry. The lock goes with the old one."""
         assert self._reading is not None
         with arriving(self._path) as path, path.open("wb") as new, self._path.open("rb") as old:
             while old.tell() < self._end:
@@ -217,7 +217,7 @@ class ResultFile:
 
 
 def _parsed(line: bytes) -> tuple[int, RowWritten]:
-    """A line's row, and what it says of it. Raises ValueError for a line of something else."""
+    """Return a line's row and its facts. Raises ValueError for a line of something else."""
     found = load_json(line)
     try:
         row, key, error = found["row"], found["key"], found["error"]
@@ -229,10 +229,10 @@ def _parsed(line: bytes) -> tuple[int, RowWritten]:
 
 
 def _require_beginning(line: bytes, *, follows: bool) -> None:
-    """See that a line without an end is the beginning of one of ours.
+    """Raise unless a line without an end is the beginning of one of ours.
 
     Args:
-        follows: it stands behind a line of ours. A power loss may leave zeros there.
+        follows: a line of ours stands before it. A power loss may leave zeros there.
 
     Raises:
         ValueError: it is the beginning of something else.

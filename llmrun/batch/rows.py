@@ -80,7 +80,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def _lines(file: TextIO) -> Iterator[str | UsageError]:
-    """The lines of a file; an error in place of one that is too long, which is passed over."""
+    """Yield the lines of a file; a line that is too long is skipped and yields an error."""
     while line := file.readline(_MOST_CHARACTERS):
         if len(line) < _MOST_CHARACTERS or line.endswith("\n"):
             yield line
@@ -91,7 +91,7 @@ def _lines(file: TextIO) -> Iterator[str | UsageError]:
 
 
 def _table(file: TextIO, delimiter: str) -> Iterator[Row]:
-    """The rows of a table. A line that is too long ends its row, with an error."""
+    """Yield the rows of a table. A line that is too long gives its row an error."""
     csv.field_size_limit(_MOST_CHARACTERS)
     errors: list[UsageError] = []
 

@@ -93,7 +93,7 @@ RayOption = Annotated[
         rich_help_panel="Engine",
     ),
 ]
-RetryErrorsOption = Annotated[bool, typer.Option("--retry-errors", help="Ask the rows again that have an error.")]
+RetryErrorsOption = Annotated[bool, typer.Option("--retry-errors", help="Ask rows that failed again.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say how much there is to do, and do nothing.")]
 
 
