@@ -20,6 +20,7 @@ turns one into text and an exit status, `server` the only place that turns one i
     │   └── BadLogitsError      7  bad-logits
     ├── EngineCrashedError      8  engine-crashed
     ├── CutOffError             9  cut-off
+    ├── RowsFailedError        10  rows-failed
     ├── CancelledError        130  cancelled
     └── TerminatedError       143  terminated
 """
@@ -197,6 +198,13 @@ class CutOffError(LlmrunError):
 
     code = "cut-off"
     exit_status = 9
+
+
+class RowsFailedError(LlmrunError):
+    """A batch has rows with an error instead of an answer; the others have their answers."""
+
+    code = "rows-failed"
+    exit_status = 10
 
 
 class CancelledError(LlmrunError):

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from llmrun.errors import EngineCrashedError, UsageError, did_you_mean
 from llmrun.grammar import Grammar
+from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Event, Finished, Message, Started, Stats, TextDelta, TokenLogprob
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.reasoning import ReasoningKind, Splitter, split
@@ -106,7 +107,7 @@ class Reply(Iterator[Event]):
         if self._schema is None:
             raise UsageError("there is nothing to parse", why="the request had no schema", hint="chat(..., schema=...)")
         if isinstance(self._schema, Mapping):
-            return json.loads(self.text)
+            return load_json(self.text)
         return self._schema.model_validate_json(self.text)
 
     @property

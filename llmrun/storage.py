@@ -74,6 +74,17 @@ def check_target(target: Path) -> None:
         pass
 
 
+def require_regular(path: Path) -> None:
+    """Raise if a path exists and is not a regular file: a pipe or a device may block, or never end.
+
+    Raises:
+        UsageError: it is a folder, a pipe or a device.
+    """
+    if _is_written_in_place(path):
+        kind = "a folder" if path.is_dir() else "not a regular file"
+        raise UsageError(f"{str(path)!r} is {kind}", hint="name a file")
+
+
 def _check_folder(target: Path) -> None:
     if target.is_dir():
         raise UsageError(f"{str(target)!r} is a folder", hint="name a file in it")

@@ -49,6 +49,8 @@ HOMES = {
     "ray": ("batch/cluster.py",),
     "docstring_parser": ("chat/tools/functions.py",),
 }
+# The only files that may parse JSON without load_json(): its own, and readers of text that is bounded already.
+JSON_PARSERS = {"protocol/codec.py", "grammar/jsontext.py", "engine/constraint/matcher.py"}
 # Who may say llama.cpp's and ggml's names: those who call them.
 LLAMA = "engine/llama/"
 LLAMA_ELSEWHERE: frozenset[str] = frozenset()
@@ -134,6 +136,17 @@ def test_llama_cpp_and_ggml_are_called_in_one_room() -> None:
     calling = {file for file in FILES if any(name.startswith(("llama_", "ggml_")) for name in used(file))}
     assert {file for file in calling if not file.startswith(LLAMA)} == LLAMA_ELSEWHERE
     assert {file for file in calling if file.startswith(LLAMA)}, "the search finds nothing"
+
+
+def test_untrusted_json_goes_through_the_safe_loader() -> None:
+    """json.loads() raises RecursionError for deep text, which `except ValueError` does not catch."""
+    parsing = {
+        file
+        for file in FILES
+        for node in ast.walk(parsed(file))
+        if isinstance(node, ast.Call) and re.search(r"\bjson\.loads?\(|\.json\(\)$", ast.unparse(node))
+    }
+    assert parsing == JSON_PARSERS
 
 
 def used(file: str) -> Iterator[str]:

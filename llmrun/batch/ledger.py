@@ -43,6 +43,7 @@ class Tally:
     Attributes:
         total: rows of the input.
         before: of them, that had their line when this run began.
+        failed_before: of those, that had an error.
         done: that got it since, failed ones too.
         failed: of those.
         prompt_tokens, cached_tokens, completion_tokens: of those that did not fail.
@@ -53,6 +54,7 @@ class Tally:
 
     total: int
     before: int = 0
+    failed_before: int = 0
     done: int = 0
     failed: int = 0
     prompt_tokens: int = 0

@@ -115,14 +115,17 @@ def plan_batch(answering: Answering, rows: Iterable[Row], recipe: Recipe, done: 
         done: number of a row -> what its line says.
 
     Raises:
-        UsageError: the answers that are there belong to other rows, or to another model or other settings; or not one
-            row can be asked.
+        UsageError: the answers that are there belong to other rows, or to another model or other settings; a row that
+            failed has changed since; or not one row can be asked.
         LlmrunError: the model can't be run, see Answering.find().
     """
     rows = tuple(rows)
     questions = _questions(rows, recipe)
-    if questions.broken and not questions.asked and not done:
+    if questions.broken and not questions.asked:
         raise questions.broken[0][1]
+    for row, error in questions.broken:
+        if row.number in done and not done[row.number].failed:
+            raise _another_batch(f"row {row.number} has an answer, but can't be asked: {error}")
     found = answering.find(_need(asked for number, (_, asked) in questions.asked.items() if number not in done))
     recipe, notes = replace(recipe, model=found.model), found.notes
     if not recipe.raw and not recipe.asked.template and not found.has_template:
@@ -162,6 +165,9 @@ def _left(questions: _Questions, recipe: Recipe, done: Mapping[int, RowWritten])
         key = recipe.key(asked)
         if number not in done:
             todo[number] = Todo(row, asked, key)
+        elif done[number].key != key and done[number].failed:
+            why = f"row {number} failed, and asks something else now"
+            raise UsageError("these answers are not complete", why=why, hint="add --retry-errors")
         elif done[number].key != key:
             raise _another_batch(f"row {number} asked something else, or of another model")
     numbers = questions.asked.keys() | {row.number for row, _ in questions.broken}

@@ -1,25 +1,32 @@
 """The file of a batch's answers: a line for each row, written as it comes, never lost and never twice.
 
-Owns the file and what it says is done; must not know how answers are made. It is only ever appended to. Lines are
-synced in groups; what a kill or a full disk cut in the middle is cut off when the batch goes on, and asked again.
+Owns the file and what it says is done; must not know how answers are made. Until the first row is written the file is
+only read. Then it is appended to, and rewritten once where errors are tried again. Lines are synced in groups; what a
+kill or a full disk cut in the middle is cut off when the batch goes on, and asked again.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from llmrun.errors import UsageError
-from llmrun.storage import disk_errors, lock_file, sync_folder
+from llmrun.errors import ResourceError, UsageError
+from llmrun.protocol.codec import load_json
+from llmrun.storage import arriving, check_target, disk_errors, lock_file, require_regular, sync_folder
 
 _SYNC_SECONDS = 1.0
 _SYNC_LINES = 64
+_HEAD = 64  # bytes of a line that are read before it is known to be an object
+_BINARY = getattr(os, "O_BINARY", 0)
+_BEGINNING = b'{"row": '
+_SECOND_NAMES = tuple(f', "{name}": '.encode() for name in ("id", "custom_id", "answer"))  # see answers.result_of()
 
 
 class RowWritten(NamedTuple):
@@ -33,60 +40,126 @@ class ResultFile:
     """Answers on the disk. One process has it at a time.
 
     Args:
-        path: made where it is missing.
+        path: made with the first row where it is missing.
         clock: seconds, monotonic.
+        retry_errors: rows with an error count as unwritten; their lines go when the first new one is written.
 
     Attributes:
         written: number of each row that has its line -> what that says.
 
     Raises:
-        UsageError: it holds something else, or another process writes it.
+        UsageError: it holds something else, is not a regular file, or another process writes it.
         ResourceError: it can't be opened.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, *, retry_errors: bool = False) -> None:
         self._path, self._clock = path, clock
         self.written: dict[int, RowWritten] = {}
-        with disk_errors(path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        self._end = self._size = 0  # of the whole lines, and of the file when it was read
+        self._reading: int | None = None  # descriptor that holds the lock until the first row is written
+        self._descriptor: int | None = None
+        require_regular(path)
         try:
-            with disk_errors(path):
-                if not lock_file(self._descriptor):
-                    raise UsageError(
-                        f"another batch writes {str(path)!r}", hint="wait for it, or name another file with -o"
-                    )
-                sync_folder(path.absolute().parent)
-            self._end = self._read()
-            with disk_errors(path):
-                os.ftruncate(self._descriptor, self._end)
-                os.lseek(self._descriptor, self._end, os.SEEK_SET)
+            with disk_errors(path), suppress(FileNotFoundError):
+                self._reading = os.open(path, os.O_RDONLY | _BINARY)
+            if self._reading is not None:
+                self._lock(self._reading)
+                self._end = self._read(self._reading)
+                self._size = os.fstat(self._reading).st_size
         except BaseException:
-            os.close(self._descriptor)
+            self._close()
             raise
+        self._retried = {row for row, line in self.written.items() if line.failed and retry_errors}
+        for row in self._retried:
+            del self.written[row]
         self._synced_at, self._unsynced = clock(), 0
 
-    def _read(self) -> int:
+    @property
+    def n_failed(self) -> int:
+        """Rows whose line is an error."""
+        return sum(line.failed for line in self.written.values())
+
+    def require_writable(self) -> None:
+        """See that rows can be written, before the work begins.
+
+        Raises:
+            UsageError: there is no such folder.
+            ResourceError: the file or its folder can't be written.
+        """
+        if self._reading is None or self._retried:
+            check_target(Path(os.path.realpath(self._path)))
+        elif not os.access(self._path, os.W_OK):
+            raise ResourceError(f"can't write {str(self._path)!r}", why="the file is read-only")
+
+    def _lock(self, descriptor: int) -> None:
+        if not lock_file(descriptor):
+            raise UsageError(
+                f"another batch writes {str(self._path)!r}", hint="wait for it, or name another file with -o"
+            )
+
+    def _read(self, descriptor: int) -> int:
         """Take up what is done; where the last whole line ends."""
-        end = 0
-        with os.fdopen(os.dup(self._descriptor), "rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    break
-                self._take(number, line)
+        end = number = 0
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            while line := self._line(file):
+                number += 1
+                try:
+                    if not line.endswith(b"\n"):
+                        _require_beginning(line, follows=number > 1)
+                        break
+                    row, written = _parsed(line)
+                except ValueError:
+                    raise UsageError(
+                        f"{str(self._path)!r} is not a batch's file of answers",
+                        why=f"line {number} is something else",
+                        hint="name another file with -o",
+                    ) from None
+                self.written[row] = written
                 end += len(line)
         return end
 
-    def _take(self, number: int, line: bytes) -> None:
-        try:
-            found = json.loads(line)
-            row, key, error = found["row"], found["key"], found["error"]
-        except (ValueError, TypeError, KeyError):
-            raise UsageError(
-                f"{str(self._path)!r} is not a batch's file of answers",
-                why=f"line {number} is something else",
-                hint="name another file with -o",
-            ) from None
-        self.written[row] = RowWritten(key, error is not None)
+    def _line(self, file: BinaryIO) -> bytes:
+        """Return the next line, or the head of a line of something else, which may have no end."""
+        head = file.readline(_HEAD)
+        is_ours = head.startswith(b"{") or (head.startswith(b"\0") and self.written)
+        return head + file.readline() if is_ours and not head.endswith(b"\n") else head
+
+    def _open(self) -> int:
+        """Open the file for the first row. Drop the half-written line and the lines of rows to retry."""
+        if self._retried:
+            self._leave_out_retried()
+        is_new = self._reading is None
+        with disk_errors(self._path):
+            descriptor = os.open(self._path, os.O_RDWR | _BINARY | (os.O_CREAT if is_new else 0), 0o666)
+            try:
+                if self._reading is None:
+                    self._lock(descriptor)
+                found = os.fstat(descriptor)
+                is_same = self._reading is None or os.path.samestat(found, os.fstat(self._reading))
+                if not is_same or found.st_size != self._size:
+                    raise UsageError(f"another program changed {str(self._path)!r}", hint="run the same command again")
+                os.ftruncate(descriptor, self._end)
+                os.lseek(descriptor, self._end, os.SEEK_SET)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        if is_new:
+            sync_folder(self._path.absolute().parent)
+        return descriptor
+
+    def _leave_out_retried(self) -> None:
+        """Replace the file by one without the lines of rows to retry. The lock goes with the old one."""
+        assert self._reading is not None
+        with arriving(self._path) as path, path.open("wb") as new, self._path.open("rb") as old:
+            while old.tell() < self._end:
+                line = old.readline()
+                if _parsed(line)[0] not in self._retried:
+                    new.write(line)
+            self._size = new.tell()
+        self._end = self._size
+        os.close(self._reading)
+        self._reading = None
+        self._retried = set()
 
     def add(self, row: int, key: str, result: Mapping[str, Any]) -> None:
         """Write a row's line.
@@ -97,17 +170,21 @@ class ResultFile:
         Raises:
             DiskFullError: there is no room; what was half written is gone.
             ResourceError: it can't be written.
+            UsageError: another program changed or locked the file.
         """
+        if self._descriptor is None:
+            self._descriptor = self._open()
+        descriptor = self._descriptor
         line = json.dumps({"row": row, **result, "key": key}, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         with disk_errors(self._path, lambda: len(line)):
             try:
                 written = 0
                 while written < len(line):
-                    written += os.write(self._descriptor, line[written:])
+                    written += os.write(descriptor, line[written:])
             except OSError:
                 with suppress(OSError):
-                    os.ftruncate(self._descriptor, self._end)
-                    os.lseek(self._descriptor, self._end, os.SEEK_SET)
+                    os.ftruncate(descriptor, self._end)
+                    os.lseek(descriptor, self._end, os.SEEK_SET)
                 raise
         self._end += len(line)
         self.written[row] = RowWritten(key, result["error"] is not None)
@@ -116,6 +193,7 @@ class ResultFile:
             self._sync()
 
     def _sync(self) -> None:
+        assert self._descriptor is not None
         with disk_errors(self._path):
             os.fsync(self._descriptor)
         self._synced_at, self._unsynced = self._clock(), 0
@@ -130,4 +208,46 @@ class ResultFile:
             if self._unsynced:
                 self._sync()
         finally:
-            os.close(self._descriptor)
+            self._close()
+
+    def _close(self) -> None:
+        for descriptor in (self._descriptor, self._reading):
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def _parsed(line: bytes) -> tuple[int, RowWritten]:
+    """Return a line's row and its facts. Raises ValueError for a line of something else."""
+    found = load_json(line)
+    try:
+        row, key, error = found["row"], found["key"], found["error"]
+    except (TypeError, KeyError):
+        raise ValueError("not a line of answers") from None
+    if type(row) is not int or not isinstance(key, str):
+        raise ValueError("not a line of answers")
+    return row, RowWritten(key, error is not None)
+
+
+def _require_beginning(line: bytes, *, follows: bool) -> None:
+    """Raise unless a line without an end is the beginning of one of ours.
+
+    Args:
+        follows: a line of ours stands before it. A power loss may leave zeros there.
+
+    Raises:
+        ValueError: it is the beginning of something else.
+    """
+    line = line.rstrip(b"\0")
+    try:
+        load_json(line)
+    except ValueError:
+        found = re.fullmatch(re.escape(_BEGINNING) + rb"\d+(.*)", line, re.DOTALL)
+        is_ours = (
+            any(name.startswith(found[1]) or found[1].startswith(name) for name in _SECOND_NAMES)
+            if found
+            else _BEGINNING.startswith(line) and (follows or bool(line))
+        )
+        if not is_ours:
+            raise
+    else:
+        _parsed(line)  # whole, but for its end

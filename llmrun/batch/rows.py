@@ -10,18 +10,19 @@ import csv
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TextIO
 
 from llmrun.errors import UsageError
-from llmrun.protocol.codec import as_dict
+from llmrun.protocol.codec import as_dict, load_json
 from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.server.asked import Asked, Envelope, Writer
 from llmrun.server.protocols import openai_chat, openai_text
+from llmrun.storage import require_regular
 
+_MOST_CHARACTERS = 64 << 20  # of a line
 _PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 _SHARED = 64  # characters that two rows have to begin with for one's prefill to be worth waiting for
 
@@ -55,8 +56,9 @@ def read_rows(path: Path) -> Iterator[Row]:
     """The rows of a file, by its suffix: .jsonl, .csv, .tsv, .parquet, or lines of text. A broken line is a row, too.
 
     Raises:
-        UsageError: it can't be read, is none of these, or pyarrow is missing for a Parquet file.
+        UsageError: it is not a regular file, can't be read, is none of these, or pyarrow is missing for a Parquet file.
     """
+    require_regular(path)
     suffix = path.suffix.lower()
     try:
         if suffix == ".parquet":
@@ -64,23 +66,53 @@ def read_rows(path: Path) -> Iterator[Row]:
             return
         with path.open(encoding="utf-8-sig", newline="" if suffix in {".csv", ".tsv"} else None) as file:
             if suffix in {".csv", ".tsv"}:
-                csv.field_size_limit(sys.maxsize)
-                table = csv.DictReader(file, delimiter="\t" if suffix == ".tsv" else ",", restkey="", restval="")
-                yield from (Row(number, columns) for number, columns in enumerate(table, 1))
-            elif suffix in {".jsonl", ".ndjson"}:
-                yield from (_json_row(number, line) for number, line in enumerate(file, 1) if line.strip())
+                yield from _table(file, "\t" if suffix == ".tsv" else ",")
             else:
+                of_line = _json_row if suffix in {".jsonl", ".ndjson"} else _text_row
                 yield from (
-                    Row(number, {"prompt": line.rstrip("\n")}) for number, line in enumerate(file, 1) if line.strip()
+                    of_line(number, line) if isinstance(line, str) else Row(number, {}, line)
+                    for number, line in enumerate(_lines(file), 1)
+                    if not isinstance(line, str) or line.strip()
                 )
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"{str(path)!r} can't be read", why=why) from None
 
 
+def _lines(file: TextIO) -> Iterator[str | UsageError]:
+    """Yield the lines of a file; a line that is too long is skipped and yields an error."""
+    while line := file.readline(_MOST_CHARACTERS):
+        if len(line) < _MOST_CHARACTERS or line.endswith("\n"):
+            yield line
+            continue
+        while line and not line.endswith("\n"):
+            line = file.readline(_MOST_CHARACTERS)
+        yield UsageError("the line is too long", why=f"at most {_MOST_CHARACTERS >> 20} MiB can be read")
+
+
+def _table(file: TextIO, delimiter: str) -> Iterator[Row]:
+    """Yield the rows of a table. A line that is too long gives its row an error."""
+    csv.field_size_limit(_MOST_CHARACTERS)
+    errors: list[UsageError] = []
+
+    def lines() -> Iterator[str]:
+        for line in _lines(file):
+            if isinstance(line, UsageError):
+                errors.append(line)
+            yield line if isinstance(line, str) else '""\n'
+
+    table = csv.DictReader(lines(), delimiter=delimiter, restkey="", restval="")
+    for number, columns in enumerate(table, 1):
+        yield Row(number, columns, errors.pop() if errors else None)
+
+
+def _text_row(number: int, line: str) -> Row:
+    return Row(number, {"prompt": line.rstrip("\n")})
+
+
 def _json_row(number: int, line: str) -> Row:
     try:
-        found = json.loads(line)
+        found = load_json(line)
     except ValueError as error:
         return Row(number, {}, UsageError("the line is not JSON", why=str(error)))
     if isinstance(found, str):
@@ -92,15 +124,19 @@ def _json_row(number: int, line: str) -> Row:
 
 def _parquet(path: Path) -> Iterator[Row]:
     try:
+        from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError:
         hint = "pip install 'llmrun[parquet]', or make a .jsonl or .csv file of it"
         raise UsageError(f"{str(path)!r} can't be read", why="Parquet needs the package pyarrow", hint=hint) from None
     number = 0
-    for batch in ParquetFile(path).iter_batches():
-        for columns in batch.to_pylist():
-            number += 1
-            yield Row(number, columns)
+    try:
+        for batch in ParquetFile(path).iter_batches():
+            for columns in batch.to_pylist():
+                number += 1
+                yield Row(number, columns)
+    except ArrowException as error:
+        raise UsageError(f"{str(path)!r} can't be read", why=str(error)) from None
 
 
 class Todo(NamedTuple):

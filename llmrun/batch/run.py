@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from llmrun.batch.answers import row_done
 from llmrun.batch.ledger import Sink
 from llmrun.batch.rows import Todo
-from llmrun.errors import EngineCrashedError, LlmrunError
+from llmrun.errors import EngineCrashedError, LlmrunError, UsageError
 from llmrun.model import Model
 from llmrun.protocol.messages import AnswerRequest, Event, Generate
 from llmrun.runner.client import Client
@@ -100,7 +100,11 @@ class BatchRun:
             while waiting and len(inside) < most and not lost:
                 answer = RowAnswer(waiting.popleft(), self._ended)
                 inside[answer.todo.row.number] = answer
-                client.listen(Generate(client.next_request(), self._request(answer.todo.asked)), answer.put)
+                try:
+                    client.listen(Generate(client.next_request(), self._request(answer.todo.asked)), answer.put)
+                except UsageError as error:  # the row is too long for the pipe, or has invalid sampling
+                    answer.put(error)
+                    answer.put(None)
             ended = self._ended.get()
             if ended is None:
                 continue

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from llmrun.bench.results import Result
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.protocol.codec import as_dict
+from llmrun.protocol.codec import as_dict, load_json
 
 _MOST = 2**63  # what SQLite and other programs take for a whole number
 
@@ -31,7 +31,7 @@ def read_file(path: Path) -> Result:
         raise UsageError(f"{str(path)!r} can't be read", why=why) from None
     try:
         data = _parsed(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         raise UsageError(
             f"{str(path)!r} is not a bench result",
             why="it is neither JSON nor JSON lines",
@@ -50,9 +50,9 @@ def read_file(path: Path) -> Result:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return load_json(text, parse_constant=_refuse)
     except json.JSONDecodeError:  # one row a line
-        return [json.loads(line, parse_constant=_refuse) for line in text.splitlines() if line.strip()]
+        return [load_json(line, parse_constant=_refuse) for line in text.splitlines() if line.strip()]
 
 
 def _refuse(name: str) -> NoReturn:

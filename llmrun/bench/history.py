@@ -16,6 +16,7 @@ from types import TracebackType
 from llmrun.bench.results import Result
 from llmrun.config import Settings
 from llmrun.errors import ResourceError, UsageError, did_you_mean
+from llmrun.protocol.codec import load_json
 from llmrun.storage import Database, SqliteSchema
 
 FILE = "bench.db"
@@ -162,7 +163,7 @@ class History:
         if row is None:
             raise _no_such(str(entry.number), self.all())
         try:
-            return Result.from_json(json.loads(row[0]))
+            return Result.from_json(load_json(row[0]))
         except ValueError as error:
             raise ResourceError(f"result {entry.number} of the history is damaged", why=str(error)) from None
 
@@ -206,11 +207,19 @@ def _entry(row: Sequence[object]) -> HistoryEntry:
         int(str(number)),
         float(str(measured)),
         str(machine),
-        tuple(json.loads(str(models))),
+        _names(str(models)),
         str(version),
         str(tests),
         str(origin),
     )
+
+
+def _names(written: str) -> tuple[str, ...]:
+    """The names of a result's models; none where they are damaged."""
+    try:
+        return tuple(map(str, load_json(written)))
+    except (ValueError, TypeError):
+        return ()
 
 
 def _is_model(name: str, wanted: str) -> bool:

@@ -26,6 +26,7 @@ from llmrun.bench.run import BenchedModel
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.far.server import is_loopback
 from llmrun.models.hashing import sha256_of
+from llmrun.protocol.codec import load_json
 
 _PORT = 11434
 _QUICK, _PATIENT = 5.0, 1800.0  # seconds
@@ -188,7 +189,7 @@ class Ollama:
     def _ask(self, method: str, path: str, body: Any = None, seconds: float = _PATIENT) -> dict[str, Any]:
         with _told(self.where):
             response = _checked(self._client.request(method, path, json=body, timeout=seconds))
-            answer = response.json() if response.content else {}
+            answer = load_json(response.content) if response.content else {}
         return answer if isinstance(answer, dict) else {}
 
 
@@ -214,7 +215,7 @@ def _checked(response: httpx2.Response) -> httpx2.Response:
     if response.is_success:
         return response
     try:
-        told = str(response.json()["error"])
+        told = str(load_json(response.content)["error"])
     except (ValueError, KeyError, TypeError):
         told = f"status {response.status_code}"
     raise LlmrunError("Ollama refused", why=told)

@@ -7,7 +7,6 @@ measures once; our engine stays, and warms up before each repetition as well.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -26,6 +25,7 @@ from llmrun.bench.run import BenchedModel, BenchRequest, Worker, run
 from llmrun.bench.statistics import Verdict
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.planning.hardware import Hardware
+from llmrun.protocol.codec import load_json
 
 NAMES = ("llama-bench", "ollama")
 
@@ -235,7 +235,7 @@ class LlamaBench:
         if done.returncode or not lines:
             raise self._failed(done, case)
         try:
-            row = BenchRow.from_json(json.loads(lines[-1]))
+            row = BenchRow.from_json(load_json(lines[-1]))
         except ValueError:
             raise self._failed(done, case) from None
         return replace(row, model=model.name, test=case.test.name)

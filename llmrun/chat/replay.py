@@ -18,7 +18,7 @@ from llmrun.errors import UsageError
 from llmrun.model import Model
 from llmrun.models.used import ModelUsed, file_used
 from llmrun.planning.hardware import probe
-from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.codec import as_dict, from_json, load_json
 from llmrun.protocol.messages import AnswerRequest, Finished
 from llmrun.storage import write_whole
 
@@ -120,7 +120,7 @@ def read(path: Path) -> Record:
         UsageError: the file can't be read, or is not a record.
     """
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        document: Any = load_json(path.read_text(encoding="utf-8"))
         if (document["kind"], document["version"]) != (_KIND, _VERSION):
             raise ValueError("it is of another kind or version")
         asked = from_json(AnswerRequest, {**document["request"], "stops_repeats": document["stops_repeats"]})
@@ -131,7 +131,7 @@ def read(path: Path) -> Record:
         return Record(replace(asked, sampling=answer.sampling, limits=answer.limits), place, answer, draft)
     except OSError as error:
         raise UsageError(f"{str(path)!r} can't be read", why=error.strerror or str(error)) from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{str(path)!r} is not a record of an answer", why=str(error), hint="llmrun run --record"
         ) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,10 +33,11 @@ from llmrun.cli.options import (
 from llmrun.cli.run_command import RawOption
 from llmrun.cli.sampling import sampling_flags
 from llmrun.config import load_settings
-from llmrun.errors import UsageError, require_within
+from llmrun.errors import RowsFailedError, UsageError, require_within
 from llmrun.planning.plan import PARALLEL_BOUNDS
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import resolve_sampling
+from llmrun.storage import check_target
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
 
@@ -92,6 +93,7 @@ RayOption = Annotated[
         rich_help_panel="Engine",
     ),
 ]
+RetryErrorsOption = Annotated[bool, typer.Option("--retry-errors", help="Ask rows that failed again.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say how much there is to do, and do nothing.")]
 
 
@@ -104,6 +106,7 @@ def batch(
     raw: RawOption = False,
     parallel: ParallelOption = None,
     ray: RayOption = None,
+    retry_errors: RetryErrorsOption = False,
     dry_run: DryRunOption = False,
     json: JsonOption = False,
     at: AtOption = None,
@@ -117,8 +120,8 @@ def batch(
 
     A row is a text, an object with "prompt" or "messages", a table's row with --prompt, or a line of an OpenAI batch
     file. Answers are written as they come, so not in the order of the rows: each has its row's number and id. Stopped
-    or killed at any time, the same command goes on where it was, and no row is lost or answered twice. With --at, a
-    server's only model needs no name.
+    or killed at any time, the same command goes on where it was, and no row is lost or answered twice. A row that
+    fails has its error, and the exit status is 10. With --at, a server's only model needs no name.
     """
     from llmrun.batch.plan import plan_batch
     from llmrun.batch.results import ResultFile
@@ -133,18 +136,20 @@ def batch(
     model, rows = _model_and_rows(model, rows, loading)
     out = out or rows.with_name(f"{rows.stem}.answers.jsonl")
     found = _read(rows, out)
+    if not dry_run and not out.exists():
+        check_target(out)
     system, request = asked
     recipe = Recipe(prompt, system, request, flags, raw)
     with (
         Activity(output) as activity,
-        nullcontext() if dry_run and not out.exists() else ResultFile(out) as results,
+        ResultFile(out, retry_errors=retry_errors) as results,
         _answering(output, activity, model, ray, loading, parallel, recipe) as answering,
     ):
-        plan = plan_batch(answering, found, recipe, results.written if results is not None else {})
+        plan = plan_batch(answering, found, recipe, results.written)
         activity.pause()
         for note in plan.notes:
             output.note(note)
-        if dry_run or results is None:
+        if dry_run:
             show_plan(output, plan, answering.seconds(plan))
         else:
             _answer(output, answering, plan, results, len(found), out)
@@ -244,12 +249,25 @@ def _read(rows: Path, out: Path) -> list[Row]:
 
 
 def _answer(output: Output, answering: Answering, plan: BatchPlan, results: ResultFile, total: int, out: Path) -> None:
+    """Answer what is left.
+
+    Raises:
+        RowsFailedError: rows have errors, of this run or an earlier one.
+    """
     from llmrun.batch.ledger import Ledger, Tally
     from llmrun.ui.views.batch import BatchView
 
-    tally = Tally(total, before=total - len(plan.todo) - len(plan.broken))
+    tally = Tally(total, total - len(plan.todo) - len(plan.broken), results.n_failed)
+    if tally.before < total:
+        results.require_writable()
     with BatchView(output, tally, out, plan.parallel) as view:
         ledger = Ledger(results, tally, view.progress, view.note)
         ledger.refuse(plan.broken)
         if plan.todo:
             answering.run(plan.todo, ledger)
+    if results.n_failed:
+        raise RowsFailedError(
+            f"{results.n_failed:,} of {total:,} rows failed",
+            why=f"each has its error in {out}",
+            hint="the same command with --retry-errors asks them again",
+        )

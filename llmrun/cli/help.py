@@ -26,6 +26,7 @@ EXIT_CODES = {
     7: "bad model file, chat template or grammar",
     8: "the engine crashed",
     9: "a limit cut off an answer that has to follow a grammar or JSON schema",
+    10: "rows of a batch failed; the others have their answers",
     130: "stopped by Ctrl-C",
     143: "stopped by SIGTERM, or because the terminal was closed",
 }

@@ -6,12 +6,12 @@ what is not a JSON object is refused with the file's name.
 
 from __future__ import annotations
 
-import json
 import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
+from llmrun.protocol.codec import load_json
 
 MAX_JSON_BYTES = 256 * 1024 * 1024  # the tokenizer.json of a vocabulary of 262,144 tokens has 33 MB
 MAX_TEXT_BYTES = 4 * 1024 * 1024
@@ -97,9 +97,9 @@ def parse_object(data: bytes, shown: str) -> Json:
         BadModelError: it is something else.
     """
     try:
-        found = json.loads(data, object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(shown, "it is nested too deep" if isinstance(error, RecursionError) else str(error)) from None
+        found = load_json(data, object_pairs_hook=_object)
+    except ValueError as error:
+        raise _damaged(shown, str(error)) from None
     if not isinstance(found, dict):
         raise _damaged(shown, "it holds no JSON object")
     return found

@@ -13,6 +13,7 @@ from llmrun.convert.config import Config
 from llmrun.convert.folder import Folder
 from llmrun.convert.rope import local_base, rope_of
 from llmrun.errors import BadModelError, UsageError
+from llmrun.protocol.codec import load_json
 
 _POOLING = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
 _POOLING_NAMES = {"mean": 1, "cls": 2, "lasttoken": 3}
@@ -245,13 +246,11 @@ def _pooling(shape: Shape, folder: Folder) -> None:
 
 
 def _pooling_folders(folder: Folder) -> list[str]:
-    import json
-
     if not folder.has("modules.json"):
         return []
     try:
-        modules = json.loads(folder.text("modules.json"))
-    except (ValueError, RecursionError) as error:
+        modules = load_json(folder.text("modules.json"))
+    except ValueError as error:
         raise BadModelError("modules.json is damaged", why=str(error), hint="download it again") from None
     rows = [row for row in modules[:_MAX_MODULES] if isinstance(row, dict)] if isinstance(modules, list) else []
     paths = [row.get("path") for row in rows if str(row.get("type", "")).endswith("Pooling")]

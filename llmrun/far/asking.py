@@ -8,13 +8,13 @@ refuse the request or, which is worse, say nothing and do something else.
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from llmrun.errors import UsageError
 from llmrun.far.server import ServedModel, Server
+from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerRequest, Message, Picture, Tool
 from llmrun.protocol.params import DEFAULTS, SamplingParams
 
@@ -162,7 +162,7 @@ def _extensions(asked: AnswerRequest, owner: str) -> tuple[dict[str, Any], tuple
 
 
 def _schema(text: str, *, is_raw: bool) -> dict[str, Any]:
-    schema = json.loads(text)
+    schema = load_json(text)
     if is_raw:
         return {"json_schema": schema}
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
@@ -217,7 +217,7 @@ def _data_url(picture: Picture) -> str:
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": json.loads(tool.parameters)}
+    function = {"name": tool.name, "description": tool.description, "parameters": load_json(tool.parameters)}
     return {"type": "function", "function": function}
 
 

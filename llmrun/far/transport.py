@@ -26,6 +26,7 @@ from llmrun.errors import (
 )
 from llmrun.far.server import ServedModel, Server
 from llmrun.models.download.transfer import trusted
+from llmrun.protocol.codec import load_json
 
 CONNECT_SECONDS = 10.0
 TROUBLES = (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError, ImportError)
@@ -128,10 +129,10 @@ def read_json(server: Server, body: bytes | bytearray) -> dict[str, Any]:
         NetworkError: it is something else.
     """
     try:
-        data = json.loads(body.decode())
+        data = load_json(body.decode())
     except UnicodeDecodeError:
         raise not_compatible(server, "it sent bytes that are not UTF-8") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise not_compatible(server, "it sent something that is not JSON") from None
     if not isinstance(data, dict):
         raise not_compatible(server, "it sent JSON that is not an object")
@@ -224,8 +225,8 @@ def _sent_elsewhere(server: Server, response: httpx2.Response) -> NetworkError:
 def _error_of(body: bytes) -> dict[str, Any]:
     """What a body, or the data of an event, says about an error: as {"message", "code", "type"}, what there is."""
     try:
-        data = json.loads(body.decode())
-    except (ValueError, RecursionError):
+        data = load_json(body.decode())
+    except ValueError:
         return {"message": body[:_LONGEST_MESSAGE].decode("utf-8", "replace")}
     return error_in(data) or {}
 

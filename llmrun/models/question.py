@@ -5,7 +5,6 @@ Owns login and retries; must not know what the answers mean. The hub says what i
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from llmrun.models.download.transfer import (
     read_body,
     wait_seconds,
 )
+from llmrun.protocol.codec import load_json
 
 if TYPE_CHECKING:
     import httpx2
@@ -73,7 +73,7 @@ def ask(
         on_note,
     )
     try:
-        return json.loads(body)
+        return load_json(body)
     except ValueError as error:
         raise nonsense(settings, "something that can't be read") from error
 

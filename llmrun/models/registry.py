@@ -209,7 +209,7 @@ def _parsed(file: Path) -> Catalogue:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
         entries = {alias: _entry(alias, fields) for alias, fields in data["models"].items()}
         return Catalogue(entries, data["default"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LlmrunError(
             "the list of models that comes with llmrun can't be read",
             why=f"{file}: {error}",

@@ -14,6 +14,7 @@ from typing import Any
 
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
+from llmrun.protocol.codec import load_json
 from llmrun.storage import disk_errors, write_whole
 
 _SCHEMA = 1
@@ -36,7 +37,7 @@ def entries(path: Path) -> list[dict[str, Any]]:
     """What a file holds; nothing where it is missing, damaged or of another version."""
     try:
         with path.open("rb") as file:
-            data = json.loads(file.read(_MOST_BYTES))
+            data = load_json(file.read(_MOST_BYTES))
         if data["schema"] != _SCHEMA:
             return []
         return [entry for entry in data["entries"] if isinstance(entry, dict)]
@@ -73,7 +74,7 @@ def _others(path: Path, key: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _as_json(value: Any) -> Any:
     """A value as it comes back from a file: tuples as lists, numbers as keys as text."""
-    return json.loads(json.dumps(value))
+    return load_json(json.dumps(value))
 
 
 def _shape(header: Header) -> dict[str, Any]:

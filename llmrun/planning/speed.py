@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.errors import LlmrunError
 from llmrun.planning.hardware import Hardware
-from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.codec import as_dict, from_json, load_json
 from llmrun.protocol.jobs.kernels import KERNELS, STAND_IN, MachineSpeed, MeasureKernels, Rates
 from llmrun.runner.runner import Runner
 from llmrun.storage import write_whole
@@ -40,7 +40,7 @@ def remembered(hardware: Hardware, folder: Path) -> MachineSpeed | None:
     """What was measured on this machine before, None when there is nothing or it is too old."""
     try:
         with (folder / _FILE).open("rb") as file:
-            data = json.loads(file.read(_MOST_BYTES))
+            data = load_json(file.read(_MOST_BYTES))
         age = time.time() - data["time"]
         if data["machine"] != hardware.fingerprint or not 0 <= age < WEEKS * 7 * 86_400:
             return None

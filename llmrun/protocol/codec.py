@@ -1,12 +1,14 @@
 """Dataclasses and named tuples <-> plain JSON data, by the annotations of their fields: for the pipe, and for files.
 
-Owns what such data look like; must not know what they are for. What comes in is untrusted: only classes that the
-annotations name are made of it, and every value is of the kind that its annotation says.
+Owns what such data look like, and the parser for untrusted JSON text; must not know what they are for. What comes in
+is untrusted: only classes that the annotations name are made of it, and every value is of the kind that its annotation
+says.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -14,6 +16,45 @@ from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Value = TypeVar("Value")
+
+MAX_DEPTH = 100
+"""Most levels of brackets in untrusted JSON: code that walks such data by recursion can bear them."""
+
+
+def load_json(text: str | bytes | bytearray, **hooks: Any) -> Any:
+    """Parse untrusted JSON text.
+
+    Args:
+        hooks: as json.loads() takes them.
+
+    Raises:
+        ValueError: it is not JSON, or has more than MAX_DEPTH levels.
+    """
+    try:
+        value = json.loads(text, **hooks)
+    except RecursionError:
+        raise _too_deep() from None
+    # Few texts have so many brackets that their levels must be counted.
+    brackets = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+    if brackets > MAX_DEPTH and _is_too_deep(value):
+        raise _too_deep()
+    return value
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for each in level
+            for child in (each.values() if isinstance(each, dict) else each)
+            if isinstance(child, (dict, list))
+        ]
+    return bool(level)
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
 
 
 def as_dict(value: Any) -> dict[str, Any]:

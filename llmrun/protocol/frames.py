@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import get_args
 
 from llmrun.errors import LlmrunError
-from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.codec import as_dict, from_json, load_json
 from llmrun.protocol.messages import Command, Event, Frame
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -46,9 +46,9 @@ def decode(body: bytes) -> Frame:
         FrameError: it is not one of our frames.
     """
     try:
-        data = json.loads(body)
+        data = load_json(body)
         return from_json(_KINDS[data.pop("kind")], data)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LlmrunError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, LlmrunError) as error:
         raise FrameError(f"not a frame: {error!r}") from error
 
 

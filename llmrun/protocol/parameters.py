@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from llmrun.protocol.codec import load_json
+
 _DEPTH = 8  # of references to references
 
 
@@ -39,9 +41,9 @@ def as_json(written: str, schema: Any) -> str:
     """A parameter as JSON. What may be a text or something else is the latter where it reads like it."""
     is_only_text = isinstance(schema, dict) and schema.get("type") == "string"
     try:
-        if not is_only_text and not isinstance(json.loads(written), str):
+        if not is_only_text and not isinstance(load_json(written), str):
             return written
-    except (ValueError, RecursionError):
+    except ValueError:
         pass
     return json.dumps(written, ensure_ascii=False)
 

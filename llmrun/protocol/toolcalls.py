@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool, ToolCall
 from llmrun.protocol.parameters import as_json, parameters_of
 from llmrun.protocol.reasoning import overlap
@@ -278,7 +279,7 @@ class CallSplitter:
         self._held = rest
         if form is None:
             return self._go_on(self._arguments)
-        self._parameters = parameters_of(json.loads(self._tools[name].parameters)) if name in self._tools else {}
+        self._parameters = parameters_of(load_json(self._tools[name].parameters)) if name in self._tools else {}
         self._n_parameters = 0
         return self._go_on(self._parameter)
 

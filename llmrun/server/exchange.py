@@ -7,7 +7,6 @@ the server is about to end. Must not know JSON shapes or how engines are kept.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import secrets
 import time
@@ -17,6 +16,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple, NoReturn
 
 from llmrun.errors import ContextOverflowError, LlmrunError
+from llmrun.protocol.codec import load_json
 from llmrun.server import sse
 from llmrun.server.answers import Answers, Heard
 from llmrun.server.asked import Asked, Begun, Ended, Envelope, Writer
@@ -31,7 +31,6 @@ STALL_SECONDS = 60.0
 """A client that takes nothing for so long has left."""
 _LONG_BODY = 16 * 1024  # bytes: reading it is worth another thread
 _RETRY_SECONDS = b"2"
-_DEEPEST = 100  # levels of a body
 
 
 class Dialect(NamedTuple):
@@ -324,28 +323,12 @@ def parse_json(data: bytes) -> dict[str, Any]:
         MalformedError: it is none, or nested too deeply.
     """
     try:
-        body = json.loads(data, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise MalformedError("the body is not JSON", why="it is nested too deeply") from None
-    except (ValueError, UnicodeDecodeError) as error:
+        body = load_json(data, parse_constant=_refuse_constant)
+    except ValueError as error:
         raise MalformedError("the body is not JSON", why=str(error)) from None
     if not isinstance(body, dict):
         raise MalformedError("the body must be a JSON object")
-    if _is_deep(body):
-        raise MalformedError("the body is nested too deeply", why=f"{_DEEPEST} levels at most")
     return body
-
-
-def _is_deep(body: Any) -> bool:
-    """Whether there are more levels than what works on JSON by recursion can bear."""
-    level = [body]
-    for _ in range(_DEEPEST):
-        level = [
-            child
-            for each in level
-            for child in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
-        ]
-    return bool(level)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from llmrun.protocol.codec import load_json
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -96,7 +98,7 @@ def _read(path: Path) -> RunningServer | None:
         if fcntl is not None and _lock(descriptor):
             path.unlink(missing_ok=True)
             return None
-        facts: dict[str, Any] = json.loads(os.read(descriptor, _MOST_BYTES))
+        facts: dict[str, Any] = load_json(os.read(descriptor, _MOST_BYTES))
         return RunningServer(**{**facts, "models": tuple(facts["models"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None  # it is just being written

@@ -134,7 +134,7 @@ def test_a_key_that_is_refused_ends_the_batch_at_once(server: FarServer, tmp_pat
     server.behave("wants a key")
     with pytest.raises(LoginRequiredError):
         Run(server, tmp_path, [*"abcdefgh"])
-    assert not lines(tmp_path / "answers.jsonl")
+    assert not (tmp_path / "answers.jsonl").exists()
     assert len(server.asked) <= 4
 
 

@@ -71,6 +71,36 @@ def test_answers_to_something_else_are_refused(model: Path) -> None:
         assert why in raised.value.why
 
 
+def test_a_row_that_failed_can_be_corrected(model: Path) -> None:
+    done = {**written(model, rows(3), Recipe()), 2: RowWritten("", failed=True)}
+    with pytest.raises(UsageError, match="not complete") as raised:
+        planned(model, rows(3), done=done)
+    assert "--retry-errors" in raised.value.hint
+    del done[2]  # as --retry-errors has it
+    assert [each.row.number for each in planned(model, rows(3), done=done).todo] == [2]
+
+
+def test_a_row_that_failed_and_is_as_it_was_is_done(model: Path) -> None:
+    found = [*rows(2), Row(3, {}, UsageError("the line is not JSON"))]
+    done = written(model, rows(2), Recipe())
+    done |= {2: done[2]._replace(failed=True), 3: RowWritten("", failed=True)}
+    plan = planned(model, found, done=done)
+    assert (plan.todo, plan.broken) == ((), ())
+
+
+def test_a_prompt_that_fits_no_row_is_named_after_a_finished_run_too(model: Path) -> None:
+    done = written(model, rows(3), Recipe())
+    with pytest.raises(UsageError, match="no column 'txt'"):
+        planned(model, rows(3), Recipe("{txt}"), done=done)
+
+
+def test_a_row_with_an_answer_that_cant_be_asked_any_more_is_another_batchs(model: Path) -> None:
+    done = written(model, rows(3), Recipe())
+    with pytest.raises(UsageError, match="belong to another batch") as raised:
+        planned(model, [*rows(2), Row(3, {"text": "x"})], done=done)
+    assert "row 3 has an answer" in raised.value.why
+
+
 def test_broken_rows_are_kept_apart(model: Path) -> None:
     plan = planned(model, [*rows(2), Row(3, {}), Row(4, {}, UsageError("the line is not JSON"))])
     assert [row.number for row, _ in plan.broken] == [3, 4]

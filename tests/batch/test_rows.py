@@ -26,6 +26,31 @@ def test_lines_of_json_are_objects_texts_or_broken(tmp_path: Path) -> None:
     assert [row.error is not None for row in found] == [False, False, True, True, False]
 
 
+def test_a_line_that_is_nested_too_deep_is_broken(tmp_path: Path) -> None:
+    for depth in (200, 100_000):
+        found = rows(tmp_path / "in.jsonl", '{"prompt": "a"}\n{"prompt": ' + "[" * depth + "\n" + '"b"\n')
+        assert [row.error is None for row in found] == [True, False, True]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".txt", ".csv"])
+def test_a_line_that_is_too_long_is_broken_and_passed_over(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmrun.batch.rows._MOST_CHARACTERS", 64)
+    header = "prompt\n" if suffix == ".csv" else ""
+    found = rows(tmp_path / f"in{suffix}", f'{header}"a"\n"{"b" * 1000}"\n"c"\n"{"d" * 61}"\n"{"e" * 64}"')
+    assert [row.number for row in found] == [1, 2, 3, 4, 5]
+    assert ["too long" in str(row.error) for row in found] == [False, True, False, False, True]
+
+
+def test_a_broken_parquet_file_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    for content in (b"", b"PAR1", b"PAR1" + b"x" * 100 + b"PAR1"):
+        (tmp_path / "in.parquet").write_bytes(content)
+        with pytest.raises(UsageError, match="can't be read"):
+            list(read_rows(tmp_path / "in.parquet"))
+
+
 @pytest.mark.parametrize(("suffix", "comma"), [(".csv", ","), (".tsv", "\t")])
 def test_tables_have_columns(tmp_path: Path, suffix: str, comma: str) -> None:
     text = f'text{comma}label\n"two\nlines"{comma}x\nshort\n'

@@ -16,7 +16,7 @@ from llmrun.batch.ledger import Ledger, Tally
 from llmrun.batch.results import ResultFile
 from llmrun.batch.rows import Recipe, Row, Todo
 from llmrun.batch.run import BatchRun
-from llmrun.errors import BadGrammarError, EngineCrashedError, LlmrunError, OutOfMemoryError
+from llmrun.errors import BadGrammarError, EngineCrashedError, LlmrunError, OutOfMemoryError, UsageError
 from llmrun.model import Model
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Command, Finished, Generate, Started, Stats, TextDelta, TokenLogprob
@@ -41,6 +41,8 @@ class FakeEngine:
         return iter(())
 
     def listen(self, command: Generate, put: Put) -> None:
+        if command.asked.messages[-1].content == "long":
+            raise UsageError("it is too long for the pipe")
         self._inside.append((command, put))
         self.most_inside.append(len(self._inside))
 
@@ -48,6 +50,8 @@ class FakeEngine:
         """One answer, as the loop that waits for it would see."""
         if self._is_dead:
             self._end(*self._inside.pop(), EngineCrashedError("it died"))
+            return
+        if not self._inside:
             return
         command, put = self._inside.pop()
         text = command.asked.messages[-1].content
@@ -138,6 +142,12 @@ def test_a_row_that_fails_gets_its_error_and_the_rest_goes_on(setup: Setup) -> N
     assert setup.lines[2]["error"]["code"] == BadGrammarError.code
     assert [setup.lines[number]["answer"] for number in (1, 3)] == ["a", "b"]
     assert setup.tally.failed == 1
+
+
+def test_rows_that_cant_be_sent_get_their_error(setup: Setup) -> None:
+    setup.run("long", "a", "long", "b", "long")
+    assert [number for number, line in sorted(setup.lines.items()) if line["error"]] == [1, 3, 5]
+    assert len(setup.engines) == 1
 
 
 def test_only_the_row_that_kills_gets_an_error_for_it(setup: Setup) -> None:

@@ -246,7 +246,7 @@ def test_a_search_shows_only_what_can_be_typed(hub: StandInHub, lie: dict[str, A
     assert search(["x"], settings(hub.url)) == [Match("maker/tiny-GGUF", 0, 0, "", gated=False)]
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"{}", b"7", b"\xff"])
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b"7", b"\xff", b"[" * 100_000])
 def test_a_search_answered_with_nonsense(hub: StandInHub, body: bytes) -> None:
     hub.pages["/api/models"] = ("application/json", body)
     with pytest.raises(NetworkError, match="nonsense"):

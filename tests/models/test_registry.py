@@ -336,7 +336,8 @@ def test_very_long_component_is_no_crash() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "default = 1", "[models.x]\ntitle = 'x'", "default = 'x'\nmodels = 3", "not toml", None]
+    "text",
+    ["", "default = 1", "[models.x]\ntitle = 'x'", "default = 'x'\nmodels = 3", "not toml", "x = " + "[" * 9_000, None],
 )
 def test_damaged_catalogue_is_explained(text: str | None, tmp_path: Path) -> None:
     path = tmp_path / "models.toml"

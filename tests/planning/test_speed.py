@@ -102,7 +102,7 @@ def test_figures_of_a_busy_machine_are_not_remembered(engine: Engine, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"time": 0}', "null", "\0"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"time": 0}', "null", "\0", "[" * 100_000])
 def test_damaged_file(engine: Engine, tmp_path: Path, text: str) -> None:
     (tmp_path / "speed.json").write_text(text)
     assert remembered(MACHINE, tmp_path) is None

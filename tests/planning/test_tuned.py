@@ -82,7 +82,7 @@ def test_settings_of_another_model_do_not_count(engine: FakeRunner, path: Path, 
     assert engine.opened == [str(path)]
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"schema": 1, "entries": [{"key": 3, "tuned": 4}]}'])
+@pytest.mark.parametrize("content", ["", "{", '{"schema": 1, "entries": [{"key": 3, "tuned": 4}]}', "[" * 100_000])
 def test_a_damaged_file_is_as_good_as_none(engine: FakeRunner, path: Path, tmp_path: Path, content: str) -> None:
     (tmp_path / "tune.json").write_text(content)
     opening.open_ahead(str(path))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
 
 from llmrun.errors import UsageError
-from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.codec import MAX_DEPTH, as_dict, from_json, load_json
 from llmrun.protocol.params import Limits
 
 
@@ -119,3 +120,32 @@ def test_random_data_give_dataclasses_or_errors() -> None:
         made += 1
         assert json.loads(json.dumps(as_dict(value))) == json.loads(json.dumps(data))
     assert made > 500
+
+
+# ---- untrusted text ----
+
+
+def nested(depth: int) -> str:
+    return '{"a": [' * (depth // 2) + "1" + "]}" * (depth // 2)
+
+
+def test_json_is_read_as_python_reads_it() -> None:
+    text = json.dumps({"brackets": ["[{" * 500] * 200, "deep": json.loads(nested(MAX_DEPTH - 2))})
+    assert load_json(text) == load_json(text.encode()) == json.loads(text)
+    assert load_json("[NaN]", parse_constant=str.lower) == ["nan"]
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 2, 900, 5_000, 100_000])
+@pytest.mark.parametrize("kind", [str, str.encode])
+def test_deep_json_is_refused_whatever_the_interpreter_bears(depth: int, kind: Callable[[str], Any]) -> None:
+    assert load_json(kind(nested(MAX_DEPTH)))
+    with pytest.raises(ValueError, match="more than 100 levels"):
+        load_json(kind(nested(depth)))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1,]", b"\xff", b"\0\0\0", "1" * 5000])
+def test_what_is_not_json_is_a_value_error(text: str | bytes) -> None:
+    if sys.version_info < (3, 10, 7) and text == "1" * 5000:
+        pytest.skip("this Python reads integers of any length")
+    with pytest.raises(ValueError, match=r"."):
+        load_json(text)

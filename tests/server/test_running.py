@@ -51,6 +51,9 @@ def test_what_a_dead_server_left_is_removed(tmp_path: Path) -> None:
 def test_an_entry_that_is_just_being_written_is_passed_over(tmp_path: Path) -> None:
     with registered(tmp_path, at(1)):
         assert running_servers(tmp_path) == []
+        (entry,) = (tmp_path / "servers").iterdir()
+        entry.write_text("[" * 50_000)
+        assert running_servers(tmp_path) == []
 
 
 def test_a_folder_that_can_not_be_written_keeps_nobody_from_serving(tmp_path: Path) -> None:

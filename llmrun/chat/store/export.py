@@ -24,7 +24,7 @@ from llmrun.chat.store.turns import (
     round_messages,
 )
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.codec import as_dict, from_json, load_json
 from llmrun.protocol.messages import Message
 
 Format = Literal["markdown", "json", "jsonl", "openai"]
@@ -73,13 +73,13 @@ def read_json(text: str) -> Tree:
         UsageError: it is none, or of a newer llmrun, or damaged.
     """
     try:
-        document = json.loads(text)
+        document = load_json(text)
         if not isinstance(document, dict) or document.get("format") != _KIND:
             raise UsageError("this is not an exported chat", hint="llmrun sessions export NAME --format json makes one")
         if document["version"] > _VERSION:
             raise UsageError("this chat was exported by a newer llmrun", hint="pip install --upgrade llmrun")
         return _tree(document)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise UsageError("this exported chat can't be read", why=f"{type(error).__name__}: {error}") from None
     except LlmrunError as error:
         if isinstance(error, UsageError) and error.hint:

@@ -14,6 +14,7 @@ from llmrun.chat.pictures import PictureFile
 from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, answer_of, plain_facts
 from llmrun.errors import UsageError
 from llmrun.models.used import ModelUsed
+from llmrun.protocol.codec import load_json
 
 if TYPE_CHECKING:
     import sqlite3
@@ -171,9 +172,9 @@ def _entries(connection: sqlite3.Connection, query: str, key: int) -> list[TurnE
 def _entry(row: Any, models: dict[int, ModelUsed]) -> TurnEntry:
     number, parent, created, role, content, typed, pictures, reasoning, model, facts = row
     if role == "user":
-        files = tuple(PictureFile(*file) for file in json.loads(pictures or "[]"))
+        files = tuple(PictureFile(*file) for file in load_json(pictures or "[]"))
         return TurnEntry(number, parent, created, Question(content, typed, files))
-    answer = answer_of(content, reasoning or "", json.loads(facts or "{}"), models.get(model))
+    answer = answer_of(content, reasoning or "", load_json(facts or "{}"), models.get(model))
     return TurnEntry(number, parent, created, answer)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import inspect
-import json
 import os
 import queue
 import signal
@@ -25,6 +24,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_json
 
 from llmrun.chat.tools.asking import Asking, in_words, limited
+from llmrun.protocol.codec import load_json
 
 Adapters = Mapping[str, TypeAdapter[Any]]
 
@@ -60,7 +60,7 @@ def _read(requests: int, calls: queue.SimpleQueue[dict[str, Any]]) -> None:
     """Hand calls on. A cancel, or the end of the chat, ends this process and all that the functions started."""
     with os.fdopen(requests) as lines:
         for line in lines:
-            asked = json.loads(line)
+            asked = load_json(line)
             if "call" not in asked:
                 break
             calls.put(asked)

@@ -18,6 +18,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.types import CONNECTION_CLOSED, CallToolResult, TextContent
 
 from llmrun.chat.tools.asking import Asking, in_words, limited
+from llmrun.protocol.codec import load_json
 
 _MOST_BYTES = 1 << 26  # of a request
 
@@ -43,7 +44,7 @@ async def _serve(asking: Asking, folder: str, command: Sequence[str]) -> None:
         asking.tell(tools=await _tools(client))
         coming = asyncio.ensure_future(requests.readline())
         while line := await coming:
-            asked = json.loads(line)
+            asked = load_json(line)
             coming = asyncio.ensure_future(requests.readline())
             if "call" not in asked:
                 continue  # the call ended before its cancel came

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmrun.errors import UsageError
+from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool
 from llmrun.runner.launch import Launched, launch
 
@@ -167,7 +168,7 @@ class ToolSource:
                 raise self._gone()
             self._received += data
         try:
-            answer: dict[str, Any] = json.loads(self._received[:end])
+            answer: dict[str, Any] = load_json(self._received[:end])
         except ValueError:
             raise _Gone("its process sent garbage") from None
         del self._received[: end + 1]

@@ -6,12 +6,12 @@ a call.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from types import TracebackType
 
 from llmrun.chat.tools.source import Called, ToolSource
 from llmrun.errors import UsageError
+from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool, ToolCall
 from llmrun.protocol.toolcalls import TOOL_NAME, TOOL_NAME_RULE
 
@@ -55,9 +55,13 @@ class Toolbox:
         source = self._of.get(call.name)
         if source is None:
             return Called(f"there is no tool {call.name}", failed=True)
+        try:
+            arguments = load_json(call.arguments)
+        except ValueError as error:
+            return Called(f"the arguments are not JSON: {error}", failed=True)
         self._running = source
         try:
-            return source.call(call.name, json.loads(call.arguments), self._seconds)
+            return source.call(call.name, arguments, self._seconds)
         finally:
             self._running = None
 

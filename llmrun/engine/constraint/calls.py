@@ -19,6 +19,7 @@ from llmrun.engine.prompt.thinking import Stage, Thoughts
 from llmrun.engine.prompt.tools import waits_for_call
 from llmrun.errors import BadGrammarError, UsageError
 from llmrun.grammar.schema import REFUSED
+from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerRequest, Tool
 from llmrun.protocol.parameters import may_be_text, parameters_of
 from llmrun.protocol.toolcalls import ParameterForm, Syntax
@@ -74,7 +75,7 @@ def _lines(tools: Sequence[Tool], syntax: Syntax, begin: str, *, several: bool) 
 
 def _parameter_lines(rule: str, tool: Tool, form: ParameterForm) -> Iterator[str]:
     """The parameters of a tool one by one, those that its schema names, in their order."""
-    schema = json.loads(tool.parameters)
+    schema = load_json(tool.parameters)
     parameters = parameters_of(schema)
     required = schema.get("required") if isinstance(schema, dict) else None
     yield f"{rule}: {rule}_first_0"
@@ -119,7 +120,7 @@ def arguments_schema(parameters: str) -> str:
 
     An agent sends the same tools with every request, and to read a schema takes a millisecond or two.
     """
-    schema = json.loads(parameters)
+    schema = load_json(parameters)
     is_object = isinstance(schema, dict) and schema.get("type", "object") == "object"
     return _enforceable({**schema, "type": "object"} if is_object else _ANY_OBJECT)
 

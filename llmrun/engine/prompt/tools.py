@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmrun.errors import UsageError
+from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerRequest, Message, Tool, ToolCall
 from llmrun.protocol.toolcalls import HERMES, SYNTAXES, Syntax
 
@@ -63,7 +64,7 @@ def _probe_call(syntax: Syntax) -> str:
     if form is not None:
         arguments = "".join(
             form.begin + name + form.middle + form.quote + value + form.quote + form.end
-            for name, value in json.loads(arguments).items()
+            for name, value in load_json(arguments).items()
         )
     before, behind = syntax.told or (syntax.begin + syntax.first, syntax.middle)
     return f"{before}{PROBE_TOOL.name}{behind}{arguments}"
@@ -108,7 +109,7 @@ def tool_data(tool: Tool, hide: Callable[[str], str]) -> dict[str, Any]:
         "function": {
             "name": hide(tool.name),
             "description": hide(tool.description),
-            "parameters": _each_text(json.loads(tool.parameters), hide),
+            "parameters": _data(tool.parameters, hide),
         },
     }
 
@@ -121,7 +122,7 @@ def message_data(message: Message, hide: Callable[[str], str]) -> dict[str, Any]
             {
                 "id": hide(call.id),
                 "type": "function",
-                "function": {"name": hide(call.name), "arguments": _each_text(json.loads(call.arguments), hide)},
+                "function": {"name": hide(call.name), "arguments": _data(call.arguments, hide)},
             }
             for call in message.tool_calls
         ]
@@ -154,7 +155,7 @@ def texts(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
     """All texts that the templates get of these.
 
     Raises:
-        UsageError: they are nested too deeply.
+        UsageError: a schema or arguments are not JSON, or nested too deep.
     """
     found: list[str] = []
 
@@ -162,14 +163,18 @@ def texts(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
         found.append(text)
         return text
 
-    try:
-        for message in messages:
-            message_data(message, note)
-        for tool in tools:
-            tool_data(tool, note)
-    except RecursionError:
-        raise UsageError("the tools can't be used", why="their schemas or arguments are nested too deeply") from None
+    for message in messages:
+        message_data(message, note)
+    for tool in tools:
+        tool_data(tool, note)
     return found
+
+
+def _data(text: str, hide: Callable[[str], str]) -> Any:
+    try:
+        return _each_text(load_json(text), hide)
+    except ValueError as error:
+        raise UsageError("the tools can't be used", why=f"their schemas or arguments are not JSON: {error}") from None
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:

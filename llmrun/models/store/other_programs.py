@@ -12,7 +12,6 @@ say is untrusted: no path is made of it before it is checked.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ from typing import Any
 from llmrun.errors import ModelNotFoundError, did_you_mean
 from llmrun.gguf import filenames
 from llmrun.models.store.installed import LM_STUDIO, OLLAMA, Installed, measure
+from llmrun.protocol.codec import load_json
 
 PROGRAMS = {"ollama": OLLAMA, "lmstudio": LM_STUDIO}
 """First part of a name -> the program whose model it is."""
@@ -256,8 +256,8 @@ def _text(path: Path) -> str:
 def _json(path: Path) -> dict[str, Any]:
     """The file's JSON object; an empty one when it has none."""
     try:
-        value = json.loads(_text(path))
-    except (ValueError, RecursionError):
+        value = load_json(_text(path))
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -5,9 +5,9 @@ Owns the joining of pieces; must not know any protocol.
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
+from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Stats, TokenLogprob
 from llmrun.server.asked import Begun, CallArguments, CallBegun, Ended, Part, Text, Thought
 
@@ -27,7 +27,7 @@ class CollectedCall(NamedTuple):
     def as_object(self) -> dict[str, Any] | None:
         """The arguments; None where the answer ended in the middle of them."""
         try:
-            value = json.loads(self.arguments)
+            value = load_json(self.arguments)
         except ValueError:
             return None
         return value if isinstance(value, dict) else None

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from llmrun.errors import UsageError
+from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool, ToolCall
 from llmrun.protocol.toolcalls import TOOL_NAME, TOOL_NAME_RULE
 from llmrun.server.protocols.fields import Fields
@@ -76,7 +77,7 @@ def tool_call(name_of_call: str, function: Fields) -> ToolCall:
     arguments = function.data.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
+            arguments = load_json(arguments or "{}")
         except ValueError:
             arguments = None
     if not isinstance(arguments, dict):

@@ -41,7 +41,10 @@ class BatchView:
     def __enter__(self) -> BatchView:
         tally = self._tally
         if tally.before:
-            self._activity.note(f"{tally.before:,} of {tally.total:,} rows have their answers in {self._out} already")
+            failed = f", {tally.failed_before:,} of them errors" if tally.failed_before else ""
+            self._activity.note(
+                f"{tally.before:,} of {tally.total:,} rows have their answers in {self._out} already{failed}"
+            )
         return self
 
     def note(self, text: str) -> None:
@@ -94,8 +97,6 @@ class BatchView:
         ]
         if tally.joules is not None:
             lines.append(f"{tally.joules:,.0f} J, {tally.joules / tally.done:.3g} J a row")
-        if tally.failed:
-            lines.append(f"{tally.failed:,} rows failed: each has its error in place of an answer")
         if tally.deaths:
             lines.append(f"the engine died {tally.deaths:,} times; whose fault that was is in the answers")
         return lines

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool, ToolCall
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
@@ -19,7 +20,11 @@ _MOST_OF_RESULT = 160  # characters
 def show_call(output: Output, call: ToolCall) -> None:
     """The name, and each argument on lines of its own; on stderr."""
     output.note(f"● {call.name}", dim=False)
-    for name, value in json.loads(call.arguments).items():
+    try:
+        arguments = load_json(call.arguments).items()
+    except (ValueError, AttributeError):  # a model may write anything
+        arguments = [("arguments", call.arguments)]
+    for name, value in arguments:
         first, *more = _shown(value).splitlines() or [""]
         output.note(f"    {_visible(name)}: {first}", dim=False)
         for line in more:
@@ -35,7 +40,7 @@ def show_result(output: Output, text: str) -> None:
 def show_tools(output: Output, tools: Sequence[Tool]) -> None:
     """One line for each, its arguments and the first line of its description."""
     for tool in tools:
-        arguments = ", ".join(json.loads(tool.parameters).get("properties", {}))
+        arguments = ", ".join(load_json(tool.parameters).get("properties", {}))
         description = tool.description.strip().partition("\n")[0]
         output.note(f"  {tool.name}({arguments}){'  ' if description else ''}{description}")
 

@@ -161,8 +161,16 @@ def test_what_a_user_says_beside_a_result_goes_into_it_for_mistral() -> None:
 
 def test_schemas_nested_too_deeply_are_refused() -> None:
     deep = '{"items": ' * 900 + "{}" + "}" * 900
-    with pytest.raises(UsageError, match="tools"):
-        render(TOOL_TEMPLATES["hermes"], (QUESTION,), (Tool("weather", "", deep),))
+    for source in (TOOL_TEMPLATES["hermes"], CHATML):
+        with pytest.raises(UsageError, match="tools"):
+            render(source, (QUESTION,), (Tool("weather", "", deep),))
+
+
+@pytest.mark.parametrize("arguments", ["{city: Rome}", "[" * 100_000])
+def test_calls_whose_arguments_are_not_json_are_refused(arguments: str) -> None:
+    call = Message("assistant", "", (ToolCall("call_1", "weather", arguments),))
+    with pytest.raises(UsageError, match="not JSON"):
+        render(TOOL_TEMPLATES["hermes"], (QUESTION, call))
 
 
 def test_gemmas_results_stand_with_their_calls() -> None:

@@ -6,6 +6,8 @@ import io
 import json
 from collections.abc import Callable
 
+import pytest
+
 from llmrun.protocol.messages import Tool, ToolCall
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.tools import show_call, show_result, show_tools
@@ -38,6 +40,12 @@ def test_what_a_terminal_would_not_show_is_shown_as_an_escape() -> None:
     lines = shown(lambda output: show_call(output, call)).splitlines()
     assert lines[1] == '    command: "ls \\u001b[8m; rm -rf ~"'
     assert lines[2] == '    "a\\u202eb": "[\\"\\u200b\\"]"'
+
+
+@pytest.mark.parametrize("arguments", ["{city: Rome}", "[1]", "[" * 2000 + "]" * 2000])
+def test_arguments_that_are_not_an_object_are_shown_as_they_are(arguments: str) -> None:
+    lines = shown(lambda output: show_call(output, ToolCall("1", "weather", arguments))).splitlines()
+    assert lines == ["● weather", f"    arguments: {arguments}"]
 
 
 def test_a_result_is_a_line_without_controls() -> None:
