@@ -13,6 +13,8 @@ from dataclasses import fields, is_dataclass
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from llmrun.errors import LlmrunError, UsageError
+
 Value = TypeVar("Value")
 
 
@@ -45,6 +47,11 @@ def from_json(cls: type[Value], data: Any, *, newer: bool = False) -> Value:
         elif not newer:
             raise ValueError(f"{cls.__name__} has no {name!r:.40}")
     return cls(**values)
+
+
+def refusal(error: Exception) -> LlmrunError:
+    """Return what the sender of a command is told that from_json() could not read."""
+    return error if isinstance(error, LlmrunError) else UsageError("the engine can't read the request", why=str(error))
 
 
 _PLAIN = frozenset((str, int, float, bool, NoneType))
@@ -104,6 +111,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
+    if not _is_ours(value.__class__):
+        raise TypeError(f"{value!r:.40} can't be sent")
     return as_dict(value)
 
 
