@@ -112,7 +112,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     if not _is_ours(value.__class__):
-        raise TypeError(f"{value!r:.40} can't be sent")
+        raise UsageError(f"invalid value {value!r:.60}", why="it can't be written as JSON")
     return as_dict(value)
 
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, get_args
 
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.errors import LlmrunError
 from llmrun.protocol.codec import as_dict, from_json, refusal
 from llmrun.protocol.messages import Command, Event, Failed, Frame
 
@@ -38,12 +38,9 @@ def encode(frame: Frame) -> bytes:
 
     Raises:
         FrameError: it is larger than MAX_FRAME_BYTES.
-        UsageError: it holds something that is not data.
+        UsageError: it holds something that is not JSON data.
     """
-    try:
-        body = json.dumps({"kind": type(frame).__name__, **as_dict(frame)}).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError("the request can't be sent to the engine", why=str(error)) from error
+    body = json.dumps({"kind": type(frame).__name__, **as_dict(frame)}).encode()
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body

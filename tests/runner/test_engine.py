@@ -76,22 +76,18 @@ def test_a_request_before_a_model_and_sigint(engine: Runner) -> None:
 
 def test_a_command_that_can_not_be_read_fails_and_the_engine_lives(engine: Runner) -> None:
     """Nothing a program can give is to reach the engine so; if it does, it costs that request alone."""
-    wrong = AnswerRequest(prompt="hi")
-    object.__setattr__(wrong, "thinking_tokens", "many")
-    late = Limits()
-    object.__setattr__(late, "max_tokens", 2.5)
     pid = engine.pid
-    for asked, words in (
-        (wrong, "thinking_tokens 'many'"),
-        (AnswerRequest(prompt="hi", limits=late), "max_tokens 2.5"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            list(engine.generate(Generate(engine.next_request(), asked)))
-        with pytest.raises(UsageError, match="can't read the request: text of Tokenize is 5"):
-            engine.tokenize(Tokenize(engine.next_request(), 5))  # type: ignore[arg-type]
+    asked, limits = AnswerRequest(prompt="hi"), Limits()
+    for record, field, value in ((asked, "thinking_tokens", "many"), (limits, "max_tokens", 2.5)):
+        object.__setattr__(record, field, value)
+    for wrong, words in ((asked, "tokens of AnswerRequest is 'many'"), (AnswerRequest(limits=limits), "Limits is 2.5")):
+        with pytest.raises(UsageError, match=f"can't read the request: .*{words}"):
+            list(engine.generate(Generate(engine.next_request(), wrong)))
+    with pytest.raises(UsageError, match="can't read the request: text of Tokenize is 5"):
+        engine.tokenize(Tokenize(engine.next_request(), 5))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="can't read the request: texts of EmbedTexts is 5"):
         engine.do(EMBED, EmbedTexts((5,), "mean"))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="can't be sent"):
+    with pytest.raises(UsageError, match="can't be written as JSON"):
         engine.do(EMBED, EmbedTexts((object(),), "mean"))  # type: ignore[arg-type]
     with pytest.raises(LlmrunError, match="before a model"):
         list(engine.generate(ASK))
