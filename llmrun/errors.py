@@ -107,7 +107,15 @@ TEXT = ValueKind("a text", lambda value: isinstance(value, str))
 def require(name: str, value: Any, kind: ValueKind) -> None:
     """Raise UsageError where a value is not of its kind."""
     if not kind.fits(value):
-        raise UsageError(f"invalid {name} {value!r:.60}", why=f"must be {kind.words}")
+        raise UsageError(f"invalid {name} {brief(value)}", why=f"must be {kind.words}")
+
+
+def brief(value: Any) -> str:
+    """Return the beginning of a value's repr()."""
+    try:
+        return f"{value!r:.60}"
+    except ValueError:  # Python writes no integers of over 4,300 digits
+        return f"of {type(value).__name__}"
 
 
 def require_within(name: str, value: float | None, bounds: tuple[float, float]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterat
 from dataclasses import fields
 from typing import Any, Protocol, TypeVar
 
-from llmrun.errors import CutOffError, EngineCrashedError, UsageError, require
+from llmrun.errors import CutOffError, EngineCrashedError, UsageError, brief, require
 from llmrun.grammar import Grammar
 from llmrun.protocol.arguments import KINDS, refuse_unknown
 from llmrun.protocol.messages import Event, Finished, Message, Started, Stats, TextDelta, TokenLogprob
@@ -222,7 +222,7 @@ def _message(said: Any) -> Message:
         return said
     if not isinstance(said, Mapping) or set(said) != {"role", "content"}:
         why = 'must be a Message, or a dict with "role" and "content"'
-        raise UsageError(f"invalid message {said!r:.60}", why=why)
+        raise UsageError(f"invalid message {brief(said)}", why=why)
     return Message(said["role"], said["content"])
 
 
@@ -241,7 +241,7 @@ def as_grammar(schema: SchemaClass | Mapping[str, Any]) -> Grammar:
     try:
         return read_json_schema(json.dumps(schema))
     except (TypeError, ValueError, RecursionError) as error:  # of a dict that is not JSON
-        raise UsageError(f"invalid schema {schema!r:.60}", why=str(error)) from error
+        raise UsageError(f"invalid schema {brief(schema)}", why=str(error)) from error
 
 
 def sort_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Literal
 
+from llmrun import errors
 from llmrun.config import TUNE_FILE, load_settings
 from llmrun.errors import LlmrunError
 from llmrun.model import Model
@@ -96,5 +98,6 @@ def load(
     spec, path = find(name)
     drafts = DraftFile.of(*find(draft)) if draft is not None else None
     model = prepare(spec, path, wishes, speculate=most, draft=drafts, adapters=adapters)
+    model.plan = replace(model.plan, notes=tuple(map(errors.rephrase, model.plan.notes)))
     model.start(runner.Runner(), on_progress)
     return model

@@ -21,16 +21,17 @@ MOST_TOKENS = 2**31 - 1
 MOST_TOP_LOGPROBS = 20
 """The likeliest tokens in the place of one that are told at most."""
 
+_LARGEST = 2**63
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value < _LARGEST
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+    return (isinstance(value, Real) and not isinstance(value, (bool, int))) or _is_whole(value)
 
 
 def _are_biases(value: Any) -> bool:

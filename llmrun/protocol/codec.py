@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.errors import LlmrunError, UsageError, brief
 
 Value = TypeVar("Value")
 
@@ -112,7 +112,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     if not _is_ours(value.__class__):
-        raise UsageError(f"invalid value {value!r:.60}", why="it can't be written as JSON")
+        raise UsageError(f"invalid value {brief(value)}", why="it can't be written as JSON")
     return as_dict(value)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from llmrun.errors import BY_CODE, TEXT, LlmrunError, UsageError, require
+from llmrun.errors import BY_CODE, TEXT, LlmrunError, UsageError, brief, require
 from llmrun.grammar import Grammar
 from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.arguments import check_fields
@@ -82,7 +82,7 @@ class Message:
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            raise UsageError(f"there is no role {self.role!r:.60}", why=f"a message is of one of {', '.join(ROLES)}")
+            raise UsageError(f"there is no role {brief(self.role)}", why=f"a message is of one of {', '.join(ROLES)}")
         require("content of a message", self.content, TEXT)
 
     @property

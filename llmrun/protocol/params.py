@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from llmrun.errors import UsageError, require_within
+from llmrun.errors import UsageError, brief, require_within
 from llmrun.protocol.arguments import MOST_TOKENS as MOST_TOKENS
 from llmrun.protocol.arguments import NUMBER, check_fields
 
@@ -175,7 +175,7 @@ def check_parameter(name: str, value: Any, label: str = "") -> Any:
     kind = "a whole number " if whole else "" if is_number else "a number "
     why = f"must be {kind}between {low:g} and {high:.12g}"
     if not is_number:
-        raise UsageError(f"invalid {label} {value!r:.60}", why=why)
+        raise UsageError(f"invalid {label} {brief(value)}", why=why)
     # A comparison with NaN is false.
     if not low <= value <= high or (whole and value != int(value)):
         raise UsageError(f"invalid {label} {value:.12g}", why=why)
@@ -245,7 +245,7 @@ def check_limits(
     for label, texts, most in ((labels[1], stop, 64), (labels[2], ban, 1024)):
         if len(texts) > most or any(not text or len(text) > 1024 for text in texts):
             why = f"there may be {most:,} texts at most, each of 1 to 1,024 characters"
-            raise UsageError(f"invalid {label} {texts!r:.60}", why=why)
+            raise UsageError(f"invalid {label} {brief(texts)}", why=why)
 
 
 def resolve_sampling(

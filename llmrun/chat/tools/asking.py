@@ -1,9 +1,8 @@
 """The end of the pipe inside a process that has tools: requests come in, answers go out, one JSON object a line.
 
-Owns the descriptors; must not know what the tools are. The chat sends {"list": true} first, then {"call": NAME,
-"arguments": {...}} or {"cancel": true}. It gets {"tools": [...]} for the first, {"result": TEXT} or {"error": TEXT} for a
-call, and {"end": WHY} for what a process that can't go on could not answer. Requests have an "id" that nobody can guess,
-and answers have their request's: what the tools themselves write to the pipe is no answer.
+Owns the descriptors; must not know what the tools are. The chat sends {"list": true}, then {"call": NAME, "arguments":
+{...}} or {"cancel": true}. Answers are {"tools": [...]}, {"result": TEXT} or {"error": TEXT}, or {"end": WHY} where the
+process can't go on. Each has its request's "id", which nobody can guess: what tools write to the pipe is no answer.
 """
 
 from __future__ import annotations

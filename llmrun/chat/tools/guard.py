@@ -1,7 +1,7 @@
 """The process around one that has tools: when that ends, or the chat, it ends everything that the tools have started.
 
-Owns the descendants, wherever they went: as a child subreaper it becomes the parent of orphans, also of those in sessions
-of their own. Linux only; elsewhere the chat ends the process group. Must not know tools: it never runs their code.
+Owns the descendants, wherever they went: as a child subreaper it becomes the parent of orphans, also of those in
+sessions of their own. Linux only; elsewhere the chat ends the process group. Must not know tools, and runs none.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _watch(child: int) -> NoReturn:
 
 def _end_descendants(child: int) -> int:
     """Kill all descendants until there are none; return the child's wait status."""
-    import psutil
+    import psutil  # type: ignore[import-untyped,unused-ignore]
 
     status, ends = signal.SIGKILL.value, time.monotonic() + _END_SECONDS
     with suppress(ChildProcessError):  # there are none
