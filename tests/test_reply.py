@@ -136,7 +136,7 @@ def test_a_model_that_is_dropped_ends_its_engine(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_closed_says_so(load: Load) -> None:
-    model = load("normal")
+    model = load("obedient")  # which goes on until it is stopped
     unread, halfway = model.chat("hi"), model.generate("hi")
     assert next(halfway)
     before = engines()
@@ -167,6 +167,7 @@ def test_a_model_that_is_closed_says_so(load: Load) -> None:
     assert len(engines()) == len(before) - 1, "and no new engine was started"
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_can_drop_the_model_and_the_parent_goes_on(load: Load) -> None:
     model = load("normal")
     child = os.fork()

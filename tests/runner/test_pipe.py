@@ -88,11 +88,12 @@ def test_the_last_reference_ends_the_engine(kind: type[Runner] | type[Client], e
         assert not gone(pid)
         del shared
         assert gone(pid)
-        assert eventually(lambda: process.num_fds() == before and threading.active_count() == threads, 60.0)
+        assert eventually(lambda: process.num_fds() <= before and threading.active_count() <= threads, 60.0)
     finally:
         gc.enable()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_that_drops_its_copy_does_not_end_the_engine(start: Start) -> None:
     runner = start("normal")
     child = os.fork()

@@ -55,9 +55,13 @@ class Toolbox:
         source = self._of.get(call.name)
         if source is None:
             return Called(f"there is no tool {call.name}", failed=True)
+        try:
+            arguments = json.loads(call.arguments)
+        except (ValueError, RecursionError):
+            return Called("its arguments are not JSON", failed=True)
         self._running = source
         try:
-            return source.call(call.name, json.loads(call.arguments), self._seconds)
+            return source.call(call.name, arguments, self._seconds)
         finally:
             self._running = None
 

@@ -227,6 +227,11 @@ def test_an_unknown_tool(toolbox: Toolbox) -> None:
     assert call(toolbox, "nothing") == Called("there is no tool nothing", failed=True)
 
 
+@pytest.mark.parametrize("arguments", ["", "{", '{"text": ' + "[" * 100_000 + "]" * 100_000 + "}"], ids=len)
+def test_arguments_that_are_not_json(toolbox: Toolbox, arguments: str) -> None:
+    assert toolbox.call(ToolCall("id", "keep", arguments)) == Called("its arguments are not JSON", failed=True)
+
+
 def test_a_server(served: Toolbox) -> None:
     assert call(served, "add", a=1, b=2) == Called("3")
     assert call(served, "fail").failed
