@@ -63,6 +63,10 @@ def __getattr__(name: str) -> Any:
         return version("llmrun")
     if name == "errors":
         return importlib.import_module("llmrun.errors")
-    if name in _HOMES:
+    if name in _HOMES:  # by a Python program: the commands take theirs from the modules
+        from llmrun import errors
+        from llmrun.protocol.arguments import in_python
+
+        errors.rephrase = in_python
         return getattr(importlib.import_module(f"llmrun.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

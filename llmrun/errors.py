@@ -27,8 +27,8 @@ turns one into text and an exit status, `server` the only place that turns one i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, NamedTuple
 
 
 def near_names(wanted: str, names: Iterable[str], most: int = 3) -> list[str]:
@@ -52,6 +52,15 @@ def did_you_mean(wanted: str, names: Iterable[str], otherwise: str = "") -> str:
     return " ".join(filter(None, (guess, otherwise)))
 
 
+def _as_flags(text: str) -> str:
+    return text
+
+
+rephrase: Callable[[str], str] = _as_flags
+"""Names arguments in a message as whoever called writes them. Messages are written for the command line; a program
+that takes a name from the package `llmrun` sets protocol.arguments.in_python()."""
+
+
 class LlmrunError(Exception):
     """Something went wrong that we can explain.
 
@@ -66,10 +75,8 @@ class LlmrunError(Exception):
     http_status: ClassVar[int] = 500
 
     def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
-        super().__init__(what)
-        self.what = what
-        self.why = why
-        self.hint = hint
+        self.what, self.why, self.hint = (rephrase(text) for text in (what, why, hint))
+        super().__init__(self.what)
 
     def __str__(self) -> str:
         return f"{self.what}: {self.why}" if self.why else self.what
@@ -81,6 +88,35 @@ class UsageError(LlmrunError):
     code = "usage"
     exit_status = 2
     http_status = 400
+
+
+class ValueKind(NamedTuple):
+    """A kind of value.
+
+    Attributes:
+        words: follow "must be" in a message.
+        fits: return whether a value is of this kind.
+    """
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+TEXT = ValueKind("a text", lambda value: isinstance(value, str))
+
+
+def require(name: str, value: Any, kind: ValueKind) -> None:
+    """Raise UsageError where a value is not of its kind."""
+    if not kind.fits(value):
+        raise UsageError(f"invalid {name} {brief(value)}", why=f"must be {kind.words}")
+
+
+def brief(value: Any) -> str:
+    """Return the beginning of a value's repr()."""
+    try:
+        return f"{value!r:.60}"
+    except ValueError:  # Python writes no integers of over 4,300 digits
+        return f"of {type(value).__name__}"
 
 
 def require_within(name: str, value: float | None, bounds: tuple[float, float]) -> None:

@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterat
 from dataclasses import fields
 from typing import Any, Protocol, TypeVar
 
-from llmrun.errors import EngineCrashedError, UsageError, did_you_mean
+from llmrun.errors import CutOffError, EngineCrashedError, UsageError, brief, require
 from llmrun.grammar import Grammar
+from llmrun.protocol.arguments import KINDS, refuse_unknown
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Event, Finished, Message, Started, Stats, TextDelta, TokenLogprob
 from llmrun.protocol.params import Limits, SamplingParams
@@ -102,13 +103,27 @@ class Reply(Iterator[Event]):
 
         Raises:
             UsageError: the request had no schema.
-            ValueError: the answer is not whole, because a limit ended it; see `reason`.
+            CutOffError: the answer is not whole; see `reason`.
         """
         if self._schema is None:
             raise UsageError("there is nothing to parse", why="the request had no schema", hint="chat(..., schema=...)")
+        self._require_whole()
         if isinstance(self._schema, Mapping):
             return load_json(self.text)
         return self._schema.model_validate_json(self.text)
+
+    def _require_whole(self) -> None:
+        if self.reason == "stop":
+            return
+        stats = self.stats
+        if self.reason != "length":
+            why, hint = {"cancelled": "it was cancelled", "repeats": "it repeats itself"}[self.reason], ""
+        elif stats.is_full:
+            why = f"the context window of {stats.n_ctx:,} tokens is full"
+            hint = "a larger n_ctx in load(), or a shorter prompt"
+        else:
+            why, hint = f"max_tokens={stats.completion_tokens}", "a larger max_tokens, or none"
+        raise CutOffError("the answer is cut off and incomplete", why=why, hint=hint)
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
@@ -193,46 +208,41 @@ def as_messages(said: Said | Iterable[Message | Mapping[str, str]]) -> tuple[Mes
     """A conversation: a text, one message, or a list of messages.
 
     Raises:
-        TypeError: it is something else.
-        UsageError: a role does not exist.
+        UsageError: it is something else, or a role does not exist.
     """
     if isinstance(said, str):
         return (Message("user", said),)
     if isinstance(said, (Message, Mapping)):
         return (_message(said),)
-    if not isinstance(said, Iterable) or isinstance(said, (bytes, bytearray)):
-        raise TypeError(f"messages must be a text, a message or a list of messages, not {type(said).__name__}")
+    require("messages", said, KINDS["messages"])
     return tuple(map(_message, said))
 
 
 def _message(said: Any) -> Message:
     if isinstance(said, Message):
-        role, content = said.role, said.content
-    elif isinstance(said, Mapping) and set(said) == {"role", "content"}:
-        role, content = said["role"], said["content"]
-    elif isinstance(said, Mapping):
-        raise TypeError(f'a message has "role" and "content", not {sorted(map(str, said))}')
-    else:
-        raise TypeError(f'a message must be a dict with "role" and "content", or a Message, not {type(said).__name__}')
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise TypeError(f"role and content of a message must be texts, not {role!r:.40} and {content!r:.40}")
-    return said if isinstance(said, Message) else Message(role, content)
+        return said
+    if not isinstance(said, Mapping) or set(said) != {"role", "content"}:
+        why = 'must be a Message, or a dict with "role" and "content"'
+        raise UsageError(f"invalid message {brief(said)}", why=why)
+    return Message(said["role"], said["content"])
 
 
 def as_grammar(schema: SchemaClass | Mapping[str, Any]) -> Grammar:
     """The grammar of a JSON schema, or of a class that has one.
 
     Raises:
-        TypeError: it is something else.
+        UsageError: it is something else.
         BadGrammarError: the schema is broken, or uses what can't be enforced.
     """
     from llmrun.grammar import read_json_schema
 
+    require("schema", schema, KINDS["schema"])
     if not isinstance(schema, Mapping):
-        if not callable(getattr(schema, "model_json_schema", None)):
-            raise TypeError(f"schema must be a dict or a class with model_json_schema(), not {schema!r:.60}")
         schema = schema.model_json_schema()
-    return read_json_schema(json.dumps(schema))
+    try:
+        return read_json_schema(json.dumps(schema))
+    except (TypeError, ValueError, RecursionError) as error:  # of a dict that is not JSON
+        raise UsageError(f"invalid schema {brief(schema)}", why=str(error)) from error
 
 
 def sort_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -241,14 +251,11 @@ def sort_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     A single stop string may be given as it is, and lists or dicts in place of tuples.
 
     Raises:
-        TypeError: there is no such argument; names a near one.
+        UsageError: there is no such argument; names a near one.
     """
     sampling = {field.name for field in fields(SamplingParams)}
     limits = {field.name for field in fields(Limits)}
-    for name in options:
-        if name not in sampling | limits:
-            guess = did_you_mean(name, sampling | limits)
-            raise TypeError(f"there is no argument {name!r}" + (f"; {guess}" if guess else ""))
+    refuse_unknown(options, sampling | limits)
     given = {name: _frozen(name, value) for name, value in options.items()}
     return (
         {name: value for name, value in given.items() if name in sampling},
@@ -260,6 +267,6 @@ def _frozen(name: str, value: Any) -> Any:
     """A value as the dataclasses have it."""
     if name in ("stop", "ban") and isinstance(value, str):
         return (value,)
-    if isinstance(value, Mapping):
+    if name == "logit_bias" and isinstance(value, Mapping):
         return tuple(value.items())
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(value) if isinstance(value, list) and name in KINDS else value

@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 import llmrun
+from llmrun import errors
 
 PACKAGE_PARENT = Path(llmrun.__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def arguments_are_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages name arguments as the command line does, whatever an earlier test took from the package."""
+    monkeypatch.setattr(errors, "rephrase", str)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import BinaryIO
 
-from llmrun.protocol.frames import encode, read_frame
+from llmrun.protocol.frames import FrameError, encode, read_frame
 from llmrun.protocol.messages import Event, Frame, TextDelta
 
 _TEXT_INTERVAL = 0.05  # seconds between two TextDelta of an answer that a terminal shows
@@ -36,12 +36,18 @@ class Channel:
         return cls(os.fdopen(0, "rb", closefd=False), os.fdopen(events, "wb"))
 
     def receive(self) -> Frame | None:
-        """The next frame; None when the front is gone.
+        """The next frame; None when the front is gone. A command that can't be read fails, and the next one is read.
 
         Raises:
             FrameError: what came is not a frame.
         """
-        return read_frame(self._commands.read)
+        while True:
+            try:
+                return read_frame(self._commands.read)
+            except FrameError as error:
+                if error.failed is None:
+                    raise
+                self.send(error.failed)
 
     def send(self, *events: Event) -> None:
         """Give events to the front, in one write; without a front there is nothing left to do."""

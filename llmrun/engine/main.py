@@ -24,7 +24,7 @@ from llmrun.engine import environment
 from llmrun.engine.channel import Channel, Outbox
 from llmrun.engine.llama.base import Aborted
 from llmrun.errors import CancelledError, LlmrunError
-from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.codec import as_dict
 from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import Explain, Explained, SaveState
 from llmrun.protocol.frames import FrameError
@@ -311,7 +311,7 @@ class EngineProcess:
             importlib.import_module(f"llmrun.protocol.jobs.{job.name}"), job.name.upper()
         )
         run = importlib.import_module(f"llmrun.engine.jobs.{kind.module}").run
-        command = from_json(kind.command, job.arguments)
+        command = kind.read(job.arguments)
         gc.enable()  # launch.py begins without collection to start sooner
 
         def report(update: Any) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from llmrun.errors import TEXT, require
+
 _GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z0-9][\w-]*\s*::=", re.MULTILINE)
 _LARK_LINE = re.compile(r"^[ \t]*(?:%[a-z]+|[?!]?[A-Za-z_][\w.-]*\s*(?:\[[^\]\n]*\]\s*)?:(?![:=]))", re.MULTILINE)
 
@@ -33,6 +35,7 @@ def read_grammar(text: str) -> Grammar:
         BadGrammarError: it is broken; the message names line and column. Of a Lark grammar only what could harm is
             checked here, the rest by the engine.
     """
+    require("text", text, TEXT)
     if not _GBNF_RULE.search(text) and _LARK_LINE.search(text):
         from llmrun.grammar.lark import check
 
@@ -50,6 +53,7 @@ def read_json_schema(text: str) -> Grammar:
     Raises:
         BadGrammarError: it is broken, can't be met, or uses what can't be enforced; the message names line and column.
     """
+    require("text", text, TEXT)
     from llmrun.grammar.schema import parse
 
     parse(text)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.errors import EngineCrashedError, LlmrunError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.pooling import refuse_answers
 from llmrun.grammar import Grammar
@@ -23,6 +23,7 @@ from llmrun.models.used import ModelUsed, file_used
 from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import Plan
 from llmrun.planning.speculation import DraftPolicy
+from llmrun.protocol.arguments import checked, refuse_unknown
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.jobs.beams import BEAMS, BeamsFound, BeamStep, SearchBeams
 from llmrun.protocol.loading import Load, Loaded
@@ -44,7 +45,7 @@ _MEASURING_TRIES = 3
 
 
 class Model:
-    """A loaded model; use it as a context manager or call close().
+    """A loaded model; use it as a context manager, call close(), or drop it: its engine ends with the last reference.
 
     Any thread may ask; the engine answers one request after the other.
 
@@ -85,6 +86,7 @@ class Model:
         self._request = 0
         self.on_wait: Callable[[], None] = lambda: None
         self._starting = threading.Lock()
+        self._is_closed = False
 
     @property
     def name(self) -> str:
@@ -139,6 +141,7 @@ class Model:
         """How the next answer's tokens are drafted."""
         return self.drafting.wanted()
 
+    @checked
     def sampling(
         self, flags: Mapping[str, Any] | None = None, session: Mapping[str, Any] | None = None
     ) -> tuple[SamplingParams, dict[str, str]]:
@@ -164,6 +167,7 @@ class Model:
         self._runner = engine
         self.loaded = engine.load(self.load, on_progress)
 
+    @checked
     def chat(
         self,
         messages: Said | Iterable[Message | Mapping[str, str]],
@@ -195,8 +199,7 @@ class Model:
             options: single fields of SamplingParams and Limits, such as temperature, top_p, seed, max_tokens, stop.
 
         Raises:
-            TypeError: messages, the schema or an option are of the wrong type.
-            UsageError: a value is out of its bounds, or there is no message.
+            UsageError: an argument is of the wrong type or out of its bounds, or there is no message.
             BadGrammarError: the schema is broken, or uses what can't be enforced.
         """
         conversation = as_messages(messages)
@@ -214,6 +217,7 @@ class Model:
         )
         return self._reply(asked, sampling, limits, options, schema)
 
+    @checked
     def generate(
         self,
         prompt: str,
@@ -230,8 +234,6 @@ class Model:
 
         model.generate("Once upon a time", max_tokens=30).text
         """
-        if not isinstance(prompt, str):
-            raise TypeError(f"a prompt must be a text, not {type(prompt).__name__}")
         asked = AnswerRequest(
             prompt=prompt, grammar=grammar, stops_repeats=stops_repeats, remember=remember, logprobs=logprobs
         )
@@ -250,8 +252,9 @@ class Model:
         sampling = self.sampling(values)[0] if sampling is None else replace(sampling, **values)
         limits, speculation = replace(limits, **ends), self.drafting.wanted()
         engine, (generate,) = self._next(replace(asked, sampling=sampling, limits=limits, speculation=speculation))
-        return Reply(engine.generate(generate), lambda: engine.cancel(generate.request), schema)
+        return Reply(self._heard(engine.generate(generate)), lambda: engine.cancel(generate.request), schema)
 
+    @checked
     def answer(self, *asked: AnswerRequest) -> Iterator[Event]:
         """Answer what is asked, several requests at once; yields Started, PrefillProgress, TextDelta, at last Finished.
 
@@ -264,10 +267,24 @@ class Model:
             EngineCrashedError: the engine died; the next call starts a new one.
         """
         engine, commands = self._next(*asked)
-        return self.drafting.noticing(engine.generate(*commands, on_wait=self.on_wait))
+        return self.drafting.noticing(self._heard(engine.generate(*commands, on_wait=self.on_wait)))
+
+    def _heard(self, events: Iterator[Event]) -> Iterator[Event]:
+        """Yield an answer's events. Raises UsageError where close() ended the engine meanwhile."""
+        try:
+            yield from events
+        except EngineCrashedError:
+            self._refuse_if_closed()
+            raise
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            raise UsageError("the model is closed", hint=f"load it again: llmrun.load({self.name!r})")
 
     def _next(self, *asked: AnswerRequest) -> tuple[runner.Runner, list[Generate]]:
         """The next commands, and who takes them. Raises UsageError for a model that does not answer."""
+        if not asked:
+            raise UsageError("there is nothing to answer", why="answer() got no request")
         refuse_answers(self.header)
         engine = self._living_engine()
         commands = [Generate(engine.next_request(), each) for each in asked]
@@ -298,7 +315,8 @@ class Model:
         return runner.Runner(self.launch_engine())
 
     def _living_engine(self) -> runner.Runner:
-        """The engine; a new one where it died."""
+        """The engine; a new one where it died. Raises UsageError for a model that is closed."""
+        self._refuse_if_closed()
         with self._starting:
             if self._runner is None or not self._runner.alive:
                 self._ask_workers()
@@ -313,6 +331,7 @@ class Model:
 
             ask_all(self.load.workers)
 
+    @checked
     def embed(self, texts: str | Iterable[str], **options: Any) -> TextVectors:
         """The vectors of texts.
 
@@ -328,8 +347,10 @@ class Model:
         """
         from llmrun.model.embeddings import EmbedOptions, joined
 
+        refuse_unknown(options, (field.name for field in fields(EmbedOptions)))
         return joined(self.embed_each([texts] if isinstance(texts, str) else texts, EmbedOptions(**options)))
 
+    @checked
     def embed_each(self, texts: Iterable[str], options: EmbedOptions) -> Iterator[TextVectors]:
         """The same, some texts at a time."""
         from llmrun.model.embeddings import Embedding
@@ -339,6 +360,7 @@ class Model:
         for command in embedding.commands(texts):
             yield embedding.read(self._living_engine().do(EMBED, command))
 
+    @checked
     def rerank(self, query: str, documents: Iterable[str]) -> list[RankedDocument]:
         """The documents by how well they answer a query, the best first.
 
@@ -349,20 +371,20 @@ class Model:
         from llmrun.protocol.jobs.embed import EMBED
 
         ranking = Ranking(self.header, self.spec.embedding)
-        commands = ranking.commands(query, documents)
+        commands = list(ranking.commands(query, documents))
         return ranking.read([self._living_engine().do(EMBED, command) for command in commands])
 
+    @checked
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """The token ids of a plain text, without what a template or the start of a prompt would add.
 
         Args:
             special: texts of control tokens, such as "<|im_end|>", become these tokens.
         """
-        if not isinstance(text, str):
-            raise TypeError(f"what is tokenized must be a text, not {type(text).__name__}")
         engine = self._living_engine()
         return list(engine.tokenize(Tokenize(engine.next_request(), text, special)).tokens)
 
+    @checked
     def count(
         self,
         messages: Said | Iterable[Message | Mapping[str, str]],
@@ -380,7 +402,7 @@ class Model:
             template, thinking, tools: as in AnswerRequest.
 
         Raises:
-            TypeError: messages are of the wrong type.
+            UsageError: an argument is of the wrong type.
             BadTemplateError: the model has no chat template, or it fails.
         """
         asked = AnswerRequest(as_messages(messages), template=template, thinking=thinking, tools=tools)
@@ -410,6 +432,7 @@ class Model:
             with suppress(LlmrunError):  # it can't be written
                 self.drafting.remember(*look())
 
+    @checked
     def explain(self, last: int, candidates: int = 8) -> Explained:
         """How the last tokens of the answer before were chosen; chat() has to have been told to remember them.
 
@@ -420,16 +443,19 @@ class Model:
         engine, answer = self.last_answer()
         return engine.explain(Explain(engine.next_request(), answer, last, candidates))
 
+    @checked
     def beams(self, search: SearchBeams, on_step: Callable[[BeamStep], None] = lambda step: None) -> BeamsFound:
         """Search for the likeliest answers, the best one first. Raises UsageError where this model can't."""
         return self._living_engine().do(BEAMS, search, on_step)
 
     def last_answer(self) -> tuple[runner.Runner, int]:
         """The engine that gave the answer before, and the answer's number there. Raises UsageError without one."""
+        self._refuse_if_closed()
         if self._runner is None or not self._runner.alive or not self._request:
             raise UsageError("there is no answer yet that could be explained or saved")
         return self._runner, self._request
 
+    @checked
     def save_state(self, *, prompt_only: bool = False) -> StateSaved:
         """Save the KV state of the answer before, so that a prompt which begins like it needs no prefill.
 
@@ -451,11 +477,13 @@ class Model:
             self._runner.cancel()
 
     def close(self) -> None:
-        """End the engine."""
+        """End the engine. The model can't be used any more; closing it again changes nothing."""
+        self._is_closed = True
         if self._runner is not None:
             self._runner.close()
 
     def __enter__(self) -> Model:
+        self._refuse_if_closed()
         return self
 
     def __exit__(

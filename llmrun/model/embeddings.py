@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from llmrun.errors import BadModelError, EngineCrashedError, UsageError
+from llmrun.errors import TEXT, BadModelError, EngineCrashedError, UsageError, require
 from llmrun.gguf.header import Header
 from llmrun.gguf.pooling import POOLINGS, makes_embeddings, pooling_of, stated_pooling
 from llmrun.models.registry import EmbeddingAdvice
+from llmrun.protocol.arguments import check_fields
 from llmrun.protocol.jobs.embed import EmbedTexts, TextsEmbedded
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ class EmbedOptions:
     dimensions: int | None = None
     normalize: bool = True
     truncate: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class TextVectors(NamedTuple):
@@ -186,9 +190,10 @@ def checked(texts: Iterable[str]) -> Iterator[str]:
     """The texts.
 
     Raises:
-        UsageError: one is blank.
+        UsageError: one is blank, or not a text.
     """
     for number, text in enumerate(texts, 1):
+        require(f"text {number}", text, TEXT)
         if not text.strip():
             raise UsageError(f"text {number} is empty", why="an empty text has no meaning that could be a vector")
         yield text

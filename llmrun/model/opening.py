@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Literal
 
+from llmrun import errors
 from llmrun.config import TUNE_FILE, load_settings
 from llmrun.errors import LlmrunError
 from llmrun.model import Model
@@ -19,6 +22,7 @@ from llmrun.models.registry import ModelSpec
 from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import Wishes
 from llmrun.planning.speculation import read_speculate
+from llmrun.protocol.arguments import checked
 from llmrun.runner import runner
 
 
@@ -40,15 +44,16 @@ def open_ahead(name: str) -> None:
         runner.prestarted().open_ahead(str(path.absolute()))
 
 
+@checked
 def load(
-    name: str,
+    name: str | PathLike[str],
     *,
     n_ctx: int | None = None,
     threads: int | None = None,
     gpu_layers: int | None = None,
     parallel: int = 1,
     speculate: int | Literal["auto", "off"] = "auto",
-    draft: str | None = None,
+    draft: str | PathLike[str] | None = None,
     lora: Sequence[str] = (),
     pull: bool = True,
     on_pull: Callable[[int, int], None] = lambda done, total: None,
@@ -79,12 +84,12 @@ def load(
     wishes = Wishes(n_ctx=n_ctx, threads=threads, gpu_layers=gpu_layers, parallel=parallel, as_alone=True)
     settings, most, adapters = load_settings(), read_speculate(speculate, "speculate"), read_adapters(lora, "lora")
 
-    def find(name: str) -> tuple[ModelSpec, Path]:
-        located = locate(name, settings)
+    def find(name: str | PathLike[str]) -> tuple[ModelSpec, Path]:
+        located = locate(fspath(name), settings)
         if located.path is not None:
             return located.spec, located.path
         if not pull:
-            raise not_on_disk(name)
+            raise not_on_disk(fspath(name))
         from llmrun.models.pull import pull as fetch
         from llmrun.planning.choice import chooser
 
@@ -93,5 +98,6 @@ def load(
     spec, path = find(name)
     drafts = DraftFile.of(*find(draft)) if draft is not None else None
     model = prepare(spec, path, wishes, speculate=most, draft=drafts, adapters=adapters)
+    model.plan = replace(model.plan, notes=tuple(map(errors.rephrase, model.plan.notes)))
     model.start(runner.Runner(), on_progress)
     return model

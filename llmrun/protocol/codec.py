@@ -15,6 +15,8 @@ from dataclasses import fields, is_dataclass
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from llmrun.errors import LlmrunError, UsageError, brief
+
 Value = TypeVar("Value")
 
 MAX_DEPTH = 100
@@ -88,6 +90,11 @@ def from_json(cls: type[Value], data: Any, *, newer: bool = False) -> Value:
     return cls(**values)
 
 
+def refusal(error: Exception) -> LlmrunError:
+    """Return what the sender of a command is told that from_json() could not read."""
+    return error if isinstance(error, LlmrunError) else UsageError("the engine can't read the request", why=str(error))
+
+
 _PLAIN = frozenset((str, int, float, bool, NoneType))
 
 # To evaluate an annotation takes longer than to read a frame, and every start waits for it.
@@ -145,6 +152,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
+    if not _is_ours(value.__class__):
+        raise UsageError(f"invalid value {brief(value)}", why="it can't be written as JSON")
     return as_dict(value)
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from typing import get_args
+from typing import Any, get_args
 
 from llmrun.errors import LlmrunError
-from llmrun.protocol.codec import as_dict, from_json, load_json
-from llmrun.protocol.messages import Command, Event, Frame
+from llmrun.protocol.codec import as_dict, from_json, load_json, refusal
+from llmrun.protocol.messages import Command, Event, Failed, Frame
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
@@ -21,7 +21,13 @@ PREFIX_BYTES = _LENGTH.size
 
 
 class FrameError(Exception):
-    """The other side sent bytes that are not one of our frames."""
+    """The other side sent bytes that are not one of our frames.
+
+    Attributes:
+        failed: the answer to a command that can't be read. The frames behind it can be: its length was right.
+    """
+
+    failed: Failed | None = None
 
 
 _KINDS: dict[str, type[Frame]] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}
@@ -32,6 +38,7 @@ def encode(frame: Frame) -> bytes:
 
     Raises:
         FrameError: it is larger than MAX_FRAME_BYTES.
+        UsageError: it holds something that is not JSON data.
     """
     body = json.dumps({"kind": type(frame).__name__, **as_dict(frame)}).encode()
     if len(body) > MAX_FRAME_BYTES:
@@ -45,11 +52,16 @@ def decode(body: bytes) -> Frame:
     Raises:
         FrameError: it is not one of our frames.
     """
+    data: Any = None
     try:
         data = load_json(body)
-        return from_json(_KINDS[data.pop("kind")], data)
+        kind = _KINDS[data.pop("kind")]
+        return from_json(kind, data)
     except (ValueError, TypeError, KeyError, AttributeError, LlmrunError) as error:
-        raise FrameError(f"not a frame: {error!r}") from error
+        broken = FrameError(f"not a frame: {error!r}")
+        if isinstance(data, dict) and type(request := data.get("request")) is int:
+            broken.failed = Failed.of(refusal(error), request)
+        raise broken from error
 
 
 def frame_length(data: bytes | bytearray) -> int | None:

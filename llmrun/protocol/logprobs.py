@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from llmrun.protocol.arguments import MOST_TOP_LOGPROBS as MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import TokenLogprob
-
-MOST_TOP_LOGPROBS = 20
-"""The likeliest tokens in the place of one that are told at most."""
 
 
 def logprob_entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:

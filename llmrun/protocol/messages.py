@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from llmrun.errors import BY_CODE, LlmrunError, UsageError
+from llmrun.errors import BY_CODE, TEXT, LlmrunError, UsageError, brief, require
 from llmrun.grammar import Grammar
 from llmrun.protocol.adapters import AdapterScale
+from llmrun.protocol.arguments import check_fields
 from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
@@ -81,7 +82,8 @@ class Message:
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            raise UsageError(f"there is no role {self.role!r}", why=f"a message is of one of {', '.join(ROLES)}")
+            raise UsageError(f"there is no role {brief(self.role)}", why=f"a message is of one of {', '.join(ROLES)}")
+        require("content of a message", self.content, TEXT)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -133,6 +135,9 @@ class AnswerRequest:
     parallel_calls: bool = True
     speculation: Speculation | None = None
     adapters: tuple[AdapterScale, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 # ---- front -> engine -------------------------------------------------------------------------------

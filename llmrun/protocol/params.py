@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from llmrun.errors import UsageError, require_within
+from llmrun.errors import UsageError, brief, require_within
+from llmrun.protocol.arguments import MOST_TOKENS as MOST_TOKENS
+from llmrun.protocol.arguments import NUMBER, check_fields
 
 _INT32_MAX = 2**31 - 1
-MOST_TOKENS = _INT32_MAX
-"""That any limit may say."""
 
 # Both bounds of every numeric parameter, inclusive.
 BOUNDS: dict[str, tuple[float, float]] = {
@@ -125,6 +125,7 @@ class SamplingParams:
         for name in BOUNDS:
             value = check_parameter(name, getattr(self, name))
             object.__setattr__(self, name, value)
+        check_fields(self)
         check_parameter("logit_bias", self.logit_bias)
         check_parameter("order", self.order)
         if self.temperature <= 0 and "temperature" not in self.order:  # it says greedy, whatever the order leaves out
@@ -151,11 +152,11 @@ def check_parameter(name: str, value: Any, label: str = "") -> Any:
 
     Args:
         name: of a field of SamplingParams.
-        value: None is allowed where it is the default.
+        value: None is allowed for the seed.
         label: what the user calls it, e.g. its flag; the name by default.
 
     Raises:
-        UsageError: it is out of its bounds.
+        UsageError: it is of the wrong type, or out of its bounds.
     """
     label = label or name
     if name == "logit_bias":
@@ -166,17 +167,19 @@ def check_parameter(name: str, value: Any, label: str = "") -> Any:
         from llmrun.protocol.watermark import read_watermark
 
         read_watermark(value, label)
-    if value is None or name not in BOUNDS:
+    if name not in BOUNDS or (value is None and name == "seed"):
         return value
     low, high = BOUNDS[name]
     whole = isinstance(high, int)
+    is_number = NUMBER.fits(value)
+    kind = "a whole number " if whole else "" if is_number else "a number "
+    why = f"must be {kind}between {low:g} and {high:.12g}"
+    if not is_number:
+        raise UsageError(f"invalid {label} {brief(value)}", why=why)
     # A comparison with NaN is false.
     if not low <= value <= high or (whole and value != int(value)):
-        raise UsageError(
-            f"invalid {label} {value:.12g}",
-            why=f"must be {'a whole number ' if whole else ''}between {low:g} and {high:.12g}",
-        )
-    return int(value) if whole else value
+        raise UsageError(f"invalid {label} {value:.12g}", why=why)
+    return int(value) if whole else value if isinstance(value, int) else float(value)
 
 
 def _check_biases(biases: tuple[tuple[int, float], ...], label: str) -> None:
@@ -220,6 +223,7 @@ class Limits:
     ignores_end: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_limits(self.max_tokens, self.stop, self.ban)
 
 
@@ -240,9 +244,8 @@ def check_limits(
     require_within(labels[0], max_tokens, (1, MOST_TOKENS))
     for label, texts, most in ((labels[1], stop, 64), (labels[2], ban, 1024)):
         if len(texts) > most or any(not text or len(text) > 1024 for text in texts):
-            raise UsageError(
-                f"invalid {label}", why=f"there may be {most:,} texts at most, each of 1 to 1,024 characters"
-            )
+            why = f"there may be {most:,} texts at most, each of 1 to 1,024 characters"
+            raise UsageError(f"invalid {label} {brief(texts)}", why=why)
 
 
 def resolve_sampling(

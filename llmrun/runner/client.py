@@ -7,6 +7,7 @@ asks later.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 
 from llmrun.errors import LlmrunError
@@ -17,7 +18,7 @@ from llmrun.runner.pipe import EngineGone
 
 
 class Client:
-    """One engine process, shared. Close it, or its thread goes on.
+    """One engine process, shared. close() ends it, and so does the last reference to this.
 
     Args:
         launched: a process that launch.launch() made; one is started by default.
@@ -26,8 +27,10 @@ class Client:
     def __init__(self, launched: Launched | None = None) -> None:
         self._exchange = Exchange(launched)
         self.next_request = self._exchange.next_request
-        self._reader = threading.Thread(target=self._read, name="engine reader", daemon=True)
+        # The thread must not know the client, which it would keep alive.
+        self._reader = threading.Thread(target=_read, args=(self._exchange,), name="engine reader", daemon=True)
         self._reader.start()
+        weakref.finalize(self, self._exchange.pipe.kill)
 
     @property
     def alive(self) -> bool:
@@ -63,10 +66,12 @@ class Client:
             UsageError: the command is too long.
         """
 
-        def explained(event: Event | LlmrunError | None) -> None:
-            put(self._exchange.error(command, event) if isinstance(event, Failed) else event)
+        exchange = self._exchange
 
-        self._exchange.submit(command, put=explained)
+        def explained(event: Event | LlmrunError | None) -> None:
+            put(exchange.error(command, event) if isinstance(event, Failed) else event)
+
+        exchange.submit(command, put=explained)
 
     def cancel(self, request: int) -> None:
         """Ask a request to stop: it ends soon, whatever the engine does. Nothing happens where it has ended."""
@@ -78,10 +83,11 @@ class Client:
         self._reader.join()
         self._exchange.pipe.close()
 
-    def _read(self) -> None:
-        """Own thread: everything that comes in, to whom it belongs."""
-        try:
-            while self._exchange.pump():
-                pass
-        finally:  # whatever happens here, nobody is left waiting
-            self._exchange.end_all(EngineGone("nobody hears it any more"))
+
+def _read(exchange: Exchange) -> None:
+    """Own thread: everything that comes in, to whom it belongs."""
+    try:
+        while exchange.pump():
+            pass
+    finally:  # whatever happens here, nobody is left waiting
+        exchange.end_all(EngineGone("nobody hears it any more"))

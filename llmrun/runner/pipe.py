@@ -5,15 +5,16 @@ Owns the bytes, and what an engine said last; must not know what is asked. Any t
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import select
 import signal
 import subprocess
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator
+from typing import IO
 
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.protocol.frames import PREFIX_BYTES, FrameError, decode, encode, frame_length
@@ -39,7 +40,7 @@ class EngineGone(Exception):  # noqa: N818 - what it is in the middle of decides
 
 
 class Pipe:
-    """One engine process.
+    """One engine process. It ends with the last reference to this, too.
 
     Args:
         launched: a process that launch.launch() made; one is started by default.
@@ -54,7 +55,7 @@ class Pipe:
         self._poll = select.poll()
         assert self._process.stdout is not None
         self._poll.register(self._process.stdout, select.POLLIN)
-        atexit.register(self.close)
+        self._end = weakref.finalize(self, _end, self._process, self._log)
 
     @property
     def alive(self) -> bool:
@@ -141,19 +142,13 @@ class Pipe:
 
     def kill(self) -> None:
         """End the process."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        _kill(self._process)
 
     def close(self) -> None:
         """End the process and close the pipes. May be called at any time, and again; not while another thread reads."""
-        atexit.unregister(self.close)
         self.kill()
         with self._lock:
-            for file in (self._process.stdin, self._process.stdout, self._log):
-                if file is not None:
-                    with contextlib.suppress(OSError):
-                        file.close()
+            self._end()
 
     def _gone(self, why: str = "") -> EngineGone:
         """The engine is gone, or has to go: of what, and llama.cpp's last words."""
@@ -184,6 +179,21 @@ class Pipe:
         ]
         telling = [line for line in lines if _LAST not in line and any(word in line for word in _TELLING)]
         return (telling or lines or [""])[-1][:500]
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:  # never so in a fork of the process that started it
+        process.kill()
+        process.wait()
+
+
+def _end(process: subprocess.Popen[bytes], log: IO[bytes] | None) -> None:
+    """End the process and close the pipes; must not know the Pipe, which may be gone."""
+    _kill(process)
+    for file in (process.stdin, process.stdout, log):
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
 
 
 _HINTS: dict[int, str] = {

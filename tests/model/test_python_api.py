@@ -12,9 +12,10 @@ import psutil
 import pytest
 from support.installed import SECONDS, eventually, gone
 from support.plain_llama import assert_greedy, smollm2_prompt
+from support.python_misuse import MISUSES
 
 import llmrun
-from llmrun.errors import EngineCrashedError, ModelNotFoundError, UsageError
+from llmrun.errors import CutOffError, EngineCrashedError, ModelNotFoundError, UsageError
 
 GREEDY = llmrun.SamplingParams(temperature=0)
 ENDLESS = llmrun.SamplingParams(temperature=0, logit_bias=((0, float("-inf")), (2, float("-inf"))))
@@ -119,6 +120,53 @@ def test_close_ends_the_engine(pulled: None) -> None:
     model.close()
     model.close()
     assert gone(engine)
+
+
+def test_models_that_are_dropped_end_their_engines(pulled: None) -> None:
+    before = len(engine_processes())
+    for _ in range(3):
+        model = llmrun.load("smollm2", n_ctx=512, pull=False)
+        assert model.chat(ASKED.content, max_tokens=2).text
+        assert len(engine_processes()) == before + 1, "the one before has ended"
+    del model
+    assert len(engine_processes()) == before
+
+
+def test_a_closed_model_says_so_and_starts_nothing(pulled: None) -> None:
+    before = len(engine_processes())
+    with llmrun.load("smollm2", n_ctx=512, pull=False) as model:
+        unread = model.chat(ASKED.content)
+    for call in (
+        lambda: unread.text,
+        lambda: model.chat("hi"),
+        lambda: model.embed("hi"),
+        lambda: model.tokenize("hi"),
+    ):
+        with pytest.raises(UsageError, match="the model is closed"):
+            call()
+    assert len(engine_processes()) == before
+
+
+def test_wrong_arguments_are_named_and_the_next_call_is_answered(model: llmrun.Model) -> None:
+    engine = model.generate("One, two", max_tokens=2).text and model.last_answer()[0].pid
+    for misuse in MISUSES:
+        with pytest.raises(UsageError) as caught:
+            misuse.call(model)
+        said = f"{caught.value} {caught.value.hint}"
+        assert all(word in said for word in misuse.words), said
+        assert "--" not in said
+        assert model.generate("One, two", max_tokens=1).stats.completion_tokens == 1
+    assert model.last_answer()[0].pid == engine
+
+
+def test_errors_of_the_engine_name_arguments(pulled: None) -> None:
+    with llmrun.load("smollm2", n_ctx=512, pull=False) as model:
+        with pytest.raises(UsageError) as caught:
+            _ = model.chat("hello " * 2000).text
+        assert "window with n_ctx" in caught.value.hint
+        schema = {"type": "object", "properties": {"a": {"type": "string", "minLength": 50}}, "required": ["a"]}
+        with pytest.raises(CutOffError, match="max_tokens=3"):
+            _ = model.chat("Describe a city.", schema=schema, max_tokens=3).parsed
 
 
 def test_the_next_call_after_a_crash_starts_a_new_engine(model: llmrun.Model, model_path: Path) -> None:

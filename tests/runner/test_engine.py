@@ -16,8 +16,19 @@ from support.hf_writer import WIDTH
 from support.tiny_projector import TILE_TOKENS, png, projector, text_model
 
 from llmrun.errors import BadModelError, EngineCrashedError, LlmrunError, UsageError
+from llmrun.protocol.jobs.embed import EMBED, EmbedTexts
 from llmrun.protocol.loading import Load
-from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Message, Picture, Pictured, Stats
+from llmrun.protocol.messages import (
+    AnswerRequest,
+    Event,
+    Finished,
+    Generate,
+    Message,
+    Picture,
+    Pictured,
+    Stats,
+    Tokenize,
+)
 from llmrun.protocol.params import Limits
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
@@ -60,6 +71,27 @@ def test_a_request_before_a_model_and_sigint(engine: Runner) -> None:
     with pytest.raises(LlmrunError, match="before a model") as caught:
         list(engine.generate(ASK))
     assert not isinstance(caught.value, EngineCrashedError)
+    assert engine.alive
+
+
+def test_a_command_that_can_not_be_read_fails_and_the_engine_lives(engine: Runner) -> None:
+    """Nothing a program can give is to reach the engine so; if it does, it costs that request alone."""
+    pid = engine.pid
+    asked, limits = AnswerRequest(prompt="hi"), Limits()
+    for record, field, value in ((asked, "thinking_tokens", "many"), (limits, "max_tokens", 2.5)):
+        object.__setattr__(record, field, value)
+    for wrong, words in ((asked, "tokens of AnswerRequest is 'many'"), (AnswerRequest(limits=limits), "Limits is 2.5")):
+        with pytest.raises(UsageError, match=f"can't read the request: .*{words}"):
+            list(engine.generate(Generate(engine.next_request(), wrong)))
+    with pytest.raises(UsageError, match="can't read the request: text of Tokenize is 5"):
+        engine.tokenize(Tokenize(engine.next_request(), 5))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="can't read the request: texts of EmbedTexts is 5"):
+        engine.do(EMBED, EmbedTexts((5,), "mean"))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="can't be written as JSON"):
+        engine.do(EMBED, EmbedTexts((object(),), "mean"))  # type: ignore[arg-type]
+    with pytest.raises(LlmrunError, match="before a model"):
+        list(engine.generate(ASK))
+    assert engine.pid == pid
     assert engine.alive
 
 

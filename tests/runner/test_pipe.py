@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -13,6 +16,7 @@ import pytest
 from llmrun.errors import EngineCrashedError
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import AnswerRequest, Generate, Message
+from llmrun.runner.client import Client
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
 
@@ -69,6 +73,37 @@ def test_twenty_crashes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) ->
             Runner(launch(("false",))).load(LOAD)
     assert process.num_fds() == before
     assert len(process.children()) == children
+
+
+@pytest.mark.parametrize("kind", [Runner, Client])
+def test_the_last_reference_ends_the_engine(kind: type[Runner] | type[Client], eventually: Eventually) -> None:
+    """Without the garbage collector, and although a client has a thread that reads."""
+    process, threads = psutil.Process(), threading.active_count()
+    gc.collect()
+    before = process.num_fds()
+    gc.disable()
+    try:
+        shared = kind(launch((sys.executable, "-c", "input()")))
+        pid = shared.pid
+        assert not gone(pid)
+        del shared
+        assert gone(pid)
+        assert eventually(lambda: process.num_fds() <= before and threading.active_count() <= threads, 60.0)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_that_drops_its_copy_does_not_end_the_engine(start: Start) -> None:
+    runner = start("normal")
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            runner.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert runner.alive
+    assert list(runner.generate(ASK))
 
 
 FRONT = """

@@ -1,14 +1,15 @@
 """The end of the pipe inside a process that has tools: requests come in, answers go out, one JSON object a line.
 
-Owns the descriptors; must not know what the tools are. The chat sends {"call": NAME, "arguments": {...}} or
-{"cancel": true}, and is told the tools first: {"tools": [...]}, then {"result": TEXT} or {"error": TEXT} for each call;
-{"end": WHY} is the last word of a process that can't go on.
+Owns the descriptors; must not know what the tools are. The chat sends {"list": true}, then {"call": NAME, "arguments":
+{...}} or {"cancel": true}. Answers are {"tools": [...]}, {"result": TEXT} or {"error": TEXT}, or {"end": WHY} where the
+process can't go on. Each has its request's "id", which nobody can guess: what tools write to the pipe is no answer.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 _MOST_CHARACTERS = 10_000
@@ -27,10 +28,17 @@ class Asking:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
+        os.close(nothing)
+        self._own = [self.requests, self._answers]
+        os.register_at_fork(after_in_child=self._forget)  # programs that are executed inherit neither
 
-    def tell(self, **answer: Any) -> None:
-        """Send an answer."""
-        data = (json.dumps(answer) + "\n").encode()
+    def _forget(self) -> None:
+        while self._own:  # once: a child's child may have others of these numbers
+            os.close(self._own.pop())
+
+    def tell(self, request: Mapping[str, Any], **answer: Any) -> None:
+        """Answer a request."""
+        data = (json.dumps({"id": request["id"], **answer}) + "\n").encode()
         while data:
             data = data[os.write(self._answers, data) :]
 

@@ -42,28 +42,30 @@ def main() -> None:
     file, folder = sys.argv[1:]
     os.chdir(folder)
     sys.path[0] = os.path.dirname(file)  # noqa: PTH120 - what `python FILE` has there
+    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(asking.requests, requests), daemon=True).start()
+    listing = requests.get()
     try:
         functions = public_functions(_loaded(file))
         tools = [described(name, function) for name, function in functions.items()]
     except BaseException as error:  # it may even leave by SystemExit
-        asking.tell(end=in_words(error))
+        asking.tell(listing, end=in_words(error))
         return
-    asking.tell(tools=tools)
+    asking.tell(listing, tools=tools)
     adapters = {name: adapter(function) for name, function in functions.items()}
-    calls: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(asking.requests, calls), daemon=True).start()
     while True:
-        asking.tell(**answered(adapters, calls.get()))
+        call = requests.get()
+        asking.tell(call, **answered(adapters, call))
 
 
-def _read(requests: int, calls: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Hand calls on. A cancel, or the end of the chat, ends this process and all that the functions started."""
-    with os.fdopen(requests) as lines:
+def _read(descriptor: int, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Hand requests on. A cancel, or the end of the chat, ends this process and all that the functions started."""
+    with os.fdopen(descriptor) as lines:
         for line in lines:
-            asked = load_json(line)
-            if "call" not in asked:
+            request = load_json(line)
+            if "cancel" in request:
                 break
-            calls.put(asked)
+            requests.put(request)
     os.killpg(0, signal.SIGKILL)
 
 

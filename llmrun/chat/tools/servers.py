@@ -28,10 +28,7 @@ def main() -> None:
     asking = Asking()
     logging.disable()  # stderr is for the server's own words
     folder, *command = sys.argv[1:]
-    try:
-        asyncio.run(_serve(asking, folder, command))
-    except Exception as error:  # of the server, which may do anything
-        asking.tell(end=in_words(error))
+    asyncio.run(_serve(asking, folder, command))
 
 
 async def _serve(asking: Asking, folder: str, command: Sequence[str]) -> None:
@@ -40,19 +37,23 @@ async def _serve(asking: Asking, folder: str, command: Sequence[str]) -> None:
     requests = asyncio.StreamReader(limit=_MOST_BYTES)
     protocol = asyncio.StreamReaderProtocol(requests)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(asking.requests, "rb"))
-    async with Client(server) as client:
-        asking.tell(tools=await _tools(client))
-        coming = asyncio.ensure_future(requests.readline())
-        while line := await coming:
-            asked = load_json(line)
+    asked = load_json(await requests.readline())
+    try:
+        async with Client(server) as client:
+            asking.tell(asked, tools=await _tools(client))
             coming = asyncio.ensure_future(requests.readline())
-            if "call" not in asked:
-                continue  # the call ended before its cancel came
-            call = asyncio.ensure_future(_answer(client, asked))
-            await asyncio.wait((call, coming), return_when=asyncio.FIRST_COMPLETED)
-            if not call.done() and call.cancel():
-                await asyncio.wait((call,))
-            asking.tell(**({"error": "it was stopped"} if call.cancelled() else call.result()))
+            while line := await coming:
+                coming = asyncio.ensure_future(requests.readline())
+                if "call" not in (request := load_json(line)):
+                    continue  # the call ended before its cancel came
+                asked = request
+                call = asyncio.ensure_future(_answer(client, asked))
+                await asyncio.wait((call, coming), return_when=asyncio.FIRST_COMPLETED)
+                if not call.done() and call.cancel():
+                    await asyncio.wait((call,))
+                asking.tell(asked, **({"error": "it was stopped"} if call.cancelled() else call.result()))
+    except Exception as error:  # of the server, which may do anything
+        asking.tell(asked, end=in_words(error))
 
 
 async def _tools(client: Client) -> list[dict[str, Any]]:

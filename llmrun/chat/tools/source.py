@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import secrets
 import select
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmrun.chat.tools import guard
+from llmrun.chat.tools.guard import LEAVE_SECONDS
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool
@@ -26,7 +28,6 @@ from llmrun.runner.launch import Launched, launch
 
 _START_SECONDS = 120  # a server may be fetched first
 _CANCEL_SECONDS = 2  # what a call has to end in
-_LEAVE_SECONDS = 6  # what an MCP server has to end in
 _MOST_BYTES = 1 << 26  # of an answer
 _MOST_OF_LOG = 4096
 
@@ -57,9 +58,15 @@ class ToolSource:
     def __init__(self, name: str) -> None:
         self._name = name
         self._command = _command(name)
-        self._launched: Launched | None = launch(self._command)
         self._received = bytearray()
         self._is_cancelled = False
+        self._start()
+
+    def _start(self) -> None:
+        self._launched: Launched | None = launch(self._command)
+        self._listing = ""  # the id of the request for the tools
+        with suppress(_Gone):  # tools() will say why
+            self._listing = self._send(list=True)
 
     def tools(self) -> list[Tool]:
         """What it has; waits until it is ready.
@@ -68,7 +75,7 @@ class ToolSource:
             UsageError: it can't be used.
         """
         try:
-            answer = self._answer(_START_SECONDS)
+            answer = self._answer(self._listing, _START_SECONDS)
             if answer is None:
                 raise _Gone(f"it is not ready after {_START_SECONDS} seconds")
             return [Tool(tool["name"], tool["description"], json.dumps(tool["parameters"])) for tool in answer["tools"]]
@@ -81,12 +88,12 @@ class ToolSource:
         self._is_cancelled = False
         try:
             if self._launched is None:
-                self._launched = launch(self._command)
+                self._start()
                 self.tools()
-            self._send({"call": name, "arguments": arguments})
-            answer = self._answer(seconds)
+            request = self._send(call=name, arguments=arguments)
+            answer = self._answer(request, seconds)
             if answer is None:
-                self._end_call()
+                self._end_call(request)
                 return Called(f"it took longer than {seconds:g} seconds and was stopped", failed=True)
         except (_Gone, UsageError) as error:
             self.close()
@@ -102,7 +109,7 @@ class ToolSource:
         self._is_cancelled = True
         if self._launched is not None:
             with suppress(_Gone):
-                self._send({"cancel": True})
+                self._send(cancel=True)
 
     def let_go(self) -> None:
         """Tell the process to end."""
@@ -118,7 +125,7 @@ class ToolSource:
         process = self._launched.process
         assert process.stdout is not None
         try:
-            process.wait(_LEAVE_SECONDS)
+            process.wait(LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
             self._kill()
             process.wait()
@@ -130,20 +137,21 @@ class ToolSource:
 
     def _kill(self) -> None:
         if self._launched is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._launched.process.pid, signal.SIGKILL)
+            guard.end(self._launched.process.pid)
 
-    def _end_call(self) -> None:
+    def _end_call(self, request: str) -> None:
         """A call is too slow. A function's process ends with it, an MCP server goes on."""
         try:
-            self._send({"cancel": True})
-            if self._answer(_CANCEL_SECONDS) is None:
+            self._send(cancel=True)
+            if self._answer(request, _CANCEL_SECONDS) is None:
                 self.close()
         except _Gone:
             self.close()
 
-    def _send(self, request: dict[str, Any]) -> None:
-        data = (json.dumps(request) + "\n").encode()
+    def _send(self, **request: Any) -> str:
+        """Send a request; return its id, which the answer has."""
+        name = secrets.token_hex(16)
+        data = (json.dumps({"id": name, **request}) + "\n").encode()
         assert self._launched is not None
         assert self._launched.process.stdin is not None
         try:
@@ -151,15 +159,29 @@ class ToolSource:
                 data = data[os.write(self._launched.process.stdin.fileno(), data) :]
         except (OSError, ValueError):  # broken, or closed
             raise self._gone() from None
+        return name
 
-    def _answer(self, seconds: float) -> dict[str, Any] | None:
-        """The next answer; None where there is none for so long."""
+    def _answer(self, request: str, seconds: float) -> dict[str, Any] | None:
+        """The answer to a request; None where there is none for so long. What else the process wrote is passed over."""
+        ends = time.monotonic() + seconds
+        while (line := self._line(ends)) is not None:
+            try:
+                answer = load_json(line)
+            except ValueError:
+                raise _Gone("its process sent garbage") from None
+            if isinstance(answer, dict) and answer.get("id") == request:
+                if "end" in answer:
+                    raise _Gone(answer["end"])
+                return answer
+        return None
+
+    def _line(self, ends: float) -> bytes | None:
+        """The next line that the process wrote; None where there is none until then."""
         assert self._launched is not None
         assert self._launched.process.stdout is not None
         pipe = self._launched.process.stdout.fileno()
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
-        ends = time.monotonic() + seconds
         while (end := self._received.find(b"\n")) < 0:
             if not poll.poll(max(0.0, ends - time.monotonic()) * 1000):
                 return None
@@ -167,14 +189,9 @@ class ToolSource:
             if not data or len(self._received) > _MOST_BYTES:
                 raise self._gone()
             self._received += data
-        try:
-            answer: dict[str, Any] = load_json(self._received[:end])
-        except ValueError:
-            raise _Gone("its process sent garbage") from None
+        line = bytes(self._received[:end])
         del self._received[: end + 1]
-        if "end" in answer:
-            raise _Gone(answer["end"])
-        return answer
+        return line
 
     def _gone(self) -> _Gone:
         """The process has ended, or ends now."""
@@ -218,4 +235,4 @@ def _command(name: str) -> list[str]:
 
 
 def _host(module: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-c", f"from llmrun.chat.tools.{module} import main; main()", *arguments]
+    return [sys.executable, "-c", f"from llmrun.chat.tools.guard import run; run({module!r})", *arguments]

@@ -57,8 +57,8 @@ class Toolbox:
             return Called(f"there is no tool {call.name}", failed=True)
         try:
             arguments = load_json(call.arguments)
-        except ValueError as error:
-            return Called(f"the arguments are not JSON: {error}", failed=True)
+        except ValueError:
+            return Called("its arguments are not JSON", failed=True)
         self._running = source
         try:
             return source.call(call.name, arguments, self._seconds)

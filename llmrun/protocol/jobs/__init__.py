@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from llmrun.protocol.codec import from_json, refusal
 
 Command = TypeVar("Command")
 Update = TypeVar("Update")
@@ -41,3 +43,14 @@ class JobKind(Generic[Command, Update, Result]):
     module: str
     models: Callable[[Command], tuple[str, ...]] = lambda command: ()
     needs_model: bool = False
+
+    def read(self, arguments: Any) -> Command:
+        """Return the command that as_dict() made these arguments of.
+
+        Raises:
+            UsageError: they are of something else.
+        """
+        try:
+            return from_json(self.command, arguments)
+        except (TypeError, ValueError) as error:
+            raise refusal(error) from error

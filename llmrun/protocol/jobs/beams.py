@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from llmrun.errors import UsageError, require_within
+from llmrun.protocol.arguments import check_fields
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.messages import AnswerRequest
 
@@ -39,6 +40,7 @@ class BeamSettings:
     length_rule: str = "transformers"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         require_within("--beams", self.beams, (2, MOST_BEAMS))
         require_within("--length-penalty", self.length_penalty, (-100.0, 100.0))
         require_within("--diversity", self.diversity, (0.0, 100.0))

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from support.installed import eventually, gone
 
-from llmrun.chat.tools import source
+from llmrun.chat.tools import guard, source
 from llmrun.chat.tools.source import STOPPED, Called
 from llmrun.chat.tools.toolbox import Toolbox
 from llmrun.errors import UsageError
@@ -24,9 +24,10 @@ from llmrun.protocol.messages import ToolCall
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
 FILE = """
-import os, subprocess, sys, time
+import os, signal, subprocess, sys, threading, time
 from pathlib import Path
 
+SLEEP = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(3600)"]
 kept = []
 
 def keep(text: str) -> list[str]:
@@ -35,9 +36,48 @@ def keep(text: str) -> list[str]:
     return kept
 
 def hang() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-    Path("pids").write_text(f"{os.getpid()} {child.pid}")
+    child, free = subprocess.Popen(SLEEP), subprocess.Popen(SLEEP, start_new_session=True)
+    Path("new").write_text(f"{os.getpid()} {child.pid} {free.pid}")
+    os.rename("new", "pids")
     time.sleep(3600)
+
+def daemonize() -> None:
+    "Leaves a process in a session of its own, whose parent has ended."
+    if not os.fork():
+        os.setsid()
+        free = subprocess.Popen(SLEEP, start_new_session=True)
+        Path("new").write_text(str(free.pid))
+        os.rename("new", "pids")
+        os._exit(0)
+    os.wait()
+
+def forge() -> str:
+    "Writes answers to every descriptor, from now on."
+    def write():
+        while True:
+            for descriptor in range(3, 100):
+                try:
+                    os.write(descriptor, b'{"result": "forged"}\\n{"id": "", "result": "forged"}\\n[]\\n')
+                except OSError:
+                    pass
+            time.sleep(0.001)
+    threading.Thread(target=write, daemon=True).start()
+    time.sleep(0.1)
+    return "ok"
+
+def inherited() -> list[int]:
+    "Of the descriptors above 2, those that a forked process has."
+    read, write = os.pipe()
+    if not os.fork():
+        def is_open(descriptor):
+            try:
+                return bool(os.fstat(descriptor))
+            except OSError:
+                return False
+        os.write(write, repr([each for each in range(3, 100) if each not in (read, write) and is_open(each)]).encode())
+        os._exit(0)
+    os.wait()
+    return eval(os.read(read, 1000))
 
 def garble() -> None:
     for descriptor in range(3, 100):
@@ -142,6 +182,29 @@ def test_what_a_function_writes_to_the_pipe_is_no_answer(toolbox: Toolbox) -> No
     assert call(toolbox, "keep", text="a") == Called('["a"]')
 
 
+def test_what_a_function_writes_to_the_pipe_answers_no_later_call(toolbox: Toolbox) -> None:
+    assert call(toolbox, "forge") == Called("ok")
+    for number in range(1, 21):
+        assert call(toolbox, "keep", text="a") == Called(json.dumps(["a"] * number, separators=(",", ":")))
+
+
+def test_a_process_that_a_function_forks_has_no_end_of_the_pipe(toolbox: Toolbox) -> None:
+    assert call(toolbox, "inherited") == Called("[]")
+
+
+@pytest.mark.skipif(not guard.is_possible(), reason="needs Linux 5.3")
+@pytest.mark.parametrize("last", ["close", "crash"])
+def test_what_left_the_session_ends_too(folder: Path, last: str) -> None:
+    with made("mine.py") as toolbox:
+        assert call(toolbox, "daemonize") == Called("null")
+        (pid,) = pids(folder)
+        assert not ended(pid)
+        if last == "crash":
+            assert call(toolbox, "crash").failed
+            assert ended(pid)
+    assert ended(pid), "close() has waited for it"
+
+
 def test_a_function_that_hangs_is_ended_with_all_it_started(folder: Path) -> None:
     with made("mine.py", seconds=3) as toolbox:
         assert call(toolbox, "hang") == Called("it took longer than 3 seconds and was stopped", failed=True)
@@ -162,6 +225,11 @@ def test_a_call_is_cancelled(kind: str, folder: Path, request: pytest.FixtureReq
 
 def test_an_unknown_tool(toolbox: Toolbox) -> None:
     assert call(toolbox, "nothing") == Called("there is no tool nothing", failed=True)
+
+
+@pytest.mark.parametrize("arguments", ["", "{", '{"text": ' + "[" * 100_000 + "]" * 100_000 + "}"], ids=len)
+def test_arguments_that_are_not_json(toolbox: Toolbox, arguments: str) -> None:
+    assert toolbox.call(ToolCall("id", "keep", arguments)) == Called("its arguments are not JSON", failed=True)
 
 
 def test_a_server(served: Toolbox) -> None:

@@ -1,0 +1,250 @@
+"""The values that arguments of the Python API take: one table by name, for functions and for the records they make.
+
+Owns types and their words; must not know what a value is for. The bounds of sampling parameters are params.BOUNDS.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from numbers import Real
+from typing import Any, ParamSpec, TypeVar
+
+from llmrun.errors import TEXT, UsageError, ValueKind, did_you_mean, require
+
+MOST_TOKENS = 2**31 - 1
+"""That any limit may say."""
+MOST_TOP_LOGPROBS = 20
+"""The likeliest tokens in the place of one that are told at most."""
+
+_LARGEST = 2**63
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value < _LARGEST
+
+
+def _is_number(value: Any) -> bool:
+    return (isinstance(value, Real) and not isinstance(value, (bool, int))) or _is_whole(value)
+
+
+def _are_biases(value: Any) -> bool:
+    return _is_list(value) and all(
+        _is_list(pair) and len(pair) == 2 and _is_whole(pair[0]) and _is_number(pair[1]) for pair in value
+    )
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _are_several(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, Mapping))
+
+
+def _optional(kind: ValueKind) -> ValueKind:
+    return ValueKind(f"{kind.words}, or None", lambda value: value is None or kind.fits(value))
+
+
+def _whole(low: int, high: int) -> ValueKind:
+    words = f"a whole number between {low:,} and {high:,}"
+    return ValueKind(words, lambda value: _is_whole(value) and low <= value <= high)
+
+
+def _one_of(*known: str) -> ValueKind:
+    return ValueKind(f"one of {', '.join(map(repr, known))}", lambda value: isinstance(value, str) and value in known)
+
+
+def _is_made(name: str, value: Any) -> bool:
+    return any(kind.__name__ == name for kind in type(value).__mro__)
+
+
+def _made(name: str, words: str = "") -> ValueKind:
+    """Return the kind of a class, by its name: nothing has to be imported for that."""
+    return ValueKind(words or f"an instance of {name}", lambda value: _is_made(name, value))
+
+
+def _list_of(kind: ValueKind, words: str) -> ValueKind:
+    return ValueKind(words, lambda value: _is_list(value) and all(map(kind.fits, value)))
+
+
+NUMBER = ValueKind("a number", _is_number)
+TEXTS = _list_of(TEXT, "a list of texts")
+_WHOLE = ValueKind("a whole number", _is_whole)
+_SWITCH = ValueKind("True or False", lambda value: isinstance(value, bool))
+_FUNCTION = ValueKind("a function", callable)
+_PATH = ValueKind("a text or a path", lambda value: isinstance(value, (str, os.PathLike)))
+_VALUES = ValueKind("a dict", lambda value: isinstance(value, Mapping))
+
+KINDS: dict[str, ValueKind] = {
+    # load()
+    "name": _PATH,
+    "n_ctx": _optional(_WHOLE),
+    "threads": _optional(_WHOLE),
+    "gpu_layers": _optional(_WHOLE),
+    "parallel": _WHOLE,
+    "speculate": ValueKind("'auto', 'off' or a whole number", lambda value: isinstance(value, str) or _is_whole(value)),
+    "draft": _optional(_PATH),
+    "lora": TEXTS,
+    "pull": _SWITCH,
+    "on_pull": _FUNCTION,
+    "on_progress": _FUNCTION,
+    # what is asked, and AnswerRequest
+    "asked": _list_of(_made("AnswerRequest"), "AnswerRequests"),
+    "messages": ValueKind(
+        "a text, a message or a list of messages",
+        lambda value: isinstance(value, (str, Mapping)) or _are_several(value) or _is_made("Message", value),
+    ),
+    "prompt": TEXT,
+    "schema": ValueKind(
+        "a dict or a class with model_json_schema()",
+        lambda value: (
+            value is None or isinstance(value, Mapping) or callable(getattr(value, "model_json_schema", None))
+        ),
+    ),
+    "sampling": _optional(_made("SamplingParams")),
+    "limits": _made("Limits"),
+    "template": _optional(TEXT),
+    "grammar": _optional(_made("Grammar", "a Grammar, as llmrun.read_grammar() gives it")),
+    "thinking": _optional(_SWITCH),
+    "thinking_tokens": _optional(_whole(0, MOST_TOKENS)),
+    "stops_repeats": _SWITCH,
+    "remember": _whole(0, MOST_TOKENS),
+    "moves": _SWITCH,
+    "logprobs": _optional(_whole(0, MOST_TOP_LOGPROBS)),
+    "salt": TEXT,
+    "tools": _list_of(_made("Tool"), "a list of Tools"),
+    "tool_choice": TEXT,
+    "parallel_calls": _SWITCH,
+    "speculation": _optional(_made("Speculation")),
+    "adapters": _optional(_list_of(_made("AdapterScale"), "a list of AdapterScales")),
+    # SamplingParams and Limits, besides numbers
+    "dry_breakers": TEXTS,
+    "logit_bias": ValueKind("pairs of a token id and a number", _are_biases),
+    "order": TEXTS,
+    "watermark": TEXT,
+    "watermark_key": TEXT,
+    "max_tokens": _optional(_WHOLE),
+    "stop": TEXTS,
+    "ban": TEXTS,
+    "ignores_end": _SWITCH,
+    "flags": _optional(_VALUES),
+    "session": _optional(_VALUES),
+    # vectors
+    "texts": ValueKind("a text or a list of texts", lambda value: isinstance(value, str) or _are_several(value)),
+    "options": _made("EmbedOptions"),
+    "role": _optional(_one_of("query", "document")),
+    "pooling": _optional(TEXT),
+    "dimensions": _optional(_WHOLE),
+    "normalize": _SWITCH,
+    "truncate": _SWITCH,
+    "query": TEXT,
+    "documents": ValueKind("a list of texts", _are_several),
+    # tokens, and what an answer left behind
+    "text": TEXT,
+    "special": _SWITCH,
+    "last": _whole(1, MOST_TOKENS),
+    "candidates": _whole(1, MOST_TOKENS),
+    "prompt_only": _SWITCH,
+    # beams()
+    "search": _made("SearchBeams"),
+    "on_step": _FUNCTION,
+    "beams": _WHOLE,
+    "groups": _WHOLE,
+    "length_penalty": NUMBER,
+    "diversity": NUMBER,
+}
+
+# What messages call arguments of the command line -> what they are in Python.
+FLAGS: dict[str, str] = {
+    "--ctx": "n_ctx",
+    "--threads": "threads",
+    "--gpu-layers": "gpu_layers",
+    "--parallel": "parallel",
+    "--speculate": "speculate",
+    "--draft": "draft",
+    "--lora": "lora",
+    "--max-tokens": "max_tokens",
+    "--template": "template",
+    "--pooling": "pooling",
+    "--image": "pictures",
+    "--watermark-key": "watermark_key",
+    "--beams": "beams",
+    "--beam-groups": "groups",
+    "--diversity": "diversity",
+    "--length-penalty": "length_penalty",
+    "--length-rule": "length_rule",
+    "--early-stopping": "early_stopping",
+    "--raw": "generate()",
+}
+_FLAG = re.compile(r"(?<![\w-])(invalid )?(--[a-z]+(?:-[a-z]+)*)( (?=[0-9.]+\b|[A-Z]+\b|chatml\b))?")
+_WORD = r"('[^']*'|[^\s,;']+)"
+_RUN = re.compile(rf"llmrun run {_WORD}((?: --[a-z-]+ {_WORD})+)")
+
+
+def in_python(text: str) -> str:
+    """Name the arguments in a message as Python programs write them: "n_ctx=512" instead of "--ctx 512"."""
+    return _FLAG.sub(_named, _RUN.sub(_as_load, text))
+
+
+def _named(found: re.Match[str]) -> str:
+    before, flag, space = (group or "" for group in found.groups())
+    if flag not in FLAGS:
+        return found[0]
+    return before + FLAGS[flag] + (" " if before and space else "=" if space else "")
+
+
+def _as_load(found: re.Match[str]) -> str:
+    import shlex
+
+    name, *words = shlex.split(found[0])[2:]
+    arguments = [repr(name)]
+    for flag, value in zip(words[::2], words[1::2], strict=True):
+        if FLAGS.get(flag) not in KINDS:
+            return found[0]
+        written = value if value.isdigit() else repr(value)
+        arguments.append(f"{FLAGS[flag]}={[value] if flag == '--lora' else written}")
+    return f"load({', '.join(arguments)})"
+
+
+def check_fields(record: Any) -> None:
+    """Check the fields of a dataclass that have no default, or another value.
+
+    Raises:
+        UsageError: one is of the wrong kind.
+    """
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if value is not field.default and field.name in KINDS:
+            require(field.name, value, KINDS[field.name])
+
+
+def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise UsageError for an argument that does not exist, with the name that was probably meant."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise UsageError(f"there is no argument {name!r}", hint=did_you_mean(name, known))
+
+
+def checked(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Check the arguments of a function of the Python API before it does anything."""
+
+    @functools.wraps(function)
+    def wrapper(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        signature = _signature(function)
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            if name != "self" and signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
+                require(name, value, KINDS[name])
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+_signature = functools.cache(inspect.signature)
