@@ -1,9 +1,14 @@
-"""Student's t distribution: how far off the mean of a few samples can be. Both processes use it."""
+"""Student's t distribution and the intervals made of it: how far off the mean of a few samples can be.
+
+Both processes use it.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
+from statistics import stdev
 
 
 @functools.cache
@@ -16,6 +21,22 @@ def student(freedom: float, confidence: float = 0.95) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if _within(middle, freedom) < confidence else (low, middle)
     return high
+
+
+def half_width(samples: Sequence[float], confidence: float = 0.95) -> float:
+    """Return half of the interval of the mean of independent samples, of which there are at least two."""
+    return student(len(samples) - 1, confidence) * stdev(samples) / math.sqrt(len(samples))
+
+
+def positive_interval(mean: float, half: float) -> tuple[float, float]:
+    """Return the interval of a mean that can't be negative, as a rate or a divergence: mean * exp(± half / mean).
+
+    It is symmetric on the scale of logarithms (the delta method), so that both ends are positive; where half is a small
+    share of the mean, it is mean ± half.
+    """
+    if not half:
+        return mean, mean
+    return mean * math.exp(-half / mean), mean * math.exp(half / mean)
 
 
 def _within(t: float, freedom: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.student import student
+from llmrun.student import half_width, positive_interval, student
 
 
 @pytest.mark.parametrize(
@@ -14,3 +14,15 @@ from llmrun.student import student
 )  # fmt: skip
 def test_student_is_that_of_the_tables(freedom: float, confidence: float, expected: float) -> None:
     assert student(freedom, confidence) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_interval_of_a_mean_is_that_of_the_textbooks() -> None:
+    assert half_width([9.0, 10.0, 11.0, 10.0]) == pytest.approx(3.18245 * 0.81650 / 2, rel=1e-4)
+
+
+def test_the_interval_of_a_positive_mean_is_positive() -> None:
+    low, high = positive_interval(0.25, 0.68)
+    assert 0 < low < 0.25 < high
+    assert low * high == pytest.approx(0.25**2)
+    assert positive_interval(100.0, 0.1) == pytest.approx((99.9, 100.1), rel=1e-6)
+    assert positive_interval(0.0, 0.0) == (0.0, 0.0)

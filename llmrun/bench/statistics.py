@@ -26,7 +26,7 @@ from itertools import combinations
 from statistics import NormalDist, fmean, median, stdev, variance
 from typing import Literal
 
-from llmrun.student import student
+from llmrun.student import half_width, positive_interval, student
 
 CONFIDENCE = 0.95
 BETWEEN = 0.01
@@ -63,8 +63,8 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """As a share of the mean: 0.01 is "± 1 %"."""
-        return (self.high - self.low) / 2 / self.mean if self.mean else math.inf
+        """As a share of the mean, on the scale of logarithms: 0.01 is "± 1 %"."""
+        return math.log(self.high / self.low) / 2 if self.low else math.inf
 
     @property
     def is_noisy(self) -> bool:
@@ -109,15 +109,16 @@ class Verdict:
 
 
 def interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """Where the mean of what was sampled is, by Student's t; None for fewer than two samples.
+    """Where the mean of the sampled rates is, by Student's t; None for fewer than two samples.
 
-    The mean because that is what llama-bench prints. An outlier makes the interval wide rather than wrong.
+    The mean because that is what llama-bench prints. An outlier makes the interval wide rather than wrong. Rates are
+    positive, and so are both ends.
     """
     if len(samples) < 2:
         return None
     mean = fmean(samples)
-    half = student(len(samples) - 1, confidence) * stdev(samples) / math.sqrt(len(samples))
-    return Interval(mean - half, mean, mean + half)
+    low, high = positive_interval(mean, half_width(samples, confidence))
+    return Interval(low, mean, high)
 
 
 def noise(samples: Sequence[float]) -> float:
@@ -213,7 +214,7 @@ def _paired(changes: Sequence[float]) -> tuple[float, float, float]:
     """Estimate and interval of the shift."""
     if len(changes) < _RANKS_FROM_PAIRS:
         middle = fmean(changes)
-        half = student(len(changes) - 1) * stdev(changes) / math.sqrt(len(changes))
+        half = half_width(changes)
         return middle, middle - half, middle + half
     means = sorted((x + y) / 2 for i, x in enumerate(changes) for y in changes[i:])
     cut = _signed_rank_cut(len(changes))

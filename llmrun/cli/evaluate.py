@@ -84,7 +84,8 @@ def evaluate(
     """Measure how well a model predicts a text.
 
     With --reference, also how far it is from that model. Figures are llama-perplexity's, and compare where text, --ctx
-    and --chunks are the same. So is the error, which takes positions for independent; the interval does not.
+    and --chunks are the same. So is the error, which takes positions for independent; the interval does not, and needs
+    3 chunks of 512 tokens, or 10 of 128.
     --cache-type-k and -v are the model's, not the reference's: a model beside itself shows what they cost.
     Ctrl-C shows what is known by then.
     """
@@ -137,6 +138,7 @@ class _Result:
 
     def show(self, output: Output, about: About) -> None:
         """Print what there is."""
+        from llmrun.protocol.jobs.evaluate import least_chunks
         from llmrun.quantize.evaluate import verdict
         from llmrun.ui.terminal.format import seconds
         from llmrun.ui.views.evaluate import show_evaluated
@@ -146,6 +148,7 @@ class _Result:
         words, elapsed = verdict(self.found), time.monotonic() - self._began
         if output.json:
             facts = {**asdict(about), "complete": self.is_whole, **asdict(self.found)}
+            facts["least_chunks"] = least_chunks(self.found.n_ctx)
             output.result_json({**facts, "verdict": words, "seconds": elapsed})
             return
         show_evaluated(output, about, self.found, words)

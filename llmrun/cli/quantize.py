@@ -18,6 +18,7 @@ from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.quantize.decide import Wish
+    from llmrun.quantize.evaluate import EvaluatedText
     from llmrun.quantize.source import FoundSource
 
 _MIX, _IMPORTANCE, _SEVERAL = "A mix of types", "Importance matrix", "Several types"
@@ -164,7 +165,7 @@ class Several:
 
     types: tuple[str, ...]
     file: Path | None
-    text: Path | None
+    text: EvaluatedText | None
     wishes: Wishes = Wishes()
 
 
@@ -196,8 +197,9 @@ def several(
     """Options of a report; None where none is wished.
 
     Raises:
-        UsageError: a type is unknown, or the report's file can't be one.
+        UsageError: a type is unknown, the report's file can't be one, or the text can't be read.
     """
+    from llmrun.quantize.evaluate import read_text
     from llmrun.quantize.types import file_type
 
     if not (types or report or report_to):
@@ -208,9 +210,8 @@ def several(
         from llmrun.ui.views.report import checked_target
 
         checked_target(report_to)
-    _require_file("--text", text, "of text")
     names = [name for name in (types or USUAL_TYPES).split(",") if name.strip()]
-    return Several(tuple(map(file_type, names)), report_to, text)
+    return Several(tuple(map(file_type, names)), report_to, read_text(text) if text is not None else None)
 
 
 SourceArgument = Annotated[
@@ -302,6 +303,7 @@ def _report(output: Output, found: FoundSource, out: Path | None, wish: Wish, se
     """Make and measure several types; the files stay where OUT is a folder."""
     from llmrun.quantize.decide import importance_matrix, settled
     from llmrun.quantize.report import make_report
+    from llmrun.quantize.report.here import require_text
     from llmrun.quantize.source import opened
     from llmrun.ui.views.quantize import stages
     from llmrun.ui.views.report import report_progress, show, write
@@ -310,6 +312,8 @@ def _report(output: Output, found: FoundSource, out: Path | None, wish: Wish, se
         raise UsageError(f"{str(out)!r} can't be the file of several types", hint="name a folder as OUT")
     folder = out or Path()
     with stages(output, found.name) as progress, opened(found, folder, progress, progress.say) as header:
+        if several.text is not None:
+            require_text(header.path, several.text)
         types = [settled(kind, header, progress.say) for kind in several.types]
         imatrix = importance_matrix(wish, header, folder / f"{found.name}.gguf", progress.say, progress)
         progress.pause()

@@ -60,7 +60,7 @@ def replay(
             if loading.speculate is not None:
                 asked = replace(asked, speculation=loaded.drafting.wanted())
             events = collecting(loaded.answer(asked), deltas)
-            finished = show(output, events, loaded, ShownAs(markdown=False))
+            finished = show(output, events, loaded, ShownAs(markdown=False, end_line=True))
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")
     at = _first_difference("".join(delta.text for delta in deltas), record.answer.content)

@@ -17,7 +17,7 @@ from llmrun.ui.terminal.output import Output
 if TYPE_CHECKING:
     from llmrun.insight.watermark import WatermarkFinding
 
-app = typer.Typer(help="Find the mark that `--watermark` left in a text.", no_args_is_help=True)
+app = typer.Typer(help="Find the mark that `--watermark` left in a text.", add_completion=False, no_args_is_help=True)
 
 _CERTAIN, _LIKELY = 1e-4, 1e-2
 

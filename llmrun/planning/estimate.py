@@ -24,6 +24,7 @@ from llmrun.planning.plan import (
     HeaderFacts,
     Plan,
     Wishes,
+    beyond_training,
     make_plan,
     margin,
     trained_context,
@@ -106,7 +107,7 @@ class Outlook:
         contexts: one for each context window that was asked for.
         verdict: whether it runs.
         n_ctx: the largest context window that fits, up to what the model was trained on; 0 when none does.
-        notes: what is to be said of the plan, such as which layers lie where.
+        notes: warnings about context windows, and which layers lie where.
         network: what it takes of each token, where there are workers.
     """
 
@@ -231,7 +232,10 @@ def look_ahead(
         contexts=tuple(_at(n_ctx, facts, work, hardware, speeds, kv_type) for n_ctx in contexts),
         verdict=verdict,
         n_ctx=chosen.n_ctx if chosen else 0,
-        notes=chosen.notes if chosen and hardware.workers else (),
+        notes=(
+            *(note for n_ctx in contexts for note in beyond_training(header, n_ctx)),
+            *(chosen.notes if chosen and hardware.workers else ()),
+        ),
         network=network_cost(work, hardware, counts) if chosen and hardware.workers else None,
     )
 

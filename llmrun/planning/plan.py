@@ -281,6 +281,14 @@ def trained_context(header: HeaderFacts) -> int:
     return min(header.n_ctx_train or UNKNOWN_CONTEXT, CONTEXT_BOUNDS[1])
 
 
+def beyond_training(header: HeaderFacts, n_ctx: int) -> tuple[str, ...]:
+    """Return the warning about a context window longer than the model was trained on; none where that is unknown."""
+    trained = trained_context(header)
+    if not header.n_ctx_train or n_ctx <= trained:
+        return ()
+    return (f"context {n_ctx:,} tokens: the model was trained on {trained:,}, so answers get worse beyond that",)
+
+
 # ---- processor and GPUs ----------------------------------------------------------------------------
 
 
@@ -430,18 +438,16 @@ class _Room:
             largest = self.largest(free, wish)
             if not largest:
                 raise self._too_large(trained)
-            parts = self.memory(wish, wish)
+            parts, advised, why = self.memory(wish, wish), largest, "the largest that fits"
+            if beyond_training(self.header, largest):
+                advised, why = trained, f"what the model was trained on; {largest} is the largest that fits"
             raise OutOfMemoryError(
                 f"a context of {wish:,} tokens does not fit into memory",
                 why=f"that takes {readable_size(needed)}, {readable_size(parts.kv)} of it for the "
                 f"KV cache, and {readable_size(free)} are free",
-                hint=f"llmrun run {shlex.quote(self.name)} --ctx {largest}, the largest that fits",
+                hint=f"llmrun run {shlex.quote(self.name)} --ctx {advised}, {why}",
             )
-        notes = []
-        if wish > trained and self.header.n_ctx_train:
-            notes.append(
-                f"context {wish:,} tokens: the model was trained on {trained:,}, so answers get worse beyond that"
-            )
+        notes = [*beyond_training(self.header, wish)]
         if self.hardware.memory_total and needed > free - margin(free):
             notes.append(f"context {wish:,} tokens: leaves only {readable_size(free - needed)} of memory free")
         return wish, notes

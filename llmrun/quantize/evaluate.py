@@ -206,12 +206,12 @@ def check_memory(headers: list[Header], n_ctx: int, scored: int, free: int) -> N
 
 
 def verdict(evaluated: Evaluated) -> str:
-    """One sentence about what was measured; "" if nothing was."""
-    if evaluated.perplexity is None:
-        return ""
-    words = f"at each token of this text as unsure as among {evaluated.perplexity.value:,.1f} equally likely ones"
-    if evaluated.divergence is not None:
-        words = _compared(evaluated.divergence)
+    """Return one sentence about what was measured; "" if nothing was, or too little for an interval."""
+    perplexity, words = evaluated.perplexity, ""
+    if perplexity is not None and perplexity.half is not None:
+        words = f"at each token of this text as unsure as among {perplexity.value:,.1f} equally likely ones"
+        if evaluated.divergence is not None:
+            words = _compared(evaluated.divergence)
     return "; ".join(part for part in (words, _retrieval(evaluated.needles)) if part)
 
 

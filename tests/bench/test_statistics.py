@@ -57,6 +57,14 @@ def test_an_interval_covers_the_mean_as_often_as_it_says() -> None:
     assert (same.low, same.high, same.half_width) == (100, 100, 0)
 
 
+def test_an_interval_of_two_rates_that_differ_much_is_positive() -> None:
+    found = interval([100.0, 50.0])
+    assert found is not None
+    assert 0 < found.low < found.mean == 75.0 < found.high
+    assert found.half_width == pytest.approx(12.7062 * 25 / 75, rel=1e-4)
+    assert found.is_noisy
+
+
 def test_noise_outliers_and_drift() -> None:
     assert noise([99, 101]) == pytest.approx(0.014142, rel=1e-4)
     assert noise([5.0]) == 0

@@ -176,6 +176,13 @@ def test_help_covers_every_command(words: list[str], capsys: pytest.CaptureFixtu
     assert shown == capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_only_the_root_installs_completion(name: str) -> None:
+    command = typer.main.get_command(app).get_command(None, name)
+    for each in (command, *getattr(command, "commands", {}).values()):
+        assert not [parameter.name for parameter in each.params if "completion" in parameter.name]
+
+
 def test_inference_is_explained_on_two_pages_with_commands_that_exist(tmp_path: Path) -> None:
     text = llmrun("help", "inference", tmp_path=tmp_path).stdout
     lines = text.splitlines()

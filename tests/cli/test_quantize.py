@@ -20,7 +20,9 @@ from llmrun.cli.report import report
 from llmrun.errors import CancelledError, LlmrunError, ModelNotFoundError, UsageError
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.devices import Gpu
+from llmrun.protocol.jobs.tokenize import TextTokens
 from llmrun.quantize import decide
+from llmrun.quantize.evaluate import EvaluatedText
 from llmrun.quantize.size import Goal, goal_bytes, read_size
 from llmrun.quantize.source import find
 from llmrun.runner import runner
@@ -171,15 +173,43 @@ def test_a_report_reads_the_text_that_was_named(
         raise CancelledError("that is all")
 
     monkeypatch.setattr("llmrun.quantize.report.make_report", make_report)
+    tokenizing(monkeypatch, n_tokens=1280)
     (tmp_path / "text.txt").write_text("words")
+    words = EvaluatedText("text.txt", "words")
     assert isinstance(refused("tiny-F16.gguf", "--report", "--text", "text.txt"), CancelledError)
-    assert asked["text"] == Path("text.txt")
+    assert asked["text"] == words
     assert asked["types"][0] == "Q8_0"
     by_name = typer.Typer()
     by_name.command()(report)
     done = CliRunner().invoke(by_name, ["tiny-F16.gguf", "folder", "--types", "q6_k,q4_0", "--text", "text.txt"])
     assert isinstance(done.exception, CancelledError)
-    assert (asked["types"], asked["text"], asked["keep"]) == (["Q6_K", "Q4_0"], Path("text.txt"), Path("folder"))
+    assert (asked["types"], asked["text"], asked["keep"]) == (["Q6_K", "Q4_0"], words, Path("folder"))
+
+
+def test_a_report_refuses_a_short_text_before_any_work(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizing(monkeypatch, n_tokens=1279)
+    (tmp_path / "short.txt").write_text("words")
+    error = refused("tiny-F16.gguf", "--report", "--text", "short.txt", "--imatrix", "auto")
+    assert isinstance(error, UsageError)
+    assert error.what == "the text is too short for a report"
+    assert error.why == "short.txt has 1,279 tokens, and at least 1,280 are needed"  # 10 chunks of 128
+    assert not engine.commands
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["short.txt", "tiny-F16.gguf"]
+
+
+def test_a_report_refuses_a_text_that_can_not_be_read(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    assert "is not UTF-8" in refused("tiny-F16.gguf", "--report", "--text", "latin.txt").what
+    assert "can't be read" in refused("tiny-F16.gguf", "--report", "--text", "nowhere.txt").what
+
+
+def tokenizing(monkeypatch: pytest.MonkeyPatch, n_tokens: int) -> None:
+    """Give every text that many tokens."""
+    found = TextTokens((7,) * n_tokens, (), 100)
+    tokenizer = SimpleNamespace(do=lambda kind, command: found, close=lambda: None)
+    monkeypatch.setattr("llmrun.quantize.report.here.Runner", lambda: tokenizer)
 
 
 @pytest.mark.parametrize("options", [("--tensor-type", "a=q8_0"), ("--output-type", "q8_0"), ("--pure",)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from support.gguf_writer import tiny_model, write
 from support.installed import Terminal
 from typer.testing import CliRunner
 
+from llmrun.chat.replay import read
 from llmrun.cli.app import app
 from llmrun.errors import UsageError
 
@@ -24,17 +26,21 @@ pytestmark = [
 ]
 
 
+def environment(tmp_path: Path) -> dict[str, str]:
+    path = os.environ["PYTHONPATH"] + os.pathsep + str(FRONT.parents[1])
+    home = {"LLMRUN_HOME": str(tmp_path / "home"), "TERM": "xterm-256color", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    return {**os.environ, **home}
+
+
 @pytest.fixture
 def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
     """end(argument, ...): the lines of a command with the fake engine that succeeded."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "tiny.gguf", tiny_model())
-    path = os.environ["PYTHONPATH"] + os.pathsep + str(FRONT.parents[1])
-    home = {"LLMRUN_HOME": str(tmp_path / "home"), "TERM": "xterm-256color", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
     opened: list[Terminal] = []
 
     def run(*arguments: str) -> list[str]:
-        opened.append(Terminal([sys.executable, str(FRONT), "normal", *arguments], {**os.environ, **home}))
+        opened.append(Terminal([sys.executable, str(FRONT), "normal", *arguments], environment(tmp_path)))
         assert opened[-1].end() == 0, opened[-1].lines
         return opened[-1].lines
 
@@ -52,6 +58,15 @@ def test_drafts_are_recorded_and_replayed(end: Callable[..., list[str]]) -> None
     without = end("replay", "record.json", "--speculate", "off")
     assert not any("drafted" in line for line in without)
     assert "The same bytes as recorded." in without
+
+
+def test_the_answer_ends_its_line_in_a_pipe_too(end: Callable[..., list[str]], tmp_path: Path) -> None:
+    end("run", "./tiny.gguf", "hi", "--ctx", "256", "--record", "record.json")
+    words = [sys.executable, str(FRONT), "normal", "replay", "record.json"]
+    done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, timeout=300, env=environment(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode() == read(tmp_path / "record.json").answer.content + "\n"
+    assert done.stderr.splitlines()[-1] == b"The same bytes as recorded."
 
 
 def test_a_watermark_needs_its_key_again(end: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ def test_the_same_bytes_again(llmrun: Installed, tmp_path: Path) -> None:
     answer = llmrun.answer("Name a river", "--max-tokens", "16", "--temp", "1.5", "--record", str(file))
     again = llmrun.run("replay", str(file))
     assert again.returncode == 0, again.stderr
-    assert again.stdout.decode() == answer
+    assert again.stdout.decode() == answer + "\n"
     assert b"The same bytes" in again.stderr
 
 
@@ -62,4 +62,4 @@ def test_what_was_drafted_is_replayed(
     (tmp_path / "llmrun-home/steps.json").unlink()  # the record has its own
     again = llmrun.run("replay", str(file))
     assert again.returncode == 0, again.stderr
-    assert again.stdout.decode() == answer
+    assert again.stdout.decode() == answer + "\n"

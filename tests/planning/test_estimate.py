@@ -30,6 +30,7 @@ from llmrun.planning.estimate import (
     types_of,
 )
 from llmrun.planning.hardware import Hardware
+from llmrun.planning.plan import Wishes, make_plan
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.kernels import MachineSpeed, Rates
 from llmrun.runner.workers import RpcLink, RpcWorker, WorkerDevice
@@ -83,6 +84,16 @@ def test_less_context(header: Header) -> None:
     assert row.verdict == "fits with less context"
     assert 4096 < row.n_ctx < 131_072
     assert [at.fits for at in row.contexts] == [True, False]
+
+
+def test_windows_beyond_training_are_warned_about_as_by_run(header: Header) -> None:
+    row = look_ahead(candidate(header, GIB), machine(), None, (4096, 131_072, 262_144))
+    wished = make_plan(header, machine(256 * GIB), Wishes(n_ctx=262_144))
+    assert row.notes == wished.notes
+    assert row.notes == ("context 262,144 tokens: the model was trained on 131,072, so answers get worse beyond that",)
+    out, errors = io.StringIO(), io.StringIO()
+    show_outlooks(Output(stdout=out, stderr=errors, environment={}), [row], machine())
+    assert row.notes[0] in errors.getvalue()
 
 
 def test_too_big(header: Header) -> None:

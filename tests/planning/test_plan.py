@@ -130,6 +130,19 @@ def test_wished_context_that_does_not_fit_names_the_largest_that_does() -> None:
         make_plan(LARGE, machine(free=8 * GIB), Wishes(n_ctx=largest + 256))
 
 
+def test_the_first_context_advised_is_one_that_the_model_was_trained_on() -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        make_plan(SMALL, machine(free=8 * GIB), Wishes(n_ctx=1_000_000))
+    option = re.fullmatch(
+        r"llmrun run MODEL --ctx 8192, what the model was trained on; (\d+) is the largest that fits", caught.value.hint
+    )
+    assert option
+    assert make_plan(SMALL, machine(free=8 * GIB), Wishes(n_ctx=int(option[1]))).n_ctx > 8192
+    with pytest.raises(OutOfMemoryError, match="1,000,000") as caught:
+        make_plan(replace(SMALL, n_ctx_train=0), machine(free=8 * GIB), Wishes(n_ctx=1_000_000))
+    assert caught.value.hint == f"llmrun run MODEL --ctx {option[1]}, the largest that fits"
+
+
 def test_wish_on_a_model_that_does_not_fit_at_all() -> None:
     with pytest.raises(OutOfMemoryError, match="the model does not fit"):
         make_plan(LARGE, machine(free=2 * GIB), Wishes(n_ctx=4096))

@@ -13,16 +13,17 @@ from pathlib import Path
 
 from llmrun.bench.machine import describe
 from llmrun.bench.results import Machine
-from llmrun.errors import LlmrunError
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.gguf.filenames import quant_of
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
 from llmrun.planning.plan import Wishes
 from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.jobs.bench import BENCH, Bench, Benched, BenchTest, BenchUpdate
-from llmrun.protocol.jobs.evaluate import Evaluated, EvaluateUpdate, Figure
+from llmrun.protocol.jobs.evaluate import Evaluated, EvaluateUpdate, least_chunks
+from llmrun.protocol.jobs.tokenize import TOKENIZE, TokenizeText
 from llmrun.protocol.loading import Load
-from llmrun.quantize.evaluate import default_text, evaluate, read_text
+from llmrun.quantize.evaluate import EvaluatedText, choose_context, default_text, evaluate
 from llmrun.quantize.job import Preview, QuantizeRequest, preview, quantize
 from llmrun.quantize.report.card import Quality
 from llmrun.quantize.report.measure import Judged, Made, OnShare, Original, Timed
@@ -31,6 +32,27 @@ from llmrun.runner.runner import Runner
 _PROMPT, _ANSWER = 256, 32
 _CHUNK, _MOST_CHUNKS, _LEAST_CHUNKS = 512, 16, 4
 _JUDGE_SECONDS = 240.0  # for one type, about: less text where the model is slow
+_MOST_TOKEN_LENGTH = 32  # characters, on average
+
+
+def require_text(model: Path, text: EvaluatedText) -> None:
+    """Raise UsageError if a text has too few tokens for a report, whose verdicts need intervals.
+
+    Args:
+        model: the (first) GGUF file; its vocabulary is loaded.
+        text: what quality is to be measured on.
+    """
+    n_ctx = choose_context([read_header(model)], None, long=False)
+    needed = least_chunks(n_ctx) * n_ctx
+    command = TokenizeText(str(model.absolute()), text.content[: needed * _MOST_TOKEN_LENGTH], special=False)
+    with closing(Runner()) as engine:
+        n_tokens = len(engine.do(TOKENIZE, command).tokens)
+    if n_tokens < needed:
+        raise UsageError(
+            "the text is too short for a report",
+            why=f"{text.name} has {n_tokens:,} tokens, and at least {needed:,} are needed",
+            hint="a longer --text, or none: then Python's language reference is read",
+        )
 
 
 class Here:
@@ -46,7 +68,6 @@ class Here:
 
     Raises:
         BadModelError, ModelNotFoundError: the source is not a model's file.
-        UsageError: the text can't be read.
     """
 
     prompt_tokens = _PROMPT
@@ -57,14 +78,14 @@ class Here:
         source: Path,
         *,
         name: str = "",
-        text: Path | None = None,
+        text: EvaluatedText | None = None,
         imatrix: Path | None = None,
         wishes: Wishes = Wishes(),
         chunks: int = _MOST_CHUNKS,
     ) -> None:
         self._source = source
         self._name = name or _stem(source)
-        self._text = read_text(text) if text else default_text()
+        self._text = text or default_text()
         self._imatrix = imatrix
         self._wishes = wishes
         self._chunks = chunks
@@ -169,19 +190,14 @@ def _qualities(found: Evaluated) -> tuple[Quality, Quality]:
         raise LlmrunError("nothing was evaluated")
     mine = Quality(
         perplexity=found.perplexity.value,
-        perplexity_error=_half(found.perplexity),
+        perplexity_error=found.perplexity.half,
         kld=divergence.mean.value,
-        kld_error=_half(divergence.mean),
+        kld_error=divergence.mean.half,
         same_top=divergence.same_top.value,
-        same_top_error=_half(divergence.same_top),
+        same_top_error=divergence.same_top.half,
     )
     reference = divergence.reference_perplexity
-    return mine, Quality(perplexity=reference.value, perplexity_error=_half(reference))
-
-
-def _half(figure: Figure) -> float:
-    """Of the 95 % interval."""
-    return (figure.high - figure.low) / 2
+    return mine, Quality(perplexity=reference.value, perplexity_error=reference.half)
 
 
 def _rate(done: Benched, n_tokens: int) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llmrun.errors import CancelledError, EngineCrashedError, LlmrunError, TerminatedError, UsageError
 from llmrun.planning.plan import Wishes
+from llmrun.quantize.evaluate import EvaluatedText
 from llmrun.quantize.report.card import Card, CardRow, CardSpeed, Method
 from llmrun.quantize.report.folder import working_folder
 from llmrun.quantize.report.measure import Measures, Original
@@ -50,7 +51,7 @@ def make_report(
     types: Sequence[str],
     *,
     name: str = "",
-    text: Path | None = None,
+    text: EvaluatedText | None = None,
     imatrix: Path | None = None,
     wishes: Wishes = Wishes(),
     keep: Path | None = None,
@@ -77,7 +78,7 @@ def make_report(
     Raises:
         UsageError: no type can be made; says why. A file is in the way.
         DiskFullError: there is no room for all of them.
-        LlmrunError: the source itself can't be measured.
+        LlmrunError: the source itself, or none of the types, can be measured.
     """
     if measures is None:
         from llmrun.quantize.report.here import Here
@@ -141,7 +142,7 @@ class _Work:
         self._timetable = Timetable([])
 
     def fail(self, kind: str, why: str) -> None:
-        """A type can't be made or measured."""
+        """Note that a type can't be made or measured."""
         self._rows[kind] = replace(self._rows.get(kind, CardRow(kind)), failure=why)
         self._timetable.drop(kind)
 
@@ -205,6 +206,8 @@ class _Work:
             if step.type == _SOURCE:
                 raise
             self.fail(step.type, error.what)
+            if all(row.failure and row.quality.kld is None for row in self._rows.values() if not row.is_source):
+                raise
         else:
             self._timetable.finish(time.monotonic() - began)
         tell(1.0, self._rows[step.type])

@@ -74,9 +74,9 @@ def _known(one: float | None, other: float | None, test: Callable[[float, float]
 
 
 def _is_exacter(one: Quality, other: Quality) -> bool:
-    if one.kld is None or other.kld is None:
+    if one.kld is None or other.kld is None or one.kld_error is None or other.kld_error is None:
         return False
-    doubt = _SHARED_ERROR * max(one.kld_error or 0.0, other.kld_error or 0.0)
+    doubt = _SHARED_ERROR * max(one.kld_error, other.kld_error)
     return other.kld - one.kld > max(doubt, _SAME_KLD * other.kld)
 
 

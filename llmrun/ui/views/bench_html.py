@@ -173,7 +173,7 @@ def _speeds(rows: Sequence[_Named]) -> Table:
 
 def _speed(row: BenchRow) -> str:
     found = interval(row.samples_ts)
-    return f"{row.avg_ts:,.1f}" + (f" ± {(found.high - found.low) / 2:,.1f}" if found else "")
+    return f"{row.avg_ts:,.1f}" + (f" ± {found.mean * found.half_width:,.1f}" if found else "")
 
 
 def _chats(rows: Sequence[_Named]) -> Table:

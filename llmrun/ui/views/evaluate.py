@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
-from llmrun.protocol.jobs.evaluate import Divergence, Evaluated, EvaluateUpdate, Figure, Needle, Stretch
+from llmrun.protocol.jobs.evaluate import Divergence, Evaluated, EvaluateUpdate, Figure, Needle, Stretch, least_chunks
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.progress import Pace, time_left
@@ -89,9 +89,11 @@ def show_evaluated(output: Output, about: About, found: Evaluated, verdict: str)
     if found.needles:
         output.text("")
         _show_needles(output, found.needles)
-    if verdict:
+    sentences = [each for each in (_too_few(found), verdict) if each]
+    if sentences:
         output.text("")
-        output.sentence(verdict[0].upper() + verdict[1:] + ".")
+    for sentence in sentences:
+        output.sentence(sentence[0].upper() + sentence[1:] + ".")
 
 
 def _facts(about: About, found: Evaluated) -> list[tuple[str, str]]:
@@ -130,7 +132,20 @@ def _compared(found: Divergence) -> list[tuple[str, str, str, str]]:
 def _row(name: str, figure: Figure, *, percent: bool = False) -> tuple[str, str, str, str]:
     show = _percent if percent else digits
     error = show(figure.error) if figure.error else ""
-    return name, show(figure.value), error, f"{show(figure.low)} to {show(figure.high)}"
+    return name, show(figure.value), error, _interval(figure, show)
+
+
+def _interval(figure: Figure, show: Callable[[float], str]) -> str:
+    return "" if figure.low is None or figure.high is None else f"{show(figure.low)} to {show(figure.high)}"
+
+
+def _too_few(found: Evaluated) -> str:
+    """Return the sentence about a sample that is too small for intervals; "" for one that is not."""
+    if found.perplexity is None or found.perplexity.half is not None:
+        return ""
+    least = least_chunks(found.n_ctx)
+    more = f"--chunks {least}" if found.chunks_there >= least else f"a longer --text: this one has {found.chunks_there}"
+    return f"too few chunks for an interval: at least {least} ({more})"
 
 
 def _show_stretches(output: Output, rows: Sequence[Stretch]) -> None:
@@ -144,7 +159,7 @@ def _show_stretches(output: Output, rows: Sequence[Stretch]) -> None:
         cell = [
             f"{row.start:,} to {row.end:,}",
             digits(figure.value),
-            f"{digits(figure.low)} to {digits(figure.high)}",
+            _interval(figure, digits),
         ]
         if row.reference_perplexity is not None and row.divergence is not None and row.same_top is not None:
             cell += [digits(row.reference_perplexity.value), digits(row.divergence.value), _percent(row.same_top.value)]
@@ -183,9 +198,9 @@ def digits(value: float) -> str:
 
 
 def _with_half(figure: Figure) -> str:
-    """With half of the interval, as soon as that says anything."""
-    half = (figure.high - figure.low) / 2
-    return digits(figure.value) + (f" ± {digits(half)}" if half < figure.value else "")
+    """Return the figure, with half of its interval as soon as that says anything."""
+    half = figure.half
+    return digits(figure.value) + (f" ± {digits(half)}" if half is not None and half < figure.value else "")
 
 
 def _percent(value: float) -> str:

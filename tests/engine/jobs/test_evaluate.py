@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from llmrun.protocol.jobs.evaluate import (
     Figure,
     Needle,
     Stretch,
+    least_chunks,
 )
 from llmrun.quantize import evaluate
 
@@ -78,6 +80,20 @@ def test_perplexity_is_that_of_a_slow_twin(begin: list[int], n_batch: int) -> No
     assert (found.chunks, found.positions, found.chunks_there) == (4, len(nlls), len(tokens) // n_ctx)
     assert found.bits_per_byte == pytest.approx(sum(nlls) / len(nlls) / math.log(2), rel=1e-6)  # tokens are bytes
     assert found.divergence is None
+
+
+@pytest.mark.parametrize("n_ctx", [32, 64, 300])
+def test_intervals_begin_with_the_chunks_that_they_need(n_ctx: int) -> None:
+    least = least_chunks(n_ctx)
+    for chunks in (least - 1, least):
+        backends = [FakeContext(noisy(seed), n_ctx=n_ctx, n_batch=64, n_outputs=64) for seed in (1, 2)]
+        found, _ = measured(Evaluate("m", 40 * TEXT, "r", n_ctx=n_ctx, chunks=chunks), backends)
+        assert found.perplexity is not None
+        assert found.divergence is not None
+        assert (found.chunks, found.perplexity.half is None) == (chunks, chunks < least)
+        assert (found.divergence.mean.low is None) == (chunks < least)
+    assert least_chunks(512) == 3
+    assert least_chunks(8192) == 1
 
 
 @pytest.mark.parametrize("n_batch", [64, 7])
@@ -385,6 +401,9 @@ def test_verdicts() -> None:
     assert "hardly related" in evaluate.verdict(compared(3.0, 0.1))
     assert "21.3 equally likely" in evaluate.verdict(Evaluated(1, 1, 512, 255, Figure(21.34, 0, 0, 0)))
     assert evaluate.verdict(Evaluated(0, 0, 512, 0)) == ""
+    few, unsure = compared(0.25, 0.6), Figure(21.34, 0)
+    assert evaluate.verdict(replace(few, perplexity=unsure)) == ""
+    assert evaluate.verdict(Evaluated(2, 9, 512, 510, unsure)) == ""
     found = (Needle(512, 0.0, True, 0.9, True, 0.9), Needle(512, 1.0, False, 0.1, True, 0.9))
     long = evaluate.verdict(Evaluated(1, 1, 512, 255, Figure(21.34, 0, 0, 0), needles=found))
     assert long.endswith("; 1 of 2 facts found in long texts, 2 by the reference")

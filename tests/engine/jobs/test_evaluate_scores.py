@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from llmrun.engine.jobs.evaluate import scores as evaluate_scores
-from llmrun.engine.jobs.evaluate.scores import BLOCKS, SCORE, Rows
-from llmrun.protocol.jobs.evaluate import Figure
+from llmrun.engine.jobs.evaluate.scores import SCORE, Rows
+from llmrun.protocol.jobs.evaluate import BLOCKS, LEAST_BLOCKS, Figure
 
 N_VOCAB = 3001
+FIGURES = ("mean", "median", "p90", "p95", "p99", "p999", "same_top", "log_ratio", "ratio", "rms_change")
 
 
 def row_of(values: Any) -> ctypes.Array[ctypes.c_float]:
@@ -172,7 +173,7 @@ def correlated(random: Any, blocks: int) -> Any:
     return scores
 
 
-@pytest.mark.parametrize("blocks", [4, 15])
+@pytest.mark.parametrize("blocks", [LEAST_BLOCKS, 15])
 def test_intervals_contain_the_truth_as_often_as_they_say(blocks: int) -> None:
     """Of positions that have something in common, where llama-perplexity's errors are several times too small."""
     random = np.random.default_rng(5)
@@ -194,17 +195,20 @@ def test_intervals_contain_the_truth_as_often_as_they_say(blocks: int) -> None:
 
 
 def test_a_share_of_all_is_not_certain() -> None:
-    scores = some_scores(4, 64)
+    scores = some_scores(LEAST_BLOCKS, 64)
     scores["same_top"] = True
     share = evaluate_scores.divergence(scores).same_top
     assert share.value == share.high == 1.0
-    assert 0.98 < share.low < 1.0
+    assert share.low is not None
+    assert 0.99 < share.low < 1.0
 
 
 def test_few_positions_are_no_reason_to_fail() -> None:
     for count in (1, 2, 11):
         found = evaluate_scores.divergence(some_scores(1, count))
-        assert found.mean.low <= found.mean.value <= found.mean.high
+        assert found.mean.value > 0
+        for name in FIGURES:
+            assert getattr(found, name).half is None, name
         assert evaluate_scores.perplexity(some_scores(1, count)).value > 1
 
 
@@ -229,15 +233,34 @@ def test_stretches() -> None:
 
 
 def test_an_interval_has_its_figure_inside() -> None:
-    figure = evaluate_scores.divergence(some_scores(3, 50))
-    for name in ("mean", "median", "p90", "p95", "p99", "p999", "same_top", "log_ratio", "ratio", "rms_change"):
+    figure = evaluate_scores.divergence(some_scores(LEAST_BLOCKS, 50))
+    for name in FIGURES:
         value: Figure = getattr(figure, name)
+        assert value.low is not None, name
+        assert value.high is not None, name
         assert value.low <= value.value <= value.high, name
 
 
+def test_intervals_of_positive_figures_are_positive() -> None:
+    """Of one block that differs from its reference among nine that hardly do: mean - half would be negative."""
+    scores = some_scores(LEAST_BLOCKS, 64)
+    for name in ("kld", "nll"):
+        scores[name][64:] = 1e-4
+    scores["reference_nll"][64:] = 1e-4 + 1e-6
+    found = evaluate_scores.divergence(scores)
+    for name in ("mean", "rms_change", "ratio", "reference_perplexity"):
+        low = getattr(found, name).low
+        assert low is not None, name
+        assert 0 < low < getattr(found, name).value, name
+    mean = evaluate_scores._mean(scores["kld"], evaluate_scores._blocks(scores))
+    assert mean.low is not None
+    assert mean.low < 0, "or the case says nothing"
+
+
 def test_a_hopeless_model_has_a_perplexity_too() -> None:
-    scores = some_scores(1, 20)
-    scores["nll"] = np.linspace(900, 1000, 20)
+    scores = some_scores(LEAST_BLOCKS, 2)
+    scores["nll"] = np.linspace(900, 1000, len(scores))
     found = evaluate_scores.perplexity(scores)
     assert math.isfinite(found.value)
+    assert found.high is not None
     assert math.isfinite(found.high)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.gguf_writer import runnable_model, write
 
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.errors import LlmrunError
 from llmrun.planning.plan import Wishes
 from llmrun.protocol.jobs.bench import Bench, Benched, BenchModel, Repetition
 from llmrun.protocol.jobs.evaluate import Divergence, Evaluated, Figure
@@ -71,11 +71,10 @@ def test_quality_is_measured_beside_the_source(source: Path, monkeypatch: pytest
         return Evaluated(3, 9, 512, 768, figure(21.0, 0.9), 1.0, divergence())
 
     monkeypatch.setattr(here, "evaluate", evaluate)
-    text = tmp_path / "text.txt"
-    text.write_text("Once upon a time")
+    text = EvaluatedText("text.txt", "Once upon a time")
     judged = Here(source, text=text, wishes=Wishes(threads=3), chunks=5).judge(tmp_path / "q.gguf", lambda share: None)
     assert asked["reference"] == source
-    assert asked["text"] == EvaluatedText("text.txt", "Once upon a time")
+    assert asked["text"] == text
     assert (asked["wishes"], asked["chunks"]) == (Wishes(threads=3), 5)
     assert judged.quality.kld == 0.03
     assert judged.quality.kld_error == pytest.approx(0.002)
@@ -88,11 +87,6 @@ def test_nothing_evaluated_is_an_error(source: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(here, "evaluate", lambda model, **options: Evaluated(0, 0, 512, 0))
     with pytest.raises(LlmrunError, match="nothing was evaluated"):
         Here(source).judge(source, lambda share: None)
-
-
-def test_a_text_that_can_not_be_read_is_told_at_once(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="can't be read"):
-        Here(source, text=tmp_path / "nowhere.txt")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,16 @@ from llmrun.quantize.report import Card, ReportUpdate, make_report
 from llmrun.quantize.report import folder as report_folder
 from llmrun.quantize.report.card import CardSpeed, Quality, to_json
 from llmrun.quantize.report.timetable import ReportStep, Timetable
-from llmrun.quantize.report.verdict import beaten_by, contenders, front, loss_in_words, recommended, verdict, verdicts
+from llmrun.quantize.report.verdict import (
+    beaten_by,
+    compare,
+    contenders,
+    front,
+    loss_in_words,
+    recommended,
+    verdict,
+    verdicts,
+)
 
 KINDS = ["Q8_0", "Q4_K_M", "Q4_0"]
 
@@ -105,6 +115,24 @@ def test_a_type_that_fails_has_its_reason_and_the_others_go_on(source: Path) -> 
     assert [row.type for row in found.rows][:3] == ["F16", "Q8_0", "Q4_0"]
     assert updates[-1].share == pytest.approx(1.0)
     assert verdict(found.rows[-1], found.rows).startswith("not measured: ")
+
+
+def test_a_report_without_any_type_that_could_be_measured_is_an_error(source: Path) -> None:
+    def on_call(what: str, kind: str) -> None:
+        if what == "judge":
+            raise UsageError("the text is too short")
+
+    measures = FakeMeasures(on_call)
+    with pytest.raises(UsageError, match="the text is too short"):
+        made(source, measures)
+    assert list(source.parent.iterdir()) == [source]
+
+
+def test_without_an_interval_no_type_is_more_exact_than_another() -> None:
+    one, other = row("Q8_0", quality=Quality(kld=0.001)), row("Q4_0", quality=Quality(kld=0.5))
+    assert not compare(one, other).exacter
+    sure = [replace(each, quality=replace(each.quality, kld_error=0.0001)) for each in (one, other)]
+    assert compare(*sure).exacter
 
 
 def test_a_source_that_fails_ends_it(source: Path) -> None:
@@ -218,7 +246,10 @@ def test_the_recommended_type_loses_little_and_is_fast() -> None:
     best = recommended(rows)
     assert best is not None
     assert best.type == "Q4_K_M"
-    lossy = [row(kind, quality=Quality(kld=kld)) for kind, kld in (("Q4_0", 0.9), ("IQ4_NL", 0.7), ("Q8_0", 0.8))]
+    lossy = [
+        row(kind, quality=Quality(kld=kld, kld_error=0.01))
+        for kind, kld in (("Q4_0", 0.9), ("IQ4_NL", 0.7), ("Q8_0", 0.8))
+    ]
     best = recommended(lossy)
     assert best is not None
     assert best.type == "IQ4_NL"  # as little as possible

@@ -60,9 +60,9 @@ def output() -> tuple[Output, io.StringIO, io.StringIO]:
     return Output(stdin=io.StringIO(), stdout=out, stderr=errors, environment={}), out, errors
 
 
-def shown(found: Evaluated, about: About = ABOUT) -> list[str]:
+def shown(found: Evaluated, about: About = ABOUT, verdict: str = "clearly different") -> list[str]:
     shown_on, out, errors = output()
-    show_evaluated(shown_on, about, found, "clearly different")
+    show_evaluated(shown_on, about, found, verdict)
     assert not errors.getvalue()
     return out.getvalue().splitlines()
 
@@ -83,6 +83,17 @@ def test_a_model_alone() -> None:
     assert cells(lines, "bits per byte") == ["0.9897"]
     assert lines[-1] == "Clearly different."
     assert not any("KL" in line or "reference" in line for line in lines)
+
+
+def test_too_few_chunks_have_no_intervals_and_say_how_many_would_do() -> None:
+    few = replace(ALONE, chunks=2, perplexity=Figure(14.657835, 0.2932))
+    lines = shown(few, verdict="")
+    assert cells(lines, "perplexity") == ["14.66", "0.2932"]
+    assert lines[-1] == "Too few chunks for an interval: at least 3 (--chunks 3)."
+    assert " to " not in "".join(lines)
+    assert so_far(few) == "2 chunks, perplexity 14.66"
+    (line,) = shown(replace(few, chunks_there=2), verdict="")[-1:]
+    assert line == "Too few chunks for an interval: at least 3 (a longer --text: this one has 2)."
 
 
 def test_a_model_beside_its_reference() -> None:

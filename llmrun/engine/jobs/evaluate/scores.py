@@ -10,13 +10,14 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from llmrun.protocol.jobs.evaluate import Divergence, Figure, Stretch
-from llmrun.student import student
+from llmrun.protocol.jobs.evaluate import BLOCKS, LEAST_BLOCKS, Divergence, Figure, Stretch
+from llmrun.student import half_width, positive_interval
 
 Array = Any  # of numpy; its own types say little more
 
@@ -35,12 +36,7 @@ SCORE = np.dtype(
 )
 """What is known about one position. Fields behind n_bytes need a reference."""
 
-BLOCKS = (256, 64)
-"""So many positions in a row are one observation when an interval is computed, because they have much in common: over
-24 chunks of prose a mean KLD is 1.5 times as uncertain as independent positions would make it, over 24 chunks of
-documentation 2.2 times. The smaller number is for texts of fewer than _ENOUGH larger ones.
-"""
-_ENOUGH = 20
+_ENOUGH = 20  # blocks of the larger size, or blocks of the smaller one are taken
 
 _Z = 1.959964  # 97.5 % of a normal distribution lie below
 _LARGEST_LOG = 700.0  # of what a float can hold
@@ -88,7 +84,7 @@ class Rows:
         log_model = math.log(np.exp(model, out=model).sum(dtype=np.float64))
         row["nll"], row["top"] = log_model - own, top == token
         row["reference_nll"], row["reference_top"] = log_base - own_base, reference_top == token
-        row["kld"] = difference + log_model - log_base
+        row["kld"] = max(difference + log_model - log_base, 0.0)  # rounding may leave less
         row["same_top"] = top == reference_top
 
     def _shifted(self, address: int, out: Array) -> tuple[Array, int]:
@@ -122,7 +118,7 @@ def divergence(scores: Array) -> Divergence:
     log_ratio = _mean(nll - base, blocks)
     change = np.exp(-nll) - np.exp(-base)
     return Divergence(
-        mean=_mean(kld, blocks),
+        mean=_positive_mean(kld, blocks),
         median=quantiles[0.5],
         p90=quantiles[0.9],
         p95=quantiles[0.95],
@@ -133,7 +129,7 @@ def divergence(scores: Array) -> Divergence:
         log_ratio=log_ratio,
         ratio=_exp(log_ratio),
         probability_change=_mean(change, blocks),
-        rms_change=_root(_mean(change * change, blocks)),
+        rms_change=_root(_positive_mean(change * change, blocks)),
         reference_perplexity=perplexity(scores, "reference_nll"),
         correlation=_correlation(nll, base),
     )
@@ -152,7 +148,7 @@ def stretches(scores: Array, n_ctx: int, *, compared: bool) -> tuple[Stretch, ..
             stretch = Stretch(
                 *(start, end, len(part), stretch.perplexity),
                 perplexity(part, "reference_nll"),
-                _mean(part["kld"], blocks),
+                _positive_mean(part["kld"], blocks),
                 _share(part["same_top"], blocks),
             )
         found.append(stretch)
@@ -181,28 +177,32 @@ def _blocks(scores: Array) -> Array:
 
 
 def _mean(values: Array, blocks: Array) -> Figure:
-    """The mean; its interval by how the blocks' sums differ from what their lengths let expect (a ratio estimate)."""
+    """Return the mean; its interval is Student's t over the blocks' sums of deviations from it (a ratio estimate).
+
+    With fewer than LEAST_BLOCKS there is none.
+    """
     count = len(values)
     mean = float(np.mean(values))
     error = math.sqrt(float(np.var(values)) / (count - 1)) if count > _FEWEST else 0.0
-    half = _interval(values - mean, blocks, error)
+    sums = np.bincount(blocks, values - mean)
+    if len(sums) < LEAST_BLOCKS:
+        return Figure(mean, error)
+    half = half_width(sums.tolist()) * len(sums) / count
     return Figure(mean, error, mean - half, mean + half)
 
 
-def _interval(deviations: Array, blocks: Array, error: float) -> float:
-    """Half of a 95 % interval of the mean: Student's t over the blocks' sums of deviations from it."""
-    sums = np.bincount(blocks, deviations)
-    if len(sums) < 2:
-        return _Z * error
-    among = math.sqrt(float(np.dot(sums, sums)) * len(sums) / (len(sums) - 1)) / len(deviations)
-    return student(len(sums) - 1) * among
+def _positive_mean(values: Array, blocks: Array) -> Figure:
+    """Return the mean of values that are not negative; neither is its interval."""
+    mean = _mean(values, blocks)
+    return mean if mean.half is None else Figure(mean.value, mean.error, *positive_interval(mean.value, mean.half))
 
 
 def _share(flags: Array, blocks: Array) -> Figure:
-    """How often something holds. Wilson's interval, which has a width at 0 % and 100 % too."""
+    """Return how often something holds. Wilson's interval has a width at 0 % and 100 % too."""
     mean = _mean(flags, blocks)
-    share, count = mean.value, float(len(flags))
-    half = mean.high - share
+    share, half, count = mean.value, mean.half, float(len(flags))
+    if half is None:
+        return mean
     variance = share * (1 - share)
     if half > 0 and variance > 0:
         count = min(count, variance * (_Z / half) ** 2)  # as many independent positions would tell as much
@@ -213,13 +213,14 @@ def _share(flags: Array, blocks: Array) -> Figure:
 
 
 def _quantile(values: Array, ordered: Array, blocks: Array, share: float) -> Figure:
-    """A quantile, between neighbours as llama-perplexity does it. Its interval is Woodruff's: what is known about how
-    many values lie below it, read back through the sample's own distribution.
+    """Return a quantile, between neighbours as llama-perplexity does it.
+
+    Its interval is Woodruff's: that of the share of values below it, read back through the sample's own distribution.
     """
     value = _at(ordered, share)
-    below = _mean(values <= value, blocks)
-    half = below.high - below.value
-    return Figure(value, 0.0, _at(ordered, share - half), _at(ordered, share + half))
+    half = _mean(values <= value, blocks).half
+    ends = () if half is None else (_at(ordered, share - half), _at(ordered, share + half))
+    return Figure(value, 0.0, *ends)
 
 
 def _at(ordered: Array, share: float) -> float:
@@ -230,14 +231,19 @@ def _at(ordered: Array, share: float) -> float:
 
 
 def _exp(log: Figure) -> Figure:
-    value, low, high = (math.exp(min(each, _LARGEST_LOG)) for each in (log.value, log.low, log.high))
-    return Figure(value, value * log.error, low, high)
+    figure = _mapped(log, lambda value: math.exp(min(value, _LARGEST_LOG)))
+    return replace(figure, error=figure.value * log.error)
 
 
 def _root(square: Figure) -> Figure:
-    value = math.sqrt(square.value)
-    error = 0.5 / value * square.error if value else 0.0
-    return Figure(value, error, math.sqrt(max(square.low, 0.0)), math.sqrt(max(square.high, 0.0)))
+    figure = _mapped(square, math.sqrt)
+    return replace(figure, error=0.5 / figure.value * square.error if figure.value else 0.0)
+
+
+def _mapped(figure: Figure, function: Callable[[float], float]) -> Figure:
+    """Return a figure's value and interval on another, rising scale."""
+    ends = (None if end is None else function(end) for end in (figure.low, figure.high))
+    return Figure(function(figure.value), figure.error, *ends)
 
 
 def _correlation(one: Array, other: Array) -> float:

@@ -106,7 +106,7 @@ def _pieces(tokens: list[int], n_ctx: int, command: Importance) -> list[list[int
     if len(tokens) < _LEAST_TOKENS:
         raise UsageError(
             "the calibration text is too short",
-            why=f"it has {len(tokens)} tokens; {n_ctx:,} are the least that makes sense, 4,000 are good",
+            why=f"it has {len(tokens)} tokens, and at least {_LEAST_TOKENS} are needed; 4,000 are good",
             hint="name a longer one, or let the model write its own: --imatrix auto",
         )
     starts = range(0, max(len(tokens) - n_ctx, 0) + 1, n_ctx)
