@@ -15,7 +15,7 @@ import pytest
 from support.installed import SECONDS, Installed
 from support.real_server import RealServer
 
-MOST = 12  # tokens of an answer
+MOST = 8  # tokens of an answer
 BATCH = 512  # tokens of a prompt that are computed at once
 
 
