@@ -194,12 +194,12 @@ def model_for(prepared: Callable[[Wishes], Model], wishes: Wishes, need: Need, p
 
     Args:
         prepared: plans the model, as model.prepare().
-        parallel: rows side by side; None is as many as fit.
+        parallel: rows side by side; None is as many as fit, and one where rows are computed one at a time.
 
     Raises:
         LlmrunError: see prepare().
     """
-    count = parallel or max(1, min(MOST_PARALLEL, need.rows))
+    count = parallel or (1 if wishes.exact else max(1, min(MOST_PARALLEL, need.rows)))
     while True:
         model = prepared(replace(wishes, parallel=count))
         if parallel or count == 1 or model.plan.n_cells >= count * min(need.tokens, model.plan.n_ctx):

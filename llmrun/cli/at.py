@@ -46,6 +46,7 @@ def refuse_beside_at(loading: LoadingOptions, others: Mapping[str, bool] = {}) -
         "--cache-type-k": wishes.cache_type_k != "f16",
         "--cache-type-v": wishes.cache_type_v != "f16",
         "--flash-attention": wishes.flash_attention != "auto",
+        "--exact": wishes.exact,
         "--speculate": loading.speculate is not None,
         "--draft": loading.draft is not None,
         "--mmproj": loading.projector is not None,

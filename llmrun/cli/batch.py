@@ -14,6 +14,7 @@ import typer
 from llmrun.cli.at import ANY_MODEL, refuse_beside_at
 from llmrun.cli.far import AtOption, KeyFileOption, far_server, served_model
 from llmrun.cli.options import (
+    ExactOption,
     GrammarOption,
     JsonOption,
     JsonSchemaOption,
@@ -105,6 +106,7 @@ def batch(
     prompt: RowPromptOption = None,
     raw: RawOption = False,
     parallel: ParallelOption = None,
+    exact: ExactOption = False,
     ray: RayOption = None,
     retry_errors: RetryErrorsOption = False,
     dry_run: DryRunOption = False,
@@ -132,6 +134,7 @@ def batch(
     if loading.draft is not None or loading.speculate:
         raise UsageError("a batch drafts nothing", why="many rows side by side use the hardware fully as it is")
     output = Output(json=json)
+    loading = replace(loading, wishes=replace(loading.wishes, exact=exact))
     loading = _engine(at, key_file, ray, loading)
     model, rows = _model_and_rows(model, rows, loading)
     out = out or rows.with_name(f"{rows.stem}.answers.jsonl")

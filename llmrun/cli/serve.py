@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.cli.completion import complete_model
-from llmrun.cli.options import LoadingOptions, loading, with_options
+from llmrun.cli.options import ExactOption, LoadingOptions, loading, with_options
 from llmrun.cli.sampling import watermark_flags
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
@@ -81,9 +81,6 @@ GraceOption = Annotated[
     str, typer.Option("--grace", metavar="TIME", help="How long running answers may go on after Ctrl-C.")
 ]
 TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="The longest an answer may take.")]
-ExactOption = Annotated[
-    bool, typer.Option("--exact", help="Answers bit for bit as from an idle server: one at a time.")
-]
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log each request as a JSON object on stderr.")]
 
 

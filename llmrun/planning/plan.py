@@ -7,7 +7,7 @@ it is a pure function of facts and wishes. Sizes are in bytes, context lengths i
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -43,7 +43,7 @@ _FEWEST_PARKED = 16
 _SEQUENCE_IDS = 256  # of llama.cpp
 _FP16_STEP = 128  # elements of a head that ggml's AVX512-FP16 kernels take at a time; of shorter ones, one at a time
 _MOST_SCORES = 1 << 30  # bytes
-_SCORES_SHARE = 16  # of free memory
+_SCORES_SHARE = 16  # of memory
 
 # Quantization -> bits a weight, as they come out for whole models; the smaller ones in order of quality.
 _SMALLER_QUANTS = {
@@ -80,7 +80,7 @@ class Wishes:
         cache_type_k, cache_type_v: of the keys and the values in the KV cache, keys of memory.KV_BYTES.
         flash_attention: one of FLASH_ATTENTION.
         parallel: how many answers at the same time.
-        exact: these share nothing, so that each is bit for bit what it would be alone.
+        exact: these share nothing and are computed as one is, so that each is bit for bit what it would be alone.
         workers: "HOST:PORT" of RPC workers that hold a part of the layers.
 
     Raises:
@@ -236,7 +236,8 @@ def make_plan(
     # A growing KV cache would cross the network each time.
     n_ctx_start = n_ctx if room.apart > 1 or hardware.workers else room.start(n_cells)
     split = room.split(n_cells, n_ctx_start * room.apart)
-    flash_attention = _flash_attention(header, hardware, wishes, n_ctx, split.ram)
+    is_like_one = wishes.parallel == 1 or wishes.as_alone or wishes.exact
+    flash_attention = choose_flash_attention(header, hardware, wishes) if is_like_one else wishes.flash_attention
     plain = room.memory(n_cells, n_ctx_start * room.apart)
     parts = without_flash_attention(plain, header, n_ctx) if flash_attention == "off" else plain
     return Plan(
@@ -307,20 +308,25 @@ def _gpu_notes(header: HeaderFacts, hardware: Hardware, wishes: Wishes, split: S
     return [f"{where}: what fits into its {free} of free memory"]
 
 
-def _flash_attention(header: HeaderFacts, hardware: Hardware, wishes: Wishes, n_ctx: int, ram: int) -> str:
-    """The user's wish; else off where decode is faster without by much more than prefill is slower, and memory is left.
+def choose_flash_attention(header: HeaderFacts, hardware: Hardware, wishes: Wishes) -> str:
+    """Return the flash attention setting of one sequence, the same for all commands whose figures are to be equal.
 
+    The user's wish; else off where decode is faster without by much more than prefill is slower, and memory is left.
     On x86, ggml's kernel for it goes through the KV cache once for every head. Without it, a step behind 2,000 tokens
     takes 0.70 of the time and prefill there 1.35 (SmolLM2; 0.75 and 1.09 on a model of 1B; 0.81 and 1.16 without
     AVX-512). A conversation, whose earlier turns are in the cache, decodes most of the time. With several sequences it
     is slower behind few tokens, or where they share a pool.
     """
-    is_for_one = wishes.parallel == 1 or wishes.as_alone
-    asked = wishes.flash_attention, is_for_one, wishes.cache_type_k, wishes.cache_type_v
-    if asked != ("auto", True, "f16", "f16") or hardware.gpus or hardware.workers or "avx2" not in hardware.cpu_flags:
+    asked = wishes.flash_attention, wishes.cache_type_k, wishes.cache_type_v
+    if asked != ("auto", "f16", "f16") or hardware.gpus or hardware.workers or "avx2" not in hardware.cpu_flags:
         return wishes.flash_attention
-    fits = scores_fit(header, hardware, n_ctx) and ram + score_bytes(header, n_ctx) <= hardware.memory_available
-    return "off" if fits else "auto"
+    alone = _Room(header, hardware, replace(wishes, parallel=1, exact=False), "", "")
+    try:
+        n_ctx, _ = alone.context()  # not the window of one of several, which may be cut to fit
+    except OutOfMemoryError:
+        return wishes.flash_attention
+    needed = alone.split(n_ctx, alone.start(n_ctx)).ram + score_bytes(header, n_ctx)
+    return "off" if scores_fit(header, hardware, n_ctx) and needed <= hardware.memory_available else "auto"
 
 
 def _is_flash_attention_slow(header: HeaderFacts, hardware: Hardware) -> bool:
@@ -334,8 +340,11 @@ def _is_flash_attention_slow(header: HeaderFacts, hardware: Hardware) -> bool:
 
 
 def scores_fit(header: HeaderFacts, hardware: Hardware, n_ctx: int) -> bool:
-    """Whether there is memory to spare for attention without flash attention."""
-    return score_bytes(header, n_ctx) <= min(_MOST_SCORES, hardware.memory_available // _SCORES_SHARE)
+    """Return whether attention without flash attention takes a small share of memory.
+
+    Of all memory: free memory changes from one command to the next, and greedy answers would change with it.
+    """
+    return score_bytes(header, n_ctx) <= min(_MOST_SCORES, hardware.memory_total // _SCORES_SHARE)
 
 
 # ---- context ---------------------------------------------------------------------------------------

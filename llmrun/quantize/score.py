@@ -12,8 +12,8 @@ from pathlib import Path
 from llmrun.errors import require_within
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
-from llmrun.planning.hardware import probe
-from llmrun.planning.plan import CONTEXT_BOUNDS, Wishes
+from llmrun.planning.machine import this_machine
+from llmrun.planning.plan import CONTEXT_BOUNDS, Wishes, choose_flash_attention
 from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.jobs.evaluate import EvaluateUpdate
 from llmrun.protocol.jobs.score import SCORE, ScoredText, ScoreText
@@ -57,7 +57,7 @@ def score(
     check(header)
     window = choose_context([header], n_ctx, long=False) if n_ctx else min(header.n_ctx_train or 512, MOST_TOGETHER)
     window = min(window, max(len(text.encode()) + 1, SHORTEST_CONTEXT))  # a token is a byte at least
-    hardware = probe()
+    hardware = this_machine()
     if hardware.memory_total:
         check_memory([header], window, window, hardware.memory_available)
     command = ScoreText(
@@ -66,7 +66,7 @@ def score(
         window,
         threads=wishes.threads or hardware.usable_cores,
         gpu_layers=ALL_LAYERS if wishes.gpu_layers is None else wishes.gpu_layers,
-        flash_attention=wishes.flash_attention,
+        flash_attention=choose_flash_attention(header, hardware, wishes),  # as `run` without --ctx
         kv_type_k=wishes.cache_type_k,
         kv_type_v=wishes.cache_type_v,
     )

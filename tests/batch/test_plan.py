@@ -37,7 +37,7 @@ def rows(count: int) -> list[Row]:
 
 def planned(path: Path, found: list[Row], recipe: Recipe | None = None, **options: Any) -> BatchPlan:
     prepared = partial(prepare, ModelSpec(str(path), path=path), path)
-    engine = LocalEngine(prepared, Wishes(), options.get("parallel"))
+    engine = LocalEngine(prepared, options.get("wishes", Wishes()), options.get("parallel"))
     return plan_batch(engine, found, recipe or Recipe(), options.get("done", {}))
 
 
@@ -53,6 +53,12 @@ def test_all_rows_are_left_and_run_side_by_side(model: Path) -> None:
 
 def test_the_users_number_of_rows_counts(model: Path) -> None:
     assert planned(model, rows(500), parallel=7).parallel == 7
+
+
+def test_exact_rows_are_one_at_a_time(model: Path) -> None:
+    exact = Wishes(exact=True)
+    assert planned(model, rows(500), wishes=exact).parallel == 1
+    assert planned(model, rows(500), wishes=exact, parallel=7).parallel == 7, "they take turns"
 
 
 def test_rows_with_answers_are_not_asked_again(model: Path) -> None:
@@ -130,9 +136,10 @@ def test_what_rows_have_in_common_is_counted_once(model: Path) -> None:
 def test_how_long_it_takes_by_what_was_measured(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     speed = MachineSpeed(1e9, 1e-6, {}, {}, {"F32": Rates(((100.0, 2e9),), 1e6)})
     monkeypatch.setattr(local, "speed_of", lambda *args, **options: speed)
-    engine = LocalEngine(partial(prepare, ModelSpec(str(model), path=model), model), Wishes(), None)
 
-    def seconds(count: int, most: int | None) -> float | None:
+    def seconds(count: int, most: int | None, *, exact: bool = False) -> float | None:
+        prepared = partial(prepare, ModelSpec(str(model), path=model), model)
+        engine = LocalEngine(prepared, Wishes(exact=exact), 8 if exact else None)
         recipe = Recipe(asked=AnswerRequest(limits=Limits(most)))
         return engine.seconds(plan_batch(engine, rows(count), recipe, {}))
 
@@ -140,3 +147,6 @@ def test_how_long_it_takes_by_what_was_measured(model: Path, monkeypatch: pytest
     assert some is not None
     assert twice == pytest.approx(2 * some, rel=0.1)
     assert seconds(64, None) is None, "answers may be as long as the model likes"
+    alone = seconds(1, 10, exact=True)
+    assert alone is not None
+    assert seconds(8, 10, exact=True) == pytest.approx(8 * alone, rel=1e-6), "one at a time, and nothing is shared"

@@ -30,8 +30,7 @@ READING = ("run", "smollm2", "--json", "--max-tokens", "1", "-")
 
 def in_prefill(llmrun: Installed) -> Running:
     running = llmrun.start(*READING, stdin=LONG_PROMPT)
-    running.event("Started")
-    time.sleep(0.05)
+    running.event("PrefillProgress")  # of its first piece
     return running
 
 

@@ -181,10 +181,16 @@ def test_two_chunks_give_figures_but_no_interval_and_no_verdict(llmrun: Installe
 
 
 def test_score_has_the_perplexity_of_one_chunk(llmrun: Installed, text: Path) -> None:
-    measured = ["evaluate", "smollm2", "--text", str(text), "--ctx", str(N_CTX), "--chunks", "1", "--json"]
-    one = llmrun.run(*measured)
+    alike = [
+        "--ctx",
+        str(N_CTX),
+        "--json",
+        "--flash-attention",
+        "on",
+    ]  # `evaluate` has llama-perplexity's, `score` run's
+    one = llmrun.run("evaluate", "smollm2", "--text", str(text), "--chunks", "1", *alike)
     cut = text.read_text(encoding="utf-8")[:800]  # a few more tokens than a chunk has
-    scored = llmrun.run("score", "smollm2", "-", "--ctx", str(N_CTX), "--json", stdin=cut)
+    scored = llmrun.run("score", "smollm2", "-", *alike, stdin=cut)
     assert (one.returncode, scored.returncode) == (0, 0), scored.stderr
     found = json.loads(scored.stdout)
     assert found["windows"] > 1

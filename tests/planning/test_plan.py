@@ -14,7 +14,7 @@ from support.model_facts import Facts
 from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory
-from llmrun.planning.plan import Wishes, make_plan, margin, readable_size, scores_fit
+from llmrun.planning.plan import Wishes, choose_flash_attention, make_plan, margin, readable_size, scores_fit
 from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.devices import Gpu
 
@@ -414,8 +414,9 @@ def test_slow_flash_attention_is_told(wishes: Wishes, flags: tuple[str, ...], fa
         (Wishes(cache_type_k="q8_0"), ("avx2",), 16, "auto"),
         (Wishes(parallel=4), ("avx2",), 16, "auto"),
         (Wishes(parallel=4, as_alone=True), ("avx2",), 16, "off"),
+        (Wishes(parallel=4, exact=True), ("avx2",), 16, "off"),
         (Wishes(), ("neon",), 16, "auto"),
-        (Wishes(), ("avx2",), 1, "auto"),
+        (Wishes(), ("avx2",), 1, "off"),
     ],
 )
 def test_one_sequence_is_computed_without_flash_attention_on_x86(
@@ -430,9 +431,32 @@ def test_a_gpu_has_flash_attention() -> None:
     assert make_plan(SMALL, hardware, Wishes()).flash_attention == "auto"
 
 
-@pytest.mark.parametrize(("free", "n_ctx", "fits"), [(16, 8192, True), (2, 8192, False), (64, 131_072, False)])
-def test_scores_may_take_little_memory(free: int, n_ctx: int, fits: bool) -> None:
-    assert scores_fit(SMALL, machine(free=free * GIB), n_ctx) is fits
+@pytest.mark.parametrize("parallel", [1, 2, 16])
+@pytest.mark.parametrize("n_ctx", [None, 2048])
+@pytest.mark.parametrize("facts", [SMALL, LARGE])
+@pytest.mark.parametrize("free", [10, 16, 24])
+def test_exact_answers_are_computed_with_the_flash_attention_of_one(
+    facts: Facts, n_ctx: int | None, parallel: int, free: int
+) -> None:
+    """Also where windows apart from each other are cut to fit, so that their scores would take less memory."""
+    hardware = replace(machine(free=free * GIB), cpu_flags=("avx2",))
+    wishes = Wishes(n_ctx=n_ctx)
+    alone = make_plan(facts, hardware, wishes)
+    exact = make_plan(facts, hardware, replace(wishes, parallel=parallel, exact=True))
+    assert exact.flash_attention == alone.flash_attention == choose_flash_attention(facts, hardware, wishes)
+    assert alone.flash_attention == ("auto" if alone.n_ctx * facts.most_heads > 1 << 19 else "off")
+
+
+def test_flash_attention_is_left_to_llama_cpp_where_no_window_fits() -> None:
+    hardware = replace(machine(free=GIB), cpu_flags=("avx2",))
+    assert choose_flash_attention(LARGE, hardware, Wishes()) == "auto"
+
+
+@pytest.mark.parametrize(("memory", "n_ctx", "fits"), [(16, 8192, True), (2, 8192, False), (64, 131_072, False)])
+def test_scores_may_take_little_memory(memory: int, n_ctx: int, fits: bool) -> None:
+    for free in (memory, 1):
+        hardware = replace(machine(free=free * GIB), memory_total=memory * GIB)
+        assert scores_fit(SMALL, hardware, n_ctx) is fits, "whatever other programs leave of it"
 
 
 def test_scores_that_are_written_count_as_memory() -> None:

@@ -45,9 +45,9 @@ def gone(process: psutil.Process | None) -> bool:
         return True
 
 
-def engine_of(front: int, seconds: float = 10.0) -> psutil.Process:
+def engine_of(front: int) -> psutil.Process:
     """The engine process of a front, as soon as it is there."""
-    return eventually(lambda: _engine(front), seconds) or pytest_fail(f"process {front} has no engine")
+    return eventually(lambda: _engine(front), SECONDS) or pytest_fail(f"process {front} has no engine")
 
 
 def _engine(front: int) -> psutil.Process | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ PAGE = b"<!doctype html><html><body>Please log in to the hotel's network</body><
 TOKEN = "canary-token"
 SILENCES = {"stall_after", "silent"}
 """Faults that only patience ends; for all others there is enough of it for a machine that does a lot besides."""
+PATIENT = Patience(connect_seconds=30, stall_seconds=20, retries=2, backoff_seconds=0.0)
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,15 @@ class Mode:
     before: bytes = b""
     quant: str | None = None
     in_pieces: str | None = None
+
+    @property
+    def patience(self) -> Patience:
+        """Little where it is what ends the transfer, and as many retries as a busy machine needs for one to succeed."""
+        if not SILENCES & self.faults.keys():
+            return PATIENT
+        if self.faults.get("drip"):  # a byte has to come within it
+            return replace(PATIENT, stall_seconds=2, retries=0)
+        return replace(PATIENT, stall_seconds=0.4, retries=2 if self.says else 20)
 
 
 def split(number: int) -> str:
@@ -177,7 +187,7 @@ def test_fault(mode: Mode, pieces: bool, hub: StandInHub, tmp_path: Path, monkey
         blob.parent.mkdir(parents=True)
         part.part_path(blob).write_bytes(mode.before)
 
-    error = run(hub, cache, mode.quant, stall_seconds=0.4 if SILENCES & mode.faults.keys() else 20)
+    error = run(hub, cache, mode.quant, mode.patience)
 
     assert {request.headers.get("authorization") for request in hub.requests if request.host == "127.0.0.1"} <= {
         f"Bearer {TOKEN}"
@@ -200,10 +210,9 @@ def test_fault(mode: Mode, pieces: bool, hub: StandInHub, tmp_path: Path, monkey
         assert left_over(cache) == {blob, installed, blob.parent.parent / "refs" / "main"}
 
 
-def run(hub: StandInHub, cache: Path, quant: str | None, stall_seconds: float = 20) -> LlmrunError | None:
+def run(hub: StandInHub, cache: Path, quant: str | None, patience: Patience = PATIENT) -> LlmrunError | None:
     """The error of a pull, None when it came to a good end."""
     settings = Settings(cache, hub.url, offline=False, debug=False)
-    patience = Patience(connect_seconds=5, stall_seconds=stall_seconds, retries=2, backoff_seconds=0.0)
     try:
         pull(ModelSpec("tiny", repository=hub.repository, quant=quant), settings, patience=patience)
     except LlmrunError as error:
