@@ -321,7 +321,7 @@ class Database:
             self._replace()
 
     def _replace(self) -> None:
-        """Put a new file in the place of a damaged one, which is kept. A kill on the way leaves one of them there."""
+        """Replace a damaged file, which is kept, by a new one with what could be rescued."""
         old, new = self._path, self._path.with_suffix(".new")
         for companion in _COMPANIONS:
             Path(f"{new}{companion}").unlink(missing_ok=True)  # of a repair that was killed
@@ -404,7 +404,7 @@ def _migrate(connection: sqlite3.Connection, migrations: Sequence[Sequence[str]]
 
 
 def sqlite_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """Errors of sqlite3 about a file, and others. An error's own words may be damaged: a UnicodeDecodeError."""
+    """Return sqlite3's errors and others. A damaged name in SQLite's own message raises UnicodeDecodeError."""
     import sqlite3
 
     return sqlite3.Error, UnicodeDecodeError, *others

@@ -1,4 +1,4 @@
-"""Damaged files of saved chats: what is wrong with one, and what can be read of it, copied into a new one.
+"""Damaged files of saved chats: examine one, and copy the readable chats into a new one.
 
 Owns which chats are taken over, and how that is told. Changes nothing in the damaged file.
 """
@@ -58,7 +58,7 @@ def _damage(connection: sqlite3.Connection, session: int) -> str:
 
 
 def copy_readable(old: sqlite3.Connection, new: sqlite3.Connection) -> str:
-    """Copy every chat that can be read, in whole or in part; returns what that was, in words.
+    """Copy every chat that can be read, in whole or in part; return a summary.
 
     Args:
         old: damaged.
