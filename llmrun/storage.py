@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -221,21 +222,28 @@ class SqliteSchema:
         what: is in it, for messages, e.g. "the saved chats".
         migrations: number n, counted from 1, makes version n of version n - 1; each is its statements.
         probes: queries that read where damage shows.
+        repair: what to type about damage that is found later; "" moves the file away by hand.
     """
 
     what: str
     migrations: Sequence[Sequence[str]]
     probes: Sequence[str] = ()
+    repair: str = ""
+
+
+Rescue = Callable[["sqlite3.Connection", "sqlite3.Connection"], str]
+"""Copies what can be read of a damaged file into a new one; gives in words what that was, "" for nothing."""
 
 
 class Database:
     """An open SQLite file that only its owner can read, brought up to date; or one in memory.
 
     A commit is on the disk (WAL, synchronous=FULL) before it returns, and what is deleted is overwritten. A damaged
-    file is moved aside, never deleted, and a new one begins.
+    file is moved aside, never deleted, and a new one begins with what could be rescued.
 
     Args:
         path: of the file; it and its folder are made where needed. None keeps everything in memory.
+        rescue: called when a damaged file is replaced.
 
     Attributes:
         connection: in autocommit mode; see writing().
@@ -248,8 +256,8 @@ class Database:
 
     connection: sqlite3.Connection
 
-    def __init__(self, path: Path | None, schema: SqliteSchema) -> None:
-        self._path, self._schema = path or Path(":memory:"), schema
+    def __init__(self, path: Path | None, schema: SqliteSchema, rescue: Rescue = lambda old, new: "") -> None:
+        self._path, self._schema, self._rescue = path or Path(":memory:"), schema, rescue
         self.note = ""
         with self.explained():
             if path is None:
@@ -286,12 +294,20 @@ class Database:
         Raises:
             LlmrunError: says which file, why, and what to do.
         """
-        import sqlite3
-
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except sqlite_errors(OSError) as error:
             raise self._in_words(error) from error
+
+    def replace(self) -> None:
+        """Move the file aside, and go on in a new one with what can be read of it. Nobody else may have it open.
+
+        Raises:
+            LlmrunError: as when it is opened.
+        """
+        self.connection.close()
+        with self.explained(), _alone_in(self._path.parent):
+            self._replace()
 
     def close(self) -> None:
         """Close the file."""
@@ -299,28 +315,40 @@ class Database:
 
     def _is_ready(self) -> bool:
         """Open the file if it is as it should be; the fast way that nearly every start takes."""
-        import sqlite3
-
         try:
             return self._open(migrates=False)
-        except sqlite3.Error as error:
-            if _is_damage(error):
+        except sqlite_errors() as error:
+            if is_damage(error):
                 return False
             raise
 
     def _set_up(self) -> None:
         """Make, migrate or replace the file. Other processes wait, or have just done it."""
-        import sqlite3
-
         try:
             self._open()
-        except sqlite3.Error as error:
-            if not _is_damage(error):
+        except sqlite_errors() as error:
+            if not is_damage(error):
                 raise
-            aside = _move_aside(self._path)
-            _make_file(self._path)
+            self._replace()
+
+    def _replace(self) -> None:
+        """Replace a damaged file, which is kept, by a new one with what could be rescued."""
+        old, new = self._path, self._path.with_suffix(".new")
+        for companion in _COMPANIONS:
+            Path(f"{new}{companion}").unlink(missing_ok=True)  # of a repair that was killed
+        _make_file(new)
+        self._path = new
+        try:
             self._open()
-            self.note = f"{self._path} was damaged. It is kept as {aside}; a new one begins."
+        finally:
+            self._path = old
+        with closing(self.connection) as connection:
+            rescued = _rescued(old, connection, self._rescue)
+        aside = _move_aside(old)
+        new.rename(old)
+        sync_folder(old.parent)
+        self._open()
+        self.note = f"{old} was damaged. It is kept as {aside}; {rescued or 'a new one begins'}."
 
     def _open(self, *, migrates: bool = True) -> bool:
         """Connect; False if the file is of an older version and is to stay so."""
@@ -351,14 +379,16 @@ class Database:
         self.connection = connection
         return True
 
-    def _in_words(self, error: sqlite3.Error | OSError) -> LlmrunError:
+    def _in_words(self, error: Exception) -> LlmrunError:
         what, path, text = self._schema.what, str(self._path), getattr(error, "strerror", None) or str(error)
         if "disk is full" in text or getattr(error, "errno", None) in _FULL:
             return DiskFullError(f"can't write {what} in {path!r}", why="the disk is full", hint=MAKE_ROOM)
         if "locked" in text:
             return UsageError(f"{path!r} is busy", why="another llmrun is writing to it", hint="try again")
-        if _is_damage(error):
-            return ResourceError(f"{path!r} is damaged", why=text, hint=f"mv {path} {path}.damaged")
+        if is_damage(error):
+            return ResourceError(
+                f"{path!r} is damaged", why=text, hint=self._schema.repair or f"mv {path} {path}.damaged"
+            )
         hint = "check the rights to that folder, or set LLMRUN_HOME to another one"
         return ResourceError(f"can't read or write {what} in {path!r}", why=text, hint=hint)
 
@@ -384,12 +414,37 @@ def _migrate(connection: sqlite3.Connection, migrations: Sequence[Sequence[str]]
         raise
 
 
-def _is_damage(error: BaseException) -> bool:
+def sqlite_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return sqlite3's errors and others. A damaged name in SQLite's own message raises UnicodeDecodeError."""
+    import sqlite3
+
+    return sqlite3.Error, UnicodeDecodeError, *others
+
+
+def is_damage(error: BaseException | None) -> bool:
     """Whether SQLite found the file itself to be wrong: "not a database" or "malformed"."""
     import sqlite3
 
     # All other troubles, such as a full disk or a lock, are of a subclass. A table may have gone with a page.
-    return type(error) is sqlite3.DatabaseError or "no such table" in str(error)
+    lost = re.match("no such (table|column)", str(error))
+    return type(error) in (sqlite3.DatabaseError, UnicodeDecodeError) or lost is not None
+
+
+def _rescued(old: Path, new: sqlite3.Connection, rescue: Rescue) -> str:
+    """Copy what can be read of a damaged file, all in one transaction; returns what that was, in words."""
+    import sqlite3
+
+    new.execute("BEGIN IMMEDIATE")
+    try:
+        with closing(sqlite3.connect(f"{old.absolute().as_uri()}?mode=ro", uri=True)) as damaged:
+            said = rescue(damaged, new)
+    except sqlite_errors() as error:
+        if not is_damage(error):
+            raise
+        new.execute("ROLLBACK")
+        return ""
+    new.execute("COMMIT")
+    return said
 
 
 def _move_aside(path: Path) -> Path:

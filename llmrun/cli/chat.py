@@ -185,7 +185,8 @@ def _store(output: Output, saving: Saving) -> Iterator[Sessions]:
         ResourceError: the disk refuses, and the chat is one that may be saved there.
     """
     try:
-        store = Sessions(None if saving.private else folder_in(load_settings().state_dir))
+        folder = None if saving.private else folder_in(load_settings().state_dir)
+        store = Sessions(folder, on_damage=output.note)
     except ResourceError as error:
         if saving.last or saving.session is not None:
             raise
@@ -200,8 +201,7 @@ def _store(output: Output, saving: Saving) -> Iterator[Sessions]:
 def _saved_chat(store: Sessions, saving: Saving, system: str) -> SavedChat:
     """The chat that goes on, or a new one."""
     if saving.session is not None:
-        known = {name for facts in store.all() for name in (facts.name.lower(), str(facts.id))}
-        if saving.session.lower() not in known:
+        if not store.has(saving.session):
             return store.new(saving.session, system=system)
     elif not saving.last:
         return store.new(system=system)

@@ -41,7 +41,7 @@ def complete_session(incomplete: str) -> list[str]:
     """Names of saved chats, for the Tab key."""
     try:
         with _sessions() as sessions:
-            names = [facts.name for facts in sessions.all()]
+            names = sessions.names()
     except LlmrunError:
         return []  # a key press is no place for an error
     return [name for name in names if name.startswith(incomplete) and _HARMLESS.fullmatch(name)]
@@ -128,7 +128,11 @@ def export_session(
     output = Output()
     wanted = form.value if form else (format_for(to.name) if to else None) or "markdown"
     with _sessions(output) as sessions:
-        tree = sessions.tree(name)
+        tree, damage = sessions.readable(name)
+    if damage:
+        output.note(
+            f"Only what can be read of {tree.name}: {damage[0]}{f', and {len(damage) - 1} more' * (len(damage) > 1)}."
+        )
     text = export(tree, wanted, branch)
     if to is None:
         _print(output, text)
@@ -165,6 +169,19 @@ def import_session(
         output.result_json(_plain(facts))
     else:
         output.note(f"Saved as {facts.name}. `llmrun chat MODEL --session {shlex.quote(facts.name)}` goes on with it.")
+
+
+@app.command("repair")
+def repair_sessions() -> None:
+    """Save what can be read of damaged chats in a new file; the damaged file is kept."""
+    output = Output()
+    with _sessions(output) as sessions:
+        told = sessions.note
+        note = sessions.repair()
+    if not note:
+        output.note("No saved chat is damaged.")
+    elif note != told:
+        output.note(note)
 
 
 @app.command("rename")
@@ -232,7 +249,8 @@ def _sessions(output: Output | None = None) -> Iterator[Sessions]:
     """The saved chats; what has to be told about opening them is told."""
     from llmrun.chat.store.store import Sessions, folder_in
 
-    with Sessions(folder_in(load_settings().state_dir)) as sessions:
+    on_damage = output.note if output else lambda line: None
+    with Sessions(folder_in(load_settings().state_dir), on_damage=on_damage) as sessions:
         if output and sessions.note:
             output.note(sessions.note)
         yield sessions

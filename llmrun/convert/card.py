@@ -98,7 +98,7 @@ def read_card(text: str) -> Json:
     matter = "\n".join(lines[1 : lines.index("---", 1)]).replace("\t", "  ") + "\n"
     # "no" is the code of Norwegian here, not a truth value.
     matter = matter.replace("- no\n", '- "no"\n')
-    if len(matter) > MAX_FRONT_MATTER:
+    if len(matter) > MAX_FRONT_MATTER or "<<" in matter:  # merged mappings may grow without end
         return {}
     try:
         found = yaml.safe_load(matter)
@@ -143,7 +143,7 @@ def _named(card: Json, config: Json, folder_name: str, n_parameters: int, size_l
 def _text(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = ",".join(value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63:
         value = str(value)
     return value[:MAX_TEXT] if isinstance(value, str) else ""
 

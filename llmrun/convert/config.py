@@ -6,12 +6,11 @@ Owns defaults and checks of single values; must not know what becomes of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any, NoReturn
 
 from llmrun.errors import BadModelError
 
-MAX_COUNT = 1 << 31
+MAX_NUMBER = 3.4028234663852886e38  # of float32, in which GGUF has its numbers
 
 
 class Config:
@@ -45,26 +44,49 @@ class Config:
             self.fail(name, "an object")
         return found or {}
 
-    def count(self, name: str) -> int:
-        """A whole number from 1 on.
+    def count(self, name: str, most: int) -> int:
+        """A whole number from 1 to `most`: what the tensors, or llama.cpp, can bear.
 
         Raises:
             BadModelError: it is missing or no such number.
         """
         found = self.get(name)
-        if type(found) is not int or not 0 < found < MAX_COUNT:
-            self.fail(name, "a whole number from 1 on")
+        if type(found) is not int or not 0 < found <= most:
+            self.fail(name, f"a whole number from 1 to {most:,}")
         return found
 
-    def number(self, name: str) -> float:
-        """A finite number.
+    def flag(self, name: str) -> bool:
+        """A truth value; False when it is not stated.
 
         Raises:
-            BadModelError: it is missing or no number.
+            BadModelError: it is something else.
         """
         found = self.get(name)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not _is_finite(found):
-            self.fail(name, "a number")
+        if found is not None and not isinstance(found, bool):
+            self.fail(name, "true or false")
+        return bool(found)
+
+    def text(self, name: str) -> str:
+        """A text; empty when it is not stated.
+
+        Raises:
+            BadModelError: it is something else.
+        """
+        found = self.get(name)
+        if found is not None and not isinstance(found, str):
+            self.fail(name, "a text")
+        return found or ""
+
+    def number(self, name: str, least: float = -MAX_NUMBER, most: float = MAX_NUMBER) -> float:
+        """A finite number from `least` to `most`.
+
+        Raises:
+            BadModelError: it is missing or no such number.
+        """
+        found = self.get(name)
+        if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found <= most:
+            bounded = (least, most) != (-MAX_NUMBER, MAX_NUMBER)
+            self.fail(name, f"a number from {least:g} to {most:g}" if bounded else "a number")
         return float(found)
 
     def fail(self, name: str, wanted: str) -> NoReturn:
@@ -72,10 +94,3 @@ class Config:
         found = self.get(name)
         why = f"{name} is missing" if found is None else f"{name} is {str(found)[:80]!r}; it has to be {wanted}"
         raise BadModelError("config.json does not describe the model", why=why)
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return isfinite(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return False

@@ -37,7 +37,7 @@ class Folder:
 
     def has(self, name: str) -> bool:
         """Whether there is a file of that name."""
-        return (self.path / name).is_file()
+        return is_file(self.path / name)
 
     def names(self) -> list[str]:
         """What is in the folder, in alphabetical order."""
@@ -67,10 +67,20 @@ class Folder:
         """
         path = self.path / name
         with open_regular(path) as file:
-            data = file.read(most + 1)
+            size = file.seek(0, 2)  # a raw file allocates as much as it is asked for
+            file.seek(0)
+            data = file.read(min(size, most) + 1)
         if len(data) > most:
             raise BadModelError(f"{str(path)!r} is too large", why=f"it has more than {most:,} bytes")
         return data
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file; False for a name that no file can have: too long, or with a zero byte."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def open_regular(path: Path) -> BinaryIO:

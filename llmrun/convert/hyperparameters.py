@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmrun.convert.architectures import Family
+from llmrun.convert.bounds import MAX_WIDTH, Bounds
 from llmrun.convert.config import Config
 from llmrun.convert.folder import Folder
 from llmrun.convert.rope import local_base, rope_of
 from llmrun.errors import BadModelError, UsageError
+from llmrun.gguf.rules import MAX_CONTEXT, MAX_EXPERTS
 from llmrun.protocol.codec import load_json
 
 _POOLING = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
@@ -30,6 +32,7 @@ class Shape:
 
     Attributes:
         metadata: key, without the architecture's name -> value.
+        dimensions: name of a tensor of the file, without its layer -> its shape as PyTorch has it.
         factors: tensors that are made from the settings, name -> values.
         notes: what the user should know.
     """
@@ -39,62 +42,95 @@ class Shape:
     n_kv_heads: int
     n_experts: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)
+    dimensions: dict[str, tuple[int, ...]] = field(default_factory=dict)
     factors: dict[str, list[float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
-def shape_of(config: Config, family: Family, folder: Folder) -> Shape:
+def shape_of(config: Config, family: Family, folder: Folder, bounds: Bounds) -> Shape:
     """The shape that config.json describes.
+
+    Args:
+        bounds: of its numbers.
 
     Raises:
         BadModelError: a setting is missing or is invalid.
         UsageError: the model needs something that llama.cpp does not compute for this architecture; named.
     """
     _check_activation(config, family)
-    heads = config.count("num_attention_heads")
-    kv_heads = config.count("num_key_value_heads") if config.has("num_key_value_heads") else heads
-    shape = Shape(config.count("num_hidden_layers"), heads, kv_heads)
-    width = config.count("hidden_size")
+    width = config.count("hidden_size", bounds.width)
+    heads = config.count("num_attention_heads", bounds.width)
+    kv_heads = config.count("num_key_value_heads", heads) if config.has("num_key_value_heads") else heads
+    shape = Shape(config.count("num_hidden_layers", bounds.n_layers), heads, kv_heads)
     if heads % kv_heads:
         config.fail("num_key_value_heads", f"a divisor of the {heads} heads")
     shape.metadata |= {
         "block_count": shape.n_layers,
-        "context_length": config.count("max_position_embeddings"),
+        "context_length": config.count("max_position_embeddings", MAX_CONTEXT),
         "embedding_length": width,
-        "feed_forward_length": config.count("intermediate_size"),
+        "feed_forward_length": config.count("intermediate_size", MAX_WIDTH),
         "attention.head_count": heads,
     }
+    if not config.has("head_dim") and width % heads:
+        config.fail("hidden_size", f"a multiple of the {heads} heads")
+    head_length = config.count("head_dim", bounds.width) if config.has("head_dim") else width // heads
     if family.name == "bert":
         _bert(config, shape, folder)
+        _set_dimensions(family, shape, head_length)
+        shape.dimensions["token_types"] = (config.count("type_vocab_size", bounds.n_tokens), width)
         return shape
-    head_length = config.count("head_dim") if config.has("head_dim") else width // heads
     shape.metadata |= {
         "attention.head_count_kv": kv_heads,
-        "attention.layer_norm_rms_epsilon": config.number("rms_norm_eps"),
+        "attention.layer_norm_rms_epsilon": config.number("rms_norm_eps", 0, 1),
     }
     if family.name.startswith("granite"):
         if head_length * heads != width:
             config.fail("head_dim", f"{width // heads}, which llama.cpp takes for it")
     elif config.has("head_dim") or (family.name == "llama" and not family.experts):
         shape.metadata |= {"attention.key_length": head_length, "attention.value_length": head_length}
-    if not config.has("head_dim") and width % heads:
-        config.fail("hidden_size", f"a multiple of the {heads} heads")
     rotated = _rotated(config, family, shape, head_length)
     rope = rope_of(config, family.name, rotated)
     shape.metadata |= rope.metadata
     shape.factors, shape.notes = rope.factors, rope.notes
     if family.experts or family.halves:
-        _experts(config, family, shape)
-    _own_settings(config, family, shape, folder)
+        _experts(config, family, shape, bounds)
+    _own_settings(config, family, shape, folder, bounds)
+    _set_dimensions(family, shape, head_length)
     return shape
+
+
+def _set_dimensions(family: Family, shape: Shape, head_length: int) -> None:
+    """Write down which shape each tensor has to have."""
+    width, inner = shape.metadata["embedding_length"], shape.metadata["feed_forward_length"]
+    queries, keys, experts = shape.n_heads * head_length, shape.n_kv_heads * head_length, shape.n_experts
+    routed = shape.metadata.get("expert_feed_forward_length", inner)
+    all_heads = family.name == "olmo2"  # whose norms of queries and keys are over all heads at once
+    norms = {name for name in (*family.outer.values(), *family.layer.values()) if name.endswith("_norm")}
+    shape.dimensions = dict.fromkeys(norms, (width,)) | {
+        "position_embd": (shape.metadata["context_length"], width),
+        "attn_q_norm": (queries if all_heads else head_length,),
+        "attn_k_norm": (keys if all_heads else head_length,),
+        "attn_q": (queries, width),
+        "attn_k": (keys, width),
+        "attn_v": (keys, width),
+        "attn_qkv": (queries + 2 * keys, width),
+        "attn_output": (width, queries),
+        "ffn_gate": (inner, width),
+        "ffn_up": (2 * inner if family.name == "phi3" else inner, width),
+        "ffn_down": (width, inner),
+        "ffn_gate_inp": (experts, width),
+        "ffn_gate_exps": (experts, routed, width),
+        "ffn_up_exps": (experts, routed, width),
+        "ffn_down_exps": (experts, width, routed),
+    }
 
 
 def _check_activation(config: Config, family: Family) -> None:
     names = ("hidden_activation", "hidden_act") if family.name.startswith("gemma") else ("hidden_act",)
-    stated = next((config.get(name) for name in names if config.get(name) is not None), family.activation)
+    stated = next((config.text(name) for name in names if config.get(name) is not None), family.activation)
     if stated != family.activation:
         raise UsageError(
-            f"the activation function {str(stated)[:40]!r} can't be converted",
+            f"the activation function {stated[:40]!r} can't be converted",
             why=f"llama.cpp computes {family.activation} in {family.name} models",
         )
 
@@ -103,9 +139,9 @@ def _rotated(config: Config, family: Family, shape: Shape, head_length: int) -> 
     """How many elements of a head are rotated; writes it where llama.cpp wants it stated."""
     parameters = {**config.part("rope_scaling"), **config.part("rope_parameters")}
     share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    share = 1.0 if share is None else Config({"partial_rotary_factor": share}).number("partial_rotary_factor")
+    share = 1.0 if share is None else Config({"partial_rotary_factor": share}).number("partial_rotary_factor", 0, 1)
     if family.name == "phi3":
-        rotated = int(share * config.count("hidden_size")) // shape.n_heads
+        rotated = int(share * shape.metadata["embedding_length"]) // shape.n_heads
         if not 0 < rotated <= head_length or rotated % 2:
             config.fail("partial_rotary_factor", "a share of a head that is an even number of elements")
         shape.metadata["rope.dimension_count"] = rotated
@@ -119,11 +155,11 @@ def _rotated(config: Config, family: Family, shape: Shape, head_length: int) -> 
     return head_length
 
 
-def _own_settings(config: Config, family: Family, shape: Shape, folder: Folder) -> None:
+def _own_settings(config: Config, family: Family, shape: Shape, folder: Folder, bounds: Bounds) -> None:
     """What one architecture alone has."""
     name = family.name
     if family.permutes:
-        shape.metadata["vocab_size"] = config.count("vocab_size")
+        shape.metadata["vocab_size"] = config.count("vocab_size", bounds.n_tokens)
     if name == "smollm3":
         _check_no_rope_layers(config, shape)
     if name in ("llama", "mistral3") and config.get("sliding_window"):
@@ -131,7 +167,7 @@ def _own_settings(config: Config, family: Family, shape: Shape, folder: Folder) 
     if name.startswith("granite"):
         shape.metadata |= {ours: config.number(theirs) for theirs, ours in _GRANITE_SCALES.items()}
     if name in ("qwen2", "qwen3", "qwen3moe"):
-        if config.get("use_sliding_window"):
+        if config.flag("use_sliding_window"):
             _note_window(config, shape)
         _pooling(shape, folder)
     if name in ("gemma2", "gemma3"):
@@ -139,20 +175,22 @@ def _own_settings(config: Config, family: Family, shape: Shape, folder: Folder) 
     if name == "phi3":
         shape.metadata |= {
             "rope.scaling.original_context_length": _phi3_context(config),
-            "attention.sliding_window": config.count("sliding_window") if config.get("sliding_window") else 0,
+            "attention.sliding_window": config.count("sliding_window", MAX_CONTEXT)
+            if config.get("sliding_window")
+            else 0,
         }
 
 
-def _experts(config: Config, family: Family, shape: Shape) -> None:
+def _experts(config: Config, family: Family, shape: Shape, bounds: Bounds) -> None:
     """How many experts there are, and how many of them a token goes to."""
     count = "num_experts" if family.name == "qwen3moe" else "num_local_experts"
-    shape.n_experts = config.count(count)
-    used = config.count("num_experts_per_tok")
+    shape.n_experts = config.count(count, bounds.n_experts)
+    used = config.count("num_experts_per_tok", MAX_EXPERTS)
     if used > shape.n_experts:
         config.fail("num_experts_per_tok", f"at most {count}, {shape.n_experts}")
     shape.metadata |= {"expert_count": shape.n_experts, "expert_used_count": used}
     if family.name == "qwen3moe":
-        shape.metadata["expert_feed_forward_length"] = config.count("moe_intermediate_size")
+        shape.metadata["expert_feed_forward_length"] = config.count("moe_intermediate_size", MAX_WIDTH)
         if config.get("decoder_sparse_step") != 1 or config.get("mlp_only_layers"):
             raise UsageError("a qwen3moe model with dense layers can't be converted", why="llama.cpp has none in it")
         if config.get("norm_topk_prob") is not True:
@@ -166,11 +204,11 @@ def _phi3_context(config: Config) -> int:
     """The context before it was stretched, which the new form of settings keeps with the rope."""
     inner = {**config.part("rope_scaling"), **config.part("rope_parameters")}
     name = "original_max_position_embeddings"
-    return Config({name: inner.get(name, config.get(name))}).count(name)
+    return Config({name: inner.get(name, config.get(name))}).count(name, MAX_CONTEXT)
 
 
 def _note_window(config: Config, shape: Shape) -> None:
-    window = config.count("sliding_window")
+    window = config.count("sliding_window", MAX_CONTEXT)
     if window < shape.metadata["context_length"]:
         shape.notes.append(f"the sliding window of {window:,} tokens is left out: llama.cpp attends to all of them")
 
@@ -186,14 +224,14 @@ def _check_no_rope_layers(config: Config, shape: Shape) -> None:
 
 def _gemma(config: Config, family: Family, shape: Shape) -> None:
     layers_of_27b, period = (46, 2) if family.name == "gemma2" else (62, 6)
-    head_length = config.count("head_dim")
+    head_length = config.count("head_dim", MAX_WIDTH)
     divisor = config.number("query_pre_attn_scalar")
-    used = config.count("hidden_size") // shape.n_heads if shape.n_layers == layers_of_27b else head_length
+    used = shape.metadata["embedding_length"] // shape.n_heads if shape.n_layers == layers_of_27b else head_length
     if divisor != used:
         raise UsageError(
             f"query_pre_attn_scalar {divisor:g} can't be converted", why=f"llama.cpp uses {used} for this model"
         )
-    if config.get("use_bidirectional_attention"):
+    if config.flag("use_bidirectional_attention"):
         raise UsageError("a gemma model with bidirectional attention can't be converted")
     if family.name == "gemma2":
         shape.metadata["attn_logit_softcapping"] = config.number("attn_logit_softcapping")
@@ -205,7 +243,7 @@ def _gemma(config: Config, family: Family, shape: Shape) -> None:
     if family.name == "gemma3" and config.get("sliding_window_pattern") == 1:
         return
     _check_layer_types(config, period, shape.n_layers)
-    shape.metadata["attention.sliding_window"] = config.count("sliding_window")
+    shape.metadata["attention.sliding_window"] = config.count("sliding_window", MAX_CONTEXT)
     base = local_base(config) if family.name == "gemma3" else None
     if base is not None:
         shape.metadata["rope.freq_base_swa"] = base
@@ -227,9 +265,9 @@ def _check_layer_types(config: Config, period: int, n_layers: int) -> None:
 
 
 def _bert(config: Config, shape: Shape, folder: Folder) -> None:
-    if config.get("position_embedding_type") != "absolute" or config.get("is_decoder"):
+    if config.get("position_embedding_type") != "absolute" or config.flag("is_decoder"):
         raise UsageError("BERT models with relative positions, and decoders, can't be converted")
-    shape.metadata |= {"attention.layer_norm_epsilon": config.number("layer_norm_eps"), "attention.causal": False}
+    shape.metadata |= {"attention.layer_norm_epsilon": config.number("layer_norm_eps", 0, 1), "attention.causal": False}
     _pooling(shape, folder)
 
 

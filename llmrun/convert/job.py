@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.convert.architectures import family_of, text_config
+from llmrun.convert.bounds import bounds_of
 from llmrun.convert.card import general_metadata
 from llmrun.convert.folder import Folder, Json
 from llmrun.convert.hyperparameters import shape_of
@@ -74,13 +75,14 @@ def convert_folder(
     config = read_config(source)
     name, family = family_of(config)
     settings = text_config(config, family)
-    shape = shape_of(settings, family, source)
     with open_checkpoint(source) as stored:
         quantization = settings.part("quantization_config")
         sources = weight_sources(stored, quantization)
+        n_rows = count_rows(sources, family)
+        shape = shape_of(settings, family, source, bounds_of(sources, n_rows))
         kind = type.upper() or _default_type(sources, quantization)
         tensors = plan_tensors(sources, family, settings, shape, kind)
-        vocabulary = read_vocabulary(source, config, family.name, count_rows(sources, family))
+        vocabulary = read_vocabulary(source, config, family.name, n_rows)
         n_parameters = sum(prod(tensor.source.shape) for tensor in tensors)
         metadata: dict[str, Any] = {"general.architecture": family.name, "general.type": "model"}
         metadata |= general_metadata(source, config, n_parameters, _size_label(tensors, shape.n_experts))

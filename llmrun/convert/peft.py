@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun.convert.architectures import FAMILIES, Family, bare_name, family_of, text_config, wanted_tensors
+from llmrun.convert.bounds import MAX_WIDTH, Bounds
 from llmrun.convert.card import adapter_metadata
 from llmrun.convert.config import Config
 from llmrun.convert.encode import to_float32
-from llmrun.convert.folder import Folder, open_regular
+from llmrun.convert.folder import Folder, is_file, open_regular
 from llmrun.convert.hyperparameters import shape_of
 from llmrun.convert.job import FILE_TYPES, QUANTIZATION_VERSION, Converted, read_config
 from llmrun.convert.safetensors import Stored, read_table
@@ -28,6 +31,7 @@ from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
 from llmrun.gguf.adapter import adapter_facts, check_fits, ties_embeddings
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
+from llmrun.gguf.rules import check
 
 if TYPE_CHECKING:
     from llmrun.convert.encode import Array
@@ -36,6 +40,8 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?([AB])(?:\.default)?(?:\.weight)?")
 _HEAD = "lm_head.weight"
 _SHOWN = 3
+_LEAST_ALPHA = 1e-6
+_LONGEST_PATTERN, _MOST_REPEATS = 200, 2
 # Settings of PEFT that change what is computed, where they are on -> what they are.
 _REFUSED = {
     "use_dora": "DoRA",
@@ -109,12 +115,12 @@ def convert_adapter(
             "adapter.lora.alpha": _alpha(config),
         }
 
-        def check(header: Header) -> None:
+        def check_adapter(header: Header) -> None:
             facts = adapter_facts(header)
             if model.header is not None:
                 check_fits(facts, model.header)
 
-        size = write_model(target, metadata, tensors, on_progress, check)
+        size = write_model(target, metadata, tensors, on_progress, check_adapter)
     count = sum(math.prod(tensor.source.shape) for tensor in tensors)
     return Converted(target, model.family.name, kind, size, len(tensors), count, ())
 
@@ -145,18 +151,34 @@ def _refuse(config: Config) -> None:
 def _alpha(config: Config) -> float:
     """By what llama.cpp multiplies, after it has divided by the rank."""
     alpha = config.number("lora_alpha")
-    if not alpha:
+    if abs(alpha) < _LEAST_ALPHA:
         config.fail("lora_alpha", "more or less than 0")
-    return alpha * math.sqrt(config.count("r")) if config.get("use_rslora") else alpha
+    return alpha * math.sqrt(config.count("r", MAX_WIDTH)) if config.flag("use_rslora") else alpha
 
 
 def _stretch(config: Config, module: str, rank: int) -> float:
     """By how much more a module's change is multiplied than llama.cpp will."""
     patterns = config.part("alpha_pattern")
-    key = next((key for key in patterns if re.fullmatch(rf"(?:.*\.)?(?:{key})", module)), None)
+    key = next((key for key in patterns if _pattern(key).fullmatch(module)), None)
     alpha = Config(patterns).number(key) if key is not None else config.number("lora_alpha")
-    wanted = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    wanted = alpha / (math.sqrt(rank) if config.flag("use_rslora") else rank)
     return wanted / (_alpha(config) / rank)
+
+
+@cache
+def _pattern(key: str) -> re.Pattern[str]:
+    """The end of a layer's name that alpha_pattern gives an alpha of its own: a regular expression.
+
+    Raises:
+        UsageError: it is none, or may take for ever: a repeated group, or many repetitions one behind the other.
+    """
+    repeats = re.findall(r"[*+?{]", key)
+    if len(key) <= _LONGEST_PATTERN and len(repeats) <= _MOST_REPEATS and not re.search(r"\)[*+?{]", key):
+        with suppress(re.error):
+            return re.compile(rf"(?:.*\.)?(?:{key})")
+    raise UsageError(
+        "this adapter can't be converted", why=f"alpha_pattern has the pattern {key[:80]!r}, which is not used here"
+    )
 
 
 # ---- the model that it was made for ----------------------------------------------------------------
@@ -166,11 +188,11 @@ def _read_base(folder: Path, base: Path | None, config: Config) -> Base:
     named = str(config.get("base_model_name_or_path") or "")
     if base is None:
         beside = [Path(named), folder / named] if named else []
-        base = next((place for place in beside if (place / "config.json").is_file()), None)
+        base = next((place for place in beside if is_file(place / "config.json")), None)
     if base is None:
         raise UsageError(
             "the model that this adapter was made for is not named",
-            why=f"{CONFIG} names {named!r}, which is no folder here" if named else f"{CONFIG} names none",
+            why=f"{CONFIG} names {named[:80]!r}, which is no folder here" if named else f"{CONFIG} names none",
             hint=f"llmrun convert {folder} --base MODEL: its folder, its GGUF file or its name",
         )
     if base.is_file() and base.suffix != ".json":
@@ -179,8 +201,8 @@ def _read_base(folder: Path, base: Path | None, config: Config) -> Base:
     model = read_config(place)
     family = family_of(model)[1]
     settings = text_config(model, family)
-    shape = shape_of(settings, family, place)
-    tied = family.tied or bool(settings.get("tie_word_embeddings"))
+    shape = shape_of(settings, family, place, Bounds())
+    tied = family.tied or settings.flag("tie_word_embeddings")
     return Base(family, shape.n_layers, shape.n_heads, shape.n_kv_heads, tied)
 
 
@@ -189,7 +211,9 @@ def _of_header(header: Header) -> Base:
 
     Raises:
         UsageError: its architecture is not known here.
+        BadModelError: it breaks a rule of models.
     """
+    check(header)
     known = (family for family in FAMILIES.values() if bool(family.experts or family.halves) == (header.n_experts > 0))
     family = next((each for each in known if each.name == header.architecture), None)
     if family is None:
@@ -211,13 +235,13 @@ def _planned(stored: Mapping[str, Stored], config: Config, base: Base, kind: str
     places = _places(base)
     bare = {module: bare_name(f"{module}.weight", base.family) or module for module in found}
     _refuse_tensors([module for module in found if bare[module] not in places])
-    order = list(places)
-    for module in sorted(found, key=lambda module: order.index(bare[module])):
+    order = {name: number for number, name in enumerate(places)}
+    for module in sorted(found, key=lambda module: order[bare[module]]):
         pair = found[module]
         if len(pair) < 2:
             raise BadModelError(f"the adapter has only one of two matrices for {module!r}")
         a, b = (stored_source(pair[each]) for each in "AB")
-        if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
+        if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or not all(a.shape + b.shape):
             raise BadModelError(f"the matrices for {module!r} have the shapes {list(a.shape)} and {list(b.shape)}")
         stretch = _stretch(config, module, a.shape[0])
         yield from _pair(places[bare[module]], bare[module], a, b, stretch, base, kind)

@@ -12,6 +12,7 @@ from typing import Any
 
 from llmrun.convert.config import Config
 from llmrun.errors import BadModelError, UsageError
+from llmrun.gguf.rules import MAX_CONTEXT
 
 # What transformers calls it -> what llama.cpp's yarn calls it.
 _YARN = {
@@ -53,12 +54,10 @@ def rope_of(config: Config, architecture: str, head_length: int) -> Rope:
     """
     scaling = _scaling(config)
     rope = Rope()
-    base = scaling.number("rope_theta")
-    if base <= 0:
-        scaling.fail("rope_theta", "more than 0")
+    base = scaling.number("rope_theta", 1e-6)
     if architecture != "gemma2" or base != 10_000.0:  # which llama.cpp assumes
         rope.metadata["rope.freq_base"] = base
-    kind = str(scaling.get("rope_type") or scaling.get("type") or "default").lower()
+    kind = (scaling.text("rope_type") or scaling.text("type") or "default").lower()
     if kind in ("default", "none", "mrope"):
         return rope
     if architecture == "phi3":
@@ -89,22 +88,19 @@ def local_base(config: Config) -> float | None:
     """The base of layers with a sliding window, where it is another one."""
     sliding = config.part("rope_parameters").get("sliding_attention")
     if isinstance(sliding, dict):
-        return Config(sliding).number("rope_theta")
-    return config.number("rope_local_base_freq") if config.has("rope_local_base_freq") else None
+        return Config(sliding).number("rope_theta", 1e-6)
+    return config.number("rope_local_base_freq", 1e-6) if config.has("rope_local_base_freq") else None
 
 
 def _at_least_one(scaling: Config, name: str) -> float:
-    factor = scaling.number(name)
-    if factor < 1:
-        scaling.fail(name, "1 or more")
-    return factor
+    return scaling.number(name, 1)
 
 
 def _yarn(scaling: Config, rope: Rope, further: Mapping[str, str]) -> None:
     rope.metadata |= {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": _at_least_one(scaling, "factor"),
-        "rope.scaling.original_context_length": scaling.count("original_max_position_embeddings"),
+        "rope.scaling.original_context_length": scaling.count("original_max_position_embeddings", MAX_CONTEXT),
     }
     for theirs, ours in {**_YARN, **further}.items():
         if scaling.has(theirs):
@@ -124,7 +120,7 @@ def _llama3(scaling: Config, base: float, head_length: int) -> list[float]:
 
     factor = _at_least_one(scaling, "factor")
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-    context = scaling.count("original_max_position_embeddings")
+    context = scaling.count("original_max_position_embeddings", MAX_CONTEXT)
     if not 0 < low < high:
         scaling.fail("low_freq_factor", "more than 0 and less than high_freq_factor")
     steps = np.arange(0, head_length, 2, dtype=np.float32) / np.float32(head_length)
@@ -139,8 +135,10 @@ def _phi3(config: Config, scaling: Config, kind: str, head_length: int, rope: Ro
     """LongRoPE: factors for short and for long contexts, and a factor of attention."""
     if kind not in ("longrope", "su", "yarn"):
         raise UsageError(f"rope scaling {kind[:40]!r} of phi3 models can't be converted")
-    original = scaling.count("original_max_position_embeddings")
-    scale = config.count("max_position_embeddings") / original
+    original = scaling.count("original_max_position_embeddings", MAX_CONTEXT)
+    scale = config.count("max_position_embeddings", MAX_CONTEXT) / original
+    if original < 2:
+        scaling.fail("original_max_position_embeddings", "2 or more")
     growth = math.log(scale) if scale > 1 else 0.0
     factor = 0.1 * growth + 1 if kind == "yarn" else math.sqrt(1 + growth / math.log(original))
     rope.metadata["rope.scaling.attn_factor"] = factor

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_DIMENSIONS = 8
+MAX_NAME = 1000  # characters
 MAX_PARTS = 2000
 _INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -133,6 +134,8 @@ def read_table(file: BinaryIO, path: Path) -> dict[str, Stored]:
 
 def _row(name: str, row: Any, data_start: int, file: BinaryIO, path: Path) -> Stored:
     """One entry of the header."""
+    if len(name) > MAX_NAME:
+        _damaged(path, f"a tensor has a name of {len(name):,} characters")
     kind = row.get("dtype") if isinstance(row, dict) else None
     if not isinstance(row, dict) or not isinstance(kind, str):
         _damaged(path, f"the entry of tensor {name!r} names no type")

@@ -47,14 +47,16 @@ def read_pieces(data: bytes) -> Pieces:
     pieces: list[Piece] = []
     kind, adds_space = 1, True
     for number, value in _fields(data):
+        if len(pieces) == MAX_PIECES and number == 1:
+            raise _damaged(f"it has more than {MAX_PIECES:,} pieces")
         if number == 1 and isinstance(value, bytes):
             pieces.append(_piece(value, len(pieces)))
         elif number == 2 and isinstance(value, bytes):
             kind = _number_in(value, 3, kind)
         elif number == 3 and isinstance(value, bytes):
             adds_space = bool(_number_in(value, 3, 1))
-    if not 0 < len(pieces) <= MAX_PIECES:
-        raise _damaged(f"it has {len(pieces):,} pieces")
+    if not pieces:
+        raise _damaged("it has 0 pieces")
     if kind != _BPE:
         raise UsageError(
             "the SentencePiece vocabulary is not a BPE vocabulary",

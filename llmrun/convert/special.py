@@ -177,7 +177,7 @@ def _chat_template(folder: Folder, settings: Json) -> str:
     elif found is None and folder.has("chat_template.json"):
         found = parse_object(folder.text("chat_template.json").encode(), "chat_template.json").get("chat_template")
     if isinstance(found, list):
-        named = {row.get("name"): row.get("template") for row in found if isinstance(row, dict)}
+        named = {str(row.get("name")): row.get("template") for row in found if isinstance(row, dict)}
         found = named.get("default") or next(iter(named.values()), None)
     if found is not None and not isinstance(found, str):
         raise BadModelError("the chat template is not text", why=f"tokenizer_config.json has {str(found)[:80]!r}")

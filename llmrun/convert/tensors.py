@@ -102,7 +102,7 @@ def plan_tensors(
     n_vision = sum(is_vision(name, family) for name in sources)
     if n_vision:
         shape.notes.append(f"the vision part ({n_vision} tensors) is left out: the file reads text only")
-    tied = family.tied or bool(config.get("tie_word_embeddings"))
+    tied = family.tied or config.flag("tie_word_embeddings")
     head = None if family.tied else bare.get(_HEAD)
     if tied and head is not None and _is_same(head, bare.get(embeddings_name(family))):
         head = None
@@ -127,7 +127,9 @@ def plan_tensors(
     elif not tied:
         shape.notes.append("there is no lm_head.weight: the embeddings are used for the output too")
     _refuse_unknown([name for name in bare if name not in taken])
-    _check_embeddings(bare, family, config)
+    rows = (bare[embeddings_name(family)].shape[0], shape.metadata["embedding_length"])
+    for tensor in planned:
+        _check_shape(tensor, shape.dimensions | {"token_embd": rows, "output": rows})
     return planned
 
 
@@ -218,10 +220,12 @@ def _refuse_unknown(names: list[str]) -> None:
         )
 
 
-def _check_embeddings(bare: Mapping[str, TensorSource], family: Family, config: Config) -> None:
-    embeddings = bare[embeddings_name(family)]
-    width = config.count("hidden_size")
-    if embeddings.shape[-1] != width:
+def _check_shape(tensor: Written, dimensions: Mapping[str, tuple[int, ...]]) -> None:
+    """Compare a tensor with what config.json says of its model."""
+    place, _, end = tensor.name.rpartition(".")
+    wanted = dimensions.get(place.rpartition(".")[2])
+    found, wanted = tensor.source.shape, wanted[:1] if wanted and end == "bias" else wanted
+    if wanted is not None and found != wanted:
         raise BadModelError(
-            f"tensor {embeddings.name!r} has rows of {embeddings.shape[-1]} numbers", why=f"hidden_size is {width}"
+            f"tensor {tensor.source.name!r} has the shape {list(found)}", why=f"config.json describes {list(wanted)}"
         )

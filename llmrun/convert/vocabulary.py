@@ -20,6 +20,7 @@ from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
 MAX_MODEL_BYTES = 64 * 1024 * 1024
 _SPACE = "\u2581"  # SentencePiece's sign for a space
 _BERT_TOKENS = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
+_MOST_DIGITS = 10  # of an id
 _ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
 
 
@@ -115,12 +116,16 @@ def _added(folder: Folder, tokenizer: Json) -> dict[int, tuple[str, bool]]:
     if not isinstance(decoder, dict):
         raise BadModelError("tokenizer_config.json is damaged", why="added_tokens_decoder is not an object")
     for number, row in decoder.items():
-        if not number.isdecimal() or not isinstance(row, dict) or not isinstance(row.get("content"), str):
+        if not _is_id(number) or not isinstance(row, dict) or not isinstance(row.get("content"), str):
             raise BadModelError("tokenizer_config.json is damaged", why=f"added token {number[:40]!r} has no text")
         found[int(number)] = (row["content"], bool(row.get("special")))
     if any(number < 0 for number in found):
         raise BadModelError("tokenizer.json is damaged", why="an added token has a negative id")
     return found
+
+
+def _is_id(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def _put_added(tokens: _Tokens, added: Mapping[int, tuple[str, bool]]) -> None:

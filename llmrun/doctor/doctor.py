@@ -19,7 +19,7 @@ from typing import Literal
 
 from llmrun.config import Settings
 from llmrun.doctor.trial import Trial
-from llmrun.errors import LlmrunError
+from llmrun.errors import LlmrunError, ResourceError
 from llmrun.models.registry import load_catalogue
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.hardware_details import Details, probe_details
@@ -32,6 +32,7 @@ Status = Literal["ok", "warning", "problem"]
 
 _LITTLE_MEMORY = 1 << 30  # below that hardly more than the default model fits
 _LITTLE_DISK = 2 << 30
+_MOST_DAMAGED = 5  # chats that are named
 _HUB_SECONDS = 4.0
 _BUILD_SECONDS = 10.0
 _SLOW = 0.6  # of the predicted speed: below that something else is using the machine, or slows it down
@@ -97,6 +98,7 @@ def examine(
         _directory("hub cache", settings.hub_cache),
         _directory("state", settings.state_dir),
         *_models(installed),
+        *_saved_chats(settings),
         hub.finding(),
         *_trial(trial),
         *_tuning(machine, settings),
@@ -295,6 +297,22 @@ def _models(installed: int | None) -> Iterator[Finding]:
         yield Finding("models", "ok", "none on this disk yet", "`llmrun run` fetches one")
     elif installed is not None:
         yield Finding("models", "ok", f"{installed} on this disk")
+
+
+def _saved_chats(settings: Settings) -> Iterator[Finding]:
+    from llmrun.chat.store.rescue import examine as examine_chats
+    from llmrun.chat.store.store import folder_in
+
+    topic, found = "saved chats", examine_chats(folder_in(settings.state_dir))
+    if found is None:
+        return
+    if not found.damage:
+        yield Finding(topic, "ok", f"{found.n_chats}, all of them can be read")
+        return
+    named, more = found.damage[:_MOST_DAMAGED], len(found.damage) - _MOST_DAMAGED
+    text = "; ".join((*named, *([f"and {more} more"] if more > 0 else ())))
+    fix = "llmrun sessions repair, or llmrun sessions export ID for what can be read of one"
+    yield Finding(topic, "problem", text, fix, ResourceError.exit_status)
 
 
 # ---- network ---------------------------------------------------------------------------------------

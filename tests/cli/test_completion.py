@@ -154,8 +154,8 @@ def test_options_complete_behind_a_command(home: Path) -> None:
 
 
 def test_saved_chats_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [SimpleNamespace(name=name) for name in ("trip", "it's $(x)", "cats")]
-    monkeypatch.setattr("llmrun.cli.sessions._sessions", lambda: nullcontext(SimpleNamespace(all=lambda: names)))
+    names = ["trip", "it's $(x)", "cats"]
+    monkeypatch.setattr("llmrun.cli.sessions._sessions", lambda: nullcontext(SimpleNamespace(names=lambda: names)))
     app = typer.Typer()
     app.command()(chat)
     (option,) = (each for each in typer.main.get_command(app).params if "--session" in each.opts)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.chats import add_turn
+from support.damaged_chats import HURT, NAMES, ROWS, hurt, make_chats
 
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import Answer, Question
@@ -193,3 +194,23 @@ def test_a_damaged_file_is_told(home: Path) -> None:
     done = llmrun("list")
     assert "sessions.db was damaged. It is kept as" in done.stderr
     assert "damaged" not in llmrun("list").stderr
+
+
+def test_one_damaged_chat_leaves_the_others(home: Path, tmp_path: Path) -> None:
+    statement, said = ROWS["its own parent"]
+    folder = folder_in(home)
+    make_chats(folder)
+    hurt(folder, statement)
+    for arguments in (["list"], ["search", "question"]):
+        done = llmrun(*arguments)
+        assert [f"{name} " in done.stdout for name in NAMES] == [True, True, False, True, True]
+        assert done.stderr.count("is damaged") == 1
+        assert said in done.stderr
+    error = llmrun("show", str(HURT), status=6).stderr
+    assert said in error
+    assert f"try: llmrun sessions export {HURT}" in error
+    target = tmp_path / "rain.json"
+    assert "Only what can be read" in llmrun("export", str(HURT), "-o", str(target)).stderr
+    assert "Saved as" in llmrun("import", str(target)).stderr
+    assert "It is kept as" in llmrun("repair").stderr
+    assert "No saved chat is damaged" in llmrun("repair").stderr

@@ -138,7 +138,7 @@ def test_other_kinds_of_weights_are_refused_by_name(name: str, said: str, tmp_pa
         (QWEN, {"num_hidden_layers": -1}, "num_hidden_layers"),
         (QWEN, {"num_attention_heads": "4"}, "num_attention_heads"),
         (QWEN, {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
-        (QWEN, {"rope_theta": 1e300}, "rope.freq_base is 1e+300"),
+        (QWEN, {"rope_theta": 1e300}, "rope_theta is '1e+300'"),
         (QWEN, {"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
         (QWEN, {"partial_rotary_factor": 0.5}, "in part"),
         (QWEN, {"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),

@@ -13,7 +13,10 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from support.damaged_chats import HURT, NAMES, ROWS, hurt, make_chats
 
+from llmrun.chat.store.schema import FILE
+from llmrun.chat.store.store import folder_in
 from llmrun.config import Settings
 from llmrun.doctor import doctor
 from llmrun.doctor.doctor import Finding, examine
@@ -329,3 +332,22 @@ def test_llama_cpp_is_not_imported() -> None:
         "examine(load_settings()); sys.exit('llama_cpp' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
+
+
+def test_damaged_chats_are_named(settings: Settings) -> None:
+    assert "saved chats" not in findings(settings)
+    folder = folder_in(settings.state_dir)
+    make_chats(folder)
+    assert findings(settings)["saved chats"].text == f"{len(NAMES)}, all of them can be read"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    statement, said = ROWS["its own parent"]
+    hurt(folder, statement)
+    found = findings(settings)["saved chats"]
+    assert (found.status, found.exit_status) == ("problem", 6)
+    assert said in found.text
+    assert f"id {HURT}" in found.text
+    assert "llmrun sessions repair" in found.fix
+    (folder / FILE).write_bytes(b"no database")
+    assert "can't be read" in findings(settings)["saved chats"].text
+    assert (folder / FILE).read_bytes() == b"no database"
+    assert before.keys() == {path.name for path in folder.iterdir()}, "nothing is changed"

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from llmrun.chat.store import rows
+from llmrun.chat.store import reading, rows
 from llmrun.chat.store.locks import Locks, NoLocks
 from llmrun.chat.store.schema import SCHEMA
 from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, WindowTurn, in_window
-from llmrun.errors import UsageError
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.messages import Message
 from llmrun.storage import Database
 
@@ -69,7 +69,11 @@ class SavedChat:
         if session is not None:
             # Before it is read: whoever had it has written all then.
             self.open_elsewhere = not locks.claim(session)
-            self.reload()
+            try:
+                self.reload()
+            except LlmrunError:
+                self.release()
+                raise
 
     @property
     def entries(self) -> tuple[TurnEntry, ...]:
@@ -219,7 +223,7 @@ class SavedChat:
         None where all of it is in this conversation.
         """
         with self._database.explained():
-            others = rows.path(self._connection, branch.head)
+            others = reading.read_path(self._connection, branch.head)
         here = {entry.id for entry in self._entries}
         turn = 0
         for entry in others:
@@ -236,8 +240,7 @@ class SavedChat:
         """
         if self.id is None:
             raise UsageError("nothing was said in this chat yet", hint="ask something first")
-        with self._database.explained():
-            return rows.tree(self._connection, self.id)
+        return self._whole(self.id)
 
     def in_memory(self) -> SavedChat:
         """A copy of the conversation that needs no disk."""
@@ -249,16 +252,16 @@ class SavedChat:
 
     def reload(self) -> None:
         """Read the chat again, as another process may have changed it."""
+        assert self.id is not None
+        tree = self._whole(self.id)
+        self.name, self.system, self.branch, self._entries = tree.name, tree.system, tree.branch, list(tree.path())
+
+    def _whole(self, session: int) -> Tree:
         with self._database.explained():
-            found = self._connection.execute(
-                "SELECT s.name, s.system, s.branch, b.head FROM sessions s "
-                "LEFT JOIN branches b ON b.session = s.id AND b.name = s.branch WHERE s.id = ?",
-                (self.id,),
-            ).fetchone()
-            if found is None:
-                raise UsageError("this saved chat is gone", why="it was removed meanwhile")
-            self.name, self.system, self.branch, head = found
-            self._entries = rows.path(self._connection, head)
+            found = reading.read_chat(self._connection, session)
+        if found.damage:
+            raise reading.damaged(session, found)
+        return found.tree
 
     def release(self) -> None:
         """Say that the chat is not open here any more."""

@@ -1,6 +1,7 @@
-"""Rows of the saved chats' tables <-> the values of turns.py.
+"""The values of turns.py -> rows of the saved chats' tables, and the rules for names.
 
-Owns the SQL that reads and writes single turns and whole trees; must not know transactions, locks or files.
+Owns the SQL that writes single turns and whole trees; must not know transactions, locks or files, nor what is read
+(reading.py).
 """
 
 from __future__ import annotations
@@ -8,13 +9,11 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from llmrun.chat.pictures import PictureFile
-from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, answer_of, plain_facts
+from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, plain_facts
 from llmrun.errors import UsageError
 from llmrun.models.used import ModelUsed
-from llmrun.protocol.codec import load_json
 
 if TYPE_CHECKING:
     import sqlite3
@@ -25,14 +24,6 @@ MAIN = "main"
 _LONGEST_NAME = 80
 _SLUG_LENGTH = 40
 _NOT_IN_SLUG = re.compile(r"[\W_]+")
-_ENTRY = (
-    "SELECT m.id, m.parent, m.created, m.role, m.content, m.typed, m.pictures, a.reasoning, a.model, a.facts "
-    "FROM messages m LEFT JOIN answers a ON a.message = m.id "
-)
-_PATH = (
-    "WITH RECURSIVE path(id, parent) AS (SELECT id, parent FROM messages WHERE id = ? "
-    "UNION ALL SELECT m.id, m.parent FROM messages m JOIN path p ON m.id = p.parent) "
-)
 
 
 def checked_name(name: str) -> str:
@@ -122,24 +113,6 @@ def set_head(connection: sqlite3.Connection, session: int, branch: str, head: in
     )
 
 
-def path(connection: sqlite3.Connection, head: int | None) -> list[TurnEntry]:
-    """The conversation that ends with an entry, from its first question on."""
-    if head is None:
-        return []
-    # A child always has the higher id.
-    return _entries(connection, _PATH + _ENTRY + "WHERE m.id IN (SELECT id FROM path) ORDER BY m.id", head)  # noqa: S608 - no input
-
-
-def tree(connection: sqlite3.Connection, session: int) -> Tree:
-    """A whole chat."""
-    name, system, created, updated, branch = connection.execute(
-        "SELECT name, system, created, updated, branch FROM sessions WHERE id = ?", (session,)
-    ).fetchone()
-    branches = connection.execute("SELECT name, head FROM branches WHERE session = ?", (session,)).fetchall()
-    entries = _entries(connection, f"{_ENTRY}WHERE m.session = ? ORDER BY m.id", session)
-    return Tree(name, system, created, updated, branch, dict(branches), tuple(entries))
-
-
 def add_tree(connection: sqlite3.Connection, tree: Tree, name: str) -> int:
     """A chat with everything in it, under new ids; gives the chat's."""
     session = add_session(connection, free_name(connection, name), tree.system, tree.branch, tree.created)
@@ -162,25 +135,6 @@ def _with_departures(answer: Answer, ids: dict[int, int]) -> Answer:
 
     departures = (replace(one, turns=tuple(ids.get(turn, turn) for turn in one.turns)) for one in answer.departures)
     return replace(answer, departures=tuple(departures))
-
-
-def _entries(connection: sqlite3.Connection, query: str, key: int) -> list[TurnEntry]:
-    models = _models(connection)
-    return [_entry(row, models) for row in connection.execute(query, (key,))]
-
-
-def _entry(row: Any, models: dict[int, ModelUsed]) -> TurnEntry:
-    number, parent, created, role, content, typed, pictures, reasoning, model, facts = row
-    if role == "user":
-        files = tuple(PictureFile(*file) for file in load_json(pictures or "[]"))
-        return TurnEntry(number, parent, created, Question(content, typed, files))
-    answer = answer_of(content, reasoning or "", load_json(facts or "{}"), models.get(model))
-    return TurnEntry(number, parent, created, answer)
-
-
-def _models(connection: sqlite3.Connection) -> dict[int, ModelUsed]:
-    rows = connection.execute("SELECT id, name, sha256, path, size, modified FROM models")
-    return {row[0]: ModelUsed(*row[1:]) for row in rows}
 
 
 def _model(connection: sqlite3.Connection, model: ModelUsed) -> int:

@@ -6,12 +6,15 @@ without FTS5 can write to the same file. Must not know chats beyond their names.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import sqlite3
+
+    from llmrun.chat.store.turns import Tree
 
 _MARK = "indexed"  # the highest message id that the index holds
 _AROUND = 40  # characters of an excerpt before the match
@@ -40,20 +43,35 @@ class Hit:
     excerpt: str
 
 
-def search(connection: sqlite3.Connection, text: str, limit: int) -> list[Hit]:
+def search(connection: sqlite3.Connection, text: str, limit: int, but: Collection[int] = ()) -> list[Hit]:
     """Messages that hold every word, or a word that begins like it; best first. Undone ones are found, too.
 
     Args:
         connection: inside a transaction, because the index may have to grow.
         text: words; upper case, accents and punctuation do not matter.
         limit: most hits.
+        but: ids of chats that are left out.
     """
     words = text.split()
     if not words:
         return []
-    found = _by_index(connection, words, limit) if _catch_up(connection) else []
+    found = _by_index(connection, words, limit, but) if _catch_up(connection) else []
     # The index knows whole words and their beginnings; a part of a word, or of a text without spaces, is scanned for.
-    return found or _by_scan(connection, words, limit)
+    return found or _by_scan(connection, words, limit, but)
+
+
+def search_trees(trees: Iterable[Tree], text: str, limit: int) -> list[Hit]:
+    """The same in chats that were read whole, the last messages first: for a file whose index can't be read."""
+    words = text.lower().split()
+    found: list[Hit] = []
+    for tree in trees if words else ():
+        turns: dict[int | None, int] = {None: 0}
+        for entry in tree.entries:
+            turn = turns[entry.id] = turns[entry.parent] + (entry.role == "user")
+            content = entry.part.content
+            if all(word in content.lower() for word in words):
+                found.append(Hit(tree.name, entry.id, turn, entry.role, entry.created, _excerpt(content, words)))
+    return sorted(found, key=lambda hit: -hit.message)[:limit]
 
 
 def forget(connection: sqlite3.Connection, session: int) -> None:
@@ -100,24 +118,28 @@ def _has_index(connection: sqlite3.Connection) -> bool:
     return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'words'").fetchone())
 
 
-def _by_index(connection: sqlite3.Connection, words: list[str], limit: int) -> list[Hit]:
+def _by_index(connection: sqlite3.Connection, words: list[str], limit: int, but: Collection[int]) -> list[Hit]:
     query = " ".join('"' + word.replace('"', '""') + '"*' for word in words if any(map(str.isalnum, word)))
     if not query:
         return []
     rows = connection.execute(
         _HIT + "FROM words JOIN messages m ON m.id = words.rowid JOIN sessions s ON s.id = m.session "
-        "WHERE words MATCH ? ORDER BY rank, m.id DESC LIMIT ?",
+        f"WHERE words MATCH ? AND {_not_in(but)} ORDER BY rank, m.id DESC LIMIT ?",
         (query, limit),
     )
     return [_hit(row, words) for row in rows]
 
 
-def _by_scan(connection: sqlite3.Connection, words: list[str], limit: int) -> list[Hit]:
+def _by_scan(connection: sqlite3.Connection, words: list[str], limit: int, but: Collection[int]) -> list[Hit]:
     patterns = ["%" + "".join(f"\\{char}" if char in "%_\\" else char for char in word) + "%" for word in words]
     conditions = " AND ".join("m.content LIKE ? ESCAPE '\\'" for _ in patterns)
-    query = _HIT + "FROM messages m JOIN sessions s ON s.id = m.session WHERE " + conditions
+    query = f"{_HIT}FROM messages m JOIN sessions s ON s.id = m.session WHERE {_not_in(but)} AND {conditions}"
     rows = connection.execute(query + " ORDER BY m.id DESC LIMIT ?", (*patterns, limit))
     return [_hit(row, words) for row in rows]
+
+
+def _not_in(but: Collection[int]) -> str:
+    return f"s.id NOT IN ({', '.join(map(str, but))})"
 
 
 def _hit(row: Any, words: list[str]) -> Hit:

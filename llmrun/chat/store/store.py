@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from llmrun.chat.store import rows, search
+from llmrun.chat.store import reading, rows, search
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.locks import Locks, NoLocks
+from llmrun.chat.store.rescue import copy_readable
 from llmrun.chat.store.schema import FILE, SCHEMA
 from llmrun.chat.store.search import Hit
-from llmrun.chat.store.turns import Tree
-from llmrun.errors import UsageError, did_you_mean
-from llmrun.storage import Database
+from llmrun.chat.store.turns import Answer, Question, Tree
+from llmrun.errors import LlmrunError, ResourceError, UsageError, did_you_mean
+from llmrun.storage import Database, is_damage
+
+_REPAIR = "llmrun sessions repair"
+_NAMES = "SELECT name FROM sessions NOT INDEXED ORDER BY updated DESC, id DESC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,16 @@ class SessionFacts:
     model: str
     first: str
 
+    @classmethod
+    def of(cls, session: int, tree: Tree) -> SessionFacts:
+        """The facts of a chat that was read whole."""
+        path = [entry.part for entry in tree.path()]
+        turns = sum(isinstance(part, Question) for part in path)
+        model = next((part.model.name for part in reversed(path[-2:]) if isinstance(part, Answer)), "")
+        firsts = [entry.part for entry in tree.entries if entry.parent is None]
+        first = firsts[-1].shown[:200] if firsts and isinstance(firsts[-1], Question) else ""
+        return cls(session, tree.name, tree.created, tree.updated, turns, len(tree.branches), model, first)
+
 
 class Sessions:
     """An open store; use it as a context manager or call close().
@@ -53,6 +67,7 @@ class Sessions:
         folder: where the file is kept, see folder_in(). Made where needed, for its owner alone. None keeps the
             chats in memory, and nothing on a disk.
         clock: seconds since 1970.
+        on_damage: told of each damaged chat that is left out, once, in a line.
 
     Attributes:
         folder: where the file is kept; None for memory.
@@ -63,28 +78,88 @@ class Sessions:
         ResourceError: it can't be read or written.
     """
 
-    def __init__(self, folder: Path | None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        clock: Callable[[], float] = time.time,
+        on_damage: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self.folder = folder
-        self._database = Database(folder / FILE if folder else None, SCHEMA)
+        self._database = Database(folder / FILE if folder else None, SCHEMA, copy_readable)
         self._connection, self.note = self._database.connection, self._database.note
         with self._database.explained():
+            reading.prepare(self._connection)
             self._locks = _own(folder) if folder else NoLocks()
-        self._clock = clock
+        self._clock, self._on_damage = clock, on_damage
+        self._told: set[int] = set()
 
     def all(self) -> list[SessionFacts]:
-        """Every saved chat, the one used last first."""
-        return self._facts("ORDER BY s.updated DESC, s.id DESC")
+        """Every chat that is not damaged, the one used last first."""
+        try:
+            with self._database.explained():
+                damaged = reading.unsound_chats(self._connection)
+                found = self._facts(damaged)
+        except ResourceError as error:
+            if not is_damage(error.__cause__):
+                raise
+            found, damaged = [], set()
+            for session, tree in self._sound_trees():
+                found.append(SessionFacts.of(session, tree))
+            found.sort(key=lambda facts: (facts.updated, facts.id), reverse=True)
+        for session in sorted(damaged):
+            self._tell(session)
+        return found
+
+    def names(self) -> list[str]:
+        """The names of all chats, for the Tab key."""
+        with self._database.explained():
+            return [row[0] for row in self._connection.execute(_NAMES) if type(row[0]) is str]
+
+    def has(self, which: str) -> bool:
+        """Whether there is a chat of that name or id, be it damaged or not."""
+        return bool(self._ids(which))
 
     def find(self, which: str = "") -> SessionFacts:
-        """A chat by its name or id; the one used last for "".
+        """A chat by its name or id, be it damaged or not; the one used last of those that are not for "".
 
         Raises:
-            UsageError: there is none; names the near ones.
+            UsageError: there is none.
         """
-        found = self._facts("ORDER BY s.updated DESC, s.id DESC LIMIT 1") if not which else self._named(which)
+        if which:
+            session = self._id_of(which)
+            return SessionFacts.of(session, self._read(session).tree)
+        found = self.all()
         if not found:
-            raise self._no_such(which)
+            raise self._no_such("")
         return found[0]
+
+    def readable(self, which: str = "") -> reading.ChatReading:
+        """A chat as far as it can be read.
+
+        Raises:
+            UsageError: there is no such chat.
+            ResourceError: nothing of it can be read.
+        """
+        return self._read(self._id_of(which) if which else self._newest())
+
+    def repair(self) -> str:
+        """Save what can be read in a new file, if anything is damaged; the damaged file is kept.
+
+        Returns:
+            What was done, in a line; "" where nothing is damaged.
+
+        Raises:
+            UsageError: another process has a chat open.
+        """
+        sessions = self._ids()
+        if not reading.file_damage(self._connection) and not any(map(self._damage, sessions)):
+            return self.note
+        if not all(map(self._locks.is_free, sessions)):
+            raise UsageError("a saved chat is open in another llmrun", hint="leave that chat first")
+        self._database.replace()
+        self._connection, self.note = self._database.connection, self._database.note
+        reading.prepare(self._connection)
+        return self.note
 
     def new(self, name: str = "", *, system: str = "") -> SavedChat:
         """A chat that is saved from its first turn on.
@@ -107,7 +182,7 @@ class Sessions:
         Raises:
             UsageError: there is no such chat.
         """
-        return self._opened(self.find(which).id)
+        return self._opened(self._id_of(which) if which else self._newest())
 
     def copy(self, which: str, name: str = "") -> SavedChat:
         """A new chat with everything that is in another one, opened. Its name is the other's with a number by default.
@@ -115,8 +190,7 @@ class Sessions:
         Raises:
             UsageError: there is no such chat, or the name can't be one.
         """
-        found = self.find(which)
-        return self.add(self.tree(str(found.id)), name)
+        return self.add(self.tree(which), name)
 
     def add(self, tree: Tree, name: str = "") -> SavedChat:
         """Save a whole chat under new ids, and open it.
@@ -134,10 +208,13 @@ class Sessions:
 
         Raises:
             UsageError: there is no such chat.
+            ResourceError: it is damaged.
         """
-        found = self.find(which)
-        with self._database.explained():
-            return rows.tree(self._connection, found.id)
+        session = self._id_of(which) if which else self._newest()
+        found = self._read(session)
+        if found.damage:
+            raise reading.damaged(session, found)
+        return found.tree
 
     def rename(self, which: str, name: str) -> None:
         """Call a chat something else.
@@ -169,8 +246,17 @@ class Sessions:
 
     def search(self, text: str, limit: int = 20) -> list[Hit]:
         """Messages that hold every word of a text, best first."""
-        with self._database.writing():
-            return search.search(self._connection, text, limit)
+        try:
+            with self._database.writing():
+                damaged = reading.unsound_chats(self._connection)
+                found = search.search(self._connection, text, limit, damaged)
+        except ResourceError as error:
+            if not is_damage(error.__cause__):
+                raise
+            return search.search_trees((tree for _, tree in self._sound_trees()), text, limit)
+        for session in sorted(damaged):
+            self._tell(session)
+        return found
 
     def close(self) -> None:
         """Close the file and say that no chat is open any more."""
@@ -188,12 +274,54 @@ class Sessions:
     def _opened(self, session: int) -> SavedChat:
         return SavedChat(self._database, self._locks, self._clock, session=session)
 
-    def _named(self, which: str) -> list[SessionFacts]:
-        if which.isdecimal():
-            return self._facts("WHERE s.id = ?", int(which))
-        return self._facts("WHERE s.name = ?", which)
+    def _id_of(self, which: str) -> int:
+        # In a damaged file a chat may be out of reach but by its id, as all() reads it.
+        found = self._ids(which) or [facts.id for facts in self.all() if facts.name.lower() == which.lower()]
+        if not found:
+            raise self._no_such(which)
+        return found[0]
 
-    def _facts(self, which: str, *values: int | str) -> list[SessionFacts]:
+    def _ids(self, which: str = "") -> list[int]:
+        with self._database.explained():
+            return reading.chat_ids(self._connection, which)
+
+    def _newest(self) -> int:
+        """The id of the chat used last of those that are not damaged."""
+        for facts in self.all():
+            if self._damage(facts.id) is None:
+                return facts.id
+            self._tell(facts.id)
+        raise self._no_such("")
+
+    def _read(self, session: int) -> reading.ChatReading:
+        with self._database.explained():
+            return reading.read_chat(self._connection, session)
+
+    def _damage(self, session: int) -> LlmrunError | None:
+        """What is wrong with a chat; None for nothing."""
+        try:
+            found = self._read(session)
+        except (ResourceError, UsageError) as error:
+            return ResourceError(f"the saved chat with the id {session} can't be read", why=error.why, hint=error.hint)
+        return reading.damaged(session, found) if found.damage else None
+
+    def _sound_trees(self) -> Iterator[tuple[int, Tree]]:
+        """Every chat of a damaged file that can be read whole, newest first; the others are told."""
+        for session in reversed(self._ids()):
+            if self._damage(session):
+                self._tell(session)
+            else:
+                yield session, self._read(session).tree
+
+    def _tell(self, session: int) -> None:
+        """Say once that a chat is left out."""
+        if session not in self._told:
+            self._told.add(session)
+            error = self._damage(session)
+            self._on_damage(f"Left out: {error or f'the saved chat {session} is damaged'}. Try: {_REPAIR}")
+
+    def _facts(self, but: set[int]) -> list[SessionFacts]:
+        others = f"WHERE s.id NOT IN ({', '.join(map(str, but))}) ORDER BY s.updated DESC, s.id DESC"
         query = (
             "SELECT s.id, s.name, s.created, s.updated, coalesce(h.turn, 0), "
             "(SELECT count(*) FROM branches b WHERE b.session = s.id), "
@@ -204,11 +332,10 @@ class Sessions:
             "FROM sessions s LEFT JOIN branches c ON c.session = s.id AND c.name = s.branch "
             "LEFT JOIN messages h ON h.id = c.head "
         )
-        with self._database.explained():
-            return [SessionFacts(*row) for row in self._connection.execute(query + which, values)]
+        return [SessionFacts(*row) for row in self._connection.execute(query + others)]
 
     def _refuse_taken(self, name: str) -> None:
-        if self._named(name):
+        if self.has(name):
             raise UsageError(f"there is already a saved chat called {name}", hint="llmrun sessions list")
 
     def _no_such(self, which: str) -> UsageError:

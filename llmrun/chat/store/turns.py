@@ -253,4 +253,6 @@ def answer_of(content: str, reasoning: str, facts: Mapping[str, Any], model: Mod
     sampling["logit_bias"] = [[token, float(bias)] for token, bias in sampling.get("logit_bias", ())]
     plain = {**facts, "content": content, "reasoning": reasoning, "sampling": sampling}
     answer = from_json(Answer, plain, newer=True)
+    if any(len(one.calls) != len(one.results) for one in answer.rounds):
+        raise ValueError("a round has not one result for each call")
     return replace(answer, model=model) if model else answer

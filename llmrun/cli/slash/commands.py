@@ -92,7 +92,7 @@ def completions(chat: Chat) -> dict[str, Completion | None]:
 
     offers: dict[str, Completion | None] = {name.split()[0]: None for name in (*SLASH_COMMANDS, *_OTHER_NAMES)}
     offers["/model"] = lambda words: complete_model(words[-1]) if chat.loading.server is None else []
-    offers["/load"] = lambda words: [facts.name for facts in chat.store.all()]
+    offers["/load"] = lambda words: chat.store.names()
     offers["/set"] = lambda words: [Candidate(flag.lstrip("-"), _hint(name)) for name, (flag, _) in FLAGS.items()]
     offers["/think"] = lambda words: ["on", "off", "hide", "fold"]
     offers["/speculation"] = lambda words: ["on", "off", "auto"]

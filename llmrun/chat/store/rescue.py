@@ -1,0 +1,85 @@
+"""Damaged files of saved chats: examine one, and copy the readable chats into a new one.
+
+Owns which chats are taken over, and how that is told. Changes nothing in the damaged file.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from llmrun.chat.store import reading, rows
+from llmrun.chat.store.schema import FILE, MIGRATIONS
+from llmrun.errors import UsageError
+from llmrun.storage import sqlite_errors
+
+if TYPE_CHECKING:
+    import sqlite3
+
+
+class Health(NamedTuple):
+    """The state of a file of saved chats.
+
+    Attributes:
+        n_chats: chats that are there, damaged ones included.
+        damage: a line for each damaged chat, or for the file where only that is damaged; empty where all is well.
+    """
+
+    n_chats: int
+    damage: tuple[str, ...]
+
+
+def examine(folder: Path) -> Health | None:
+    """Read every saved chat; None where there are none, or they are of another version of llmrun."""
+    import sqlite3
+
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            if connection.execute("PRAGMA user_version").fetchone()[0] != len(MIGRATIONS):
+                return None
+            reading.prepare(connection)
+            sessions = reading.chat_ids(connection)
+            found = [line for session in sessions if (line := _damage(connection, session))]
+            return Health(len(sessions), tuple(found) or tuple(filter(None, [reading.file_damage(connection)])))
+    except sqlite_errors() as error:
+        return Health(0, (f"{path} can't be read: {error}",))
+
+
+def _damage(connection: sqlite3.Connection, session: int) -> str:
+    try:
+        found = reading.read_chat(connection, session)
+    except sqlite_errors(UsageError) as error:
+        return f"the saved chat with the id {session} can't be read: {error}"
+    return str(reading.damaged(session, found)) if found.damage else ""
+
+
+def copy_readable(old: sqlite3.Connection, new: sqlite3.Connection) -> str:
+    """Copy every chat that can be read, in whole or in part; return a summary.
+
+    Args:
+        old: damaged.
+        new: empty, in a transaction.
+    """
+    reading.prepare(old)
+    whole = partly = lost = 0
+    for session in reading.chat_ids(old):
+        try:
+            found = reading.read_chat(old, session)
+        except sqlite_errors(UsageError):
+            lost += 1
+            continue
+        rows.add_tree(new, found.tree, _name(found.tree.name, session))
+        whole, partly = whole + (not found.damage), partly + bool(found.damage)
+    said = f"{whole} of {whole + partly + lost} chats are whole in a new one" if whole + partly else ""
+    return f"{said}, {partly} in part" if said and partly else said
+
+
+def _name(name: str, session: int) -> str:
+    try:
+        return rows.checked_name(name)
+    except UsageError:
+        return f"chat-{session}"
