@@ -38,7 +38,7 @@ ModelArgument = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Download without asking.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Download and replace files without asking.")]
 
 SystemOption = Annotated[str | None, typer.Option("--system", "-s", help="System prompt.", rich_help_panel="Prompt")]
 TemplateOption = Annotated[
