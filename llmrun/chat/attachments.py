@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import codecs
+import fnmatch
 import glob
 import hashlib
 import os
@@ -16,6 +17,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import PICTURE_BEGINNINGS, Picture
@@ -58,12 +60,17 @@ class AttachedFile:
     Attributes:
         name: as it was given, or as the pattern found it.
         n_bytes: of the file.
-        tokens: an estimate; the model's tokenizer knows better.
+        text: in it.
     """
 
     name: str
     n_bytes: int
-    tokens: int
+    text: str = field(repr=False)
+
+    @property
+    def tokens(self) -> int:
+        """An estimate; the model's tokenizer knows better."""
+        return estimated_tokens(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +97,19 @@ class Attached:
     """Files that were read.
 
     Attributes:
-        block: all of them, as they go into the message; "" without any.
-        files: in the order of the block.
+        files: the texts, in their order in the message.
         notes: a line for each file that a pattern found and that was left out.
         pictures: they stand before the message.
     """
 
-    block: str = ""
     files: tuple[AttachedFile, ...] = ()
     notes: tuple[str, ...] = ()
     pictures: tuple[AttachedPicture, ...] = ()
+
+    @property
+    def block(self) -> str:
+        """All files, as they go into the message; "" without any."""
+        return "\n\n".join(_block(file.name, file.text) for file in self.files)
 
     @property
     def n_bytes(self) -> int:
@@ -121,13 +131,41 @@ class Attached:
         return "\n\n".join(part for part in (self.block, message) if part)
 
 
+_Named = TypeVar("_Named", AttachedFile, AttachedPicture)
+
+
+def without(attached: Sequence[_Named], pattern: str) -> tuple[_Named, ...]:
+    """Return the files or pictures but those that a name or a pattern means.
+
+    Args:
+        pattern: a name as it was given, its last part, or a pattern with * ? [].
+
+    Raises:
+        UsageError: it means none of them.
+    """
+    kept = tuple(
+        each
+        for each in attached
+        if pattern not in (each.name, Path(each.name).name) and not fnmatch.fnmatchcase(each.name, pattern)
+    )
+    if len(kept) == len(attached):
+        names = ", ".join(each.name for each in attached) or "nothing"
+        raise UsageError(f"{pattern!r} does not go along", why=f"with the next message: {names}")
+    return kept
+
+
 def attach(
-    patterns: Sequence[str], *, most_bytes: int = MAX_FILE_BYTES, most_in_all: int = MAX_TOTAL_BYTES
+    patterns: Sequence[str],
+    *,
+    beside: Sequence[AttachedFile] = (),
+    most_bytes: int = MAX_FILE_BYTES,
+    most_in_all: int = MAX_TOTAL_BYTES,
 ) -> Attached:
     """Read what -f names, or /file in a chat.
 
     Args:
         patterns: paths, or patterns with * ? [] and **; `~` is the home folder. A file named twice comes once.
+        beside: files that were read before and go along too, but for those that are read again.
         most_bytes: of one file.
         most_in_all: bytes of all files.
 
@@ -137,7 +175,6 @@ def attach(
     """
     files: list[AttachedFile] = []
     notes: list[str] = []
-    blocks: list[str] = []
     seen: set[str] = set()
     for pattern in patterns:
         named = _names(pattern)
@@ -153,21 +190,28 @@ def attach(
                     raise
                 notes.append(f"{error.what}: {error.why}; left out")
                 continue
-            files.append(AttachedFile(name, n_bytes, estimated_tokens(text)))
-            blocks.append(_block(name, text))
+            files.append(AttachedFile(name, n_bytes, text))
             _check_sum(files, most_in_all)
         if named and len(files) == before and len(notes) >= len(named):
             raise UsageError(f"{pattern!r} finds no text file", why=notes[-1])
-    return Attached("\n\n".join(blocks), tuple(files), tuple(notes))
+    files = [*(file for file in beside if os.path.realpath(file.name) not in seen), *files]
+    _check_sum(files, most_in_all)
+    return Attached(tuple(files), tuple(notes))
 
 
-def attach_pictures(names: Sequence[str]) -> tuple[AttachedPicture, ...]:
+def attach_pictures(names: Sequence[str], *, beside: Sequence[AttachedPicture] = ()) -> tuple[AttachedPicture, ...]:
     """Read what --image names, or /image in a chat.
+
+    Args:
+        names: paths.
+        beside: pictures that were read before and go along too, but for those that are read again.
 
     Raises:
         UsageError: one is a URL, is not there, is no picture, or is too large.
     """
-    pictures = tuple(map(read_picture, names))
+    read = tuple(map(read_picture, names))
+    paths = {picture.path for picture in read}
+    pictures = (*(picture for picture in beside if picture.path not in paths), *read)
     total = sum(picture.n_bytes for picture in pictures)
     if total > MAX_PICTURES_BYTES:
         why = f"they have {total:,} bytes, {MAX_PICTURES_BYTES:,} are the most"

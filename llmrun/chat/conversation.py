@@ -35,7 +35,7 @@ from llmrun.chat.truncation import (
     summary_request,
     summary_turn,
 )
-from llmrun.errors import ContextOverflowError, LlmrunError, ResourceError, UsageError
+from llmrun.errors import ContextOverflowError, LlmrunError, OutOfMemoryError, ResourceError, UsageError
 from llmrun.model.chat_model import ChatModel
 from llmrun.model.several import with_seeds
 from llmrun.protocol.messages import (
@@ -144,13 +144,24 @@ class Conversation:
         return self._answer(answer, any_seed=last is not None and last.finish != INTERRUPTED)
 
     def retry_several(self, seeds: Sequence[int]) -> Generator[Event, None, None]:
-        """Answer the last question with each of the seeds; all answers are saved, and keep() goes on with one.
+        """Answer the last question with each of the seeds together; all answers are saved, and keep() goes on with one.
+
+        Where there is no memory for all at once, that is noted, and they come one after the other.
 
         Raises:
             UsageError: the model may call tools; else as retry().
         """
         if self.manner.asked.tools:
             raise UsageError("there can't be several answers where tools may be called", hint="/retry without a number")
+        self._last_question()
+        try:
+            self.model.decode_together(len(seeds))
+        except OutOfMemoryError as error:
+            self._tell(f"The answers come one after the other: {error}")
+        return self._several(seeds)
+
+    def _several(self, seeds: Sequence[int]) -> Generator[Event, None, None]:
+        """Give the events of several answers, and save each, however it ends."""
         self._turn = turn = self._new_turn(any_seed=True)
         heard: dict[int, HeardAnswer] = {}
         self._versions, self.last, self.calls = [], None, ()

@@ -115,7 +115,7 @@ def show_attached(output: Output, attached: Attached) -> None:
     for file in attached.files:
         output.note(f"{file.name}: {size(file.n_bytes)}, about {file.tokens:,} tokens")
     for picture in attached.pictures:
-        output.note(f"{picture.name}: {size(picture.n_bytes)}, a picture")
+        output.note(f"{picture.name}: {size(picture.n_bytes)}, an image; its tokens are counted when it is sent")
 
 
 def _to_the_end(events: Iterable[Event], show_event: Callable[[Event], None]) -> Finished:

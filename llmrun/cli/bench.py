@@ -14,10 +14,10 @@ from llmrun.bench.parameters import KV_TYPES
 from llmrun.cli.bench_load import Crowd, crowd
 from llmrun.cli.completion import BENCH_ACTIONS, complete_bench, complete_words
 from llmrun.cli.options import JsonOption, LoraOption, YesOption, adapters_of, with_options
+from llmrun.cli.replacing import check_output_file
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import load_settings
 from llmrun.errors import OutOfMemoryError, UsageError
-from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -168,6 +168,11 @@ class Aftermath:
     compare: tuple[str, str] | None
     versus: str
 
+    def check_files(self, output: Output, *, yes: bool) -> None:
+        """Raise as check_output_file() unless the files may be written."""
+        for file in filter(None, (self.file, self.copy)):
+            check_output_file(output, file, yes=yes)
+
 
 def aftermath(
     form: Annotated[
@@ -234,7 +239,6 @@ def _target(form: str) -> tuple[str, Path | None]:
         raise UsageError(
             f"invalid -o {form}", why=f"must be one of {', '.join(_FORMATS)}, or a file that ends so", hint="-o md"
         )
-    check_target(file)
     return kind_of_file(file), file
 
 
@@ -280,6 +284,7 @@ def bench(
     if models and models[0] == "run":
         models = models[1:]
     load.check(with_drafts=speculate)
+    after.check_files(output, yes=yes)
     if speculate:
         bench_speculation.measure(output, models or (), load, lists, how, after, yes=yes)
         return

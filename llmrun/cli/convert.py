@@ -10,8 +10,8 @@ import typer
 
 from llmrun.cli.completion import complete_words
 from llmrun.cli.options import JsonOption
-from llmrun.errors import CancelledError, UsageError
-from llmrun.storage import check_target
+from llmrun.cli.replacing import check_output_file
+from llmrun.errors import UsageError
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def convert(
     target = _target(folder, out, kind, is_known=script is None, is_adapter=is_adapter)
     more = [*(["--with", str(script)] if script else []), *(["--base", base] if base else [])]
     again = ["llmrun", "convert", "-y", str(folder), str(target), *more]
-    _ask(output, target, yes=yes, command=shlex.join(again))
+    check_output_file(output, target, yes=yes, hint=shlex.join(again))
     if is_adapter:
         _show(output, _convert_adapter(output, folder, _base(base), target, kind), "llmrun run MODEL --lora {}")
     elif script:
@@ -161,14 +161,4 @@ def _target(folder: Path, out: Path | None, kind: str, *, is_known: bool, is_ada
         raise UsageError(
             f"{str(out)!r} does not end in .gguf", hint=shlex.join(["llmrun", "convert", str(folder), f"{out}.gguf"])
         )
-    check_target(out)
     return out
-
-
-def _ask(output: Output, target: Path, *, yes: bool, command: str) -> None:
-    if yes or not target.exists():
-        return
-    if not output.can_ask:
-        raise UsageError(f"{str(target)!r} is there already", why="nobody can be asked here", hint=command)
-    if not output.confirm(f"{target} is there already. Replace it?"):
-        raise CancelledError("nothing was written")

@@ -22,11 +22,11 @@ from llmrun.cli.options import (
     YesOption,
     with_options,
 )
+from llmrun.cli.replacing import check_output_file
 from llmrun.errors import UsageError
 from llmrun.model.embeddings import EmbedOptions
 from llmrun.planning.plan import Wishes
 from llmrun.planning.speculation import OFF
-from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def embed(
     output = Output(json=json)
     if out is not None:
         _check_array(out, json=json)
+        check_output_file(output, out, yes=loading.yes)
     given = read_texts(output, texts or [], "llmrun embed MODEL TEXT...")
     if out is None and output.stdout_is_terminal and not json and len(given) > _MOST_COMPARED:
         raise UsageError(f"{len(given):,} vectors are not for a terminal", hint="-o FILE.npy, --json, or a pipe")
@@ -192,16 +193,11 @@ def _lines(data: bytes, name: str) -> list[str]:
 
 
 def _check_array(file: Path, *, json: bool) -> None:
-    """See that the array can be written, before anything is computed.
-
-    Raises:
-        LlmrunError: it can't.
-    """
+    """Raise UsageError unless an array can have that name."""
     if json:
         raise UsageError("--json and --output exclude each other", hint="give one of them")
     if file.suffix.lower() != ".npy":
         raise UsageError(f"invalid --output {file}", why="its name must end in .npy", hint="JSON lines: > FILE.jsonl")
-    check_target(file)
 
 
 def _shown_parts(output: Output, model: Model, texts: Sequence[str], options: EmbedOptions) -> Iterator[TextVectors]:

@@ -20,13 +20,13 @@ from llmrun.cli.options import (
     loading,
     with_options,
 )
+from llmrun.cli.replacing import check_output_file
 from llmrun.cli.run_command import PromptArgument, RawOption, asked_for, read_prompt
 from llmrun.cli.sampling import sampling_flags
 from llmrun.errors import CancelledError, UsageError, require_within
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.messages import AnswerRequest, Finished
 from llmrun.protocol.params import Limits
-from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
 
 _ANSWER_TOKENS = 8
@@ -58,11 +58,12 @@ def explain(
     from llmrun.insight.explain import CANDIDATES, MOST_TOKENS, PAGE_CANDIDATES, explain_answer
 
     require_within("--answer", answer, (1, MOST_TOKENS))
+    output = Output(json=json)
     if html is not None:
         _check_page(html, json=json)
+        check_output_file(output, html, yes=loading.yes)
     if loading.wishes.workers:
         raise UsageError("explain can't look into other machines", hint="leave out --rpc")
-    output = Output(json=json)
     text = read_prompt(output, prompt or [])
     request = AnswerRequest(limits=Limits(answer), remember=MOST_TOKENS)
     with open_model(output, model, loading) as loaded:
@@ -90,13 +91,8 @@ def explain(
 
 
 def _check_page(file: Path, *, json: bool) -> None:
-    """See that the page can be written, before anything is computed.
-
-    Raises:
-        LlmrunError: it can't, or not as HTML.
-    """
+    """Raise UsageError unless a page can have that name."""
     if json:
         raise UsageError("--json and --html exclude each other", hint="give one of them")
     if file.suffix.lower() != ".html":
         raise UsageError(f"invalid --html {file}", why="its name must end in .html", hint=f"--html {file}.html")
-    check_target(file)

@@ -39,7 +39,7 @@ ModelArgument = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ExactOption = Annotated[bool, typer.Option("--exact", help="Give bit for bit what run --speculate off gives.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Download without asking.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Download and replace files without asking.")]
 
 SystemOption = Annotated[str | None, typer.Option("--system", "-s", help="System prompt.", rich_help_panel="Prompt")]
 TemplateOption = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +11,10 @@ import typer
 
 from llmrun.cli.completion import complete_model, complete_type
 from llmrun.cli.options import JsonOption, with_options
-from llmrun.errors import CancelledError, UsageError, require_within
+from llmrun.cli.replacing import check_output_file
+from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import CONTEXT_BOUNDS, Wishes
 from llmrun.quantize.size import Goal, read_size
-from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ TypeOption = Annotated[
 ]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=512, help="Default: all.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would come out.")]
-ReplaceOption = Annotated[bool, typer.Option("--yes", "-y", help="Replace OUT without asking.")]
+ReplaceOption = Annotated[bool, typer.Option("--yes", "-y", help="Replace files without asking.")]
 
 
 @with_options(tensors=tensors, goal=goal, importance=importance, several=several)
@@ -268,7 +269,7 @@ def quantize(
     elif tensors.flags:
         raise UsageError(f"{tensors.flags[0]} says nothing here", why="a report compares types as they are")
     else:
-        _report(output, find(source), out, wish, several)
+        _report(output, find(source), out, wish, several, may_replace=yes)
 
 
 def _quantize(output: Output, source: str, out: Path | None, wish: Wish, *, may_replace: bool, dry_run: bool) -> None:
@@ -286,7 +287,7 @@ def _quantize(output: Output, source: str, out: Path | None, wish: Wish, *, may_
     if wish.label:
         target(wish.label)  # asks before anything takes long
     with stages(output, found.name) as progress, opened(found, target.folder, progress, progress.say) as header:
-        request = decide(wish, header, target, progress.say, progress, engine)
+        request = decide(wish, header, target, progress.say, progress, engine, check_file=target.check)
         outlook = preview(request, engine)
         for note in outlook.notes:
             progress.say(f"note: {note}")
@@ -299,7 +300,9 @@ def _quantize(output: Output, source: str, out: Path | None, wish: Wish, *, may_
     show_done(output, done)
 
 
-def _report(output: Output, found: FoundSource, out: Path | None, wish: Wish, several: Several) -> None:
+def _report(
+    output: Output, found: FoundSource, out: Path | None, wish: Wish, several: Several, *, may_replace: bool
+) -> None:
     """Make and measure several types; the files stay where OUT is a folder."""
     from llmrun.quantize.decide import importance_matrix, settled
     from llmrun.quantize.report import make_report
@@ -310,12 +313,16 @@ def _report(output: Output, found: FoundSource, out: Path | None, wish: Wish, se
 
     if out is not None and out.suffix.lower() == ".gguf":
         raise UsageError(f"{str(out)!r} can't be the file of several types", hint="name a folder as OUT")
+    check_file = partial(check_output_file, output, yes=may_replace)
+    if several.file is not None:
+        check_file(several.file)
     folder = out or Path()
     with stages(output, found.name) as progress, opened(found, folder, progress, progress.say) as header:
         if several.text is not None:
             require_text(header.path, several.text)
         types = [settled(kind, header, progress.say) for kind in several.types]
-        imatrix = importance_matrix(wish, header, folder / f"{found.name}.gguf", progress.say, progress)
+        path = folder / f"{found.name}.gguf"
+        imatrix = importance_matrix(wish, header, path, progress.say, progress, check_file)
         progress.pause()
         with report_progress(output) as on_update:
             card = make_report(
@@ -368,22 +375,17 @@ class _Target:
             target = self._out if self._is_named else self._out / f"{self._found.name}-{label}.gguf"
             if not self._found.is_folder:
                 refuse_inputs(target, [self._found.path])
-            self._ask(target)
+            self.check(target)
             self._settled = target
         return self._settled
 
-    def _ask(self, target: Path) -> None:
-        if self._may_replace or not target.exists():
-            return
-        if not self._output.can_ask:
-            raise UsageError(f"{str(target)!r} is there already", why="nobody can be asked here", hint="-y replaces it")
-        if not self._output.confirm(f"{target} is there already. Replace it?"):
-            raise CancelledError("nothing was written")
+    def check(self, path: Path) -> None:
+        """Raise as check_output_file() unless a file may be written there."""
+        check_output_file(self._output, path, yes=self._may_replace)
 
 
 def _check_name(target: Path) -> None:
     if target.suffix.lower() != ".gguf":
         raise UsageError(f"{str(target)!r} does not end in .gguf", hint=f"name it {target.name}.gguf")
-    check_target(target)
     if target.exists() and not target.is_file():
         raise UsageError(f"{str(target)!r} is not a file", hint="name another OUT")

@@ -13,6 +13,7 @@ from llmrun.cli.options import engine_wishes, with_options
 from llmrun.cli.quantize import (
     USUAL_TYPES,
     ImportanceOptions,
+    ReplaceOption,
     SourceArgument,
     goal,
     importance,
@@ -39,6 +40,7 @@ def report(
         Path | None,
         typer.Option(metavar="FILE", help="What quality is measured on. Default: Python's language reference."),
     ] = None,
+    yes: ReplaceOption = False,
 ) -> None:
     """Compare several quants of a model: size, speed, quality.
 
@@ -47,4 +49,4 @@ def report(
     asked = several(types, report=True, report_to=to, text=text)
     assert asked is not None
     asked = replace(asked, wishes=wishes)
-    inspect.unwrap(quantize)(source, tensors(), goal(), importance, asked, out, threads=wishes.threads)
+    inspect.unwrap(quantize)(source, tensors(), goal(), importance, asked, out, threads=wishes.threads, yes=yes)

@@ -17,6 +17,7 @@ from llmrun.cli.completion import complete_model
 from llmrun.cli.far import AtOption, KeyFileOption, far_server
 from llmrun.cli.loading import open_chat_model
 from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loading, wanted, with_options
+from llmrun.cli.replacing import check_output_file
 from llmrun.cli.sampling import sampling_flags, sampling_rows
 from llmrun.errors import CancelledError, CutOffError, LlmrunError, UsageError, require_within
 from llmrun.model.chat_model import ChatModel, loaded_here
@@ -25,7 +26,6 @@ from llmrun.planning.plan import PARALLEL_BOUNDS
 from llmrun.protocol.jobs.beams import BeamSettings
 from llmrun.protocol.messages import AnswerRequest, Finished, Message, TextDelta
 from llmrun.protocol.params import SamplingParams
-from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
 
 _WORTH_SAVING = 64  # tokens that had to be prefilled
@@ -127,7 +127,7 @@ def run(
         "--answers": answers > 1,
         "--logprobs": logprobs is not None,
     }
-    _check(output, answers, logprobs, record)
+    _check(output, answers, logprobs, record, yes=loading.yes)
     loading = replace(loading, server=far_server(at, key_file))
     refuse_beside_at(loading, {**others, "--beams": beams is not None})
     if wanted.attached is not None:
@@ -161,8 +161,8 @@ def run(
         _say_limit(output, asked, finished)
 
 
-def _check(output: Output, answers: int, logprobs: int | None, record: Path | None) -> None:
-    """Raises UsageError where an option's value is invalid, or two exclude each other."""
+def _check(output: Output, answers: int, logprobs: int | None, record: Path | None, *, yes: bool) -> None:
+    """Raise UsageError where an option's value is invalid, or two exclude each other."""
     require_within("--answers", answers, PARALLEL_BOUNDS)
     if logprobs is not None:
         from llmrun.cli.logprobs import check_logprobs
@@ -172,7 +172,7 @@ def _check(output: Output, answers: int, logprobs: int | None, record: Path | No
         why = "a recording is of one answer"
         raise UsageError(f"--record and --answers {answers} exclude each other", why=why)
     if record is not None:
-        check_target(record)
+        check_output_file(output, record, yes=yes)
 
 
 def _sampling(output: Output, model: ChatModel, flags: Mapping[str, Any], *, is_explained: bool) -> SamplingParams:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.cli.options import JsonOption
+from llmrun.cli.replacing import check_output_file
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.ui.terminal.format import counted
@@ -137,13 +138,8 @@ def export_session(
     if to is None:
         _print(output, text)
         return
-    if to.exists():
-        _ask(
-            output,
-            f"Replace {to}?",
-            yes=yes,
-            command=shlex.join(["llmrun", "sessions", "export", "-y", tree.name, "-o", str(to)]),
-        )
+    again = shlex.join(["llmrun", "sessions", "export", "-y", tree.name, "-o", str(to)])
+    check_output_file(output, to, yes=yes, hint=again)
     write_whole(to, text)
     output.note(f"{tree.name} is in {to}, as {wanted}.")
 

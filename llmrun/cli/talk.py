@@ -20,7 +20,7 @@ from llmrun.cli.answering import ShownAs, cancelling, on_ctrl_c, show, show_agai
 from llmrun.cli.options import LoadingOptions
 from llmrun.cli.slash.commands import find
 from llmrun.cli.tools import Tools
-from llmrun.errors import LlmrunError, TerminatedError, UsageError
+from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError
 from llmrun.model.chat_model import ChatModel
 from llmrun.protocol.messages import Event, Finished
 from llmrun.ui.answer.keyboard import quiet_keyboard
@@ -106,7 +106,7 @@ class Chat:
         """Until the user leaves, or stdin ends."""
         while not self.leaves and (message := self._read()) is not None:
             if self.typed.is_command:
-                self._obey(message)
+                self.obey(message)
             else:
                 self._say(message)
         self.conversation.save_state()
@@ -128,16 +128,19 @@ class Chat:
         if chat.id is not None and self.store.folder is not None and not chat.is_detached:
             self.output.note(f"Saved. To go on: llmrun chat --session {shlex.quote(chat.name)}")
 
-    def _obey(self, message: str) -> None:
+    def obey(self, message: str) -> None:
+        """Do what a command says, or say why that is impossible."""
         word = message.split()[0]
         command = find(word)
         if command is None:
-            self.output.note(f"There is no command {word}; /? lists them.")
+            self.output.note(f"There is no command {word}; /? lists them. As a message: /{short(message)}")
             return
         try:
             command(self, message[len(word) :].strip())
         except TerminatedError:
             raise
+        except CancelledError as error:
+            self.output.note(f"{error}")
         except LlmrunError as error:
             self.output.error(error)
 

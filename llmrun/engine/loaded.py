@@ -21,6 +21,7 @@ from llmrun.protocol.loading import Load
 
 if TYPE_CHECKING:
     from llmrun.engine.core.states import KVStore
+    from llmrun.engine.core.stowed import StowedPrefix
     from llmrun.engine.llama.base import Context
     from llmrun.engine.llama.model import LlamaModel
 
@@ -44,18 +45,27 @@ class LoadedModel:
         drafts: Context | None = None,
         *,
         predicts: bool = True,
+        before: LoadedModel | None = None,
+        prefixes: list[StowedPrefix] | None = None,
     ) -> None:
-        """Over a model's context, and that of its draft model; one that does not predict text only embeds."""
+        """Over a model's context, and that of its draft model; one that does not predict text only embeds.
+
+        Args:
+            before: the same weights with another context, which is closed.
+            prefixes: of that context.
+        """
         self.weights, self.load = weights, load
         draft_model = DraftModel(drafts, weights.vocabulary.n_tokens) if drafts is not None else None
-        projector = Projector(weights, load) if load.projector else None
+        self._projector = Projector(weights, load) if load.projector else None
+        if before is not None:
+            self._projector = before._projector  # its file is read once
         adapters, template = load.adapters, weights.chat_template
         self.preparer = Preparer(
             weights.vocabulary,
             template,
             context.n_ctx,
             draft_model,
-            projector=projector,
+            projector=self._projector,
             adapters=adapters,
             predicts=predicts,
         )
@@ -67,6 +77,7 @@ class LoadedModel:
             exact=load.exact,
             adapts=bool(adapters),
             throughput=load.throughput,
+            prefixes=prefixes,
         )
         self.embedder = Embedder(weights, load)
         self._is_shared = load.n_seq_max > 1

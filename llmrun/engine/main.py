@@ -23,7 +23,7 @@ from llmrun import _native
 from llmrun.engine import environment
 from llmrun.engine.channel import Channel, Outbox
 from llmrun.engine.llama.base import Aborted
-from llmrun.errors import CancelledError, LlmrunError
+from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import Explain, Explained, SaveState
@@ -47,6 +47,8 @@ from llmrun.protocol.messages import (
 from llmrun.protocol.speculation import MeasureSteps, StepsMeasured
 
 if TYPE_CHECKING:
+    from llmrun.engine.core.stowed import StowedPrefix
+    from llmrun.engine.llama.context import LlamaContext
     from llmrun.engine.llama.model import LlamaModel
     from llmrun.engine.loaded import LoadedModel
     from llmrun.engine.service import Prepared
@@ -116,6 +118,8 @@ class EngineProcess:
         self._inbox: queue.SimpleQueue[tuple[Command, Prepared | None]] = queue.SimpleQueue()
         self._loading_ended = threading.Event()
         self._weights: LlamaModel | None = None
+        self._draft_weights: LlamaModel | None = None
+        self._contexts: list[LlamaContext] = []
         self._model: LoadedModel | None = None
 
     def run(self) -> None:
@@ -267,30 +271,47 @@ class EngineProcess:
         """Whether somebody waits for what nobody has begun to do."""
         return self._commands.any_waits or not self._inbox.empty()
 
-    def _load_weights(self, load: Load) -> LlamaModel:
+    def _load_weights(self, load: Load, loaded: LlamaModel | None = None) -> LlamaModel:
+        """Return the loaded weights if they are those that are asked for; else free them, and load."""
         from llmrun.engine.llama.model import LlamaModel
 
+        if loaded is not None and loaded.is_for(load):
+            return loaded
+        if loaded is not None:
+            loaded.close()
         with self._reporting_progress(load.request):
             return LlamaModel.of(load, self._flag)
 
     def _load(self, load: Load) -> Loaded:
+        """Load a model; where its weights are loaded already, make another context, and keep what the KV cache holds.
+
+        Raises:
+            UsageError: the model that is loaded answers.
+            LlmrunError: it can't be loaded; no model is loaded then.
+        """
         from llmrun.engine.llama.context import LlamaContext
         from llmrun.engine.llama.devices import devices
 
         began = time.perf_counter()
-        weights, self._weights = self._weights, None
-        if weights is not None and not weights.is_for(load):
-            weights.close()
-            weights = None
-        weights = weights or self._load_weights(load)
+        before, prefixes = self._unload()
+        self._weights = weights = self._load_weights(load, self._weights)
+        if before is not None and before.weights is not weights:
+            before, prefixes = None, []
         try:
             context = LlamaContext(weights, load, encodes=True)
-            drafts = LlamaContext(self._load_weights(load.draft), load.draft) if load.draft is not None else None
+            self._contexts.append(context)
+            drafts = None
+            if load.draft is not None:
+                self._draft_weights = self._load_weights(load.draft, self._draft_weights)
+                drafts = LlamaContext(self._draft_weights, load.draft)
+                self._contexts.append(drafts)
         except Aborted:
             raise CancelledError("loading was cancelled") from None
         from llmrun.engine.loaded import LoadedModel
 
-        self._model = model = LoadedModel(weights, context, load, drafts, predicts=context.predicts)
+        self._model = model = LoadedModel(
+            weights, context, load, drafts, predicts=context.predicts, before=before, prefixes=prefixes
+        )
         self._outbox.serve(load.n_seq_max)
         gc.freeze()  # whatever is there now stays; launch.py begins without collection to start sooner
         gc.enable()
@@ -305,6 +326,18 @@ class EngineProcess:
             thinking_tags=model.preparer.thinking_tags or (),
             request=load.request,
         )
+
+    def _unload(self) -> tuple[LoadedModel | None, list[StowedPrefix]]:
+        """Free the contexts of the loaded model, if any; return it, and what its KV cache held."""
+        model = self._model
+        if model is None:
+            return None, []
+        if model.engine.busy:
+            raise UsageError("the model can't be loaded again", why="it answers")
+        prefixes, self._model = model.engine.prefixes(), None
+        while self._contexts:
+            self._contexts.pop().close()
+        return model, prefixes
 
     def _do_job(self, job: Job) -> dict[str, Any]:
         kind: JobKind[Any, Any, Any] = getattr(

@@ -163,6 +163,9 @@ class FarModel:
         """About how many tokens a conversation has."""
         return self._counter.count(messages, tools)
 
+    def decode_together(self, answers: int) -> None:
+        """Do nothing: the server gets all requests at once."""
+
     def measuring_steps(self) -> AbstractContextManager[None]:
         """Nothing is measured."""
         return nullcontext()

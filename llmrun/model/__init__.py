@@ -60,6 +60,9 @@ class Model:
         draft: the model that drafts for it, if there is one.
         tuned: settings of `llmrun tune` that it is loaded with; None where there are none.
         on_wait: called about ten times a second while answer() waits and the engine is silent.
+
+    Args:
+        load_for: gives the load for that many answers decoded together; None where there can't be more.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Model:
         drafting: DraftPolicy,
         tuned: EngineSettings | None = None,
         draft: DraftFile | None = None,
+        load_for: Callable[[int], Load] | None = None,
     ) -> None:
         self.path = path
         self.spec = spec
@@ -82,6 +86,7 @@ class Model:
         self.drafting = drafting
         self.draft = draft
         self.load = load
+        self._load_for = load_for
         self._runner: runner.Runner | None = None
         self._request = 0
         self.on_wait: Callable[[], None] = lambda: None
@@ -166,6 +171,24 @@ class Model:
         """
         self._runner = engine
         self.loaded = engine.load(self.load, on_progress)
+
+    @checked
+    def decode_together(self, answers: int) -> None:
+        """Let the engine decode that many answers together from now on; the cached conversation moves along.
+
+        Raises:
+            OutOfMemoryError: there is no memory for them; answers come one after the other, as before.
+        """
+        if answers <= self.parallel or self._load_for is None:
+            return
+        wide, before = self._load_for(answers), self.load
+        with self._starting:
+            self.load = wide
+            try:
+                self.start(self._runner if self._runner is not None and self._runner.alive else self.new_engine())
+            except LlmrunError:
+                self.load = before  # of the next engine: this one has ended
+                raise
 
     @checked
     def chat(

@@ -5,7 +5,9 @@ Owns the order of that; must not know engines or terminals.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +19,14 @@ from llmrun.model import Model
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.machine import this_machine
-from llmrun.planning.pairs import DraftFile, plan_pair
-from llmrun.planning.plan import Wishes, scores_fit
+from llmrun.planning.pairs import DraftFile, Drafts, plan_pair
+from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, Wishes, scores_fit
 from llmrun.planning.speculation import AUTO, DraftPolicy
 
 if TYPE_CHECKING:
     from llmrun.planning.settings import EngineSettings
     from llmrun.protocol.adapters import Adapter
+    from llmrun.protocol.loading import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +83,11 @@ def prepare(
     header = read_header(path)
     check(header)
     wishes, settings = wishes or Wishes(), load_settings()
-    hardware = this_machine(wishes.workers)
-    promised += projector.stat().st_size if projector is not None else 0
-    hardware = replace(hardware, memory_available=max(hardware.memory_available - promised, 0))
-    plan, drafts = plan_pair(
-        header, draft, hardware, wishes, name=spec.name, repository=spec.repository or "", adapters=adapters
+    hardware = _beside(this_machine(wishes.workers), promised, projector)
+    planned = partial(
+        plan_pair, header, draft, hardware, name=spec.name, repository=spec.repository or "", adapters=adapters
     )
+    plan, drafts = planned(wishes)
     keeps_states = keeps_states and settings.states_bytes > 0 and not wishes.workers  # it would cross the network
     load = replace(
         plan.load(path),
@@ -104,7 +106,43 @@ def prepare(
     if drafts is not None:
         load = replace(load, draft=replace(drafts.load, threads=load.threads, verbose=verbose))
     drafting = DraftPolicy(header, hardware, load, settings.state_dir, speculate, drafts and drafts.header)
-    return Model(path, spec, header, plan, load, drafting, tuned, draft)
+    load_for = partial(_load_for, load, plan, wishes, planned)
+    return Model(path, spec, header, plan, load, drafting, tuned, draft, load_for)
+
+
+def _beside(hardware: Hardware, promised: int, projector: Path | None) -> Hardware:
+    """Return a machine with the free memory that is left beside other models and a projector."""
+    taken = promised + (projector.stat().st_size if projector is not None else 0)
+    return replace(hardware, memory_available=max(hardware.memory_available - taken, 0))
+
+
+def _load_for(
+    load: Load, plan: Plan, wishes: Wishes, planned: Callable[[Wishes], tuple[Plan, Drafts | None]], answers: int
+) -> Load:
+    """Return the load for that many answers decoded together, with the same weights and context window.
+
+    Raises:
+        OutOfMemoryError: there is no memory for them.
+    """
+    n_ctx, cpu_experts = max(load.n_ctx, CONTEXT_BOUNDS[0]), len(plan.cpu_experts)
+    wishes = replace(wishes, n_ctx=n_ctx, gpu_layers=plan.gpu_layers, cpu_experts=cpu_experts, parallel=answers)
+    wide, drafts = planned(wishes)
+    return _with_sequences(load, wide.load(Path(load.path)), drafts.load if drafts is not None else None)
+
+
+def _with_sequences(load: Load, wide: Load, draft: Load | None) -> Load:
+    """Return a load with as many sequences as another one, and a KV cache for them; nothing else is changed."""
+    if load.draft is not None and draft is not None:
+        draft = _with_sequences(load.draft, draft, None)
+    return replace(
+        load,
+        n_ctx_start=wide.n_ctx_start,
+        n_seq_max=wide.n_seq_max,
+        n_cells=wide.n_cells,
+        n_parked=wide.n_parked,
+        n_stream=wide.n_stream,
+        draft=draft,
+    )
 
 
 def _tuned(header: Header, hardware: Hardware, settings: Settings, expected: Expected) -> EngineSettings | None:

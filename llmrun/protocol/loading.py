@@ -28,6 +28,8 @@ class Open(NamedTuple):
 class Load:
     """Load a model and make its context; answered by LoadProgress*, then Loaded or Failed.
 
+    Sent again with the same weights, it changes the context only: what the KV cache holds moves into the new one.
+
     Attributes:
         path: of the GGUF file, absolute.
         n_ctx: context window of each sequence, in tokens.

@@ -117,13 +117,14 @@ def collect(
     return _collected(target, imatrix, summed)
 
 
-def prepared(imatrix: Path, model: Path, target: Path) -> Path:
+def prepared(imatrix: Path, model: Path, target: Path, check_file: Callable[[Path], None]) -> Path:
     """An importance matrix that somebody has, ready for the engine: checked, and in GGUF.
 
     Args:
         imatrix: the file.
         model: the (first) GGUF file of the model it should fit.
         target: where to write it in GGUF if it is of the older format.
+        check_file: called with the target before it is written; raises if that must not be.
 
     Returns:
         Which of the two to use.
@@ -139,6 +140,7 @@ def prepared(imatrix: Path, model: Path, target: Path) -> Path:
         if file.read(4) == b"GGUF":
             return imatrix
     new_file.refuse_inputs(target, [imatrix, model])
+    check_file(target)
     write_imatrix(target, read)
     return target
 

@@ -83,6 +83,8 @@ def decide(
     say: Callable[[str], None],
     on_progress: OnProgress,
     engine: Runner | None = None,
+    *,
+    check_file: Callable[[Path], None],
 ) -> QuantizeRequest:
     """Choose what was left open. Collecting an importance matrix and finding a mix take their time.
 
@@ -91,6 +93,7 @@ def decide(
         target: gives the file to write, from a label for its name.
         say: gets sentences about what was chosen, and why.
         engine: a running one that may be used, and goes on living.
+        check_file: called with each other file before it is written; raises if that must not be.
 
     Raises:
         UsageError: it can't be done; says why.
@@ -114,7 +117,7 @@ def decide(
     n_bytes = goal_bytes(wish.goal, header, probe()) if wish.goal else 0
     if wish.imatrix == AUTO and not wish.goal and kind not in NEED_IMATRIX:
         preview(request, engine)  # what is invalid is refused before minutes of collecting
-    imatrix = importance_matrix(wish, header, path, say, on_progress)
+    imatrix = importance_matrix(wish, header, path, say, on_progress, check_file)
     if wish.goal:
         from llmrun.quantize.mix import choose
 
@@ -154,17 +157,27 @@ def settled(kind: str, header: Header, say: Callable[[str], None]) -> str:
 
 
 def importance_matrix(
-    wish: Wish, header: Header, target: Path, say: Callable[[str], None], on_progress: OnProgress
+    wish: Wish,
+    header: Header,
+    target: Path,
+    say: Callable[[str], None],
+    on_progress: OnProgress,
+    check_file: Callable[[Path], None],
 ) -> Path | None:
-    """The importance matrix: the file that was named, or one that is collected and kept beside the target."""
+    """The importance matrix: the file that was named, or one that is collected and kept beside the target.
+
+    Args:
+        check_file: as in decide().
+    """
     if not wish.imatrix:
         return None
     from llmrun.quantize.calibration import collect, prepared
 
     path = target.with_name(f"{target.name.removesuffix('.gguf')}.imatrix.gguf")
     if wish.imatrix != AUTO:
-        return prepared(Path(wish.imatrix), header.path, path)
+        return prepared(Path(wish.imatrix), header.path, path, check_file)
     new_file.refuse_inputs(path, [header.path])
+    check_file(path)
     collected = collect(
         header.path,
         path,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.chat import attachments
-from llmrun.chat.attachments import Attached, AttachedFile, attach, estimated_tokens, read_text
+from llmrun.chat.attachments import Attached, AttachedFile, attach, estimated_tokens, read_text, without
 from llmrun.errors import UsageError
 
 
@@ -35,7 +35,8 @@ def why(pattern: str) -> str:
 def test_a_file_stands_under_its_name_before_the_message() -> None:
     attached = attach([put("notes.txt", "one\ntwo\n")])
     assert attached.block == "notes.txt:\n```\none\ntwo\n```"
-    assert attached.files == (AttachedFile("notes.txt", 8, 2),)
+    assert attached.files == (AttachedFile("notes.txt", 8, "one\ntwo\n"),)
+    assert attached.tokens == 2
     assert attached.before("What is this?") == f"{attached.block}\n\nWhat is this?"
     assert attached.before("") == attached.block
     assert Attached().before("hi") == "hi"
@@ -145,6 +146,31 @@ def test_what_is_no_file_is_refused(pattern: str, words: str) -> None:
 def test_a_folder_is_refused_with_what_to_type() -> None:
     put("docs/a.txt", "x")
     assert "it is a folder ('docs/*' names its files)" in why("docs/")
+
+
+def test_files_beside_files() -> None:
+    first = attach([put("a.txt", "one"), put("b.txt", "two")]).files
+    put("a.txt", "three")
+    both = attach(["./a.txt"], beside=first)
+    assert [(file.name, file.text) for file in both.files] == [("b.txt", "two"), ("./a.txt", "three")]
+    assert attach([], beside=first).files == first
+    with pytest.raises(UsageError, match="2 files are too much"):
+        attach(["a.txt"], beside=first, most_in_all=7)
+
+
+def test_files_are_taken_out() -> None:
+    files = attach([put("src/a.txt", "1"), put("src/b.txt", "2"), put("c.md", "3")]).files
+
+    def left(pattern: str) -> list[str]:
+        return [file.name for file in without(files, pattern)]
+
+    assert left("c.md") == ["src/a.txt", "src/b.txt"]
+    assert left("a.txt") == ["src/b.txt", "c.md"]
+    assert left("src/*") == ["c.md"]
+    assert left("*") == []
+    with pytest.raises(UsageError, match="does not go along") as caught:
+        without(files, "d.txt")
+    assert "src/a.txt, src/b.txt, c.md" in caught.value.why
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:

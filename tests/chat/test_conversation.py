@@ -17,7 +17,7 @@ from llmrun.chat.store.export import export, read_json
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import INTERRUPTED, Question
 from llmrun.chat.truncation import Policy
-from llmrun.errors import ContextOverflowError, EngineCrashedError, UsageError
+from llmrun.errors import ContextOverflowError, EngineCrashedError, OutOfMemoryError, UsageError
 from llmrun.models.used import ModelUsed, file_used
 from llmrun.protocol.messages import AnswerRequest, Counted, Event, Finished, Message, Started, Stats, TextDelta, Tool
 from llmrun.protocol.params import Limits, resolve_sampling
@@ -42,6 +42,8 @@ class FakeModel:
         self.ends = "stop"
         self.dies = False
         self.dies_behind = False
+        self.together = 1
+        self.most_together = 9
 
     @property
     def used(self) -> ModelUsed:
@@ -49,6 +51,11 @@ class FakeModel:
 
     def speculation(self) -> Speculation:
         return Speculation(7)
+
+    def decode_together(self, answers: int) -> None:
+        if answers > self.most_together:
+            raise OutOfMemoryError("there is no memory for that")
+        self.together = answers
 
     def sampling(self, flags: Any, session: Any) -> Any:
         return resolve_sampling(("session", session), ("flag", flags))
@@ -246,6 +253,17 @@ def test_of_several_answers_one_stays_and_all_are_saved(talk: Talk, place: int) 
     assert talk.texts() == ["one", f"answer {2 + place}"]
     talk.say("two")
     assert [message.content for message in talk.model.seen[-1]] == ["one", f"answer {2 + place}", "two"]
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_several_answers_are_decoded_together_where_there_is_memory(talk: Talk, most: int) -> None:
+    talk.say("one")
+    talk.model.most_together = most
+    list(talk.conversation.retry_several([5, 6, 7]))
+    assert talk.model.together == most
+    assert talk.conversation.n_versions == 3
+    told = "The answers come one after the other: there is no memory for that"
+    assert talk.notes == ([told] if most == 1 else [])
 
 
 def test_each_of_several_answers_has_its_own_thoughts(talk: Talk) -> None:

@@ -200,6 +200,18 @@ def test_an_engine_here_loads_nothing_of_far_servers(environment: dict[str, str]
 
 
 @on_a_terminal
+def test_a_server_is_asked_for_several_answers_at_once(server: FarServer, start: Start) -> None:
+    chat = start()
+    chat.ask("Hi")
+    server.replies = [(STREAM, chunk("The Seine flows"), Act.SILENCE)]
+    chat.type("/retry 2")
+    chat.wait(lambda: any(line.count("Seine") == 2 for line in chat.lines))  # before either has ended
+    assert any("1. seed" in line and "2. seed" in line for line in chat.lines)
+    chat.press("c")
+    chat.wait(lambda: any(line.startswith("Which one stays?") for line in chat.lines))
+
+
+@on_a_terminal
 def test_a_server_that_breaks_off_leaves_the_chat_as_it_is(server: FarServer, start: Start) -> None:
     chat = start()
     assert any(f"{MODEL} at {server.url}/v1: context window not known" in line for line in chat.lines)

@@ -90,8 +90,8 @@ def test_of_several_answers_the_user_keeps_one(start: Start) -> None:
     chat.ask("Name a river")
     chat.type("/retry 3")
     chat.wait(lambda: any(line.startswith("Which one stays? [1/2/3]") for line in chat.lines))
-    heads = [line for line in chat.lines if line.startswith("--- answer ")]
-    assert [head.split(",")[0] for head in heads] == [f"--- answer {number} of 3" for number in (1, 2, 3)]
+    (heads,) = (line for line in chat.lines if line.startswith("1. seed "))
+    assert [head.strip()[:8] for head in heads.split("│")] == ["1. seed ", "2. seed ", "3. seed "]
     chat.type("2")
     chat.wait(chat.at_prompt)
     assert any(line.startswith("Which one stays? [1/2/3] 2") for line in chat.lines)
@@ -166,3 +166,84 @@ def test_beams_answer_the_last_question(start: Start) -> None:
     assert any("2 beams: 1 step" in line for line in shown)
     assert any("no answer to explain" in line for line in chat.ask("/why"))
     assert any("prefill 5 tokens" in line for line in chat.ask("/stats"))
+
+
+def test_a_message_that_begins_with_a_slash(start: Start) -> None:
+    chat = start("normal")
+    refused = chat.ask("/usr/bin is what?")
+    assert "There is no command /usr/bin; /? lists them. As a message: //usr/bin is what?" in " ".join(refused)
+    assert "Hello" in chat.ask("//usr/bin is what?")
+    assert any('Taken back: "/usr/bin is what?"' in line for line in chat.ask("/undo"))
+
+
+@pytest.mark.parametrize("word", ["exit", "quit", "/exit", "exit()"])
+def test_words_that_leave(start: Start, word: str) -> None:
+    chat = start("normal")
+    chat.type(word)
+    assert chat.end() == 0
+
+
+def test_edit_says_what_it_does_and_does_it(start: Start) -> None:
+    chat = start("normal")
+    assert any("/edit [TEXT]" in line for line in chat.ask("/help"))
+    chat.ask("Name a river")
+    chat.type("/edit")
+    chat.wait(lambda: chat.lines[-1:] == [">>> Name a river"])
+    chat.type(" in Asia")
+    chat.wait(lambda: chat.at_prompt() and "Hello" in chat.lines[-3:])
+    assert any('Taken back: "Name a river in Asia"' in line for line in chat.ask("/undo"))
+
+
+def test_a_command_typed_over_the_question_to_edit_is_obeyed(start: Start) -> None:
+    chat = start("normal")
+    chat.ask("Name a river")
+    chat.type("/edit")
+    chat.wait(lambda: chat.lines[-1:] == [">>> Name a river"])
+    chat.press("u")
+    chat.type("exit")
+    assert chat.end() == 0
+
+
+def test_edited_questions_keep_their_files(start: Start, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("The river is the Seine.")
+    chat = start("normal")
+    chat.ask(f"/file {notes}")
+    chat.ask("Which river?")
+    chat.ask("/edit Which city?")
+    exported = tmp_path / "chat.json"
+    chat.ask(f"/export {exported}")
+    assert exported.read_text().count("The river is the Seine.") == 2
+
+
+def test_files_that_go_along(start: Start, tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt", "my notes.txt"):
+        (tmp_path / name).write_text("x" * 35)
+    chat = start("normal")
+    assert any("Nothing goes along" in line for line in chat.ask("/files"))
+    assert any("2 files, about 20 tokens" in line for line in chat.ask(f"/file {tmp_path}/?.txt"))
+    assert any("3 files, about 30 tokens" in line for line in chat.ask(f"/file {tmp_path}/my notes.txt"))
+    assert any("my notes.txt: 35 B, about 10 tokens" in line for line in chat.ask("/files"))
+    assert any("2 files" in line for line in chat.ask("/file --drop a.txt"))
+    assert any("does not go along" in line for line in chat.ask("/file --drop c.txt"))
+    assert any("/file --drop needs a name" in line for line in chat.ask("/file --drop"))
+    assert any("1 file," in line for line in chat.ask("/file --drop b.txt"))
+    assert any("Nothing goes along" in line for line in chat.ask("/file --drop 'my notes.txt'"))
+    assert any("/image --drop needs a name" in line for line in chat.ask("/image --drop"))
+
+
+def test_an_export_does_not_replace_a_file_unasked(start: Start, tmp_path: Path) -> None:
+    chat = start("normal")
+    chat.ask("Name a river")
+    mine = tmp_path / "mine.md"
+    mine.write_text("mine")
+    chat.type(f"/export {mine}")
+    chat.wait(lambda: "Replace it? [y/N]" in " ".join(chat.lines))
+    chat.type("n")
+    chat.wait(chat.at_prompt)
+    assert mine.read_text() == "mine"
+    chat.type(f"/export {mine}")
+    chat.wait(lambda: " ".join(chat.lines).count("Replace it? [y/N]") == 2)
+    chat.type("y")
+    chat.wait(chat.at_prompt)
+    assert "Name a river" in mine.read_text()

@@ -75,7 +75,7 @@ def test_wrong_lengths_are_refused_before_a_model_is_loaded(llmrun: Callable[...
 def test_a_page_is_written(llmrun: Callable[..., Any], tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     file.write_text("what was there before")
-    done = llmrun("explain", "--raw", "hello", "--answer", "2", "--temp", "1.25", "--html", str(file))
+    done = llmrun("explain", "--raw", "hello", "--answer", "2", "--temp", "1.25", "-y", "--html", str(file))
     assert done.stdout == ""
     assert str(file) in done.stderr
     page = file.read_text()

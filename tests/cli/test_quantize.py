@@ -98,6 +98,13 @@ def test_what_is_there_is_not_replaced_unasked(engine: Engine, tmp_path: Path) -
     assert target.read_bytes() == model("Q4_0")
 
 
+def test_an_importance_matrix_is_not_replaced_unasked(engine: Engine, tmp_path: Path) -> None:
+    matrix = write(tmp_path / "mine.imatrix.gguf", b"old")
+    error = refused("tiny-F16.gguf", "mine.gguf", "--type", "q4_0", "--imatrix", "auto")
+    assert error.what == "'mine.imatrix.gguf' is there already"
+    assert matrix.read_bytes() == b"old"
+
+
 def test_a_person_is_asked(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "tiny-Q4_0.gguf", b"old")
     monkeypatch.setattr("llmrun.ui.terminal.output.Output.can_ask", True)

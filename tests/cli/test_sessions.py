@@ -116,7 +116,7 @@ def test_export_and_import(tmp_path: Path) -> None:
     done = llmrun("export", "sky", "-o", str(target))
     assert (done.stdout, "as json" in done.stderr) == ("", True)
     before = target.read_bytes()
-    assert "nothing is done without a yes" in llmrun("export", "cats", "-o", str(target), status=2).stderr
+    assert "is there already" in llmrun("export", "cats", "-o", str(target), status=2).stderr
     assert target.read_bytes() == before
     llmrun("export", "sky", "-y", "-o", str(target))
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["sky.json"]

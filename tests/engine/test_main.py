@@ -206,6 +206,18 @@ def test_a_request_is_prepared_and_answered(running: Running) -> None:
     assert text == "cdefg"
 
 
+def test_a_model_that_answers_is_not_loaded_again(running: Running) -> None:
+    gate = running.gate_in_decode(3)
+    running.channel.say(ask(1, most=50))
+    gate.wait()
+    running.channel.say(Load("/model.gguf", 500, 500, n_seq_max=2, request=2))
+    gate.open()
+    failed = running.channel.wait(lambda event: isinstance(event, Failed))
+    assert isinstance(failed, Failed)
+    assert (failed.request, failed.what) == (2, "the model can't be loaded again")
+    assert running.channel.finished(1).reason == "length"
+
+
 def test_preparing_one_request_does_not_hold_up_another() -> None:
     running = Running(n_seq_max=2)
     gate = running.gate_in_preparing(2)

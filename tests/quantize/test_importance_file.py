@@ -102,9 +102,12 @@ def test_the_older_format_is_read(ending: bool, tmp_path: Path) -> None:
 
 def test_one_of_the_older_format_becomes_gguf_for_the_engine(tmp_path: Path) -> None:
     old, target = write(tmp_path / "im.dat", legacy(some())), tmp_path / "new.gguf"
-    assert prepared(old, model(tmp_path), target) == target
+    checked: list[Path] = []
+    assert prepared(old, model(tmp_path), target, checked.append) == target
+    assert checked == [target]
     assert same(read_imatrix(target), read_imatrix(old))
-    assert prepared(target, model(tmp_path), tmp_path / "unneeded.gguf") == target
+    assert prepared(target, model(tmp_path), tmp_path / "unneeded.gguf", checked.append) == target
+    assert checked == [target]
     assert not (tmp_path / "unneeded.gguf").exists()
 
 

@@ -12,6 +12,7 @@ from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.core.states import KVStore
+from llmrun.engine.core.stowed import StowedPrefix
 from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 from support.fake_context import FakeContext, Model, tokens_of
@@ -43,11 +44,14 @@ class Conversation:
         draft_model: DraftModel | None = None,
         exact: bool = False,
         adapts: bool = False,
+        prefixes: list[StowedPrefix] | None = None,
         **context: int,
     ) -> None:
         self.context = FakeContext(model, **context)
         self.clock = Clock(self.context)
-        self.engine = Engine(self.context, self.clock, states, draft_model, exact=exact, adapts=adapts)
+        self.engine = Engine(
+            self.context, self.clock, states, draft_model, exact=exact, adapts=adapts, prefixes=prefixes
+        )
         self.events: list[Event] = []
 
     def ask(

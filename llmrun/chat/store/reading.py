@@ -17,7 +17,7 @@ from llmrun.chat.store.rows import MAIN
 from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, answer_of
 from llmrun.errors import LlmrunError, ResourceError, UsageError
 from llmrun.models.used import ModelUsed
-from llmrun.protocol.codec import from_json
+from llmrun.protocol.codec import from_json, load_json
 from llmrun.storage import is_damage, sqlite_errors
 
 if TYPE_CHECKING:

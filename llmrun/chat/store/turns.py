@@ -64,6 +64,12 @@ class Question:
         """What a user wants to see of it."""
         return self.typed or self.content
 
+    def reworded(self, text: str) -> Question:
+        """Return the question in other words, with the same files and pictures."""
+        if not self.typed:
+            return replace(self, content=text)
+        return replace(self, content=self.content.removesuffix(self.typed) + text, typed=text)
+
 
 class CallRound(NamedTuple):
     """What a model called before it went on with its answer.

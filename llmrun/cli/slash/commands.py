@@ -5,13 +5,14 @@ The names are those that Ollama's users know. Each gets the chat, and what stand
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.cli.sampling import FLAGS
 from llmrun.cli.slash import beams, looking, saving, settings, turns
 from llmrun.protocol.params import BOUNDS
 from llmrun.ui.prompt.completion import Candidate, Completion, file_names
+from llmrun.ui.prompt.drafts import LEAVING_WORDS
 from llmrun.ui.prompt.input import KEYS
 
 if TYPE_CHECKING:
@@ -41,15 +42,24 @@ def leave(chat: Chat, rest: str) -> None:
 
 SLASH_COMMANDS: dict[str, SlashCommand] = {
     "/help": SlashCommand("this help; also /?", show_help),
-    "/retry [COUNT]": SlashCommand("another answer to the last question, or so many, one of which stays", turns.retry),
+    "/retry [COUNT]": SlashCommand(
+        "another answer to the last question, or that many at once, of which you keep one", turns.retry
+    ),
     "/beams [COUNT]": SlashCommand("the likeliest answer to the last question, by beam search", beams.search_again),
-    "/edit": SlashCommand("ask the last question differently", turns.edit),
+    "/edit [TEXT]": SlashCommand(
+        "the last question at the prompt, to be changed and sent; with TEXT, ask that instead of it", turns.edit
+    ),
     "/undo": SlashCommand("take the last question and its answer back", turns.undo),
     "/branch [NAME]": SlashCommand(
         "go on under a name of its own, or go to a branch; without a name, list them", turns.branch
     ),
-    "/file PATTERN...": SlashCommand("text files that go along with the next message", turns.attach_files),
-    "/image FILE...": SlashCommand("pictures that go along with the next message", turns.attach_images),
+    "/file PATTERN...": SlashCommand(
+        "text files that go along with the next message; --drop NAME takes one out", turns.attach_files
+    ),
+    "/image FILE...": SlashCommand(
+        "images that go along with the next message; --drop NAME takes one out", turns.attach_images
+    ),
+    "/files": SlashCommand("what goes along with the next message, with its tokens", turns.list_attached),
     "/set [NAME VALUE]": SlashCommand(
         "a sampling value, such as /set temp 0.5; /set system TEXT; without a name, all of them", settings.set_value
     ),
@@ -74,10 +84,11 @@ SLASH_COMMANDS: dict[str, SlashCommand] = {
     "/copy": SlashCommand("the last answer into the clipboard", saving.copy_answer),
     "/multiline": SlashCommand("Enter makes newlines, Alt-Enter sends; once more: as before", settings.multiline),
     "/clear": SlashCommand("forget the conversation, keep the system prompt", turns.clear),
-    "/bye": SlashCommand("leave, as Ctrl-D does", leave),
+    "/bye": SlashCommand("leave, as Ctrl-D does; also /exit, /quit, exit, quit", leave),
 }
 """What is typed -> the command, in the order of the help."""
 _OTHER_NAMES = {"/?": "/help", "/exit": "/bye", "/quit": "/bye", "/q": "/bye", "/history": "/sessions"}
+_OTHER_NAMES |= dict.fromkeys(LEAVING_WORDS, "/bye")
 _BY_WORD = {name.split()[0]: command.obey for name, command in SLASH_COMMANDS.items()}
 
 
@@ -90,15 +101,23 @@ def completions(chat: Chat) -> dict[str, Completion | None]:
     """What the Tab key offers behind each command."""
     from llmrun.cli.completion import complete_model
 
-    offers: dict[str, Completion | None] = {name.split()[0]: None for name in (*SLASH_COMMANDS, *_OTHER_NAMES)}
+    names = (name.split()[0] for name in (*SLASH_COMMANDS, *_OTHER_NAMES))
+    offers: dict[str, Completion | None] = {name: None for name in names if name not in LEAVING_WORDS}
     offers["/model"] = lambda words: complete_model(words[-1]) if chat.loading.server is None else []
     offers["/load"] = lambda words: chat.store.names()
     offers["/set"] = lambda words: [Candidate(flag.lstrip("-"), _hint(name)) for name, (flag, _) in FLAGS.items()]
     offers["/think"] = lambda words: ["on", "off", "hide", "fold"]
     offers["/speculation"] = lambda words: ["on", "off", "auto"]
     offers["/branch"] = lambda words: [branch.name for branch in chat.conversation.chat.branches() if branch.name]
-    offers["/file"] = offers["/image"] = offers["/export"] = file_names
+    offers["/export"] = file_names
+    offers["/file"] = lambda words: _files(words, [file.name for file in chat.attached.files])
+    offers["/image"] = lambda words: _files(words, [picture.name for picture in chat.attached.pictures])
     return offers
+
+
+def _files(words: Sequence[str], attached: Sequence[str]) -> Iterable[str]:
+    """Return what a word behind /file can be: a file's name, or behind --drop that of one that goes along."""
+    return attached if words[0] == turns.DROP else file_names(words)
 
 
 def _hint(parameter: str) -> str:

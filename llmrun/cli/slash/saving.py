@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmrun.cli.replacing import check_output_file
 from llmrun.errors import UsageError
 from llmrun.ui.terminal.format import counted, short
 
@@ -52,6 +53,7 @@ def export_chat(chat: Chat, rest: str) -> None:
     if chat.conversation.chat.id is None:
         raise UsageError("there is nothing to export yet", hint="ask something first")
     path = Path(rest).expanduser()
+    check_output_file(chat.output, path, yes=False, hint="/export with another name")
     write_whole(path, export(chat.conversation.chat.tree(), form))
     chat.output.note(f"Written to {path}.")
 

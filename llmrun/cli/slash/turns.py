@@ -5,13 +5,15 @@ Owns what each says; what becomes of the turns is decided in llmrun.chat.
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
-from llmrun.chat.attachments import attach, attach_pictures
+from llmrun.chat.attachments import attach, attach_pictures, without
 from llmrun.chat.store.turns import Question
 from llmrun.cli.answering import cancelling, show_attached
 from llmrun.errors import UsageError
@@ -25,10 +27,11 @@ if TYPE_CHECKING:
     from llmrun.cli.talk import Chat
 
 _RETRIES = (2, 9)
+DROP = "--drop"
 
 
 def retry(chat: Chat, rest: str) -> None:
-    """Answer the last question once more, or so many times, of which one stays."""
+    """Answer the last question once more, or several times together, and keep one of these answers."""
     if not rest:
         chat.answer(chat.conversation.retry())
         return
@@ -56,7 +59,7 @@ def _show_and_choose(chat: Chat, seeds: list[int], events: Generator[Event, None
 
 
 def edit(chat: Chat, rest: str) -> None:
-    """Ask the last question differently."""
+    """Ask the last question differently; its files and pictures go along again."""
     last = chat.conversation.chat.last_question
     if last is None or not isinstance(last.part, Question):
         chat.output.note("There is no question yet.")
@@ -64,8 +67,11 @@ def edit(chat: Chat, rest: str) -> None:
     if not rest:
         chat.typed.prefill(last.part.shown)
         rest = chat.typed.read() or ""
+        if chat.typed.is_command:
+            chat.obey(rest)
+            return
     if rest:
-        chat.answer(chat.conversation.edit(Question(rest)))
+        chat.answer(chat.conversation.edit(last.part.reworded(rest)))
 
 
 def undo(chat: Chat, rest: str) -> None:
@@ -110,20 +116,53 @@ def clear(chat: Chat, rest: str) -> None:
 
 
 def attach_files(chat: Chat, rest: str) -> None:
-    """Let text files go along with the next message."""
-    patterns = rest.split()
-    chat.attached = replace(attach(patterns), pictures=chat.attached.pictures)
-    show_attached(chat.output, chat.attached)
-    if not patterns:
-        chat.output.note("No file goes along.")
+    """Let text files go along with the next message, or take some out."""
+    before = chat.attached
+    if dropped := _dropped("/file", rest):
+        chat.attached = replace(before, files=reduce(without, dropped, before.files))
+    else:
+        chat.attached = replace(attach(_names(rest), beside=before.files), pictures=before.pictures)
+    list_attached(chat, "")
 
 
 def attach_images(chat: Chat, rest: str) -> None:
-    """Let pictures go along with the next message."""
-    model, names = chat.conversation.model, rest.split()
-    if names:
+    """Let pictures go along with the next message, or take some out."""
+    model, before = chat.conversation.model, chat.attached
+    if dropped := _dropped("/image", rest):
+        chat.attached = replace(before, pictures=reduce(without, dropped, before.pictures))
+    elif names := _names(rest):
         require_projector(model.name, model.sees, model.used.server)
-    chat.attached = replace(chat.attached, pictures=attach_pictures(names))
-    show_attached(chat.output, replace(chat.attached, files=()))
-    if not names:
-        chat.output.note("No picture goes along.")
+        chat.attached = replace(before, pictures=attach_pictures(names, beside=before.pictures))
+    list_attached(chat, "")
+
+
+def list_attached(chat: Chat, rest: str) -> None:
+    """List what goes along with the next message."""
+    attached = chat.attached
+    show_attached(chat.output, attached)
+    chat.attached = replace(attached, notes=())  # said once
+    if not (attached.files or attached.pictures):
+        chat.output.note("Nothing goes along with the next message.")
+    elif attached.files:
+        files = f"{counted(len(attached.files), 'file')}, about {counted(attached.tokens, 'token')}"
+        chat.output.note(f"{files}, with the next message. /file --drop NAME takes one out.")
+
+
+def _dropped(command: str, rest: str) -> list[str]:
+    """Return the names behind --drop; none without it. Raises UsageError where there are no names."""
+    first, _, names = rest.partition(" ")
+    if first != DROP:
+        return []
+    if not names.strip():
+        raise UsageError(f"{command} {DROP} needs a name", hint=f"{command} {DROP} '*' takes all of them out")
+    return _names(names.strip())
+
+
+def _names(rest: str) -> list[str]:
+    """Return the file names in a command; one with blanks stands alone, or in quotes."""
+    if os.path.lexists(os.path.expanduser(rest)):  # noqa: PTH111 - a Path would lose a slash at the end
+        return [rest]
+    try:
+        return shlex.split(rest)
+    except ValueError:  # an apostrophe
+        return rest.split()

@@ -32,6 +32,7 @@ from llmrun.protocol.speculation import StepTables
 if TYPE_CHECKING:
     from llmrun.engine.core.draft_model import DraftModel
     from llmrun.engine.core.states import KVStore
+    from llmrun.engine.core.stowed import StowedPrefix
 
 _WORTH_WAITING = 64  # tokens of a prompt that another one is about to compute
 _CHOICE = 8  # of so many that wait, the one whose prompt is known best gets in (a batch comes in the best order) ...
@@ -48,6 +49,7 @@ class Engine:
 
     Attributes:
         can_draft: whether it ever verifies drafts.
+        prefixes: gives copies of what the KV cache holds, see Slots.prefixes().
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Engine:
         exact: bool = False,
         throughput: bool = False,
         adapts: bool = False,
+        prefixes: list[StowedPrefix] | None = None,
     ) -> None:
         """Begin without requests.
 
@@ -71,6 +74,7 @@ class Engine:
             exact: each answer is bit for bit what it would be alone: sequences take turns, and nothing is drafted.
             throughput: as in loading.Load.
             adapts: requests may choose adapters.
+            prefixes: prefixes() of the engine that these weights had before.
         """
         self.can_draft, self._throughput = context.cuts and not exact, throughput
         self._drafts_wanted = False  # some request may have drafts
@@ -80,7 +84,8 @@ class Engine:
         self._vocabulary = context.vocabulary
         self._window = min(context.n_ctx, context.n_cells)
         self._clock = clock
-        self._slots = Slots(context, states, exact=exact)
+        self._slots = Slots(context, states, exact=exact, prefixes=prefixes or ())
+        self.prefixes = self._slots.prefixes
         self._numbers = itertools.count()
         self._active: list[Sequence] = []  # in the order in which they came
         self._waiting: list[Sequence] = []  # in that order too

@@ -6,7 +6,7 @@ Idle slots are the parked prefixes; what no slot is left for is stowed. Must not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -38,12 +38,20 @@ class Slots:
         saver: writes what is shared or evicted to disk; None without a store.
     """
 
-    def __init__(self, context: Context, states: KVStore | None = None, *, exact: bool = False) -> None:
+    def __init__(
+        self,
+        context: Context,
+        states: KVStore | None = None,
+        *,
+        exact: bool = False,
+        prefixes: Sequence[StowedPrefix] = (),
+    ) -> None:
         """All slots are empty.
 
         Args:
             states: KV states saved on disk, where a prompt's beginning may be found.
             exact: only whole batches of a prompt are reused, because another width of batch rounds otherwise.
+            prefixes: of another context over the same weights, see prefixes().
         """
         self._exact = exact
         self._context = context
@@ -52,7 +60,7 @@ class Slots:
         self.cached: dict[int, list[int]] = {slot: [] for slot in range(context.n_seq_max + context.n_parked)}
         self.idle = set(self.cached)
         self.room = Room(context.n_cells)
-        self._stowed = Stowed()
+        self._stowed = Stowed(prefixes)
         self._prompts = dict.fromkeys(self.cached, 0)  # how many first tokens were the last request's prompt
         self._salts = dict.fromkeys(self.cached, "")  # of the last request
         self._went_on: set[int] = set()  # slots whose conversation had more than one turn
@@ -140,13 +148,23 @@ class Slots:
             return False
         while self._stowed.n_tokens + len(tokens) > most:
             self._lose(self._stowed.take_oldest())
+        copy = self._copy(slot)
+        if copy is not None:
+            self._stowed.put(copy)
+        return copy is not None
+
+    def _copy(self, slot: int) -> StowedPrefix | None:
+        """Return a copy of a parked slot's prefix; None where it can't be read out."""
         with suppress(LlmrunError):
             state = self._context.state(slot)
             if state:
                 prompt, went_on = self._prompts[slot], slot in self._went_on
-                self._stowed.put(StowedPrefix(list(tokens), state, self._salts[slot], prompt, went_on))
-                return True
-        return False
+                return StowedPrefix(list(self.cached[slot]), state, self._salts[slot], prompt, went_on)
+        return None
+
+    def prefixes(self) -> list[StowedPrefix]:
+        """Return copies of all parked prefixes, for another context over the same weights."""
+        return [*self._stowed.prefixes, *filter(None, map(self._copy, self._parked()))]
 
     def _lose(self, prefix: StowedPrefix) -> None:
         """What is stowed no longer goes to disk, if that is worth it."""

@@ -9,6 +9,7 @@ Owns what is stowed, and in which order it goes; must not know the cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from llmrun.engine.core.prefix import common_prefix
@@ -35,31 +36,32 @@ class Stowed:
     """Prefixes, the one stowed first at the beginning.
 
     Attributes:
+        prefixes: all of them.
         n_tokens: of all together.
     """
 
-    def __init__(self) -> None:
-        self._prefixes: list[StowedPrefix] = []
-        self.n_tokens = 0
+    def __init__(self, prefixes: Sequence[StowedPrefix] = ()) -> None:
+        self.prefixes = list(prefixes)
+        self.n_tokens = sum(len(each.tokens) for each in prefixes)
 
     def put(self, prefix: StowedPrefix) -> None:
         """One more."""
-        self._prefixes.append(prefix)
+        self.prefixes.append(prefix)
         self.n_tokens += len(prefix.tokens)
 
     def longest(self, tokens: list[int], salt: str) -> tuple[StowedPrefix | None, int]:
         """The one that knows most of a prompt, and how much; None where none knows anything."""
-        known = [(common_prefix(each.tokens, tokens) if each.salt == salt else 0, each) for each in self._prefixes]
+        known = [(common_prefix(each.tokens, tokens) if each.salt == salt else 0, each) for each in self.prefixes]
         length, best = max(known, key=lambda pair: pair[0], default=(0, None))
         return (best, length) if length else (None, 0)
 
     def take(self, prefix: StowedPrefix) -> None:
         """That one goes back into the cache."""
-        self._prefixes = [each for each in self._prefixes if each is not prefix]
+        self.prefixes = [each for each in self.prefixes if each is not prefix]
         self.n_tokens -= len(prefix.tokens)
 
     def take_oldest(self) -> StowedPrefix:
         """The one that was stowed first."""
-        prefix = self._prefixes[0]
+        prefix = self.prefixes[0]
         self.take(prefix)
         return prefix

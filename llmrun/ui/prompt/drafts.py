@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import re
 
+LEAVING_WORDS = ("exit", "quit", "exit()", "quit()")
+"""Alone in a message, these leave the chat, as in a shell or in Python."""
 _FENCE = '"""'
+_ESCAPED = re.compile(r"\s*/(?=/\S)")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def is_command(text: str) -> bool:
-    """Whether a text that was typed, not pasted, is meant as a slash command."""
-    return text.lstrip().startswith("/")
+    """Return whether a text that was typed, not pasted, is a command: a slash and a name, or a word that leaves."""
+    body = text.strip()
+    return (body.startswith("/") and not body.startswith("//")) or body in LEAVING_WORDS
 
 
 def is_open_block(text: str) -> bool:
@@ -22,14 +26,19 @@ def is_open_block(text: str) -> bool:
     Fences come in pairs, so that a block may hold Python's docstrings.
     """
     body = text.lstrip()
-    return body.startswith((_FENCE, "/")) and body.count(_FENCE) % 2 == 1
+    return (body.startswith(_FENCE) or is_command(body)) and body.count(_FENCE) % 2 == 1
 
 
-def without_fence(text: str) -> str:
-    """What stands between the outer fences of a block, and before and after them; any other text as it is."""
+def read_typed(text: str) -> str:
+    """Return the message or command that a typed text stands for.
+
+    The outer fences of a block or of a command go, and of two slashes at the beginning the first one, which says that
+    the text is no command. Any other text stays as it is.
+    """
     body = text.strip()
-    if not body.startswith((_FENCE, "/")):
-        return text
+    if not (body.startswith(_FENCE) or is_command(body)):
+        escape = _ESCAPED.match(text)
+        return text[escape.end() :] if escape else text
     before, fence, rest = body.partition(_FENCE)
     inside, closing, after = rest.rpartition(_FENCE)
     if not fence:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.ui.answer.keyboard import restore_terminal_mode, terminal_mode
 from llmrun.ui.prompt.completion import Completion
-from llmrun.ui.prompt.drafts import is_command, is_open_block, without_fence, without_surrogates
+from llmrun.ui.prompt.drafts import is_command, is_open_block, read_typed, without_surrogates
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ KEYS = {
     "Enter": "send",
     "Alt-Enter": "new line; the other way round after /multiline",
     '"""': "begins and ends a text of several lines",
+    "//": "begins a message with a slash, such as //usr/bin is what?",
     "Tab": "complete a command, a file, a model",
     "Up, Down": "what was typed before; not what began with a space",
     "Ctrl-R": "search it",
@@ -56,7 +57,7 @@ class ChatInput:
     Attributes:
         commands: what completes each slash command's arguments, if anything does; may be replaced at any time.
         multiline: whether Enter makes a newline and Alt-Enter sends; multiline_hint says so.
-        is_command: whether the last message is meant as a slash command: its slash was typed, not pasted with more
+        is_command: whether the last message is a command, see drafts.is_command(): it was typed, not pasted with more
             lines, not between fences, and not piped in.
     """
 
@@ -140,7 +141,7 @@ class ChatInput:
                 self._output.note(_LEAVE_HINT)
                 continue
             interrupted = False
-            message = without_surrogates(text if literal else without_fence(text))
+            message = without_surrogates(text if literal else read_typed(text))
             if message.strip():
                 self.is_command = is_command(text) and not literal
                 return message

@@ -43,8 +43,8 @@ class Prompt:
 
     Attributes:
         multiline: whether Enter makes a newline and Alt-Enter sends, instead of the other way round.
-        literal: whether the last text began with a paste of several lines: then it is a message, whatever it looks
-            like.
+        literal: whether the last text began with a paste of several lines or of two slashes: then it is a message,
+            whatever it looks like.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Prompt:
             buffer = event.current_buffer
             begins = not buffer.document.text_before_cursor.strip()
             buffer.insert_text(text)
-            self.literal = self.literal or (begins and "\n" in text.strip())
+            self.literal = self.literal or (begins and ("\n" in text.strip() or text.lstrip().startswith("//")))
 
         @keys.add("c-c", filter=typing)
         @keys.add("<sigint>")

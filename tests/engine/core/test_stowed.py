@@ -57,6 +57,18 @@ def test_it_comes_back_only_for_its_salt(salt: str) -> None:
     assert talk.started(20).reused_tokens == (300 if salt == "mine" else 0)
 
 
+def test_prefixes_move_to_another_context() -> None:
+    talk = crowd()
+    talk.run()
+    wide = Conversation(hashed, prefixes=talk.engine.prefixes(), n_ctx=2000, n_seq_max=3)
+    for request, prompt in enumerate(LONG.values(), 20):
+        wide.ask(prompt + "!", SAMPLING, most=4, request=request)
+    wide.run()
+    for request, prompt in enumerate(LONG.values(), 20):
+        assert wide.started(request).reused_tokens == 300
+        assert wide.text(request) == alone(prompt + "!")
+
+
 def test_nothing_leaves_while_nobody_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     talk = Conversation(hashed, n_ctx=2000, n_seq_max=2, n_parked=4)
     monkeypatch.setattr(talk.context, "state", lambda sequence_id: pytest.fail("it was read out"))

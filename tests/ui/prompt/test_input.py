@@ -17,7 +17,7 @@ from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from llmrun.ui.prompt import history as history_module
-from llmrun.ui.prompt.drafts import is_open_block, without_fence, without_surrogates
+from llmrun.ui.prompt.drafts import is_open_block, read_typed, without_surrogates
 from llmrun.ui.prompt.history import LONGEST_BYTES, MOST_BYTES, SharedHistory, open_history
 from llmrun.ui.prompt.input import ChatInput
 from llmrun.ui.terminal.output import Output
@@ -197,7 +197,16 @@ def test_unwritable_history_is_no_reason_not_to_chat(keyboard: PipeInput, tmp_pa
         ('"""/help"""\r', "/help", False),
         ("\x1b[200~/help\x1b[201~\r", "/help", True),
         ("\x1b[200~/help\rx\x1b[201~\r", "/help\nx", False),
+        ("\x1b[200~/usr/bin:\r/usr/sbin\x1b[201~\r", "/usr/bin:\n/usr/sbin", False),
+        ("\x1b[200~//cdn.example.com/x\x1b[201~\r", "//cdn.example.com/x", False),
+        ("//usr/bin is what?\r", "/usr/bin is what?", False),
+        (" //help\r", "/help", False),
+        (f"//one{ALT_ENTER}/two\r", "/one\n/two", False),
         ("what is /help\r", "what is /help", False),
+        ("exit\r", "exit", True),
+        (" quit() \r", "quit()", True),
+        ('"""exit"""\r', "exit", False),
+        ("exit codes?\r", "exit codes?", False),
     ],
 )
 def test_commands(keyboard: PipeInput, keys: str, message: str, command: bool) -> None:
@@ -208,11 +217,11 @@ def test_commands(keyboard: PipeInput, keys: str, message: str, command: bool) -
 
 
 def test_each_piped_line_is_a_message(tmp_path: Path) -> None:
-    stdin = io.StringIO('one\n\n  \n"""two\r\n/three')
+    stdin = io.StringIO('one\n\n  \n"""two\r\n/three\n//four\nexit')
     stdout, history = io.StringIO(), tmp_path / "history"
     with ChatInput(Output(stdin=stdin, stdout=stdout, stderr=io.StringIO()), history) as reader:
         assert not reader.interactive
-        assert [reader.read() for _ in range(4)] == ["one", '"""two', "/three", None]
+        assert [reader.read() for _ in range(6)] == ["one", '"""two', "/three", "//four", "exit", None]
         assert not reader.is_command
     assert stdout.getvalue() == ""
     assert not history.exists()
@@ -228,7 +237,7 @@ def test_piped_bytes_that_are_no_text() -> None:
 @pytest.mark.parametrize(
     ("text", "is_open"),
     [('"""', True), (' """a\nb', True), ('"""a"""', False), ('a """', False), ("", False), ('""', False),
-     ('"""a"""b"""', True), ('/set """', True), ('/set """a"""', False)],
+     ('"""a"""b"""', True), ('/set """', True), ('/set """a"""', False), ('//set """', False)],
 )  # fmt: skip
 def test_is_open_block(text: str, is_open: bool) -> None:
     assert is_open_block(text) is is_open
@@ -245,10 +254,16 @@ def test_is_open_block(text: str, is_open: bool) -> None:
         ('/set """\na\n""" ', "/set a"),
         (" /set a ", "/set a"),
         ('""""quoted""""', '"quoted"'),
+        ('"""//a"""', "//a"),
+        ("//set a", "/set a"),
+        ("///a", "//a"),
+        ("// a comment", "// a comment"),
+        ("//", "//"),
+        ("see //a", "see //a"),
     ],
 )
-def test_without_fence(text: str, message: str) -> None:
-    assert without_fence(text) == message
+def test_read_typed(text: str, message: str) -> None:
+    assert read_typed(text) == message
 
 
 def test_without_surrogates() -> None:
