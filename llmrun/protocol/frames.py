@@ -21,7 +21,15 @@ PREFIX_BYTES = _LENGTH.size
 
 
 class FrameError(Exception):
-    """The other side sent bytes that are not one of our frames."""
+    """The other side sent bytes that are not one of our frames.
+
+    Attributes:
+        request: the number of the command that the frame would be; None where it has none.
+    """
+
+    def __init__(self, text: str, request: int | None = None) -> None:
+        super().__init__(text)
+        self.request = request
 
 
 _KINDS: dict[str, type[Frame]] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}
@@ -45,11 +53,13 @@ def decode(body: bytes) -> Frame:
     Raises:
         FrameError: it is not one of our frames.
     """
+    request = None
     try:
         data = json.loads(body)
+        request = data.get("request")
         return from_json(_KINDS[data.pop("kind")], data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LlmrunError) as error:
-        raise FrameError(f"not a frame: {error!r}") from error
+        raise FrameError(f"not a frame: {error!r}", request if type(request) is int else None) from error
 
 
 def frame_length(data: bytes | bytearray) -> int | None:
