@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from support.gguf_writer import runnable_model, write
 from support.installed import SECONDS, eventually
@@ -161,3 +162,25 @@ def test_a_second_signal_counts_again_after_a_while() -> None:
     now = 11.5
     with pytest.raises(TerminatedError, match="SIGTERM"):
         interrupt(signal.SIGTERM, None)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("command", ["run", "batch"])
+def test_signals_twice_end_as_one_does(tmp_path: Path, command: str, number: signal.Signals, status: int) -> None:
+    model, rows = str(write(tmp_path / "tiny.gguf", runnable_model())), tmp_path / "rows.txt"
+    rows.write_text("Hi\n")
+    words = [command, model, *(["Hi"] if command == "run" else [str(rows), "-o", str(tmp_path / "answers.jsonl")])]
+    environment = {**os.environ, "LLMRUN_HOME": str(tmp_path / "home")}
+    arguments = [sys.executable, str(FRONT), "obedient", *words]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(arguments, text=True, env=environment, **pipes)
+    if command == "run":
+        assert process.stdout is not None
+        assert process.stdout.read(1) == "H"
+    else:
+        assert eventually(lambda: psutil.Process(process.pid).children(), SECONDS)
+    process.send_signal(number)
+    process.send_signal(number)
+    said = process.communicate(timeout=SECONDS)[1]
+    assert process.returncode == status, said
+    assert "Traceback" not in said
