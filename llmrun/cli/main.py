@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import errno
 import gc
+import math
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
@@ -19,17 +22,19 @@ from llmrun.ui.terminal.output import Output, drop_output
 
 _COMPLETE = "_LLMRUN_COMPLETE"  # set by a shell that wants completions
 
-_ENDING = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # the terminal was closed
+ENDING = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # the terminal was closed
+_CLEANUP_SECONDS = 1.0
 
 
 def run() -> NoReturn:
     """Run the command in sys.argv and end the process with its exit code."""
     gc.freeze()
     gc.enable()
-    signal.signal(signal.SIGINT, _cancel)
-    for number in _ENDING:
+    interrupt = Interrupt()
+    signal.signal(signal.SIGINT, interrupt)
+    for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has the second one ignored
-            signal.signal(number, _terminate)
+            signal.signal(number, interrupt)
     arguments, debug = _without_debug(sys.argv[1:])
     try:
         status = _serve(arguments)
@@ -95,15 +100,25 @@ def _report(error: LlmrunError, *, debug: bool) -> int:
 
 
 def _ignore_signals() -> None:
-    for number in (signal.SIGINT, *_ENDING):
+    for number in (signal.SIGINT, *ENDING):
         signal.signal(number, signal.SIG_IGN)
 
 
-def _cancel(number: int, frame: FrameType | None) -> None:
-    _ignore_signals()
-    raise CancelledError("stopped by Ctrl-C")
+class Interrupt:
+    """A signal handler that raises an error, which unwinds the command.
 
+    A second signal is ignored for a second, so that an impatient user does not interrupt what the first one cleans up.
+    Later ones raise again: the first may have been caught, or its cleanup may hang.
+    """
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    _ignore_signals()
-    raise TerminatedError(f"stopped by {signal.Signals(number).name}")
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._raised_at = clock, -math.inf
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Raise CancelledError for SIGINT, else TerminatedError."""
+        if self._clock() - self._raised_at < _CLEANUP_SECONDS:
+            return
+        self._raised_at = self._clock()
+        if number == signal.SIGINT:
+            raise CancelledError("stopped by Ctrl-C")
+        raise TerminatedError(f"stopped by {signal.Signals(number).name}")

@@ -20,6 +20,7 @@ import typer
 from llmrun.cli.completion import complete_model
 from llmrun.cli.options import ExactOption, LoadingOptions, loading, with_options
 from llmrun.cli.sampling import watermark_flags
+from llmrun.cli.serving import at_most
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
 from llmrun.server.durations import read_duration
@@ -223,8 +224,9 @@ def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:
 
 
 async def _run(output: Output, options: ServeOptions, listening: socket.socket, *, log_json: bool) -> None:
-    """Serve until a signal comes: the first lets running answers end, the second does not."""
-    from llmrun.server.running import RunningServer, registered
+    """Serve until a signal comes. Running answers are finished then, unless Ctrl-C or `stop --now` ends them."""
+    from llmrun.cli.main import ENDING
+    from llmrun.server.running import END_NOW, RunningServer, registered
     from llmrun.server.serving import Serving
     from llmrun.ui.views.serve import ServeView
 
@@ -249,34 +251,35 @@ async def _run(output: Output, options: ServeOptions, listening: socket.socket, 
     )
     _give_way()
     loop = asyncio.get_running_loop()
-    ending: list[LlmrunError] = []
-    running = asyncio.ensure_future(serving.run(listening))
+    grace = None if options.grace_seconds == _FOR_EVER else options.grace_seconds
+    ended_by: list[LlmrunError] = []  # what cut running answers off
 
-    def end(error: LlmrunError) -> None:
-        if ending:
-            running.cancel()
-        elif serving.is_busy:
-            view.note(f"Ending when all is answered, in {options.grace_seconds:g} s at most; Ctrl-C again ends it now.")
-        ending.append(error)
-        serving.end()
+    def end(error: LlmrunError, *, now: bool = False) -> None:
+        if serving.is_busy and now:
+            ended_by.append(error)
+        elif serving.is_busy and not serving.is_ending:
+            view.note(f"Ending when all is answered{at_most(grace)}; Ctrl-C again ends it now.")
+        serving.end(now=now)
 
-    loop.add_signal_handler(signal.SIGINT, end, CancelledError("stopped by Ctrl-C"))
-    loop.add_signal_handler(signal.SIGTERM, end, TerminatedError("stopped by SIGTERM"))
+    loop.add_signal_handler(signal.SIGINT, lambda: end(CancelledError("stopped by Ctrl-C"), now=serving.is_ending))
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, end, TerminatedError(f"stopped by {number.name}"))
+    loop.add_signal_handler(END_NOW, lambda: end(TerminatedError("stopped by llmrun stop --now"), now=True))
     host, port = listening.getsockname()[:2]
     host = _EVERYWHERE.get(host, host)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     view.begin(address, options.names, has_keys=bool(options.policy.keys))
     with registered(settings.state_dir, address) as entry:
-        watching = asyncio.ensure_future(
-            _watch(serving, view, entry, RunningServer(os.getpid(), address, port, time.time()))
-        )
+        server = RunningServer(os.getpid(), address, port, time.time(), grace_seconds=grace)
+        watching = asyncio.ensure_future(_watch(serving, view, entry, server))
         try:
-            await running
-        except asyncio.CancelledError:
-            raise ending[-1] from None
+            await serving.run(listening)
         finally:
             watching.cancel()
             view.end()
+    if ended_by:
+        raise ended_by[0]
 
 
 async def _watch(serving: Serving, view: ServeView, entry: ServerFile | None, server: RunningServer) -> None:
@@ -285,7 +288,7 @@ async def _watch(serving: Serving, view: ServeView, entry: ServerFile | None, se
 
     written: RunningServer | None = None
     while True:
-        now = server._replace(models=tuple(serving.loaded))
+        now = server._replace(models=tuple(serving.loaded), is_ending=serving.is_ending)
         if entry is not None and now != written:
             entry.write(now)
             written = now

@@ -30,12 +30,30 @@ def list_servers(json: JsonOption = False) -> None:
 def stop(
     port: Annotated[int | None, typer.Option("--port", "-p", help="Of the server, where several run.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="End running answers with an error, without waiting.")] = False,
 ) -> None:
-    """End a server that runs."""
+    """End a server that runs.
+
+    Running answers are finished first, within the time of `serve --grace`.
+    """
     output = Output()
     for server in _meant(running_servers(load_settings().state_dir), port, every=every):
-        server.stop()
-        output.note(f"{server.address} finishes its answers and ends")
+        server.stop(now=now)
+        output.note(f"{server.address} {_what_happens(server, now=now)}")
+
+
+def _what_happens(server: RunningServer, *, now: bool) -> str:
+    """Say what becomes of a server that was asked to end, and of its answers."""
+    if now:
+        return "ends now; running answers end with an error"
+    begins = "is ending already:" if server.is_ending else "takes no more requests:"
+    most = at_most(server.grace_seconds)
+    return f"{begins} it ends when running answers are finished{most}; llmrun stop --now does not wait"
+
+
+def at_most(grace_seconds: float | None) -> str:
+    """Say how long a server waits for its answers; None is for ever."""
+    return "" if grace_seconds is None else f", in {grace_seconds:g} s at most"
 
 
 def _meant(servers: list[RunningServer], port: int | None, *, every: bool) -> list[RunningServer]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,12 +12,15 @@ from llmrun.cli.completion import complete_installed
 from llmrun.cli.models import as_plain
 from llmrun.cli.options import JsonOption
 from llmrun.config import Settings, load_settings
-from llmrun.errors import CancelledError, IntegrityError, ModelNotFoundError, UsageError, did_you_mean
+from llmrun.errors import IntegrityError, ModelNotFoundError, UsageError, did_you_mean
 from llmrun.models.registry import load_catalogue, resolve
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import Store, everything
 from llmrun.ui.terminal.format import counted, size
 from llmrun.ui.terminal.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.models.store.removal import Removal
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask. Needed where nobody can be asked.")]
 NamesArgument = Annotated[
@@ -38,17 +41,17 @@ def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = Fal
     found = {model.path: model for model in (installed_model(name, settings) for name in models)}
     removals = [plan_removal(store, model) for model in found.values()]
     for removal in removals:
-        with removing(removal.blobs, removal.model.name):
-            pass  # better said before the question than after it
+        try:
+            with removing(removal.blobs, removal.model.name):
+                pass  # better said before the question than after it
+        except UsageError as error:
+            raise _loaded_by(error, removal, settings) from None
         output.note(f"{removal.model.name}: {removal.model.path}, {size(removal.freed)} come free")
         for other in removal.shared:
             output.note(f"  not all of its bytes: {other} needs some")
-    _ask(
-        output,
-        f"Remove {counted(len(removals), 'model')}?",
-        yes=yes,
-        command=shlex.join(["llmrun", "rm", "-y", *models]),
-    )
+    question = f"Remove {counted(len(removals), 'model')}?"
+    if not _ask(output, question, yes=yes, command=shlex.join(["llmrun", "rm", "-y", *models])):
+        return
     for removal in removals:
         do_remove(removal)
     if json:
@@ -88,8 +91,8 @@ def collect_garbage(
         total = size(sum(leftover.n_bytes for leftover in going))
         output.note(f"{counted(len(going), 'file')} of no use in {store.root}, {total}.")
     freed = 0
-    if going and not dry_run:
-        _ask(output, f"Remove {counted(len(going), 'file')}?", yes=yes, command="llmrun gc -y")
+    question = f"Remove {counted(len(going), 'file')}?"
+    if going and not dry_run and _ask(output, question, yes=yes, command="llmrun gc -y"):
         freed = discard(leftovers)
         output.note(f"Removed; {size(freed)} came free.")
     if json:
@@ -207,13 +210,36 @@ def _not_here(name: str, models: list[Installed]) -> ModelNotFoundError:
     return ModelNotFoundError(f"{name} is not on this disk", hint=hint)
 
 
-def _ask(output: Output, question: str, *, yes: bool, command: str) -> None:
+def _loaded_by(error: UsageError, removal: Removal, settings: Settings) -> UsageError:
+    """Say which processes have a model loaded, and how to end them."""
+    from llmrun.models.store.in_use import holders
+    from llmrun.server.running import running_servers
+
+    servers = {server.pid: server for server in running_servers(settings.state_dir)}
+    found = holders(removal.blobs)
+    if not found:
+        return error
+    whys = (f"process {each.pid} has it loaded: {each.command:.200}" for each in found)
+    ends = (
+        f"llmrun stop --port {servers[each.pid].port}" if each.pid in servers else f"kill {each.pid}" for each in found
+    )
+    return UsageError(error.what, why="; ".join(whys), hint=" && ".join(ends))
+
+
+def _ask(output: Output, question: str, *, yes: bool, command: str) -> bool:
+    """Return whether the user agrees; say that nothing happens otherwise.
+
+    Raises:
+        UsageError: no user can be asked.
+    """
     if yes:
-        return
+        return True
     if not output.can_ask:
         raise UsageError("nothing is removed without a yes", why="nobody can be asked here", hint=command)
-    if not output.confirm(question):
-        raise CancelledError("nothing was removed")
+    if output.confirm(question):
+        return True
+    output.note("Nothing was removed.")
+    return False
 
 
 def _refuse_damaged(damaged: list[Installed]) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import BinaryIO
 
+from llmrun.errors import UsageError
 from llmrun.protocol.frames import FrameError, encode, read_frame
-from llmrun.protocol.messages import Event, Frame, TextDelta
+from llmrun.protocol.messages import Event, Failed, Frame, TextDelta
 
 _TEXT_INTERVAL = 0.05  # seconds between two TextDelta of an answer that a terminal shows
 _SERVED_TEXT_INTERVAL = 0.01  # of one among many, where clients measure the inter-token latency
@@ -50,14 +51,21 @@ class Channel:
                 self.send(error.failed)
 
     def send(self, *events: Event) -> None:
-        """Give events to the front, in one write; without a front there is nothing left to do."""
-        data = b"".join(map(encode, events))
+        """Send events to the front in one write, and Failed instead of one that is too large; end without a front."""
+        data = b"".join(map(_encoded, events))
         try:
             with self._lock:
                 self._events.write(data)
                 self._events.flush()
         except OSError:
             os._exit(0)
+
+
+def _encoded(event: Event) -> bytes:
+    try:
+        return encode(event)
+    except FrameError as error:
+        return encode(Failed.of(UsageError("the answer is too large", why=str(error)), event.request))
 
 
 class Outbox:

@@ -26,7 +26,7 @@ from llmrun.engine.llama.base import Aborted
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.condition import Condition, Status
-from llmrun.protocol.ended import Explain, Explained, SaveState
+from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
@@ -34,6 +34,7 @@ from llmrun.protocol.messages import (
     Cancel,
     Command,
     Count,
+    Detokenize,
     Event,
     Failed,
     Finished,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from llmrun.engine.llama.context import LlamaContext
     from llmrun.engine.llama.model import LlamaModel
     from llmrun.engine.loaded import LoadedModel
-    from llmrun.engine.service import Prepared
+    from llmrun.engine.service import Prepared, Preparer
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
 
@@ -114,13 +115,37 @@ class EngineProcess:
         self._flag = _native.CancelFlag()
         self._commands = Commands()
         self._asked: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        # For the thread that owns llama.cpp; a request comes prepared.
-        self._inbox: queue.SimpleQueue[tuple[Command, Prepared | None]] = queue.SimpleQueue()
+        # For the thread that owns llama.cpp: a command, and the argument of its handler.
+        self._inbox: queue.SimpleQueue[tuple[Command, Command | Prepared]] = queue.SimpleQueue()
         self._loading_ended = threading.Event()
         self._weights: LlamaModel | None = None
         self._draft_weights: LlamaModel | None = None
         self._contexts: list[LlamaContext] = []
         self._model: LoadedModel | None = None
+        # A handler for each command, by the thread that does it. The event that a handler returns goes to the front.
+        self._at_once: dict[type[Command], Callable[[Any], None]] = {
+            Cancel: self._cancel,
+            Status: lambda status: self._channel.send(self._condition(status)),
+        }
+        self._in_preparing: dict[type[Command], Callable[[Any], Event]] = {
+            Count: lambda count: self._preparer.count(count, self._channel.send),
+            Tokenize: lambda tokenize: self._preparer.tokenize(tokenize),
+            Detokenize: lambda detokenize: self._preparer.detokenize(detokenize),
+        }
+        self._in_computing: dict[type[Command], Callable[[Any], Event | None]] = {
+            Open: self._open,
+            Load: self._load,
+            Job: lambda job: JobDone(job.request, self._do_job(job)),
+            Generate: self._generate,
+            Explain: self._explain,
+            MeasureSteps: self._measure_steps,
+            SaveState: self._save_state,
+        }
+
+    @property
+    def handled(self) -> frozenset[type[Command]]:
+        """The commands that have a handler."""
+        return frozenset((*self._at_once, *self._in_preparing, *self._in_computing))
 
     def run(self) -> None:
         """Serve until the front is gone. Prepares requests itself: a template's time is limited by a signal."""
@@ -134,18 +159,19 @@ class EngineProcess:
     def _read(self) -> None:
         """Hand commands on, and stop what is cancelled."""
         while True:
-            frame = self._channel.receive()
-            if frame is None:
+            command = self._channel.receive()
+            if command is None:
                 os._exit(0)
-            if isinstance(frame, Cancel):
-                self._cancel(frame)
-            elif isinstance(frame, Status):
-                self._channel.send(self._condition(frame))
-            elif isinstance(frame, Command):
-                self._commands.add(frame)
-                self._asked.put(frame)
-            else:
+            if not isinstance(command, Command):
                 raise FrameError("an event came instead of a command")
+            if type(command) not in self.handled:
+                unknown = UsageError(f"the engine has no handler for {type(command).__name__}")
+                self._channel.send(Failed.of(unknown, command.request))
+            elif (do := self._at_once.get(type(command))) is not None:
+                do(command)
+            else:
+                self._commands.add(command)
+                self._asked.put(command)
 
     def _cancel(self, cancel: Cancel) -> None:
         """End what still waits; stop a computation that is this request's alone. Else it ends after the step."""
@@ -158,7 +184,11 @@ class EngineProcess:
         else:
             if commands.busy == request or (commands.busy is None and self._is_alone(request)):
                 self._flag.set()  # before the other thread can take the command, which clears the flag
-            self._inbox.put((cancel, None))
+            self._hand_on(cancel)
+
+    def _hand_on(self, command: Command) -> None:
+        """Give a command to the thread that owns llama.cpp, with nothing prepared."""
+        self._inbox.put((command, command))
 
     def _condition(self, status: Status) -> Condition:
         """How busy the loop is, also while it computes."""
@@ -178,16 +208,14 @@ class EngineProcess:
             return
         try:
             if isinstance(command, Generate):
-                self._inbox.put((command, self._living_model().preparer.prepare(command, self._channel.send)))
-            elif isinstance(command, Count):
-                self._answer(command, self._living_model().preparer.count(command, self._channel.send))
-            elif isinstance(command, Tokenize):
-                self._answer(command, self._living_model().preparer.tokenize(command))
+                self._inbox.put((command, self._preparer.prepare(command, self._channel.send)))
+            elif (do := self._in_preparing.get(type(command))) is not None:
+                self._answer(command, do(command))
             else:
-                self._inbox.put((command, None))
+                self._hand_on(command)
         except LlmrunError as error:
             self._answer(command, Failed.of(error, command.request))
-            self._inbox.put((Cancel(command.request), None))  # the other thread looks whether it has to end
+            self._hand_on(Cancel(command.request))  # the other thread looks whether it has to end
         if isinstance(command, Open | Load):
             environment.import_for_requests()
         if isinstance(command, Load):
@@ -196,6 +224,10 @@ class EngineProcess:
             if self._model is not None and command.n_seq_max > 1:
                 environment.give_way()
                 self._model.preparer.look_ahead()
+
+    @property
+    def _preparer(self) -> Preparer:
+        return self._living_model().preparer
 
     def _living_model(self) -> LoadedModel:
         if self._model is None:
@@ -228,14 +260,14 @@ class EngineProcess:
         if model.is_worn_out:
             os._exit(0)
 
-    def _handle(self, command: Command, prepared: Prepared | None) -> None:
+    def _handle(self, command: Command, given: Command | Prepared) -> None:
         if isinstance(command, Cancel):
             self._flag.clear()  # it may have stopped a batch in which other requests took part: they try again
             if self._model is not None:
                 self._model.engine.cancel(command.request)
         elif self._commands.take(command, busy=True):
             try:
-                event = self._do(command, prepared)
+                event = self._in_computing[type(command)](given)
             except LlmrunError as error:
                 event = Failed.of(error, command.request)
             self._commands.busy = None
@@ -244,28 +276,23 @@ class EngineProcess:
         if isinstance(command, Load):
             self._loading_ended.set()
 
-    def _do(self, command: Command, prepared: Prepared | None) -> Event | None:
-        """Do what a command asks for; the event that answers it, if that is not up to the loop."""
-        if isinstance(command, Open):
-            with suppress(LlmrunError):  # Load will say what is wrong
-                self._weights = self._load_weights(Load(command.path, 0, 0, gpu_layers=command.gpu_layers))
-            return None
-        if isinstance(command, Load):
-            return self._load(command)
-        if isinstance(command, Job):
-            return JobDone(command.request, self._do_job(command))
-        model = self._living_model()
-        if prepared is not None:
-            model.engine.add(*prepared)
-            self._commands.answering.add(command.request)
-            return None
-        if isinstance(command, Explain):
-            sampler = model.engine.ended(command.answer).sampler
-            return Explained(command.request, tuple(sampler.explain(command.last, command.candidates)))
-        if isinstance(command, MeasureSteps):
-            return StepsMeasured(command.request, *model.engine.measure_steps(self._is_wanted))
-        assert isinstance(command, SaveState)
-        return model.save(command)
+    def _open(self, command: Open) -> None:
+        with suppress(LlmrunError):  # Load will say what is wrong
+            self._weights = self._load_weights(Load(command.path, 0, 0, gpu_layers=command.gpu_layers))
+
+    def _generate(self, prepared: Prepared) -> None:
+        self._living_model().engine.add(*prepared)
+        self._commands.answering.add(prepared.request)
+
+    def _explain(self, command: Explain) -> Explained:
+        sampler = self._living_model().engine.ended(command.answer).sampler
+        return Explained(command.request, tuple(sampler.explain(command.last, command.candidates)))
+
+    def _measure_steps(self, command: MeasureSteps) -> StepsMeasured:
+        return StepsMeasured(command.request, *self._living_model().engine.measure_steps(self._is_wanted))
+
+    def _save_state(self, command: SaveState) -> StateSaved:
+        return self._living_model().save(command)
 
     def _is_wanted(self) -> bool:
         """Whether somebody waits for what nobody has begun to do."""
@@ -340,11 +367,13 @@ class EngineProcess:
         return model, prefixes
 
     def _do_job(self, job: Job) -> dict[str, Any]:
-        kind: JobKind[Any, Any, Any] = getattr(
-            importlib.import_module(f"llmrun.protocol.jobs.{job.name}"), job.name.upper()
-        )
-        run = importlib.import_module(f"llmrun.engine.jobs.{kind.module}").run
+        try:
+            module = importlib.import_module(f"llmrun.protocol.jobs.{job.name}")
+            kind: JobKind[Any, Any, Any] = getattr(module, job.name.upper())
+        except (ImportError, AttributeError) as error:
+            raise UsageError(f"the engine can't do the job {job.name!r:.40}", why=str(error)) from error
         command = kind.read(job.arguments)
+        run = importlib.import_module(f"llmrun.engine.jobs.{kind.module}").run
         gc.enable()  # launch.py begins without collection to start sooner
 
         def report(update: Any) -> None:

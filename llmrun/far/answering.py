@@ -16,13 +16,15 @@ from typing import Any
 
 from llmrun.errors import LlmrunError, NetworkError, UnavailableError
 from llmrun.far.server import Server
-from llmrun.far.transport import error_in, not_compatible, read_json, refusal, require_short
+from llmrun.far.transport import LONGEST_BODY, endless, error_in, not_compatible, read_json, refusal, require_short
 from llmrun.protocol.messages import Event, Finished, Generate, Started, Stats, TextDelta, TokenLogprob
 from llmrun.protocol.toolcalls import HERMES, TOOL_NAME, TOOL_NAME_RULE
 
 _OPENING, _CLOSING = "<think>", "</think>"
 _DONE = b"[DONE]"
 _LARGEST_COUNT = 2**40
+_MOST_CALLS = 1000
+_BYTES_A_TOKEN = 4
 
 
 class EventReader:
@@ -89,6 +91,7 @@ class AnswerDecoder:
     Attributes:
         is_done: the server has said that nothing follows.
         has_usage: the server counted tokens; else they are pieces of text, which are tokens with most servers.
+        is_cut: the server ignores the limit of tokens: no more of its answer is taken.
     """
 
     def __init__(
@@ -101,7 +104,24 @@ class AnswerDecoder:
         self._usage: dict[str, Any] = {}
         self._calls: dict[int, FarCall] = {}
         self._is_thinking = self._has_answered = False
-        self.is_done = self.has_usage = False
+        self.is_done = self.has_usage = self.is_cut = False
+        self._n_bytes = 0  # of text, reasoning and calls
+
+    @property
+    def progress(self) -> int:
+        """A figure that grows with whatever comes of the answer, which comments and empty events are not."""
+        return len(self._times) + bool(self._reason) + self.has_usage
+
+    @property
+    def excess(self) -> str:
+        """How the server ignored the limit of tokens, behind its name; "" if it did not."""
+        most = self._command.asked.limits.max_tokens
+        counted = _count(self._usage, "completion_tokens")
+        if self.is_cut:
+            return f"ignores max_tokens {most:,}: its answer was cut here"
+        if most is not None and counted > most:
+            return f"ignores max_tokens {most:,}: its answer has {counted:,} tokens"
+        return ""
 
     def started(self) -> Started:
         """The first event. How long the prompt is, a server tells at the end."""
@@ -132,7 +152,7 @@ class AnswerDecoder:
         if choices is not None and not isinstance(choices, list):
             raise not_compatible(self._server, "its answer has another shape")
         for choice in choices or ():
-            if isinstance(choice, dict) and choice.get("index") in (0, None):
+            if isinstance(choice, dict) and choice.get("index") in (0, None) and not self.is_cut:
                 yield from self._choice(choice)
 
     def ended(self) -> Iterator[Event]:
@@ -173,11 +193,31 @@ class AnswerDecoder:
         logprobs = _logprobs(choice.get("logprobs"))
         if text or logprobs:
             self._times.append(self._clock())
+        self._measure(text)
+        if self.is_cut:
+            self._reason = "length"
+            return
         if text:
             yield TextDelta(self._command.request, text, max(len(logprobs), len(self._times) - n_pieces), logprobs)
         self._reason = _text(choice.get("finish_reason")) or self._reason
         if self._reason == "stop":
             self._detail = _text(choice.get("stop_reason")) or self._detail  # vLLM's: the stop string
+
+    def _measure(self, text: str) -> None:
+        """Count what has come, and cut an answer that is longer than was asked for.
+
+        A piece is a token with most servers, but some send single characters: a token counts four bytes at least.
+
+        Raises:
+            NetworkError: the answer has no end.
+        """
+        self._n_bytes += len(text.encode())
+        calls = sum(len(call.arguments) for call in self._calls.values())
+        if self._n_bytes + calls > LONGEST_BODY or len(self._calls) > _MOST_CALLS:
+            raise endless(self._server)
+        most = self._command.asked.limits.max_tokens
+        if most is not None and min(len(self._times), (self._n_bytes + calls) // _BYTES_A_TOKEN) > most:
+            self.is_cut = True
 
     def _thought(self, text: str) -> str:
         """Thoughts as they stand in a text; behind the beginning of the answer there is no place for any."""

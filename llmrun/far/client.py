@@ -9,10 +9,11 @@ import asyncio
 import itertools
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from contextlib import aclosing, suppress
 from functools import partial
 from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import httpx2
 
@@ -25,21 +26,23 @@ from llmrun.far.transport import (
     client_settings,
     media_type,
     not_compatible,
+    read_body,
     read_json,
     refuse_errors,
-    require_short,
     unreachable,
 )
 from llmrun.models.download.transfer import Patience, ignore_note, wait_seconds
 from llmrun.protocol.messages import Event, Generate
 from llmrun.runner.calls import Put
 
+_HINT_SECONDS = 30.0  # after which waiting for the first token is said
 PATIENT = Patience(stall_seconds=1800.0, retries=3, backoff_seconds=1.0)
 """A long prompt may take a slow server many minutes, in which most send nothing. Who won't wait cancels."""
 _BUSY = frozenset({429, 503})  # of a server that has done nothing yet
 _IDLE_SECONDS = 2.0  # in which a connection is used again: most servers close theirs after five
 _REST_SECONDS = 0.5  # for what follows the last event, which is nothing
 _EVENT_STREAM = "text/event-stream"
+_Value = TypeVar("_Value")
 
 
 class FarClient:
@@ -47,8 +50,8 @@ class FarClient:
 
     Args:
         model: that answers.
-        patience: with the server.
-        on_note: told, in the thread that speaks with the server, when a request is made again.
+        patience: with the server; None is PATIENT.
+        on_note: told, in the thread that speaks with the server, when a request is made again, takes long, or is cut.
 
     Attributes:
         has_usage: whether the server counts tokens, by the last answer that ended; None before the first one. One
@@ -59,13 +62,15 @@ class FarClient:
         self,
         server: Server,
         model: ServedModel,
-        patience: Patience = PATIENT,
+        patience: Patience | None = None,
         on_note: Callable[[str], None] = ignore_note,
     ) -> None:
+        patience = patience or PATIENT
         self.server, self.model = server, model
         self.has_usage: bool | None = None
         self.next_request = itertools.count(1).__next__
         self._patience, self._on_note = patience, on_note
+        self._has_hinted = False
         try:
             self._http = httpx2.AsyncClient(
                 **client_settings(server),
@@ -184,16 +189,20 @@ class FarClient:
         headers = {"Content-Type": "application/json", "Accept": _EVENT_STREAM}
         request = self._http.build_request("POST", f"{self.server.url}{endpoint}", content=content, headers=headers)
         try:
-            async with aclosing(await self._send(request)) as response:
+            async with aclosing(await self._in_time(self._send(request))) as response:
                 if response.status_code in _BUSY and may_wait:
                     error = UnavailableError(f"{self.server.host} is busy", why=f"it answered {response.status_code}")
                     return wait_seconds(response, error, self._patience)
-                body = b"" if response.is_success else await self._body(response)
+                body = b"" if response.is_success else await self._in_time(read_body(self.server, response))
                 refuse_errors(self.server, response, body, self.model.name)
                 await self._read(response, decoder, put)
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, asyncio.TimeoutError) as error:
             raise unreachable(self.server, error) from None
         return None
+
+    async def _in_time(self, work: Coroutine[Any, Any, _Value]) -> _Value:
+        """Do something within the server's time, which httpx2 begins again with every byte."""
+        return await asyncio.wait_for(work, self._patience.stall_seconds)
 
     async def _send(self, request: httpx2.Request) -> httpx2.Response:
         """Send it, over a new connection where the server has just closed the kept one, as llama-server does."""
@@ -202,39 +211,72 @@ class FarClient:
         except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
             return await self._http.send(request, stream=True)
 
-    async def _body(self, response: httpx2.Response) -> bytes:
-        body = bytearray()
-        async for piece in response.aiter_raw():
-            body += piece
-            require_short(self.server, body)
-        return bytes(body)
-
     async def _read(self, response: httpx2.Response, decoder: AnswerDecoder, put: Put) -> None:
         """The answer, in one piece or in many."""
         kind = media_type(response)
         if kind == "application/json":  # it does not stream
             put(decoder.started())
-            _each(decoder.take(read_json(self.server, await self._body(response))), put)
+            body = await self._in_time(read_body(self.server, response))
+            _each(decoder.take(read_json(self.server, body)), put)
         elif kind == _EVENT_STREAM:
             put(decoder.started())
-            reader = EventReader(self.server)
             pieces = response.aiter_raw()
-            async for piece in pieces:
-                for data in reader.feed(piece):
-                    _each(decoder.feed(data), put)
-                if decoder.is_done:
-                    break
-            for data in reader.flush():
-                _each(decoder.feed(data), put)
+            await self._read_events(pieces, decoder, put)
         else:
             raise not_compatible(
                 self.server, f"it sent {kind[:40] or 'something without a type'}, not a stream of events"
             )
         self.has_usage = decoder.has_usage
+        if decoder.excess:
+            self._on_note(f"{self.server.host} {decoder.excess}")
         _each(decoder.ended(), put)
         if decoder.is_done:  # a connection can be used again where nothing more comes
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(_rest(pieces), _REST_SECONDS)
+
+    async def _read_events(self, pieces: AsyncIterator[bytes], decoder: AnswerDecoder, put: Put) -> None:
+        """Read a stream of events to its end. Only progress in the answer counts as a sign of life.
+
+        Raises:
+            UnavailableError: there was none for too long, whatever else came.
+        """
+        seconds, reader = self._patience.stall_seconds, EventReader(self.server)
+        hint = self._loop.call_later(_HINT_SECONDS, self._hint)
+        progress, ends_at = decoder.progress, self._loop.time() + seconds
+        try:
+            while piece := await asyncio.wait_for(_next(pieces), ends_at - self._loop.time()):
+                for data in reader.feed(piece):
+                    _each(decoder.feed(data), put)
+                if decoder.is_done or decoder.is_cut:
+                    return
+                if decoder.progress > progress:
+                    hint.cancel()
+                    progress, ends_at = decoder.progress, self._loop.time() + seconds
+            for data in reader.flush():
+                _each(decoder.feed(data), put)
+        except asyncio.TimeoutError:
+            raise UnavailableError(
+                f"{self.server.host} has fallen silent",
+                why=f"it kept the connection open, but sent nothing of the answer for {seconds:g} seconds",
+                hint="try again; the server may be overloaded, or stuck",
+            ) from None
+        finally:
+            hint.cancel()
+
+    def _hint(self) -> None:
+        """Say once why nothing is there yet."""
+        if not self._has_hinted:
+            self._has_hinted = True
+            waiting = f"{self._patience.stall_seconds:g} seconds at most"
+            self._on_note(f"{self.server.host} has sent nothing of the answer yet; waiting {waiting}, Ctrl-C ends it")
+
+
+async def _next(pieces: AsyncIterator[bytes]) -> bytes:
+    """The next piece that is not empty; b"" at the end."""
+    async for piece in pieces:
+        if piece:
+            return piece
+    return b""
 
 
 async def _rest(pieces: AsyncIterator[bytes]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.errors import ContextOverflowError, LlmrunError
 from llmrun.far.asking import refused_fields, require_told
-from llmrun.far.client import PATIENT, FarClient
+from llmrun.far.client import FarClient
 from llmrun.far.facts import TokenCounter, facts_of
 from llmrun.far.server import ServedModel, Server
 from llmrun.models.download.transfer import Patience
@@ -40,7 +40,7 @@ class FarModel:
     Args:
         model: of the server's.
         on_note: told when a request is made again, because the server is busy.
-        patience: with the server.
+        patience: with the server; None is the usual one.
 
     Attributes:
         server: that answers.
@@ -53,7 +53,7 @@ class FarModel:
     step_times = StepTables()
 
     def __init__(
-        self, server: Server, model: ServedModel, on_note: Callable[[str], None], patience: Patience = PATIENT
+        self, server: Server, model: ServedModel, on_note: Callable[[str], None], patience: Patience | None = None
     ) -> None:
         facts = facts_of(server, model)
         self.server, self._model = server, model

@@ -7,6 +7,7 @@ looks.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from collections.abc import Mapping
@@ -29,11 +30,12 @@ from llmrun.models.download.transfer import trusted
 from llmrun.protocol.codec import load_json
 
 CONNECT_SECONDS = 10.0
-TROUBLES = (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError, ImportError)
+TROUBLES = (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError, ImportError, asyncio.TimeoutError)
 """What httpx2 raises; see unreachable()."""
 LONGEST_BODY = 16 * 2**20
 """Bytes of an answer that comes in one piece, and of a line of one that comes in many."""
-_LISTING_SECONDS = 30.0
+LISTING_SECONDS = 30.0
+"""For a whole answer in one piece, however many bytes keep coming."""
 _LONGEST_MESSAGE = 500  # characters of what a server says about an error
 _OVERFLOWS = frozenset({"context_length_exceeded", "exceed_context_size_error", "context-overflow"})
 _UNAVAILABLE = frozenset({429, 502, 503, 504})
@@ -62,11 +64,11 @@ def client_settings(server: Server) -> dict[str, Any]:
     }
 
 
-def models(server: Server, seconds: float = _LISTING_SECONDS) -> tuple[ServedModel, ...]:
+def models(server: Server, seconds: float | None = None) -> tuple[ServedModel, ...]:
     """What a server has.
 
     Args:
-        seconds: of silence after which it is given up.
+        seconds: for the whole answer; None is LISTING_SECONDS.
 
     Raises:
         NetworkError: it can't be reached, or answers something unusable.
@@ -80,30 +82,43 @@ def models(server: Server, seconds: float = _LISTING_SECONDS) -> tuple[ServedMod
 
 
 def ask(
-    server: Server, url: str, body: Mapping[str, Any] | None = None, seconds: float = _LISTING_SECONDS
+    server: Server, url: str, body: Mapping[str, Any] | None = None, seconds: float | None = None
 ) -> dict[str, Any]:
     """What a server answers in one piece, a JSON object; raises as models().
 
     Args:
         url: of the same server.
         body: makes it a POST.
-        seconds: of silence after which it is given up.
+        seconds: for the whole answer; None is LISTING_SECONDS.
     """
-    timeout = httpx2.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
-    method, headers = "GET" if body is None else "POST", {"Accept": "application/json"}
-    try:
-        with (
-            httpx2.Client(**client_settings(server), timeout=timeout) as client,
-            client.stream(method, url, headers=headers, json=body) as response,
-        ):
-            found = bytearray()
-            for piece in response.iter_raw():
-                found += piece
-                require_short(server, found)
+    seconds = LISTING_SECONDS if seconds is None else seconds
+    try:  # httpx2's own time begins again with every byte
+        response, found = asyncio.run(asyncio.wait_for(_ask(server, url, body, seconds), seconds))
     except TROUBLES as error:
         raise unreachable(server, error) from None
-    refuse_errors(server, response, bytes(found))
-    return read_json(server, bytes(found))
+    refuse_errors(server, response, found)
+    return read_json(server, found)
+
+
+async def _ask(
+    server: Server, url: str, body: Mapping[str, Any] | None, seconds: float
+) -> tuple[httpx2.Response, bytes]:
+    timeout = httpx2.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
+    method, headers = "GET" if body is None else "POST", {"Accept": "application/json"}
+    async with (
+        httpx2.AsyncClient(**client_settings(server), timeout=timeout) as client,
+        client.stream(method, url, headers=headers, json=body) as response,
+    ):
+        return response, await read_body(server, response)
+
+
+async def read_body(server: Server, response: httpx2.Response) -> bytes:
+    """Read a response's whole body. Raises NetworkError where it is longer than any is."""
+    found = bytearray()
+    async for piece in response.aiter_raw():
+        found += piece
+        require_short(server, found)
+    return bytes(found)
 
 
 def _served(entry: Mapping[str, Any]) -> ServedModel:
@@ -117,9 +132,12 @@ def _served(entry: Mapping[str, Any]) -> ServedModel:
 def require_short(server: Server, body: bytes | bytearray) -> None:
     """Raises NetworkError where a piece of JSON is longer than any is."""
     if len(body) > LONGEST_BODY:
-        raise NetworkError(
-            f"{server.host} sends without end", why=f"more than {LONGEST_BODY // 2**20} MiB in one piece"
-        )
+        raise endless(server, "in one piece")
+
+
+def endless(server: Server, how: str = "in one answer") -> NetworkError:
+    """It sent more than any answer has."""
+    return NetworkError(f"{server.host} sends without end", why=f"more than {LONGEST_BODY // 2**20} MiB {how}")
 
 
 def read_json(server: Server, body: bytes | bytearray) -> dict[str, Any]:
@@ -155,6 +173,8 @@ def unreachable(server: Server, error: Exception) -> NetworkError:
         return _untrusted(server, trouble)
     if isinstance(error, httpx2.ConnectError):
         return UnavailableError(f"can't reach {host}", why=why, hint=_right_place(server))
+    if isinstance(error, asyncio.TimeoutError):  # bytes may have come, but no end of them
+        return UnavailableError(f"{host} has fallen silent", why="no whole answer came in time", hint="try again")
     if isinstance(error, httpx2.TimeoutException):
         return UnavailableError(f"{host} has fallen silent", why="nothing came for too long", hint="try again")
     if isinstance(error, (httpx2.ProxyError, ImportError)):

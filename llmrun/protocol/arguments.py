@@ -89,6 +89,7 @@ KINDS: dict[str, ValueKind] = {
     "threads": _optional(_WHOLE),
     "gpu_layers": _optional(_WHOLE),
     "parallel": _WHOLE,
+    "answers": _WHOLE,  # decode_together()
     "speculate": ValueKind("'auto', 'off' or a whole number", lambda value: isinstance(value, str) or _is_whole(value)),
     "draft": _optional(_PATH),
     "lora": TEXTS,

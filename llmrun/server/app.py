@@ -24,7 +24,7 @@ from llmrun.server.exchange import Dialect, HttpExchange, Shared, refuse
 from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send
 from llmrun.server.ollama_routes import OllamaRoutes
 from llmrun.server.protocols import anthropic, ollama, openai, openai_chat, openai_responses, openai_text
-from llmrun.server.refusals import MethodRefusedError, NoRouteError
+from llmrun.server.refusals import DrainingError, MethodRefusedError, NoRouteError
 from llmrun.server.shelf import Shelf
 
 DIALECTS: dict[str, Dialect] = {
@@ -119,6 +119,10 @@ class Site:
 
             try:
                 await app(scope, receive, sending)
+            except asyncio.CancelledError:  # the server ends
+                if not status and self._traffic.is_draining:
+                    await _refuse(scope, sending, DrainingError("the server is shutting down"))
+                raise
             except Exception:  # a mistake of ours, which _mistake() has answered: the others are served on
                 traceback.print_exc()
             finally:

@@ -31,6 +31,9 @@ STALL_SECONDS = 60.0
 """A client that takes nothing for so long has left."""
 _LONG_BODY = 16 * 1024  # bytes: reading it is worth another thread
 _RETRY_SECONDS = b"2"
+MOST_CONTAINERS = 65_536
+"""Objects and lists of a body, several times those of the longest real ones: each is copied some times."""
+_LAST_WORDS_SECONDS = 1.0  # for the errors that streams end with
 
 
 class Dialect(NamedTuple):
@@ -75,20 +78,20 @@ class Traffic:
 
     def __init__(self, most: int, answer_seconds: float) -> None:
         self.is_draining, self.answer_seconds = False, answer_seconds
-        self._most, self._answers = most, 0
+        self._most, self._answers, self._drained_at = most, 0, math.inf
         self._exchanges: set[HttpExchange] = set()
 
     @property
     def is_busy(self) -> bool:
-        """Whether anybody is being answered."""
-        return bool(self._exchanges)
+        """Whether a request is being answered."""
+        return self._answers > 0
 
     @contextmanager
     def admitted(self, answers: int, exchange: HttpExchange | None = None) -> Iterator[None]:
         """Count so many answers until the block ends.
 
         Args:
-            exchange: is told when the time to end is over; None is nobody, because it takes a moment only.
+            exchange: is told when the time to end is over; a request without one is cancelled then.
 
         Raises:
             BusyError: there are too many.
@@ -107,15 +110,19 @@ class Traffic:
             self._answers -= answers
             self._exchanges -= exchanges
 
-    async def drain(self, seconds: float) -> None:
-        """Take no more requests; those that are not answered in time end with an error."""
+    def end_within(self, seconds: float) -> None:
+        """Take no more requests, and let running answers go on for some time; a shorter time than before counts."""
         self.is_draining = True
-        ends_at = time.monotonic() + seconds
-        while self._exchanges and time.monotonic() < ends_at:
+        self._drained_at = min(self._drained_at, time.monotonic() + seconds)
+
+    async def drain(self) -> None:
+        """Wait for running answers; those that are not finished in time end with an error."""
+        while self.is_busy and time.monotonic() < self._drained_at:
             await asyncio.sleep(0.05)
         for exchange in list(self._exchanges):
             exchange.put(_Signal.DRAIN)
-        while self._exchanges and time.monotonic() < ends_at + 1.0:
+        ends_at = time.monotonic() + _LAST_WORDS_SECONDS
+        while self._exchanges and time.monotonic() < ends_at:
             await asyncio.sleep(0.01)
 
 
@@ -328,7 +335,24 @@ def parse_json(data: bytes) -> dict[str, Any]:
         raise MalformedError("the body is not JSON", why=str(error)) from None
     if not isinstance(body, dict):
         raise MalformedError("the body must be a JSON object")
+    _check_size(body)
     return body
+
+
+def _check_size(body: dict[str, Any]) -> None:
+    """Refuse a body that takes long to read.
+
+    Raises:
+        MalformedError: it has too many objects and lists.
+    """
+    level: list[Any] = [body]
+    count = 0
+    while level:
+        count += len(level)
+        if count > MOST_CONTAINERS:
+            raise MalformedError("the body is too complex", why=f"{MOST_CONTAINERS:,} objects and lists at most")
+        children = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [child for each in children for child in each if isinstance(child, (dict, list))]
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -218,9 +218,9 @@ class Pool:
             await asyncio.to_thread(model.drafting.remember, found.times, found.draft_times)
 
     async def _find(self, name: str) -> KeptModel:
-        if not name and not self.names:
+        name = self.adapters.base(name).removesuffix(":latest") or next(iter(self.names), "")
+        if not name:
             raise UsageError("model is missing", hint="name one of /v1/models")
-        name = self.adapters.base(name).removesuffix(":latest") or self.names[0]
         path = self._paths.get(name)
         if path is None or path not in self._kept:
             located = await asyncio.to_thread(self._locate, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,8 +23,11 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+END_NOW = getattr(signal, "SIGUSR1", signal.SIGTERM)
+"""Ends a server without waiting for its answers. SIGTERM always waits; Windows has nothing else."""
 _FOLDER = "servers"
 _MOST_BYTES = 64 * 1024
+_CLAIMS, _CLAIM_SECONDS = 100, 0.01  # readers hold a lock for less than a millisecond
 
 
 class RunningServer(NamedTuple):
@@ -35,6 +39,8 @@ class RunningServer(NamedTuple):
         port: of it.
         since: when it was started, Unix time.
         models: names of those in memory.
+        grace_seconds: how long running answers may go on when it is asked to end; None is for ever.
+        is_ending: it was asked to end, and waits for running answers.
     """
 
     pid: int
@@ -42,11 +48,13 @@ class RunningServer(NamedTuple):
     port: int
     since: float
     models: tuple[str, ...] = ()
+    grace_seconds: float | None = None
+    is_ending: bool = False
 
-    def stop(self) -> None:
-        """Ask it to end, as Ctrl-C does."""
+    def stop(self, *, now: bool = False) -> None:
+        """Ask it to end when running answers are finished, or now; more than once is the same as once."""
         with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
+            os.kill(self.pid, END_NOW if now else signal.SIGTERM)
 
 
 class ServerFile:
@@ -70,8 +78,7 @@ def registered(state_dir: Path, address: str) -> Iterator[ServerFile | None]:
     descriptor = -1
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        _lock(descriptor)
+        descriptor = _claim(path)
     if descriptor < 0:
         yield None
         return
@@ -80,6 +87,22 @@ def registered(state_dir: Path, address: str) -> Iterator[ServerFile | None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def _claim(path: Path) -> int:
+    """Create a server's file and lock it, while others may look at it, or remove what a dead server left there.
+
+    Raises:
+        OSError: it can't be written, or another server holds the lock.
+    """
+    for _ in range(_CLAIMS):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        with suppress(FileNotFoundError):
+            if _lock(descriptor, exclusive=True) and os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)
+        time.sleep(_CLAIM_SECONDS)
+    raise OSError(f"{path} is locked")
 
 
 def running_servers(state_dir: Path) -> list[RunningServer]:
@@ -95,7 +118,7 @@ def _read(path: Path) -> RunningServer | None:
     except OSError:
         return None
     try:
-        if fcntl is not None and _lock(descriptor):
+        if fcntl is not None and _lock(descriptor, exclusive=False):
             path.unlink(missing_ok=True)
             return None
         facts: dict[str, Any] = load_json(os.read(descriptor, _MOST_BYTES))
@@ -106,11 +129,11 @@ def _read(path: Path) -> RunningServer | None:
         os.close(descriptor)
 
 
-def _lock(descriptor: int) -> bool:
-    """Whether nobody else has it."""
+def _lock(descriptor: int, *, exclusive: bool) -> bool:
+    """Lock a file; return whether that is possible now. Any number of readers may look at the same time."""
     try:
         if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except OSError:
         return False
     return True

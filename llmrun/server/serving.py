@@ -44,7 +44,7 @@ class ServeOptions:
         answer_seconds: that an answer may take.
         keep_seconds: how long a model stays that nobody asks; less than 0 is for ever.
         queue: requests that may wait.
-        grace_seconds: how long running answers may go on after the first signal to end.
+        grace_seconds: how long running answers may go on after a signal to end.
         receive_seconds: in which a request has to arrive.
         verbose: llama.cpp's log goes to stderr.
         speculate: drafted tokens a step where a client does not say, see DraftPolicy.most.
@@ -137,7 +137,7 @@ class Serving:
         warming = [asyncio.ensure_future(self._warm(name)) for name in options.names]
         try:
             await self._ending.wait()
-            await self._traffic.drain(options.grace_seconds)
+            await self._traffic.drain()
         finally:
             for task in warming:
                 task.cancel()
@@ -155,8 +155,13 @@ class Serving:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anybody is being answered."""
+        """Whether a request is being answered."""
         return self._traffic.is_busy
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._ending.is_set()
 
     async def _warm(self, name: str) -> None:
         try:
@@ -164,6 +169,11 @@ class Serving:
         except LlmrunError as error:
             self._on_failed(error)
 
-    def end(self) -> None:
-        """Begin to end."""
+    def end(self, *, now: bool = False) -> None:
+        """Begin to end: when running answers are finished, within the grace. May be called again, and changes nothing.
+
+        Args:
+            now: end running answers with an error instead.
+        """
+        self._traffic.end_within(0.0 if now else self._options.grace_seconds)
         self._ending.set()

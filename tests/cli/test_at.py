@@ -15,7 +15,20 @@ from typing import Any
 import pytest
 import typer
 from support import far_server
-from support.far_server import CHAT, FINE, KEY, MODEL, STREAM, TEXT, Act, FarServer, chunk, listed, response
+from support.far_server import (
+    CHAT,
+    FINE,
+    KEY,
+    MODEL,
+    STREAM,
+    TEXT,
+    Act,
+    Endless,
+    FarServer,
+    chunk,
+    listed,
+    response,
+)
 from support.gguf_writer import tiny_model, write
 from support.installed import Terminal, only_error_line
 from typer.testing import CliRunner
@@ -68,6 +81,46 @@ def start(environment: dict[str, str]) -> Iterator[Start]:
     yield make
     for each in opened:
         each.close()
+
+
+HOSTILE = (
+    "is silent but for comments", "is silent but for events without choices", "is silent within the headers",
+    "is silent but for status 100", "is silent within an event", "is silent within an answer in one piece",
+    "streams a line without end", "streams garbage", "streams a deep nest", "streams what is not UTF-8",
+    "streams wrong types", "sends plain text", "answers an error with status 200", "answers without choices",
+    "answers null", "sends us in a circle", "sends a gzip bomb", "hangs up in a chunk", "resets the connection",
+    "calls a tool without end", "calls tools without end",
+)  # fmt: skip
+IMPATIENT = """
+import runpy, sys
+from dataclasses import replace
+import llmrun.far.client as client
+client.PATIENT = replace(client.PATIENT, stall_seconds=float(sys.argv[1]), backoff_seconds=0.0)
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_server_ends_in_one_line(server: FarServer, environment: dict[str, str], name: str) -> None:
+    way = server.behave(name)
+    seconds = "0.3" if "silent" in name else "60"
+    command = [sys.executable, "-c", IMPATIENT, seconds, str(FRONT), "none", "run", MODEL, "Why?"]
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=300)
+    said = done.stderr.decode()
+    assert way.error is not None
+    assert done.returncode == way.error.exit_status
+    assert [line.startswith("error:") for line in said.splitlines()].count(True) == 1
+    assert way.says in " ".join(said.split())
+    assert "Traceback" not in said
+    assert KEY not in said
+
+
+def test_a_limit_that_a_server_ignores_is_kept_here(server: FarServer, run: Run) -> None:
+    server.replies = [(STREAM, Endless(chunk(" word")))]
+    done = run("run", "-n", "3", MODEL, "Why?")
+    assert (done.returncode, done.stdout) == (0, " word word word\n")
+    assert "ignores max_tokens 3: its answer was cut here" in done.stderr
 
 
 def test_an_answer_in_a_pipe(server: FarServer, run: Run) -> None:

@@ -243,7 +243,7 @@ def test_rm(full: Machine) -> None:
 
 
 def test_rm_asks_on_a_terminal(full: Machine) -> None:
-    for answer, status in (("n", 130), ("", 130), ("y", 0)):
+    for answer in ("n", "", "y"):
         environment = {**full.environment, "TERM": "dumb"}
         terminal = pexpect.spawn(
             sys.executable, ["-m", "llmrun", "rm", "maker/tiny-GGUF"], env=environment, timeout=120, encoding="utf-8"
@@ -251,10 +251,38 @@ def test_rm_asks_on_a_terminal(full: Machine) -> None:
         terminal.expect("Remove 1 model")
         assert str(full.folder) in str(terminal.before)
         terminal.sendline(answer)
+        terminal.expect("Removed" if answer == "y" else "Nothing was removed")
         terminal.expect(pexpect.EOF)
         terminal.close()
-        assert terminal.exitstatus == status
+        assert terminal.exitstatus == 0
         assert bool(full.store.installed()) == (answer != "y")
+
+
+HOLD = """
+import os, sys
+from pathlib import Path
+from llmrun.models.store.in_use import using
+from llmrun.server.running import RunningServer, registered
+address = "http://127.0.0.1:8123"
+with using(Path(sys.argv[1])), registered(Path(sys.argv[2]), address) as entry:
+    entry.write(RunningServer(os.getpid(), address, 8123, 0.0))
+    print("loaded", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("is_server", [True, False], ids=["a server", "another process"])
+def test_rm_says_who_has_a_model_loaded(full: Machine, is_server: bool) -> None:
+    home = full.folder / ("state" if is_server else "elsewhere")
+    command = [sys.executable, "-c", HOLD, str(full.store.installed()[0].path), str(home)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"loaded\n"
+        said = full.error("rm", "-y", "maker/tiny-GGUF", status=2)
+        holder.kill()
+    assert f"process {holder.pid} has it loaded: {sys.executable} -c" in said
+    assert ("try: llmrun stop --port 8123" if is_server else f"try: kill {holder.pid}") in said
+    assert full.store.installed()
 
 
 def test_rm_of_what_is_not_there_removes_nothing(full: Machine) -> None:

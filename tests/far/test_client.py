@@ -10,13 +10,15 @@ from queue import SimpleQueue
 import pytest
 from support import far_server
 from support.certificates import server_context
-from support.far_server import CHAT, KEY, MODEL, TEXT, WAYS, FarServer, chunk, listed, told
+from support.far_server import CHAT, KEY, MODEL, STREAM, TEXT, WAYS, Endless, FarServer, chunk, listed, told
 
+import llmrun.far.client as module
 from llmrun.errors import LlmrunError, LoginRequiredError, NetworkError
 from llmrun.far.client import PATIENT, FarClient
 from llmrun.far.server import ServedModel, Server
 from llmrun.far.transport import models
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Message, Started, TextDelta, Tool
+from llmrun.protocol.params import Limits
 from llmrun.server.asked import CallArguments, CallBegun, Ended, Text, Thought
 from llmrun.server.toolcalls import AnswerReader
 
@@ -71,6 +73,60 @@ def test_a_server_may_misbehave(server: FarServer, name: str, asked: AnswerReque
             assert text_of(ask(client)) == "Hello there", "the client does not survive it"
     finally:
         client.close()
+
+
+WORDS = (STREAM, Endless(chunk(" word")))
+
+
+def test_a_server_that_ignores_the_limit_of_tokens_is_cut(server: FarServer) -> None:
+    notes: list[str] = []
+    client = FarClient(Server(f"{server.url}/v1"), ServedModel(MODEL), PATIENCE, notes.append)
+    server.replies = [WORDS]
+    events = ask(client, replace(HI, limits=Limits(5)))
+    assert text_of(events) == " word" * 5
+    assert isinstance(events[-1], Finished)
+    assert (events[-1].reason, events[-1].stats.completion_tokens) == ("length", 6)
+    server.behave("does not stream")  # an answer of two tokens, by its usage
+    assert text_of(ask(client, replace(HI, limits=Limits(1)))) == "Hello there"
+    client.close()
+    host = server.url.removeprefix("http://")
+    assert notes == [
+        f"{host} ignores max_tokens 5: its answer was cut here",
+        f"{host} ignores max_tokens 1: its answer has 2 tokens",
+    ]
+
+
+def test_an_answer_without_end_is_given_up(server: FarServer, client: FarClient) -> None:
+    server.replies = [(STREAM, Endless(chunk("x" * 2**20), 0.0))]
+    with pytest.raises(NetworkError, match="sends without end"):
+        ask(client)
+
+
+def test_a_server_that_sends_single_characters_is_not_cut(server: FarServer, client: FarClient) -> None:
+    server.replies = [told(*(chunk(letter) for letter in "One to ten"))]
+    assert text_of(ask(client, replace(HI, limits=Limits(3)))) == "One to ten"
+
+
+def test_calls_count_as_tokens(server: FarServer, client: FarClient) -> None:
+    called = {"index": 0, "id": "x", "type": "function", "function": {"name": "add", "arguments": "[[[["}}
+    server.replies = [(STREAM, Endless(chunk(tool_calls=[called])))]
+    tools = (Tool("add"),)
+    last = ask(client, replace(HI, tools=tools, limits=Limits(50)))[-1]
+    assert isinstance(last, Finished)
+    assert last.reason == "length"
+
+
+def test_waiting_for_the_first_token_is_said_once(server: FarServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_HINT_SECONDS", 0.01)
+    notes: list[str] = []
+    client = FarClient(Server(f"{server.url}/v1"), ServedModel(MODEL), IMPATIENCE, notes.append)
+    for name in ("is silent but for comments", "falls silent behind the headers"):
+        server.behave(name)
+        with pytest.raises(NetworkError, match="silent"):
+            ask(client)
+    client.close()
+    (note,) = notes
+    assert "has sent nothing of the answer yet; waiting 0.2 seconds at most" in note
 
 
 def test_there_are_as_many_ways_as_promised() -> None:
@@ -290,13 +346,15 @@ def test_models_are_listed(server: FarServer) -> None:
         ((far_server.response(200, b" " * 17 * 2**20),), NetworkError, "without end"),
         ((far_server.response(301, location="https://x.example/"),), NetworkError, "https://x.example"),
         ((far_server.Act.SILENCE,), NetworkError, "silent"),
+        ((b"HTTP/1.1 200 OK\r\n", Endless(b"x-a: b\r\n")), NetworkError, "silent"),
+        ((far_server.response(200, content_length="1000"), Endless(b" ")), NetworkError, "silent"),
     ],
 )  # fmt: skip
 def test_models_that_cannot_be_listed(
     server: FarServer, reply: far_server.Reply, error: type[LlmrunError], says: str
 ) -> None:
     server.models = reply
-    seconds = 0.2 if far_server.Act.SILENCE in reply else 30.0
+    seconds = 0.2 if says == "silent" else 30.0
     with pytest.raises(error, match=says) as caught:
         models(Server(f"{server.url}/v1", KEY), seconds)
     assert KEY not in f"{caught.value!r} {caught.value}"

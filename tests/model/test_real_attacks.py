@@ -6,7 +6,7 @@ import http.client
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,20 +59,15 @@ def status_of(server: RealServer, path: str, body: Any = None) -> int:
         return answer.status
 
 
-@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_second_signal_ends_running_streams_at_once(
-    command: str, pulled: None, tmp_path: Path, sent: signal.Signals, status: int
-) -> None:
+def test_the_second_ctrl_c_ends_running_streams_at_once(command: str, pulled: None, tmp_path: Path) -> None:
     server = RealServer(command, tmp_path, "--grace", "forever")
     engine = engine_of(server.process.pid)
     with stream(server, "/v1/chat/completions") as first, stream(server, "/v1/messages") as second:
-        server.process.send_signal(sent)
+        server.process.send_signal(signal.SIGINT)
         assert eventually(lambda: status_of(server, "/health") == 503, SECONDS)
         assert first.readline() is not None, "it goes on"
-        assert server.end(sent) == status
-        for answer in (first, second):
-            with suppress(http.client.HTTPException, ConnectionError):  # it is cut off
-                answer.read()
+        assert server.end(signal.SIGINT) == 130
+        assert all(b"shutting-down" in answer.read() for answer in (first, second))
     assert eventually(lambda: gone(engine), SECONDS)
     assert "Traceback" not in server.log.read_text()
 

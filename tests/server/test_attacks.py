@@ -16,6 +16,7 @@ from support.served import CHAT, HI, SECONDS, LiveServer, parse, read_all
 
 from llmrun.server import exchange
 from llmrun.server.guard import Policy
+from llmrun.server.protocols.fields import MOST_OBJECTS, Fields
 from llmrun.server.sockets import allow_many_connections
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -77,6 +78,39 @@ def test_ten_thousand_stop_strings_are_refused_in_shape(serve: Serve) -> None:
         refused = server.post(path, {**HI, **fields})
         assert (refused.status, shape(refused.json)) == (400, SHAPES[path])
     assert server.post("/v1/responses", {"input": "Hi", "stop": stops}).status == 400
+
+
+MESSAGES = (CHAT, "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/api/chat")
+
+
+@pytest.mark.parametrize("path", MESSAGES)
+def test_a_hundred_thousand_messages_are_refused_before_they_are_read(
+    serve: Serve, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each costs a tenth of a millisecond before the chat template's time begins."""
+    server = serve()
+    many = [{"role": "user", "content": "x"}] * 100_000
+    read: list[Any] = []
+    init = Fields.__init__
+    monkeypatch.setattr(Fields, "__init__", lambda self, *given: (read.append(given), init(self, *given))[1])
+    refused = server.post(path, {"messages": many, "input": many, "max_tokens": 1})
+    assert (refused.status, shape(refused.json)) == (400, SHAPES[path])
+    assert b"at most" in refused.body
+    assert len(read) < 100
+
+
+def test_as_many_messages_as_may_be_are_answered(serve: Serve) -> None:
+    server = serve()
+    most = [{"role": "user", "content": "x"}] * MOST_OBJECTS
+    assert server.post(CHAT, {"messages": most}).status == 200
+    refused = server.post(CHAT, {"messages": [*most, most[0]]})
+    assert (refused.status, "messages has 10,001 entries" in refused.json["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("value", [[[]] * 100_000, [{"a": [{}] * 30_000}, {"b": [[]] * 40_000}]], ids=["flat", "deep"])
+def test_a_body_of_many_objects_is_refused(serve: Serve, value: Any) -> None:
+    refused = serve().post(CHAT, {**HI, "metadata": value})
+    assert (refused.status, "too complex" in refused.json["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize("headers", [{"x_long": "x" * 2**20}, {f"x_{number}": "x" * 100 for number in range(10_000)}])

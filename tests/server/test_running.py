@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 from llmrun.server.running import RunningServer, registered, running_servers
@@ -60,3 +61,26 @@ def test_a_folder_that_can_not_be_written_keeps_nobody_from_serving(tmp_path: Pa
     (tmp_path / "servers").write_text("a file")
     with registered(tmp_path, at(1)) as entry:
         assert entry is None
+
+
+def test_a_server_that_begins_while_others_look_is_listed(tmp_path: Path) -> None:
+    """Whoever looks locks the file for a moment, and removes it where no server holds the lock."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            running_servers(tmp_path)
+
+    looking = [threading.Thread(target=look) for _ in range(3)]
+    for thread in looking:
+        thread.start()
+    try:
+        for _ in range(50):
+            with registered(tmp_path, at(1)) as entry:
+                assert entry is not None
+                entry.write(server(1))
+                assert running_servers(tmp_path) == [server(1)]
+    finally:
+        ended.set()
+        for thread in looking:
+            thread.join()

@@ -272,6 +272,14 @@ def test_llama_servers_routes(serve: Serve) -> None:
         assert server.post("/detokenize", {"tokens": tokens}).status == 400
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/api/chat", "/tokenize", "/v1/embeddings"])
+@pytest.mark.parametrize("name", ["", ":latest"])
+def test_without_models_one_has_to_be_named(serve: Serve, path: str, name: str) -> None:
+    refused = serve(names=()).post(path, {**HI, "max_tokens": 1, "input": "Hi", "content": "Hi", "model": name})
+    assert refused.status == 400
+    assert b"model is missing" in refused.body
+
+
 def test_questions_to_an_engine_wait_like_answers_and_end_with_the_server(serve: Serve) -> None:
     server = serve("obedient", parallel=1, queue=0, grace_seconds=SECONDS)
     questions: list[tuple[str, Any]] = [

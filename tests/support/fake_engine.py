@@ -44,6 +44,7 @@ from llmrun.protocol.messages import (
 from llmrun.protocol.speculation import MeasureSteps, StepsMeasured, StepTime
 
 MODE = sys.argv[1]
+OPEN: list[int] = []
 FOREVER = 3600  # seconds: longer than a test may take
 TIMES = (StepTime(1, 0, 0.01), StepTime(4, 0, 0.02))
 LAST_WORDS = "fake_engine.cpp:42: GGML_ASSERT(fake) failed"
@@ -102,6 +103,22 @@ def count(command: Count) -> None:
     send(Counted(command.request, (3,) * len(command.asked.messages), 7))
 
 
+def held(command: Generate | Cancel | Status) -> None:
+    """Any number of answers that go on until a Status comes, and one that ends with its Cancel."""
+    if isinstance(command, Generate):
+        render(command.request)
+        send(started(command), TextDelta(command.request, "Hel", 1))
+        OPEN.append(command.request)
+    elif isinstance(command, Cancel):
+        OPEN.remove(command.request)
+        send(Finished(command.request, "cancelled", Stats()))
+    else:
+        for request in OPEN:
+            send(TextDelta(request, "lo", 1), Finished(request, "stop", Stats(3, completion_tokens=2)))
+        OPEN.clear()
+        send(Condition(command.request))
+
+
 def generate(command: Generate) -> None:
     render(command.request)
     if MODE == "calling":
@@ -150,9 +167,6 @@ def drafted(request: int) -> None:
     stats = Stats(3, completion_tokens=70, context_used=73, n_ctx=256)
     stats = replace(stats, drafted_tokens=70, accepted_tokens=68, decode_steps=2, decode_seconds=0.69)
     send(TextDelta(request, "lo", 1, drafted=True), Finished(request, "stop", stats))
-
-
-OPEN: list[int] = []
 
 
 def together(command: Generate) -> None:
@@ -272,6 +286,8 @@ def main() -> None:
         command = receive()
         if isinstance(command, Load):
             load(command)
+        elif MODE == "held" and isinstance(command, Generate | Cancel | Status):
+            held(command)
         elif isinstance(command, Generate) and MODE in {"together", "half_deaf", "die:together:SIGSEGV"}:
             together(command)
         elif isinstance(command, Generate):

@@ -41,7 +41,14 @@ class Act(enum.Enum):
     RESET = enum.auto()
 
 
-Reply = Sequence["bytes | Act"]
+class Endless(NamedTuple):
+    """A piece that is sent again and again until the client goes."""
+
+    piece: bytes
+    seconds: float = 0.01
+
+
+Reply = Sequence["bytes | Act | Endless"]
 
 
 class FarRequest(NamedTuple):
@@ -106,7 +113,7 @@ def whole(**message: Any) -> Reply:
     return (response(200, json.dumps({"choices": [choice], "usage": counts}).encode()),)
 
 
-def _each_byte(pieces: Iterable[bytes | Act]) -> Reply:
+def _each_byte(pieces: Iterable[bytes | Act | Endless]) -> Reply:
     return [bytes([byte]) for piece in pieces if isinstance(piece, bytes) for byte in piece]
 
 
@@ -129,11 +136,11 @@ class Way(NamedTuple):
     says: str = "Hello there"
 
 
-def _bad(error: type[LlmrunError], says: str, *reply: bytes | Act) -> Way:
+def _bad(error: type[LlmrunError], says: str, *reply: bytes | Act | Endless) -> Way:
     return Way((reply,), error, says)
 
 
-def _good(*reply: bytes | Act, says: str = "Hello there") -> Way:
+def _good(*reply: bytes | Act | Endless, says: str = "Hello there") -> Way:
     return Way((reply,), None, says)
 
 
@@ -201,6 +208,26 @@ WAYS: dict[str, Way] = {
     "falls silent at once": _bad(UnavailableError, "silent", Act.SILENCE),
     "falls silent behind the headers": _bad(UnavailableError, "silent", STREAM, Act.SILENCE),
     "falls silent in the middle": _bad(UnavailableError, "silent", STREAM, *HELLO, Act.SILENCE),
+    # ---- bytes without an answer, which begin httpx2's time again
+    "is silent but for comments": _bad(UnavailableError, "silent", STREAM, Endless(b": keep-alive\n\n")),
+    "is silent but for comments in the middle": _bad(
+        UnavailableError, "silent", STREAM, *HELLO, Endless(b": keep-alive\n\n")
+    ),
+    "is silent but for events without choices": _bad(
+        UnavailableError, "silent", STREAM, Endless(event({"choices": []}))
+    ),
+    "is silent but for null fields": _bad(
+        UnavailableError, "silent", STREAM, Endless(event({"choices": [{"delta": {"content": None}}]}))
+    ),
+    "is silent within the headers": _bad(UnavailableError, "silent", b"HTTP/1.1 200 OK\r\n", Endless(b"x-a: b\r\n")),
+    "is silent but for status 100": _bad(UnavailableError, "silent", Endless(b"HTTP/1.1 100 Continue\r\n\r\n")),
+    "is silent within an event": _bad(UnavailableError, "silent", STREAM, b"data: ", Endless(b"x")),
+    "is silent within an answer in one piece": _bad(
+        UnavailableError, "silent", response(200, content_length="1000000"), Endless(b" ")
+    ),
+    "is silent within an error": _bad(
+        UnavailableError, "silent", response(500, content_length="1000000"), Endless(b" ")
+    ),
     # ---- broken streams
     "streams garbage": _bad(NetworkError, "not JSON", STREAM, b"data: {]\n\n"),
     "streams noise": _bad(UnavailableError, "without an answer", STREAM, bytes(range(256)) * 16),
@@ -210,6 +237,21 @@ WAYS: dict[str, Way] = {
     "streams what is not UTF-8": _bad(NetworkError, "UTF-8", STREAM, b'data: {"a": "\xff\xfe"}\n\n'),
     "streams a line without end": _bad(NetworkError, "without end", STREAM, b"data: ", *[b"x" * 2**20] * 17),
     "streams an event without end": _bad(NetworkError, "without end", STREAM, *[b"data: " + b"x" * 2**20 + b"\n"] * 17),
+    "calls a tool without end": _bad(
+        NetworkError, "without end", STREAM, Endless(_called(0, "add", "x" * 2**20), 0.0)
+    ),
+    "calls tools without end": _bad(
+        NetworkError, "without end", STREAM, *(_called(index, "add", "{}") for index in range(1001)), Act.SILENCE
+    ),
+    "streams wrong types": _bad(
+        NetworkError, "another shape", STREAM, event({"choices": [5, None, {"delta": {"content": 5}}, {"delta": 5}]})
+    ),
+    "answers an error with status 200": _bad(NetworkError, "kaboom", response(200, b'{"error": "kaboom"}')),
+    "answers without choices": _bad(UnavailableError, "without an answer", response(200, b'{"choices": []}')),
+    "answers null": _bad(
+        UnavailableError, "without an answer", response(200, b'{"choices": null, "usage": null, "error": null}')
+    ),
+    "sends us in a circle": _bad(NetworkError, "sends us on", response(302, location=CHAT)),
     "streams an error": _bad(NetworkError, "out of blocks", STREAM, chunk("Hello"), event({"error": "out of blocks"})),
     "streams an overflow": _bad(
         ContextOverflowError, "", STREAM, event({"error": {"code": 400, "type": "exceed_context_size_error"}})
@@ -230,6 +272,14 @@ WAYS: dict[str, Way] = {
     "trickles": _good(*_each_byte(FINE)),
     "ends lines as Windows does": _good(STREAM, *(piece.replace(b"\n", b"\r\n") for piece in (*HELLO, STOP, DONE))),
     "comments": _good(STREAM, b": ping\n\n", chunk("Hello"), b":\n\n" * 100, chunk(" there"), STOP, usage(), DONE),
+    "has null fields": _good(
+        STREAM,
+        event({"choices": [{"index": None, "delta": {"content": None, "tool_calls": None}, "logprobs": None}]}),
+        *HELLO,
+        event({"choices": [{"delta": None, "finish_reason": None}], "usage": None}),
+        STOP,
+        DONE,
+    ),
     "names its events": _good(STREAM, b"event: x\nid: 1\nretry: 5\n" + chunk("Hello"), chunk(" there"), STOP, DONE),
     "breaks lines in events": _good(STREAM, HELLO[0].replace(b", ", b",\ndata: "), HELLO[1], STOP, DONE),
     "halves a surrogate pair": _good(*told(chunk("Hello there"), chunk("\ud83d")), says="Hello there\ufffd"),
@@ -357,6 +407,9 @@ def _send(connection: socket.socket, reply: Reply, ended: threading.Event) -> No
     for piece in reply:
         if isinstance(piece, bytes):
             connection.sendall(piece)
+        elif isinstance(piece, Endless):
+            while not ended.wait(piece.seconds):
+                connection.sendall(piece.piece)
         elif piece is Act.RESET:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return

@@ -7,9 +7,11 @@ network disks) nothing is known; Windows itself refuses to remove a file that is
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from llmrun.errors import ModelNotFoundError, UsageError
 from llmrun.gguf import filenames
@@ -72,6 +74,37 @@ def in_use(path: Path) -> bool:
             return False
     except UsageError:
         return True
+
+
+class Holder(NamedTuple):
+    """A process that has a file open, and its command line."""
+
+    pid: int
+    command: str
+
+
+def holders(paths: Iterable[Path]) -> list[Holder]:
+    """Return this user's processes that have one of the files open, without those that one of them started.
+
+    Empty where the system does not tell.
+    """
+    import psutil  # type: ignore[import-untyped,unused-ignore]
+
+    meant = {(fact.st_dev, fact.st_ino) for path in paths if (fact := _fact(path)) is not None}
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            opened = (_fact(Path(file.path)) for file in process.open_files())
+            if any(fact is not None and (fact.st_dev, fact.st_ino) in meant for fact in opened):
+                found[process.pid] = process
+    firsts = [process for process in found.values() if process.ppid() not in found]
+    return [Holder(process.pid, shlex.join(process.cmdline())) for process in firsts if process.pid != os.getpid()]
+
+
+def _fact(path: Path) -> os.stat_result | None:
+    with suppress(OSError):
+        return path.stat()
+    return None
 
 
 def _open(path: Path) -> int | None:

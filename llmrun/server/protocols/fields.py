@@ -11,6 +11,8 @@ from typing import Any
 
 from llmrun.errors import UsageError, require_within
 
+MOST_OBJECTS = 10_000
+"""Messages of a conversation, for one: each costs a tenth of a millisecond before the chat template's time begins."""
 _LARGEST = 1e300
 
 
@@ -104,8 +106,13 @@ class Fields:
         return self._of(key, list, "a list") or []
 
     def objects(self, key: str) -> Iterator[Fields]:
-        """The objects of a list."""
-        for index, value in enumerate(self.list(key)):
+        """The objects of a list; MOST_OBJECTS at most."""
+        values = self.list(key)
+        if len(values) > MOST_OBJECTS:
+            raise UsageError(
+                f"{self.name(key)} has {len(values):,} entries", why=f"there may be {MOST_OBJECTS:,} at most"
+            )
+        for index, value in enumerate(values):
             yield Fields(value, f"{self.name(key)}[{index}]")
 
     def _of(self, key: str, kind: type[Any], words: str) -> Any:

@@ -12,7 +12,7 @@ from support.model_disk import NEW, OLD, REPOSITORY, lonely_home, put, put_lm_st
 
 from llmrun.errors import ModelNotFoundError, UsageError
 from llmrun.models.store import other_programs
-from llmrun.models.store.in_use import in_use, removing, using
+from llmrun.models.store.in_use import holders, in_use, removing, using
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.removal import plan_removal, remove
 from llmrun.models.store.store import Store
@@ -183,11 +183,14 @@ def test_a_model_in_use_stays(store: Store) -> None:
         assert in_use(path)
         with pytest.raises(UsageError, match="is in use"):
             remove(removal)
+        (holder,) = holders(removal.blobs)
+        assert (holder.pid, str(path) in holder.command) == (user.pid, True)
         assert path.exists()
         with using(path):  # two may use it
             pass
         user.kill()  # whatever becomes of the user
     assert not in_use(path)
+    assert not holders(removal.blobs)
     remove(removal)
     assert not path.exists()
 

@@ -1,0 +1,50 @@
+"""llama-server's routes, asked of a real engine: a stand-in answers what the real one may not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.gguf_writer import runnable_model, write
+from support.served import CHAT, HI, LiveServer, parse, read_all
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LiveServer]:
+    model = write(tmp_path / "real.gguf", runnable_model({"llama.context_length": 2048}))
+    with LiveServer(tmp_path, ("real",), model=model, n_ctx=2048) as live:
+        yield live
+
+
+def test_a_text_becomes_tokens_and_a_text_again(server: LiveServer) -> None:
+    tokens = server.post("/tokenize", {"content": "Hi, you"}).json
+    assert tokens["count"] == len(tokens["tokens"]) > 0
+    assert server.post("/detokenize", {"tokens": tokens["tokens"]}).json["content"].strip() == "Hi, you"
+
+
+def test_tokens_are_read_beside_an_answer(server: LiveServer) -> None:
+    """An engine that dies of the question takes the answer with it."""
+    asked = {**HI, "stream": True, "max_tokens": 500, "ignore_eos": True}
+    with server.connect() as connection:
+        connection.sendall(server.request("POST", CHAT, json.dumps(asked).encode()))
+        assert connection.recv(1)
+        assert server.post("/detokenize", {"tokens": [5]}).status == 200
+        refused = server.post("/detokenize", {"tokens": [2**31 - 1]})
+        assert (refused.status, "no token" in refused.json["error"]["message"]) == (400, True)
+        assert server.post("/tokenize", {"content": "Hi"}).status == 200
+        answer = parse(b"H" + read_all(connection))
+    assert answer.events[-1]["choices"][0]["finish_reason"] == "length"
+    assert server.engines == 1
+
+
+@pytest.mark.parametrize("path", ["/props", "/lora-adapters"])
+def test_what_is_looked_up(server: LiveServer, path: str) -> None:
+    assert server.get(path).status == 200
+
+
+def test_a_conversation_is_counted(server: LiveServer) -> None:
+    assert server.post("/v1/messages/count_tokens", HI).json["input_tokens"] > 0
