@@ -23,7 +23,7 @@ from llmrun.cli.tools import Tools
 from llmrun.errors import LlmrunError, TerminatedError, UsageError
 from llmrun.model.chat_model import ChatModel
 from llmrun.protocol.messages import Event, Finished
-from llmrun.ui.answer.keyboard import quiet_keyboard
+from llmrun.ui.terminal.keyboard import keyboard
 from llmrun.ui.prompt.input import ChatInput
 from llmrun.ui.terminal.format import counted, short
 from llmrun.ui.terminal.output import Output
@@ -194,7 +194,7 @@ class Chat:
     def _show_round(self, events: Events) -> Finished:
         """Show an answer of the model's, which may end in calls."""
         # Whatever is raised here, what came of the answer is saved before the store is closed.
-        with closing(events), quiet_keyboard(self.output), cancelling(self.conversation.model):
+        with closing(events), keyboard(self.output, echoes=False), cancelling(self.conversation.model):
             finished = show(self.output, events, self.conversation.model, self.shown_as)
             for _ in events:
                 pass  # the turn is saved behind its last event

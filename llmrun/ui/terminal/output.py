@@ -146,20 +146,12 @@ class Output:
         Args:
             enter: what Enter alone says; yes is only for what harms nothing.
         """
-        if not self.can_ask:
-            return False
-        while True:
-            self.stderr.write(f"{clean(question)} [{'Y/n' if enter else 'y/N'}] ")
-            self.stderr.flush()
-            answer = self.stdin.readline()
-            if not answer:  # Ctrl-D
-                self.stderr.write("\n")
-                return False
-            word = answer.strip().lower()
-            if word in {"y", "yes"} or (enter and not word):
-                return True
-            if word in {"", "n", "no"}:
-                return False
+        while self.can_ask:
+            answer = self._ask(f"{question} [{'Y/n' if enter else 'y/N'}]")
+            word = (answer or "no").strip().lower() or ("yes" if enter else "no")
+            if word in {"y", "yes", "n", "no"}:
+                return word[0] == "y"
+        return False
 
     def choose(self, question: str, answers: Mapping[str, str], *, explained: bool = True) -> str:
         """Ask for one of several letters on the terminal.
@@ -172,18 +164,27 @@ class Output:
         for letter, meaning in answers.items() if explained else ():
             self.note(f"  {letter}  {meaning}")
         while self.can_ask:
-            self.stderr.write(f"{clean(question)} [{'/'.join(answers)}] ")
-            self.stderr.flush()
-            answer = ""
-            try:
-                answer = self.stdin.readline()
-            finally:  # Ctrl-C and Ctrl-D leave the cursor where it is
-                self.stderr.write("" if answer else "\n")
-            if not answer:
+            if not (answer := self._ask(f"{question} [{'/'.join(answers)}]")):
                 break
             if answer.strip().lower()[:1] in answers:
                 return answer.strip().lower()[:1]
         return list(answers)[-1]
+
+    def _ask(self, question: str) -> str:
+        """Return the line that is typed behind a question; "" at Ctrl-D. The cursor ends at the start of a row."""
+        from llmrun.ui.terminal.keyboard import keyboard
+
+        answer = ""
+        with keyboard(self, echoes=True):
+            self.stderr.write(self._wrapped(clean(question)) + " ")
+            self.stderr.flush()
+            try:
+                answer = self.stdin.readline()
+            finally:  # Ctrl-C and Ctrl-D leave the cursor where it is
+                if not answer.endswith("\n"):
+                    self.stderr.write("\n")
+                    self.stderr.flush()
+        return answer
 
     def to_clipboard(self, text: str) -> bool:
         """Put text into the clipboard of the user's own terminal, over ssh too (OSC 52); False if it is too long."""

@@ -16,6 +16,7 @@ from llmrun.protocol.jobs.beams import BeamSettings, BeamsFound, BeamStep, TreeN
 from llmrun.ui.answer.view import can_show, terminal_size
 from llmrun.ui.terminal.format import counted, rate, seconds, size
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.suspend import Suspendable
 from llmrun.ui.terminal.tables import Column, show_table
 from llmrun.ui.views.beam_tree import tree_rows
 
@@ -39,15 +40,22 @@ class BeamsView:
         self._draws = output.stderr_cursor_moves and not output.json
         self._unicode = can_show(output.stderr, "├└│…■")
         self._live: Any = None
+        self._suspendable = Suspendable(self._clear)
 
     def __enter__(self) -> BeamsView:
+        self._suspendable.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._clear()
+        self._suspendable.__exit__()
+
+    def _clear(self) -> None:
         if self._live is not None:
             self._live.stop()
+            self._live = None
 
     def step(self, step: BeamStep) -> None:
         """The tree has grown."""
@@ -55,7 +63,8 @@ class BeamsView:
         now = self._clock()
         if self._draws and now - self._drawn_at >= _PAUSE:
             self._drawn_at = now
-            self._draw(step)
+            with self._suspendable.writing():
+                self._draw(step)
 
     def _draw(self, step: BeamStep) -> None:
         from rich.live import Live
