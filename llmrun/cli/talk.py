@@ -23,9 +23,9 @@ from llmrun.cli.tools import Tools
 from llmrun.errors import LlmrunError, TerminatedError, UsageError
 from llmrun.model.chat_model import ChatModel
 from llmrun.protocol.messages import Event, Finished
-from llmrun.ui.terminal.keyboard import keyboard
 from llmrun.ui.prompt.input import ChatInput
 from llmrun.ui.terminal.format import counted, short
+from llmrun.ui.terminal.keyboard import keyboard
 from llmrun.ui.terminal.output import Output
 
 _MOST_ROUNDS = 20  # of calls in one turn

@@ -18,8 +18,8 @@ from llmrun.errors import UsageError
 from llmrun.model.several import seeds_for
 from llmrun.models.locate import require_projector
 from llmrun.protocol.messages import Event, Finished
-from llmrun.ui.terminal.keyboard import keyboard
 from llmrun.ui.terminal.format import counted, short
+from llmrun.ui.terminal.keyboard import keyboard
 
 if TYPE_CHECKING:
     from llmrun.cli.talk import Chat
