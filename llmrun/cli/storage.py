@@ -16,7 +16,8 @@ from llmrun.errors import CancelledError, IntegrityError, ModelNotFoundError, Us
 from llmrun.models.registry import load_catalogue, resolve
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import Store, everything
-from llmrun.ui.terminal.format import counted, size
+from llmrun.protocol.sizes import readable_size
+from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask. Needed where nobody can be asked.")]
@@ -40,7 +41,7 @@ def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = Fal
     for removal in removals:
         with removing(removal.blobs, removal.model.name):
             pass  # better said before the question than after it
-        output.note(f"{removal.model.name}: {removal.model.path}, {size(removal.freed)} come free")
+        output.note(f"{removal.model.name}: {removal.model.path}, {readable_size(removal.freed)} come free")
         for other in removal.shared:
             output.note(f"  not all of its bytes: {other} needs some")
     _ask(
@@ -56,7 +57,7 @@ def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = Fal
             [{"name": r.model.name, "path": str(r.model.path), "freed_bytes": r.freed} for r in removals]
         )
     else:
-        output.note(f"Removed; {size(sum(removal.freed for removal in removals))} came free.")
+        output.note(f"Removed; {readable_size(sum(removal.freed for removal in removals))} came free.")
 
 
 def collect_garbage(
@@ -85,13 +86,13 @@ def collect_garbage(
         ]
         if rows:
             show_files(output, rows, ("PATH", "SIZE", "", "WHY"))
-        total = size(sum(leftover.n_bytes for leftover in going))
+        total = readable_size(sum(leftover.n_bytes for leftover in going))
         output.note(f"{counted(len(going), 'file')} of no use in {store.root}, {total}.")
     freed = 0
     if going and not dry_run:
         _ask(output, f"Remove {counted(len(going), 'file')}?", yes=yes, command="llmrun gc -y")
         freed = discard(leftovers)
-        output.note(f"Removed; {size(freed)} came free.")
+        output.note(f"Removed; {readable_size(freed)} came free.")
     if json:
         output.result_json({"files": plain, "freed_bytes": freed})
 

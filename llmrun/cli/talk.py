@@ -126,7 +126,7 @@ class Chat:
     def _say_how_to_come_back(self) -> None:
         chat = self.conversation.chat
         if chat.id is not None and self.store.folder is not None and not chat.is_detached:
-            self.output.note(f"Saved. To go on: llmrun chat --session {shlex.quote(chat.name)}")
+            self.output.note(f"Saved. To go on: llmrun chat --session {shlex.quote(chat.name)}", is_command=True)
 
     def _obey(self, message: str) -> None:
         word = message.split()[0]

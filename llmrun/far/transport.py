@@ -26,6 +26,7 @@ from llmrun.errors import (
 )
 from llmrun.far.server import ServedModel, Server
 from llmrun.models.download.transfer import trusted
+from llmrun.protocol.sizes import readable_size
 
 CONNECT_SECONDS = 10.0
 TROUBLES = (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError, ImportError)
@@ -117,7 +118,7 @@ def require_short(server: Server, body: bytes | bytearray) -> None:
     """Raises NetworkError where a piece of JSON is longer than any is."""
     if len(body) > LONGEST_BODY:
         raise NetworkError(
-            f"{server.host} sends without end", why=f"more than {LONGEST_BODY // 2**20} MiB in one piece"
+            f"{server.host} sends without end", why=f"more than {readable_size(LONGEST_BODY)} in one piece"
         )
 
 

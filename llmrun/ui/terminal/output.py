@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from llmrun.errors import LlmrunError
-from llmrun.ui.terminal.cells import wrapped
+from llmrun.ui.terminal.cells import filled, wrapped
 from llmrun.ui.terminal.sanitize import clean
 
 if TYPE_CHECKING:
@@ -92,11 +92,11 @@ class Output:
         """One line on stderr; on a terminal it is wrapped between words.
 
         Args:
-            is_command: it will be copied, so that only the terminal itself may wrap it.
+            is_command: something in it will be copied, so that no newline may break it.
             dim: it is beside the point.
         """
         line = clean(text)
-        shown = line if is_command else self._wrapped(line)
+        shown = self._wrapped(line, is_copied=is_command)
         self._to_stderr(self._styled(_DIM, shown) if dim else shown)
 
     def error(self, error: LlmrunError) -> None:
@@ -109,7 +109,7 @@ class Output:
         if error.why:
             lines.append(self._wrapped("  why: " + clean(error.why)))
         if error.hint:
-            lines.append(self._wrapped("  try: " + clean(error.hint)))
+            lines.append(self._wrapped("  try: " + clean(error.hint), is_copied=True))
         self._to_stderr("\n".join(lines))
 
     def text(self, text: str) -> None:
@@ -222,9 +222,11 @@ class Output:
     def _styled(self, style: str, text: str) -> str:
         return f"{style}{text}{_RESET}" if self.stderr_has_color else text
 
-    def _wrapped(self, line: str, *, stderr: bool = True) -> str:
-        """A line, wrapped between words where it goes to a terminal."""
+    def _wrapped(self, line: str, *, stderr: bool = True, is_copied: bool = False) -> str:
+        """A line, wrapped between words where it goes to a terminal; what is copied of it may be one line there."""
         cells = self.columns(stderr=stderr)
+        if is_copied and cells:
+            return filled(line, cells)
         return "\n".join(wrapped(line, cells)) if cells else line
 
     def _to_stderr(self, text: str) -> None:

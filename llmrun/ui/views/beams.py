@@ -13,8 +13,9 @@ from typing import Any
 
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.jobs.beams import BeamSettings, BeamsFound, BeamStep, TreeNode
+from llmrun.protocol.sizes import readable_size
 from llmrun.ui.answer.view import can_show, terminal_size
-from llmrun.ui.terminal.format import counted, rate, seconds, size
+from llmrun.ui.terminal.format import counted, rate, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.suspend import Suspendable
 from llmrun.ui.terminal.tables import Column, show_table
@@ -105,7 +106,7 @@ def show_cost(output: Output, settings: BeamSettings, found: BeamsFound, kv_byte
     output.note(
         f"{settings.beams} beams: {counted(found.steps, 'step')} of {found.rows / max(found.steps, 1):.1f} rows in "
         f"{seconds(found.decode_seconds)}, {speed} through the model for {len(found.answers[0].tokens)} of the answer"
-        f" · KV cache {size(kv_bytes)}"
+        f" · KV cache {readable_size(kv_bytes)}"
     )
     if is_free and len(found.answers[0].tokens) >= _OPEN_ENDED:
         output.note(

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from llmrun.bench.parameters import Case
 from llmrun.bench.results import BenchRow, Limit, Result
+from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.cells import cut, width
-from llmrun.ui.terminal.format import milliseconds, rate_of_bytes, seconds, size
+from llmrun.ui.terminal.format import milliseconds, rate_of_bytes, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
 
@@ -232,13 +233,13 @@ def _model(rows: Sequence[BenchRow]) -> str:
     """What a model is, and what it cost to have it."""
     row = rows[0]
     kind = _SIZE_GUESS.sub(" ", row.model_type)
-    parts = [f"{kind}, {size(row.model_size)}, {_count(row.model_n_params)} parameters, {row.backends}"]
+    parts = [f"{kind}, {readable_size(row.model_size)}, {_count(row.model_n_params)} parameters, {row.backends}"]
     loads = [each.load_ns for each in rows if each.load_ns]
     if loads:
         parts.append(f"loaded in {seconds(min(loads) / 1e9)}")
     peaks = [each.peak_bytes for each in rows if each.peak_bytes]
     if peaks:
-        parts.append(f"peak memory {size(max(peaks))}")
+        parts.append(f"peak memory {readable_size(max(peaks))}")
     joules = [f"{each.joules_per_token:.3g} J a token in {each.test}" for each in rows if each.joules_per_token]
     return "; ".join([*parts, *joules])
 
