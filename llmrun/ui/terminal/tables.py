@@ -288,13 +288,13 @@ class _Printer:
             self.stream.write((" " * _GAP).join(shown).rstrip() + "\n")
 
     def facts(self, columns: Sequence[Column], rows: list[list[str]], widths: list[int], cells: int) -> None:
-        """Names, and behind them or below them a text that flows. A word too long for a row is left to the terminal."""
+        """Names, and beside them or below them a text that flows. A word too long for a row is left to the terminal."""
         room = cells - sum(widths[:-1]) - _GAP * (len(widths) - 1)
         stands_beside = room >= min(widths[-1], _LEAST_TEXT)
         for *names, text in rows:
             if not any(names) and width(text) > room:  # something to type, which is copied as one line
                 self.stream.write(filled(text, cells) + "\n")
-            elif stands_beside:
+            elif stands_beside and not room < max(map(width, text.split()), default=0) <= cells - _GAP:
                 self.table(columns, [], [[*names, text]], [*widths[:-1], room])
             else:
                 styled = [self._paint(name, _style(name, column)) for name, column in zip(names, columns, strict=False)]
