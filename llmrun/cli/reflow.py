@@ -86,4 +86,5 @@ def _goes_on(entry: _Entry, previous: str, line: str) -> bool:
         return True
     # Otherwise it is the rest of a term, whose text goes on too, or the next term.
     is_full = len(previous) <= _WRITTEN < len(previous) + 1 + len(rest.split()[0])
-    return is_full and len(entry.texts) == 1 and left.endswith("  ") and not left.strip().startswith(("-", "llmrun"))
+    is_beside = len(entry.texts) == 1 and left.endswith("  ") and len(left) - len(left.lstrip()) == entry.indent
+    return is_full and is_beside and not left.strip().startswith(("-", "llmrun"))
