@@ -19,6 +19,7 @@ from llmrun.bench.history import History
 from llmrun.bench.results import BenchRow, Machine, Result
 from llmrun.bench.statistics import Verdict
 from llmrun.errors import UsageError
+from llmrun.protocol.sizes import readable_size
 
 MOST_RUNS = 20
 """Of a machine, version or model the newest of so many results count."""
@@ -213,7 +214,7 @@ def machine_differences(a: Machine, b: Machine) -> tuple[Difference, ...]:
         if left == right or not left or not right:
             continue
         if name == "memory_total":
-            left, right = f"{left / 1e9:.0f} GB", f"{right / 1e9:.0f} GB"
+            left, right = readable_size(left), readable_size(right)
         elif name == "cpu_flags":
             left, right = sorted(set(left) - set(right)), sorted(set(right) - set(left))
         found.append(Difference(words, _words(left), _words(right)))
@@ -318,7 +319,7 @@ def _row_differences(a: BenchRow, b: BenchRow) -> Iterator[Difference]:
 
 
 def _model_words(row: BenchRow) -> str:
-    return f"{row.model_type or row.model} ({row.model_size / 1e6:,.0f} MB)"
+    return f"{row.model_type or row.model} ({readable_size(row.model_size)})"
 
 
 # ---- words -----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from types import TracebackType
 from llmrun.bench import statistics
 from llmrun.bench.results import BenchWarning
 from llmrun.planning.hardware import cgroup_directories, parse_statistic
+from llmrun.protocol.sizes import readable_size
 
 _OTHERS, _OTHERS_SHARE = 0.3, 0.05  # cores, and share of all cores: whichever is more
 _STEAL = 0.01  # share of the processor time
@@ -137,9 +138,9 @@ def disturbances(before: Reading, after: Reading, looks: Sequence[Look], cpus: i
         found.append(BenchWarning("quota", text))
     swapped, reread = after.swapped - before.swapped, after.reread - before.reread
     if swapped >= _SHORT:
-        found.append(BenchWarning("swapped", f"memory was swapped: {swapped / 1e6:,.0f} MB"))
+        found.append(BenchWarning("swapped", f"memory was swapped: {readable_size(swapped)}"))
     if reread >= _SHORT:
-        text = f"memory was short: {reread / 1e6:,.0f} MB were read from the disk again"
+        text = f"memory was short: {readable_size(reread)} were read from the disk again"
         found.append(BenchWarning("reread", text))
     return (*found, *_clock_warnings(after.heat - before.heat, looks))
 

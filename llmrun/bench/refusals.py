@@ -13,8 +13,9 @@ from llmrun.errors import OutOfMemoryError, UsageError, require_within
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import UBATCH, memory
-from llmrun.planning.plan import CONTEXT_BOUNDS, CPU_EXPERT_BOUNDS, GPU_LAYER_BOUNDS, THREAD_BOUNDS, readable_size
+from llmrun.planning.plan import CONTEXT_BOUNDS, CPU_EXPERT_BOUNDS, GPU_LAYER_BOUNDS, THREAD_BOUNDS
 from llmrun.protocol.jobs.bench import BenchTest
+from llmrun.protocol.sizes import readable_size
 
 MOST_REPETITIONS = 1000
 

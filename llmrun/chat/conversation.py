@@ -111,6 +111,7 @@ class Conversation:
         self._turn: OpenTurn | None = None
         self._versions: list[tuple[TurnEntry, Finished | None]] = []  # of the last answer
         self._was_read = False  # the model has the last question
+        self._answered_under: str | None = None  # the system prompt of the last answer in this run
         self._pictures = PictureShelf(on_note)
         self._on_note = on_note
         self._on_overflow = on_overflow
@@ -206,8 +207,19 @@ class Conversation:
         return self.model.sampling(self.manner.flags, self.manner.session)
 
     def count(self) -> Counted:
-        """How many tokens the conversation has."""
-        return self._counted([*self._system(), *self._said(self.chat.window())])
+        """Count the tokens in the context window.
+
+        After an answer they are those of its figures (Stats.context_used), its reasoning included. Where the next
+        prompt will have others, they are those of the next prompt.
+        """
+        counted = self._counted([*self._system(), *self._said(self.chat.window())])
+        answer = self.chat.last_answer
+        if answer is None or not answer.stats.context_used:
+            return counted
+        if (answer.model, self._answered_under) != (self.model.used, self.chat.system):
+            return counted
+        each = (*counted.each[:-1], answer.stats.completion_tokens)
+        return counted._replace(each=each, total=answer.stats.context_used)
 
     def _system(self) -> list[Message]:
         return [Message("system", self.chat.system)] if self.chat.system else []
@@ -314,6 +326,7 @@ class Conversation:
 
     def _save_answer(self, turn: OpenTurn, heard: HeardAnswer) -> str:
         """Save what was heard, as _save(); an answer of nothing only where the model meant it so."""
+        self._answered_under = self.chat.system
         if not (heard.pieces or turn.rounds or turn.said) and heard.reason in ("cancelled", INTERRUPTED):
             return ""
         answer = Answer(

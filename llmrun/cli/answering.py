@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llmrun.model.chat_model import ChatModel
 from llmrun.protocol.messages import Event, Finished, Pictured, Started, Stats, TextDelta
+from llmrun.protocol.sizes import readable_size
 from llmrun.ui.answer.view import answer_view
-from llmrun.ui.terminal.format import size
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -113,9 +113,11 @@ def show_attached(output: Output, attached: Attached) -> None:
     for note in attached.notes:
         output.note(note)
     for file in attached.files:
-        output.note(f"{file.name}: {size(file.n_bytes)}, about {file.tokens:,} tokens")
+        output.note(f"{file.name}: {readable_size(file.n_bytes)}, about {file.tokens:,} tokens")
     for picture in attached.pictures:
-        output.note(f"{picture.name}: {size(picture.n_bytes)}, an image; its tokens are counted when it is sent")
+        output.note(
+            f"{picture.name}: {readable_size(picture.n_bytes)}, an image; its tokens are counted when it is sent"
+        )
 
 
 def _to_the_end(events: Iterable[Event], show_event: Callable[[Event], None]) -> Finished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from llmrun.chat.conversation import Conversation, Manner
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.truncation import POLICIES, Misfit, Policy
-from llmrun.cli.answering import ShownAs
+from llmrun.cli.answering import ShownAs, on_ctrl_c
 from llmrun.cli.at import refuse_beside_at
 from llmrun.cli.completion import complete_model
 from llmrun.cli.far import AtOption, KeyFileOption, far_server
@@ -255,10 +256,14 @@ def _ask_policy(output: Output, misfit: Misfit) -> Policy:
     """What to do about a conversation that is too long; a user has to say."""
     output.note(f"The context window is full: {misfit.why}.")
     answers = {
-        "r": "roll: the oldest turns go",
-        "m": "middle: turns in the middle go",
-        "s": "summarize: the model condenses the oldest",
-        "n": "nothing: the message is not sent",
+        "r": "roll: the oldest turns",
+        "m": "middle: turns in the middle",
+        "s": "summarize: the oldest, which the model condenses first",
+        "n": "none: the message is not sent",
     }
-    chosen = output.choose("What goes?", answers)
+    try:
+        with on_ctrl_c(signal.default_int_handler):  # there is no answer yet that it could stop
+            chosen = output.choose("Which turns should be dropped?", answers)
+    except KeyboardInterrupt:
+        return "stop"
     return next((policy for policy in POLICIES if policy[0] == chosen), "stop")

@@ -121,7 +121,7 @@ def _base(name: str) -> Path | None:
 
 
 def _show(output: Output, done: Converted, use: str = 'llmrun run {} "Hello"') -> None:
-    from llmrun.ui.terminal.format import size
+    from llmrun.protocol.sizes import readable_size
 
     for note in done.notes:
         output.note(f"note: {note}")
@@ -139,7 +139,7 @@ def _show(output: Output, done: Converted, use: str = 'llmrun run {} "Hello"') -
         )
     else:
         path = shlex.quote(str(done.path))
-        output.note(f"{path}: {done.type}, {size(done.n_bytes)}; try: {use.format(path)}")
+        output.note(f"{path}: {done.type}, {readable_size(done.n_bytes)}; try: {use.format(path)}")
 
 
 def _target(folder: Path, out: Path | None, kind: str, *, is_known: bool, is_adapter: bool) -> Path:

@@ -59,7 +59,10 @@ def show_help(
 ) -> None:
     """Help on a command or topic."""
     if words[0] in TOPICS and len(words) == 1:
-        Output().text(topic(words[0]))
+        from llmrun.cli.reflow import reflow
+
+        output = Output()
+        output.text(reflow(topic(words[0]), output.columns()))
     elif words[0] in COMMANDS or words[0] in ALIASES:
         context.find_root().command.main([*words, "--help"], prog_name="llmrun", standalone_mode=False)
     else:

@@ -19,9 +19,9 @@ from llmrun.models.registry import ModelSpec
 from llmrun.models.store.in_use import using
 from llmrun.planning.pairs import DraftFile
 from llmrun.protocol.loading import LoadProgress
+from llmrun.protocol.sizes import readable_size
 from llmrun.runner import runner
 from llmrun.ui.answer.view import answer_view
-from llmrun.ui.terminal.format import size
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -149,7 +149,9 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
     from llmrun.ui.terminal.progress import download_progress
 
     def on_size(n_bytes: int | None) -> None:
-        amount = "its server does not say how large it is" if n_bytes is None else f"{size(n_bytes)} to download"
+        amount = (
+            "its server does not say how large it is" if n_bytes is None else f"{readable_size(n_bytes)} to download"
+        )
         missing = f"{spec.name} is not on this disk; {amount}"
         is_small = n_bytes is not None and n_bytes <= _UNASKED_BYTES
         if yes or (is_small and not output.can_ask):

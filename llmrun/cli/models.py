@@ -16,6 +16,7 @@ from llmrun.errors import NetworkError, UsageError, require_within
 from llmrun.models.registry import CatalogueEntry, ModelSpec, load_catalogue
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import everything
+from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.output import Output
 
 _MOST_MATCHES = 1000
@@ -77,8 +78,8 @@ def _say_what_would_come(output: Output, spec: ModelSpec, settings: Settings) ->
     if output.json:
         output.result_json(facts)
     else:
-        size = hub.shown_size(hub.n_bytes(offer.parts))
-        missing = f"{hub.shown_size(offer.missing)} to download" if offer.missing else "all of it is here"
+        size = readable_size(hub.n_bytes(offer.parts))
+        missing = f"{readable_size(offer.missing)} to download" if offer.missing else "all of it is here"
         output.text(f"{offer.parts[0].name}, {size}: {missing}")
 
 

@@ -11,7 +11,7 @@ from llmrun.cli.options import CacheTypeKOption, CacheTypeVOption, DraftOption, 
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import Settings, load_settings
 from llmrun.errors import LlmrunError, NetworkError
-from llmrun.ui.terminal.format import size
+from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ def plan(
     hardware = this_machine(workers, measures_links=True)
     if projector := find_projector(candidates[0].header.path):
         n_bytes = projector.stat().st_size
-        output.note(f"{projector.name}, which lets it see pictures, takes {size(n_bytes)} of the memory besides")
+        output.note(
+            f"{projector.name}, which lets it see pictures, takes {readable_size(n_bytes)} of the memory besides"
+        )
         hardware = replace(hardware, memory_available=max(hardware.memory_available - n_bytes, 0))
     speed = _speed(output, hardware, candidates, settings)
     contexts = contexts_for(candidates[0].header, wished)
@@ -130,7 +132,7 @@ def _candidates(
 def _say_what_is_known(output: Output, spec: ModelSpec) -> None:
     from llmrun.models.registry import load_catalogue
     from llmrun.planning.hardware import probe
-    from llmrun.planning.plan import readable_size
+    from llmrun.protocol.sizes import readable_size
 
     entry = load_catalogue().entries.get(spec.alias or "")
     if entry is None:

@@ -18,7 +18,7 @@ from llmrun.cli.options import JsonOption
 from llmrun.cli.replacing import check_output_file
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, UsageError
-from llmrun.ui.terminal.format import counted
+from llmrun.ui.terminal.format import counted, short
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -260,10 +260,10 @@ def _show_list(output: Output, found: list[SessionFacts]) -> None:
         Column("TURNS", right=True),
         Column("MODEL"),
         Column("USED"),
-        Column("BEGINS WITH", style="dim"),
+        Column("BEGINS WITH", style="dim", is_excerpt=True),
     )
     now = time.time()
-    rows = [(f.name, str(f.turns), f.model, ago(now - f.updated), " ".join(f.first.split())[:60]) for f in found]
+    rows = [(f.name, str(f.turns), f.model, ago(now - f.updated), short(f.first)) for f in found]
     show_table(output, columns, rows)
 
 

@@ -16,7 +16,8 @@ from llmrun.errors import IntegrityError, ModelNotFoundError, UsageError, did_yo
 from llmrun.models.registry import load_catalogue, resolve
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import Store, everything
-from llmrun.ui.terminal.format import counted, size
+from llmrun.protocol.sizes import readable_size
+from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = Fal
                 pass  # better said before the question than after it
         except UsageError as error:
             raise _loaded_by(error, removal, settings) from None
-        output.note(f"{removal.model.name}: {removal.model.path}, {size(removal.freed)} come free")
+        output.note(f"{removal.model.name}: {removal.model.path}, {readable_size(removal.freed)} come free")
         for other in removal.shared:
             output.note(f"  not all of its bytes: {other} needs some")
     question = f"Remove {counted(len(removals), 'model')}?"
@@ -59,7 +60,7 @@ def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = Fal
             [{"name": r.model.name, "path": str(r.model.path), "freed_bytes": r.freed} for r in removals]
         )
     else:
-        output.note(f"Removed; {size(sum(removal.freed for removal in removals))} came free.")
+        output.note(f"Removed; {readable_size(sum(removal.freed for removal in removals))} came free.")
 
 
 def collect_garbage(
@@ -88,13 +89,13 @@ def collect_garbage(
         ]
         if rows:
             show_files(output, rows, ("PATH", "SIZE", "", "WHY"))
-        total = size(sum(leftover.n_bytes for leftover in going))
+        total = readable_size(sum(leftover.n_bytes for leftover in going))
         output.note(f"{counted(len(going), 'file')} of no use in {store.root}, {total}.")
     freed = 0
     question = f"Remove {counted(len(going), 'file')}?"
     if going and not dry_run and _ask(output, question, yes=yes, command="llmrun gc -y"):
         freed = discard(leftovers)
-        output.note(f"Removed; {size(freed)} came free.")
+        output.note(f"Removed; {readable_size(freed)} came free.")
     if json:
         output.result_json({"files": plain, "freed_bytes": freed})
 

@@ -23,9 +23,9 @@ from llmrun.cli.tools import Tools
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError
 from llmrun.model.chat_model import ChatModel
 from llmrun.protocol.messages import Event, Finished
-from llmrun.ui.answer.keyboard import quiet_keyboard
 from llmrun.ui.prompt.input import ChatInput
 from llmrun.ui.terminal.format import counted, short
+from llmrun.ui.terminal.keyboard import keyboard
 from llmrun.ui.terminal.output import Output
 
 _MOST_ROUNDS = 20  # of calls in one turn
@@ -126,7 +126,7 @@ class Chat:
     def _say_how_to_come_back(self) -> None:
         chat = self.conversation.chat
         if chat.id is not None and self.store.folder is not None and not chat.is_detached:
-            self.output.note(f"Saved. To go on: llmrun chat --session {shlex.quote(chat.name)}")
+            self.output.note(f"Saved. To go on: llmrun chat --session {shlex.quote(chat.name)}", is_command=True)
 
     def obey(self, message: str) -> None:
         """Do what a command says, or say why that is impossible."""
@@ -197,7 +197,7 @@ class Chat:
     def _show_round(self, events: Events) -> Finished:
         """Show an answer of the model's, which may end in calls."""
         # Whatever is raised here, what came of the answer is saved before the store is closed.
-        with closing(events), quiet_keyboard(self.output), cancelling(self.conversation.model):
+        with closing(events), keyboard(self.output, echoes=False), cancelling(self.conversation.model):
             finished = show(self.output, events, self.conversation.model, self.shown_as)
             for _ in events:
                 pass  # the turn is saved behind its last event

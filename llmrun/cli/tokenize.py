@@ -11,6 +11,7 @@ import typer
 from llmrun.cli.completion import complete_model
 from llmrun.cli.options import JsonOption, ModelArgument, YesOption
 from llmrun.errors import UsageError
+from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -102,7 +103,9 @@ def read_content(output: Output, text: str) -> str:
     else:
         data = os.fsencode(text)
     if len(data) > _MOST_BYTES:
-        raise UsageError(f"the text is longer than {_MOST_BYTES >> 20} MiB", hint=f"head -c {_MOST_BYTES >> 20}M FILE")
+        raise UsageError(
+            f"the text is longer than {readable_size(_MOST_BYTES)}", hint=f"head -c {_MOST_BYTES >> 20}M FILE"
+        )
     found: str = data.decode("utf-8", "replace")
     lost = found.count("\ufffd") - data.count("\ufffd".encode())
     if lost:

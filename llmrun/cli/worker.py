@@ -13,7 +13,8 @@ import typer
 from llmrun.cli.options import ThreadsOption
 from llmrun.config import load_settings
 from llmrun.errors import EngineCrashedError, NetworkError, UsageError, require_within
-from llmrun.planning.plan import THREAD_BOUNDS, readable_size
+from llmrun.planning.plan import THREAD_BOUNDS
+from llmrun.protocol.sizes import readable_size
 from llmrun.runner.workers import PORT, VERSION, ask, engine_environment
 from llmrun.server.sockets import bind
 from llmrun.ui.terminal.output import Output

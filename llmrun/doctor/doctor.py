@@ -23,9 +23,9 @@ from llmrun.errors import LlmrunError, ResourceError
 from llmrun.models.registry import load_catalogue
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.hardware_details import Details, probe_details
-from llmrun.planning.plan import readable_size
 from llmrun.protocol.jobs import Nothing
 from llmrun.protocol.jobs.build import BUILD, Build
+from llmrun.protocol.sizes import readable_size
 from llmrun.runner.runner import Runner
 
 Status = Literal["ok", "warning", "problem"]

@@ -28,6 +28,7 @@ from llmrun.errors import (
 from llmrun.far.server import ServedModel, Server
 from llmrun.models.download.transfer import trusted
 from llmrun.protocol.codec import load_json
+from llmrun.protocol.sizes import readable_size
 
 CONNECT_SECONDS = 10.0
 TROUBLES = (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError, ImportError, asyncio.TimeoutError)
@@ -137,7 +138,7 @@ def require_short(server: Server, body: bytes | bytearray) -> None:
 
 def endless(server: Server, how: str = "in one answer") -> NetworkError:
     """It sent more than any answer has."""
-    return NetworkError(f"{server.host} sends without end", why=f"more than {LONGEST_BODY // 2**20} MiB {how}")
+    return NetworkError(f"{server.host} sends without end", why=f"more than {readable_size(LONGEST_BODY)} {how}")
 
 
 def read_json(server: Server, body: bytes | bytearray) -> dict[str, Any]:

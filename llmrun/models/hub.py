@@ -18,6 +18,7 @@ from llmrun.gguf import filenames
 from llmrun.models.download.transfer import PATIENT, OnNote, Patience, ignore_note
 from llmrun.models.question import ask, nonsense
 from llmrun.models.registry import ModelSpec, near_quants
+from llmrun.protocol.sizes import readable_size
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -184,17 +185,12 @@ def by_quant(files: Sequence[RemoteFile]) -> dict[str, Parts]:
 
 def listed(files: Sequence[RemoteFile]) -> str:
     """The quants there are, with their sizes."""
-    return ", ".join(f"{quant} ({shown_size(n_bytes(parts))})" for quant, parts in by_quant(files).items())
+    return ", ".join(f"{quant} ({readable_size(n_bytes(parts))})" for quant, parts in by_quant(files).items())
 
 
 def n_bytes(parts: Parts) -> int:
     """Of all files of a model."""
     return sum(part.size for part in parts)
-
-
-def shown_size(size: int) -> str:
-    """Bytes in the decimal units of the hub, e.g. "4.7 GB"."""
-    return f"{size / 1e9:.1f} GB" if size >= 10**9 else f"{max(size / 1e6, 0.1):.1f} MB"
 
 
 def parts_of(files: Sequence[RemoteFile], filename: str) -> Parts:

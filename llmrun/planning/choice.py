@@ -17,7 +17,8 @@ from llmrun.models.registry import ModelSpec
 from llmrun.planning.estimate import QuantCandidate, candidates_of, look_ahead
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.machine import this_machine
-from llmrun.planning.plan import readable_size, trained_context
+from llmrun.planning.plan import trained_context
+from llmrun.protocol.sizes import readable_size
 
 WORTHWHILE_CONTEXT = 4096
 """Tokens. Below that a better quant is not worth its shorter conversations."""
@@ -72,14 +73,14 @@ def best(candidates: Sequence[QuantCandidate], hardware: Hardware, name: str) ->
     rows = [(one, look_ahead(one, hardware, None, (n_ctx,))) for one in candidates]
     roomy = [one for one, row in rows if row.contexts[0].fits]
     if usual in roomy:
-        others = ", ".join(f"{one.quant} ({hub.shown_size(one.n_bytes)})" for one in candidates)
+        others = ", ".join(f"{one.quant} ({readable_size(one.n_bytes)})" for one in candidates)
         return usual, f"{usual.quant} of {others}: the usual choice, good answers for its size" if rows[1:] else ""
     fitting = roomy or [one for one, row in rows if row.n_ctx]
     if not fitting:
         raise _nothing_fits(min(candidates, key=lambda one: one.n_bytes), hardware, name)
     chosen = max(fitting, key=lambda one: one.n_bytes)
     return chosen, (
-        f"{chosen.quant} ({hub.shown_size(chosen.n_bytes)}): {usual.quant} with {hub.shown_size(usual.n_bytes)} "
+        f"{chosen.quant} ({readable_size(chosen.n_bytes)}): {usual.quant} with {readable_size(usual.n_bytes)} "
         f"and a KV cache of {n_ctx:,} tokens does not fit into {_room(hardware)}"
     )
 
@@ -87,7 +88,7 @@ def best(candidates: Sequence[QuantCandidate], hardware: Hardware, name: str) ->
 def _nothing_fits(smallest: QuantCandidate, hardware: Hardware, name: str) -> OutOfMemoryError:
     return OutOfMemoryError(
         f"no quant of {name} fits into memory",
-        why=f"the smallest, {smallest.quant}, takes {hub.shown_size(smallest.n_bytes)}; {_room(hardware)} are free",
+        why=f"the smallest, {smallest.quant}, takes {readable_size(smallest.n_bytes)}; {_room(hardware)} are free",
         hint=f"take a smaller model, or name a quant to have it all the same: {name}:{smallest.quant}",
     )
 

@@ -27,6 +27,7 @@ from llmrun.planning.memory import (
 from llmrun.planning.rpc import split_model, where_layers_lie
 from llmrun.planning.split import ALL_LAYERS, Layers, Split, described
 from llmrun.protocol.loading import Load
+from llmrun.protocol.sizes import readable_size
 
 # Bounds of what may be wished for, inclusive.
 CONTEXT_BOUNDS = (256, 1 << 24)
@@ -265,11 +266,6 @@ def make_plan(
         workers=tuple(worker.endpoint for worker in hardware.workers),
         layer_counts=split.layer_counts,
     )
-
-
-def readable_size(n_bytes: int) -> str:
-    """Decimal, as sizes of files are: e.g. "11.2 GB" or "512 MB"."""
-    return f"{n_bytes / 1e9:,.1f} GB" if n_bytes >= 10**9 else f"{n_bytes / 1e6:,.0f} MB"
 
 
 def margin(free: int) -> int:

@@ -15,7 +15,7 @@ from llmrun.errors import UsageError
 from llmrun.gguf.header import Header
 from llmrun.models.store import new_file
 from llmrun.planning.hardware import Hardware, probe
-from llmrun.planning.plan import readable_size
+from llmrun.protocol.sizes import readable_size
 from llmrun.quantize.job import OnProgress, QuantizeRequest, all_cores, needs_imatrix, preview
 from llmrun.quantize.size import Goal, goal_bytes
 from llmrun.quantize.types import BEST_4_BIT, FILE_TYPES, NEED_IMATRIX, UNQUANTIZED, best_4_bit, file_type, slow_prompts

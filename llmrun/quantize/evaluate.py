@@ -18,9 +18,10 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.planning.hardware import probe
 from llmrun.planning.memory import UBATCH, memory
-from llmrun.planning.plan import CONTEXT_BOUNDS, Wishes, readable_size
+from llmrun.planning.plan import CONTEXT_BOUNDS, Wishes
 from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.jobs.evaluate import EVALUATE, Divergence, Evaluate, Evaluated, EvaluateUpdate, Needle
+from llmrun.protocol.sizes import readable_size
 from llmrun.runner.runner import Runner
 
 CONTEXT = 512

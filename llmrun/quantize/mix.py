@@ -19,9 +19,9 @@ from llmrun.gguf.filenames import all_parts
 from llmrun.gguf.header import Header, Tensor
 from llmrun.gguf.reader import padded, read_header
 from llmrun.planning.hardware import probe
-from llmrun.planning.plan import readable_size
 from llmrun.protocol.jobs.mix import MIX, Measure, Measured, MeasureUpdate
 from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize
+from llmrun.protocol.sizes import readable_size
 from llmrun.quantize.evaluate import default_text
 from llmrun.quantize.job import all_cores
 from llmrun.quantize.knapsack import Option, choose_options

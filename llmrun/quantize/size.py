@@ -9,7 +9,8 @@ from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory
-from llmrun.planning.plan import margin, readable_size, trained_context
+from llmrun.planning.plan import margin, trained_context
+from llmrun.protocol.sizes import readable_size
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -70,22 +71,18 @@ def goal_bytes(goal: Goal, header: Header, hardware: Hardware) -> int:
     if wanted >= header.file_size:
         raise UsageError(
             f"{header.path.name!r} is not larger than that already",
-            why=f"it has {_readable(header.file_size)}, {header.bits_per_weight:.2f} bits a weight; "
-            f"{_readable(wanted)} are allowed",
+            why=f"it has {readable_size(header.file_size)}, {header.bits_per_weight:.2f} bits a weight; "
+            f"{readable_size(wanted)} are allowed",
             hint="ask for less, or name a --type",
         )
     least = head + int(_FEWEST_BITS * header.n_parameters / 8)
     if wanted < least:
         raise UsageError(
-            f"{header.path.name!r} can't be made as small as {_readable(wanted)}",
-            why=f"with {header.n_parameters:,} weights even {_FEWEST_BITS:g} bit for each takes {_readable(least)}",
+            f"{header.path.name!r} can't be made as small as {readable_size(wanted)}",
+            why=f"with {header.n_parameters:,} weights even {_FEWEST_BITS:g} bit for each takes {readable_size(least)}",
             hint="choose a smaller model",
         )
     return wanted
-
-
-def _readable(n_bytes: int) -> str:
-    return readable_size(n_bytes) if n_bytes >= 1 << 20 else f"{n_bytes:,} bytes"
 
 
 def _fitting(header: Header, hardware: Hardware, n_ctx: int | None) -> int:
@@ -96,7 +93,7 @@ def _fitting(header: Header, hardware: Hardware, n_ctx: int | None) -> int:
     if room <= header.n_parameters * _FEWEST_BITS / 8:
         raise OutOfMemoryError(
             f"no type makes {header.path.name!r} fit into memory",
-            why=f"{_readable(free)} are free, and {window:,} tokens of context alone take {_readable(beside)}",
+            why=f"{readable_size(free)} are free, and {window:,} tokens of context alone take {readable_size(beside)}",
             hint="ask for a smaller context: --fit --ctx 4096" if window > 4096 else "choose a smaller model",
         )
     return room

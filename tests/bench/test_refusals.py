@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_refused_with_its_size(header: Header) -> None:
     error = refused(header, BenchTest(1 << 20), hardware=small)
     assert isinstance(error, OutOfMemoryError)
     assert error.what == "tiny does not fit into memory for pp1048576"
-    assert "31 MB are free" in error.why
+    assert "31.5 MB are free" in error.why
 
 
 def test_memory_of_a_gpu_or_of_a_machine_that_does_not_tell_is_not_judged(header: Header) -> None:

@@ -81,7 +81,8 @@ class FakeModel:
             yield TextDelta(request, text, 1)
         if self.dies_behind:
             raise EngineCrashedError("the engine died")
-        yield Finished(request, self.ends, Stats(prompt_tokens=prompt))
+        stats = Stats(prompt_tokens=prompt, completion_tokens=len(text), context_used=prompt + len(text))
+        yield Finished(request, self.ends, stats)
 
 
 class Talk:
@@ -114,6 +115,22 @@ class Talk:
 @pytest.fixture
 def talk(tmp_path: Path) -> Talk:
     return Talk(tmp_path)
+
+
+def test_what_fills_the_window_is_what_the_last_answer_said(talk: Talk) -> None:
+    talk.model.says = "<think>long</think>yes"
+    *_, finished = talk.say("one")
+    assert isinstance(finished, Finished)
+    counted = talk.conversation.count()
+    assert counted.total == finished.stats.context_used
+    assert counted.each == (len("one"), len(talk.model.says)), "with the reasoning, which the next prompt is without"
+    talk.say("two")
+    talk.chat.undo()
+    assert talk.conversation.count() == counted
+    for change in (lambda: talk.chat.set_system("Be kind."), lambda: setattr(talk.model, "name", "another")):
+        talk.say("three")
+        change()
+        assert talk.conversation.count() == talk.model.count(talk.chat.messages()), "the next prompt is another one"
 
 
 def test_turns_are_sent_and_saved(talk: Talk) -> None:

@@ -15,6 +15,8 @@ from support.certificates import server_context
 from support.gguf_writer import tiny_model
 from support.stand_in_hub import COMMIT, StandInHub, stand_in_hub
 
+from llmrun.protocol.sizes import readable_size
+
 MODEL, NEWER = tiny_model(), tiny_model({"general.name": "Newer"})
 REPOSITORY = "maker/tiny-GGUF"
 FILE = "tiny-Q4_K_M.gguf"
@@ -141,7 +143,8 @@ def test_a_newer_file(hub: StandInHub, pull: Pull, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_brings_nothing(hub: StandInHub, pull: Pull, tmp_path: Path) -> None:
-    assert pull("--dry-run").stdout == f"{FILE}, 0.1 MB: 0.1 MB to download\n"
+    size = readable_size(len(MODEL))
+    assert pull("--dry-run").stdout == f"{FILE}, {size}: {size} to download\n"
     assert not (tmp_path / "cache").exists()
 
 

@@ -332,7 +332,7 @@ def test_a_size_goes_to_the_mix(engine: Engine, monkeypatch: pytest.MonkeyPatch,
     assert engine.commands[-1].overrides == (("^a$", 8),)
     assert (tmp_path / "tiny-5.5bpw.gguf").exists()
     assert "takes 1,234; a KLD of 0.0100 is to be expected:" in done.stderr
-    assert "  ffn_up.weight       3 MB  2 Q4_0, 1 Q8_0" in done.stderr
+    assert "  ffn_up.weight     3.1 MB  2 Q4_0, 1 Q8_0" in done.stderr
 
 
 def test_an_importance_matrix_is_collected_beside_the_target(

@@ -109,7 +109,7 @@ def raw(engine: Client, frame: dict[str, Any]) -> None:
 def test_a_job_that_can_not_be_done_fails_alone(
     engine: Client, path: Path, name: str, arguments: dict[str, Any]
 ) -> None:
-    with pytest.raises(UsageError, match="can.t (do the job|read the request)"):
+    with pytest.raises(UsageError, match=r"can.t (do the job|read the request)"):
         list(engine.submit(Job(1, name, arguments)))
     send_all(engine, path)
 

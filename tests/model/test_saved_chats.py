@@ -79,8 +79,10 @@ def test_undo_retry_edit_and_branches(llmrun: Installed, model_path: Path, tmp_p
 
 def test_context_why_stats_and_values(llmrun: Installed) -> None:
     chat = opened(llmrun)
-    chat.ask("Name a river")
-    assert any(line.startswith("free") for line in chat.ask("/context"))
+    used = summary(chat.ask("Name a river"))["used"]
+    filled = chat.ask("/context")
+    assert any(line.startswith("free") for line in filled)
+    assert filled[-1] == f"{used:,} of 8,192 tokens."
     why = chat.ask("/why 2")
     assert sum("chosen" in line for line in why) == 2
     assert any("ctx" in line for line in chat.ask("/stats"))
@@ -98,6 +100,32 @@ def test_the_oldest_turn_leaves_and_a_line_says_so(llmrun: Installed) -> None:
     for number in range(4):
         lines = chat.ask(f"Tell me about the number {number}, please" + ", and take your time" * 6)
     assert any("left the context window" in line and "tokens" in line for line in lines), lines
+    left(chat)
+
+
+def test_a_full_window_asks_what_to_drop(llmrun: Installed) -> None:
+    chat = llmrun.terminal(*GREEDY, "--ctx", "256", "--overflow", "ask")
+    chat.wait(chat.at_prompt)
+
+    def is_asked() -> bool:
+        return chat.lines[-1].endswith("[r/m/s/n]")
+
+    def is_answered(number: int) -> bool:
+        return chat.at_prompt() and sum(" · ctx " in line for line in chat.lines) == number
+
+    for number in range(1, 9):
+        chat.type(f"Tell me about the number {number}, please" + ", and take your time" * 6)
+        chat.wait(lambda: is_asked() or is_answered(number))  # noqa: B023 - it is called in this round only
+        if is_asked():
+            break
+    chat.press("c")
+    chat.wait(lambda: chat.at_prompt() and any("does not fit" in line for line in chat.lines))
+    chat.type("/retry")
+    chat.wait(is_asked)
+    chat.type("r")
+    chat.wait(chat.at_prompt)
+    answered = chat.lines.index("Which turns should be dropped? [r/m/s/n] r")
+    assert chat.lines[answered + 1].startswith("Turn 1 left the context window"), "in a row of its own"
     left(chat)
 
 

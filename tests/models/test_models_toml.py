@@ -78,5 +78,6 @@ def test_mirror(entry: CatalogueEntry) -> None:
     assert PurePosixPath(entry.mirror.member).name == entry.file.replace("{quant}", entry.quant)
     assert re.fullmatch(r"[0-9a-f]{64}", entry.mirror.sha256)
     assert re.fullmatch(r"[0-9a-f]{40}", entry.mirror.revision)
+    assert 0 < entry.mirror.wheel_size <= 1.01 * entry.mirror.size
     assert abs(entry.mirror.size / 1e6 - entry.size_mb) < 1
     assert resolve(entry.alias, CATALOGUE).mirror == entry.mirror

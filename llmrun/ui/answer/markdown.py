@@ -164,7 +164,10 @@ class Markdown:
         cells = [[self._whole(cell) for cell in row.cells] for row in (head, *rows)]
         room = self._columns - width(first.plain)
         shown = table_rows(cells[0], cells[1:], head.right, room, unicode=self._unicode)
-        return out + "".join([self._row(rest if number else first, row) for number, row in enumerate(shown)])
+        for row in shown:
+            out += self._rows.begin(first, rest) + self._rows.add(row, self._columns) + "\n"
+            first = rest
+        return out
 
     def _more(self, source: str) -> str:
         """More of the paragraph that is open."""

@@ -60,6 +60,10 @@ class Meter:
         elif isinstance(event, PrefillProgress):
             self._prefill = event
 
+    def resume(self) -> None:
+        """The process was stopped: what did not come then was not late."""
+        self._heard_at = self._clock()
+
     def silence(self) -> list[str]:
         """A field about an engine or server that has said nothing for long, whatever else is shown; else none."""
         silent = self._clock() - self._heard_at

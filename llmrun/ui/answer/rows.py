@@ -77,7 +77,9 @@ class RowWriter:
         cuts, gaps = [], []
         for match in ATOM.finditer(text.plain):
             cells, word = width(match[0]), match[0].lstrip()
-            if word and not self._fresh and self._column + cells > most:
+            # Where words are apart, a filled row ends with a blank: so they are in what is copied, too.
+            room = most if word == match[0] else columns
+            if word and not self._fresh and self._column + cells > room:
                 cuts += [match.start(), match.end() - len(word)]  # the blanks between are dropped
                 gaps.append(" " * (most - self._column) if is_filled else "\n" + self.painted(self._rest))
                 self._column, cells = width(self._rest.plain), width(word)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from llmrun.protocol.messages import Event, Finished, Started
@@ -90,6 +91,7 @@ class InTurnView(View):
         self._waiting: list[list[Event]] = [[] for _ in range(n_answers)]
         self._turn = 0
         self._view: View | None = None
+        self._open = ExitStack()
 
     def show(self, event: Event) -> None:
         """Show an event of the answer whose turn it is, and then what waited for that."""
@@ -105,7 +107,7 @@ class InTurnView(View):
     def _show(self, event: Event) -> None:
         if self._view is None:
             self._head(self._turn)
-            self._view = self._make()
+            self._view = self._open.enter_context(self._make())
         self._view.show(event)
 
     def tick(self) -> None:
@@ -115,6 +117,5 @@ class InTurnView(View):
 
     def close(self) -> None:
         """End what is being shown."""
-        if self._view is not None:
-            self._view.close()
-            self._view = None
+        self._view = None
+        self._open.close()

@@ -14,9 +14,9 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from llmrun.ui.terminal.cells import width
+from llmrun.ui.terminal.cells import shrunk, width
 
-_LEAST_COLUMN = 8  # cells; a table that would need narrower columns is shown as records
+_LEAST_COLUMN = 8  # cells; a table that would need narrower columns, or break a word, is shown as records
 _BOLD, _DIM = Style(bold=True), Style(dim=True)
 
 
@@ -29,9 +29,14 @@ def table_rows(
         right: whether each column's cells end on its right.
         columns: of the terminal that a row may take.
     """
-    wanted = [max(width(cell.plain) for cell in cells) for cells in zip(headings, *rows, strict=True)]
-    if sum(min(cells, _LEAST_COLUMN) for cells in wanted) + 2 * len(wanted) > columns:
+    texts = [[cell.plain for cell in cells] for cells in zip(headings, *rows, strict=True)]
+    words = [max((width(word) for text in column for word in text.split()), default=0) for column in texts]
+    wanted = [max(map(width, column)) for column in texts]
+    least = [max(cells, min(most, _LEAST_COLUMN)) for cells, most in zip(words, wanted, strict=True)]
+    room = columns - 2 * (len(texts) - 1)
+    if sum(least) > room:
         return _records(headings, rows, "─" if unicode else "-")
+    widths = shrunk(wanted, least, room)
     table = Table(
         box=box.SIMPLE_HEAD if unicode else box.ASCII,
         show_edge=False,
@@ -40,8 +45,8 @@ def table_rows(
         header_style=_BOLD,
         border_style=_DIM,
     )
-    for heading, is_right in zip(headings, right, strict=True):
-        table.add_column(heading, justify="right" if is_right else "left", overflow="fold")
+    for heading, is_right, cells in zip(headings, right, widths, strict=True):
+        table.add_column(heading, justify="right" if is_right else "left", overflow="fold", width=cells)
     for row in rows:
         table.add_row(*row)
     console = Console(file=StringIO(), width=columns, height=1, force_terminal=True, color_system="standard")

@@ -3,7 +3,7 @@
 Nothing that was written is written again but the live line; page.py says what the text looks like.
 
 Owns what is written to the terminal while the engine works; must not know the engine's process. It never
-touches termios and never hides the cursor, so that there is nothing to restore.
+touches termios and never hides the cursor, so that there is nothing to restore. Ctrl-Z takes the live line away.
 
 How the live line stays out of the text: to draw, the cursor goes one row down and up again (which scrolls when there
 is no row below), its place is saved, the line drawn on the row below, the place restored. Before more text is written,
@@ -32,6 +32,7 @@ from llmrun.ui.terminal.ansi import DIM, bare, paint
 from llmrun.ui.terminal.cells import advance, last_cluster, may_grow
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import Sanitizer
+from llmrun.ui.terminal.suspend import Suspendable
 
 # Drawing steals time from decoding, so it comes in bursts.
 TEXT_SECONDS = 1 / 30
@@ -46,6 +47,7 @@ _ERASE_AFTER, _ERASE_ROW = "\x1b[J", "\x1b[K"
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
 _ROW_BELOW = "\x1bD\x1b[A"  # down, scrolling if need be, and up again in the same column
 _DOWN = "\x1b[B"
+_RIGHT = "\x1b[{}C"
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 _PLAIN = "\x1b[0m"
 
@@ -72,6 +74,33 @@ class View(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class LiveView(View):
+    """Draws what it will take away again; Ctrl-Z takes it away too."""
+
+    def __init__(self) -> None:
+        self._suspendable = Suspendable(self.pause, self.resume)
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Leave on the terminal only what stays there."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Go on at the start of a row. Does nothing without a pause()."""
+
+    def __enter__(self) -> LiveView:
+        self._suspendable.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        finally:
+            self._suspendable.__exit__()
 
 
 def answer_view(
@@ -203,7 +232,7 @@ class PlainView(View):
             self._at_line_start = text.endswith("\n")
 
 
-class AnswerView(View):
+class AnswerView(LiveView):
     """Streamed text with one live line below it, for a terminal. The cursor has to be at the start of a row.
 
     Args:
@@ -235,6 +264,7 @@ class AnswerView(View):
         short: bool = False,
         times: StepTables = StepTables(),
     ) -> None:
+        super().__init__()
         self._short, self._times = short, times
         self._stream = stream
         self._summary_to = summary_to
@@ -253,7 +283,7 @@ class AnswerView(View):
         self._drawn = False  # whether a live line is on the screen
         self._fields: list[str] = []
         self._text_at = self._status_at = float("-inf")
-        self._text_began = self._closed = False
+        self._text_began = self._closed = self._is_paused = False
 
     def show(self, event: Event) -> None:
         """Show what an event brings, now or within TEXT_SECONDS of the next event or tick."""
@@ -286,7 +316,28 @@ class AnswerView(View):
             self._fields, self._status_at = fields, now
         if changed or ((self._page.waiting or self._kept) and now - self._text_at >= TEXT_SECONDS):
             self._text_at = now
-            self._draw(last=False)
+            with self._suspendable.writing():
+                self._draw(last=False)
+
+    def pause(self) -> None:
+        """Take the live line away, and end the row."""
+        if not self._closed:
+            self._write((self._erase(False) if self._drawn else "") + ("\n" if self._column else ""))
+            self._drawn, self._is_paused = False, True
+
+    def resume(self) -> None:
+        """Go on in the same column, so that rows are wrapped where they would have been."""
+        if not self._is_paused:
+            return
+        self._is_paused = False
+        columns, _ = self._size()
+        self._follow_resize(columns)
+        self._column %= columns
+        self._line_cells = self._column
+        self._write(_RIGHT.format(self._column) if self._column else "")
+        self._fields, self._status_at = [], float("-inf")
+        self._meter.resume()
+        self.tick()
 
     def close(self) -> None:
         """Write what is waiting, erase the live line, end the text's last row."""
@@ -295,7 +346,8 @@ class AnswerView(View):
         self._closed = True
         self._page.add(self._sanitizer.flush(), 0)
         self._fields = []
-        self._draw(last=True)
+        with self._suspendable.writing():
+            self._draw(last=True)
         if self._column:
             self._write("\n")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from llmrun.ui.answer.keyboard import restore_terminal_mode, terminal_mode
 from llmrun.ui.prompt.completion import Completion
 from llmrun.ui.prompt.drafts import is_command, is_open_block, read_typed, without_surrogates
+from llmrun.ui.terminal.keyboard import restore_terminal_mode, terminal_mode
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from llmrun.ui.prompt.drafts import is_command, is_open_block
 from llmrun.ui.prompt.editor import edit
 from llmrun.ui.prompt.history import open_history
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.suspend import Suspendable
 
 _ALLOW_PASTES, _FORBID_PASTES = "\x1b[?2004h", "\x1b[?2004l"
 
@@ -70,6 +71,8 @@ class Prompt:
             **(session_options or {"output": _terminal(output)}),
         )
         self._session.default_buffer.on_text_changed += self._forget_paste
+        self._suspendable = Suspendable(lambda: self._write(_FORBID_PASTES), lambda: self._write(_ALLOW_PASTES))
+        self._suspendable.__enter__()
 
     def ask(self, prompt: str, continuation: str, default: str = "") -> str:
         """What the user types.
@@ -93,12 +96,15 @@ class Prompt:
             )
         finally:
             # What is pasted while an answer is written is one message, too.
-            self._session.output.write_raw(_ALLOW_PASTES)
-            self._session.output.flush()
+            self._write(_ALLOW_PASTES)
 
     def close(self) -> None:
         """Leave the terminal without anything of ours switched on."""
-        self._session.output.write_raw(_FORBID_PASTES)
+        self._suspendable.__exit__()
+        self._write(_FORBID_PASTES)
+
+    def _write(self, escape: str) -> None:
+        self._session.output.write_raw(escape)
         self._session.output.flush()
 
     def _mark(self, *, literal: bool) -> None:

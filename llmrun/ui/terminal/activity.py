@@ -12,6 +12,7 @@ from typing import Any
 
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
+from llmrun.ui.terminal.suspend import Suspendable
 
 _BAR_HZ = 8
 _LINE_SECONDS = 10.0
@@ -34,14 +35,17 @@ class Activity:
         self._line_at = clock()
         self._bar: Any = None
         self._task: Any = None
+        self._suspendable = Suspendable(self.pause)
 
     def __enter__(self) -> Activity:
+        self._suspendable.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.pause()
+        self._suspendable.__exit__()
 
     def show(self, words: str, share: float | None = None, left: str = "", *, begins: bool = False) -> None:
         """Say how far it is, as often as one likes.
@@ -56,7 +60,8 @@ class Activity:
         if self._output.json:
             return
         if self._output.stderr_cursor_moves:
-            self._draw(words, share, left)
+            with self._suspendable.writing():
+                self._draw(words, share, left)
         elif begins:
             self.note(words)
         elif self._clock() - self._line_at >= _LINE_SECONDS:

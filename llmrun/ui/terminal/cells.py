@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from functools import lru_cache
 
 TAB = 8
@@ -41,6 +42,11 @@ def cut(text: str, cells: int) -> str:
     return text
 
 
+def fitting(text: str, cells: int) -> str:
+    """The text, or as much of its beginning as fits before an ellipsis."""
+    return text if width(text) <= cells else cut(text, cells - 1).rstrip() + "…"
+
+
 def wrapped(text: str, cells: int) -> list[str]:
     """A line as rows of at most so many cells, broken between words; a longer word is left to the terminal.
 
@@ -55,6 +61,20 @@ def wrapped(text: str, cells: int) -> list[str]:
             row, is_new = " " * indent, True
         row, is_new = row + word if is_new else f"{row} {word}", False
     return [*rows, row]
+
+
+def filled(text: str, cells: int) -> str:
+    """A line in rows as wrapped() makes them, with blanks to their ends: what is copied from a terminal is one line."""
+    *rows, last = wrapped(text, cells - 1)  # so that there is a blank between any two words
+    return "".join([row + " " * (-width(row) % cells) for row in rows]) + last
+
+
+def shrunk(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Widths of columns that fit into the room, or are the least: the columns that have most to give, give."""
+    found = list(widths)
+    while sum(found) > room and found != list(least):
+        found[max(range(len(found)), key=lambda index: found[index] - least[index])] -= 1
+    return found
 
 
 def last_cluster(text: str) -> int:

@@ -1,6 +1,8 @@
-"""Numbers as people read them: speeds, times, sizes. Pure; must not know where they are shown."""
+"""Numbers as people read them: speeds, times. Pure; must not know where they are shown."""
 
 from __future__ import annotations
+
+from llmrun.protocol.sizes import readable_size
 
 
 def rate(tokens_per_second: float, *, whole: bool = False) -> str:
@@ -23,19 +25,9 @@ def milliseconds(value: float) -> str:
     return f"{value * 1000:,.1f} ms"
 
 
-def size(n_bytes: float) -> str:
-    """Bytes in decimal units, as the hub and disks count them, e.g. "98.9 MB"."""
-    value = float(n_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 999.95:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:,.1f} TB"
-
-
 def rate_of_bytes(per_second: float) -> str:
     """A transfer speed, e.g. "12.3 MB/s"."""
-    return f"{size(per_second)}/s"
+    return f"{readable_size(per_second)}/s"
 
 
 def counted(number: int, noun: str) -> str:
@@ -47,6 +39,12 @@ def short(text: str, most: int = 60) -> str:
     """The beginning of a text as one line of at most so many characters."""
     line = " ".join(text[: 4 * most].split())
     return line if len(line) <= most else line[: most - 1].rstrip() + "…"
+
+
+def bar(share: float, cells: int) -> str:
+    """A bar as long as a share of so many cells, to an eighth of one; nothing is only shown for nothing."""
+    eighths = max(round(share * cells * 8), share > 0)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def percent(probability: float) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from llmrun.errors import LlmrunError
-from llmrun.ui.terminal.cells import wrapped
+from llmrun.ui.terminal.cells import filled, wrapped
 from llmrun.ui.terminal.sanitize import clean
 
 if TYPE_CHECKING:
@@ -92,11 +92,11 @@ class Output:
         """One line on stderr; on a terminal it is wrapped between words.
 
         Args:
-            is_command: it will be copied, so that only the terminal itself may wrap it.
+            is_command: something in it will be copied, so that no newline may break it.
             dim: it is beside the point.
         """
         line = clean(text)
-        shown = line if is_command else self._wrapped(line)
+        shown = self._wrapped(line, is_copied=is_command)
         self._to_stderr(self._styled(_DIM, shown) if dim else shown)
 
     def error(self, error: LlmrunError) -> None:
@@ -109,7 +109,7 @@ class Output:
         if error.why:
             lines.append(self._wrapped("  why: " + clean(error.why)))
         if error.hint:
-            lines.append(self._wrapped("  try: " + clean(error.hint)))
+            lines.append(self._wrapped("  try: " + clean(error.hint), is_copied=True))
         self._to_stderr("\n".join(lines))
 
     def text(self, text: str) -> None:
@@ -146,20 +146,12 @@ class Output:
         Args:
             enter: what Enter alone says; yes is only for what harms nothing.
         """
-        if not self.can_ask:
-            return False
-        while True:
-            self.stderr.write(f"{clean(question)} [{'Y/n' if enter else 'y/N'}] ")
-            self.stderr.flush()
-            answer = self.stdin.readline()
-            if not answer:  # Ctrl-D
-                self.stderr.write("\n")
-                return False
-            word = answer.strip().lower()
-            if word in {"y", "yes"} or (enter and not word):
-                return True
-            if word in {"", "n", "no"}:
-                return False
+        while self.can_ask:
+            answer = self._ask(f"{question} [{'Y/n' if enter else 'y/N'}]")
+            word = (answer or "no").strip().lower() or ("yes" if enter else "no")
+            if word in {"y", "yes", "n", "no"}:
+                return word[0] == "y"
+        return False
 
     def choose(self, question: str, answers: Mapping[str, str], *, explained: bool = True) -> str:
         """Ask for one of several letters on the terminal.
@@ -172,18 +164,27 @@ class Output:
         for letter, meaning in answers.items() if explained else ():
             self.note(f"  {letter}  {meaning}")
         while self.can_ask:
-            self.stderr.write(f"{clean(question)} [{'/'.join(answers)}] ")
-            self.stderr.flush()
-            answer = ""
-            try:
-                answer = self.stdin.readline()
-            finally:  # Ctrl-C and Ctrl-D leave the cursor where it is
-                self.stderr.write("" if answer else "\n")
-            if not answer:
+            if not (answer := self._ask(f"{question} [{'/'.join(answers)}]")):
                 break
             if answer.strip().lower()[:1] in answers:
                 return answer.strip().lower()[:1]
         return list(answers)[-1]
+
+    def _ask(self, question: str) -> str:
+        """Return the line that is typed behind a question; "" at Ctrl-D. The cursor ends at the start of a row."""
+        from llmrun.ui.terminal.keyboard import keyboard
+
+        answer = ""
+        with keyboard(self, echoes=True):
+            self.stderr.write(self._wrapped(clean(question)) + " ")
+            self.stderr.flush()
+            try:
+                answer = self.stdin.readline()
+            finally:  # Ctrl-C and Ctrl-D leave the cursor where it is
+                if not answer.endswith("\n"):
+                    self.stderr.write("\n")
+                    self.stderr.flush()
+        return answer
 
     def to_clipboard(self, text: str) -> bool:
         """Put text into the clipboard of the user's own terminal, over ssh too (OSC 52); False if it is too long."""
@@ -221,9 +222,11 @@ class Output:
     def _styled(self, style: str, text: str) -> str:
         return f"{style}{text}{_RESET}" if self.stderr_has_color else text
 
-    def _wrapped(self, line: str, *, stderr: bool = True) -> str:
-        """A line, wrapped between words where it goes to a terminal."""
+    def _wrapped(self, line: str, *, stderr: bool = True, is_copied: bool = False) -> str:
+        """A line, wrapped between words where it goes to a terminal; what is copied of it may be one line there."""
         cells = self.columns(stderr=stderr)
+        if is_copied and cells:
+            return filled(line, cells)
         return "\n".join(wrapped(line, cells)) if cells else line
 
     def _to_stderr(self, text: str) -> None:

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.activity import Activity
-from llmrun.ui.terminal.format import rate_of_bytes, seconds, size
+from llmrun.ui.terminal.format import rate_of_bytes, seconds
 from llmrun.ui.terminal.output import Output
 
 _NOTICED_SECONDS = 3.0
@@ -102,7 +103,7 @@ class ShownDownload:
             self._first = min(self._first, done)
         self._done = done
         self._pace.update(done, now)
-        words = f"{self._title}: {size(done)}" + (f" of {size(total)}" if total else "")
+        words = f"{self._title}: {readable_size(done)}" + (f" of {readable_size(total)}" if total else "")
         self._activity.show(words, done / total if total else None, self._left(total), begins=begins)
 
     def end(self) -> None:
@@ -111,7 +112,7 @@ class ShownDownload:
             return
         took = self._clock() - self._first_at
         speed = f", {rate_of_bytes((self._done - self._first) / took)}" if took > 0 else ""
-        self.note(f"{self._title}: {size(self._done)} in {seconds(took)}{speed}")
+        self.note(f"{self._title}: {readable_size(self._done)} in {seconds(took)}{speed}")
 
     def _left(self, total: int | None) -> str:
         if total and self._done >= total:

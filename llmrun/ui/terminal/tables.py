@@ -1,33 +1,32 @@
-"""Tables and lists of facts: aligned text; Rich wraps cells where the terminal is narrow.
+"""Tables and lists of facts: aligned text that fits the terminal.
 
 Owns columns and their order; must not know where the rows come from. Every cell is untrusted text: it is
-sanitized, and Rich gets it as Text, so that nothing in it is markup.
+sanitized.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
-from llmrun.ui.terminal.cells import width, wrapped
-from llmrun.ui.terminal.format import size
+from llmrun.protocol.sizes import readable_size
+from llmrun.ui.terminal.cells import filled, fitting, shrunk, width, wrapped
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from llmrun.doctor.doctor import Finding
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A heading, and how its cells are set."""
+    """A heading, and how its cells are set. An excerpt is the beginning of a text, which may be cut anywhere."""
 
     heading: str
     right: bool = False
     style: str = ""
+    is_excerpt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,9 @@ def show_installed(output: Output, rows: Sequence[InstalledRow]) -> None:
         Column("USED"),
         Column("WHERE", style="dim"),
     )
-    show_table(output, columns, [(row.name, size(row.n_bytes), row.quant, ago(row.age), row.place) for row in rows])
+    show_table(
+        output, columns, [(row.name, readable_size(row.n_bytes), row.quant, ago(row.age), row.place) for row in rows]
+    )
 
 
 def show_matches(output: Output, rows: Sequence[MatchRow]) -> None:
@@ -106,7 +107,7 @@ def show_files(output: Output, rows: Sequence[FileRow], headings: tuple[str, str
     """Files and a verdict on each, on stdout."""
     path, n_bytes, verdict, why = headings
     columns = (Column(path, style="bold"), Column(n_bytes, right=True), Column(verdict), Column(why, style="dim"))
-    show_table(output, columns, [(row.path, size(row.n_bytes), row.verdict, row.why) for row in rows])
+    show_table(output, columns, [(row.path, readable_size(row.n_bytes), row.verdict, row.why) for row in rows])
 
 
 def ago(seconds: float) -> str:
@@ -126,14 +127,14 @@ def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
         Column("QUANT"),
         Column("SIZE", right=True),
         Column("LICENCE"),
-        Column("INSTALLED", style="green"),
+        Column("HERE", style="green"),
     )
     cells = [
         (
             row.alias,
             row.parameters,
             row.quant,
-            size(row.n_bytes) if row.n_bytes else "",
+            readable_size(row.n_bytes) if row.n_bytes else "",
             row.licence,
             "yes" if row.installed else "",
         )
@@ -159,7 +160,9 @@ def show_findings(output: Output, findings: Sequence[Finding]) -> None:
 
 
 _GAP = 2  # cells between columns
-_LEAST_TEXT = 10
+_LEAST_TEXT, _LEAST_EXCERPT = 20, 12  # cells of a text that flows, and of the beginning of one
+_MOST_ROWS = 3  # that a cell of a table may have
+_UNBROKEN = "\xa0"  # a blank that no row ends with
 _CODES = {
     "bold": "\x1b[1m",
     "dim": "\x1b[2m",
@@ -176,60 +179,71 @@ def show_table(
 ) -> None:
     """Any table on stdout. Headings are left out when all are empty.
 
+    Where the terminal is too narrow, cells are wrapped between words, and excerpts cut; where that is not enough, each
+    row becomes a record of several lines.
+
     Args:
         columns: one for each cell of a row.
         rows: untrusted text; newlines become spaces.
         stderr: it goes there, because it is not the command's result.
     """
     safe = [[clean(cell) for cell in row] for row in rows]
-    stream = output.stderr if stderr else output.stdout
     headings = [column.heading for column in columns]
-    lines = [headings, *safe] if any(headings) else safe
-    widths = [max((width(line[index]) for line in lines), default=0) for index in range(len(columns))]
-    color = output.stderr_has_color if stderr else output.stdout_has_color
-    room = output.columns(stderr=stderr) - _GAP * (len(widths) - 1)
-    if not output.columns(stderr=stderr) or sum(widths) <= room:
-        _show_lines(stream, columns, lines, widths, color=color)  # without Rich, which takes longer than most commands
-        return
-    least = [_least([line[index] for line in lines], column, room) for index, column in enumerate(columns)]
-    if not any(headings):  # facts: the text behind their names flows
-        least[-1] = min(least[-1], _LEAST_TEXT)
-    if sum(least) <= room or not any(headings):
-        _show_rich(output.console(stderr=stderr), columns, safe, _shrunk(widths, least, room))
+    heads = [headings] if any(headings) else []
+    widths = [max((width(line[index]) for line in heads + safe), default=0) for index in range(len(columns))]
+    cells = output.columns(stderr=stderr)
+    printer = _Printer(output, stderr=stderr)
+    if not cells or sum(widths) + _GAP * (len(widths) - 1) <= cells:
+        printer.table(columns, heads, safe, widths)
+    elif not heads:
+        printer.facts(columns, safe, widths, cells)
+    elif found := _fitted(columns, heads + safe, widths, cells - _GAP * (len(widths) - 1)):
+        printer.table(columns, heads, safe, found)
     else:
-        _show_records(stream, columns, safe, output.columns(stderr=stderr), color=color)
+        for row in safe:
+            printer.record(columns, row, cells)
+    printer.stream.flush()
 
 
-def _least(cells: Sequence[str], column: Column, room: int) -> int:
-    """How narrow a column may become: no name, number or word is split, but where it takes half of the room."""
+def show_record(output: Output, columns: Sequence[Column], row: Sequence[str]) -> None:
+    """One row of a table that is too wide for the terminal, on stdout."""
+    _Printer(output, stderr=False).record(columns, [clean(cell) for cell in row], output.columns())
+    output.stdout.flush()
+
+
+def _fitted(
+    columns: Sequence[Column], lines: Sequence[Sequence[str]], widths: Sequence[int], room: int
+) -> list[int] | None:
+    """Widths that fit into the room without a broken word or a high cell; None where there are none."""
+    least = [_least([line[index] for line in lines], column) for index, column in enumerate(columns)]
+    if sum(least) > room:
+        return None
+    excerpts_first = [
+        few if column.is_excerpt else cells for few, cells, column in zip(least, widths, columns, strict=True)
+    ]
+    found = shrunk(shrunk(widths, excerpts_first, room), least, room)
+    heights = (
+        len(wrapped(cell, cells))
+        for line in lines
+        for cell, cells, column in zip(line, found, columns, strict=True)
+        if not column.is_excerpt
+    )
+    return found if max(heights, default=0) <= _MOST_ROWS else None
+
+
+def _least(cells: Sequence[str], column: Column) -> int:
+    """How narrow a column may become: no name, number or word is split."""
+    if column.is_excerpt:
+        return min(max(map(width, cells)), _LEAST_EXCERPT)
     is_whole = column.right or column.style == "bold"
     parts = (part for cell in cells for part in ([cell] if is_whole else cell.split()))
-    return min(max(map(width, parts), default=0), room // 2)
-
-
-def _shrunk(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Widths that fit, taken from the columns that have most to give."""
-    found = list(widths)
-    while sum(found) > room:
-        found[max(range(len(found)), key=lambda index: found[index] - least[index])] -= 1
-    return found
-
-
-def _show_records(stream: TextIO, columns: Sequence[Column], rows: list[list[str]], cells: int, *, color: bool) -> None:
-    """Where no table fits: each row's first cell, and the others below it."""
-    for first, *rest in rows:
-        style = _CODES.get(columns[0].style, "") if color else ""
-        stream.write(f"{style}{first}\x1b[0m\n" if style else f"{first}\n")
-        named = [_named(cell, column) for column, cell in zip(columns[1:], rest, strict=True) if cell]
-        for row in wrapped("  " + ", ".join(named), cells) if named else ():
-            stream.write(f"{row}\n")
-    stream.flush()
+    return max(map(width, parts), default=0)
 
 
 def _named(cell: str, column: Column) -> str:
     """A cell that says by itself what it is."""
     heading = column.heading.lower()
-    return heading if cell == "yes" else f"{heading} {cell}" if column.right else cell
+    return heading if cell == "yes" else f"{heading} {cell}".strip() if column.right else cell
 
 
 def _value(value: object) -> str:
@@ -238,41 +252,69 @@ def _value(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _show_lines(
-    stream: TextIO, columns: Sequence[Column], lines: list[list[str]], widths: Sequence[int], *, color: bool
-) -> None:
-    heads = lines and lines[0] == [column.heading for column in columns]
-    for number, line in enumerate(lines):
-        cells = []
-        for index, (cell, column) in enumerate(zip(line, columns, strict=True)):
-            padding = " " * (widths[index] - width(cell))
-            style = "dim" if heads and number == 0 else _STATE_STYLES.get(cell, column.style)
-            styled = f"{_CODES[style]}{cell}\x1b[0m" if color and cell and style else cell
-            last = index == len(columns) - 1
-            cells.append(padding + styled if column.right else styled + padding * (not last))
-        stream.write((" " * _GAP).join(cells).rstrip() + "\n")
-    stream.flush()
+class _Printer:
+    """Writes rows, without Rich, which takes longer than most commands."""
+
+    def __init__(self, output: Output, *, stderr: bool) -> None:
+        self.stream = output.stderr if stderr else output.stdout
+        self._color = output.stderr_has_color if stderr else output.stdout_has_color
+
+    def table(
+        self,
+        columns: Sequence[Column],
+        heads: Sequence[Sequence[str]],
+        rows: Sequence[Sequence[str]],
+        widths: Sequence[int],
+    ) -> None:
+        """Aligned columns of these widths."""
+        for line in heads:
+            self._row(columns, line, widths, ["dim"] * len(columns))
+        for line in rows:
+            self._row(columns, line, widths, [_style(*each) for each in zip(line, columns, strict=True)])
+
+    def _row(
+        self, columns: Sequence[Column], line: Sequence[str], widths: Sequence[int], styles: Sequence[str]
+    ) -> None:
+        parts = [
+            [fitting(cell, cells)] if column.is_excerpt else wrapped(cell, cells)
+            for cell, column, cells in zip(line, columns, widths, strict=True)
+        ]
+        for number in range(max(map(len, parts))):
+            shown = []
+            for part, column, cells, style in zip(parts, columns, widths, styles, strict=True):
+                text = part[number] if number < len(part) else ""
+                padding = " " * (cells - width(text))
+                shown.append(padding + self._paint(text, style) if column.right else self._paint(text, style) + padding)
+            self.stream.write((" " * _GAP).join(shown).rstrip() + "\n")
+
+    def facts(self, columns: Sequence[Column], rows: list[list[str]], widths: list[int], cells: int) -> None:
+        """Names, and beside them or below them a text that flows. A word too long for a row is left to the terminal."""
+        room = cells - sum(widths[:-1]) - _GAP * (len(widths) - 1)
+        stands_beside = room >= min(widths[-1], _LEAST_TEXT)
+        for *names, text in rows:
+            if not any(names) and width(text) > room:  # something to type, which is copied as one line
+                self.stream.write(filled(text, cells) + "\n")
+            elif stands_beside and not room < max(map(width, text.split()), default=0) <= cells - _GAP:
+                self.table(columns, [], [[*names, text]], [*widths[:-1], room])
+            else:
+                styled = [self._paint(name, _style(name, column)) for name, column in zip(names, columns, strict=False)]
+                for line in filter(None, (" ".join(filter(None, styled)), *wrapped("  " + text, cells))):
+                    self.stream.write(line.rstrip() + "\n")
+
+    def record(self, columns: Sequence[Column], row: Sequence[str], cells: int) -> None:
+        """A row's first cell, the others below it, and excerpts in lines of their own."""
+        first, *rest = zip(row, columns, strict=True)
+        self.stream.write(self._paint(_named(*first), _style(*first)).rstrip() + "\n")
+        named = [_named(cell, column) for cell, column in rest if cell and not column.is_excerpt]
+        whole = [text.replace(" ", _UNBROKEN) if width(text) < cells - 4 else text for text in named]
+        lines = [", ".join(whole), *(cell for cell, column in rest if column.is_excerpt)]
+        for line in filter(None, lines):
+            for part in wrapped("  " + line, cells):
+                self.stream.write(part.replace(_UNBROKEN, " ") + "\n")
+
+    def _paint(self, text: str, style: str) -> str:
+        return f"{_CODES[style]}{text}\x1b[0m" if self._color and text and style else text
 
 
-def _show_rich(console: Console, columns: Sequence[Column], rows: list[list[str]], widths: Sequence[int]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        box=None,
-        show_header=any(column.heading for column in columns),
-        header_style="dim",
-        padding=(0, 2, 0, 0),
-        pad_edge=False,
-    )
-    for column, cells in zip(columns, widths, strict=True):
-        table.add_column(
-            Text(column.heading),  # a str would be markup
-            justify="right" if column.right else "left",
-            style=column.style,
-            overflow="fold",
-            width=cells,
-        )
-    for row in rows:
-        table.add_row(*(Text(cell, style=_STATE_STYLES.get(cell, "")) for cell in row))
-    console.print(table)
+def _style(cell: str, column: Column) -> str:
+    return _STATE_STYLES.get(cell, column.style)

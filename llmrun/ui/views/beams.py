@@ -13,9 +13,11 @@ from typing import Any
 
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.jobs.beams import BeamSettings, BeamsFound, BeamStep, TreeNode
+from llmrun.protocol.sizes import readable_size
 from llmrun.ui.answer.view import can_show, terminal_size
-from llmrun.ui.terminal.format import counted, rate, seconds, size
+from llmrun.ui.terminal.format import counted, rate, seconds
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.suspend import Suspendable
 from llmrun.ui.terminal.tables import Column, show_table
 from llmrun.ui.views.beam_tree import tree_rows
 
@@ -39,15 +41,22 @@ class BeamsView:
         self._draws = output.stderr_cursor_moves and not output.json
         self._unicode = can_show(output.stderr, "├└│…■")
         self._live: Any = None
+        self._suspendable = Suspendable(self._clear)
 
     def __enter__(self) -> BeamsView:
+        self._suspendable.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._clear()
+        self._suspendable.__exit__()
+
+    def _clear(self) -> None:
         if self._live is not None:
             self._live.stop()
+            self._live = None
 
     def step(self, step: BeamStep) -> None:
         """The tree has grown."""
@@ -55,7 +64,8 @@ class BeamsView:
         now = self._clock()
         if self._draws and now - self._drawn_at >= _PAUSE:
             self._drawn_at = now
-            self._draw(step)
+            with self._suspendable.writing():
+                self._draw(step)
 
     def _draw(self, step: BeamStep) -> None:
         from rich.live import Live
@@ -96,7 +106,7 @@ def show_cost(output: Output, settings: BeamSettings, found: BeamsFound, kv_byte
     output.note(
         f"{settings.beams} beams: {counted(found.steps, 'step')} of {found.rows / max(found.steps, 1):.1f} rows in "
         f"{seconds(found.decode_seconds)}, {speed} through the model for {len(found.answers[0].tokens)} of the answer"
-        f" · KV cache {size(kv_bytes)}"
+        f" · KV cache {readable_size(kv_bytes)}"
     )
     if is_free and len(found.answers[0].tokens) >= _OPEN_ENDED:
         output.note(

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from llmrun.bench.parameters import Case
 from llmrun.bench.results import BenchRow, Limit, Result
+from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.cells import cut, width
-from llmrun.ui.terminal.format import milliseconds, rate_of_bytes, seconds, size
+from llmrun.ui.terminal.format import milliseconds, rate_of_bytes, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
+from llmrun.ui.terminal.tables import Column, show_record
 
 if TYPE_CHECKING:
     from llmrun.bench.run import Progress
@@ -25,6 +27,7 @@ _CLEAR = "\r\x1b[2K"
 _GAP = "  "
 _MOST_NAME = 22
 _NOTE_WIDTH = 14
+_LIMIT = "OF LIMIT"
 _SIZE_GUESS = re.compile(r" \d[\d.x]*[KMBT] ")  # llama.cpp tells it from the number of layers, mostly wrong
 
 # Of rows -> heading, cell, in the order of the table. Only those that vary are shown.
@@ -95,6 +98,11 @@ class BenchView:
         if not self._shows_rows:
             self._output.note(f"{row.model} {row.test}: {_speed(row)} t/s{_limit_words(row)}")
             return
+        room = self._output.columns()
+        if room and sum(column.width + len(_GAP) for column in self._columns) - len(_GAP) > room:
+            shown = [Column(column.heading, column.right or column.heading == _LIMIT) for column in self._columns]
+            show_record(self._output, shown, [column.cell(row).strip() for column in self._columns])
+            return
         if not self._has_heading:
             headings = [_set(column.heading, column) for column in self._columns]
             self._output.text(self._styled(_DIM, _GAP.join(headings).rstrip()))
@@ -153,7 +161,7 @@ def _columns(models: Sequence[str], cases: Sequence[Case]) -> list[_Column]:
         _Column("TOKENS/S", 9, lambda row: f"{row.avg_ts:,.2f}" if row.avg_ts < 1000 else f"{row.avg_ts:,.1f}"),
         _Column("±", 6, _deviation),
         _Column("95 %", 6, _interval),
-        _Column("OF LIMIT", 12, _limit, right=False),
+        _Column(_LIMIT, 12, _limit, right=False),
         _Column("", _NOTE_WIDTH, _note, right=False),
     ]
 
@@ -232,13 +240,13 @@ def _model(rows: Sequence[BenchRow]) -> str:
     """What a model is, and what it cost to have it."""
     row = rows[0]
     kind = _SIZE_GUESS.sub(" ", row.model_type)
-    parts = [f"{kind}, {size(row.model_size)}, {_count(row.model_n_params)} parameters, {row.backends}"]
+    parts = [f"{kind}, {readable_size(row.model_size)}, {_count(row.model_n_params)} parameters, {row.backends}"]
     loads = [each.load_ns for each in rows if each.load_ns]
     if loads:
         parts.append(f"loaded in {seconds(min(loads) / 1e9)}")
     peaks = [each.peak_bytes for each in rows if each.peak_bytes]
     if peaks:
-        parts.append(f"peak memory {size(max(peaks))}")
+        parts.append(f"peak memory {readable_size(max(peaks))}")
     joules = [f"{each.joules_per_token:.3g} J a token in {each.test}" for each in rows if each.joules_per_token]
     return "; ".join([*parts, *joules])
 

@@ -11,10 +11,11 @@ from pathlib import PurePath
 
 from llmrun.bench.results import BenchRow, Machine, Result
 from llmrun.bench.statistics import interval
+from llmrun.protocol.sizes import readable_size
 from llmrun.ui.html.page import Cell, FactList, PageFigure, Paragraph, Part, Section, Table, Tiles, page
 from llmrun.ui.html.plot_frame import PlotAxis
 from llmrun.ui.html.plots import Bar, bar_chart
-from llmrun.ui.terminal.format import milliseconds, rate, size
+from llmrun.ui.terminal.format import milliseconds, rate
 from llmrun.ui.views.machine_facts import machine_facts
 from llmrun.ui.views.report_text import NONE
 
@@ -120,7 +121,7 @@ def _first(rows: Sequence[_Named], result: Result) -> list[Part]:
             tiles.append((rate(best.row.avg_ts, whole=True), f"{words}: {best.name}{limit}"))
     peak = max((each.row.peak_bytes or 0 for each in rows), default=0)
     if peak:
-        tiles.append((size(peak), "most memory in use"))
+        tiles.append((readable_size(peak), "most memory in use"))
     if tiles:
         parts.append(Tiles(tuple(tiles)))
     if result.is_partial:
@@ -156,7 +157,7 @@ def _speeds(rows: Sequence[_Named]) -> Table:
             Cell(NONE if share is None else f"{share:.0%}", share),
             Cell(row.limit.binds if row.limit else NONE),
             Cell(NONE if row.load_ns is None else f"{row.load_ns / 1e9:.2f} s", row.load_ns),
-            Cell(NONE if row.peak_bytes is None else size(row.peak_bytes), row.peak_bytes),
+            Cell(NONE if row.peak_bytes is None else readable_size(row.peak_bytes), row.peak_bytes),
         ]
         energy = row.joules_per_token
         cells += [Cell(NONE if energy is None else f"{energy:.3g} J", energy)] if has_energy else []

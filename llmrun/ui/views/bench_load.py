@@ -12,7 +12,7 @@ from llmrun.bench.load import LEAST_FOR_A_KNEE, PROMPT_TOKENS, LoadCase, LoadOut
 from llmrun.bench.machine import describe
 from llmrun.bench.noise import sample_warnings
 from llmrun.protocol.codec import as_dict
-from llmrun.ui.terminal.format import counted
+from llmrun.ui.terminal.format import bar, counted
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
@@ -133,7 +133,7 @@ def _show_chart(output: Output, outcome: LoadOutcome) -> None:
         (
             str(row.clients),
             "shared" if row.shares_prompt else "own",
-            "█" * max(round(_BAR_CELLS * row.avg_ts / most), 1) if most else "",
+            bar(row.avg_ts / most, _BAR_CELLS) if most else "",
             f"{_short(row.answer_p50_ns / 1e9, 2)} s",
             "◀ knee" if row in found else "",
         )

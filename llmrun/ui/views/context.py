@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmrun.protocol.messages import Counted, Message
-from llmrun.ui.terminal.format import short
+from llmrun.ui.terminal.format import bar, short
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
@@ -37,7 +37,7 @@ def show_context(
         rows.append(("free", "", *_share(max(0, n_ctx - counted.total), n_ctx)))
     columns = (
         Column("", style="bold"),
-        Column("", style="dim"),
+        Column("", style="dim", is_excerpt=True),
         Column("TOKENS", right=True),
         Column("SHARE", right=True),
         Column("", style="cyan"),
@@ -51,4 +51,4 @@ def _share(tokens: int, n_ctx: int) -> tuple[str, str, str]:
     if not n_ctx:
         return f"{tokens:,}", "", ""
     share = tokens / n_ctx
-    return f"{tokens:,}", f"{share:.1%}", "█" * max(round(share * _CELLS), tokens > 0)
+    return f"{tokens:,}", f"{share:.1%}", bar(share, _CELLS)

@@ -14,9 +14,10 @@ from llmrun.insight.tokens import Token
 from llmrun.protocol.ended import Choice
 from llmrun.protocol.jobs.explain import EmbeddedToken, HeadPicture, LensCell, RunCollected
 from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.sizes import readable_size
 from llmrun.ui.html.explain import Chip, Shade, Slider, chips, heads, lens_grid, live, script, sliders, strip
 from llmrun.ui.html.page import Cell, Folded, Paragraph, Part, Section, Table, Tiles, page
-from llmrun.ui.terminal.format import counted, milliseconds, percent, rate, size
+from llmrun.ui.terminal.format import counted, milliseconds, percent, rate
 from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.views.explain_words import (
     EXPERTS,
@@ -183,9 +184,9 @@ def _cache(found: AnswerExplained) -> tuple[Part, ...]:
     if not cache.layers:
         return (words,)
     pairs = [
-        (size(cache.bytes_per_token), "for a token"),
-        (size(cache.bytes_per_token * n_tokens), f"for these {counted(n_tokens, 'token')}"),
-        (size(cache.full_bytes), f"for the whole context window of {cache.n_ctx:,}"),
+        (readable_size(cache.bytes_per_token), "for a token"),
+        (readable_size(cache.bytes_per_token * n_tokens), f"for these {counted(n_tokens, 'token')}"),
+        (readable_size(cache.full_bytes), f"for the whole context window of {cache.n_ctx:,}"),
     ]
     return words, Tiles(tuple(pairs))
 

@@ -13,7 +13,8 @@ from llmrun.bench.results import Limit
 from llmrun.insight.explain import AnswerExplained, CacheUse
 from llmrun.insight.tokens import Token
 from llmrun.protocol.jobs.explain import EmbeddingPlane, HeadPicture, LensColumn, RunCollected
-from llmrun.ui.terminal.format import counted, size
+from llmrun.protocol.sizes import readable_size
+from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.sanitize import clean
 
 ROLES = {
@@ -119,9 +120,9 @@ def about_cache(cache: CacheUse, n_tokens: int) -> str:
     per_layer = cache.bytes_per_token / cache.layers
     parts = [
         "Keys and values of every token are kept, so that none is computed twice: "
-        f"{size(cache.bytes_per_token)} a token, {size(per_layer)} in each of {cache.layers} layers. That is "
-        f"{size(cache.bytes_per_token * n_tokens)} for these {counted(n_tokens, 'token')}, "
-        f"{size(cache.full_bytes)} for the whole context window of {cache.n_ctx:,}."
+        f"{readable_size(cache.bytes_per_token)} a token, {readable_size(per_layer)} in each of {cache.layers} layers. "
+        f"That is {readable_size(cache.bytes_per_token * n_tokens)} for these {counted(n_tokens, 'token')}, "
+        f"{readable_size(cache.full_bytes)} for the whole context window of {cache.n_ctx:,}."
     ]
     if cache.unshared_bytes_per_token > cache.bytes_per_token:
         times = cache.unshared_bytes_per_token / cache.bytes_per_token

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmrun.bench.results import Machine
+from llmrun.protocol.sizes import readable_size
 
 
 def machine_facts(machine: Machine) -> list[tuple[str, str]]:
@@ -13,7 +14,7 @@ def machine_facts(machine: Machine) -> list[tuple[str, str]]:
         ("Kernels for", ", ".join(machine.cpu_flags)),
         ("Cores", f"{machine.cores}, and {machine.threads} threads can compute at a time" if machine.cores else ""),
         ("Limit of the container", f"{machine.cpu_quota:g} cores" if machine.cpu_quota else ""),
-        ("Memory", f"{machine.memory_total / 1e9:.1f} GB" if machine.memory_total else ""),
+        ("Memory", readable_size(machine.memory_total) if machine.memory_total else ""),
         ("Memory speed", machine.memory_speed),
         ("GPUs", ", ".join(machine.gpus)),
         ("System", ", ".join(filter(None, (machine.os, machine.kernel)))),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmrun.ui.terminal.format import size
+from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import show_facts
 
@@ -113,13 +113,14 @@ def _size(facts: Facts) -> str:
     n_bytes, files = facts.get("file_bytes"), facts.get("files", 1)
     if not n_bytes:
         return ""
-    return size(n_bytes) + (f" in {files} files" if files > 1 else "")
+    return readable_size(n_bytes) + (f" in {files} files" if files > 1 else "")
 
 
 def _tensors(facts: Facts) -> str:
     counts = facts.get("tensors_per_type", {})
     return " · ".join(
-        f"{counts.get(kind, 0)} {kind} ({size(n_bytes)})" for kind, n_bytes in facts.get("bytes_per_type", {}).items()
+        f"{counts.get(kind, 0)} {kind} ({readable_size(n_bytes)})"
+        for kind, n_bytes in facts.get("bytes_per_type", {}).items()
     )
 
 
@@ -145,7 +146,9 @@ def _experts(facts: Facts) -> str:
         return ""
     text = f"{facts['experts']}, of which a token uses {_per_layer(facts.get('experts_used')) or '?'}"
     active, total = facts.get("active_bytes"), sum(facts.get("bytes_per_type", {}).values())
-    return text + (f": it reads {size(active)} of {size(total)} of weights" if active and total else "")
+    return text + (
+        f": it reads {readable_size(active)} of {readable_size(total)} of weights" if active and total else ""
+    )
 
 
 def _positions(facts: Facts) -> str:
@@ -170,8 +173,8 @@ def _kv_cache(facts: Facts) -> str:
     per_token, window = facts.get("kv_bytes_per_token"), facts.get("context_window")
     if not per_token:
         return ""
-    whole = f", {size(per_token * window)} for the whole context" if window else ""
-    return f"{size(per_token)} per token{whole} (f16)"
+    whole = f", {readable_size(per_token * window)} for the whole context" if window else ""
+    return f"{readable_size(per_token)} per token{whole} (f16)"
 
 
 def _tokenizer(facts: Facts) -> str:
@@ -190,7 +193,7 @@ def _template(facts: Facts) -> str:
 def _others(facts: Facts) -> str:
     quants = facts.get("quants", ())
     if isinstance(quants, Mapping):
-        return ", ".join(f"{quant} ({size(n_bytes)})" for quant, n_bytes in quants.items())
+        return ", ".join(f"{quant} ({readable_size(n_bytes)})" for quant, n_bytes in quants.items())
     return ", ".join(quants)
 
 
@@ -203,4 +206,4 @@ def _tokens(count: int | None) -> str:
 
 
 def _bytes(count: int | None) -> str:
-    return size(count) if count else ""
+    return readable_size(count) if count else ""

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from llmrun.planning.estimate import AtContext, Outlook
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.plan import readable_size
 from llmrun.planning.split import described
-from llmrun.ui.terminal.format import counted, rate, seconds, size
+from llmrun.protocol.sizes import readable_size
+from llmrun.ui.terminal.format import counted, rate, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
@@ -63,7 +63,7 @@ def context_name(n_ctx: int) -> str:
 def _cells(row: Outlook) -> list[str]:
     return [
         row.quant,
-        size(row.n_bytes),
+        readable_size(row.n_bytes),
         *(_needed(at) for at in row.contexts),
         seconds(row.load_seconds) if row.load_seconds is not None else "",
         rate(row.prefill_rate, whole=True) if row.prefill_rate is not None else "",
@@ -73,7 +73,7 @@ def _cells(row: Outlook) -> list[str]:
 
 
 def _needed(at: AtContext) -> str:
-    text = size(at.needed_bytes)
+    text = readable_size(at.needed_bytes)
     return text if at.fits else f"({text})"
 
 

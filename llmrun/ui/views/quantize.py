@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.activity import Activity
-from llmrun.ui.terminal.format import seconds, size
+from llmrun.ui.terminal.format import seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.progress import Pace, time_left
 
@@ -79,8 +80,8 @@ def show_preview(output: Output, preview: Preview, kind: str, target: str) -> No
         counts[name] = counts.get(name, 0) + 1
     mix = ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
     output.note(
-        f"{target} would have {size(preview.n_bytes)}, {preview.bits_per_weight:.2f} bits a weight "
-        f"(now {preview.source.quant}, {size(preview.source.file_size)}); tensors: {mix}"
+        f"{target} would have {readable_size(preview.n_bytes)}, {preview.bits_per_weight:.2f} bits a weight "
+        f"(now {preview.source.quant}, {readable_size(preview.source.file_size)}); tensors: {mix}"
     )
 
 
@@ -109,6 +110,6 @@ def show_done(output: Output, done: Done, extra: Mapping[str, Any] | None = None
         return
     kind = "a mix of" if done.n_overrides else done.type
     output.note(
-        f"{done.source_type} {size(done.source_bytes)} -> {kind} {size(done.n_bytes)}, "
+        f"{done.source_type} {readable_size(done.source_bytes)} -> {kind} {readable_size(done.n_bytes)}, "
         f"{done.bits_per_weight:.2f} bits a weight, in {seconds(done.seconds, brief=True)}: {done.path}"
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from llmrun.protocol.sizes import readable_size
 from llmrun.quantize.report.card import Card, CardRow, iso_time
 from llmrun.quantize.report.verdict import beaten_by, front, praise, recommended
 from llmrun.ui.html.markup import Markup
 from llmrun.ui.html.page import Cell, FactList, PageFigure, Paragraph, Part, Section, Table, Tiles, page
 from llmrun.ui.html.plot_frame import PlotAxis
 from llmrun.ui.html.plots import Bar, Dot, bar_chart, dot_chart
-from llmrun.ui.terminal.format import rate, seconds, size
+from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.views.machine_facts import machine_facts
 from llmrun.ui.views.report_text import decode_words, headings, how, legend, lines, notes, unit_of, wall, with_error
 
@@ -43,7 +44,12 @@ def _first(card: Card) -> list[Part]:
 def _tiles(best: CardRow, source: CardRow) -> Tiles:
     tiles = [(best.type, f"{praise(best)} here")]
     if best.n_bytes and source.n_bytes:
-        tiles.append((size(best.n_bytes), f"of {size(source.n_bytes)}: {source.n_bytes / best.n_bytes:.1f}x smaller"))
+        tiles.append(
+            (
+                readable_size(best.n_bytes),
+                f"of {readable_size(source.n_bytes)}: {source.n_bytes / best.n_bytes:.1f}x smaller",
+            )
+        )
     if best.decode.median and source.decode.median:
         pace = decode_words(best, source)
         than = f"as fast as {source.type}" if pace == "equally fast" else f"{pace} than {source.type}"

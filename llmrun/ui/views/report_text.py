@@ -9,9 +9,10 @@ import math
 import time
 from dataclasses import dataclass
 
+from llmrun.protocol.sizes import readable_size
 from llmrun.quantize.report.card import Card, CardRow, CardSpeed
 from llmrun.quantize.report.verdict import compare, recommended, verdicts
-from llmrun.ui.terminal.format import rate, seconds, size
+from llmrun.ui.terminal.format import rate, seconds
 
 NONE = "–"
 """Stands for what was not measured."""
@@ -115,7 +116,7 @@ def wall(card: Card) -> str:
     pace = decode_words(best, source)
     said = [f"{pace} decode" if pace else "", f"KLD {with_error(best.quality.kld, None)}"]
     changes = ", ".join(filter(None, said))
-    return f"{source.type} {size(source.n_bytes)} → {best.type} {size(best.n_bytes)}: {changes}"
+    return f"{source.type} {readable_size(source.n_bytes)} → {best.type} {readable_size(best.n_bytes)}: {changes}"
 
 
 def decode_words(row: CardRow, other: CardRow) -> str:
@@ -181,7 +182,7 @@ def finished(row: CardRow) -> str:
     """What is known of a type, in one line, as it is being measured."""
     if row.failure:
         return f"{row.type}: {row.failure}"
-    said = [size(row.n_bytes)] if row.n_bytes else []
+    said = [readable_size(row.n_bytes)] if row.n_bytes else []
     if row.quality.kld is not None and not row.is_source:
         said.append(f"KLD {with_error(row.quality.kld, None)}")
     if row.decode.median:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmrun.protocol.ended import ChainStep, Choice
-from llmrun.ui.terminal.format import counted, percent
+from llmrun.ui.terminal.format import bar, counted, percent
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
@@ -60,6 +60,5 @@ def _row(choice: Choice, index: int) -> tuple[str, ...]:
 
 
 def _bar(step: ChainStep, index: int, *, chosen: bool) -> str:
-    share = step.probabilities[index]
-    bar = "█" * max(round(share * _BAR_CELLS), share > 0)
-    return f"{bar} ◀ chosen".strip() if chosen else bar
+    shown = bar(step.probabilities[index], _BAR_CELLS)
+    return f"{shown} ◀ chosen".strip() if chosen else shown

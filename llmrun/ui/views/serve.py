@@ -169,7 +169,12 @@ def show_servers(output: Output, servers: Sequence[tuple[str, int, float, Sequen
     if not servers:
         output.note("No server runs. `llmrun serve smollm2` starts one.")
         return
-    columns = [Column("Address"), Column("Process"), Column("Runs for"), Column("In memory")]
+    columns = [
+        Column("ADDRESS", style="bold"),
+        Column("PROCESS", right=True),
+        Column("RUNS FOR", right=True),
+        Column("IN MEMORY"),
+    ]
     rows = [
         (address, str(pid), seconds(age, brief=True), ", ".join(models) or "-") for address, pid, age, models in servers
     ]

@@ -383,7 +383,7 @@ def test_two_models_that_do_not_fit_together(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(evaluate, "Runner", None)
     with pytest.raises(OutOfMemoryError, match="both models together") as refused:
         evaluate.evaluate(model, reference=model, n_ctx=32)
-    assert "52 MB are free" in refused.value.why
+    assert "52.4 MB are free" in refused.value.why
 
 
 def test_verdicts() -> None:

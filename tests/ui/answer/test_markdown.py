@@ -234,9 +234,23 @@ def test_tables_wrap_in_their_cells_and_become_records_when_there_is_no_room() -
         "       words words words words", "short",
     ]  # fmt: skip
     assert plain(TABLE, 14) == [
-        "a: x|y", "long heading: 1 | 2", "───", "a: b", "long heading: " + "words " * 7 + "words", "───", "a: short",
-        "───",
+        "a: x|y", "long heading: 1 | 2", "───", "a: b", "long heading: " + "words words   " * 3 + "words words", "───",
+        "a: short", "───",
     ]  # fmt: skip
+
+
+def test_no_word_of_a_table_is_broken() -> None:
+    words = ["Name of the thing", "Internationalization", "Donaudampfschifffahrtsgesellschaft", "a rather long word"]
+    table = "| {} | {} |\n|---|---|\n| {} | {} |\n".format(*words)
+    for columns in (40, 44, 60, 80, 120):
+        rows = rows_of(rendered(table, columns), columns, 40)
+        assert not [word for text in words for word in text.split() if not any(word in row for row in rows)], columns
+
+
+def test_what_is_copied_of_a_paragraph_has_its_words_apart() -> None:
+    for columns in range(12, 40):
+        (line,) = plain("llmrun bench smollm2 --clients 1,2 --json " * 5, columns)
+        assert line.split() == ["llmrun", "bench", "smollm2", "--clients", "1,2", "--json"] * 5
 
 
 def test_what_begins_like_a_table_is_text() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llmrun.ui.terminal.format import milliseconds, rate, rate_of_bytes, seconds, size
+from llmrun.protocol.sizes import readable_size
+from llmrun.ui.terminal.format import bar, milliseconds, rate, rate_of_bytes, seconds
 
 
 def test_figures() -> None:
@@ -18,7 +19,14 @@ def test_figures() -> None:
         "1 h 2 min",
     ]
     assert milliseconds(0.0075) == "7.5 ms"
-    assert [size(0), size(999), size(999_950), size(98_900_000), size(2.5e12), size(5e15)] == [
+    assert [readable_size(n_bytes) for n_bytes in (0, 999, 999_950, 98_900_000, 2.5e12, 5e15)] == [
         "0 B", "999 B", "1.0 MB", "98.9 MB", "2.5 TB", "5,000.0 TB",
     ]  # fmt: skip
     assert rate_of_bytes(12_340_000) == "12.3 MB/s"
+
+
+def test_bars_tell_shares_apart() -> None:
+    shares = (0.0, 0.0001, 0.012, 0.107, 0.2, 0.5, 0.93, 1.0)
+    bars = [bar(share, 8) for share in shares]
+    assert bars == ["", "▏", "▏", "▉", "█▋", "████", "███████▌", "████████"]
+    assert len(bar(1.5e-9, 16)) == 1, "nothing is shown only for nothing"

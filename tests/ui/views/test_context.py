@@ -15,8 +15,8 @@ def test_every_message_the_template_and_what_is_free() -> None:
     show_context(output, messages, Counted(1, (3, 40, 1), 50), 100)
     assert output.stdout.getvalue() == ""
     lines = [line.split() for line in output.stderr.getvalue().splitlines()]
-    assert lines[1][:1] + lines[1][-3:] == ["system", "3", "3.0%", "█"]
-    assert lines[2][-3:] == ["40", "40.0%", "█" * 6]
+    assert lines[1][:1] + lines[1][-3:] == ["system", "3", "3.0%", "▌"]
+    assert lines[2][-3:] == ["40", "40.0%", "█" * 6 + "▍"]
     assert lines[4][:1] + lines[4][-3:] == ["template", "6", "6.0%", "█"]
     assert lines[5] == ["free", "50", "50.0%", "█" * 8]
     assert lines[6] == ["50", "of", "100", "tokens."]

@@ -33,7 +33,7 @@ def test_a_choice() -> None:
     head, columns, *rows = shown(CHOICE)
     assert head == "' the': the model gave it 50.0%; drawn with 90.0% from 2 candidates."
     assert columns.split() == ["TOKEN", "model", "top_k", "min_p", "temperature"]
-    assert rows[0].split()[1:] == ["the'", "50.0%", "60.0%", "70.0%", "90.0%", "█" * 7, "◀", "chosen"]
+    assert rows[0].split()[1:] == ["the'", "50.0%", "60.0%", "70.0%", "90.0%", "█" * 7 + "▎", "◀", "chosen"]
     assert rows[2].split()[2:] == ["<0.1%", "<0.1%", "cut"]
     assert rows[-1].split() == ["left", "49,152", "40", "2", "2"]
 

@@ -1,4 +1,4 @@
-"""The terminal's input mode: remembered, put back, and quiet while an answer is drawn.
+"""The terminal's input mode: remembered, put back, quiet while an answer is drawn, and heard at a question.
 
 Owns termios; must not know what is typed.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.suspend import Suspendable
 
-_LOCAL_MODES = 3  # index of the local modes in what tcgetattr() gives
+if TYPE_CHECKING:
+    from llmrun.ui.terminal.output import Output
+
+_INPUT_MODES, _LOCAL_MODES = 0, 3  # indices in what tcgetattr() gives
 
 
 def terminal_mode(output: Output) -> list[Any] | None:
@@ -39,18 +42,26 @@ def restore_terminal_mode(output: Output, mode: list[Any]) -> None:
 
 
 @contextmanager
-def quiet_keyboard(output: Output) -> Iterator[None]:
-    """Inside, keys are not echoed into the text on the screen; what is typed ahead waits for the next prompt."""
+def keyboard(output: Output, *, echoes: bool) -> Iterator[None]:
+    """Inside, lines are read and keys are shown, or not: while an answer is drawn they would break into it.
+
+    What is typed ahead waits for the next prompt.
+    """
     mode = terminal_mode(output) if output.stdin_is_terminal else None
     if mode is None:
         yield
         return
     import termios
 
-    silent = [*mode]
-    silent[_LOCAL_MODES] &= ~termios.ECHO
-    restore_terminal_mode(output, silent)
+    wanted = [*mode]
+    if echoes:
+        wanted[_INPUT_MODES] |= termios.ICRNL
+        wanted[_LOCAL_MODES] |= termios.ECHO | termios.ICANON
+    else:
+        wanted[_LOCAL_MODES] &= ~termios.ECHO
+    restore_terminal_mode(output, wanted)
     try:
-        yield
+        with Suspendable(lambda: restore_terminal_mode(output, mode), lambda: restore_terminal_mode(output, wanted)):
+            yield
     finally:
         restore_terminal_mode(output, mode)

@@ -1,0 +1,13 @@
+"""Bytes as people read them. Pure; every room may import this, so that a size reads the same wherever it is shown."""
+
+from __future__ import annotations
+
+
+def readable_size(n_bytes: float) -> str:
+    """Bytes in decimal units, as the hub and disks count them, e.g. "98.9 MB"."""
+    value = float(n_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.95:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"
