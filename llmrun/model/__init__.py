@@ -77,16 +77,10 @@ class Model:
         draft: DraftFile | None = None,
         load_for: Callable[[int], Load] | None = None,
     ) -> None:
-        self.path = path
-        self.spec = spec
-        self.header = header
-        self.plan = plan
+        self.path, self.spec, self.header, self.plan = path, spec, header, plan
+        self.tuned, self.drafting, self.draft = tuned, drafting, draft
+        self.load, self._load_for = load, load_for
         self.loaded: Loaded
-        self.tuned = tuned
-        self.drafting = drafting
-        self.draft = draft
-        self.load = load
-        self._load_for = load_for
         self._runner: runner.Runner | None = None
         self._request = 0
         self.on_wait: Callable[[], None] = lambda: None
@@ -95,7 +89,6 @@ class Model:
 
     @property
     def name(self) -> str:
-        """What it is called here."""
         return self.spec.name
 
     @property
@@ -110,27 +103,22 @@ class Model:
 
     @property
     def has_template(self) -> bool:
-        """Whether it can be talked to."""
         return self.loaded.has_template
 
     @property
     def thinks(self) -> bool:
-        """Whether it can think before it answers."""
         return bool(self.loaded.thinking_tags)
 
     @property
     def sees(self) -> bool:
-        """Whether it can look at pictures."""
         return bool(self.load.projector)
 
     @property
     def parallel(self) -> int:
-        """How many answers are decoded together."""
         return self.load.n_seq_max
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """LoRA adapters that it was loaded with."""
         return self.load.adapters
 
     @property
@@ -143,7 +131,6 @@ class Model:
         return True
 
     def speculation(self) -> Speculation | None:
-        """How the next answer's tokens are drafted."""
         return self.drafting.wanted()
 
     @checked
@@ -320,12 +307,10 @@ class Model:
         return self.load.verbose or bool(self._engine_environment)
 
     def launch_engine(self) -> Launched:
-        """Start an engine's process as this model wants it."""
         return launch(verbose=self.load.verbose, environment=self._engine_environment)
 
     @property
     def _engine_environment(self) -> dict[str, str]:
-        """Variables of its engine besides ours."""
         variables = self.tuned.environment if self.tuned else {}
         if self.load.workers:
             from llmrun.runner.workers import engine_environment
@@ -334,7 +319,6 @@ class Model:
         return variables
 
     def new_engine(self) -> runner.Runner:
-        """An engine as this model wants it."""
         return runner.Runner(self.launch_engine())
 
     def _living_engine(self) -> runner.Runner:
