@@ -161,11 +161,13 @@ class EngineProcess:
         waiting = self._commands.n_answers
         if self._model is None:
             return Condition(status.request, waiting=waiting)
-        return self._model.engine.condition(status.request, waiting)
+        return self._model.engine.status(status.request, waiting)
 
     def _is_alone(self, request: int) -> bool:
         """Whether a batch that runs is this request's alone."""
-        return self._commands.answering == {request} or (self._model is not None and self._model.engine.alone(request))
+        return self._commands.answering == {request} or (
+            self._model is not None and self._model.engine.runs_alone(request)
+        )
 
     # ---- the thread that prepares --------------------------------------------------------------------------
 
@@ -256,7 +258,7 @@ class EngineProcess:
             self._commands.answering.add(command.request)
             return None
         if isinstance(command, Explain):
-            sampler = model.engine.ended(command.answer).sampler
+            sampler = model.engine.finished(command.answer).sampler
             return Explained(command.request, tuple(sampler.explain(command.last, command.candidates)))
         if isinstance(command, MeasureSteps):
             return StepsMeasured(command.request, *model.engine.measure_steps(self._is_wanted))
