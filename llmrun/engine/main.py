@@ -195,11 +195,13 @@ class EngineProcess:
         waiting = self._commands.n_answers
         if self._model is None:
             return Condition(status.request, waiting=waiting)
-        return self._model.engine.condition(status.request, waiting)
+        return self._model.engine.status(status.request, waiting)
 
     def _is_alone(self, request: int) -> bool:
         """Whether a batch that runs is this request's alone."""
-        return self._commands.answering == {request} or (self._model is not None and self._model.engine.alone(request))
+        return self._commands.answering == {request} or (
+            self._model is not None and self._model.engine.runs_alone(request)
+        )
 
     # ---- the thread that prepares --------------------------------------------------------------------------
 
@@ -285,7 +287,7 @@ class EngineProcess:
         self._commands.answering.add(prepared.request)
 
     def _explain(self, command: Explain) -> Explained:
-        sampler = self._living_model().engine.ended(command.answer).sampler
+        sampler = self._living_model().engine.finished(command.answer).sampler
         return Explained(command.request, tuple(sampler.explain(command.last, command.candidates)))
 
     def _measure_steps(self, command: MeasureSteps) -> StepsMeasured:

@@ -181,7 +181,7 @@ def test_one_that_had_to_give_way_sees_its_picture_again(opened: Open, kind: str
     n_cells = {"gemma3": 256, "idefics3": 512, "qwen2vl_merger": 640}[kind]
     model = opened(kind, n_ctx=512, n_seq_max=3, n_cells=n_cells)
     together, stats, _ = run(model, *requests)
-    assert model.engine.condition(0).prefilled > sum(each.prompt_tokens - each.reused_tokens for each in stats)
+    assert model.engine.status(0).prefilled > sum(each.prompt_tokens - each.reused_tokens for each in stats)
     for one, other in zip(alone, together, strict=True):
         assert other[:30] == pytest.approx(one[:30], abs=TOLERANCE)
 

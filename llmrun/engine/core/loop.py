@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from llmrun.engine.core.states import KVStore
     from llmrun.engine.core.stowed import StowedPrefix
 
-_WORTH_WAITING = 64  # tokens of a prompt that another one is about to compute
-_CHOICE = 8  # of so many that wait, the one whose prompt is known best gets in (a batch comes in the best order) ...
-_MOST_PASSED = 8  # ... but nobody is passed over more often
+_MIN_PENDING_PREFIX = 64  # tokens; a shorter shared prefix is prefilled twice rather than waited for
+_ADMISSION_CANDIDATES = 8  # among the first N waiting sequences, the one with the longest cached prefix is admitted ...
+_MAX_PASSED = 8  # ... unless the oldest has been passed over this often
 _PLAIN = Extras()
 _age = attrgetter("number")
 
 
 class Engine:
-    """Answers any number of requests at once, as many in parallel as there are slots and cells in the KV cache.
+    """The generation loop: any number of requests, as many in parallel as the KV cache has slots and cells for.
 
-    Whoever came first is never held up by those who came later: where cells run out, the youngest goes back to the
-    front of the queue, and answers as if that had never happened.
+    An older request never waits for a younger one: when cells run out, the youngest sequence is preempted. It goes back
+    to the front of the queue and later continues with the same tokens.
 
     Attributes:
-        can_draft: whether it ever verifies drafts.
-        prefixes: gives copies of what the KV cache holds, see Slots.prefixes().
+        can_draft: drafts can be verified with this context.
+        prefixes: returns copies of what the KV cache holds, see Slots.prefixes().
     """
 
     def __init__(
@@ -64,55 +64,55 @@ class Engine:
         adapts: bool = False,
         prefixes: list[StowedPrefix] | None = None,
     ) -> None:
-        """Begin without requests.
+        """Start without requests.
 
         Args:
-            context: what computes logits.
-            clock: seconds, monotonic.
-            states: KV states saved on disk, where a prompt's beginning may be found.
-            draft_model: guesses tokens for those that want it.
+            context: computes the logits.
+            clock: monotonic seconds.
+            states: KV states on disk, searched for prefixes of prompts.
+            draft_model: drafts tokens for requests with speculation.
             exact: each answer is bit for bit what it would be alone: sequences take turns, and nothing is drafted.
             throughput: as in loading.Load.
             adapts: requests may choose adapters.
             prefixes: prefixes() of the engine that these weights had before.
         """
         self.can_draft, self._throughput = context.cuts and not exact, throughput
-        self._drafts_wanted = False  # some request may have drafts
-        self._drafts = False  # the next batch may: one that failed is tried again without
+        self._drafts_requested = False  # by some request
+        self._drafts = False  # allowed in the next batch: a batch that failed is tried again without
         self._context, self._draft_model = context, draft_model
-        self._turns = Turns(context, exact=exact) if exact or adapts else None
+        self._exclusive = Turns(context, exact=exact) if exact or adapts else None
         self._vocabulary = context.vocabulary
         self._window = min(context.n_ctx, context.n_cells)
         self._clock = clock
         self._slots = Slots(context, states, exact=exact, prefixes=prefixes or ())
         self.prefixes = self._slots.prefixes
         self._numbers = itertools.count()
-        self._active: list[Sequence] = []  # in the order in which they came
-        self._waiting: list[Sequence] = []  # in that order too
-        self._suspects: list[Sequence] = []  # of a batch that failed: each is computed alone, to see whose fault it was
-        self._crowded = False  # there were no cells for somebody: nobody gets in before somebody has left
-        self._cancelled = False
-        self._ended: dict[int, Sequence] = {}  # slot -> the answer that ended there last
-        self._alone: int | None = None  # the request that had the last batch for itself
+        self._active: list[Sequence] = []  # oldest first
+        self._waiting: list[Sequence] = []  # oldest first
+        self._suspects: list[Sequence] = []  # of a batch that failed: each runs alone, to find the one that fails
+        self._admission_paused = False  # the KV cache was full; resume when a sequence finishes
+        self._has_cancelled = False
+        self._finished: dict[int, Sequence] = {}  # slot -> the last answer that finished there
+        self._sole_request: int | None = None  # the only request in the last batch
         self._rate = PrefillRate()
         self._n_batches = 0
-        self._prefix_queries = self._prefix_hits = self._prefilled = self._decoded = 0  # tokens, since the beginning
+        self._prefix_queries = self._prefix_hits = self._prefilled = self._decoded = 0  # tokens, in total
 
     @property
     def busy(self) -> bool:
-        """Whether step() has something to do."""
+        """True while step() has something to do."""
         return bool(self._active or self._waiting)
 
-    def alone(self, request: int) -> bool:
-        """Whether a batch that runs now is only this request's. Safe from any thread."""
-        return self._alone == request
+    def runs_alone(self, request: int) -> bool:
+        """Return whether the running batch holds no other request. Safe from any thread."""
+        return self._sole_request == request
 
-    def condition(self, request: int, waiting: int = 0) -> Condition:
-        """How busy it is. Safe from any thread.
+    def status(self, request: int, waiting: int = 0) -> Condition:
+        """Return the load of the engine. Safe from any thread.
 
         Args:
-            request: that asks for it.
-            waiting: how many answers nobody has given to add() yet.
+            request: number of the command that asks.
+            waiting: requests that have arrived but were not added yet.
         """
         room = self._slots.room
         return Condition(
@@ -136,14 +136,14 @@ class Engine:
         limits: Limits,
         extras: Extras = _PLAIN,
     ) -> None:
-        """Take a request; step() answers it.
+        """Queue a request; step() answers it.
 
         Args:
-            request: the caller's number for it; events name it.
+            request: number that the events carry.
             prompt: token ids, at least one.
-            sampler: chooses its tokens; made for this prompt.
-            limits: when the answer ends, and what it must not say.
-            extras: what else is wanted.
+            sampler: made for this prompt.
+            limits: maximum length, stop texts and banned phrases.
+            extras: options besides the answer itself.
 
         Raises:
             ContextOverflowError: the prompt alone is longer than the context window.
@@ -154,7 +154,7 @@ class Engine:
                 hint="shorten it, or ask for a larger context window with --ctx",
             )
         if extras.drafting is not None and self.can_draft:
-            self._drafts = self._drafts_wanted = True
+            self._drafts = self._drafts_requested = True
         text, metrics = TextStream(limits.stop, limits.ban), Metrics(self._clock())
         number = next(self._numbers)
         self._waiting.append(
@@ -162,14 +162,14 @@ class Engine:
         )
 
     def cancel(self, request: int) -> None:
-        """Let a request end at the next step(), if it still runs."""
+        """Mark a request as cancelled; the next step() finishes it."""
         for sequence in (*self._active, *self._waiting):
             if sequence.request == request:
-                sequence.cancelled = self._cancelled = True
+                sequence.cancelled = self._has_cancelled = True
 
     def step(self) -> list[Event]:
-        """Say who begins or was cancelled; if nobody, run one batch through the model and say what came of it."""
-        events = self._drop_cancelled() + self._admit() if self._cancelled or self._waiting else []
+        """Return the events of admissions and cancels; without any, decode one batch and return its events."""
+        events = self._drop_cancelled() + self._admit() if self._has_cancelled or self._waiting else []
         if events or not self._active:
             return events
         parts, batch = self._next_batch()
@@ -178,27 +178,27 @@ class Engine:
         try:
             self._context.decode(batch)
         except (Aborted, NoRoom, LlmrunError) as error:
-            return self._undo(parts, error)
+            return self._roll_back(parts, error)
         seconds = self._clock() - began
         if isinstance(batch, list) and len(batch) >= len(parts) + PrefillRate.LEAST:
             self._rate.computed(len(batch), seconds)
-        return self._computed(parts, seconds)
+        return self._advance(parts, seconds)
 
-    # ---- who runs ------------------------------------------------------------------------------------------
+    # ---- admission -----------------------------------------------------------------------------------------
 
     def _drop_cancelled(self) -> list[Event]:
-        self._cancelled = False
+        self._has_cancelled = False
         gone = [sequence for sequence in (*self._active, *self._waiting) if sequence.cancelled]
         return [event for sequence in gone for event in self._finish(sequence, "cancelled")]
 
     def _admit(self) -> list[Event]:
-        """Give slots to those who wait, as far as the KV cache has room for their prompts."""
+        """Admit waiting sequences while the KV cache has room for their prompts."""
         events: list[Event] = []
-        while (sequence := self._next_in()) is not None:
+        while (sequence := self._next_admission()) is not None:
             self._waiting.remove(sequence)
             extras = sequence.extras
             slot, kept = self._slots.take(sequence.tokens, sequence.n_prompt, extras.salt, moves=extras.moves)
-            self._ended.pop(slot, None)
+            self._finished.pop(slot, None)
             first = not sequence.admitted
             sequence.admit(slot, kept)
             insort(self._active, sequence, key=_age)
@@ -208,57 +208,59 @@ class Engine:
                 events.append(sequence.started())
         return events
 
-    def _next_in(self) -> Sequence | None:
-        """Who of those that wait gets in: of the first that may, the one of whose prompt most is known."""
-        alone = not self._active
-        if not self._waiting or (not alone and (self._crowded or self._suspects)):
+    def _next_admission(self) -> Sequence | None:
+        """Return the next sequence to admit: among the first few that wait, the one with the longest cached prefix."""
+        is_idle = not self._active
+        if not self._waiting or (not is_idle and (self._admission_paused or self._suspects)):
             return None
         ready: list[tuple[int, Sequence]] = []
-        seats = self._context.n_seq_max - len(self._active)
+        free_slots = self._context.n_seq_max - len(self._active)
         for sequence in self._waiting:
-            if not seats or len(ready) == (1 if self._throughput else _CHOICE):
+            if not free_slots or len(ready) == (1 if self._throughput else _ADMISSION_CANDIDATES):
                 break
-            known = self._slots.known(sequence.tokens, sequence.extras.salt)
-            sequence.held = self._is_being_computed(sequence, known)
-            if sequence.held:
-                seats -= 1  # one is kept for it
+            cached = self._slots.cached_prefix(sequence.tokens, sequence.extras.salt)
+            sequence.awaits_prefix = self._is_prefix_pending(sequence, cached)
+            if sequence.awaits_prefix:
+                free_slots -= 1  # reserved for it
             else:
-                ready.append((known, sequence))
+                ready.append((cached, sequence))
         if not ready:
             return None
         chosen = ready[0][1]
-        if chosen.passed < _MOST_PASSED:
+        if chosen.passed < _MAX_PASSED:
             chosen = max(ready, key=itemgetter(0))[1]
         pending = [active.n_waiting for active in self._active]
-        if not alone and not self._slots.admits(chosen.tokens, chosen.extras.salt, sum(pending)):
-            self._crowded = sum(pending) == len(pending)  # until then, what others prefill may be its beginning too
+        if not is_idle and not self._slots.admits(chosen.tokens, chosen.extras.salt, sum(pending)):
+            # While others still prefill, their prompts may turn out to share its prefix.
+            self._admission_paused = sum(pending) == len(pending)
             return None
         for _, sequence in ready:
             sequence.passed += sequence.number < chosen.number
         return chosen
 
-    def _is_being_computed(self, sequence: Sequence, known: int) -> bool:
-        """Whether much more of its prompt than is known is about to be, or all. It waits until that can be shared."""
-        least = known + (1 if sequence.held else max(1, min(_WORTH_WAITING, len(sequence.tokens) - known - 1)))
+    def _is_prefix_pending(self, sequence: Sequence, cached: int) -> bool:
+        """Return whether a running prefill will soon make much more of the prompt reusable than is cached now."""
+        remaining = len(sequence.tokens) - cached - 1
+        minimum = cached + (1 if sequence.awaits_prefix else max(1, min(_MIN_PENDING_PREFIX, remaining)))
         return self._context.shares and any(
             active.n_waiting > 1
             and active.extras.salt == sequence.extras.salt
-            and common_prefix(active.tokens, sequence.tokens) >= least
+            and common_prefix(active.tokens, sequence.tokens) >= minimum
             for active in self._active
         )
 
     def _preempt(self) -> None:
-        """Send the youngest back to those that wait, with all but its part of the KV cache; it is next."""
+        """Move the youngest active sequence to the front of the queue and free its KV cells."""
         sequence = self._active.pop()
         if sequence in self._suspects:
             self._suspects.remove(sequence)
         self._slots.truncate(sequence.slot, 0)
         self._slots.release(sequence.slot)
         insort(self._waiting, sequence, key=_age)
-        sequence.passed = _MOST_PASSED
-        self._crowded = True
+        sequence.passed = _MAX_PASSED
+        self._admission_paused = True
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _remove(self, sequence: Sequence) -> None:
         sequence.end()
         if sequence in self._waiting:
             self._waiting.remove(sequence)
@@ -267,23 +269,23 @@ class Engine:
         if sequence in self._suspects:
             self._suspects.remove(sequence)
         self._slots.release(sequence.slot)
-        self._ended[sequence.slot] = sequence
-        self._crowded = False
+        self._finished[sequence.slot] = sequence
+        self._admission_paused = False
 
     # ---- a batch -------------------------------------------------------------------------------------------
 
     def _next_batch(self) -> tuple[list[BatchPart], Batch]:
-        """Whose tokens are computed next; there are cells for all of them.
+        """Return the parts of the next batch, with cells reserved for all of them, ordered by slot.
 
-        In the order of slots: recurrent models need that, and slots in a row are not split into several passes.
+        Recurrent models need that order, and adjacent slots are not split into several passes.
         """
         for source, target in self._slots.close_gap():
             next(each for each in self._active if each.slot == source).slot = target
-            self._ended.pop(target, None)
+            self._finished.pop(target, None)
         while True:
             running, n_batch = self._suspects[:1] or self._active, self._context.n_batch
-            if self._turns is not None:
-                running, n_batch = self._turns.next(running, self._active, self._n_mixed)
+            if self._exclusive is not None:
+                running, n_batch = self._exclusive.next(running, self._active, self._n_mixed)
             waiting = [sequence.n_ready for sequence in running]
             shares = schedule(waiting, n_batch, self._n_mixed(sum(waiting)), self._n_batches)
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
@@ -296,35 +298,35 @@ class Engine:
         if self._drafts and not self._suspects and (len(chosen) == 1 or self._context.unified):
             spare = Spare.of(self._context, self._slots.room, sum(shares), self._window)
         parts, batch = fill(chosen, spare, self._draft_model)
-        self._alone = parts[0].sequence.request if len(parts) == 1 else None
+        self._sole_request = parts[0].sequence.request if len(parts) == 1 else None
         return parts, batch
 
     def _n_mixed(self, n_waiting: int) -> int:
-        """How many tokens a batch may have in which some decode and some prefill."""
+        """Return the maximum size of a batch in which some sequences decode and some prefill."""
         if self._throughput:
             return self._context.n_batch
         return mixed_tokens(self._rate, n_waiting, 0 if self._context.unified else PIECE + len(self._active))
 
-    def _undo(self, parts: list[BatchPart], error: Aborted | NoRoom | LlmrunError) -> list[Event]:
-        """A batch did not go through. What was half written goes; its tokens wait again."""
+    def _roll_back(self, parts: list[BatchPart], error: Aborted | NoRoom | LlmrunError) -> list[Event]:
+        """Undo a batch that failed: cut the KV cache back, so that its tokens are computed again."""
         drafted = any(part.sequence.draft for part in parts)
         for part in parts:
             part.sequence.draft = []
-            self._keep(part.sequence, part.sequence.n_cached)
+            self._truncate(part.sequence, part.sequence.n_cached)
         if drafted or isinstance(error, Aborted):
-            self._drafts = self._drafts_wanted and isinstance(error, Aborted)
+            self._drafts = self._drafts_requested and isinstance(error, Aborted)
             return []
         if isinstance(error, NoRoom):
-            return self._give_way()
+            return self._relieve_full_cache()
         if len(parts) == 1:
             return [self._fail(parts[0].sequence, error)]
         self._suspects = [part.sequence for part in parts]
         return []
 
-    def _give_way(self) -> list[Event]:
-        """The KV cache was full sooner than its cells said: somebody has to go before the batch is tried again."""
+    def _relieve_full_cache(self) -> list[Event]:
+        """Free cells before the batch is tried again: the KV cache was full sooner than counted."""
         n_cells, room = self._context.n_cells, self._slots.room
-        if n_cells < room.n_cells:  # it could not grow as far as it was meant to
+        if n_cells < room.n_cells:  # it could not grow to its planned size
             room.n_cells = n_cells
             self._window = min(self._window, n_cells)
             return []
@@ -339,10 +341,10 @@ class Engine:
         what = f"the KV cache has no room for a prompt of {sequence.n_prompt:,} tokens"
         return [self._fail(sequence, ContextOverflowError(what, hint="shorten it"))]
 
-    def _computed(self, parts: list[BatchPart], seconds: float) -> list[Event]:
-        """A batch went through the model: draw the next tokens of those who have logits."""
+    def _advance(self, parts: list[BatchPart], seconds: float) -> list[Event]:
+        """Account for a decoded batch, and sample the next token of each sequence that has logits."""
         events: list[Event] = []
-        drawing: list[BatchPart] = []
+        sampling: list[BatchPart] = []
         for part in parts:
             sequence, end, rows = part
             start, tokens = sequence.n_cached, sequence.tokens[sequence.n_cached : end]
@@ -355,21 +357,21 @@ class Engine:
             sequence.metrics.computed(seconds)
             self._prefilled += max(0, min(end, sequence.n_prompt) - start)
             if rows:
-                drawing.append(part)
+                sampling.append(part)
                 sequence.n_steps += 1
             elif not sequence.n_completion:
                 progress = PrefillProgress(sequence.request, end - sequence.n_reused, sequence.metrics.prefill_seconds)
                 events.append(progress)
-        self._drafts = self._drafts_wanted
-        if drawing and self._suspects:
+        self._drafts = self._drafts_requested
+        if sampling and self._suspects:
             del self._suspects[0]
-        while drawing:
-            drawn = zip(drawing, self._draw(drawing), strict=True)
-            drawing = [part for part, token in drawn if self._take(part.sequence, token, events)]
+        while sampling:  # again, for sequences whose draft was right so far
+            sampled = zip(sampling, self._sample(sampling), strict=True)
+            sampling = [part for part, token in sampled if self._accept(part.sequence, token, events)]
         return events
 
-    def _draw(self, parts: list[BatchPart]) -> list[int | LlmrunError]:
-        """The next token of each, from the logits behind those that it has."""
+    def _sample(self, parts: list[BatchPart]) -> list[int | LlmrunError]:
+        """Return the next token of each sequence, or why it has none."""
         samplers: list[SequenceSampler] = []
         addresses: list[int] = []
         refused: list[Collection[int]] = []
@@ -381,51 +383,52 @@ class Engine:
         self._decoded += len(parts)
         return sample_rows(samplers, addresses, refused)
 
-    def _take(self, sequence: Sequence, token: int | LlmrunError, events: list[Event]) -> bool:
-        """Take what was drawn; whether the batch has logits for the next token too, because this one was drafted."""
+    def _accept(self, sequence: Sequence, token: int | LlmrunError, events: list[Event]) -> bool:
+        """Append a sampled token; return whether the batch holds the next logits too, because it was drafted."""
         if isinstance(token, LlmrunError):
             events.append(self._fail(sequence, token))
-            goes_on = False
+            continues = False
         else:
-            goes_on = self._follow(sequence, token, events)
+            continues = self._append_with_forced(sequence, token, events)
         if not sequence.draft:
             return False
-        if goes_on:
+        if continues:
             sequence.n_cached = sequence.n_fed + sequence.n_verified
             if sequence.n_cached == len(sequence.tokens):
                 return True
         sequence.end_draft()
         if len(self._slots.cached[sequence.slot]) > sequence.n_cached:
-            self._keep(sequence, sequence.n_cached)
+            self._truncate(sequence, sequence.n_cached)
         return False
 
     # ---- an answer -----------------------------------------------------------------------------------------
 
-    def _follow(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
-        """Take the token that was drawn, and those forced behind it, which need no logits; whether others may follow.
+    def _append_with_forced(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
+        """Append a sampled token and the tokens forced after it, which need no logits.
 
-        They may not where the answer ended, or some of it was taken back.
+        Returns:
+            False if the answer finished or a part of it was retracted.
         """
         try:
-            goes_on = self._grow(sequence, token, events)
-            for forced in self._forced(sequence) if goes_on else ():
+            continues = self._append(sequence, token, events)
+            for forced in self._forced(sequence) if continues else ():
                 sequence.sampler.follow(forced)
-                if not self._grow(sequence, forced, events):
+                if not self._append(sequence, forced, events):
                     return False
         except LlmrunError as error:
             events.append(self._fail(sequence, error))
             return False
-        return goes_on
+        return continues
 
     def _forced(self, sequence: Sequence) -> list[int]:
-        """The tokens that come next without being drawn: the grammar's, or those that end a thought."""
+        """Return the tokens that follow without sampling: the grammar's, or the end of the reasoning."""
         thinking = sequence.extras.thinking
         if thinking is not None and thinking.used_up:
             return self._vocabulary.tokenize(thinking.closing, special=True)
         return sequence.sampler.forced()
 
-    def _grow(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
-        """The answer has one more token; whether another one may follow it."""
+    def _append(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
+        """Append one token to the answer; return whether another one may follow."""
         vocabulary, extras = self._vocabulary, sequence.extras
         sequence.tokens.append(token)
         sequence.metrics.sampled(self._clock())
@@ -439,9 +442,9 @@ class Engine:
         if text:
             events.append(sequence.delta(text))
         if stream.banned:
-            # The last token that stays goes through the model once more, for the logits behind it.
-            left = sequence.retract(stream.step_back())
-            self._keep(sequence, min(sequence.n_cached, left - 1))
+            # The last remaining token is decoded once more, for the logits after it.
+            remaining = sequence.retract(stream.step_back())
+            self._truncate(sequence, min(sequence.n_cached, remaining - 1))
             return False
         reason, detail = sequence.end_reason(text, self._window)
         if reason:
@@ -449,51 +452,55 @@ class Engine:
         return not reason
 
     def _finish(self, sequence: Sequence, reason: str, detail: str = "") -> list[Event]:
-        self._leave(sequence)
+        self._remove(sequence)
         rest = sequence.text.finish()
         finished = Finished(sequence.request, reason, sequence.stats(self._window), detail)
         return [sequence.delta(rest), finished] if rest else [finished]
 
     def _fail(self, sequence: Sequence, error: LlmrunError) -> Failed:
-        self._leave(sequence)
+        self._remove(sequence)
         self._slots.truncate(sequence.slot, 0)
         return Failed.of(error, sequence.request)
 
-    def _keep(self, sequence: Sequence, length: int) -> None:
-        """Cut a sequence's KV cache to its first tokens: what came after was taken back, or half written."""
+    def _truncate(self, sequence: Sequence, length: int) -> None:
+        """Cut a sequence's KV cache to its first tokens; the rest was retracted or only half written."""
         sequence.n_cached = self._slots.truncate(sequence.slot, length)
         sequence.n_reused = min(sequence.n_reused, sequence.n_cached)
 
-    # ---- afterwards ----------------------------------------------------------------------------------------
+    # ---- finished answers ----------------------------------------------------------------------------------
 
     def save(self, request: int, *, prompt_only: bool) -> tuple[int, int]:
-        """Save the KV state of an answer that ended, for prompts that begin like it.
+        """Save the KV state of a finished answer for later prompts with the same prefix.
 
         Args:
-            request: the answer's.
-            prompt_only: leave the answer out, because other questions will follow the prompt's beginning.
+            request: number of the answer.
+            prompt_only: leave the answer out, because other questions will follow the same prompt.
 
         Returns:
-            How many tokens were saved, in how many bytes; none without a store, or one that is too small.
+            The numbers of tokens and bytes saved; zeros without a store, or if the store is too small.
 
         Raises:
             UsageError: another answer has taken its slot.
-            OSError: it can't be written.
+            OSError: the file can't be written.
         """
-        sequence = self.ended(request)
+        sequence = self.finished(request)
         if prompt_only:
             self._slots.truncate(sequence.slot, sequence.n_prompt)
         return self._slots.save(sequence.slot)
 
     def measure_steps(self, interrupted: Callable[[], bool]) -> StepTables:
-        """How long decode steps of several widths take; nothing where somebody is answered, or it is interrupted."""
+        """Measure decode steps of several widths; return empty tables if the engine is busy or gets interrupted."""
         if self.busy or not self.can_draft:
             return StepTables()
         return measure_steps(self._context, self._slots, self._draft_model, self._clock, interrupted)
 
-    def ended(self, request: int) -> Sequence:
-        """An answer that ended; raises UsageError where another one has taken its slot since."""
-        for sequence in self._ended.values():
+    def finished(self, request: int) -> Sequence:
+        """Return a finished answer whose KV state is still there.
+
+        Raises:
+            UsageError: another answer has taken its slot since.
+        """
+        for sequence in self._finished.values():
             if sequence.request == request:
                 return sequence
         raise UsageError("nothing is remembered about that answer")

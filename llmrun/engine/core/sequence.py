@@ -79,7 +79,7 @@ class Sequence:
         refused: index of tokens -> what must not stand there, given what stands before.
         cancelled: somebody asked it to stop.
         passed: how many younger ones got in before it.
-        held: it waits for what another one is computing.
+        awaits_prefix: another sequence is prefilling a prefix that this one can reuse.
     """
 
     number: int
@@ -105,7 +105,7 @@ class Sequence:
     refused: dict[int, set[int]] = field(default_factory=dict)
     cancelled: bool = False
     passed: int = 0
-    held: bool = False
+    awaits_prefix: bool = False
 
     def admit(self, slot: int, n_cached: int) -> None:
         """It has a slot, which holds its first tokens."""

@@ -68,7 +68,7 @@ class Slots:
         self._releases = 0
         self._split_steps = 0  # so often, one after the other, sequences that run had gaps between them
 
-    def known(self, tokens: list[int], salt: str) -> int:
+    def cached_prefix(self, tokens: list[int], salt: str) -> int:
         """How many first tokens of a sequence need no prefill, as far as that can be told without trying."""
         live = self._longest(tokens, salt, self.cached if self._context.shares else self.idle)[1]
         return max(live, self._stowed.longest(tokens, salt)[1])

@@ -127,7 +127,7 @@ def test_a_cancel_of_one_of_eight_leaves_the_others_alone(number: int) -> None:
         talk.ask(f"{request} Hi", most=20, request=request)
     for _ in range(6):
         talk.events += talk.engine.step()
-    assert not any(talk.engine.alone(request) for request in range(8))
+    assert not any(talk.engine.runs_alone(request) for request in range(8))
     before = {slot: talk.context.cached(slot) for slot in range(8)}
     cut: list[int] = []
     forget = talk.context.forget
@@ -144,10 +144,10 @@ def test_a_cancel_of_one_of_eight_leaves_the_others_alone(number: int) -> None:
 
 def test_whose_batch_it_is() -> None:
     talk = Conversation(hashed, n_seq_max=2, n_batch=64)
-    assert not talk.engine.alone(1)
+    assert not talk.engine.runs_alone(1)
     talk.ask("Hi", most=9, request=1)
     seen: list[tuple[bool, bool]] = []
-    talk.context.before_decode = lambda call: seen.append((talk.engine.alone(1), talk.engine.alone(2)))
+    talk.context.before_decode = lambda call: seen.append((talk.engine.runs_alone(1), talk.engine.runs_alone(2)))
     for _ in range(3):
         talk.engine.step()
     talk.ask("Ho", most=2, request=2)

@@ -18,7 +18,7 @@ HOT = SamplingParams(temperature=0.9, top_k=5, top_p=0.9, min_p=0.0, seed=1)
 def test_the_last_tokens_oldest_first() -> None:
     talk = Conversation(hashed, n_ctx=200)
     text, _ = talk.answer("Hi", HOT, most=20, remember=4)
-    choices = talk.engine.ended(1).sampler.explain(4, 3)
+    choices = talk.engine.finished(1).sampler.explain(4, 3)
     assert "".join(choice.text for choice in choices) == text[-4:]
     for choice in choices:
         assert [step.name for step in choice.steps] == ["model", "top_k", "top_p", "temperature"]
@@ -32,22 +32,22 @@ def test_the_last_tokens_oldest_first() -> None:
 def test_fewer_than_asked_where_fewer_are_remembered() -> None:
     talk = Conversation(hashed, n_ctx=200)
     talk.answer("Hi", HOT, most=3, remember=16)
-    assert len(talk.engine.ended(1).sampler.explain(16, 3)) == 3
-    assert len(talk.engine.ended(1).sampler.explain(2, 3)) == 2
+    assert len(talk.engine.finished(1).sampler.explain(16, 3)) == 3
+    assert len(talk.engine.finished(1).sampler.explain(2, 3)) == 2
 
 
 def test_the_end_token_has_a_name() -> None:
     talk = Conversation(scripted({"Hi": "yo"}))
     talk.answer("Hi", remember=2)
-    assert [choice.text for choice in talk.engine.ended(1).sampler.explain(2, 1)] == ["o", "<end>"]
+    assert [choice.text for choice in talk.engine.finished(1).sampler.explain(2, 1)] == ["o", "<end>"]
 
 
 def test_nothing_is_remembered_unless_asked_for() -> None:
     talk = Conversation(hashed, n_ctx=200)
     talk.answer("Hi", HOT, most=3)
-    assert talk.engine.ended(1).sampler.explain(3, 3) == []
+    assert talk.engine.finished(1).sampler.explain(3, 3) == []
     with pytest.raises(UsageError):
-        talk.engine.ended(2).sampler.explain(3, 3)
+        talk.engine.finished(2).sampler.explain(3, 3)
 
 
 def test_tokens_taken_back_are_forgotten_and_refused_ones_shown_as_cut() -> None:
@@ -58,7 +58,7 @@ def test_tokens_taken_back_are_forgotten_and_refused_ones_shown_as_cut() -> None
 
     talk = Conversation(logits)
     assert talk.answer("Hi", remember=8, ban=("no",)) == ("y", "stop")
-    choices = talk.engine.ended(1).sampler.explain(8, 2)
+    choices = talk.engine.finished(1).sampler.explain(8, 2)
     assert [choice.text for choice in choices] == ["y", "<end>"]
     at = choices[0].candidates.index("n")
     assert choices[0].steps[0].probabilities[at] > 0.9
@@ -69,7 +69,7 @@ def test_forced_tokens_are_computed_as_one_batch_and_said_to_be_forced() -> None
     talk = Conversation(scripted({"Hi": "xabcy"}))
     assert talk.answer("Hi", constraint=AfterA(), remember=8) == ("xabcy", "stop")
     assert [len(batch) for batch in talk.context.calls] == [2, 1, 3, 1]
-    choices = talk.engine.ended(1).sampler.explain(8, 1)
+    choices = talk.engine.finished(1).sampler.explain(8, 1)
     assert [(choice.text, choice.forced) for choice in choices] == [
         ("x", False),
         ("a", False),

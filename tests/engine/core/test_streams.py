@@ -24,7 +24,7 @@ def alone(prompt: str, most: int) -> str:
 
 
 def check_cells(crowd: Conversation) -> None:
-    assert crowd.engine.condition(0).cells_used == crowd.context.n_used
+    assert crowd.engine.status(0).cells_used == crowd.context.n_used
 
 
 def test_one_system_prompt_is_computed_once_and_copied() -> None:
@@ -35,7 +35,7 @@ def test_one_system_prompt_is_computed_once_and_copied() -> None:
     assert not crowd.context.unified
     assert crowd.computed() == len(SYSTEM) + 6 * (2 + 4)
     assert [crowd.text(request) for request in range(6)] == [alone(SYSTEM + f"{request}?", 5) for request in range(6)]
-    assert crowd.engine.condition(0).cells_shared == 0
+    assert crowd.engine.status(0).cells_shared == 0
     check_cells(crowd)
 
 

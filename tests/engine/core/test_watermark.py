@@ -51,7 +51,7 @@ def test_a_grammar_and_a_mark(watermark: str) -> None:
 def test_explanations_end_with_it() -> None:
     talk = Conversation(hashed, n_ctx=400)
     talk.answer("Hi", marked("green"), most=5, remember=5)
-    choices = talk.engine.ended(1).sampler.explain(5, 3)
+    choices = talk.engine.finished(1).sampler.explain(5, 3)
     assert [choice.steps[-1].name for choice in choices] == ["green"] * 5
 
 

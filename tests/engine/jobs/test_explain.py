@@ -268,7 +268,7 @@ def test_an_answer_about_a_picture_is_refused(
     answered: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = answered()
-    sequence = loaded.engine.ended(1)
+    sequence = loaded.engine.finished(1)
     monkeypatch.setattr(sequence, "extras", replace(sequence.extras, pictures=object()))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="picture"):
         looked_at(loaded)

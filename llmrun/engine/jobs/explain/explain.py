@@ -43,7 +43,7 @@ def run(
         UsageError: nothing is remembered about it, or it is about a picture.
         OutOfMemoryError: a second context does not fit.
     """
-    answered = loaded.engine.ended(command.answer)
+    answered = loaded.engine.finished(command.answer)
     if answered.extras.pictures is not None:
         raise UsageError("an answer about a picture can't be explained", why="only tokens can be looked at again")
     if answered.extras.pictures is not None:
