@@ -92,11 +92,11 @@ class Output:
         """One line on stderr; on a terminal it is wrapped between words.
 
         Args:
-            is_command: something in it will be copied, so that no newline may break it.
+            is_command: something in it will be copied, so that only the terminal itself may wrap it.
             dim: it is beside the point.
         """
         line = clean(text)
-        shown = self._wrapped(line, is_copied=is_command)
+        shown = line if is_command else self._wrapped(line)
         self._to_stderr(self._styled(_DIM, shown) if dim else shown)
 
     def error(self, error: LlmrunError) -> None:
