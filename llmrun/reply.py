@@ -12,11 +12,11 @@ from typing import Any, Protocol, TypeVar
 
 from llmrun.errors import CutOffError, EngineCrashedError, UsageError, brief, require
 from llmrun.grammar import Grammar
+from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.arguments import KINDS, refuse_unknown
 from llmrun.protocol.codec import load_json
-from llmrun.protocol.messages import Event, Finished, Message, Started, Stats, TextDelta, TokenLogprob
+from llmrun.protocol.messages import Event, Finished, Message, Stats, TextDelta, TokenLogprob
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.reasoning import ReasoningKind, Splitter, split
 
 _Value = TypeVar("_Value")
 
@@ -63,20 +63,11 @@ class Reply(Iterator[Event]):
     ) -> None:
         self._events, self._schema = events, schema
         self.cancel = cancel
-        self._started: Started | None = None
-        self._finished: Finished | None = None
-        self._pieces: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._received = ResponseAccumulator()
 
     def __next__(self) -> Event:
         event = next(self._events)
-        if isinstance(event, Started):
-            self._started = event
-        elif isinstance(event, TextDelta):
-            self._pieces.append(event.text)
-            self._logprobs += event.logprobs
-        elif isinstance(event, Finished):
-            self._finished = event
+        self._received.take(event)
         return event
 
     def pieces(self) -> TextPieces:
@@ -90,12 +81,14 @@ class Reply(Iterator[Event]):
         Raises:
             LlmrunError: the answer failed, see Model.answer().
         """
-        return self._split()[1]
+        self._end()
+        return self._received.text
 
     @property
     def thoughts(self) -> str:
         """What the model thought before it answered; "" where it does not think. Waits for the end."""
-        return self._split()[0]
+        self._end()
+        return self._received.reasoning
 
     @property
     def parsed(self) -> Any:
@@ -129,7 +122,7 @@ class Reply(Iterator[Event]):
     def logprobs(self) -> list[TokenLogprob]:
         """How likely each token was, thoughts included; none where that was not asked for. Waits for the end."""
         self._end()
-        return self._logprobs
+        return self._received.logprobs
 
     @property
     def reason(self) -> str:
@@ -158,14 +151,9 @@ class Reply(Iterator[Event]):
     def _end(self) -> Finished:
         for _ in self:
             pass
-        if self._finished is None:  # it was asked for again after it failed
+        if self._received.finished is None:  # it was asked for again after it failed
             raise EngineCrashedError("this answer failed", hint="ask again")
-        return self._finished
-
-    def _split(self) -> tuple[str, str]:
-        self._end()
-        tags, inside = (self._started.thinking_tags, self._started.thinking) if self._started else ((), False)
-        return split("".join(self._pieces), tags, inside=inside)
+        return self._received.finished
 
 
 class TextPieces(Iterator[str]):
@@ -182,14 +170,10 @@ class TextPieces(Iterator[str]):
 
 
 def _texts(events: Iterable[Event]) -> Iterator[str]:
-    """The text of events without the model's thoughts."""
-    splitter = Splitter(())
+    """Yield the text of events without the model's reasoning."""
     for event in events:
-        if isinstance(event, Started):
-            splitter = Splitter(event.thinking_tags, inside=event.thinking)
-        parts = splitter.feed(event.text) if isinstance(event, TextDelta) else []
-        parts += splitter.flush() if isinstance(event, Finished) else []
-        yield from (part.text for part in parts if part.kind is ReasoningKind.ANSWER)
+        if isinstance(event, TextDelta):
+            yield from (part.text for part in event.answer_parts if part.kind == "text")
 
 
 async def _waiting_elsewhere(values: Iterator[_Value], cancel: Callable[[], None]) -> AsyncIterator[_Value]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support.answers import sent
 from support.gguf_writer import tiny_model, write
 
 import llmrun
@@ -304,11 +305,11 @@ def test_a_reply_gives_text_figures_and_events(load: Load) -> None:
 
 
 def test_thoughts_are_no_part_of_the_text() -> None:
-    tags = ("<think>", "</think>")
-    events = Started(1, 1, 0, 0, True, tags), TextDelta(1, "hm</th", 1), TextDelta(1, "ink>\n\nYes", 1)
-    reply = reply_of(*events, Finished(1, "stop", Stats()))
+    started = Started(1, 1, 0, 0, True, ("<think>", "</think>"))
+    events = [started, *sent(started, ["hm</th", "ink>\n\nYes"])]
+    reply = reply_of(*events)
     assert (reply.text, reply.thoughts) == ("Yes", "hm")
-    assert list(reply_of(*events, Finished(1, "stop", Stats())).pieces()) == ["Yes"]
+    assert list(reply_of(*events).pieces()) == ["Yes"]
 
 
 def test_a_reply_can_be_awaited_and_iterated_in_asyncio(load: Load) -> None:

@@ -33,7 +33,7 @@ class RowAnswer:
         self.parts: list[Part] = []
         self.error: LlmrunError | None = None
         self._ended = ended
-        self._reader = AnswerReader(0, todo.asked.request.tools)
+        self._reader = AnswerReader(0)
 
     def put(self, event: Event | LlmrunError | None) -> None:
         if event is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from llmrun.chat.open_turn import HeardAnswer, OpenTurn
+from llmrun.chat.open_turn import OpenTurn
 from llmrun.chat.pictures import PictureFile, PictureShelf
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.turns import (
@@ -38,6 +38,7 @@ from llmrun.chat.truncation import (
 from llmrun.errors import ContextOverflowError, LlmrunError, OutOfMemoryError, ResourceError, UsageError
 from llmrun.model.chat_model import ChatModel
 from llmrun.model.several import with_seeds
+from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.messages import (
     AnswerRequest,
     Counted,
@@ -45,13 +46,10 @@ from llmrun.protocol.messages import (
     Finished,
     Message,
     Pictured,
-    Started,
     Stats,
-    TextDelta,
     ToolCall,
 )
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.reasoning import split
 
 _ANSWER_ROOM = 512  # tokens that are kept free for an answer of no stated length
 _SUMMARY_ROOM = 256
@@ -164,19 +162,19 @@ class Conversation:
     def _several(self, seeds: Sequence[int]) -> Generator[Event, None, None]:
         """Give the events of several answers, and save each, however it ends."""
         self._turn = turn = self._new_turn(any_seed=True)
-        heard: dict[int, HeardAnswer] = {}
+        heard: dict[int, ResponseAccumulator] = {}
         self._versions, self.last, self.calls = [], None, ()
         try:
             for event in self.model.answer(*with_seeds(self._asked(turn), seeds)):
                 if isinstance(event, Pictured):
                     continue  # they were told of when the question was asked
-                heard.setdefault(event.request, HeardAnswer()).take(event)
+                heard.setdefault(event.request, ResponseAccumulator()).take(event)
                 yield event
         finally:
             for _, each in sorted(heard.items()):
                 self._save_version(turn, each)
 
-    def _save_version(self, turn: OpenTurn, heard: HeardAnswer) -> None:
+    def _save_version(self, turn: OpenTurn, heard: ResponseAccumulator) -> None:
         """Save one of several answers, of which each has its own thoughts and seed."""
         seed = heard.started.seed if heard.started else None
         version = replace(turn, thoughts=[], sampling=replace(turn.sampling, seed=seed))
@@ -276,7 +274,7 @@ class Conversation:
     def _round(self, turn: OpenTurn, answer: Answering | None = None) -> Generator[Event, None, None]:
         """One answer of the model's, which ends the turn where it has no calls."""
         asked = self._asked(turn)
-        heard, self.last, self.calls, self._was_read = HeardAnswer(), None, (), False
+        heard, self.last, self.calls, self._was_read = ResponseAccumulator(), None, (), False
         n_asked = sum(len(each.pictures) for each in asked.messages)
         n_old = n_asked - (0 if turn.rounds else len(turn.question.pictures))
         try:
@@ -306,10 +304,10 @@ class Conversation:
                 raise
             yield from answer(self._asked(turn))
 
-    def _end_round(self, turn: OpenTurn, heard: HeardAnswer) -> str:
+    def _end_round(self, turn: OpenTurn, heard: ResponseAccumulator) -> str:
         """Note the calls that the model made, or save what was heard, as _save()."""
-        thoughts, turn.said, self.calls = heard.parts(self.manner.asked.tools)
-        turn.thoughts.append(thoughts)
+        turn.said, self.calls = heard.text, heard.calls
+        turn.thoughts.append(heard.reasoning)
         return "" if self.calls else self._save_answer(turn, heard)
 
     def go_on(self, results: Sequence[str]) -> Generator[Event, None, None]:
@@ -322,17 +320,20 @@ class Conversation:
         """Save the turn as it is; the last `calls` get no result."""
         if self.calls and self._turn is not None:
             self.calls = ()
-            self._tell(self._save_answer(self._turn, HeardAnswer(finished=Finished(0, "cancelled", Stats()))))
+            nothing = ResponseAccumulator()
+            nothing.take(Finished(0, "cancelled", Stats()))
+            self._tell(self._save_answer(self._turn, nothing))
 
-    def _save_answer(self, turn: OpenTurn, heard: HeardAnswer) -> str:
+    def _save_answer(self, turn: OpenTurn, heard: ResponseAccumulator) -> str:
         """Save what was heard, as _save(); an answer of nothing only where the model meant it so."""
         self._answered_under = self.chat.system
-        if not (heard.pieces or turn.rounds or turn.said) and heard.reason in ("cancelled", INTERRUPTED):
+        reason = heard.finished.reason if heard.finished else INTERRUPTED
+        if not (heard.has_text or turn.rounds or turn.said) and reason in ("cancelled", INTERRUPTED):
             return ""
         answer = Answer(
             turn.said,
             "\n\n".join(filter(None, turn.thoughts)),
-            heard.reason,
+            reason,
             self.model.used,
             turn.sampling,
             self.manner.asked.limits,
@@ -445,10 +446,10 @@ class Conversation:
             stops_repeats=True,
             speculation=self.model.speculation(),
         )
-        events = list(self.model.answer(asked))
-        text = "".join(event.text for event in events if isinstance(event, TextDelta))
-        started = next((event for event in events if isinstance(event, Started)), None)
-        return split(text, started.thinking_tags, inside=started.thinking)[1] if started else ""
+        received = ResponseAccumulator()
+        for event in self.model.answer(asked):
+            received.take(event)
+        return received.text
 
     def _to_send(self, turn: OpenTurn) -> list[Message]:
         question = self._shown(Message("user", turn.question.content), turn.question.pictures)

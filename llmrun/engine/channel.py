@@ -115,6 +115,7 @@ def _add(pieces: list[TextDelta], piece: TextDelta) -> None:
     last = pieces[-1] if pieces else None
     if last is not None and last.drafted == piece.drafted:
         text, tokens = last.text + piece.text, last.tokens + piece.tokens
-        pieces[-1] = piece._replace(text=text, tokens=tokens, logprobs=last.logprobs + piece.logprobs)
+        parts = None if last.parts is None and piece.parts is None else (*last.answer_parts, *piece.answer_parts)
+        pieces[-1] = piece._replace(text=text, tokens=tokens, logprobs=last.logprobs + piece.logprobs, parts=parts)
     else:
         pieces.append(piece)

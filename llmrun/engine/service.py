@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint, Matcher
     from llmrun.engine.llama.base import Vocabulary
     from llmrun.grammar import Grammar
+    from llmrun.protocol.answer import AnswerSplitter
 
     Pieces = Sequence[list[int] | Chunk]
     """What a picture is in a prompt: token ids, and what stands in place of some."""
@@ -221,6 +222,7 @@ class Preparer:
             adapters=adapters,
             shown=self._control_tokens((*(tags or ()), *(syntax.marks if syntax else ()))),
             tool_syntax=syntax.name if syntax else "",
+            splitter=_splitter(tags, syntax, asked.tools, inside=inside),
         )
 
     def adapters_for(self, asked: tuple[AdapterScale, ...] | None) -> tuple[AdapterScale, ...]:
@@ -408,3 +410,13 @@ class Preparer:
         """Those that the texts are written with."""
         tokens = (token for text in texts for token in self._vocabulary.tokenize(text, special=True))
         return frozenset(token for token in tokens if not self._vocabulary.piece(token))
+
+
+def _splitter(
+    tags: Tags | None, syntax: Syntax | None, tools: Sequence[Tool], *, inside: bool
+) -> AnswerSplitter | None:
+    if tags is None and syntax is None:
+        return None
+    from llmrun.protocol.answer import AnswerSplitter  # few models reason, few requests have tools
+
+    return AnswerSplitter(tags or (), inside=inside, tool_syntax=syntax.name if syntax else "", tools=tools)

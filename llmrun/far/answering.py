@@ -1,8 +1,6 @@
 """A far answer, told the way our own engine tells one: bytes of a stream in, events out. Pure.
 
-Owns server-sent events, OpenAI's chunks, and what is counted and timed on this side; must not know connections. What a
-model thinks and which tools it calls come apart from its text; they are put into the text as one family of models
-writes them, which Started names, so that whoever reads an engine's answer reads this one.
+Owns server-sent events, OpenAI's chunks, and what is counted and timed on this side; must not know connections.
 """
 
 from __future__ import annotations
@@ -17,10 +15,11 @@ from typing import Any
 from llmrun.errors import LlmrunError, NetworkError, UnavailableError
 from llmrun.far.server import Server
 from llmrun.far.transport import LONGEST_BODY, endless, error_in, not_compatible, read_json, refusal, require_short
-from llmrun.protocol.messages import Event, Finished, Generate, Started, Stats, TextDelta, TokenLogprob
-from llmrun.protocol.toolcalls import HERMES, TOOL_NAME, TOOL_NAME_RULE
+from llmrun.protocol.answer import AnswerSplitter
+from llmrun.protocol.messages import AnswerPart, Event, Finished, Generate, Started, Stats, TextDelta, TokenLogprob
+from llmrun.protocol.toolcalls import TOOL_NAME, TOOL_NAME_RULE
 
-_OPENING, _CLOSING = "<think>", "</think>"
+_TAGS = ("<think>", "</think>")  # around reasoning, if it is shown as text
 _DONE = b"[DONE]"
 _LARGEST_COUNT = 2**40
 _MOST_CALLS = 1000
@@ -103,7 +102,9 @@ class AnswerDecoder:
         self._reason, self._detail = "", ""
         self._usage: dict[str, Any] = {}
         self._calls: dict[int, FarCall] = {}
-        self._is_thinking = self._has_answered = False
+        self._is_reasoning = self._has_answered = False
+        self._tags = _TAGS if command.asked.prompt is None else ()
+        self._splitter = AnswerSplitter(self._tags)  # some servers leave reasoning in the content
         self.is_done = self.has_usage = self.is_cut = False
         self._n_bytes = 0  # of text, reasoning and calls
 
@@ -125,10 +126,7 @@ class AnswerDecoder:
 
     def started(self) -> Started:
         """The first event. How long the prompt is, a server tells at the end."""
-        asked = self._command.asked
-        tags = (_OPENING, _CLOSING) if asked.prompt is None else ()
-        syntax = HERMES.name if asked.tools else ""
-        return Started(self._command.request, 0, 0, asked.sampling.seed or 0, False, tags, syntax)
+        return Started(self._command.request, 0, 0, self._command.asked.sampling.seed or 0, False, self._tags)
 
     def feed(self, data: bytes) -> Iterator[Event]:
         """What an event of the stream tells.
@@ -168,8 +166,8 @@ class AnswerDecoder:
                 why="it ended the connection in the middle" if self._times else "it ended without an answer",
                 hint="try again",
             )
-        if text := self._written_calls():
-            yield TextDelta(self._command.request, text, 0)
+        if rest := (*self._splitter.flush(is_cut_off=self._reason == "length"), *self._call_parts()):
+            yield TextDelta(self._command.request, "", 0, parts=rest)
         if self._reason == "content_filter":
             raise LlmrunError(f"{self._server.host} withheld the rest of the answer", why="its content filter said so")
         if self._reason == "abort":
@@ -186,8 +184,10 @@ class AnswerDecoder:
         delta = choice.get("delta") or choice.get("message") or choice
         if not isinstance(delta, dict):
             raise not_compatible(self._server, "its answer has another shape")
-        text = self._thought(_text(delta.get("reasoning_content")) or _text(delta.get("reasoning")))
-        text += self._answer(_text(delta.get("content")) or _text(delta.get("text")))
+        reasoning = _text(delta.get("reasoning_content")) or _text(delta.get("reasoning"))
+        content = _text(delta.get("content")) or _text(delta.get("text"))
+        text = ("" if self._has_answered else reasoning) + content
+        parts = tuple(self._parts(reasoning, content))
         n_pieces = len(self._times)
         self._add_calls(delta)
         logprobs = _logprobs(choice.get("logprobs"))
@@ -198,7 +198,8 @@ class AnswerDecoder:
             self._reason = "length"
             return
         if text:
-            yield TextDelta(self._command.request, text, max(len(logprobs), len(self._times) - n_pieces), logprobs)
+            tokens = max(len(logprobs), len(self._times) - n_pieces)
+            yield TextDelta(self._command.request, text, tokens, logprobs, parts=parts)
         self._reason = _text(choice.get("finish_reason")) or self._reason
         if self._reason == "stop":
             self._detail = _text(choice.get("stop_reason")) or self._detail  # vLLM's: the stop string
@@ -219,18 +220,17 @@ class AnswerDecoder:
         if most is not None and min(len(self._times), (self._n_bytes + calls) // _BYTES_A_TOKEN) > most:
             self.is_cut = True
 
-    def _thought(self, text: str) -> str:
-        """Thoughts as they stand in a text; behind the beginning of the answer there is no place for any."""
-        if not text or self._has_answered:
-            return ""
-        opening, self._is_thinking = "" if self._is_thinking else _OPENING, True
-        return opening + text
-
-    def _answer(self, text: str) -> str:
-        if not text:
-            return ""
-        closing, self._is_thinking, self._has_answered = _CLOSING if self._is_thinking else "", False, True
-        return closing + text
+    def _parts(self, reasoning: str, content: str) -> Iterator[AnswerPart]:
+        """Yield the parts of a chunk; reasoning after the beginning of the answer is dropped."""
+        if reasoning and not self._has_answered:
+            self._is_reasoning = True
+            yield AnswerPart("reasoning", reasoning)
+        if self._is_reasoning and (content := content.lstrip()):
+            self._is_reasoning, self._splitter = False, AnswerSplitter(())
+            yield AnswerPart("reasoning_end")
+        if content:
+            self._has_answered = True
+            yield from self._splitter.feed(content)
 
     def _add_calls(self, delta: dict[str, Any]) -> None:
         calls = delta.get("tool_calls")
@@ -241,27 +241,23 @@ class AnswerDecoder:
                 self._calls.setdefault(index if isinstance(index, int) else place, FarCall()).add(function)
                 self._times.append(self._clock())
 
-    def _written_calls(self) -> str:
-        """The calls as Started says that they are written; the last one of an answer that was cut off may be open.
+    def _call_parts(self) -> Iterator[AnswerPart]:
+        """Yield the tool calls; the last one of an answer that was cut off may be incomplete.
 
         Raises:
-            NetworkError: one can't be read.
+            NetworkError: a call can't be read.
         """
-        if not self._command.asked.tools:
-            return ""
-        text = ""
-        for call in self._calls.values():
+        for call in self._calls.values() if self._command.asked.tools else ():
             arguments = call.arguments.strip() or "{}"
-            begin = HERMES.then if text else HERMES.begin + HERMES.first
-            text += f"{begin}{call.name}{HERMES.middle}{arguments}"
+            yield AnswerPart("call", call.name)
+            yield AnswerPart("arguments", arguments)
             try:
                 self._check_call(call.name, arguments)
             except NetworkError:
                 if self._reason != "length":
                     raise
-                break
-            text += HERMES.close
-        return self._answer(text)
+                return
+            yield AnswerPart("call_end")
 
     def _check_call(self, name: str, arguments: str) -> None:
         if not TOOL_NAME.fullmatch(name):

@@ -10,7 +10,7 @@ Most are named tuples: both processes make these classes at every start, and a d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from llmrun.errors import BY_CODE, TEXT, LlmrunError, UsageError, brief, require
 from llmrun.grammar import Grammar
@@ -272,13 +272,30 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[str, tuple[int, ...], float], ...]
 
 
-class TextDelta(NamedTuple):
-    """A piece of the answer: whole characters, at least one of them.
+PartKind = Literal["text", "reasoning", "reasoning_end", "call", "arguments", "call_end"]
+
+
+class AnswerPart(NamedTuple):
+    """A piece of the answer of one kind.
 
     Attributes:
-        tokens: how many it took.
-        logprobs: of the tokens whose text begins in it, where they were asked for.
+        kind: "call" begins a tool call, "arguments" continues its JSON; the two ends complete what they name.
+        text: the tool's name for "call"; "" for the two ends.
+    """
+
+    kind: PartKind
+    text: str = ""
+
+
+class TextDelta(NamedTuple):
+    """The next piece of the answer, in whole characters.
+
+    Attributes:
+        text: as the model wrote it, with the tags of its reasoning and the syntax of its calls.
+        tokens: number of tokens that it took.
+        logprobs: of the tokens whose text begins in it, if they were requested.
         drafted: its last token was drafted, and verified by the step that chose an earlier one.
+        parts: the same without tags and syntax; None if it is nothing but text.
     """
 
     request: int
@@ -286,6 +303,14 @@ class TextDelta(NamedTuple):
     tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
     drafted: bool = False
+    parts: tuple[AnswerPart, ...] | None = None
+
+    @property
+    def answer_parts(self) -> tuple[AnswerPart, ...]:
+        """The parts, also if it is nothing but text."""
+        if self.parts is None:
+            return (AnswerPart("text", self.text),) if self.text else ()
+        return self.parts
 
 
 @dataclass(frozen=True, slots=True)

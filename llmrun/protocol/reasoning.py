@@ -7,22 +7,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import NamedTuple
 
-
-class ReasoningKind(enum.Enum):
-    """What a part of the text is. END has no text: the thoughts are complete."""
-
-    THOUGHT = enum.auto()
-    END = enum.auto()
-    ANSWER = enum.auto()
-
-
-class ReasoningPart(NamedTuple):
-    """A piece of the text, of one kind."""
-
-    kind: ReasoningKind
-    text: str
+from llmrun.protocol.messages import AnswerPart
 
 
 class _State(enum.Enum):
@@ -32,7 +18,7 @@ class _State(enum.Enum):
     ANSWER = enum.auto()
 
 
-class Splitter:
+class ReasoningSplitter:
     """One answer's text, in pieces.
 
     Args:
@@ -51,40 +37,40 @@ class Splitter:
         """Whether the text so far ends inside the thoughts."""
         return self._state is _State.INSIDE
 
-    def feed(self, text: str) -> list[ReasoningPart]:
+    def feed(self, text: str) -> list[AnswerPart]:
         """The parts that are known with this piece. Tags and the blanks around the thoughts' end are left out."""
         if self._state is _State.ANSWER:
-            return [ReasoningPart(ReasoningKind.ANSWER, text)] if text else []
+            return [AnswerPart("text", text)] if text else []
         self._held += text
-        parts: list[ReasoningPart] = []
+        parts: list[AnswerPart] = []
         while self._held and (self._inside(parts) if self.inside else self._outside(parts)):
             pass
         return parts
 
-    def flush(self) -> list[ReasoningPart]:
+    def flush(self) -> list[AnswerPart]:
         """The rest, when no more text comes."""
         held, self._held = self._held, ""
         if not held or (self._state is _State.BEHIND and not held.strip()):
             return []
-        return [ReasoningPart(ReasoningKind.THOUGHT if self.inside else ReasoningKind.ANSWER, held)]
+        return [AnswerPart("reasoning" if self.inside else "text", held)]
 
-    def _inside(self, parts: list[ReasoningPart]) -> bool:
+    def _inside(self, parts: list[AnswerPart]) -> bool:
         """Take thoughts; gives whether there may be more to take."""
         end = self._held.find(self._closing)
         if end < 0:
             kept = overlap(self._held, self._closing)
             known = len(self._held) - kept
             if known:
-                parts.append(ReasoningPart(ReasoningKind.THOUGHT, self._held[:known]))
+                parts.append(AnswerPart("reasoning", self._held[:known]))
             self._held = self._held[known:]
             return False
         if end:
-            parts.append(ReasoningPart(ReasoningKind.THOUGHT, self._held[:end]))
-        parts.append(ReasoningPart(ReasoningKind.END, ""))
+            parts.append(AnswerPart("reasoning", self._held[:end]))
+        parts.append(AnswerPart("reasoning_end"))
         self._held, self._state = self._held[end + len(self._closing) :], _State.BEHIND
         return True
 
-    def _outside(self, parts: list[ReasoningPart]) -> bool:
+    def _outside(self, parts: list[AnswerPart]) -> bool:
         """Take what comes before the answer, or between two thoughts."""
         text = self._held.lstrip()
         if text.startswith(self._opening):
@@ -92,17 +78,9 @@ class Splitter:
             return True
         if self._opening.startswith(text):
             return False
-        parts.append(ReasoningPart(ReasoningKind.ANSWER, text if self._state is _State.BEHIND else self._held))
+        parts.append(AnswerPart("text", text if self._state is _State.BEHIND else self._held))
         self._held, self._state = "", _State.ANSWER
         return False
-
-
-def split(text: str, tags: Sequence[str], *, inside: bool = False) -> tuple[str, str]:
-    """A whole text as (thoughts, answer)."""
-    splitter = Splitter(tags, inside=inside)
-    parts = [*splitter.feed(text), *splitter.flush()]
-    thoughts = "".join(part.text for part in parts if part.kind is ReasoningKind.THOUGHT)
-    return thoughts.strip(), "".join(part.text for part in parts if part.kind is ReasoningKind.ANSWER)
 
 
 def overlap(text: str, tag: str) -> int:

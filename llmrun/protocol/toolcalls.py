@@ -6,7 +6,6 @@ begun. So nothing is guessed here: what does not follow the syntax is text.
 
 from __future__ import annotations
 
-import enum
 import json
 import os
 import re
@@ -14,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from llmrun.protocol.codec import load_json
-from llmrun.protocol.messages import Tool, ToolCall
+from llmrun.protocol.messages import AnswerPart, PartKind, Tool
 from llmrun.protocol.parameters import as_json, parameters_of
 from llmrun.protocol.reasoning import overlap
 
@@ -146,49 +145,12 @@ SYNTAXES = {syntax.name: syntax for syntax in _ALL}
 TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 TOOL_NAME_RULE = "must be 1 to 256 letters, digits or any of _-.:/"
 _MOST_NAME_CHARACTERS = 256
-_Step = Callable[[list["CallPart"]], bool]
+_Step = Callable[[list[AnswerPart]], bool]
 
 
 def new_call_id() -> str:
     """A name for a call, for models and clients that give it none."""
     return f"call_{os.urandom(12).hex()}"
-
-
-def split_calls(
-    text: str, tool_syntax: str, tools: Sequence[Tool] = (), *, is_cut_off: bool = False
-) -> tuple[str, tuple[ToolCall, ...]]:
-    """A whole answer as its text and its complete calls, which get ids.
-
-    Args:
-        tool_syntax: as in Started.
-        tools: that may be called.
-        is_cut_off: see CallSplitter.flush().
-    """
-    splitter = CallSplitter(SYNTAXES.get(tool_syntax), tools)
-    said, calls = "", list[ToolCall]()
-    for kind, piece in (*splitter.feed(text), *splitter.flush(is_cut_off=is_cut_off)):
-        if kind is CallKind.TEXT:
-            said += piece
-        elif kind is CallKind.NAME:
-            calls.append(ToolCall(new_call_id(), piece, ""))
-        else:
-            calls[-1] = calls[-1]._replace(arguments=calls[-1].arguments + piece)
-    return said, tuple(calls[: splitter.n_calls])
-
-
-class CallKind(enum.Enum):
-    """What a part of the text is. A NAME is a whole one, and begins a call."""
-
-    TEXT = enum.auto()
-    NAME = enum.auto()
-    ARGUMENTS = enum.auto()
-
-
-class CallPart(NamedTuple):
-    """A piece of the text, of one kind."""
-
-    kind: CallKind
-    text: str
 
 
 class CallSplitter:
@@ -214,15 +176,15 @@ class CallSplitter:
         self._in_string = self._escaped = False
         self.n_calls = 0
 
-    def feed(self, text: str) -> list[CallPart]:
+    def feed(self, text: str) -> list[AnswerPart]:
         """The parts that are known with this piece. The frame around calls and the blanks before it are left out."""
         self._held += text
-        parts: list[CallPart] = []
+        parts: list[AnswerPart] = []
         while self._held and self._step(parts):
             pass
         return parts
 
-    def flush(self, *, is_cut_off: bool = False) -> list[CallPart]:
+    def flush(self, *, is_cut_off: bool = False) -> list[AnswerPart]:
         """The rest, when no more text comes; nothing of a call that was cut off before its arguments.
 
         Args:
@@ -231,15 +193,15 @@ class CallSplitter:
         held, self._held = self._held, ""
         begins_call = is_cut_off and bool(held.strip())
         is_text = self._step in (self._start, self._outside) and not begins_call and (held.strip() or not self.n_calls)
-        return [CallPart(CallKind.TEXT, held)] if held and is_text else []
+        return [AnswerPart("text", held)] if held and is_text else []
 
     # Each step takes what it can of the held text, and gives whether there may be more to take.
 
-    def _text(self, parts: list[CallPart]) -> bool:
-        self._emit(parts, CallKind.TEXT, len(self._held))
+    def _text(self, parts: list[AnswerPart]) -> bool:
+        self._emit(parts, "text", len(self._held))
         return False
 
-    def _start(self, parts: list[CallPart]) -> bool:
+    def _start(self, parts: list[AnswerPart]) -> bool:
         """What stands before a text is none of it."""
         lead, text = self._syntax.lead, self._held.lstrip()
         if lead and text.startswith(lead):
@@ -248,24 +210,24 @@ class CallSplitter:
             return False
         return self._go_on(self._outside)
 
-    def _outside(self, parts: list[CallPart]) -> bool:
+    def _outside(self, parts: list[AnswerPart]) -> bool:
         begin, blanks = self._syntax.begin, len(self._held) - len(self._held.lstrip())
         found = blanks if self._syntax.at_start else self._held.find(begin)
         if found >= 0 and self._held.startswith(begin, found):
-            self._emit(parts, CallKind.TEXT, len(self._held[:found].rstrip()))
+            self._emit(parts, "text", len(self._held[:found].rstrip()))
             self._held = self._held.lstrip()
             self._passed = ""
             return self._frame(parts, begin, self._first)
         if self._syntax.at_start:
             return not begin.startswith(self._held[blanks:]) and self._go_on(self._text)
         kept = overlap(self._held, begin)
-        self._emit(parts, CallKind.TEXT, len(self._held[: len(self._held) - kept].rstrip()))
+        self._emit(parts, "text", len(self._held[: len(self._held) - kept].rstrip()))
         return False
 
-    def _first(self, parts: list[CallPart]) -> bool:
+    def _first(self, parts: list[AnswerPart]) -> bool:
         return self._frame(parts, self._syntax.first, self._name)
 
-    def _name(self, parts: list[CallPart]) -> bool:
+    def _name(self, parts: list[AnswerPart]) -> bool:
         """The name, once it is certain that arguments follow."""
         name, found, rest = self._held.partition(self._syntax.middle)
         most = _MOST_NAME_CHARACTERS + (0 if found else len(self._syntax.middle))
@@ -275,7 +237,7 @@ class CallSplitter:
             return self._not_a_call(parts)
         if not (found and rest.startswith(begins)):
             return False
-        parts.append(CallPart(CallKind.NAME, name))
+        parts.append(AnswerPart("call", name))
         self._held = rest
         if form is None:
             return self._go_on(self._arguments)
@@ -283,13 +245,13 @@ class CallSplitter:
         self._n_parameters = 0
         return self._go_on(self._parameter)
 
-    def _parameter(self, parts: list[CallPart]) -> bool:
+    def _parameter(self, parts: list[AnswerPart]) -> bool:
         """The next parameter, once it is whole; or the end of the call."""
         form = self._syntax.parameter
         assert form is not None
         if self._held.startswith(self._syntax.close):
-            parts.append(CallPart(CallKind.ARGUMENTS, "}" if self._n_parameters else "{}"))
-            self.n_calls += 1
+            parts.append(AnswerPart("arguments", "}" if self._n_parameters else "{}"))
+            self._end_call(parts)
             self._passed = ""
             return self._go_on(self._close)
         begin = (form.between if self._n_parameters else "") + form.begin
@@ -300,7 +262,7 @@ class CallSplitter:
         if value is None:
             return False
         member = f"{json.dumps(name, ensure_ascii=False)}: {value[0]}"
-        parts.append(CallPart(CallKind.ARGUMENTS, (", " if self._n_parameters else "{") + member))
+        parts.append(AnswerPart("arguments", (", " if self._n_parameters else "{") + member))
         self._n_parameters += 1
         self._held = value[1]
         return True
@@ -319,7 +281,7 @@ class CallSplitter:
             return None
         return (text[:end], text[end:]) if end < len(text) else None  # a number may go on
 
-    def _arguments(self, parts: list[CallPart]) -> bool:
+    def _arguments(self, parts: list[AnswerPart]) -> bool:
         for index, character in enumerate(self._held):
             if self._in_string:
                 self._in_string = self._escaped or character != '"'
@@ -329,24 +291,28 @@ class CallSplitter:
             else:
                 self._depth += (character in "{[") - (character in "}]")
             if self._depth == 0:
-                self._emit(parts, CallKind.ARGUMENTS, index + 1)
-                self.n_calls += 1
+                self._emit(parts, "arguments", index + 1)
+                self._end_call(parts)
                 self._passed = ""
                 return self._go_on(self._close)
-        self._emit(parts, CallKind.ARGUMENTS, len(self._held))
+        self._emit(parts, "arguments", len(self._held))
         return False
 
-    def _close(self, parts: list[CallPart]) -> bool:
+    def _end_call(self, parts: list[AnswerPart]) -> None:
+        parts.append(AnswerPart("call_end"))
+        self.n_calls += 1
+
+    def _close(self, parts: list[AnswerPart]) -> bool:
         after = self._behind if self._syntax.end else self._text if self._syntax.at_start else self._outside
         return self._frame(parts, self._syntax.close, after)
 
-    def _behind(self, parts: list[CallPart]) -> bool:
+    def _behind(self, parts: list[AnswerPart]) -> bool:
         """Behind one of a list of calls: another one, or the end of the list."""
         if self._held.startswith(self._syntax.end):
             return self._frame(parts, self._syntax.end, self._outside)
         return self._frame(parts, self._syntax.then, self._name)
 
-    def _frame(self, parts: list[CallPart], text: str, after: _Step) -> bool:
+    def _frame(self, parts: list[AnswerPart], text: str, after: _Step) -> bool:
         """A text that has to come now."""
         if self._held.startswith(text):
             self._passed += text
@@ -354,20 +320,20 @@ class CallSplitter:
             return self._go_on(after)
         return not text.startswith(self._held) and self._not_a_call(parts)
 
-    def _not_a_call(self, parts: list[CallPart]) -> bool:
+    def _not_a_call(self, parts: list[AnswerPart]) -> bool:
         """It is text, which begins like a call."""
         if self._passed:
-            parts.append(CallPart(CallKind.TEXT, self._passed))
+            parts.append(AnswerPart("text", self._passed))
         return self._go_on(self._text if self._syntax.at_start else self._outside)
 
     def _go_on(self, step: _Step) -> bool:
         self._step = step
         return True
 
-    def _emit(self, parts: list[CallPart], kind: CallKind, size: int) -> None:
+    def _emit(self, parts: list[AnswerPart], kind: PartKind, size: int) -> None:
         """Give out the first characters that are held."""
         if size:
-            parts.append(CallPart(kind, self._held[:size]))
+            parts.append(AnswerPart(kind, self._held[:size]))
         self._held = self._held[size:]
 
 

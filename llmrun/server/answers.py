@@ -56,7 +56,7 @@ class Answers:
         self, pool: Pool, kept: KeptModel, asked: Asked, put: Callable[[Heard], None], metrics: ServerMetrics
     ) -> None:
         self._pool, self._kept, self._asked, self._put = pool, kept, asked, put
-        self._choices = [_Choice(AnswerReader(index, asked.request.tools)) for index in range(asked.n)]
+        self._choices = [_Choice(AnswerReader(index)) for index in range(asked.n)]
         self._clocks = [metrics.request(kept.name) for _ in range(asked.n)]
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.answers import sent
 
 from llmrun.chat.attachments import read_picture
 from llmrun.chat.conversation import Conversation, Manner, Overflow
@@ -75,10 +76,11 @@ class FakeModel:
             raise EngineCrashedError("the engine died")
         prompt = self.count(asked.messages).total
         assert prompt <= self.n_ctx, "the engine would refuse it"
-        yield Started(request, prompt, 0, asked.sampling.seed or 0, thinking_tags=("<think>", "</think>"))
+        started = Started(request, prompt, 0, asked.sampling.seed or 0, thinking_tags=("<think>", "</think>"))
+        yield started
         text = self.says or f"answer {len(self.seen)}"
         if text:
-            yield TextDelta(request, text, 1)
+            yield from sent(started, [text])[:-1]
         if self.dies_behind:
             raise EngineCrashedError("the engine died")
         stats = Stats(prompt_tokens=prompt, completion_tokens=len(text), context_used=prompt + len(text))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.answers import sent
 
 from llmrun.chat.conversation import Conversation, Manner
 from llmrun.chat.store.export import export, read_json
@@ -24,12 +25,12 @@ from llmrun.protocol.messages import (
     Message,
     Started,
     Stats,
-    TextDelta,
     Tool,
 )
 from llmrun.protocol.params import resolve_sampling
 
 WEATHER = Tool("weather", "Tells it.")
+STARTED = Started(1, 1, 0, 0, thinking_tags=("<think>", "</think>"), tool_syntax="hermes")
 CALL = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 
 
@@ -65,8 +66,8 @@ class FakeModel:
         self.seen.append(asked)
         if not self.answers:
             raise EngineCrashedError("the engine died")
-        yield Started(1, 1, 0, 0, thinking_tags=("<think>", "</think>"), tool_syntax="hermes")
-        yield TextDelta(1, self.answers.pop(0), 1)
+        yield STARTED
+        yield from sent(STARTED, [self.answers.pop(0)], reason=self.ends)[:-1]
         yield Finished(1, self.ends, Stats(prompt_tokens=len(self.seen)))
 
 

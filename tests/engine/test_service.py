@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support import fake_context
+from support.answers import split
 from support.fake_context import BEGIN, END, TURN, FakeContext, FakeVocabulary, Model, scripted, tokens_of
 
 from llmrun.engine.core.loop import Engine
@@ -39,8 +40,6 @@ from llmrun.protocol.messages import (
     Tool,
 )
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.reasoning import split
-from llmrun.protocol.toolcalls import split_calls
 
 PLAIN = "{{ messages[-1].content }}"
 OPENS = PLAIN + "<think>{# </think> #}"
@@ -134,7 +133,8 @@ def test_a_control_token_is_shown_that_only_begins_a_tag(monkeypatch: pytest.Mon
     monkeypatch.setitem(fake_context.CONTROL, TURN, "<channel|>")
     thinks = [BEGIN, *tokens_of("thought\nhm"), TURN, *tokens_of("Hello"), END]
     text, started = answer(scripted({"Hi": thinks}), PLAIN + "{# <channel|> #}")
-    assert split(text, started.thinking_tags) == ("hm", "Hello")
+    received = split(started, text)
+    assert (received.reasoning, received.text) == ("hm", "Hello")
 
 
 HARMONY = PLAIN + "{# <|channel|>final<|message|> #}"  # as in gpt-oss's
@@ -144,7 +144,8 @@ ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|
 def test_a_grammar_binds_gpt_oss_behind_its_channels() -> None:
     model = scripted({f"Hi{ANALYSIS}": f"hm {{{FINAL}{{yes}}", "Hi<|channel|>final<|message|>": "{yes}"})
     text, started = answer(model, HARMONY, grammar=GRAMMAR, limits=Limits(100))
-    assert split(text, started.thinking_tags, inside=started.thinking) == ("hm {", "{yes}")
+    received = split(started, text)
+    assert (received.reasoning, received.text) == ("hm {", "{yes}")
     assert answer(model, HARMONY, grammar=GRAMMAR, thinking=False)[0] == "{yes}"
 
 
@@ -164,17 +165,17 @@ def test_gpt_oss_thinks_and_calls(choice: str) -> None:
     said = f"{ANALYSIS}hm<|end|><|start|>assistant{call}"
     model = scripted({"Hi?": f'{said} "Paris"}}' if choice == "auto" else f'{call} "Paris"}}'})
     text, started = answer(model, CALLING, tools=(NOON,), tool_choice=choice, limits=Limits(200))
-    thoughts, rest = split(text, started.thinking_tags)
-    assert thoughts == ("hm" if choice == "auto" else "")
-    said, (called,) = split_calls(rest, started.tool_syntax, (NOON,))
-    assert (said, called.name, json.loads(called.arguments)) == ("", "noon", {"town": "Rome"})
+    received = split(started, text, (NOON,))
+    assert received.reasoning == ("hm" if choice == "auto" else "")
+    (called,) = received.calls
+    assert (received.text, called.name, json.loads(called.arguments)) == ("", "noon", {"town": "Rome"})
 
 
 def test_gpt_oss_answers_without_a_call() -> None:
     model = scripted({"Hi?": f"{ANALYSIS}hm{FINAL}Noon."})
     text, started = answer(model, CALLING, tools=(NOON,), limits=Limits(200))
-    thoughts, rest = split(text, started.thinking_tags)
-    assert (thoughts, split_calls(rest, started.tool_syntax)) == ("hm", ("Noon.", ()))
+    received = split(started, text)
+    assert (received.reasoning, received.text, received.calls) == ("hm", "Noon.", ())
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from support.answers import accumulated
 from support.far_server import CALLS, DONE, chunk, event, told, usage
 
 from llmrun.errors import LlmrunError
 from llmrun.far.answering import AnswerDecoder, EventReader
 from llmrun.far.server import Server
-from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Message, TextDelta, Tool
-from llmrun.protocol.toolcalls import HERMES, split_calls
+from llmrun.protocol.messages import AnswerPart, AnswerRequest, Event, Finished, Generate, Message, TextDelta, Tool
 
 SERVER = Server("http://host/v1")
 CHAT = AnswerRequest((Message("user", "Hi"),), tools=(Tool("add"), Tool("now")))
@@ -61,7 +61,8 @@ def test_a_stream_may_be_cut_anywhere() -> None:
         cuts = sorted(dice.sample(range(len(whole)), 20))
         pieces = [whole[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
         assert decoded(pieces) == expected
-    assert text_of(expected) == "<think>Hmm.</think>Grüße, 🦊\n\nEnd"
+    received = accumulated(expected)
+    assert (received.reasoning, received.text) == ("Hmm.", "Grüße, 🦊\n\nEnd")
 
 
 def test_times_and_tokens_are_of_the_pieces() -> None:
@@ -72,10 +73,13 @@ def test_times_and_tokens_are_of_the_pieces() -> None:
     assert (stats.prompt_tokens, stats.completion_tokens, stats.context_used) == (7, 2, 9)
 
 
-def test_calls_are_written_as_started_says() -> None:
-    text, calls = split_calls(text_of(decoded([stream(*CALLS)])), HERMES.name, CHAT.tools)
-    assert text == ""
-    assert [(call.name, json.loads(call.arguments)) for call in calls] == [("add", {"a": 1, "b": 2}), ("now", {})]
+def test_calls_are_parts() -> None:
+    received = accumulated(decoded([stream(*CALLS)]))
+    assert received.text == ""
+    assert [(call.name, json.loads(call.arguments)) for call in received.calls] == [
+        ("add", {"a": 1, "b": 2}),
+        ("now", {}),
+    ]
 
 
 def test_a_call_that_was_cut_off_is_no_error() -> None:
@@ -83,11 +87,15 @@ def test_a_call_that_was_cut_off_is_no_error() -> None:
     events = decoded([chunk(tool_calls=[{"index": 0, "function": function}]), chunk(finish="length"), DONE])
     assert isinstance(events[-1], Finished)
     assert events[-1].reason == "length"
-    assert split_calls(text_of(events), HERMES.name, CHAT.tools, is_cut_off=True)[1] == ()
+    assert accumulated(events).calls == ()
+    assert AnswerPart("call_end") not in [
+        part for each in events if isinstance(each, TextDelta) for part in each.answer_parts
+    ]
 
 
 def test_calls_that_nobody_allowed_are_left_out() -> None:
-    assert text_of(decoded([stream(*CALLS)], AnswerRequest((Message("user", "Hi"),)))) == ""
+    received = accumulated(decoded([stream(*CALLS)], AnswerRequest((Message("user", "Hi"),))))
+    assert (received.text, received.calls) == ("", ())
 
 
 def test_thoughts_behind_the_answer_have_no_place() -> None:

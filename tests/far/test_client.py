@@ -196,8 +196,8 @@ def test_pieces_are_counted_where_the_server_counts_nothing(server: FarServer, c
     assert client.has_usage is False
 
 
-def parts(events: list[Event], *tools: Tool) -> list[object]:
-    reader = AnswerReader(0, tools)
+def parts(events: list[Event]) -> list[object]:
+    reader = AnswerReader(0)
     return [part for event in events for part in reader.read(event)]
 
 
@@ -218,7 +218,7 @@ def test_thoughts_are_thoughts(server: FarServer, client: FarClient, field: str)
 def test_calls_are_calls(server: FarServer, client: FarClient) -> None:
     server.replies = [far_server.CALLS]
     tools = (Tool("add"), Tool("now"))
-    found = parts(ask(client, replace(HI, tools=tools)), *tools)
+    found = parts(ask(client, replace(HI, tools=tools)))
     assert [part.name for part in found if isinstance(part, CallBegun)] == ["add", "now"]
     arguments = ["", ""]
     for part in found:

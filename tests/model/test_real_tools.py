@@ -18,7 +18,7 @@ from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.toolcalls import SYNTAXES
 from llmrun.runner.runner import Runner
 from llmrun.server.asked import CallArguments, CallBegun, Part
-from llmrun.server.toolcalls import PartSplitter
+from llmrun.server.toolcalls import AnswerReader
 
 PLACE: dict[str, Any] = {
     "type": "object",
@@ -59,10 +59,10 @@ def answer(engine: Runner, asked: AnswerRequest, request: int) -> tuple[Started,
     """How it began, the parts of its text, how it ended."""
     started, *events = engine.generate(Generate(request, asked))
     assert isinstance(started, Started)
-    splitter = PartSplitter(0, started, asked.tools)
-    parts = [part for event in events if isinstance(event, TextDelta) for part in splitter.feed(event.text)]
+    reader = AnswerReader(0)
+    parts = [part for event in events if isinstance(event, TextDelta) for part in reader.read(event)]
     assert isinstance(events[-1], Finished)
-    return started, [*parts, *splitter.flush()], events[-1]
+    return started, parts, events[-1]
 
 
 def check_calls(parts: list[Part], schemas: dict[str, Any] = SCHEMAS) -> list[ToolCall]:

@@ -6,10 +6,11 @@ import io
 import itertools
 
 import pytest
+from support.answers import sent, split, splitter_of
 from support.screens import Clock, Terminal
 
-from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta
-from llmrun.protocol.reasoning import ReasoningKind, Splitter, split
+from llmrun.protocol.messages import Event, Started, TextDelta
+from llmrun.protocol.reasoning import ReasoningSplitter
 from llmrun.ui.answer.page import Page, Think
 from llmrun.ui.answer.thoughts import FOLD_CHARACTERS
 from llmrun.ui.answer.view import AnswerView, answer_view
@@ -20,12 +21,9 @@ TAGS = ("<think>", "</think>")
 
 def parts(pieces: list[str], *, inside: bool = False) -> tuple[str, str]:
     """Thoughts and answer of a text in pieces."""
-    splitter = Splitter(TAGS, inside=inside)
+    splitter = ReasoningSplitter(TAGS, inside=inside)
     found = [part for piece in pieces for part in splitter.feed(piece)] + splitter.flush()
-    return tuple(
-        "".join(part.text for part in found if part.kind is kind)
-        for kind in (ReasoningKind.THOUGHT, ReasoningKind.ANSWER)
-    )
+    return tuple("".join(part.text for part in found if part.kind == kind) for kind in ("reasoning", "text"))
 
 
 @pytest.mark.parametrize(
@@ -48,22 +46,24 @@ def parts(pieces: list[str], *, inside: bool = False) -> tuple[str, str]:
     ],
 )
 def test_split_at_any_place(text: str, inside: bool, thoughts: str, answer: str) -> None:
-    assert split(text, TAGS, inside=inside) == (thoughts.strip(), answer)
+    received = split(Started(1, 9, 0, 5, thinking=inside, thinking_tags=TAGS), text)
+    assert (received.reasoning, received.text) == (thoughts.strip(), answer)
     for index in range(len(text) + 1):
         assert parts([text[:index], text[index:]], inside=inside) == (thoughts, answer)
     assert parts(list(text), inside=inside) == (thoughts, answer)
 
 
 def test_thoughts_come_at_once_and_only_a_tag_is_held_back() -> None:
-    splitter = Splitter(("[THINK]", "[/THINK]"))
+    splitter = ReasoningSplitter(("[THINK]", "[/THINK]"))
     assert [splitter.feed(piece) for piece in ("[TH", "INK]", "a [", "b", "[/THINK]")] == [
-        [], [], [(ReasoningKind.THOUGHT, "a ")], [(ReasoningKind.THOUGHT, "[b")], [(ReasoningKind.END, "")],
+        [], [], [("reasoning", "a ")], [("reasoning", "[b")], [("reasoning_end", "")],
     ]  # fmt: skip
 
 
 def test_without_tags_all_is_answer() -> None:
-    assert split("<think>a</think>b", ()) == ("", "<think>a</think>b")
-    assert split("<think>a</think>b", (), inside=True) == ("", "<think>a</think>b")
+    for inside in (False, True):
+        received = split(Started(1, 9, 0, 5, thinking=inside), "<think>a</think>b")
+        assert (received.reasoning, received.text) == ("", "<think>a</think>b")
 
 
 # ---- on a terminal ---------------------------------------------------------------------------------
@@ -80,12 +80,14 @@ class Case:
         self.view = AnswerView(
             self.terminal, clock=self.clock, size=self.terminal.size, page=page, unicode=unicode, dim=styled
         )
-        self.view.show(Started(1, 31, 0, 1234, thinking=True, thinking_tags=TAGS))
+        started = Started(1, 31, 0, 1234, thinking=True, thinking_tags=TAGS)
+        self.splitter = splitter_of(started)
+        self.view.show(started)
 
     def text(self, *pieces: str) -> None:
         for piece in pieces:
             self.clock.now += 0.1
-            self.view.show(TextDelta(1, piece, 1))
+            self.view.show(TextDelta(1, piece, 1, parts=self.splitter.feed(piece)))
 
     @property
     def rows(self) -> list[str]:
@@ -161,11 +163,8 @@ def test_plain_terminal_gets_ascii_and_no_style() -> None:
 
 
 def events(*texts: str) -> list[Event]:
-    return [
-        Started(1, 31, 0, 1234, thinking_tags=TAGS),
-        *(TextDelta(1, text, 1) for text in texts),
-        Finished(1, "stop", Stats()),
-    ]
+    started = Started(1, 31, 0, 1234, thinking_tags=TAGS)
+    return [started, *sent(started, texts)]
 
 
 @pytest.mark.parametrize(

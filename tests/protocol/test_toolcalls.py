@@ -6,8 +6,9 @@ import json
 import random
 
 import pytest
+from support.answers import split as whole
 
-from llmrun.protocol.messages import Tool
+from llmrun.protocol.messages import Started, Tool
 from llmrun.protocol.toolcalls import (
     GEMMA,
     GLM,
@@ -18,10 +19,8 @@ from llmrun.protocol.toolcalls import (
     MISTRAL_ARGS,
     QWEN_XML,
     SYNTAXES,
-    CallKind,
     CallSplitter,
     Syntax,
-    split_calls,
 )
 
 ARGUMENTS = (
@@ -56,10 +55,10 @@ def split(syntax: Syntax | None, pieces: list[str]) -> tuple[str, list[tuple[str
     parts = [part for piece in pieces for part in splitter.feed(piece)] + splitter.flush()
     text, calls = "", []
     for part in parts:
-        assert part.text
-        if part.kind is CallKind.TEXT:
+        assert part.text or part.kind == "call_end"
+        if part.kind == "text":
             text += part.text
-        elif part.kind is CallKind.NAME:
+        elif part.kind == "call":
             calls.append((part.text, ""))
         else:
             calls[-1] = (calls[-1][0], calls[-1][1] + part.text)
@@ -191,8 +190,8 @@ def test_what_is_a_text_is_said_by_the_schema(syntax: Syntax, either: str) -> No
     for place in range(len(answer)):
         splitter = CallSplitter(syntax, (PAIR,))
         parts = [*splitter.feed(answer[:place]), *splitter.feed(answer[place:]), *splitter.flush()]
-        arguments = "".join(part.text for part in parts if part.kind is CallKind.ARGUMENTS)
+        arguments = "".join(part.text for part in parts if part.kind == "arguments")
         meant = {"text": "5\n", "number": 5, "either": None if either == "null" else either, "unit": "5"}
         assert json.loads(arguments) == meant
-    _, (call,) = split_calls(answer, syntax.name, (PAIR,))
+    (call,) = whole(Started(1, 9, 0, 5, tool_syntax=syntax.name), answer, (PAIR,)).calls
     assert (call.name, call.arguments) == ("pair", arguments)

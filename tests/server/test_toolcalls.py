@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from support.answers import sent
 
 from llmrun.protocol.messages import Started
 from llmrun.protocol.toolcalls import HERMES
-from llmrun.server.asked import CallArguments, CallBegun, Part, Text, Thought
-from llmrun.server.toolcalls import PartSplitter
+from llmrun.server.asked import Begun, CallArguments, CallBegun, Ended, Part, Text, Thought
+from llmrun.server.toolcalls import AnswerReader
 
 ANSWER = (
     "I think <tool_call>.</think>\n\nLet me see.\n"
@@ -20,18 +21,21 @@ STARTED = Started(1, 9, 0, 5, thinking=True, thinking_tags=("<think>", "</think>
 
 
 def parts_of(started: Started, size: int) -> list[Part]:
-    """What pieces of a size mean, those of one part joined."""
+    """The parts of an answer that comes in pieces of a size, those of one part joined."""
     numbers = itertools.count(1)
-    splitter = PartSplitter(2, started, new_id=lambda: f"call_{next(numbers)}")
-    told = [part for at in range(0, len(ANSWER), size) for part in splitter.feed(ANSWER[at : at + size])]
+    reader = AnswerReader(2, new_id=lambda: f"call_{next(numbers)}")
+    pieces = [ANSWER[at : at + size] for at in range(0, len(ANSWER), size)]
+    begun, *told, ended = [part for event in (started, *sent(started, pieces)) for part in reader.read(event)]
+    assert begun == Begun(2, 9, 0)
+    assert isinstance(ended, Ended)
+    assert ended.reason == ("tool_calls" if started.tool_syntax else "stop")
     joined: list[Part] = []
-    for part in [*told, *splitter.flush()]:
+    for part in told:
         last = joined[-1] if joined else None
         if isinstance(part, (Thought, Text, CallArguments)) and isinstance(last, type(part)):
             joined[-1] = last._replace(text=last.text + part.text)
         else:
             joined.append(part)
-    assert splitter.has_called is (started.tool_syntax == HERMES.name)
     return joined
 
 
@@ -55,13 +59,7 @@ def test_without_tools_everything_is_text() -> None:
 
 
 def test_ids_differ() -> None:
-    splitter = PartSplitter(0, Started(1, 9, 0, 5, tool_syntax=HERMES.name))
-    calls = [part for part in splitter.feed(ANSWER.partition("</think>")[2]) if isinstance(part, CallBegun)]
+    started, reader = STARTED._replace(thinking=False), AnswerReader(0)
+    events = sent(started, [ANSWER.partition("</think>")[2]])
+    calls = [part for event in events for part in reader.read(event) if isinstance(part, CallBegun)]
     assert len({call.id for call in calls}) == len(calls) == 2
-
-
-@pytest.mark.parametrize(("is_cut_off", "shown"), [(True, "See"), (False, "See <tool")])
-def test_what_begins_like_a_call_is_text_only_where_the_model_ended_there(is_cut_off: bool, shown: str) -> None:
-    splitter = PartSplitter(0, Started(1, 9, 0, 5, tool_syntax=HERMES.name))
-    told = [*splitter.feed("See <tool"), *splitter.flush(is_cut_off=is_cut_off)]
-    assert "".join(part.text for part in told if isinstance(part, Text)) == shown

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 
+from llmrun.protocol.answer import AnswerSplitter
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.condition import Condition, Status
 from llmrun.protocol.ended import SaveState, StateSaved
@@ -154,11 +155,13 @@ def calling(command: Generate) -> None:
     """Calls the first tool with the arguments that the user said, and says what it heard of it."""
     last = command.asked.messages[-1]
     send(Started(command.request, 3, 0, 7, tool_syntax="hermes"))
+    splitter = AnswerSplitter((), tool_syntax="hermes", tools=command.asked.tools)
     text = f"I heard: {last.content}"
     if last.role == "user":
         name = command.asked.tools[0].name
         text = f'Let me see.\n<tool_call>\n{{"name": "{name}", "arguments": {last.content}}}\n</tool_call>'
-    send(*(TextDelta(command.request, character, 1) for character in text))
+    send(*(TextDelta(command.request, each, 1, parts=splitter.feed(each)) for each in text))
+    send(TextDelta(command.request, "", 0, parts=splitter.flush()))
     send(Finished(command.request, "stop", Stats(3, completion_tokens=2)))
 
 

@@ -453,9 +453,8 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: str, detail: str = "") -> list[Event]:
         self._remove(sequence)
-        rest = sequence.text.finish()
-        finished = Finished(sequence.request, reason, sequence.stats(self._window), detail)
-        return [sequence.delta(rest), finished] if rest else [finished]
+        rest = sequence.last_deltas(sequence.text.finish(), is_cut_off=reason != "stop")
+        return [*rest, Finished(sequence.request, reason, sequence.stats(self._window), detail)]
 
     def _fail(self, sequence: Sequence, error: LlmrunError) -> Failed:
         self._remove(sequence)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from llmrun.engine.core.pictures import Pictures
     from llmrun.engine.core.repeats import RepeatGuard
     from llmrun.engine.prompt.thinking import ThinkingBudget
+    from llmrun.protocol.answer import AnswerSplitter
+    from llmrun.protocol.messages import AnswerPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class Extras:
         shown: control tokens whose text is part of the answer.
         logprobs: holds how likely the tokens were, as the sampler notes it, until their text is shown.
         salt: prefixes are shared only among equal ones.
-        tool_syntax: how it writes calls of tools, see llmrun.protocol.toolcalls; "" where it can have none.
+        tool_syntax: of its tool calls, see llmrun.protocol.toolcalls; "" if it can have none.
+        splitter: splits the answer into its parts; None if it is nothing but text.
         drafting: guesses tokens, to be verified several in a step; None decodes one token a step.
         pictures: of the prompt, and where they stand.
         adapters: that it is computed with.
@@ -51,6 +54,7 @@ class Extras:
     logprobs: LogprobStream | None = None
     salt: str = ""
     tool_syntax: str = ""
+    splitter: AnswerSplitter | None = None
     drafting: Drafting | None = None
     pictures: Pictures | None = None
     adapters: tuple[AdapterScale, ...] = ()
@@ -201,11 +205,26 @@ class Sequence:
                 extra.close()
 
     def delta(self, text: str) -> TextDelta:
-        """The event for text that became safe to show."""
+        """Return the event for text that became safe to show."""
+        splitter = self.extras.splitter
+        return self._delta(text, splitter.feed(text) if splitter is not None else None)
+
+    def last_deltas(self, text: str, *, is_cut_off: bool) -> list[TextDelta]:
+        """Return the event for the rest of the answer, if there is any rest.
+
+        Args:
+            text: the last text that became safe to show.
+            is_cut_off: the model did not end the answer itself.
+        """
+        splitter = self.extras.splitter
+        parts = (*splitter.feed(text), *splitter.flush(is_cut_off=is_cut_off)) if splitter is not None else None
+        return [self._delta(text, parts)] if text or parts else []
+
+    def _delta(self, text: str, parts: tuple[AnswerPart, ...] | None) -> TextDelta:
         before, self.n_shown = self.n_shown, self.n_completion
         logprobs = self.extras.logprobs.show(text) if self.extras.logprobs is not None else ()
         drafted = bool(self.draft) and self.n_verified == len(self.tokens) - self.n_fed
-        return TextDelta(self.request, text, self.n_shown - before, logprobs, drafted)
+        return TextDelta(self.request, text, self.n_shown - before, logprobs, drafted, parts)
 
     def stats(self, n_ctx: int) -> Stats:
         """What it cost up to now."""

@@ -17,7 +17,6 @@ from llmrun.ui.answer.page import Page, in_ascii
 from llmrun.ui.answer.view import STATUS_SECONDS, TEXT_SECONDS, LiveView, terminal_size
 from llmrun.ui.terminal.ansi import DIM, paint
 from llmrun.ui.terminal.cells import TAB, char_width, cut, width
-from llmrun.ui.terminal.sanitize import Sanitizer
 
 if TYPE_CHECKING:
     from llmrun.ui.answer.several import SeedPlaces
@@ -100,7 +99,7 @@ class _Column:
     """One of the answers."""
 
     def __init__(self, page: Page, cells: int) -> None:
-        self.page, self.rows, self.sanitizer = page, CellRows(cells), Sanitizer()
+        self.page, self.rows = page, CellRows(cells)
         self.has_ended = False
 
 
@@ -158,7 +157,7 @@ class ColumnsView(LiveView):
             column.page.begin(event)
         elif isinstance(event, TextDelta):
             self._has_text = True
-            column.page.add(column.sanitizer.feed(event.text), event.tokens)
+            column.page.add(event)
         elif isinstance(event, (Finished, Failed)):
             self._end(column)
         self.tick()
@@ -172,7 +171,6 @@ class ColumnsView(LiveView):
             self._write(paint(line.rstrip(), DIM if self._dim else "") + "\n")
 
     def _end(self, column: _Column) -> None:
-        column.page.add(column.sanitizer.flush(), 0)
         column.rows.feed(column.page.take(self._cells, last=True))
         column.rows.flush()
         column.has_ended = True

@@ -6,17 +6,15 @@ never taken back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from llmrun.protocol.messages import Started
-from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart
-from llmrun.protocol.spoken import SpokenSplitter
+from llmrun.protocol.messages import AnswerPart, Started, TextDelta
 from llmrun.ui.terminal.ansi import paint
 from llmrun.ui.terminal.format import seconds
+from llmrun.ui.terminal.sanitize import Sanitizer
 
 if TYPE_CHECKING:
-    from llmrun.protocol.messages import TokenLogprob
     from llmrun.ui.answer.markdown import Markdown
     from llmrun.ui.answer.thoughts import ThoughtRows
 
@@ -54,6 +52,9 @@ class Page:
         unicode: it may show other characters than ASCII.
         tints: drafted tokens are coloured, and the answer is shown as it is, where each token still can be seen.
         shades: so are all tokens, by how likely they were.
+
+    Attributes:
+        has_calls: the answer holds a complete tool call, and goes on after its result.
     """
 
     def __init__(
@@ -71,43 +72,51 @@ class Page:
         self._tints, self._shades = tints and styled, shades and styled
         markdown = markdown and not (tints or shades)
         self._markdown, self._styled, self._unicode = markdown, styled, unicode
-        self._splitter = SpokenSplitter(())
+        self._sanitizer = Sanitizer()
         self._think: Think = think
+        self._is_reasoning = self.has_calls = False
         self._thoughts: ThoughtRows | None = None
         self._body: Markdown | Raw | None = None
-        self._waiting: list[ReasoningPart] = []
+        self._waiting: list[AnswerPart] = []
         self._began: float | None = None  # when thoughts came first
         self._tokens = 0  # of the thoughts
         self._gap = ""  # between thoughts and answer
 
     def begin(self, started: Started) -> None:
-        """The prompt is known."""
-        self._splitter = SpokenSplitter(started.thinking_tags, inside=started.thinking, tool_syntax=started.tool_syntax)
+        """Prepare for the answer to a prompt that was accepted."""
+        self._is_reasoning = started.thinking
         self.prepare()
 
-    def add(self, text: str, tokens: int, *, drafted: bool = False, logprobs: Sequence[TokenLogprob] = ()) -> None:
-        """A piece of sanitized text, how many tokens it took, whether these were drafted, and how likely they were."""
-        if self._splitter.inside:
-            self._tokens += tokens
-        for piece, style in self._pieces(text, logprobs, drafted=drafted):
-            parts = self._splitter.feed(piece)
-            if style:
-                answer = ReasoningKind.ANSWER
-                parts = [part._replace(text=paint(part.text, style)) if part.kind is answer else part for part in parts]
-            self._follow(parts)
+    def add(self, delta: TextDelta) -> None:
+        """Add a piece of the answer."""
+        starts_reasoning = any(part.kind == "reasoning" for part in delta.answer_parts)
+        if self._is_reasoning or starts_reasoning:
+            self._tokens += delta.tokens
+        for part in delta.answer_parts:
+            self._is_reasoning = part.kind == "reasoning"
+            self.has_calls = self.has_calls or part.kind == "call_end"
+            if part.kind == "reasoning_end":
+                self._end_thoughts()
+            elif part.kind in ("text", "reasoning"):
+                self._follow(part, delta)
 
-    def _pieces(self, text: str, logprobs: Sequence[TokenLogprob], *, drafted: bool) -> list[tuple[str, str]]:
-        """A text in pieces of one style each."""
-        if not (self._shades and logprobs):
-            return [(text, _TINT if drafted and self._tints else "")]
-        from llmrun.ui.answer.surprise import shaded_pieces  # few want to see that
+    def _follow(self, part: AnswerPart, delta: TextDelta) -> None:
+        text = self._sanitizer.feed(part.text)
+        if part.kind == "reasoning" and self._began is None and text.strip():
+            self._began = self._clock()
+        styled = self._styled_pieces(text, delta) if part.kind == "text" else [(text, "")]
+        self._waiting += [AnswerPart(part.kind, paint(piece, style) if style else piece) for piece, style in styled]
 
-        return shaded_pieces(text, logprobs)
+    def _styled_pieces(self, text: str, delta: TextDelta) -> list[tuple[str, str]]:
+        """Cut a text into pieces of one style each."""
+        if not (self._shades and delta.logprobs):
+            return [(text, _TINT if delta.drafted and self._tints else "")]
+        from llmrun.ui.answer.surprise import shaded_pieces  # only with --logprobs
 
-    @property
-    def has_calls(self) -> bool:
-        """Whether the answer goes on when tools were called."""
-        return self._splitter.has_calls
+        tokens, before = list(delta.logprobs), len(delta.text.encode()) - len(text.encode())
+        while len(tokens) > 1 and 0 < len(tokens[0].bytes) <= before:  # reasoning and tags
+            before -= len(tokens.pop(0).bytes)
+        return shaded_pieces(text, tokens)
 
     @property
     def waiting(self) -> bool:
@@ -117,14 +126,14 @@ class Page:
     def take(self, columns: int, *, last: bool = False) -> str:
         """What can be shown of the text so far, beyond what was taken before; with last, the rest."""
         if last:
-            self._follow(self._splitter.flush())
+            self._waiting.append(AnswerPart("reasoning" if self._is_reasoning else "text", self._sanitizer.flush()))
             self._end_thoughts()
         parts, self._waiting = self._waiting, []
         out = []
         for part in parts:
-            if part.kind is ReasoningKind.THOUGHT:
+            if part.kind == "reasoning":
                 out.append(self._made_thoughts().feed(part.text, columns))
-            elif part.kind is ReasoningKind.END:
+            elif part.kind == "reasoning_end":
                 out.append(self._made_thoughts().end(columns, part.text))
                 self._gap = "\n"
             else:
@@ -136,27 +145,18 @@ class Page:
 
     def fields(self) -> list[str]:
         """What the live line should tell besides speeds: thoughts that go on, a table that is not complete."""
-        if self._splitter.inside and self._began is not None:
+        if self._is_reasoning and self._began is not None:
             return [
                 self._words(f"thinking… {self._tokens:,} tokens, {seconds(self._clock() - self._began, brief=True)}")
             ]
         held = self._body.held if self._body else ""
         return [held] if held else []
 
-    def _follow(self, parts: Sequence[ReasoningPart]) -> None:
-        for part in parts:
-            if part.kind is ReasoningKind.THOUGHT and self._began is None and part.text.strip():
-                self._began = self._clock()
-            if part.kind is ReasoningKind.END:
-                self._end_thoughts()
-            else:
-                self._waiting.append(part)
-
     def _end_thoughts(self) -> None:
         if self._began is not None:
             took = seconds(self._clock() - self._began, brief=True)
             note = self._words(f"thought for {took}, {self._tokens:,} tokens")
-            self._waiting.append(ReasoningPart(ReasoningKind.END, note))
+            self._waiting.append(AnswerPart("reasoning_end", note))
             self._began, self._tokens = None, 0
 
     def _made_thoughts(self) -> ThoughtRows:

@@ -17,15 +17,13 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
 from llmrun.protocol.loading import LoadProgress
-from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
-from llmrun.protocol.reasoning import ReasoningKind, ReasoningPart
+from llmrun.protocol.messages import AnswerPart, Event, Failed, Finished, Started, TextDelta
 from llmrun.protocol.speculation import StepTables
-from llmrun.protocol.spoken import SpokenSplitter
 from llmrun.ui.answer.meter import Meter, fit, in_rows, short_summary, summary
 from llmrun.ui.answer.page import Page, Think, in_ascii
 from llmrun.ui.terminal.ansi import DIM, bare, paint
@@ -169,7 +167,7 @@ class PlainView(View):
         summary_to: gets the summary; None is nowhere.
         end_line: end the text with a newline if it has none.
         dim: the summary may be dim.
-        thoughts: the model's are written too, with the tags around them.
+        thoughts: the reasoning is written too, between its tags.
         says_thinking: thoughts that are not written are mentioned, so that no user looks at nothing.
         short: the summary is.
         times: of decode steps, for the summary.
@@ -194,20 +192,20 @@ class PlainView(View):
         self._dim = dim
         self._sanitizer = Sanitizer()
         self._thoughts = thoughts
-        self._splitter = SpokenSplitter(())
+        self._tags: tuple[str, ...] = ()
+        self._is_reasoning = self._has_calls = False
         self._says_thinking = says_thinking
         self._at_line_start = True
 
     def show(self, event: Event) -> None:
         """Write the event's text, if it has any."""
         if isinstance(event, TextDelta):
-            self._write(self._splitter.feed(self._sanitizer.feed(event.text)))
+            self._write("".join(map(self._shown, event.answer_parts)))
         elif isinstance(event, Started):
-            tags = () if self._thoughts else event.thinking_tags
-            self._splitter = SpokenSplitter(tags, inside=event.thinking, tool_syntax=event.tool_syntax)
+            self._tags = event.thinking_tags
         elif isinstance(event, Finished):
             self.close()
-            if self._summary_to is not None and not (self._short and self._splitter.has_calls):
+            if self._summary_to is not None and not (self._short and self._has_calls):
                 write_summary(self._summary_to, event, self._times, dim=self._dim, short=self._short)
         elif isinstance(event, Failed):
             self.close()
@@ -217,15 +215,26 @@ class PlainView(View):
 
     def close(self) -> None:
         """Write what was held back, and the last newline."""
-        self._write([*self._splitter.feed(self._sanitizer.flush()), *self._splitter.flush()])
+        self._write(self._sanitizer.flush())
         if self._end_line and not self._at_line_start:
-            self._write([ReasoningPart(ReasoningKind.ANSWER, "\n")])
+            self._write("\n")
 
-    def _write(self, parts: Sequence[ReasoningPart]) -> None:
-        text = "".join(part.text for part in parts if part.kind is ReasoningKind.ANSWER)
-        if self._says_thinking and any(part.kind is ReasoningKind.THOUGHT for part in parts):
+    def _shown(self, part: AnswerPart) -> str:
+        """Return what is written of a part."""
+        self._has_calls = self._has_calls or part.kind == "call_end"
+        if part.kind == "reasoning":
+            begins, self._is_reasoning = not self._is_reasoning, True
+            if self._thoughts:
+                return (self._tags[0] if begins else "") + self._sanitizer.feed(part.text)
+            note = "(thinking ...)\n" if self._says_thinking else ""
             self._says_thinking = False
-            text = "(thinking ...)\n" + text
+            return note
+        if part.kind == "reasoning_end":
+            ended, self._is_reasoning = self._is_reasoning and self._thoughts, False
+            return f"{self._tags[1]}\n\n" if ended else ""
+        return self._sanitizer.feed(part.text) if part.kind == "text" else ""
+
+    def _write(self, text: str) -> None:
         if text:
             self._stream.write(text)
             self._stream.flush()
@@ -274,7 +283,6 @@ class AnswerView(LiveView):
         self._size = size or (lambda: terminal_size(stream))
         self._meter = Meter(clock, n_ctx)
         self._unicode = unicode
-        self._sanitizer = Sanitizer()
         self._page = page or Page(clock)
         self._kept = ""  # the last character of the text, when drawing might disturb it
         self._column = 0  # of the cursor, as ui.cells.advance counts
@@ -344,7 +352,6 @@ class AnswerView(LiveView):
         if self._closed:
             return
         self._closed = True
-        self._page.add(self._sanitizer.flush(), 0)
         self._fields = []
         with self._suspendable.writing():
             self._draw(last=True)
@@ -352,8 +359,7 @@ class AnswerView(LiveView):
             self._write("\n")
 
     def _text(self, event: TextDelta) -> None:
-        text = self._sanitizer.feed(event.text)
-        self._page.add(text, event.tokens, drafted=event.drafted, logprobs=event.logprobs)
+        self._page.add(event)
         if not self._text_began:
             self._text_began = True
             self._status_at = float("-inf")  # the line for waiting is out of date now

@@ -18,7 +18,7 @@ from llmrun.engine.prompt.thinking import Thoughts
 from llmrun.errors import BadGrammarError, UsageError
 from llmrun.grammar import read_grammar, read_json_schema
 from llmrun.protocol.messages import AnswerRequest, Tool
-from llmrun.protocol.toolcalls import HERMES, LLAMA, MISTRAL_ARGS, SYNTAXES, CallKind, CallSplitter, Syntax
+from llmrun.protocol.toolcalls import HERMES, LLAMA, MISTRAL_ARGS, SYNTAXES, CallSplitter, Syntax
 
 THINK, UNTHINK, CALLS, ARGS, END = 256, 257, 258, 259, 260
 CONTROL = {THINK: b"<think>", UNTHINK: b"</think>", CALLS: b"[TOOL_CALLS]", ARGS: b"[ARGS]", END: b"</s>"}
@@ -104,9 +104,9 @@ def calls_in(syntax: Syntax, answer: str, tools: Sequence[Tool] = TOOLS) -> list
     splitter = CallSplitter(syntax, tools)
     found: list[tuple[str, str]] = []
     for part in [*splitter.feed(answer), *splitter.flush()]:
-        if part.kind is CallKind.NAME:
+        if part.kind == "call":
             found.append((part.text, ""))
-        elif part.kind is CallKind.ARGUMENTS:
+        elif part.kind == "arguments":
             found[-1] = (found[-1][0], found[-1][1] + part.text)
     assert splitter.n_calls == len(found)
     return [(name, json.loads(arguments)) for name, arguments in found]

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import pyte
 import pytest
+from support.answers import sent
 from support.escapes import SEQUENCES, UNFINISHED, is_allowed
 from support.screens import Clock, Terminal, rows_of
 
@@ -271,10 +272,11 @@ def written(text: str, pieces: Iterable[str], place: str) -> str:
     stream, clock = io.StringIO(), Clock()
     page = Page(clock, markdown=place != "as it is", think="on")
     with AnswerView(stream, clock=clock, size=lambda: (30, 10), page=page) as view:
-        view.show(Started(1, 31, 0, 1234, thinking_tags=("<think>", "</think>")))
-        for piece in pieces:
+        started = Started(1, 31, 0, 1234, thinking_tags=("<think>", "</think>"))
+        view.show(started)
+        for event in sent(started, pieces)[:-1]:
             clock.now += 0.01
-            view.show(TextDelta(1, piece, 1))
+            view.show(event)
     return stream.getvalue()
 
 

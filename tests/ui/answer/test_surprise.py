@@ -8,7 +8,7 @@ import math
 import pytest
 from support.screens import Clock
 
-from llmrun.protocol.messages import TokenLogprob
+from llmrun.protocol.messages import AnswerPart, TextDelta, TokenLogprob
 from llmrun.ui.answer.page import Page
 from llmrun.ui.answer.surprise import shade, shaded_pieces, show_legend, show_surprises
 from llmrun.ui.terminal.output import Output
@@ -45,14 +45,22 @@ def test_each_token_has_its_part_of_the_text(
 
 def test_a_page_shows_each_token_in_its_colour_and_no_markdown() -> None:
     page = Page(Clock(), markdown=True, shades=True)
-    page.add("**a", 1, logprobs=[token("**a", 0.9)])
-    page.add(" b**", 1, logprobs=[token(" b**", 0.001)])
+    page.add(TextDelta(1, "**a", 1, (token("**a", 0.9),)))
+    page.add(TextDelta(1, " b**", 1, (token(" b**", 0.001),)))
     assert page.take(80, last=True) == f"**a\x1b[{RARE}m b**\x1b[0m"
+
+
+def test_tokens_of_the_reasoning_colour_nothing_of_the_answer() -> None:
+    page = Page(Clock(), shades=True, think="hide")
+    tokens = (token("Hm", 0.001), token("</think>", 0.001), token("yes", 0.9), token(" no", 0.001))
+    parts = (AnswerPart("reasoning", "Hm"), AnswerPart("reasoning_end"), AnswerPart("text", "yes no"))
+    page.add(TextDelta(1, "Hm</think>yes no", 4, tokens, parts=parts))
+    assert page.take(80, last=True).endswith(f"yes\x1b[{RARE}m no\x1b[0m")
 
 
 def test_without_colours_the_text_is_as_it_was() -> None:
     page = Page(Clock(), styled=False, shades=True)
-    page.add("a", 1, logprobs=[token("a", 0.001)])
+    page.add(TextDelta(1, "a", 1, (token("a", 0.001),)))
     assert page.take(80, last=True) == "a"
 
 

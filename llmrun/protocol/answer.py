@@ -1,0 +1,119 @@
+"""One answer as typed parts: text, reasoning and tool calls. The engine splits it once; consumers accumulate the parts.
+
+Pure; must not know templates, tokens, or how parts are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llmrun.protocol.messages import AnswerPart, Event, Finished, Started, TextDelta, TokenLogprob, Tool, ToolCall
+from llmrun.protocol.reasoning import ReasoningSplitter
+
+if TYPE_CHECKING:
+    from llmrun.protocol.toolcalls import CallSplitter
+
+
+class AnswerSplitter:
+    """Splits the text of one answer, piece by piece.
+
+    Args:
+        tags: texts that open and close the reasoning; none if the model does not reason.
+        inside: the prompt ended with the opening tag, so that the text begins as reasoning.
+        tool_syntax: name of the syntax of tool calls, see toolcalls.SYNTAXES; "" if the answer can have none.
+        tools: tools that may be called.
+    """
+
+    def __init__(
+        self, tags: Sequence[str], *, inside: bool = False, tool_syntax: str = "", tools: Sequence[Tool] = ()
+    ) -> None:
+        self._reasoning = ReasoningSplitter(tags, inside=inside)
+        self._calls: CallSplitter | None = None
+        if tool_syntax:
+            from llmrun.protocol.toolcalls import SYNTAXES, CallSplitter  # few answers have calls
+
+            self._calls = CallSplitter(SYNTAXES.get(tool_syntax), tools)
+
+    def feed(self, text: str) -> tuple[AnswerPart, ...]:
+        """Return the parts that are certain with this piece; tags and call syntax are left out."""
+        return self._with_calls(self._reasoning.feed(text))
+
+    def flush(self, *, is_cut_off: bool = False) -> tuple[AnswerPart, ...]:
+        """Return the remaining parts at the end of the answer.
+
+        Args:
+            is_cut_off: the model did not end the answer, so that it may end in the middle of a call.
+        """
+        rest = self._with_calls(self._reasoning.flush())
+        return rest if self._calls is None else (*rest, *self._calls.flush(is_cut_off=is_cut_off))
+
+    def _with_calls(self, parts: list[AnswerPart]) -> tuple[AnswerPart, ...]:
+        if self._calls is None:
+            return tuple(parts)
+        split: list[AnswerPart] = []
+        for part in parts:
+            split += self._calls.feed(part.text) if part.kind == "text" else [part]
+        return tuple(split)
+
+
+class ResponseAccumulator:
+    """An answer as received so far.
+
+    Attributes:
+        started: None before the answer has started.
+        finished: None before the answer has finished.
+        logprobs: of all tokens, if they were requested.
+        has_text: the model has written something, be it reasoning or calls.
+    """
+
+    def __init__(self) -> None:
+        self.started: Started | None = None
+        self.finished: Finished | None = None
+        self.logprobs: list[TokenLogprob] = []
+        self.has_text = False
+        self._texts: dict[str, list[str]] = {"text": [], "reasoning": []}
+        self._calls: list[ToolCall] = []
+        self._n_complete_calls = 0
+
+    def take(self, event: Event) -> None:
+        """Add an event of the answer; events of other kinds are passed over."""
+        if isinstance(event, TextDelta):
+            self.has_text = self.has_text or bool(event.text)
+            self.logprobs += event.logprobs
+            for part in event.answer_parts:
+                self._add(part)
+        elif isinstance(event, Started):
+            self.started = event
+        elif isinstance(event, Finished):
+            self.finished = event
+
+    def _add(self, part: AnswerPart) -> None:
+        if part.kind in self._texts:
+            self._texts[part.kind].append(part.text)
+        elif part.kind == "call":
+            from llmrun.protocol.toolcalls import new_call_id  # few answers have calls
+
+            self._calls.append(ToolCall(new_call_id(), part.text, ""))
+        elif part.kind == "arguments":
+            last = self._calls[-1]
+            self._calls[-1] = last._replace(arguments=last.arguments + part.text)
+        elif part.kind == "call_end":
+            self._n_complete_calls += 1
+
+    @property
+    def text(self) -> str:
+        """The answer without reasoning and calls."""
+        return "".join(self._texts["text"])
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning before the answer."""
+        return "".join(self._texts["reasoning"]).strip()
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The complete calls, if the model itself ended the answer."""
+        if self.finished is None or self.finished.reason != "stop":
+            return ()
+        return tuple(self._calls[: self._n_complete_calls])

@@ -1,0 +1,47 @@
+"""Answers as an engine sends them: texts cut into deltas with their parts, and a whole text as its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from llmrun.protocol.answer import AnswerSplitter, ResponseAccumulator
+from llmrun.protocol.messages import AnswerPart, Event, Finished, Started, Stats, TextDelta, Tool
+
+
+def splitter_of(started: Started, tools: Sequence[Tool] = ()) -> AnswerSplitter:
+    """The splitter that the engine makes for an answer that starts so."""
+    tags, inside = started.thinking_tags, started.thinking
+    return AnswerSplitter(tags, inside=inside, tool_syntax=started.tool_syntax, tools=tools)
+
+
+def split(started: Started, text: str, tools: Sequence[Tool] = (), reason: str = "stop") -> ResponseAccumulator:
+    """A whole answer."""
+    return accumulated([started, *sent(started, [text], tools, reason)])
+
+
+def accumulated(events: Iterable[Event]) -> ResponseAccumulator:
+    """All events in one answer."""
+    received = ResponseAccumulator()
+    for event in events:
+        received.take(event)
+    return received
+
+
+def sent(started: Started, texts: Iterable[str], tools: Sequence[Tool] = (), reason: str = "stop") -> list[Event]:
+    """What follows Started: the texts, one token each, and the end."""
+    splitter = splitter_of(started, tools)
+    deltas = [TextDelta(started.request, text, 1, parts=splitter.feed(text)) for text in texts]
+    rest = splitter.flush(is_cut_off=reason != "stop")
+    last = [TextDelta(started.request, "", 0, parts=rest)] if rest else []
+    return [*deltas, *last, Finished(started.request, reason, Stats())]
+
+
+def joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
+    """Parts, neighbours of one kind as one."""
+    found: list[AnswerPart] = []
+    for part in parts:
+        if found and part.text and found[-1].kind == part.kind:
+            found[-1] = AnswerPart(part.kind, found[-1].text + part.text)
+        else:
+            found.append(part)
+    return found
