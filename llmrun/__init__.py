@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llmrun.grammar import read_grammar as read_grammar
     from llmrun.grammar import read_json_schema as read_json_schema
     from llmrun.model import Model as Model
-    from llmrun.model.opening import load as load
+    from llmrun.model.loading import load as load
     from llmrun.protocol.messages import AnswerRequest as AnswerRequest
     from llmrun.protocol.messages import Event as Event
     from llmrun.protocol.messages import Finished as Finished
@@ -48,7 +48,7 @@ _HOMES = {
     "Started": "protocol.messages",
     "Stats": "protocol.messages",
     "TextDelta": "protocol.messages",
-    "load": "model.opening",
+    "load": "model.loading",
     "read_grammar": "grammar",
     "read_json_schema": "grammar",
 }

@@ -22,7 +22,7 @@ def main() -> None:
 
             open_vocabulary_ahead(arguments[1])
         elif _loads_named_model(arguments):
-            from llmrun.model.opening import open_ahead
+            from llmrun.model.loading import open_ahead
 
             open_ahead(arguments[1])
     from llmrun.cli.main import run
@@ -33,10 +33,12 @@ def main() -> None:
 def _needs_engine(arguments: list[str]) -> bool:
     """Whether a command will surely want an engine; wrong guesses cost only time."""
     others = {"--help", "-h", "-v", "--verbose"}
-    return len(arguments) > 1 and arguments[0] in _WITH_ENGINE and not (others & set(arguments) or _is_far(arguments))
+    return (
+        len(arguments) > 1 and arguments[0] in _WITH_ENGINE and not (others & set(arguments) or _is_remote(arguments))
+    )
 
 
-def _is_far(arguments: list[str]) -> bool:
+def _is_remote(arguments: list[str]) -> bool:
     """Whether a server answers in place of an engine here."""
     named = os.environ.get("LLMRUN_SERVER") or any(word == "--at" or word.startswith("--at=") for word in arguments)
     return arguments[0] in {"run", "chat"} and bool(named)

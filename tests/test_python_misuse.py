@@ -14,8 +14,8 @@ from support.python_misuse import MISUSES, Misuse
 import llmrun
 from llmrun import errors
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.model import opening
-from llmrun.model.preparing import prepare
+from llmrun.model import loading
+from llmrun.model.load_plan import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.protocol.arguments import FLAGS, KINDS, in_python
 from llmrun.protocol.jobs.beams import BeamSettings
@@ -52,7 +52,7 @@ def test_every_argument_of_every_public_function_has_a_kind() -> None:
     methods = [value for name, value in vars(llmrun.Model).items() if inspect.isfunction(value) and name[0] != "_"]
     unchecked = {
         function.__name__: name
-        for function in (opening.load, *methods)
+        for function in (loading.load, *methods)
         for name, parameter in inspect.signature(function).parameters.items()
         if name not in ("self", "takes", "start") and parameter.kind is not inspect.Parameter.VAR_KEYWORD
         if not hasattr(function, "__wrapped__") or name not in KINDS

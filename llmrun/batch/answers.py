@@ -9,14 +9,14 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from llmrun.batch.rows import Row, Todo, protocol_of
+from llmrun.batch.rows import PendingRow, Row, protocol_of
 from llmrun.errors import LlmrunError
-from llmrun.server.asked import Begun, Ended, Envelope, Part
-from llmrun.server.protocols.collected import CollectedAnswer
+from llmrun.server.answer_parts import Envelope, Part, ResponseFinished, ResponseStarted
+from llmrun.server.protocols.accumulator import AccumulatedAnswer
 from llmrun.server.protocols.openai import error_body, reason_of
 
 
-class RowDone(NamedTuple):
+class FinishedRow(NamedTuple):
     """A row that was answered or has failed.
 
     Attributes:
@@ -39,7 +39,7 @@ class RowDone(NamedTuple):
         return self.result["error"] is not None
 
 
-def row_done(todo: Todo, parts: Sequence[Part], error: LlmrunError | None) -> RowDone:
+def row_done(todo: PendingRow, parts: Sequence[Part], error: LlmrunError | None) -> FinishedRow:
     """What became of a row.
 
     Args:
@@ -47,11 +47,11 @@ def row_done(todo: Todo, parts: Sequence[Part], error: LlmrunError | None) -> Ro
     """
     result = result_of(todo.row, parts, error, todo.key)
     if error is not None:
-        return RowDone(todo.row.number, todo.key, result)
+        return FinishedRow(todo.row.number, todo.key, result)
     begun, ended = parts[0], parts[-1]
-    assert isinstance(ended, Ended)
-    prompt, cached = (begun.prompt_tokens, begun.cached_tokens) if isinstance(begun, Begun) else (0, 0)
-    return RowDone(todo.row.number, todo.key, result, prompt, cached, ended.stats.completion_tokens)
+    assert isinstance(ended, ResponseFinished)
+    prompt, cached = (begun.prompt_tokens, begun.cached_tokens) if isinstance(begun, ResponseStarted) else (0, 0)
+    return FinishedRow(todo.row.number, todo.key, result, prompt, cached, ended.stats.completion_tokens)
 
 
 def result_of(row: Row, parts: Sequence[Part], error: LlmrunError | None, key: str) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def result_of(row: Row, parts: Sequence[Part], error: LlmrunError | None, key: s
     own = {name: row.columns[name] for name in ("id", "custom_id") if name in row.columns}
     if error is not None:
         return {**own, "answer": None, "error": {"code": error.code, "message": str(error), "hint": error.hint}}
-    collected = CollectedAnswer()
+    collected = AccumulatedAnswer()
     for part in parts:
         collected.add(part)
     stats = collected.stats

@@ -28,10 +28,10 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import llmrun
-from llmrun.batch.ledger import Sink
-from llmrun.batch.node import NodeEngine, NodeFound, NodeJob, PieceDone
-from llmrun.batch.plan import BatchPlan, Found, Need
-from llmrun.batch.rows import Todo
+from llmrun.batch.ledger import RowSink
+from llmrun.batch.node import ChunkResult, NodeEngine, NodeJob, NodeReport
+from llmrun.batch.plan import BatchPlan, EngineDescription, RowRequirements
+from llmrun.batch.rows import PendingRow
 from llmrun.batch.run import AHEAD
 from llmrun.errors import LlmrunError, ResourceError, UsageError
 
@@ -41,7 +41,7 @@ _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
 _RESTARTS = 3  # of a node's process
 
-Piece = tuple[Todo, ...]
+Piece = tuple[PendingRow, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +59,7 @@ class _Node:
 
     name: str
     actor: Any
-    found: Found | None = None
+    found: EngineDescription | None = None
     is_loaded: bool = False
     is_out: bool = False
     inside: int = 0
@@ -132,10 +132,10 @@ class Cluster:
         self._notes: list[str] = []  # that nobody has taken yet
         self._calls: dict[Future[object], tuple[_Node, Piece]] = {}
         self._ended: SimpleQueue[Future[object]] = SimpleQueue()  # ray.wait() turns a Ctrl-C into a SystemError
-        self._found: Found | None = None  # by the first node: all others have to have the same model
+        self._found: EngineDescription | None = None  # by the first node: all others have to have the same model
         self._error: LlmrunError = ResourceError("the Ray cluster has no node with a processor")
 
-    def find(self, need: Need) -> Found:
+    def find(self, need: RowRequirements) -> EngineDescription:
         """See Answering: an actor on each node; the first that has the model says which one it is."""
         for node in ray.nodes():
             n_cpus, n_gpus = (node["Resources"].get(kind, 0) for kind in ("CPU", "GPU"))
@@ -160,7 +160,7 @@ class Cluster:
         """See Answering: what the nodes' kernels do was not measured."""
         return None
 
-    def run(self, todo: Iterable[Todo], sink: Sink) -> None:
+    def run(self, todo: Iterable[PendingRow], sink: RowSink) -> None:
         """See Answering."""
         waiting = deque(todo)
         n_left = len(waiting)
@@ -172,13 +172,13 @@ class Cluster:
             node.inside -= len(piece)
             for note in self._take_notes():
                 sink.note(note)
-            if isinstance(result, PieceDone):
+            if isinstance(result, ChunkResult):
                 for _ in range(result.deaths):
                     sink.died()
                 for done in result.rows:
                     sink.put(done)
                 n_left -= len(piece)
-            elif isinstance(result, NodeFound):
+            elif isinstance(result, NodeReport):
                 if self._take_in(node, result):
                     self._call(node, "load")
             elif result is not None:
@@ -187,7 +187,7 @@ class Cluster:
             else:
                 waiting.extendleft(reversed(piece))
 
-    def _share_out(self, waiting: deque[Todo]) -> None:
+    def _share_out(self, waiting: deque[PendingRow]) -> None:
         """Give pieces to all that have room, in turns."""
         while waiting and (ready := [node for node in self._nodes if node.piece()]):
             node = min(ready, key=lambda each: each.inside)
@@ -222,7 +222,7 @@ class Cluster:
 
     def _take_in(self, node: _Node, result: object) -> bool:
         """Take note of what a node found; whether it can answer like the others."""
-        if not isinstance(result, NodeFound):
+        if not isinstance(result, NodeReport):
             return False
         version, found = result
         if version != llmrun.__version__:

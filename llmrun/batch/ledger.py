@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from llmrun.batch.answers import RowDone, result_of
+from llmrun.batch.answers import FinishedRow, result_of
 from llmrun.batch.results import ResultFile
 from llmrun.batch.rows import Row
 from llmrun.errors import LlmrunError
 from llmrun.protocol.energy import Counters, Energy
 
 
-class Sink(Protocol):
+class RowSink(Protocol):
     """What those who answer rows report to."""
 
     def begin(self) -> None:
@@ -26,7 +26,7 @@ class Sink(Protocol):
     def meter(self, energy: Energy) -> None:
         """What counts the joules, where that is known: before begin()."""
 
-    def put(self, done: RowDone) -> None:
+    def put(self, done: FinishedRow) -> None:
         """A row is done."""
 
     def died(self) -> None:
@@ -37,7 +37,7 @@ class Sink(Protocol):
 
 
 @dataclass(slots=True)
-class Tally:
+class BatchProgress:
     """What has been done so far, of how many rows. Tokens are those of this run alone.
 
     Attributes:
@@ -90,7 +90,7 @@ class Ledger:
     def __init__(
         self,
         results: ResultFile,
-        tally: Tally,
+        tally: BatchProgress,
         on_progress: Callable[[], None] = lambda: None,
         on_note: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
@@ -115,9 +115,9 @@ class Ledger:
     def refuse(self, broken: Iterable[tuple[Row, LlmrunError]]) -> None:
         """Write the errors of rows that can't be asked."""
         for row, error in broken:
-            self.put(RowDone(row.number, "", result_of(row, (), error, f"row-{row.number}")))
+            self.put(FinishedRow(row.number, "", result_of(row, (), error, f"row-{row.number}")))
 
-    def put(self, done: RowDone) -> None:
+    def put(self, done: FinishedRow) -> None:
         """Write a row's line. Raises as ResultFile.add()."""
         tally = self._tally
         self._results.add(done.row, done.key, done.result)

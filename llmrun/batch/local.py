@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from llmrun.batch.ledger import Sink
-from llmrun.batch.plan import BatchPlan, Found, Need, model_for
-from llmrun.batch.rows import Todo
+from llmrun.batch.ledger import RowSink
+from llmrun.batch.plan import BatchPlan, EngineDescription, RowRequirements, model_for
+from llmrun.batch.rows import PendingRow
 from llmrun.batch.run import BatchRun
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError
@@ -18,7 +18,7 @@ from llmrun.gguf.pooling import refuse_answers
 from llmrun.model import Model
 from llmrun.planning.hardware_details import probe_details
 from llmrun.planning.machine import this_machine
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.predict import predict, step_seconds, tensor_types, work_of
 from llmrun.planning.speed import speed_of
 from llmrun.protocol.adapters import Adapter
@@ -36,20 +36,20 @@ class LocalEngine:
 
     def __init__(
         self,
-        prepared: Callable[[Wishes], Model],
-        wishes: Wishes,
+        prepared: Callable[[LoadPreferences], Model],
+        wishes: LoadPreferences,
         parallel: int | None,
         adapters: Sequence[Adapter] = (),
     ) -> None:
         self._prepared, self._wishes, self._parallel, self._adapters = prepared, wishes, parallel, adapters
         self.model: Model
 
-    def find(self, need: Need) -> Found:
+    def find(self, need: RowRequirements) -> EngineDescription:
         """See Answering."""
         self.model = model = model_for(self._prepared, self._wishes, need, self._parallel)
         refuse_answers(model.header)
         adapters = [(each.name, each.scale) for each in self._adapters]
-        return Found(
+        return EngineDescription(
             model.spec.name,
             f"{model.path.name} {model.path.stat().st_size} {adapters}",
             model.header.chat_template is not None,
@@ -73,7 +73,7 @@ class LocalEngine:
             return prefill + answers / rows * step_seconds(work, speed, rows, depth=depth)
         return None
 
-    def run(self, todo: Iterable[Todo], sink: Sink) -> None:
+    def run(self, todo: Iterable[PendingRow], sink: RowSink) -> None:
         """See Answering."""
         sink.meter(Energy(with_gpus=self.model.plan.vram_bytes > 0))
         BatchRun(self.model, sink).run(todo)

@@ -14,21 +14,21 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import llmrun
-from llmrun.batch.answers import RowDone
+from llmrun.batch.answers import FinishedRow
 from llmrun.batch.local import LocalEngine
-from llmrun.batch.plan import Found, Need
-from llmrun.batch.rows import Todo
+from llmrun.batch.plan import EngineDescription, RowRequirements
+from llmrun.batch.rows import PendingRow
 from llmrun.batch.run import BatchRun
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError
 from llmrun.model import Model
-from llmrun.model.preparing import prepare
-from llmrun.models.locate import find_projector
+from llmrun.model.load_plan import prepare
+from llmrun.models.location import find_projector
 from llmrun.models.pull import pull
 from llmrun.models.registry import load_catalogue, resolve
 from llmrun.models.store.in_use import using
 from llmrun.planning.choice import chooser
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.energy import Energy
 
@@ -45,23 +45,23 @@ class NodeJob(NamedTuple):
     """
 
     name: str
-    wishes: Wishes
+    wishes: LoadPreferences
     parallel: int | None
     adapters: tuple[Adapter, ...] = ()
     projector: str | None = None
 
 
-class NodeFound(NamedTuple):
+class NodeReport(NamedTuple):
     """What a node says of itself."""
 
     version: str
-    found: Found
+    found: EngineDescription
 
 
-class PieceDone(NamedTuple):
+class ChunkResult(NamedTuple):
     """What became of a piece's rows, and how many engines died since the last piece."""
 
-    rows: tuple[RowDone, ...]
+    rows: tuple[FinishedRow, ...]
     deaths: int
 
 
@@ -71,11 +71,11 @@ class _Outbox:
     def __init__(self) -> None:
         self.begun: Future[None] = Future()
         self._lock = threading.Lock()
-        self._asked: dict[int, Future[RowDone]] = {}
+        self._asked: dict[int, Future[FinishedRow]] = {}
         self._deaths = 0
         self._error: LlmrunError | None = None
 
-    def ask(self, piece: Sequence[Todo]) -> tuple[list[Future[RowDone]], list[Todo]]:
+    def ask(self, piece: Sequence[PendingRow]) -> tuple[list[Future[FinishedRow]], list[PendingRow]]:
         """What will be each row's result, and the rows nobody has asked yet: Ray may bring a piece twice."""
         with self._lock:
             if self._error is not None:
@@ -91,7 +91,7 @@ class _Outbox:
     def meter(self, energy: Energy) -> None:
         """Nobody asks a node for its joules."""
 
-    def put(self, done: RowDone) -> None:
+    def put(self, done: FinishedRow) -> None:
         with self._lock:
             waiting = self._asked.pop(done.row)
         waiting.set_result(done)
@@ -126,7 +126,7 @@ class NodeEngine:
         n_cpus: cores that Ray gives it.
     """
 
-    def __init__(self, job: NodeJob, need: Need, n_cpus: int) -> None:
+    def __init__(self, job: NodeJob, need: RowRequirements, n_cpus: int) -> None:
         self._job, self._need, self._n_cpus = job, need, n_cpus
         self._lock = threading.Lock()
         self._used = ExitStack()  # until the process ends
@@ -134,7 +134,7 @@ class NodeEngine:
         self._runner: BatchRun | None = None
         self._outbox = _Outbox()
 
-    def find(self) -> NodeFound:
+    def find(self) -> NodeReport:
         """Find or fetch the model, and plan it.
 
         Raises:
@@ -145,7 +145,7 @@ class NodeEngine:
         path = pull(spec, settings, choose=chooser(settings))
         self._used.enter_context(using(path))
 
-        def prepared(wishes: Wishes) -> Model:
+        def prepared(wishes: LoadPreferences) -> Model:
             projector = find_projector(path, job.projector)
             model = prepare(spec, path, wishes, warm_up=True, projector=projector, adapters=job.adapters)
             if wishes.threads is None and model.plan.threads > self._n_cpus:
@@ -153,7 +153,7 @@ class NodeEngine:
             return model
 
         self._engine = LocalEngine(prepared, job.wishes, job.parallel, job.adapters)
-        return NodeFound(llmrun.__version__, self._engine.find(self._need))
+        return NodeReport(llmrun.__version__, self._engine.find(self._need))
 
     def load(self) -> bool:
         """Start the engine where it does not run yet; true when it runs.
@@ -171,7 +171,7 @@ class NodeEngine:
         self._outbox.begun.result()
         return True
 
-    def answer(self, piece: Sequence[Todo]) -> PieceDone:
+    def answer(self, piece: Sequence[PendingRow]) -> ChunkResult:
         """Answer rows, beside those of other pieces.
 
         Raises:
@@ -181,7 +181,7 @@ class NodeEngine:
         assert self._runner is not None
         waiting, new = self._outbox.ask(piece)
         self._runner.add(new)
-        return PieceDone(tuple(each.result() for each in waiting), self._outbox.take_deaths())
+        return ChunkResult(tuple(each.result() for each in waiting), self._outbox.take_deaths())
 
     def _run(self, runner: BatchRun) -> None:
         """Own thread: all pieces."""

@@ -11,13 +11,13 @@ from itertools import pairwise
 from os.path import commonprefix
 from typing import NamedTuple, Protocol
 
-from llmrun.batch.ledger import Sink
-from llmrun.batch.results import RowWritten
-from llmrun.batch.rows import Recipe, Row, Todo, in_order, text_of
+from llmrun.batch.ledger import RowSink
+from llmrun.batch.results import WrittenRow
+from llmrun.batch.rows import PendingRow, Row, RowTemplate, in_order, text_of
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.model import Model
-from llmrun.planning.plan import Wishes
-from llmrun.server.asked import Asked
+from llmrun.planning.plan import LoadPreferences
+from llmrun.server.answer_parts import CompletionRequest
 
 MOST_PARALLEL = 64
 """Rows side by side where nobody says: from about there on a step is all arithmetic, and more rows only share it."""
@@ -27,14 +27,14 @@ _TEMPLATE_TAIL = 8  # ... of them behind the text, where rows differ already
 _ANSWER_TOKENS = 512  # that a row's answer may take where nobody says how long it may be
 
 
-class Need(NamedTuple):
+class RowRequirements(NamedTuple):
     """What rows take of an engine: how many there are, and tokens of the KV cache that nine in ten don't exceed."""
 
     rows: int
     tokens: int
 
 
-class Found(NamedTuple):
+class EngineDescription(NamedTuple):
     """What will answer.
 
     Attributes:
@@ -52,10 +52,10 @@ class Found(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class Answering(Protocol):
+class RowAnswerer(Protocol):
     """What answers the rows of a batch: an engine here, or whatever else there may be."""
 
-    def find(self, need: Need) -> Found:
+    def find(self, need: RowRequirements) -> EngineDescription:
         """Find the model, and plan it.
 
         Raises:
@@ -65,7 +65,7 @@ class Answering(Protocol):
     def seconds(self, plan: BatchPlan) -> float | None:
         """About how long that takes, once the model is loaded; None where nobody can tell."""
 
-    def run(self, todo: Iterable[Todo], sink: Sink) -> None:
+    def run(self, todo: Iterable[PendingRow], sink: RowSink) -> None:
         """Answer all rows; each comes to the sink once.
 
         Raises:
@@ -86,7 +86,7 @@ class BatchPlan:
         notes: what the user should know.
     """
 
-    todo: tuple[Todo, ...]
+    todo: tuple[PendingRow, ...]
     broken: tuple[tuple[Row, LlmrunError], ...]
     prompt_tokens: int
     shared_tokens: int
@@ -100,14 +100,16 @@ class BatchPlan:
         return None if None in limits else sum(limit or 0 for limit in limits)
 
 
-class _Questions(NamedTuple):
+class _PreparedRows(NamedTuple):
     """What rows ask, and which of them ask nothing that can be understood."""
 
-    asked: Mapping[int, tuple[Row, Asked]]
+    asked: Mapping[int, tuple[Row, CompletionRequest]]
     broken: tuple[tuple[Row, LlmrunError], ...]
 
 
-def plan_batch(answering: Answering, rows: Iterable[Row], recipe: Recipe, done: Mapping[int, RowWritten]) -> BatchPlan:
+def plan_batch(
+    answering: RowAnswerer, rows: Iterable[Row], recipe: RowTemplate, done: Mapping[int, WrittenRow]
+) -> BatchPlan:
     """Which rows are left, and how they are answered.
 
     Args:
@@ -147,24 +149,24 @@ def plan_batch(answering: Answering, rows: Iterable[Row], recipe: Recipe, done: 
     )
 
 
-def _questions(rows: Iterable[Row], recipe: Recipe) -> _Questions:
-    asked: dict[int, tuple[Row, Asked]] = {}
+def _questions(rows: Iterable[Row], recipe: RowTemplate) -> _PreparedRows:
+    asked: dict[int, tuple[Row, CompletionRequest]] = {}
     broken: list[tuple[Row, LlmrunError]] = []
     for row in rows:
         try:
             asked[row.number] = row, recipe.ask(row)
         except LlmrunError as error:
             broken.append((row, error))
-    return _Questions(asked, tuple(broken))
+    return _PreparedRows(asked, tuple(broken))
 
 
-def _left(questions: _Questions, recipe: Recipe, done: Mapping[int, RowWritten]) -> dict[int, Todo]:
+def _left(questions: _PreparedRows, recipe: RowTemplate, done: Mapping[int, WrittenRow]) -> dict[int, PendingRow]:
     """The rows without a line, of those that can be asked."""
-    todo: dict[int, Todo] = {}
+    todo: dict[int, PendingRow] = {}
     for number, (row, asked) in questions.asked.items():
         key = recipe.key(asked)
         if number not in done:
-            todo[number] = Todo(row, asked, key)
+            todo[number] = PendingRow(row, asked, key)
         elif done[number].key != key and done[number].failed:
             why = f"row {number} failed, and asks something else now"
             raise UsageError("these answers are not complete", why=why, hint="add --retry-errors")
@@ -180,16 +182,18 @@ def _another_batch(why: str) -> UsageError:
     return UsageError("these answers belong to another batch", why=why, hint="name another file with -o")
 
 
-def _prompt_tokens(asked: Asked) -> int:
+def _prompt_tokens(asked: CompletionRequest) -> int:
     return len(text_of(asked).encode("utf-8", "replace")) // _BYTES_A_TOKEN + _TEMPLATE_TOKENS
 
 
-def _need(asked: Iterable[Asked]) -> Need:
+def _need(asked: Iterable[CompletionRequest]) -> RowRequirements:
     lengths = sorted(_prompt_tokens(each) + (each.request.limits.max_tokens or _ANSWER_TOKENS) for each in asked)
-    return Need(len(lengths), lengths[len(lengths) * 9 // 10] if lengths else 0)
+    return RowRequirements(len(lengths), lengths[len(lengths) * 9 // 10] if lengths else 0)
 
 
-def model_for(prepared: Callable[[Wishes], Model], wishes: Wishes, need: Need, parallel: int | None) -> Model:
+def model_for(
+    prepared: Callable[[LoadPreferences], Model], wishes: LoadPreferences, need: RowRequirements, parallel: int | None
+) -> Model:
     """The model, planned for as many rows as the KV cache has room for, each as long as most are.
 
     Args:

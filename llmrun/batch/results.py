@@ -29,7 +29,7 @@ _BEGINNING = b'{"row": '
 _SECOND_NAMES = tuple(f', "{name}": '.encode() for name in ("id", "custom_id", "answer"))  # see answers.result_of()
 
 
-class RowWritten(NamedTuple):
+class WrittenRow(NamedTuple):
     """A row that has its line: the key of what was asked, and whether it failed."""
 
     key: str
@@ -54,7 +54,7 @@ class ResultFile:
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, *, retry_errors: bool = False) -> None:
         self._path, self._clock = path, clock
-        self.written: dict[int, RowWritten] = {}
+        self.written: dict[int, WrittenRow] = {}
         self._end = self._size = 0  # of the whole lines, and of the file when it was read
         self._reading: int | None = None  # descriptor that holds the lock until the first row is written
         self._descriptor: int | None = None
@@ -187,7 +187,7 @@ class ResultFile:
                     os.lseek(descriptor, self._end, os.SEEK_SET)
                 raise
         self._end += len(line)
-        self.written[row] = RowWritten(key, result["error"] is not None)
+        self.written[row] = WrittenRow(key, result["error"] is not None)
         self._unsynced += 1
         if self._unsynced >= _SYNC_LINES or self._clock() - self._synced_at >= _SYNC_SECONDS:
             self._sync()
@@ -216,7 +216,7 @@ class ResultFile:
                 os.close(descriptor)
 
 
-def _parsed(line: bytes) -> tuple[int, RowWritten]:
+def _parsed(line: bytes) -> tuple[int, WrittenRow]:
     """Return a line's row and its facts. Raises ValueError for a line of something else."""
     found = load_json(line)
     try:
@@ -225,7 +225,7 @@ def _parsed(line: bytes) -> tuple[int, RowWritten]:
         raise ValueError("not a line of answers") from None
     if type(row) is not int or not isinstance(key, str):
         raise ValueError("not a line of answers")
-    return row, RowWritten(key, error is not None)
+    return row, WrittenRow(key, error is not None)
 
 
 def _require_beginning(line: bytes, *, follows: bool) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TextIO
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import as_dict, load_json
 from llmrun.protocol.messages import AnswerRequest, Message
-from llmrun.server.asked import Asked, Envelope, Writer
+from llmrun.server.answer_parts import CompletionRequest, Envelope, Writer
 from llmrun.server.protocols import openai_chat, openai_text
 from llmrun.storage import require_regular
 
@@ -30,7 +30,7 @@ _SHARED = 64  # characters that two rows have to begin with for one's prefill to
 class RowProtocol(Protocol):
     """What a module of server.protocols can do for a row."""
 
-    def read(self, body: Mapping[str, Any]) -> Asked: ...
+    def read(self, body: Mapping[str, Any]) -> CompletionRequest: ...
 
     def writer(self, body: Mapping[str, Any], envelope: Envelope) -> Writer: ...
 
@@ -139,16 +139,16 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise UsageError(f"{str(path)!r} can't be read", why=str(error)) from None
 
 
-class Todo(NamedTuple):
+class PendingRow(NamedTuple):
     """A row that has no answer yet, what it asks, and the key of that."""
 
     row: Row
-    asked: Asked
+    asked: CompletionRequest
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class RowTemplate:
     """How rows are asked; what a row says itself counts first.
 
     Attributes:
@@ -167,7 +167,7 @@ class Recipe:
     raw: bool = False
     model: str = ""
 
-    def ask(self, row: Row) -> Asked:
+    def ask(self, row: Row) -> CompletionRequest:
         """What a row asks for.
 
         Raises:
@@ -184,7 +184,7 @@ class Recipe:
             if found.n != 1:
                 raise UsageError(f"n is {found.n}", why="a row has one answer", hint="give several rows")
         else:
-            found = Asked("", self._prompt(row.columns), {})
+            found = CompletionRequest("", self._prompt(row.columns), {})
         return found._replace(
             request=_with_defaults(found.request, self.asked), sampling={**self.sampling, **found.sampling}
         )
@@ -206,7 +206,7 @@ class Recipe:
         system = [Message("system", self.system)] if self.system else []
         return AnswerRequest(messages=(*system, Message("user", text)))
 
-    def key(self, asked: Asked) -> str:
+    def key(self, asked: CompletionRequest) -> str:
         """Names what a row asks of which model: an answer to another key is none to this row."""
         usual = as_dict(AnswerRequest())
         said = as_dict(replace(asked.request, sampling=AnswerRequest().sampling)).items()
@@ -266,7 +266,7 @@ def protocol_of(row: Row) -> RowProtocol:
     return _PROTOCOLS[row.url or _CHAT]
 
 
-def text_of(asked: Asked) -> str:
+def text_of(asked: CompletionRequest) -> str:
     """All that is asked, as one text: rows with equal beginnings have equal first tokens."""
     request = asked.request
     return request.prompt if request.prompt is not None else "\0".join(message.content for message in request.messages)

@@ -12,13 +12,13 @@ from dataclasses import replace
 from queue import SimpleQueue
 
 from llmrun.batch.answers import row_done
-from llmrun.batch.ledger import Sink
-from llmrun.batch.rows import Todo
+from llmrun.batch.ledger import RowSink
+from llmrun.batch.rows import PendingRow
 from llmrun.errors import EngineCrashedError, LlmrunError, UsageError
 from llmrun.model import Model
 from llmrun.protocol.messages import AnswerRequest, Event, Generate
 from llmrun.runner.client import Client
-from llmrun.server.asked import Asked, Part
+from llmrun.server.answer_parts import CompletionRequest, Part
 from llmrun.server.toolcalls import AnswerReader
 
 AHEAD = 8
@@ -28,7 +28,7 @@ AHEAD = 8
 class RowAnswer:
     """One row on its way. put() is called by the thread that reads, all else by the one that waits."""
 
-    def __init__(self, todo: Todo, ended: SimpleQueue[RowAnswer | None]) -> None:
+    def __init__(self, todo: PendingRow, ended: SimpleQueue[RowAnswer | None]) -> None:
         self.todo = todo
         self.parts: list[Part] = []
         self.error: LlmrunError | None = None
@@ -56,21 +56,21 @@ class BatchRun:
     def __init__(
         self,
         model: Model,
-        sink: Sink,
+        sink: RowSink,
         start: Callable[[Model], Client] = lambda model: Client(model.launch_engine()),
     ) -> None:
         self._model, self._sink, self._start = model, sink, start
-        self._waiting: deque[Todo] = deque()
+        self._waiting: deque[PendingRow] = deque()
         self._stays = False  # more rows may come
         self._ended: SimpleQueue[RowAnswer | None] = SimpleQueue()
         self._suspects = 0  # first rows of those that wait, which were in an engine that died: each is asked alone
 
-    def add(self, todo: Iterable[Todo]) -> None:
+    def add(self, todo: Iterable[PendingRow]) -> None:
         """More rows, for a run() that stays. Safe from any thread."""
         self._waiting.extend(todo)
         self._ended.put(None)
 
-    def run(self, todo: Iterable[Todo] = (), *, stays: bool = False) -> None:
+    def run(self, todo: Iterable[PendingRow] = (), *, stays: bool = False) -> None:
         """Answer all rows, in this order; what can't be answered gets its error as its result.
 
         Args:
@@ -91,10 +91,10 @@ class BatchRun:
             finally:
                 client.close()
 
-    def _with_engine(self, client: Client, waiting: deque[Todo]) -> None:
+    def _with_engine(self, client: Client, waiting: deque[PendingRow]) -> None:
         """As far as one engine lives. Whose engine died waits again: alone, to see whose fault it was."""
         inside: dict[int, RowAnswer] = {}
-        lost: list[Todo] = []
+        lost: list[PendingRow] = []
         while inside or ((waiting or self._stays) and not lost):
             most = 1 if self._suspects else self._model.load.n_seq_max + AHEAD
             while waiting and len(inside) < most and not lost:
@@ -124,6 +124,6 @@ class BatchRun:
             self._suspects = len(lost)
             waiting.extendleft(reversed(lost))
 
-    def _request(self, asked: Asked) -> AnswerRequest:
+    def _request(self, asked: CompletionRequest) -> AnswerRequest:
         """What the engine is asked, with the model's advised sampling under the row's."""
         return replace(asked.request, sampling=self._model.sampling(asked.sampling)[0])

@@ -63,7 +63,7 @@ _DIRTY = "-dirty"
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ComparedSide:
     """What is compared: one result, or several of one machine, version or model.
 
     Attributes:
@@ -157,7 +157,7 @@ class Comparison:
         }
 
 
-def resolve(which: str, history: History) -> Side:
+def resolve(which: str, history: History) -> ComparedSide:
     """A side by what a user typed: a file, a result's number, "last", a machine, a version, a model.
 
     Raises:
@@ -166,15 +166,15 @@ def resolve(which: str, history: History) -> Side:
     """
     path = Path(which).expanduser()
     if path.is_file() or path.suffix.lower() in _FILES:
-        return Side(path.name, (read_file(path),))
+        return ComparedSide(path.name, (read_file(path),))
     entries = history.select(which)
     if len(entries) == 1:
         label = f"result {entries[0].number} ({entries[0].machine})"
-        return Side(label if which.isdecimal() or which == "last" else which, (history.result(entries[0]),))
-    return Side(which, tuple(history.result(entry) for entry in entries[:MOST_RUNS]))
+        return ComparedSide(label if which.isdecimal() or which == "last" else which, (history.result(entries[0]),))
+    return ComparedSide(which, tuple(history.result(entry) for entry in entries[:MOST_RUNS]))
 
 
-def compare_results(a: Side, b: Side) -> Comparison:
+def compare_results(a: ComparedSide, b: ComparedSide) -> Comparison:
     """Set B against A.
 
     Raises:
@@ -233,7 +233,7 @@ _Key = tuple[Any, ...]
 _ALL, _BUT_PROGRAM, _MODEL_AND_TEST, _TEST = slice(None), slice(-1), slice(2), slice(1, 2)
 
 
-def _by_key(side: Side) -> dict[_Key, list[BenchRow]]:
+def _by_key(side: ComparedSide) -> dict[_Key, list[BenchRow]]:
     """Model, test, settings and program -> rows of all runs, the newest first."""
     found: dict[_Key, list[BenchRow]] = {}
     for result in side.results:

@@ -60,7 +60,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class TokenCost:
     """What computing a token of a model takes.
 
     Attributes:
@@ -72,7 +72,7 @@ class Needs:
     bytes_of: Mapping[str, float]
 
     @classmethod
-    def of(cls, header: Header) -> Needs:
+    def of(cls, header: Header) -> TokenCost:
         """By a model's header."""
         return cls(work_of(header), {share.type: share.bits_per_weight / 8 for share in header.type_shares})
 

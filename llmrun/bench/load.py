@@ -18,15 +18,15 @@ from itertools import pairwise
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
-from llmrun.bench.noise import Watch
+from llmrun.bench.noise import DisturbanceMonitor
 from llmrun.bench.results import BenchWarning
 from llmrun.bench.run import Progress, quantile
 from llmrun.errors import LlmrunError
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Stats, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.runner.calls import Put
 from llmrun.runner.client import Client
+from llmrun.runner.requests import Put
 
 PROMPT_TOKENS = 512
 """Of each client's prompt, about: it depends on the model's tokenizer."""
@@ -49,7 +49,7 @@ class LoadCase(NamedTuple):
         return f"{self.clients} {noun}, {'shared' if self.shares_prompt else 'own'} prompts"
 
 
-class AskedClient(Protocol):
+class LoadTarget(Protocol):
     """Who is asked: an engine with its model, or a far server."""
 
     @property
@@ -175,7 +175,7 @@ class _Stream:
 def measure(
     request: LoadRequest,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-    start: Callable[[], AskedClient] | None = None,
+    start: Callable[[], LoadTarget] | None = None,
 ) -> LoadOutcome:
     """Measure everything; the numbers of clients take turns, so that drift hits all alike.
 
@@ -185,7 +185,7 @@ def measure(
     crowds: dict[LoadCase, list[list[_Stream]]] = {case: [] for case in request.cases}
     total = request.repetitions * len(crowds)
     numbers = itertools.count(1) if request.load else new_numbers()
-    watch, error = Watch(), None
+    watch, error = DisturbanceMonitor(), None
 
     def tell(case: LoadCase, phase: str, done: int = 0) -> None:
         repetition = done // len(crowds) + 1
@@ -226,7 +226,7 @@ def loaded(client: Client, load: Load | None) -> Client:
     return client
 
 
-def _crowd(client: AskedClient, case: LoadCase, request: LoadRequest, numbers: Iterator[int]) -> list[_Stream]:
+def _crowd(client: LoadTarget, case: LoadCase, request: LoadRequest, numbers: Iterator[int]) -> list[_Stream]:
     """So many clients at once, to the end of the last answer.
 
     Raises:

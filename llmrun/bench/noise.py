@@ -51,7 +51,7 @@ def sample_warnings(samples: Sequence[float]) -> tuple[BenchWarning, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SystemCounters:
     """Counters that only grow; 0 where the system has none.
 
     Attributes:
@@ -78,7 +78,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ClockSample:
     """A moment in the middle of the work.
 
     Attributes:
@@ -90,7 +90,7 @@ class Look:
     degrees: float = 0.0
 
 
-class Watch:
+class DisturbanceMonitor:
     """Looks before and after what is inside it. Start it when the model is loaded, so that loading does not count.
 
     Args:
@@ -102,11 +102,11 @@ class Watch:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
-        self._before = Reading()
-        self._looks: list[Look] = []
+        self._before = SystemCounters()
+        self._looks: list[ClockSample] = []
         self.warnings: tuple[BenchWarning, ...] = ()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> DisturbanceMonitor:
         self._before = read(self._root)
         return self
 
@@ -120,7 +120,9 @@ class Watch:
         self.warnings = disturbances(self._before, read(self._root), self._looks, os.cpu_count() or 1)
 
 
-def disturbances(before: Reading, after: Reading, looks: Sequence[Look], cpus: int) -> tuple[BenchWarning, ...]:
+def disturbances(
+    before: SystemCounters, after: SystemCounters, looks: Sequence[ClockSample], cpus: int
+) -> tuple[BenchWarning, ...]:
     """What happened between two readings."""
     wall = max(after.wall - before.wall, 1e-3)
     found = []
@@ -145,7 +147,7 @@ def disturbances(before: Reading, after: Reading, looks: Sequence[Look], cpus: i
     return (*found, *_clock_warnings(after.heat - before.heat, looks))
 
 
-def _clock_warnings(heat: int, looks: Sequence[Look]) -> list[BenchWarning]:
+def _clock_warnings(heat: int, looks: Sequence[ClockSample]) -> list[BenchWarning]:
     found = []
     hottest = max((each.degrees for each in looks), default=0.0)
     if heat > 0 or hottest >= _HOT:
@@ -162,7 +164,7 @@ def _clock_warnings(heat: int, looks: Sequence[Look]) -> list[BenchWarning]:
 # ---- looking ---------------------------------------------------------------------------------------
 
 
-def read(root: Path = Path("/")) -> Reading:
+def read(root: Path = Path("/")) -> SystemCounters:
     """The counters as of now."""
     from llmrun.planning.speed import Clock
 
@@ -170,7 +172,7 @@ def read(root: Path = Path("/")) -> Reading:
     groups = cgroup_directories(_text(root / "proc/self/cgroup"), root / "sys/fs/cgroup")
     stopped = [_text(group / "cpu.stat") for kind in ("", "cpu") for group in groups.get(kind, [])]
     memory = _text(root / "proc/vmstat")
-    return Reading(
+    return SystemCounters(
         wall=now.wall,
         busy=now.everybody,
         own=_own_seconds(),
@@ -183,7 +185,7 @@ def read(root: Path = Path("/")) -> Reading:
     )
 
 
-def look(root: Path = Path("/")) -> Look:
+def look(root: Path = Path("/")) -> ClockSample:
     """Clock and temperature as of now."""
     cpus = root / "sys/devices/system/cpu"
     clocks = [1e3 * _number(path) for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
@@ -193,7 +195,7 @@ def look(root: Path = Path("/")) -> Look:
     zones = (root / "sys/class/thermal").glob("thermal_zone*")
     # "x86_pkg_temp", "cpu-thermal", "cpu0-thermal", "k10temp"; the others are of batteries and radios.
     hot = [_number(zone / "temp") / 1e3 for zone in zones if _is_processor(_text(zone / "type"))]
-    return Look(max(clocks, default=0.0), max(hot, default=0.0))
+    return ClockSample(max(clocks, default=0.0), max(hot, default=0.0))
 
 
 def _is_processor(kind: str) -> bool:

@@ -24,9 +24,9 @@ from llmrun.bench.parameters import Case
 from llmrun.bench.results import BenchRow
 from llmrun.bench.run import BenchedModel
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.far.server import is_loopback
 from llmrun.models.hashing import sha256_of
 from llmrun.protocol.codec import load_json
+from llmrun.remote.server import is_loopback
 
 _PORT = 11434
 _QUICK, _PATIENT = 5.0, 1800.0  # seconds

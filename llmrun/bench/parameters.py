@@ -71,7 +71,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class BenchGrid:
     """Lists of everything; the cases are their combinations.
 
     Attributes:

@@ -16,16 +16,16 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from llmrun.bench import limits
 from llmrun.bench.machine import describe
-from llmrun.bench.noise import Watch, sample_warnings
+from llmrun.bench.noise import DisturbanceMonitor, sample_warnings
 from llmrun.bench.parameters import Case
-from llmrun.bench.refusals import kv_element_bytes
 from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machine, Result
+from llmrun.bench.validation import kv_element_bytes
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs import JobKind
-from llmrun.protocol.jobs.bench import BENCH, Bench, BenchAnswer, Benched, BenchModel, BenchUpdate, Repetition
+from llmrun.protocol.jobs.bench import BENCH, Bench, BenchAnswer, BenchModel, BenchResult, BenchUpdate, Repetition
 from llmrun.protocol.jobs.limits import LIMITS, MeasuredLimits, MeasureLimits
 from llmrun.protocol.loading import Load
 from llmrun.runner.launch import launch
@@ -205,14 +205,14 @@ def run(
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRow:
     """A row while it is measured."""
 
     model: BenchedModel
     case: Case
     loading: Loading
     done: list[Repetition] = field(default_factory=list)
-    benched: Benched | None = None
+    benched: BenchResult | None = None
     peak_bytes: int | None = None
     limit: Limit | None = None
     began: float = 0.0
@@ -233,9 +233,9 @@ class _Run:
         self._workers: dict[int, Worker] = {}
         self._surveyor: Worker | None = None
         self._limits = limits.MachineLimits(self._measure_machine)
-        self._needs = {model.path: limits.Needs.of(model.header) for model in request.models}
+        self._needs = {model.path: limits.TokenCost.of(model.header) for model in request.models}
         self.rows = [
-            _Open(model, case, model.loading(case, request.environment))
+            _OpenRow(model, case, model.loading(case, request.environment))
             for model in request.models
             for case in request.cases
         ]
@@ -264,7 +264,7 @@ class _Run:
             worker.close()
         self._workers.clear()
 
-    def _begin(self, row: _Open) -> None:
+    def _begin(self, row: _OpenRow) -> None:
         row.began = time.time()
         if self._request.with_limits and not self._on_gpu(row.case):
             self._tell(row, "measuring the machine")
@@ -283,7 +283,7 @@ class _Run:
             self._surveyor = self._start({})
         return self._surveyor.do(LIMITS, command)
 
-    def _measure(self, row: _Open, step: BenchStep) -> None:
+    def _measure(self, row: _OpenRow, step: BenchStep) -> None:
         request = self._request
         worker = self._workers.get(step.engine)
         if worker is None:
@@ -291,11 +291,11 @@ class _Run:
         seed = 1 + len(row.done)
         command = Bench(row.loading.load, row.case.test, step.repetitions, request.warm_up and step.is_first, seed)
         with ExitStack() as stack:
-            watches: list[Watch] = []
+            watches: list[DisturbanceMonitor] = []
 
             def hear(update: BenchUpdate) -> None:
                 if update.phase != "loading" and not watches:
-                    watches.append(stack.enter_context(Watch()))
+                    watches.append(stack.enter_context(DisturbanceMonitor()))
                 if update.repetition is not None:
                     row.done.append(update.repetition)
                     watches[0].look()
@@ -310,7 +310,7 @@ class _Run:
             self.machine = replace(self.machine, gpus=gpus, build_commit=facts.build_commit)
         row.peak_bytes = max(row.peak_bytes or 0, row.benched.peak_bytes or 0) or None
 
-    def _tell(self, row: _Open, phase: str) -> None:
+    def _tell(self, row: _OpenRow, phase: str) -> None:
         done, repetitions = len(row.done), self._request.repetitions
         self._on_progress(
             Progress(
@@ -335,7 +335,7 @@ class _Run:
         return next((each.benched.model for each in self.rows if each.model is model and each.benched), None)
 
 
-def _row(row: _Open, facts: BenchModel | None, machine: Machine, repetitions: int) -> BenchRow:
+def _row(row: _OpenRow, facts: BenchModel | None, machine: Machine, repetitions: int) -> BenchRow:
     load, test, header = row.loading.load, row.case.test, row.model.header
     samples = tuple(repetition.ns for repetition in row.done)
     joules = tuple(repetition.joules for repetition in row.done if repetition.joules is not None)

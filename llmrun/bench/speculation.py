@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from llmrun.bench.noise import Watch
+from llmrun.bench.noise import DisturbanceMonitor
 from llmrun.bench.results import BenchWarning
 from llmrun.bench.run import Progress
 from llmrun.bench.statistics import Verdict, compare
@@ -179,7 +179,7 @@ class SpeculationOutcome(NamedTuple):
         return math.exp(fmean(map(math.log, ratios))) if ratios else None
 
 
-class _Answered(NamedTuple):
+class _TimedAnswer(NamedTuple):
     """An answer's text and figures."""
 
     text: str
@@ -206,7 +206,7 @@ def measure(
         start: an engine for it.
     """
     bench = _Bench(model, name, tokens, repetitions, on_progress)
-    watch, error = Watch(), None
+    watch, error = DisturbanceMonitor(), None
     try:
         bench.tell("", "loading")
         model.start(start(model))
@@ -243,14 +243,14 @@ class _Bench:
 
     def row(self, kind: str) -> None:
         """Measure one kind: A B B A A B ..., so that a steady drift favours neither side."""
-        answers: dict[int, list[_Answered]] = {OFF: [], AUTO: []}
+        answers: dict[int, list[_TimedAnswer]] = {OFF: [], AUTO: []}
         for repetition in range(self._repetitions):
             self.tell(kind, "measuring", repetition)
             for most in (OFF, AUTO) if repetition % 2 == 0 else (AUTO, OFF):
                 answers[most].append(self.answer(kind, most, self._tokens))
         self.rows.append(_row(kind, answers[OFF], answers[AUTO], self._model.drafting.measured))
 
-    def answer(self, kind: str, most: int, tokens: int) -> _Answered:
+    def answer(self, kind: str, most: int, tokens: int) -> _TimedAnswer:
         """Answer a prompt once."""
         model, prompt = self._model, PROMPTS[kind]
         asked = AnswerRequest(
@@ -264,10 +264,12 @@ class _Bench:
         events = list(model.answer(asked))
         *_, finished = events
         assert isinstance(finished, Finished)
-        return _Answered("".join(event.text for event in events if isinstance(event, TextDelta)), finished.stats)
+        return _TimedAnswer("".join(event.text for event in events if isinstance(event, TextDelta)), finished.stats)
 
 
-def _row(kind: str, plain: Sequence[_Answered], drafted: Sequence[_Answered], times: StepTables) -> SpeculationRow:
+def _row(
+    kind: str, plain: Sequence[_TimedAnswer], drafted: Sequence[_TimedAnswer], times: StepTables
+) -> SpeculationRow:
     rates = [tuple(max(answer.stats.decode_rate, 1e-9) for answer in answers) for answers in (plain, drafted)]
     stats = drafted[-1].stats  # of each repetition alike: drafts are a function of the tokens
     return SpeculationRow(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmrun.errors import UsageError
-from llmrun.protocol.messages import PICTURE_BEGINNINGS, Picture
+from llmrun.protocol.messages import PICTURE_BEGINNINGS, Image
 
 MAX_FILE_BYTES = 4 << 20
 MAX_TOTAL_BYTES = 16 << 20
@@ -74,7 +74,7 @@ class AttachedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class AttachedPicture:
+class AttachedImage:
     """A picture that was read, as it is: only the engine decodes it.
 
     Attributes:
@@ -93,7 +93,7 @@ class AttachedPicture:
 
 
 @dataclass(frozen=True, slots=True)
-class Attached:
+class Attachments:
     """Files that were read.
 
     Attributes:
@@ -104,7 +104,7 @@ class Attached:
 
     files: tuple[AttachedFile, ...] = ()
     notes: tuple[str, ...] = ()
-    pictures: tuple[AttachedPicture, ...] = ()
+    pictures: tuple[AttachedImage, ...] = ()
 
     @property
     def block(self) -> str:
@@ -122,16 +122,16 @@ class Attached:
         return sum(file.tokens for file in self.files)
 
     @property
-    def sent(self) -> tuple[Picture, ...]:
+    def sent(self) -> tuple[Image, ...]:
         """The pictures as they are sent, before the message."""
-        return tuple(Picture(picture.data, picture.name) for picture in self.pictures)
+        return tuple(Image(picture.data, picture.name) for picture in self.pictures)
 
     def before(self, message: str) -> str:
         """The message as it is sent: the files, then what the user wrote."""
         return "\n\n".join(part for part in (self.block, message) if part)
 
 
-_Named = TypeVar("_Named", AttachedFile, AttachedPicture)
+_Named = TypeVar("_Named", AttachedFile, AttachedImage)
 
 
 def without(attached: Sequence[_Named], pattern: str) -> tuple[_Named, ...]:
@@ -160,7 +160,7 @@ def attach(
     beside: Sequence[AttachedFile] = (),
     most_bytes: int = MAX_FILE_BYTES,
     most_in_all: int = MAX_TOTAL_BYTES,
-) -> Attached:
+) -> Attachments:
     """Read what -f names, or /file in a chat.
 
     Args:
@@ -196,10 +196,10 @@ def attach(
             raise UsageError(f"{pattern!r} finds no text file", why=notes[-1])
     files = [*(file for file in beside if os.path.realpath(file.name) not in seen), *files]
     _check_sum(files, most_in_all)
-    return Attached(tuple(files), tuple(notes))
+    return Attachments(tuple(files), tuple(notes))
 
 
-def attach_pictures(names: Sequence[str], *, beside: Sequence[AttachedPicture] = ()) -> tuple[AttachedPicture, ...]:
+def attach_image_files(names: Sequence[str], *, beside: Sequence[AttachedImage] = ()) -> tuple[AttachedImage, ...]:
     """Read what --image names, or /image in a chat.
 
     Args:
@@ -209,7 +209,7 @@ def attach_pictures(names: Sequence[str], *, beside: Sequence[AttachedPicture] =
     Raises:
         UsageError: one is a URL, is not there, is no picture, or is too large.
     """
-    read = tuple(map(read_picture, names))
+    read = tuple(map(read_image, names))
     paths = {picture.path for picture in read}
     pictures = (*(picture for picture in beside if picture.path not in paths), *read)
     total = sum(picture.n_bytes for picture in pictures)
@@ -219,7 +219,7 @@ def attach_pictures(names: Sequence[str], *, beside: Sequence[AttachedPicture] =
     return pictures
 
 
-def read_picture(name: str) -> AttachedPicture:
+def read_image(name: str) -> AttachedImage:
     """A picture's bytes.
 
     Raises:
@@ -235,7 +235,7 @@ def read_picture(name: str) -> AttachedPicture:
         )
     path = os.path.abspath(Path(name).expanduser())  # noqa: PTH100 - the name, not where a link leads
     sha256 = hashlib.sha256(data).hexdigest()
-    return AttachedPicture(name, path, sha256, len(data), base64.b64encode(data).decode("ascii"))
+    return AttachedImage(name, path, sha256, len(data), base64.b64encode(data).decode("ascii"))
 
 
 def read_text(name: str, most_bytes: int = MAX_FILE_BYTES) -> tuple[str, int]:

@@ -10,43 +10,43 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from llmrun.chat.images import ImageCache, ImageFile
 from llmrun.chat.open_turn import OpenTurn
-from llmrun.chat.pictures import PictureFile, PictureShelf
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.turns import (
     INTERRUPTED,
     Answer,
     CallRound,
-    Departure,
     Question,
+    Truncation,
     TurnEntry,
     WindowTurn,
     round_messages,
 )
 from llmrun.chat.truncation import (
+    DoesNotFit,
     Drop,
-    Misfit,
+    MessageSize,
     Policy,
-    Sized,
     Window,
-    departure_line,
     fit,
     summary_batches,
     summary_request,
     summary_turn,
+    truncation_line,
 )
 from llmrun.errors import ContextOverflowError, LlmrunError, OutOfMemoryError, ResourceError, UsageError
 from llmrun.model.chat_model import ChatModel
-from llmrun.model.several import with_seeds
+from llmrun.model.n_answers import with_seeds
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.messages import (
     AnswerRequest,
-    Counted,
     Event,
     Finished,
+    ImageAccepted,
     Message,
-    Pictured,
     Stats,
+    TokenCount,
     ToolCall,
 )
 from llmrun.protocol.params import Limits, SamplingParams
@@ -61,7 +61,7 @@ Answering = Callable[[AnswerRequest], Iterable[Event]]
 
 
 @dataclass(slots=True)
-class Manner:
+class ChatSettings:
     """How answers are asked for; a chat may change it between turns.
 
     Attributes:
@@ -98,10 +98,10 @@ class Conversation:
         self,
         model: ChatModel,
         chat: SavedChat,
-        manner: Manner,
+        manner: ChatSettings,
         *,
         on_note: Callable[[str], None],
-        on_overflow: Callable[[Misfit], Policy],
+        on_overflow: Callable[[DoesNotFit], Policy],
     ) -> None:
         self.model, self.chat, self.manner = model, chat, manner
         self.last: Finished | None = None
@@ -110,7 +110,7 @@ class Conversation:
         self._versions: list[tuple[TurnEntry, Finished | None]] = []  # of the last answer
         self._was_read = False  # the model has the last question
         self._answered_under: str | None = None  # the system prompt of the last answer in this run
-        self._pictures = PictureShelf(on_note)
+        self._pictures = ImageCache(on_note)
         self._on_note = on_note
         self._on_overflow = on_overflow
 
@@ -142,7 +142,7 @@ class Conversation:
         last = self.chat.last_answer if self.chat.is_answered else None
         return self._answer(answer, any_seed=last is not None and last.finish != INTERRUPTED)
 
-    def retry_several(self, seeds: Sequence[int]) -> Generator[Event, None, None]:
+    def retry_n(self, seeds: Sequence[int]) -> Generator[Event, None, None]:
         """Answer the last question with each of the seeds together; all answers are saved, and keep() goes on with one.
 
         Where there is no memory for all at once, that is noted, and they come one after the other.
@@ -166,7 +166,7 @@ class Conversation:
         self._versions, self.last, self.calls = [], None, ()
         try:
             for event in self.model.answer(*with_seeds(self._asked(turn), seeds)):
-                if isinstance(event, Pictured):
+                if isinstance(event, ImageAccepted):
                     continue  # they were told of when the question was asked
                 heard.setdefault(event.request, ResponseAccumulator()).take(event)
                 yield event
@@ -204,7 +204,7 @@ class Conversation:
         """The sampling parameters of the next answer, and where each comes from."""
         return self.model.sampling(self.manner.flags, self.manner.session)
 
-    def count(self) -> Counted:
+    def count(self) -> TokenCount:
         """Count the tokens in the context window.
 
         After an answer they are those of its figures (Stats.context_used), its reasoning included. Where the next
@@ -228,7 +228,7 @@ class Conversation:
             yield self._shown(turn.messages[0], turn.pictures)
             yield from turn.messages[1:]
 
-    def _shown(self, message: Message, files: Sequence[PictureFile]) -> Message:
+    def _shown(self, message: Message, files: Sequence[ImageFile]) -> Message:
         """A question with its pictures."""
         return self._pictures.show(message, files, "" if self.model.sees else self.model.name)
 
@@ -279,7 +279,7 @@ class Conversation:
         n_old = n_asked - (0 if turn.rounds else len(turn.question.pictures))
         try:
             for event in self._events(turn, asked, answer or self.model.answer):
-                if isinstance(event, Pictured):
+                if isinstance(event, ImageAccepted):
                     n_old -= 1
                     if n_old >= 0:
                         continue  # it was told of when its own question was asked
@@ -377,7 +377,7 @@ class Conversation:
             before, total = total, self._counted(messages).total
             drop = replace(drop, tokens=before - total)
             turn.departures.append(replace(departure, tokens=drop.tokens))
-            self._on_note(departure_line(drop, policy, questions, numbers))
+            self._on_note(truncation_line(drop, policy, questions, numbers))
             if departure.summary:
                 self._on_note(departure.summary)
         return messages
@@ -395,10 +395,10 @@ class Conversation:
         window = replace(window, overhead=max(0, counted.total - sum(message.tokens for message in sizes)))
         policy: Policy = "stop" if self.manner.overflow == "ask" else self.manner.overflow
         found = fit(sizes, window, policy)
-        if isinstance(found, Misfit) and self.manner.overflow == "ask":
+        if isinstance(found, DoesNotFit) and self.manner.overflow == "ask":
             policy = self._on_overflow(found)
             found = fit(sizes, window, policy)
-        if isinstance(found, Misfit):
+        if isinstance(found, DoesNotFit):
             raise ContextOverflowError(
                 "the conversation does not fit into the context window", why=found.why, hint=found.hint
             )
@@ -406,14 +406,14 @@ class Conversation:
 
     def _drop(
         self, turns: list[WindowTurn], drop: Drop, policy: Policy, sampling: SamplingParams
-    ) -> tuple[list[WindowTurn], Departure]:
+    ) -> tuple[list[WindowTurn], Truncation]:
         """The turns that stay, a summary in place of the others if that is the policy."""
         gone = [turns[index] for index in drop.turns]
         stay = [turn for index, turn in enumerate(turns) if index not in drop.turns]
         summary = self._summary(gone, sampling) if policy == "summarize" else ""
         if summary:
             stay.insert(drop.turns[0], WindowTurn(0, 0, summary_turn(summary)))
-        return stay, Departure(policy, tuple(turn.question for turn in gone), drop.tokens, summary)
+        return stay, Truncation(policy, tuple(turn.question for turn in gone), drop.tokens, summary)
 
     def _summary(self, turns: Sequence[WindowTurn], sampling: SamplingParams) -> str:
         """What the model makes of turns that leave, a few at a time where all at once are too long."""
@@ -461,13 +461,13 @@ class Conversation:
         summary = min(_SUMMARY_ROOM + 32, n_ctx // 4)
         return Window(n_ctx, reserve=reserve, keep=self.manner.keep, summary=summary)
 
-    def _counted(self, messages: Sequence[Message], *, with_tools: bool = True) -> Counted:
+    def _counted(self, messages: Sequence[Message], *, with_tools: bool = True) -> TokenCount:
         asked = self.manner.asked
         tools = asked.tools if with_tools else ()
         return self.model.count(messages, template=asked.template, thinking=asked.thinking, tools=tools)
 
 
-def _sizes(messages: Sequence[Message], counted: Counted) -> list[Sized]:
+def _sizes(messages: Sequence[Message], counted: TokenCount) -> list[MessageSize]:
     """Each message with an equal share of what the template writes around all of them."""
     marks = max(0, counted.total - sum(counted.each)) // (len(counted.each) + 1)
-    return [Sized(message.role, tokens + marks) for message, tokens in zip(messages, counted.each, strict=False)]
+    return [MessageSize(message.role, tokens + marks) for message, tokens in zip(messages, counted.each, strict=False)]

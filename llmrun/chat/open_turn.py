@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from llmrun.chat.store.turns import CallRound, Departure, Question, WindowTurn
+from llmrun.chat.store.turns import CallRound, Question, Truncation, WindowTurn
 from llmrun.protocol.params import SamplingParams
 
 
@@ -25,7 +25,7 @@ class OpenTurn:
     question: Question
     sampling: SamplingParams
     before: list[WindowTurn]
-    departures: list[Departure] = field(default_factory=list)
+    departures: list[Truncation] = field(default_factory=list)
     rounds: list[CallRound] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     said: str = ""

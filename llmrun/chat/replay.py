@@ -16,7 +16,7 @@ from typing import Any
 from llmrun.chat.store.turns import Answer, answer_of, plain_facts
 from llmrun.errors import UsageError
 from llmrun.model import Model
-from llmrun.models.used import ModelUsed, file_used
+from llmrun.models.fingerprint import ModelFingerprint, file_used
 from llmrun.planning.hardware import probe
 from llmrun.protocol.codec import as_dict, from_json, load_json
 from llmrun.protocol.messages import AnswerRequest, Finished
@@ -29,7 +29,7 @@ _REQUEST = (  # sampling is the answer's
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Recording:
     """A request, its answer, and the place where it was made.
 
     Attributes:
@@ -42,20 +42,20 @@ class Record:
     asked: AnswerRequest
     place: Mapping[str, str]
     answer: Answer
-    draft: ModelUsed | None = None
+    draft: ModelFingerprint | None = None
 
     def again(self) -> AnswerRequest:
         """The request with the seed that its answer was drawn with."""
         return replace(self.asked, sampling=replace(self.answer.sampling, seed=self.answer.stats.seed))
 
 
-def record_of(model: Model, asked: AnswerRequest, text: str, finished: Finished) -> Record:
+def record_of(model: Model, asked: AnswerRequest, text: str, finished: Finished) -> Recording:
     """The record of an answer that was just given."""
     answer = Answer(text, "", finished.reason, model.used, asked.sampling, asked.limits, finished.stats)
-    return Record(asked, place_of(model), replace(answer, adapters=model.load.adapters), _draft_of(model))
+    return Recording(asked, place_of(model), replace(answer, adapters=model.load.adapters), _draft_of(model))
 
 
-def _draft_of(model: Model) -> ModelUsed | None:
+def _draft_of(model: Model) -> ModelFingerprint | None:
     return file_used(model.draft.name, model.draft.path) if model.draft is not None else None
 
 
@@ -80,11 +80,11 @@ def place_of(model: Model) -> dict[str, str]:
     }
 
 
-def _file(used: ModelUsed) -> str:
+def _file(used: ModelFingerprint) -> str:
     return used.sha256 or f"{Path(used.path).name}, {used.size} bytes"
 
 
-def differences(record: Record, here: Mapping[str, str]) -> list[str]:
+def differences(record: Recording, here: Mapping[str, str]) -> list[str]:
     """One line for each thing that is not as it was when the record was made."""
     return [
         f"{name}: recorded {record.place.get(name, 'nothing')}, here {here.get(name, 'nothing')}"
@@ -93,7 +93,7 @@ def differences(record: Record, here: Mapping[str, str]) -> list[str]:
     ]
 
 
-def write(path: Path, record: Record) -> None:
+def write(path: Path, record: Recording) -> None:
     """Write a record to a file.
 
     Raises:
@@ -113,7 +113,7 @@ def write(path: Path, record: Record) -> None:
     write_whole(path, json.dumps(document, ensure_ascii=False, indent=1) + "\n")
 
 
-def read(path: Path) -> Record:
+def read(path: Path) -> Recording:
     """Read a record.
 
     Raises:
@@ -127,8 +127,8 @@ def read(path: Path) -> Record:
         facts = document["answer"]
         answer = answer_of(str(facts["content"]), "", facts)
         place = {str(name): str(value) for name, value in document["place"].items()}
-        draft = from_json(ModelUsed, document["draft"]) if document.get("draft") else None
-        return Record(replace(asked, sampling=answer.sampling, limits=answer.limits), place, answer, draft)
+        draft = from_json(ModelFingerprint, document["draft"]) if document.get("draft") else None
+        return Recording(replace(asked, sampling=answer.sampling, limits=answer.limits), place, answer, draft)
     except OSError as error:
         raise UsageError(f"{str(path)!r} can't be read", why=error.strerror or str(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

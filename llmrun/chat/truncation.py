@@ -25,7 +25,7 @@ _QUOTED = 40  # characters of a question that a line quotes
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
+class MessageSize:
     """A message, as far as the choice needs it.
 
     Attributes:
@@ -93,7 +93,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
+class DoesNotFit:
     """The conversation can't be made to fit by this policy.
 
     Attributes:
@@ -107,7 +107,7 @@ class Misfit:
     over: int
 
 
-def turns_of(messages: Sequence[Sized]) -> list[range]:
+def turns_of(messages: Sequence[MessageSize]) -> list[range]:
     """The indices of each turn's messages, oldest turn first; the system prompt is in none.
 
     A turn begins with a question; the last one may have no answer yet.
@@ -118,7 +118,7 @@ def turns_of(messages: Sequence[Sized]) -> list[range]:
     return [range(start, end) for start, end in zip(starts, ends, strict=False)]  # no start: no turn, though an end
 
 
-def fit(messages: Sequence[Sized], window: Window, policy: Policy) -> Fit | Misfit:
+def fit(messages: Sequence[MessageSize], window: Window, policy: Policy) -> Fit | DoesNotFit:
     """Choose the fewest whole turns that have to leave.
 
     Args:
@@ -156,22 +156,22 @@ def _order(policy: Policy, keep: int, end: int) -> list[int]:
     return sorted(turns, key=lambda turn: (abs(turn - middle), turn))
 
 
-def _full(total: int, window: Window) -> Misfit:
-    return Misfit(
+def _full(total: int, window: Window) -> DoesNotFit:
+    return DoesNotFit(
         why=f"the conversation has {total + window.overhead:,} tokens, {_room(window)}",
         hint="/clear begins anew, /undo takes the last turn back, --overflow roll drops the oldest turns",
         over=total - window.room,
     )
 
 
-def _too_small(left: int, window: Window, summary: int, fixed: int) -> Misfit:
+def _too_small(left: int, window: Window, summary: int, fixed: int) -> DoesNotFit:
     """What stays is too much already. `fixed` is the part of `left` that is not the last question."""
     parts = [f"the message has {left - fixed:,} tokens"]
     if fixed:
         parts.append(f"the system prompt and the kept turns have {fixed:,}")
     if summary:
         parts.append(f"a summary may take {summary:,}")
-    return Misfit(
+    return DoesNotFit(
         why=f"{', '.join(parts)}, {_room(window)}",
         hint="send less at once, or give a larger --ctx",
         over=left + summary - window.room,
@@ -183,7 +183,7 @@ def _room(window: Window) -> str:
     return f"the context window has {window.tokens:,}{reserved}"
 
 
-def departure_line(drop: Drop, policy: Policy, questions: Sequence[str], numbers: Sequence[int] = ()) -> str:
+def truncation_line(drop: Drop, policy: Policy, questions: Sequence[str], numbers: Sequence[int] = ()) -> str:
     """The one line that names the turns and tokens that left.
 
     Args:

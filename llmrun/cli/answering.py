@@ -10,18 +10,18 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from llmrun.model.chat_model import ChatModel
-from llmrun.protocol.messages import Event, Finished, Pictured, Started, Stats, TextDelta
+from llmrun.protocol.messages import Event, Finished, ImageAccepted, Started, Stats, TextDelta
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.answer.view import answer_view
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.chat.attachments import Attached
+    from llmrun.chat.attachments import Attachments
     from llmrun.chat.tools.toolbox import Toolbox
 
 
 @dataclass(frozen=True, slots=True)
-class ShownAs:
+class DisplayOptions:
     """How answers are shown.
 
     Attributes:
@@ -56,11 +56,11 @@ def cancelling(what: ChatModel | Toolbox) -> AbstractContextManager[None]:
     return on_ctrl_c(lambda number, frame: what.cancel())
 
 
-def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: ShownAs) -> Finished:
+def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: DisplayOptions) -> Finished:
     """Show an answer as it comes; gives its last event."""
     if output.json:
         return _to_the_end(events, output.event_json)
-    pictures: list[Pictured] = []
+    pictures: list[ImageAccepted] = []
     with answer_view(
         output,
         n_ctx=model.n_ctx,
@@ -80,7 +80,7 @@ def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: Sh
     return finished
 
 
-def show_again(output: Output, text: str, shown_as: ShownAs) -> None:
+def show_again(output: Output, text: str, shown_as: DisplayOptions) -> None:
     """Show an answer that was given before as it was shown then, without its thoughts."""
     events = (Started(1, 0, 0, 0), TextDelta(1, text, 0), Finished(1, "stop", Stats()))
     with answer_view(output, stats=False, markdown=shown_as.markdown, end_line=shown_as.end_line) as view:
@@ -100,15 +100,15 @@ def collecting(events: Iterable[Event], deltas: list[TextDelta]) -> Iterator[Eve
         yield event
 
 
-def _keeping(events: Iterable[Event], pictures: list[Pictured]) -> Iterator[Event]:
+def _keeping(events: Iterable[Event], pictures: list[ImageAccepted]) -> Iterator[Event]:
     """The events; what is told of pictures is kept until the answer is there: a line would break into the live one."""
     for event in events:
-        if isinstance(event, Pictured):
+        if isinstance(event, ImageAccepted):
             pictures.append(event)
         yield event
 
 
-def show_attached(output: Output, attached: Attached) -> None:
+def show_attached(output: Output, attached: Attachments) -> None:
     """Say which files go along, before they are sent."""
     for note in attached.notes:
         output.note(note)

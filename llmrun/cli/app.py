@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from llmrun.cli.commands import ALIASES, COMMANDS
-from llmrun.cli.completion import complete_bench, complete_model, completes, mend_words
+from llmrun.cli.completion import complete_bench, complete_model, completes, fix_words
 from llmrun.cli.pages import OPTIONS, command_help, root_help
 from llmrun.errors import UsageError, did_you_mean
 
@@ -104,7 +104,7 @@ def call(arguments: Sequence[str]) -> int:
     Raises:
         LlmrunError: it failed; wrong options and arguments are a UsageError.
     """
-    mend_words(os.environ)
+    fix_words(os.environ)
     try:
         return app(list(arguments), prog_name="llmrun", standalone_mode=False) or 0
     except typer.TyperException as error:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.cli.at import ANY_MODEL, refuse_beside_at
-from llmrun.cli.far import AtOption, KeyFileOption, far_server, served_model
 from llmrun.cli.options import (
     ExactOption,
     GrammarOption,
@@ -31,6 +29,8 @@ from llmrun.cli.options import (
     wanted,
     with_options,
 )
+from llmrun.cli.remote import AtOption, KeyFileOption, remote_server, served_model
+from llmrun.cli.remote_options import ANY_MODEL, refuse_with_remote
 from llmrun.cli.run_command import RawOption
 from llmrun.cli.sampling import sampling_flags
 from llmrun.config import load_settings
@@ -43,10 +43,10 @@ from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.batch.plan import Answering, BatchPlan
+    from llmrun.batch.plan import BatchPlan, RowAnswerer
     from llmrun.batch.results import ResultFile
-    from llmrun.batch.rows import Recipe, Row
-    from llmrun.far.server import Server
+    from llmrun.batch.rows import Row, RowTemplate
+    from llmrun.remote.server import Server
 
 
 def asked(
@@ -127,7 +127,7 @@ def batch(
     """
     from llmrun.batch.plan import plan_batch
     from llmrun.batch.results import ResultFile
-    from llmrun.batch.rows import Recipe
+    from llmrun.batch.rows import RowTemplate
     from llmrun.ui.views.batch import show_plan
 
     require_within("--parallel", parallel, PARALLEL_BOUNDS)
@@ -142,7 +142,7 @@ def batch(
     if not dry_run and not out.exists():
         check_target(out)
     system, request = asked
-    recipe = Recipe(prompt, system, request, flags, raw)
+    recipe = RowTemplate(prompt, system, request, flags, raw)
     with (
         Activity(output) as activity,
         ResultFile(out, retry_errors=retry_errors) as results,
@@ -164,11 +164,11 @@ def _engine(at: str | None, key_file: Path | None, ray: str | None, loading: Loa
     Raises:
         UsageError: both, or the server can't be meant.
     """
-    server = None if ray is not None and at is None else far_server(at, key_file)
+    server = None if ray is not None and at is None else remote_server(at, key_file)
     if server is not None and ray is not None:
         raise UsageError("--at and --ray exclude each other", hint="give one of them")
     loading = replace(loading, server=server)
-    refuse_beside_at(loading)
+    refuse_with_remote(loading)
     return loading
 
 
@@ -189,8 +189,8 @@ def _answering(
     address: str | None,
     loading: LoadingOptions,
     parallel: int | None,
-    recipe: Recipe,
-) -> Iterator[Answering]:
+    recipe: RowTemplate,
+) -> Iterator[RowAnswerer]:
     """What answers the rows: a far server, the engines of a Ray cluster, or one here."""
     if loading.server is not None:
         yield _far(output, loading.server, name, parallel, recipe)
@@ -211,8 +211,8 @@ def _answering(
         return
     from llmrun.batch.local import LocalEngine
     from llmrun.cli.loading import fetch
-    from llmrun.model.preparing import prepare
-    from llmrun.models.locate import find_projector, locate
+    from llmrun.model.load_plan import prepare
+    from llmrun.models.location import find_projector, locate
     from llmrun.models.store.in_use import using
 
     settings, adapters = load_settings(), loading.adapters
@@ -224,15 +224,15 @@ def _answering(
         yield LocalEngine(prepared, loading.wishes, parallel, adapters)
 
 
-def _far(output: Output, server: Server, name: str, parallel: int | None, recipe: Recipe) -> Answering:
+def _far(output: Output, server: Server, name: str, parallel: int | None, recipe: RowTemplate) -> RowAnswerer:
     """A far server. What it can't be told of what was typed is refused; of what a row says, with the row."""
-    from llmrun.batch.far import FarEngine
-    from llmrun.far.asking import require_told
+    from llmrun.batch.remote import RemoteEngine
+    from llmrun.remote.request_body import require_told
 
     model = served_model(output, server, None if name == ANY_MODEL else name)
     sampling = resolve_sampling(("flag", recipe.sampling))[0]
     require_told(server, model, replace(recipe.asked, sampling=sampling), recipe.sampling)
-    return FarEngine(server, model, parallel)
+    return RemoteEngine(server, model, parallel)
 
 
 def _read(rows: Path, out: Path) -> list[Row]:
@@ -251,16 +251,18 @@ def _read(rows: Path, out: Path) -> list[Row]:
     return found
 
 
-def _answer(output: Output, answering: Answering, plan: BatchPlan, results: ResultFile, total: int, out: Path) -> None:
+def _answer(
+    output: Output, answering: RowAnswerer, plan: BatchPlan, results: ResultFile, total: int, out: Path
+) -> None:
     """Answer what is left.
 
     Raises:
         RowsFailedError: rows have errors, of this run or an earlier one.
     """
-    from llmrun.batch.ledger import Ledger, Tally
+    from llmrun.batch.ledger import BatchProgress, Ledger
     from llmrun.ui.views.batch import BatchView
 
-    tally = Tally(total, total - len(plan.todo) - len(plan.broken), results.n_failed)
+    tally = BatchProgress(total, total - len(plan.todo) - len(plan.broken), results.n_failed)
     if tally.before < total:
         results.require_writable()
     with BatchView(output, tally, out, plan.parallel) as view:

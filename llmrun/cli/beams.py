@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmrun.cli.answering import ShownAs, cancelling, show_again
+from llmrun.cli.answering import DisplayOptions, cancelling, show_again
 from llmrun.cli.completion import complete_words
 from llmrun.cli.options import LoadingOptions
 from llmrun.cli.sampling import FLAGS
@@ -97,7 +97,7 @@ def beam_options(
     )
 
 
-def refuse_beside_beams(
+def refuse_with_beams(
     asked: AnswerRequest, loading: LoadingOptions, flags: Mapping[str, Any], others: Mapping[str, object]
 ) -> None:
     """See that nothing is asked for that means nothing where tokens are not drawn.
@@ -123,7 +123,9 @@ def refuse_beside_beams(
         raise UsageError(f"--beams and {flag} exclude each other", why=why, hint="give one of them")
 
 
-def search(output: Output, model: Model, asked: AnswerRequest, settings: BeamSettings, shown_as: ShownAs) -> None:
+def search(
+    output: Output, model: Model, asked: AnswerRequest, settings: BeamSettings, shown_as: DisplayOptions
+) -> None:
     """Search, and show what was found: the best answer on stdout, everything else on stderr.
 
     Raises:

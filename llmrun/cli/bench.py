@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.bench.parameters import KV_TYPES
-from llmrun.cli.bench_load import Crowd, crowd
+from llmrun.cli.bench_load import LoadTestOptions, load_test_options
 from llmrun.cli.completion import BENCH_ACTIONS, complete_bench, complete_words
 from llmrun.cli.options import JsonOption, LoraOption, YesOption, adapters_of, with_options
 from llmrun.cli.replacing import check_output_file
@@ -21,7 +21,7 @@ from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.bench.parameters import Case, Wanted
+    from llmrun.bench.parameters import BenchGrid, Case
     from llmrun.bench.run import BenchedModel, BenchOutcome, BenchRequest, Loading
     from llmrun.gguf.header import Header
     from llmrun.models.registry import ModelSpec
@@ -49,7 +49,7 @@ def _loading(short: str, long: str, metavar: str, text: str, *words: str) -> typ
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
+class BenchArguments:
     """Lists as they were typed; None where an option did not come."""
 
     prompts: Lists
@@ -76,7 +76,7 @@ class Typed:
         return any(each is not None for each in (*lists, self.repack, self.gpu_layers, self.n_cpu_moe))
 
 
-def typed(
+def bench_arguments(
     prompts: Annotated[Lists, _tests("-p", "--n-prompt", "TOKENS", "Prompts. Default: 512.")] = None,
     answers: Annotated[Lists, _tests("-n", "--n-gen", "TOKENS", "Answers, token by token. Default: 128.")] = None,
     pairs: Annotated[Lists, _tests("-pg", "--prompt-gen", "P,N", "A prompt and an answer in one test.")] = None,
@@ -106,18 +106,18 @@ def typed(
     ] = None,
     lora: LoraOption = None,
     rpc: RpcOption = None,
-) -> Typed:
+) -> BenchArguments:
     """The options that take lists. Each may be repeated, and takes "128,512", "128-1024+128" and "128-1024*2"."""
     if rpc is not None and gpu_layers is not None:
         raise UsageError("--rpc and -ngl exclude each other", why="layers are divided by the memory of each machine")
-    return Typed(
+    return BenchArguments(
         prompts, answers, pairs, chats, depths, batches, ubatches, threads,
         flash_attention, types_k, types_v, repack, gpu_layers, n_cpu_moe, adapters_of(lora), workers_of(rpc),
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class BenchManner:
+class MeasurementOptions:
     """How it is measured. interleave is None where nobody said anything. Fields as in bench.run.Request."""
 
     repetitions: int
@@ -127,7 +127,7 @@ class BenchManner:
     with_limits: bool
 
 
-def manner(
+def measurement_options(
     repetitions: Annotated[int, typer.Option("-r", "--repetitions", metavar="NUMBER", help="Of each test.")] = 5,
     warm_up: Annotated[bool, typer.Option("--warmup/--no-warmup", help="Run each test once before.")] = True,
     interleave: Annotated[
@@ -141,13 +141,13 @@ def manner(
         float, typer.Option("--delay", metavar="SECONDS", min=0, max=3600, help="Cool down before each test.")
     ] = 0,
     limits: Annotated[bool, typer.Option("--limits/--no-limits", help="Measure what the machine could do.")] = True,
-) -> BenchManner:
+) -> MeasurementOptions:
     """Options of the way to measure."""
-    return BenchManner(repetitions, warm_up, interleave, delay, limits)
+    return MeasurementOptions(repetitions, warm_up, interleave, delay, limits)
 
 
 @dataclass(frozen=True, slots=True)
-class Aftermath:
+class OutputOptions:
     """What becomes of the result.
 
     Attributes:
@@ -174,7 +174,7 @@ class Aftermath:
             check_output_file(output, file, yes=yes)
 
 
-def aftermath(
+def output_options(
     form: Annotated[
         str,
         typer.Option(
@@ -212,22 +212,22 @@ def aftermath(
         ),
     ] = "",
     json: JsonOption = False,
-) -> Aftermath:
+) -> OutputOptions:
     """Options of the result.
 
     Raises:
         UsageError: there is no such format or program.
     """
     if versus:
-        from llmrun.bench.rivals import kind_of
+        from llmrun.bench.external import kind_of
 
         kind_of(versus)
     kind, file = _target(form)
     if json and file is None and kind not in ("table", "json"):
         raise UsageError(f"--json and -o {form} exclude each other", hint="give one of them")
     if json:
-        return Aftermath("json", None, file, save, machine, compare, versus)
-    return Aftermath(kind, file, None, save, machine, compare, versus)
+        return OutputOptions("json", None, file, save, machine, compare, versus)
+    return OutputOptions(kind, file, None, save, machine, compare, versus)
 
 
 def _target(form: str) -> tuple[str, Path | None]:
@@ -247,7 +247,7 @@ def kind_of_file(file: Path) -> str:
     return file.suffix.removeprefix(".").lower()
 
 
-@with_options(lists=typed, load=crowd, how=manner, after=aftermath)
+@with_options(lists=bench_arguments, load=load_test_options, how=measurement_options, after=output_options)
 def bench(
     models: Annotated[
         list[str] | None,
@@ -259,10 +259,10 @@ def bench(
         ),
     ] = None,
     *,
-    lists: Typed,
-    load: Crowd,
-    how: BenchManner,
-    after: Aftermath,
+    lists: BenchArguments,
+    load: LoadTestOptions,
+    how: MeasurementOptions,
+    after: OutputOptions,
     speculate: Annotated[
         bool,
         typer.Option(
@@ -310,7 +310,7 @@ def bench(
         raise error
 
 
-def _look_back(output: Output, words: Sequence[str], after: Aftermath) -> None:
+def _look_back(output: Output, words: Sequence[str], after: OutputOptions) -> None:
     """What was measured before: shown, compared or removed.
 
     Raises:
@@ -332,7 +332,9 @@ def _look_back(output: Output, words: Sequence[str], after: Aftermath) -> None:
 
 
 @contextmanager
-def _opened(output: Output, names: Sequence[str], lists: Typed, *, yes: bool) -> Iterator[tuple[BenchedModel, ...]]:
+def _opened(
+    output: Output, names: Sequence[str], lists: BenchArguments, *, yes: bool
+) -> Iterator[tuple[BenchedModel, ...]]:
     """The models' files, downloaded where they are missing; nobody removes them meanwhile.
 
     Chat tests load them as `llmrun chat` does, where nothing else was typed.
@@ -341,7 +343,7 @@ def _opened(output: Output, names: Sequence[str], lists: Typed, *, yes: bool) ->
     from llmrun.cli.loading import fetch
     from llmrun.gguf.reader import read_header
     from llmrun.gguf.rules import check
-    from llmrun.models.locate import locate
+    from llmrun.models.location import locate
     from llmrun.models.store.in_use import using
 
     settings = load_settings()
@@ -370,34 +372,36 @@ def _check_adapters(adapters: tuple[Adapter, ...], header: Header) -> None:
 
 def _spread(output: Output, spec: ModelSpec, path: Path, workers: tuple[str, ...]) -> Load:
     """Which layers each worker gets, which is said."""
-    from llmrun.model.preparing import prepare
-    from llmrun.planning.plan import Wishes
+    from llmrun.model.load_plan import prepare
+    from llmrun.planning.plan import LoadPreferences
 
-    model = prepare(spec, path, Wishes(workers=workers))
+    model = prepare(spec, path, LoadPreferences(workers=workers))
     for note in model.plan.notes:
         output.note(note)
     return model.load
 
 
-def _usual(spec: ModelSpec, path: Path, lists: Typed) -> Loading | None:
+def _usual(spec: ModelSpec, path: Path, lists: BenchArguments) -> Loading | None:
     """How `llmrun chat` loads a model, with what `llmrun tune` found; None where it does not fit that way."""
     from dataclasses import replace
 
     from llmrun.bench.run import Loading
-    from llmrun.model.preparing import A_CHAT, prepare
-    from llmrun.planning.plan import Wishes
+    from llmrun.model.load_plan import A_CHAT, prepare
+    from llmrun.planning.plan import LoadPreferences
 
     try:
-        model = prepare(spec, path, Wishes(workers=lists.workers), expected=A_CHAT, adapters=lists.adapters)
+        model = prepare(spec, path, LoadPreferences(workers=lists.workers), expected=A_CHAT, adapters=lists.adapters)
     except OutOfMemoryError:
         return None
     load = replace(model.load, n_ctx=0, n_ctx_start=0)  # each test has its own
     return Loading(load, model.tuned.environment if model.tuned else {})
 
 
-def _cases(output: Output, lists: Typed, how: BenchManner, *, with_chat: bool) -> tuple[Hardware, tuple[Case, ...]]:
+def _cases(
+    output: Output, lists: BenchArguments, how: MeasurementOptions, *, with_chat: bool
+) -> tuple[Hardware, tuple[Case, ...]]:
     """What is to be measured, and where; what is impossible with any model is refused before one is looked for."""
-    from llmrun.bench.refusals import refuse_cases
+    from llmrun.bench.validation import refuse_cases
     from llmrun.planning.machine import this_machine
 
     hardware = this_machine(lists.workers)
@@ -412,14 +416,14 @@ def _request(
     models: tuple[BenchedModel, ...],
     cases: tuple[Case, ...],
     hardware: Hardware,
-    how: BenchManner,
+    how: MeasurementOptions,
     name: str,
 ) -> BenchRequest:
     """What is to be run; what is impossible with these models is refused."""
-    from llmrun.bench.refusals import Subject, fit_together, refuse_models
     from llmrun.bench.run import BenchRequest, engines_of
+    from llmrun.bench.validation import NamedModel, fit_together, refuse_models
 
-    for note in refuse_models(cases, [Subject(model.name, model.header) for model in models], hardware):
+    for note in refuse_models(cases, [NamedModel(model.name, model.header) for model in models], hardware):
         output.note(note)
     several = len(set(engines_of([model.loading(case, {}) for model in models for case in cases]))) > 1
     together = several and fit_together(cases, [model.header for model in models], hardware)
@@ -437,7 +441,7 @@ def _request(
     )
 
 
-def wanted(lists: Typed, threads: int, *, with_chat: bool = True) -> Wanted:
+def wanted(lists: BenchArguments, threads: int, *, with_chat: bool = True) -> BenchGrid:
     """Lists as numbers and words.
 
     Args:
@@ -455,7 +459,7 @@ def wanted(lists: Typed, threads: int, *, with_chat: bool = True) -> Wanted:
     kv_types = {kind: kind for kind in known.KV_TYPES}
     silent = with_chat and lists.prompts is None and lists.answers is None and lists.pairs is None
     chats = [",".join(map(str, known.DEFAULT_CHAT))] if silent and lists.chats is None else lists.chats or []
-    return known.Wanted(
+    return known.BenchGrid(
         threads=numbers(lists.threads, "-t", (threads,)),
         prompts=numbers(lists.prompts, "-p", (known.DEFAULT_PROMPT,), 0),
         answers=numbers(lists.answers, "-n", (known.DEFAULT_ANSWER,), 0),
@@ -473,7 +477,7 @@ def wanted(lists: Typed, threads: int, *, with_chat: bool = True) -> Wanted:
     )
 
 
-def _measure(output: Output, request: BenchRequest, hardware: Hardware, after: Aftermath) -> BenchOutcome:
+def _measure(output: Output, request: BenchRequest, hardware: Hardware, after: OutputOptions) -> BenchOutcome:
     """Run it, and show it meanwhile. Ctrl-C is an error too: what was measured comes with it."""
     from llmrun.bench.run import run
     from llmrun.ui.views.bench import BenchView

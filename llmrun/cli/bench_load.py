@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.cli.completion import BENCH_ACTIONS
-from llmrun.cli.far import AtOption, KeyFileOption, far_server, served_model
 from llmrun.cli.options import DraftOption
+from llmrun.cli.remote import AtOption, KeyFileOption, remote_server, served_model
 from llmrun.config import load_settings
 from llmrun.errors import UsageError, require_within
 
 if TYPE_CHECKING:
     from llmrun.bench.load import LoadOutcome, LoadRequest
-    from llmrun.cli.bench import Aftermath, BenchManner, Typed
-    from llmrun.far.server import Server
+    from llmrun.cli.bench import BenchArguments, MeasurementOptions, OutputOptions
+    from llmrun.remote.server import Server
     from llmrun.ui.terminal.output import Output
 
 _DEFAULT_TOKENS = 64
@@ -33,7 +33,7 @@ _FOREIGN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class LoadTestOptions:
     """What was typed; None where an option did not come.
 
     Attributes:
@@ -63,7 +63,7 @@ class Crowd:
             raise UsageError("--tokens needs --clients or --speculate", hint=hint)
 
 
-def crowd(
+def load_test_options(
     clients: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,13 +85,20 @@ def crowd(
     draft: DraftOption = None,
     at: AtOption = None,
     key_file: KeyFileOption = None,
-) -> Crowd:
+) -> LoadTestOptions:
     """The options of load."""
-    return Crowd(clients, tokens, draft, at, key_file)
+    return LoadTestOptions(clients, tokens, draft, at, key_file)
 
 
 def measure(
-    output: Output, models: Sequence[str], typed: Crowd, lists: Typed, how: BenchManner, after: Aftermath, *, yes: bool
+    output: Output,
+    models: Sequence[str],
+    typed: LoadTestOptions,
+    lists: BenchArguments,
+    how: MeasurementOptions,
+    after: OutputOptions,
+    *,
+    yes: bool,
 ) -> None:
     """Measure a model, and show it. What was measured before Ctrl-C or a failure is shown too.
 
@@ -101,21 +108,23 @@ def measure(
     from llmrun.bench.load import PROMPT_TOKENS, LoadRequest
     from llmrun.bench.load import measure as measure_load
     from llmrun.cli.loading import fetch
-    from llmrun.model.preparing import prepare
-    from llmrun.models.locate import locate
+    from llmrun.model.load_plan import prepare
+    from llmrun.models.location import locate
     from llmrun.models.store.in_use import using
-    from llmrun.planning.plan import PARALLEL_BOUNDS, Wishes
+    from llmrun.planning.plan import PARALLEL_BOUNDS, LoadPreferences
     from llmrun.ui.views.bench import BenchView
 
-    server = far_server(typed.at, typed.key_file)
+    server = remote_server(typed.at, typed.key_file)
     if len(models) > 1 or (not models and server is None) or set(models) & set(BENCH_ACTIONS):
         raise UsageError("--clients measures one model", hint="llmrun bench smollm2 --clients 1,2,4,8")
     refuse_others("--clients", lists, how, after, has_page=True)
     if server is not None:
-        _measure_far(output, server, models[0] if models else None, typed, lists, how, after)
+        _measure_remote(output, server, models[0] if models else None, typed, lists, how, after)
         return
     clients = _clients(typed, PARALLEL_BOUNDS)
-    wishes = Wishes(threads=number_of_threads("--clients", lists), parallel=max(clients), workers=lists.workers)
+    wishes = LoadPreferences(
+        threads=number_of_threads("--clients", lists), parallel=max(clients), workers=lists.workers
+    )
     tokens = typed.tokens or _DEFAULT_TOKENS
     settings = load_settings()
     located = locate(models[0], settings)
@@ -137,8 +146,14 @@ def measure(
     _end(output, request, outcome, after)
 
 
-def _measure_far(
-    output: Output, server: Server, wanted: str | None, typed: Crowd, lists: Typed, how: BenchManner, after: Aftermath
+def _measure_remote(
+    output: Output,
+    server: Server,
+    wanted: str | None,
+    typed: LoadTestOptions,
+    lists: BenchArguments,
+    how: MeasurementOptions,
+    after: OutputOptions,
 ) -> None:
     """Measure a far server's model, and show it.
 
@@ -148,10 +163,10 @@ def _measure_far(
     """
     from llmrun.bench.load import LoadRequest
     from llmrun.bench.load import measure as measure_load
-    from llmrun.far.asking import refused_fields
-    from llmrun.far.client import FarClient
     from llmrun.protocol.messages import AnswerRequest
     from llmrun.protocol.params import Limits
+    from llmrun.remote.client import RemoteClient
+    from llmrun.remote.request_body import refused_fields
     from llmrun.ui.views.bench import BenchView
 
     for flag, came in (
@@ -166,7 +181,7 @@ def _measure_far(
         model.name, None, clients, typed.tokens or _DEFAULT_TOKENS, how.repetitions, how.warm_up, server.host, goes_on
     )
     view = BenchView(output, [model.name], (), shows_rows=False)
-    client = FarClient(server, model, on_note=output.note)
+    client = RemoteClient(server, model, on_note=output.note)
     outcome = measure_load(request, view.progress, lambda: client)
     view.clear()
     if client.has_usage is False:
@@ -174,7 +189,7 @@ def _measure_far(
     _end(output, request, outcome, after)
 
 
-def _end(output: Output, request: LoadRequest, outcome: LoadOutcome, after: Aftermath) -> None:
+def _end(output: Output, request: LoadRequest, outcome: LoadOutcome, after: OutputOptions) -> None:
     """Show what there is, and raise what ended it before its time."""
     if outcome.rows:
         _show(output, request, outcome, after)
@@ -182,7 +197,7 @@ def _end(output: Output, request: LoadRequest, outcome: LoadOutcome, after: Afte
         raise outcome.error
 
 
-def _show(output: Output, request: LoadRequest, outcome: LoadOutcome, after: Aftermath) -> None:
+def _show(output: Output, request: LoadRequest, outcome: LoadOutcome, after: OutputOptions) -> None:
     """As a table or JSON, and as a page where one was asked for; on stdout that is all there is."""
     from llmrun.bench.machine import describe
     from llmrun.cli.bench_history import put
@@ -196,7 +211,7 @@ def _show(output: Output, request: LoadRequest, outcome: LoadOutcome, after: Aft
         put(output, load_page(request, outcome, describe(name=after.machine)), file)
 
 
-def _clients(typed: Crowd, bounds: tuple[int, int]) -> tuple[int, ...]:
+def _clients(typed: LoadTestOptions, bounds: tuple[int, int]) -> tuple[int, ...]:
     from llmrun.bench.parameters import numbers
     from llmrun.protocol.params import MOST_TOKENS
 
@@ -206,7 +221,7 @@ def _clients(typed: Crowd, bounds: tuple[int, int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(clients))
 
 
-def number_of_threads(flag: str, lists: Typed) -> int | None:
+def number_of_threads(flag: str, lists: BenchArguments) -> int | None:
     """The one that was typed, if any.
 
     Raises:
@@ -220,7 +235,9 @@ def number_of_threads(flag: str, lists: Typed) -> int | None:
     return threads[0] if threads else None
 
 
-def refuse_others(flag: str, lists: Typed, how: BenchManner, after: Aftermath, *, has_page: bool = False) -> None:
+def refuse_others(
+    flag: str, lists: BenchArguments, how: MeasurementOptions, after: OutputOptions, *, has_page: bool = False
+) -> None:
     """Refuse options of other tests beside a flag that replaces them all.
 
     Args:
@@ -229,7 +246,7 @@ def refuse_others(flag: str, lists: Typed, how: BenchManner, after: Aftermath, *
     Raises:
         UsageError: names the one that was typed.
     """
-    from llmrun.bench.refusals import MOST_REPETITIONS
+    from llmrun.bench.validation import MOST_REPETITIONS
 
     require_within("--repetitions", how.repetitions, (1, MOST_REPETITIONS))
     target = after.file or after.copy

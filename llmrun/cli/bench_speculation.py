@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from llmrun.cli.bench_load import Crowd, number_of_threads, refuse_others
+from llmrun.cli.bench_load import LoadTestOptions, number_of_threads, refuse_others
 from llmrun.cli.completion import BENCH_ACTIONS
 from llmrun.config import load_settings
 from llmrun.errors import UsageError, require_within
 
 if TYPE_CHECKING:
-    from llmrun.cli.bench import Aftermath, BenchManner, Typed
+    from llmrun.cli.bench import BenchArguments, MeasurementOptions, OutputOptions
     from llmrun.ui.terminal.output import Output
 
 _DEFAULT_TOKENS = 400
@@ -22,10 +22,10 @@ _FLAG = "--speculate"
 def measure(
     output: Output,
     models: Sequence[str],
-    asked: Crowd,
-    lists: Typed,
-    how: BenchManner,
-    after: Aftermath,
+    asked: LoadTestOptions,
+    lists: BenchArguments,
+    how: MeasurementOptions,
+    after: OutputOptions,
     *,
     yes: bool,
 ) -> None:
@@ -36,10 +36,10 @@ def measure(
     """
     from llmrun.bench.speculation import measure as measure_gains
     from llmrun.cli.loading import fetch, find_draft
-    from llmrun.model.preparing import A_CHAT, prepare
-    from llmrun.models.locate import locate
+    from llmrun.model.load_plan import A_CHAT, prepare
+    from llmrun.models.location import locate
     from llmrun.models.store.in_use import using
-    from llmrun.planning.plan import Wishes
+    from llmrun.planning.plan import LoadPreferences
     from llmrun.protocol.params import MOST_TOKENS
     from llmrun.ui.views.bench import BenchView
     from llmrun.ui.views.bench_speculation import show_outcome
@@ -48,7 +48,7 @@ def measure(
         raise UsageError(f"{_FLAG} measures one model", hint=f"llmrun bench smollm2 {_FLAG}")
     refuse_others(_FLAG, lists, how, after)
     require_within("--tokens", asked.tokens, (2, MOST_TOKENS))
-    wishes, settings = Wishes(threads=number_of_threads(_FLAG, lists), workers=lists.workers), load_settings()
+    wishes, settings = LoadPreferences(threads=number_of_threads(_FLAG, lists), workers=lists.workers), load_settings()
     located = locate(models[0], settings)
     path = located.path or fetch(output, located.spec, settings, yes=yes)
     name = path.stem if located.spec.path else models[0]

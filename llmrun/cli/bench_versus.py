@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmrun.bench.rivals import Versus, find, our_side, result_of, versus
+from llmrun.bench.external import ExternalComparison, find, our_side, result_of, versus
 from llmrun.bench.run import BenchOutcome, BenchRequest, Progress
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.planning.hardware import Hardware
@@ -26,7 +26,7 @@ def measure(
         raise UsageError("--rpc and --vs exclude each other", hint="give one of them")
     rival = find(program)
     view = BenchView(output, [model.name for model in request.models], request.cases, shows_rows=False)
-    found: list[Versus] = []
+    found: list[ExternalComparison] = []
     error: LlmrunError | None = None
     try:
         with our_side(Runner, hardware) as ours:

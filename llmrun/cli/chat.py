@@ -13,33 +13,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.chat.attachments import Attached
-from llmrun.chat.conversation import Conversation, Manner
+from llmrun.chat.attachments import Attachments
+from llmrun.chat.conversation import ChatSettings, Conversation
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.store import Sessions, folder_in
-from llmrun.chat.truncation import POLICIES, Misfit, Policy
-from llmrun.cli.answering import ShownAs, on_ctrl_c
-from llmrun.cli.at import refuse_beside_at
+from llmrun.chat.truncation import POLICIES, DoesNotFit, Policy
+from llmrun.cli.answering import DisplayOptions, on_ctrl_c
 from llmrun.cli.completion import complete_model
-from llmrun.cli.far import AtOption, KeyFileOption, far_server
 from llmrun.cli.loading import open_chat_model
 from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loading, wanted, with_options
+from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
+from llmrun.cli.remote_options import refuse_with_remote
 from llmrun.cli.sampling import sampling_flags
 from llmrun.cli.sessions import complete_session
 from llmrun.cli.slash.commands import completions
-from llmrun.cli.slash.looking import REMEMBERED
+from llmrun.cli.slash.inspection import REMEMBERED
 from llmrun.cli.talk import Chat
 from llmrun.cli.tools import ToolOptions, Tools, toolbox, tooling
 from llmrun.config import load_settings
 from llmrun.errors import ResourceError, UsageError
-from llmrun.model.preparing import A_CHAT
-from llmrun.models.used import ModelUsed
+from llmrun.model.load_plan import A_CHAT
+from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.protocol.adapters import Adapter
 from llmrun.ui.prompt.input import ChatInput
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.far.server import Server
+    from llmrun.remote.server import Server
 
 
 class Overflow(str, Enum):
@@ -53,7 +53,7 @@ class Overflow(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class SessionOptions:
     """Which saved chat goes on, and what is dropped from the context window when it is full."""
 
     last: bool
@@ -89,7 +89,7 @@ def saving(
     keep: Annotated[
         int, typer.Option(metavar="TURNS", min=0, help="How many first turns never leave it.", rich_help_panel="Chat")
     ] = 0,
-) -> Saving:
+) -> SessionOptions:
     """The options that only a chat has.
 
     Raises:
@@ -97,7 +97,7 @@ def saving(
     """
     if last + (session is not None) + private > 1:
         raise UsageError("--continue, --session and --private exclude each other", hint="give one of them")
-    return Saving(last, session, private, overflow, keep)
+    return SessionOptions(last, session, private, overflow, keep)
 
 
 @with_options(wanted=wanted, tooling=tooling, saving=saving, loading=loading, flags=sampling_flags)
@@ -117,13 +117,13 @@ def chat(
     *,
     wanted: AnswerOptions,
     tooling: ToolOptions,
-    saving: Saving,
+    saving: SessionOptions,
     loading: LoadingOptions,
     flags: Mapping[str, Any],
 ) -> None:
     """Talk to a model. Ctrl-C stops an answer and keeps it, Ctrl-D leaves."""
-    loading = replace(loading, server=far_server(at, key_file))
-    refuse_beside_at(loading)
+    loading = replace(loading, server=remote_server(at, key_file))
+    refuse_with_remote(loading)
     talk_with(model, stats, wanted, tooling, saving, loading, flags)
 
 
@@ -132,7 +132,7 @@ def talk_with(
     stats: bool | None,
     wanted: AnswerOptions,
     tooling: ToolOptions,
-    saving: Saving,
+    saving: SessionOptions,
     loading: LoadingOptions,
     flags: Mapping[str, Any],
 ) -> None:
@@ -160,7 +160,7 @@ def talk_with(
             expected=A_CHAT,
         ) as loaded:
             tools = Tools(output, box, tooling.allowed)
-            manner = Manner(
+            manner = ChatSettings(
                 flags=flags,
                 asked=replace(wanted.asked, remember=REMEMBERED if typed.interactive else 0, tools=tools.offered),
                 overflow=(saving.overflow or (Overflow.ask if output.can_ask else Overflow.stop)).value,
@@ -170,8 +170,8 @@ def talk_with(
                 loaded, saved, manner, on_note=output.note, on_overflow=lambda misfit: _ask_policy(output, misfit)
             )
             markdown = not (wanted.plain or wanted.asked.grammar)
-            shown_as = ShownAs(stats, markdown, think=wanted.thoughts, end_line=True)
-            attached = wanted.attached or Attached()
+            shown_as = DisplayOptions(stats, markdown, think=wanted.thoughts, end_line=True)
+            attached = wanted.attached or Attachments()
             talk = Chat(output, typed, store, conversation, loading, shown_as, attached, tools)
             typed.commands = completions(talk)
             talk.greet()
@@ -179,7 +179,7 @@ def talk_with(
 
 
 @contextmanager
-def _store(output: Output, saving: Saving) -> Iterator[Sessions]:
+def _store(output: Output, saving: SessionOptions) -> Iterator[Sessions]:
     """Where the chat is saved: only in memory when it is private, or new and the disk refuses.
 
     Raises:
@@ -199,7 +199,7 @@ def _store(output: Output, saving: Saving) -> Iterator[Sessions]:
         yield store
 
 
-def _saved_chat(store: Sessions, saving: Saving, system: str) -> SavedChat:
+def _saved_chat(store: Sessions, saving: SessionOptions, system: str) -> SavedChat:
     """The chat that goes on, or a new one."""
     if saving.session is not None:
         if not store.has(saving.session):
@@ -223,7 +223,7 @@ def _last_model(saved: SavedChat, server: Server | None) -> str:
     Raises:
         UsageError: nobody did, or a server that the user did not name again.
     """
-    used = saved.last_answer.model if saved.last_answer is not None else ModelUsed("")
+    used = saved.last_answer.model if saved.last_answer is not None else ModelFingerprint("")
     if server is not None:
         return used.name if used.server == server.url else ""
     if used.server:
@@ -252,7 +252,7 @@ def _last_adapters(output: Output, saved: SavedChat, model: str) -> tuple[Adapte
     return found
 
 
-def _ask_policy(output: Output, misfit: Misfit) -> Policy:
+def _ask_policy(output: Output, misfit: DoesNotFit) -> Policy:
     """What to do about a conversation that is too long; a user has to say."""
     output.note(f"The context window is full: {misfit.why}.")
     answers = {

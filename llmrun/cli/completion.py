@@ -66,7 +66,7 @@ def complete_bench(context: typer.Context, incomplete: str) -> list[str | tuple[
 def complete_servers(incomplete: str) -> list[str]:
     """Addresses of the servers that run on this machine."""
     from llmrun.config import load_settings
-    from llmrun.server.running import running_servers
+    from llmrun.server.registry import running_servers
 
     head = os.environ.get(_HEAD, "")
     addresses = (server.address for server in running_servers(load_settings().state_dir))
@@ -98,7 +98,7 @@ def typed_words(environment: Mapping[str, str]) -> list[str]:
     return environment.get("COMP_WORDS", "").split("\n")[: int(index) + 1] if index.isdigit() else []
 
 
-def mend_words(environment: MutableMapping[str, str]) -> None:
+def fix_words(environment: MutableMapping[str, str]) -> None:
     """Bash takes `owner/repo:Q4` for three words and wants only what follows the colon: make it one again.
 
     What stands before the colon is kept aside, for complete_model() to put in front and take away again.

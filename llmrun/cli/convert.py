@@ -15,7 +15,7 @@ from llmrun.errors import UsageError
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.convert.job import Converted
+    from llmrun.convert.job import ConvertedModel
 
 
 def convert(
@@ -78,7 +78,7 @@ def convert(
         _show(output, _convert(output, folder, target, kind))
 
 
-def _convert(output: Output, folder: Path, target: Path, kind: str) -> Converted:
+def _convert(output: Output, folder: Path, target: Path, kind: str) -> ConvertedModel:
     from llmrun.convert.job import convert_folder
     from llmrun.ui.terminal.progress import download_progress
 
@@ -86,8 +86,8 @@ def _convert(output: Output, folder: Path, target: Path, kind: str) -> Converted
         return convert_folder(folder, target, type=kind, on_progress=on_progress)
 
 
-def _convert_with(output: Output, script: Path, python: str, folder: Path, target: Path, kind: str) -> Converted:
-    from llmrun.convert.theirs import convert_with
+def _convert_with(output: Output, script: Path, python: str, folder: Path, target: Path, kind: str) -> ConvertedModel:
+    from llmrun.convert.llama_cpp_converter import convert_with
     from llmrun.ui.terminal.activity import Activity
 
     with Activity(output) as activity:
@@ -95,7 +95,7 @@ def _convert_with(output: Output, script: Path, python: str, folder: Path, targe
         return convert_with(script, folder, target, python=python, type=kind, on_line=activity.show)
 
 
-def _convert_adapter(output: Output, folder: Path, base: Path | None, target: Path, kind: str) -> Converted:
+def _convert_adapter(output: Output, folder: Path, base: Path | None, target: Path, kind: str) -> ConvertedModel:
     from llmrun.convert.peft import convert_adapter
     from llmrun.ui.terminal.progress import download_progress
 
@@ -112,7 +112,7 @@ def _base(name: str) -> Path | None:
     if not name or Path(name).is_dir():
         return Path(name) if name else None
     from llmrun.config import load_settings
-    from llmrun.models.locate import locate, not_on_disk
+    from llmrun.models.location import locate, not_on_disk
 
     path = Path(name) if name.endswith(".json") else locate(name, load_settings()).path
     if path is None:
@@ -120,7 +120,7 @@ def _base(name: str) -> Path | None:
     return path
 
 
-def _show(output: Output, done: Converted, use: str = 'llmrun run {} "Hello"') -> None:
+def _show(output: Output, done: ConvertedModel, use: str = 'llmrun run {} "Hello"') -> None:
     from llmrun.protocol.sizes import readable_size
 
     for note in done.notes:

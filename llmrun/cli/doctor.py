@@ -13,7 +13,7 @@ from llmrun.errors import LlmrunError
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.doctor.trial import Trial
+    from llmrun.doctor.trial import TrialResult
 
 
 def doctor(
@@ -43,7 +43,7 @@ def doctor(
         raise typer.Exit(status)
 
 
-def _try(settings: Settings) -> Trial | LlmrunError | None:
+def _try(settings: Settings) -> TrialResult | LlmrunError | None:
     from llmrun.doctor.trial import try_model
 
     try:

@@ -25,7 +25,7 @@ from llmrun.cli.options import (
 from llmrun.cli.replacing import check_output_file
 from llmrun.errors import UsageError
 from llmrun.model.embeddings import EmbedOptions
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import OFF
 from llmrun.ui.terminal.output import Output
 
@@ -45,7 +45,7 @@ def embed_loading(
     yes: YesOption = False,
 ) -> LoadingOptions:
     """The options of a command that loads a model to embed with it."""
-    return LoadingOptions(Wishes(ctx, threads, gpu_layers), OFF, verbose, yes)
+    return LoadingOptions(LoadPreferences(ctx, threads, gpu_layers), OFF, verbose, yes)
 
 
 def embedding(

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.cli.completion import complete_model
-from llmrun.cli.options import JsonOption, ModelArgument, YesOption, engine_wishes, with_options
+from llmrun.cli.options import JsonOption, ModelArgument, YesOption, load_preferences, with_options
 from llmrun.errors import UsageError
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.protocol.jobs.evaluate import Evaluated, EvaluateUpdate
+    from llmrun.protocol.jobs.evaluate import EvaluateResult, EvaluateUpdate
     from llmrun.quantize.evaluate import EvaluatedText
-    from llmrun.ui.views.evaluate import About
+    from llmrun.ui.views.evaluate import EvaluationSubject
 
 
 @dataclass(frozen=True, slots=True)
-class _Sample:
+class _TextSample:
     """What a model is measured on, see llmrun.quantize.evaluate.evaluate()."""
 
     text: EvaluatedText
@@ -48,7 +48,7 @@ def _sample(
     long: Annotated[
         bool, typer.Option("--long", help="Figures by position too, and facts to be found in long texts.")
     ] = False,
-) -> _Sample:
+) -> _TextSample:
     """What is wrong with them is said before a model is looked for.
 
     Raises:
@@ -60,14 +60,14 @@ def _sample(
         count = ALL_CHUNKS if chunks == "all" else int(chunks) if chunks else None
     except ValueError:
         raise UsageError(f"invalid --chunks {chunks}", why="must be a number, or all") from None
-    return _Sample(read_text(text) if text is not None else default_text(), ctx, count, long)
+    return _TextSample(read_text(text) if text is not None else default_text(), ctx, count, long)
 
 
-@with_options(sample=_sample, wishes=engine_wishes)
+@with_options(sample=_sample, wishes=load_preferences)
 def evaluate(
     model: ModelArgument,
-    sample: _Sample,
-    wishes: Wishes,
+    sample: _TextSample,
+    wishes: LoadPreferences,
     reference: Annotated[
         str,
         typer.Option(
@@ -93,12 +93,12 @@ def evaluate(
     from llmrun.models.store.in_use import using
     from llmrun.quantize.evaluate import check_sample
     from llmrun.quantize.evaluate import evaluate as measure
-    from llmrun.ui.views.evaluate import About, reading
+    from llmrun.ui.views.evaluate import EvaluationSubject, reading
 
     check_sample(sample.n_ctx, sample.chunks, long=sample.long)
-    output, result = Output(json=json), _Result()
+    output, result = Output(json=json), _EvaluationOutput()
     paths = [model_file(output, name, yes=yes) for name in (model, reference) if name]
-    about = About(paths[0].name, paths[1].name if reference else "", sample.text.name, sample.text.sha256)
+    about = EvaluationSubject(paths[0].name, paths[1].name if reference else "", sample.text.name, sample.text.sha256)
     try:
         with ExitStack() as held:
             for path in paths:
@@ -119,11 +119,11 @@ def evaluate(
         result.show(output, about)
 
 
-class _Result:
+class _EvaluationOutput:
     """The figures that came last, all of them or not."""
 
     def __init__(self) -> None:
-        self.found: Evaluated | None = None
+        self.found: EvaluateResult | None = None
         self.is_whole = False
         self._began = time.monotonic()
 
@@ -136,7 +136,7 @@ class _Result:
 
         return keep
 
-    def show(self, output: Output, about: About) -> None:
+    def show(self, output: Output, about: EvaluationSubject) -> None:
         """Print what there is."""
         from llmrun.protocol.jobs.evaluate import least_chunks
         from llmrun.quantize.evaluate import verdict

@@ -13,8 +13,8 @@ from llmrun.config import Settings, load_settings
 from llmrun.errors import UsageError
 from llmrun.gguf.pooling import refuse_answers
 from llmrun.model import Model
-from llmrun.model.preparing import Expected, prepare
-from llmrun.models.locate import find_projector, locate, not_on_disk, require_projector
+from llmrun.model.load_plan import ExpectedUse, prepare
+from llmrun.models.location import find_projector, locate, not_on_disk, require_projector
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.in_use import using
 from llmrun.planning.pairs import DraftFile
@@ -55,7 +55,7 @@ def open_chat_model(
     """
     if loading.server is None:
         return open_model(output, name, loading, sees=sees, **here)
-    from llmrun.cli.at import open_at
+    from llmrun.cli.remote_options import open_at
 
     return open_at(output, loading.server, name, asked, flags, sees=sees)
 
@@ -70,7 +70,7 @@ def open_model(
     keeps_states: bool = False,
     another: bool = False,
     embeds: bool = False,
-    expected: Expected | None = None,
+    expected: ExpectedUse | None = None,
     sees: bool = False,
 ) -> Iterator[Model]:
     """The loaded model, its engine ended afterwards.
@@ -79,11 +79,11 @@ def open_model(
         keeps_states: its KV states are saved and looked for.
         another: the engine that was started ahead has a model already.
         embeds: it is to make vectors or scores, not answers.
-        expected: what it is loaded for, see llmrun.model.preparing.prepare().
+        expected: what it is loaded for, see llmrun.model.load_plan.prepare().
         sees: it has to look at pictures.
 
     Raises:
-        LlmrunError: see llmrun.model.opening.load().
+        LlmrunError: see llmrun.model.loading.load().
     """
     settings = load_settings()
     located = locate(name, settings)

@@ -31,13 +31,13 @@ def pull(
 ) -> None:
     """Download a model or its newer file, or finish an interrupted download."""
     from llmrun.cli.loading import fetch, refresh
-    from llmrun.models.locate import locate
+    from llmrun.models.location import locate
 
     output = Output(json=json)
     settings = load_settings()
     located = locate(model, settings)
     if dry_run:
-        _say_what_would_come(output, located.spec, settings)
+        _show_download_size(output, located.spec, settings)
         return
     if located.path is None:
         state, path = "downloaded", fetch(output, located.spec, settings, yes=True)
@@ -52,7 +52,7 @@ def pull(
         output.note(f"{model} is at {path}{told.get(state, '')}")
 
 
-def _say_what_would_come(output: Output, spec: ModelSpec, settings: Settings) -> None:
+def _show_download_size(output: Output, spec: ModelSpec, settings: Settings) -> None:
     """What `llmrun pull` would download.
 
     Raises:

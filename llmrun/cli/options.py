@@ -18,16 +18,16 @@ import typer
 from llmrun.cli.completion import complete_model, complete_words
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.errors import UsageError, require_within
-from llmrun.planning.plan import FLASH_ATTENTION, Wishes
+from llmrun.planning.plan import FLASH_ATTENTION, LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
 
 if TYPE_CHECKING:
-    from llmrun.chat.attachments import Attached
-    from llmrun.far.server import Server
+    from llmrun.chat.attachments import Attachments
     from llmrun.grammar import Grammar
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.messages import AnswerRequest
+    from llmrun.remote.server import Server
 
 ModelArgument = Annotated[
     str,
@@ -228,15 +228,15 @@ def _parameters(group: Callable[..., Any]) -> list[inspect.Parameter]:
     return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
 
 
-def engine_wishes(
+def load_preferences(
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
     cache_type_k: CacheTypeKOption = "f16",
     cache_type_v: CacheTypeVOption = "f16",
     flash_attention: FlashAttentionOption = "auto",
-) -> Wishes:
+) -> LoadPreferences:
     """The options of a command that loads models with a context of its own choice."""
-    return Wishes(None, threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
+    return LoadPreferences(None, threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class LoadingOptions:
         server: that answers in place of an engine here; then none of the above counts.
     """
 
-    wishes: Wishes
+    wishes: LoadPreferences
     speculate: int | None
     verbose: bool
     yes: bool
@@ -286,7 +286,7 @@ def loading(
     yes: YesOption = False,
 ) -> LoadingOptions:
     """The options of a command that loads a model."""
-    wishes = engine_wishes(threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
+    wishes = load_preferences(threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
     most = None if speculate is None else read_speculate(speculate)
     if most == OFF and draft is not None:
         raise UsageError("--draft and --speculate off exclude each other", hint="give one of them")
@@ -355,7 +355,7 @@ ImagesOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Think:
+class ReasoningOptions:
     """What becomes of a reasoning model's thoughts.
 
     Attributes:
@@ -369,21 +369,21 @@ class Think:
     shown: Literal["on", "hide", "fold"] = "fold"
 
 
-def read_think(text: str, label: str) -> Think:
+def read_think(text: str, label: str) -> ReasoningOptions:
     """What /think says.
 
     Raises:
         UsageError: it says nothing sensible.
     """
     if text == "off":
-        return Think(thinking=False)
+        return ReasoningOptions(thinking=False)
     if text == "on":
-        return Think(thinking=True, shown="on")
+        return ReasoningOptions(thinking=True, shown="on")
     if text in ("hide", "fold"):
-        return Think(shown="hide" if text == "hide" else "fold")
+        return ReasoningOptions(shown="hide" if text == "hide" else "fold")
     if text.isdecimal():
         require_within(label, int(text), (0, MOST_TOKENS))
-        return Think(tokens=int(text))
+        return ReasoningOptions(tokens=int(text))
     raise UsageError(f"invalid {label} {text}", why="must be on, off, hide, fold, or a number of tokens")
 
 
@@ -401,7 +401,7 @@ class AnswerOptions:
 
     system: str | None
     asked: AnswerRequest
-    attached: Attached | None
+    attached: Attachments | None
     thoughts: Literal["on", "hide", "fold"]
     plain: bool
 
@@ -450,12 +450,12 @@ def wanted(
     return AnswerOptions(system, asked, _attached(files or (), images or ()), show_thoughts, plain)
 
 
-def _attached(files: Sequence[str], images: Sequence[str]) -> Attached | None:
+def _attached(files: Sequence[str], images: Sequence[str]) -> Attachments | None:
     if not files and not images:
         return None
-    from llmrun.chat.attachments import attach, attach_pictures
+    from llmrun.chat.attachments import attach, attach_image_files
 
-    return replace(attach(files), pictures=attach_pictures(images))
+    return replace(attach(files), pictures=attach_image_files(images))
 
 
 def read_constraint(grammar: str | None, json_schema: str | None) -> Grammar | None:

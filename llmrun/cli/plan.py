@@ -39,15 +39,15 @@ def plan(
     Downloads nothing. Speeds are predicted from what llama.cpp's kernels do here, which is measured once.
     """
     from llmrun.gguf.pooling import makes_embeddings
-    from llmrun.models.locate import find_projector
+    from llmrun.models.location import find_projector
     from llmrun.planning.estimate import contexts_for, look_ahead, parse_contexts
     from llmrun.planning.machine import this_machine
-    from llmrun.planning.plan import Wishes
-    from llmrun.ui.views.plan import show_outlooks
+    from llmrun.planning.plan import LoadPreferences
+    from llmrun.ui.views.plan import show_estimates
 
     output = Output(json=json)
     wished, workers = parse_contexts(ctx), workers_of(rpc)
-    kv = Wishes(cache_type_k=cache_type_k, cache_type_v=cache_type_v).kv_type
+    kv = LoadPreferences(cache_type_k=cache_type_k, cache_type_v=cache_type_v).kv_type
     settings = load_settings()
     spec, candidates = _candidates(output, model, settings, every=every)
     beside = _draft(draft, candidates[0].header, settings) if draft is not None else None
@@ -70,7 +70,7 @@ def plan(
         quants = [asdict(row) for row in rows]
         output.result_json({"hardware": asdict(hardware), "kv_type": kv, "chosen": chosen, "quants": quants})
     else:
-        show_outlooks(output, rows, hardware, why)
+        show_estimates(output, rows, hardware, why)
         if makes_embeddings(candidates[0].header):
             output.note("It is made for embeddings: PREFILL is how fast it reads texts, and nothing is decoded.")
 
@@ -83,7 +83,7 @@ def _draft(name: str, header: Header, settings: Settings) -> Header:
         UsageError: it does not go with the other model.
     """
     from llmrun.gguf.reader import read_header
-    from llmrun.models.locate import locate, not_on_disk
+    from llmrun.models.location import locate, not_on_disk
     from llmrun.planning.pairs import DraftFile, read_draft
 
     located = locate(name, settings)
@@ -116,7 +116,7 @@ def _candidates(
         NetworkError: the hub can't be reached; what the catalogue knows is said before.
     """
     from llmrun.gguf.reader import read_header
-    from llmrun.models.locate import locate
+    from llmrun.models.location import locate
     from llmrun.planning.estimate import local_candidate, remote_candidates
 
     located = locate(name, settings)
@@ -125,11 +125,11 @@ def _candidates(
     try:
         return located.spec, remote_candidates(located.spec, settings, output.note)
     except NetworkError:
-        _say_what_is_known(output, located.spec)
+        _show_facts(output, located.spec)
         raise
 
 
-def _say_what_is_known(output: Output, spec: ModelSpec) -> None:
+def _show_facts(output: Output, spec: ModelSpec) -> None:
     from llmrun.models.registry import load_catalogue
     from llmrun.planning.hardware import probe
     from llmrun.protocol.sizes import readable_size

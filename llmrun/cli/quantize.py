@@ -13,21 +13,21 @@ from llmrun.cli.completion import complete_model, complete_type
 from llmrun.cli.options import JsonOption, with_options
 from llmrun.cli.replacing import check_output_file
 from llmrun.errors import UsageError, require_within
-from llmrun.planning.plan import CONTEXT_BOUNDS, Wishes
-from llmrun.quantize.size import Goal, read_size
+from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences
+from llmrun.quantize.size import SizeGoal, read_size
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.quantize.decide import Wish
+    from llmrun.quantize.choice import QuantizeOptions
     from llmrun.quantize.evaluate import EvaluatedText
-    from llmrun.quantize.source import FoundSource
+    from llmrun.quantize.source import SourceFile
 
 _MIX, _IMPORTANCE, _SEVERAL = "A mix of types", "Importance matrix", "Several types"
 USUAL_TYPES = "Q8_0,Q5_K_M,Q4_K_M,IQ4_NL,Q4_0"
 
 
 @dataclass(frozen=True, slots=True)
-class Tensors:
+class TensorOptions:
     """Wishes for single tensors, and for all of them. Fields as in quantize.job.Request."""
 
     overrides: tuple[tuple[str, str], ...]
@@ -58,7 +58,7 @@ def tensors(
     embedding_type: Annotated[str, typer.Option(metavar="TYPE", help="Of the token embedding.")] = "",
     pure: Annotated[bool, typer.Option("--pure", help="No mix: every matrix gets the same type.")] = False,
     keep_output: Annotated[bool, typer.Option("--keep-output", help="The output matrix stays as it is.")] = False,
-) -> Tensors:
+) -> TensorOptions:
     """Options of single tensors.
 
     Raises:
@@ -66,7 +66,7 @@ def tensors(
     """
     from llmrun.quantize.types import tensor_type as read
 
-    return Tensors(
+    return TensorOptions(
         tuple(_override(text) for text in tensor_type or ()),
         read(output_type, "--output-type ") if output_type else "",
         read(embedding_type, "--embedding-type ") if embedding_type else "",
@@ -95,7 +95,7 @@ def goal(
     ctx: Annotated[
         int | None, typer.Option("--ctx", "-c", metavar="TOKENS", help="Context for --fit.", rich_help_panel=_MIX)
     ] = None,
-) -> Goal:
+) -> SizeGoal:
     """Options that say a size.
 
     Raises:
@@ -109,7 +109,7 @@ def goal(
     require_within("--bpw", bpw, (1, 32))
     require_within("--ctx", ctx, CONTEXT_BOUNDS)
     label = size.replace(" ", "") if size else f"{bpw:g}bpw" if bpw else "fit" if fit else ""
-    return Goal(read_size(size) if size else 0, bpw or 0.0, fit, ctx, label)
+    return SizeGoal(read_size(size) if size else 0, bpw or 0.0, fit, ctx, label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def _require_file(flag: str, path: Path | None, kind: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
+class MultipleTypes:
     """Several types to make and measure side by side.
 
     Attributes:
@@ -167,7 +167,7 @@ class Several:
     types: tuple[str, ...]
     file: Path | None
     text: EvaluatedText | None
-    wishes: Wishes = Wishes()
+    wishes: LoadPreferences = LoadPreferences()
 
 
 def several(
@@ -194,7 +194,7 @@ def several(
             rich_help_panel=_SEVERAL,
         ),
     ] = None,
-) -> Several | None:
+) -> MultipleTypes | None:
     """Options of a report; None where none is wished.
 
     Raises:
@@ -212,7 +212,7 @@ def several(
 
         checked_target(report_to)
     names = [name for name in (types or USUAL_TYPES).split(",") if name.strip()]
-    return Several(tuple(map(file_type, names)), report_to, read_text(text) if text is not None else None)
+    return MultipleTypes(tuple(map(file_type, names)), report_to, read_text(text) if text is not None else None)
 
 
 SourceArgument = Annotated[
@@ -239,10 +239,10 @@ ReplaceOption = Annotated[bool, typer.Option("--yes", "-y", help="Replace files 
 @with_options(tensors=tensors, goal=goal, importance=importance, several=several)
 def quantize(
     source: SourceArgument,
-    tensors: Tensors,
-    goal: Goal,
+    tensors: TensorOptions,
+    goal: SizeGoal,
     importance: ImportanceOptions,
-    several: Several | None,
+    several: MultipleTypes | None,
     out: OutArgument = None,
     type_: TypeOption = "",
     threads: ThreadsOption = None,
@@ -254,12 +254,14 @@ def quantize(
 
     The source stays as it is; the new file is verified before it gets its name.
     """
-    from llmrun.quantize.decide import AUTO, Wish, read_wish
+    from llmrun.quantize.choice import AUTO, QuantizeOptions, read_options
     from llmrun.quantize.source import find
 
     output = Output(json=json)
-    wish = Wish(goal=goal, **asdict(tensors), imatrix=importance.source, calibration=importance.text, threads=threads)
-    wish = read_wish(type_, wish)
+    wish = QuantizeOptions(
+        goal=goal, **asdict(tensors), imatrix=importance.source, calibration=importance.text, threads=threads
+    )
+    wish = read_options(type_, wish)
     if dry_run and wish.imatrix == AUTO:
         raise UsageError("--dry-run would wait for --imatrix auto", hint="name a file, or leave --imatrix out")
     if several is None:
@@ -272,9 +274,11 @@ def quantize(
         _report(output, find(source), out, wish, several, may_replace=yes)
 
 
-def _quantize(output: Output, source: str, out: Path | None, wish: Wish, *, may_replace: bool, dry_run: bool) -> None:
+def _quantize(
+    output: Output, source: str, out: Path | None, wish: QuantizeOptions, *, may_replace: bool, dry_run: bool
+) -> None:
     """Make one file, or say what it would be."""
-    from llmrun.quantize.decide import decide
+    from llmrun.quantize.choice import decide
     from llmrun.quantize.job import preview
     from llmrun.quantize.job import quantize as run
     from llmrun.quantize.source import find, opened
@@ -301,12 +305,18 @@ def _quantize(output: Output, source: str, out: Path | None, wish: Wish, *, may_
 
 
 def _report(
-    output: Output, found: FoundSource, out: Path | None, wish: Wish, several: Several, *, may_replace: bool
+    output: Output,
+    found: SourceFile,
+    out: Path | None,
+    wish: QuantizeOptions,
+    several: MultipleTypes,
+    *,
+    may_replace: bool,
 ) -> None:
     """Make and measure several types; the files stay where OUT is a folder."""
-    from llmrun.quantize.decide import importance_matrix, settled
+    from llmrun.quantize.choice import importance_matrix, settled
     from llmrun.quantize.report import make_report
-    from llmrun.quantize.report.here import require_text
+    from llmrun.quantize.report.local_measurements import require_text
     from llmrun.quantize.source import opened
     from llmrun.ui.views.quantize import stages
     from llmrun.ui.views.report import report_progress, show, write
@@ -347,7 +357,7 @@ class _Target:
         UsageError: what was named can't be a model's file.
     """
 
-    def __init__(self, output: Output, found: FoundSource, out: Path | None, *, may_replace: bool) -> None:
+    def __init__(self, output: Output, found: SourceFile, out: Path | None, *, may_replace: bool) -> None:
         self._output = output
         self._found = found
         self._may_replace = may_replace

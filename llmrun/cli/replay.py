@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from llmrun.chat.replay import Record, differences, place_of, read
-from llmrun.cli.answering import ShownAs, cancelling, collecting, show
+from llmrun.chat.replay import Recording, differences, place_of, read
+from llmrun.cli.answering import DisplayOptions, cancelling, collecting, show
 from llmrun.cli.completion import complete_model
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import LoadingOptions, loading, with_options
 from llmrun.cli.sampling import read_key
 from llmrun.errors import CancelledError, IntegrityError, UsageError
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.messages import TextDelta
 from llmrun.ui.terminal.output import Output
 
@@ -60,7 +60,7 @@ def replay(
             if loading.speculate is not None:
                 asked = replace(asked, speculation=loaded.drafting.wanted())
             events = collecting(loaded.answer(asked), deltas)
-            finished = show(output, events, loaded, ShownAs(markdown=False, end_line=True))
+            finished = show(output, events, loaded, DisplayOptions(markdown=False, end_line=True))
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")
     at = _first_difference("".join(delta.text for delta in deltas), record.answer.content)
@@ -82,7 +82,7 @@ def _first_difference(text: str, recorded: str) -> int | None:
     return next((index for index in range(shorter) if text[index] != recorded[index]), shorter)
 
 
-def _with_key(record: Record, key: str | None) -> Record:
+def _with_key(record: Recording, key: str | None) -> Recording:
     """A record whose watermark can be left again: it has only the key's fingerprint.
 
     Raises:
@@ -99,20 +99,24 @@ def _with_key(record: Record, key: str | None) -> Record:
     return replace(record, answer=replace(record.answer, sampling=replace(sampling, watermark_key=key)))
 
 
-def _recorded(record: Record) -> Wishes:
+def _recorded(record: Recording) -> LoadPreferences:
     """How the model was loaded."""
     kv_types, flash_attention = record.place.get("KV cache", "f16 f16"), record.place.get("flash attention", "auto")
     type_k, _, type_v = kv_types.partition(" ")
-    return Wishes(_number(record, "context"), _number(record, "threads"), None, type_k, type_v, flash_attention)
+    return LoadPreferences(
+        _number(record, "context"), _number(record, "threads"), None, type_k, type_v, flash_attention
+    )
 
 
-def _changed(wishes: Wishes, typed: Wishes) -> Wishes:
+def _changed(wishes: LoadPreferences, typed: LoadPreferences) -> LoadPreferences:
     """Wishes with all that is typed and not the default."""
-    changes = {each.name: getattr(typed, each.name) for each in fields(Wishes)}
-    return replace(wishes, **{name: value for name, value in changes.items() if value != getattr(Wishes(), name)})
+    changes = {each.name: getattr(typed, each.name) for each in fields(LoadPreferences)}
+    return replace(
+        wishes, **{name: value for name, value in changes.items() if value != getattr(LoadPreferences(), name)}
+    )
 
 
-def _number(record: Record, name: str) -> int:
+def _number(record: Recording, name: str) -> int:
     value = record.place.get(name, "")
     if not value.isdecimal():
         raise UsageError("the record does not say how it was made", why=f"{name} is {value or 'missing'}")

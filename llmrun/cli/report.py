@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from llmrun.cli.options import engine_wishes, with_options
+from llmrun.cli.options import load_preferences, with_options
 from llmrun.cli.quantize import (
     USUAL_TYPES,
     ImportanceOptions,
@@ -21,14 +21,14 @@ from llmrun.cli.quantize import (
     several,
     tensors,
 )
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 
 
-@with_options(importance=importance, wishes=engine_wishes)
+@with_options(importance=importance, wishes=load_preferences)
 def report(
     source: SourceArgument,
     importance: ImportanceOptions,
-    wishes: Wishes,
+    wishes: LoadPreferences,
     out: Annotated[
         Path | None, typer.Argument(metavar="[FOLDER]", help="Keeps the files. Default: they are removed again.")
     ] = None,

@@ -10,18 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
-from llmrun.cli.answering import ShownAs, cancelling, collecting, show, show_attached
-from llmrun.cli.at import refuse_beside_at
-from llmrun.cli.beams import beam_options, refuse_beside_beams, search
+from llmrun.cli.answering import DisplayOptions, cancelling, collecting, show, show_attached
+from llmrun.cli.beams import beam_options, refuse_with_beams, search
 from llmrun.cli.completion import complete_model
-from llmrun.cli.far import AtOption, KeyFileOption, far_server
 from llmrun.cli.loading import open_chat_model
 from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loading, wanted, with_options
+from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
+from llmrun.cli.remote_options import refuse_with_remote
 from llmrun.cli.replacing import check_output_file
 from llmrun.cli.sampling import sampling_flags, sampling_rows
 from llmrun.errors import CancelledError, CutOffError, LlmrunError, UsageError, require_within
-from llmrun.model.chat_model import ChatModel, loaded_here
-from llmrun.model.preparing import Expected
+from llmrun.model.chat_model import ChatModel, loaded_locally
+from llmrun.model.load_plan import ExpectedUse
 from llmrun.planning.plan import PARALLEL_BOUNDS
 from llmrun.protocol.jobs.beams import BeamSettings
 from llmrun.protocol.messages import AnswerRequest, Finished, Message, TextDelta
@@ -128,18 +128,18 @@ def run(
         "--logprobs": logprobs is not None,
     }
     _check(output, answers, logprobs, record, yes=loading.yes)
-    loading = replace(loading, server=far_server(at, key_file))
-    refuse_beside_at(loading, {**others, "--beams": beams is not None})
+    loading = replace(loading, server=remote_server(at, key_file))
+    refuse_with_remote(loading, {**others, "--beams": beams is not None})
     if wanted.attached is not None:
         refuse_file_names(prompt or [])
     if beams is not None:
-        refuse_beside_beams(wanted.asked, loading, flags, others)
+        refuse_with_beams(wanted.asked, loading, flags, others)
     special = raw or json or beams or any(others.values())
     if not prompt and output.stdin_is_terminal and output.stdout_is_terminal and not special:
         _chat(model, stats, wanted, loading, flags)
         return
     text = _with_files(output, read_prompt(output, prompt or []), wanted)
-    expected = Expected(len(text.encode()) // _BYTES_A_TOKEN, wanted.asked.limits.max_tokens or _ANSWER_TOKENS)
+    expected = ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, wanted.asked.limits.max_tokens or _ANSWER_TOKENS)
     loading = replace(loading, wishes=replace(loading.wishes, parallel=answers, as_alone=True))
     with open_chat_model(
         output, model, loading, wanted.asked, flags, sees=wanted.sees, keeps_states=prompt_cache, expected=expected
@@ -148,9 +148,9 @@ def run(
         asked = asked_for(output, loaded, text, wanted, raw=raw)
         asked = replace(asked, sampling=sampling, speculation=loaded.speculation(), logprobs=logprobs)
         markdown = not (wanted.plain or raw or asked.grammar)
-        shown_as = ShownAs(stats, markdown, wanted.thoughts, end_line=not raw, shades=logprobs is not None)
+        shown_as = DisplayOptions(stats, markdown, wanted.thoughts, end_line=not raw, shades=logprobs is not None)
         if beams is not None:
-            search(output, loaded_here(loaded, "--beams"), asked, beams, shown_as)
+            search(output, loaded_locally(loaded, "--beams"), asked, beams, shown_as)
             return
         finished = _show(output, loaded, asked, shown_as, answers, record)
         if prompt_cache and finished.stats.prompt_tokens - finished.stats.reused_tokens >= _WORTH_SAVING:
@@ -158,7 +158,7 @@ def run(
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")
     if finished.reason == "length":
-        _say_limit(output, asked, finished)
+        _note_limit(output, asked, finished)
 
 
 def _check(output: Output, answers: int, logprobs: int | None, record: Path | None, *, yes: bool) -> None:
@@ -194,21 +194,21 @@ def _with_files(output: Output, text: str, wanted: AnswerOptions) -> str:
 
 
 def _show(
-    output: Output, model: ChatModel, asked: AnswerRequest, shown_as: ShownAs, answers: int, record: Path | None
+    output: Output, model: ChatModel, asked: AnswerRequest, shown_as: DisplayOptions, answers: int, record: Path | None
 ) -> Finished:
     """Show what is answered, and write down what is wanted of it besides."""
     with cancelling(model):
         if answers > 1:
-            from llmrun.cli.several import show_several
+            from llmrun.cli.n_answers import show_n_answers
 
-            return show_several(output, model, asked, answers, shown_as)
+            return show_n_answers(output, model, asked, answers, shown_as)
         deltas: list[TextDelta] = []
         finished = show(output, collecting(model.answer(asked), deltas), model, shown_as)
     if record is not None:
         from llmrun.chat.replay import record_of, write
 
         text = "".join(delta.text for delta in deltas)
-        write(record, record_of(loaded_here(model, "--record"), asked, text, finished))
+        write(record, record_of(loaded_locally(model, "--record"), asked, text, finished))
     if asked.logprobs is not None and not output.json:
         from llmrun.cli.logprobs import show_logprobs
 
@@ -220,14 +220,14 @@ def _chat(
     model: str, stats: bool | None, wanted: AnswerOptions, loading: LoadingOptions, flags: Mapping[str, Any]
 ) -> None:
     """A conversation, where there is no prompt and somebody who can type."""
-    from llmrun.cli.chat import Saving, talk_with
+    from llmrun.cli.chat import SessionOptions, talk_with
     from llmrun.cli.tools import tooling
 
-    saving = Saving(last=False, session=None, private=False, overflow=None, keep=0)
+    saving = SessionOptions(last=False, session=None, private=False, overflow=None, keep=0)
     talk_with(model, stats, wanted, tooling(), saving, loading, flags)
 
 
-def _say_limit(output: Output, asked: AnswerRequest, finished: Finished) -> None:
+def _note_limit(output: Output, asked: AnswerRequest, finished: Finished) -> None:
     """Which limit ended an answer, where that was not asked for.
 
     Raises:

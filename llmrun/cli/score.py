@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from llmrun.cli.options import CtxOption, JsonOption, ModelArgument, YesOption, engine_wishes, with_options
-from llmrun.planning.plan import Wishes
+from llmrun.cli.options import CtxOption, JsonOption, ModelArgument, YesOption, load_preferences, with_options
+from llmrun.planning.plan import LoadPreferences
 from llmrun.ui.terminal.output import Output
 
 
-@with_options(wishes=engine_wishes)
+@with_options(wishes=load_preferences)
 def score(
     model: ModelArgument,
     text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="A text, or the name of a file; - is stdin.")],
-    wishes: Wishes,
+    wishes: LoadPreferences,
     ctx: CtxOption = None,
     yes: YesOption = False,
     json: JsonOption = False,

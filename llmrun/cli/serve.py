@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from llmrun.planning.pairs import DraftFile
     from llmrun.protocol.adapters import Adapter
     from llmrun.server.guard import Policy
-    from llmrun.server.pool import KeptModel
-    from llmrun.server.running import RunningServer, ServerFile
+    from llmrun.server.pool import PooledModel
+    from llmrun.server.registry import RunningServer, ServerFile
     from llmrun.server.serving import ServeOptions, Serving
     from llmrun.ui.views.serve import ServeView
 
@@ -193,7 +193,7 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
         UsageError: nobody knows for which model, or an adapter or projector does not fit the first one.
     """
     from llmrun.cli.loading import find_draft
-    from llmrun.models.locate import find_projector, locate
+    from llmrun.models.location import find_projector, locate
 
     if loading.draft is not None and len(names) != 1:
         raise UsageError("--draft drafts for one model", hint="llmrun serve MODEL --draft SMALLER")
@@ -226,14 +226,14 @@ def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:
 async def _run(output: Output, options: ServeOptions, listening: socket.socket, *, log_json: bool) -> None:
     """Serve until a signal comes. Running answers are finished then, unless Ctrl-C or `stop --now` ends them."""
     from llmrun.cli.main import ENDING
-    from llmrun.server.running import END_NOW, RunningServer, registered
+    from llmrun.server.registry import END_NOW, RunningServer, registered
     from llmrun.server.serving import Serving
     from llmrun.ui.views.serve import ServeView
 
     view = ServeView(output, log_json=log_json)
     settings = load_settings()
 
-    def loaded(kept: KeptModel) -> None:
+    def loaded(kept: PooledModel) -> None:
         assert kept.loaded is not None
         assert kept.model is not None
         for note in kept.model.plan.notes:

@@ -10,7 +10,7 @@ import typer
 from llmrun.cli.options import JsonOption
 from llmrun.config import load_settings
 from llmrun.errors import UsageError
-from llmrun.server.running import RunningServer, running_servers
+from llmrun.server.registry import RunningServer, running_servers
 from llmrun.ui.terminal.output import Output
 
 

@@ -12,7 +12,7 @@ from llmrun.gguf.adapter import adapter_facts, is_adapter
 from llmrun.gguf.filenames import projector_for
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
-from llmrun.models.locate import find_projector, locate
+from llmrun.models.location import find_projector, locate
 from llmrun.models.registry import CatalogueEntry, EmbeddingAdvice, ModelSpec, load_catalogue
 from llmrun.ui.terminal.output import Output
 
@@ -152,7 +152,7 @@ def _remote_facts(output: Output, spec: ModelSpec, settings: Settings) -> dict[s
     """The facts of a model that is not on this disk."""
     from llmrun.models import hub
     from llmrun.models.download.remote import read_remote_header
-    from llmrun.models.question import login_hint, token
+    from llmrun.models.hub_api import login_hint, token
 
     if spec.url is not None:
         return {**header_facts(read_remote_header(spec.url, on_note=output.note)), "path": None, "url": spec.url}

@@ -139,7 +139,7 @@ def verify(
     json: JsonOption = False,
 ) -> None:
     """Read all bytes of models again and compare their checksums."""
-    from llmrun.models.hashing import Verified, verify
+    from llmrun.models.hashing import VerificationResult, verify
     from llmrun.ui.terminal.progress import download_progress
     from llmrun.ui.terminal.tables import FileRow, show_files
 
@@ -147,7 +147,7 @@ def verify(
     settings = load_settings()
     named = [installed_model(name, settings) for name in models] if models else everything(settings)
     total, done = sum(model.size for model in named), 0
-    results: list[Verified] = []
+    results: list[VerificationResult] = []
     if named:
         with download_progress(output, "verify") as on_progress:
 
@@ -214,7 +214,7 @@ def _not_here(name: str, models: list[Installed]) -> ModelNotFoundError:
 def _loaded_by(error: UsageError, removal: Removal, settings: Settings) -> UsageError:
     """Say which processes have a model loaded, and how to end them."""
     from llmrun.models.store.in_use import holders
-    from llmrun.server.running import running_servers
+    from llmrun.server.registry import running_servers
 
     servers = {server.pid: server for server in running_servers(settings.state_dir)}
     found = holders(removal.blobs)

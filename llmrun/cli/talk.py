@@ -10,13 +10,13 @@ import signal
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
 
-from llmrun.chat.attachments import Attached
+from llmrun.chat.attachments import Attachments
 from llmrun.chat.conversation import Conversation
-from llmrun.chat.pictures import PictureFile
+from llmrun.chat.images import ImageFile
 from llmrun.chat.store.export import ending
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import Question
-from llmrun.cli.answering import ShownAs, cancelling, on_ctrl_c, show, show_again, show_attached
+from llmrun.cli.answering import DisplayOptions, cancelling, on_ctrl_c, show, show_again, show_attached
 from llmrun.cli.options import LoadingOptions
 from llmrun.cli.slash.commands import find
 from llmrun.cli.tools import Tools
@@ -59,8 +59,8 @@ class Chat:
         store: Sessions,
         conversation: Conversation,
         loading: LoadingOptions,
-        shown_as: ShownAs,
-        attached: Attached,
+        shown_as: DisplayOptions,
+        attached: Attachments,
         tools: Tools,
     ) -> None:
         self.store = store
@@ -111,7 +111,7 @@ class Chat:
                 self._say(message)
         self.conversation.save_state()
         if self.typed.interactive:
-            self._say_how_to_come_back()
+            self._show_resume_hint()
         self.conversation.chat.release()
         self.models.close()
 
@@ -123,7 +123,7 @@ class Chat:
         with self.conversation.model.measuring_steps():
             return self.typed.read()
 
-    def _say_how_to_come_back(self) -> None:
+    def _show_resume_hint(self) -> None:
         chat = self.conversation.chat
         if chat.id is not None and self.store.folder is not None and not chat.is_detached:
             self.output.note(f"Saved. To go on: llmrun chat --session {shlex.quote(chat.name)}", is_command=True)
@@ -147,10 +147,10 @@ class Chat:
     def _say(self, message: str) -> None:
         """Answer a message; the files that were waiting go along."""
         attached = self.attached
-        pictures = tuple(map(PictureFile.of, attached.pictures))
+        pictures = tuple(map(ImageFile.of, attached.pictures))
         question = Question(attached.before(message), message if attached.block else "", pictures)
         if self.answer(self.conversation.ask(question)):
-            self.attached = Attached()
+            self.attached = Attachments()
 
     def answer(
         self,

@@ -75,7 +75,7 @@ def tokenize_with(output: Output, name: str, text: str, *, special: bool, yes: b
     from llmrun.cli.loading import fetch
     from llmrun.config import load_settings
     from llmrun.insight.tokens import tokenize_text
-    from llmrun.models.locate import locate
+    from llmrun.models.location import locate
     from llmrun.runner import runner
 
     settings = load_settings()

@@ -37,13 +37,13 @@ def tune(
     default, measured in turns. Other threads, flash attention or repacking round otherwise, which can change an answer
     at --temp 0; what is kept is said. What drafting tokens costs is measured too.
     """
-    from llmrun.bench.tune.run import check_wishes, keep, measure_steps
+    from llmrun.bench.tune.run import check_preferences, keep, measure_steps
     from llmrun.bench.tune.run import tune as find_fastest
     from llmrun.gguf.reader import read_header
     from llmrun.gguf.rules import check
     from llmrun.planning.hardware import probe
 
-    check_wishes(seconds, depth)
+    check_preferences(seconds, depth)
     output = Output(json=json)
     settings = load_settings()
     spec, path = _found(output, model, yes=yes)
@@ -53,10 +53,10 @@ def tune(
     if forget:
         _forget(output, name, header, hardware, settings.state_dir)
         return
-    from llmrun.planning.plan import Wishes, make_plan
+    from llmrun.planning.plan import LoadPreferences, make_plan
     from llmrun.ui.views.tune import TuneView, as_json, show_outcome
 
-    plan = make_plan(header, hardware, Wishes(), name=name)
+    plan = make_plan(header, hardware, LoadPreferences(), name=name)
     try:
         with TuneView(output, seconds) as view:
             outcome = find_fastest(header, hardware, plan, seconds=seconds, depth=depth, kv=kv, on_step=view.show)
@@ -81,7 +81,7 @@ def tune(
 def _found(output: Output, name: str, *, yes: bool) -> tuple[ModelSpec, Path]:
     """What a name means, and the model's file, fetched where it is missing."""
     from llmrun.cli.loading import fetch
-    from llmrun.models.locate import locate
+    from llmrun.models.location import locate
 
     settings = load_settings()
     located = locate(name, settings)

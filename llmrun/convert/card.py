@@ -49,7 +49,7 @@ _WHOLE = frozenset({"top_k", "penalty_last_n", "mirostat"})
 
 
 @dataclass(frozen=True)
-class Signed:
+class SignedInt:
     """A whole number that is written as signed (GGUF's i32)."""
 
     value: int
@@ -118,7 +118,7 @@ def _sampling(folder: Folder) -> dict[str, Any]:
             value = advice.number(name)
         except BadModelError:
             continue  # it is advice: without it the defaults count
-        found[key] = Signed(int(value)) if key in _WHOLE and abs(value) < 2**31 else value
+        found[key] = SignedInt(int(value)) if key in _WHOLE and abs(value) < 2**31 else value
     return found
 
 

@@ -19,7 +19,7 @@ from llmrun.convert.hyperparameters import shape_of
 from llmrun.convert.packed import weight_sources
 from llmrun.convert.safetensors import open_checkpoint
 from llmrun.convert.sources import TensorSource
-from llmrun.convert.tensors import Written, count_rows, plan_tensors
+from llmrun.convert.tensors import OutputTensor, count_rows, plan_tensors
 from llmrun.convert.vocabulary import read_vocabulary
 from llmrun.convert.write import OnProgress, write_model
 from llmrun.errors import ModelNotFoundError, UsageError
@@ -30,7 +30,7 @@ QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class ConvertedModel:
     """A file that was written.
 
     Attributes:
@@ -54,7 +54,7 @@ def convert_folder(
     *,
     type: str = "",  # noqa: A002  # what the option is called
     on_progress: OnProgress = lambda done, total: None,
-) -> Converted:
+) -> ConvertedModel:
     """Make a GGUF file from a Hugging Face folder.
 
     Args:
@@ -91,7 +91,7 @@ def convert_folder(
         metadata |= vocabulary.metadata
         size = write_model(target, metadata, tensors, on_progress)
     notes = (*shape.notes, *vocabulary.notes, *_type_notes(tensors, kind))
-    return Converted(target, name, kind, size, len(tensors), n_parameters, notes)
+    return ConvertedModel(target, name, kind, size, len(tensors), n_parameters, notes)
 
 
 def stored_type(folder: Path) -> str:
@@ -131,7 +131,7 @@ def read_config(folder: Folder) -> Json:
     return folder.json("config.json")
 
 
-def _size_label(tensors: list[Written], n_experts: int) -> str:
+def _size_label(tensors: list[OutputTensor], n_experts: int) -> str:
     from gguf.utility import size_label
 
     sizes = {tensor.name: prod(tensor.source.shape) for tensor in tensors}
@@ -140,7 +140,7 @@ def _size_label(tensors: list[Written], n_experts: int) -> str:
     return size_label(total, total - of_experts, of_experts // max(n_experts, 1), n_experts)
 
 
-def _type_notes(tensors: list[Written], kind: str) -> list[str]:
+def _type_notes(tensors: list[OutputTensor], kind: str) -> list[str]:
     other = [tensor.name for tensor in tensors if tensor.kind not in (kind, "F32")]
     if not other:
         return []

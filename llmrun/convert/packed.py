@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmrun.convert.encode import to_float32
-from llmrun.convert.safetensors import Stored
+from llmrun.convert.safetensors import CheckpointTensor
 from llmrun.convert.sources import TensorSource, rows_at_once, stored_source
 from llmrun.errors import BadModelError, UsageError
 
@@ -22,7 +22,7 @@ _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # which nibble of an int32 holds the fir
 _UNUSED = ("activation_scale", ".input_scale", ".k_scale", ".v_scale", ".q_scale", ".prob_output_scale")
 
 
-def weight_sources(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[str, TensorSource]:
+def weight_sources(tensors: Mapping[str, CheckpointTensor], config: Mapping[str, Any]) -> dict[str, TensorSource]:
     """Name -> values of all weights of a checkpoint, unpacked if config.json says that they are packed.
 
     Args:
@@ -59,11 +59,11 @@ _Rows = Callable[[int, int], "Floats"]
 class _Parts:
     """The tensors that make up one packed matrix."""
 
-    def __init__(self, base: str, tensors: Mapping[str, Stored]) -> None:
+    def __init__(self, base: str, tensors: Mapping[str, CheckpointTensor]) -> None:
         self.base = base
         self._tensors = tensors
 
-    def find(self, suffix: str, kinds: tuple[str, ...]) -> Stored:
+    def find(self, suffix: str, kinds: tuple[str, ...]) -> CheckpointTensor:
         """One of them.
 
         Raises:
@@ -88,7 +88,7 @@ _Reader = Callable[[_Parts], "tuple[tuple[int, int], Callable[[], _Rows]]"]  # s
 _FLOATS = ("F16", "BF16", "F32")
 
 
-def _unpacked(tensors: Mapping[str, Stored], reader: _Reader) -> dict[str, TensorSource]:
+def _unpacked(tensors: Mapping[str, CheckpointTensor], reader: _Reader) -> dict[str, TensorSource]:
     found: dict[str, TensorSource] = {}
     for name, tensor in tensors.items():
         base, _, suffix = name.rpartition(".")
@@ -231,7 +231,7 @@ def _is_plain_fp8(config: Mapping[str, Any]) -> bool:
     return config.get("format") in ("float-quantized", "naive-quantized")
 
 
-def _float8(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[str, TensorSource]:
+def _float8(tensors: Mapping[str, CheckpointTensor], config: Mapping[str, Any]) -> dict[str, TensorSource]:
     found: dict[str, TensorSource] = {}
     for name, tensor in tensors.items():
         if name.endswith(("weight_scale", "weight_scale_inv", *_UNUSED)):
@@ -246,7 +246,7 @@ def _float8(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[st
     return found
 
 
-def _scaled(source: TensorSource, scale: Stored, config: Mapping[str, Any]) -> TensorSource:
+def _scaled(source: TensorSource, scale: CheckpointTensor, config: Mapping[str, Any]) -> TensorSource:
     """float8 values times their scales."""
     import numpy as np
 
@@ -264,13 +264,13 @@ def _scaled(source: TensorSource, scale: Stored, config: Mapping[str, Any]) -> T
     return TensorSource(source.name, "F32", source.shape, chunks)
 
 
-def _scale_shape(scale: Stored) -> tuple[int, int]:
+def _scale_shape(scale: CheckpointTensor) -> tuple[int, int]:
     if len(scale.shape) == 2:
         return scale.shape[0], scale.shape[1]
     return (scale.shape[0], 1) if scale.shape else (1, 1)
 
 
-def _block(source: TensorSource, scale: Stored, config: Mapping[str, Any]) -> tuple[int, int]:
+def _block(source: TensorSource, scale: CheckpointTensor, config: Mapping[str, Any]) -> tuple[int, int]:
     """Rows and columns that have one scale.
 
     Raises:

@@ -22,10 +22,10 @@ from llmrun.convert.config import Config
 from llmrun.convert.encode import to_float32
 from llmrun.convert.folder import Folder, is_file, open_regular
 from llmrun.convert.hyperparameters import shape_of
-from llmrun.convert.job import FILE_TYPES, QUANTIZATION_VERSION, Converted, read_config
-from llmrun.convert.safetensors import Stored, read_table
+from llmrun.convert.job import FILE_TYPES, QUANTIZATION_VERSION, ConvertedModel, read_config
+from llmrun.convert.safetensors import CheckpointTensor, read_table
 from llmrun.convert.sources import TensorSource, array_source, permuted, stored_source
-from llmrun.convert.tensors import Written, embeddings_name, written
+from llmrun.convert.tensors import OutputTensor, embeddings_name, written
 from llmrun.convert.write import OnProgress, write_model
 from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
 from llmrun.gguf.adapter import adapter_facts, check_fits, ties_embeddings
@@ -56,7 +56,7 @@ _REFUSED = {
 _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")  # ways to begin that subtract the adapter from the model
 
 
-class Base(NamedTuple):
+class BaseModel(NamedTuple):
     """The model that an adapter was made for.
 
     Attributes:
@@ -79,7 +79,7 @@ def convert_adapter(
     *,
     type: str = "",  # noqa: A002  # what the option is called
     on_progress: OnProgress = lambda done, total: None,
-) -> Converted:
+) -> ConvertedModel:
     """Make an adapter's GGUF file from a PEFT folder.
 
     Args:
@@ -122,7 +122,7 @@ def convert_adapter(
 
         size = write_model(target, metadata, tensors, on_progress, check_adapter)
     count = sum(math.prod(tensor.source.shape) for tensor in tensors)
-    return Converted(target, model.family.name, kind, size, len(tensors), count, ())
+    return ConvertedModel(target, model.family.name, kind, size, len(tensors), count, ())
 
 
 # ---- what the folder says --------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def _pattern(key: str) -> re.Pattern[str]:
 # ---- the model that it was made for ----------------------------------------------------------------
 
 
-def _read_base(folder: Path, base: Path | None, config: Config) -> Base:
+def _read_base(folder: Path, base: Path | None, config: Config) -> BaseModel:
     named = str(config.get("base_model_name_or_path") or "")
     if base is None:
         beside = [Path(named), folder / named] if named else []
@@ -203,10 +203,10 @@ def _read_base(folder: Path, base: Path | None, config: Config) -> Base:
     settings = text_config(model, family)
     shape = shape_of(settings, family, place, Bounds())
     tied = family.tied or settings.flag("tie_word_embeddings")
-    return Base(family, shape.n_layers, shape.n_heads, shape.n_kv_heads, tied)
+    return BaseModel(family, shape.n_layers, shape.n_heads, shape.n_kv_heads, tied)
 
 
-def _of_header(header: Header) -> Base:
+def _of_header(header: Header) -> BaseModel:
     """What a GGUF file says of its model.
 
     Raises:
@@ -218,13 +218,17 @@ def _of_header(header: Header) -> Base:
     family = next((each for each in known if each.name == header.architecture), None)
     if family is None:
         raise UsageError(f"adapters of {header.architecture!r} models can't be converted")
-    return Base(family, header.n_layers, header.heads_of(0), header.kv_heads_of(0), ties_embeddings(header), header)
+    return BaseModel(
+        family, header.n_layers, header.heads_of(0), header.kv_heads_of(0), ties_embeddings(header), header
+    )
 
 
 # ---- tensors ---------------------------------------------------------------------------------------
 
 
-def _planned(stored: Mapping[str, Stored], config: Config, base: Base, kind: str) -> Iterator[Written]:
+def _planned(
+    stored: Mapping[str, CheckpointTensor], config: Config, base: BaseModel, kind: str
+) -> Iterator[OutputTensor]:
     """The tensors of the file: of each pair the matrix that reads, then the one that writes.
 
     Raises:
@@ -247,9 +251,9 @@ def _planned(stored: Mapping[str, Stored], config: Config, base: Base, kind: str
         yield from _pair(places[bare[module]], bare[module], a, b, stretch, base, kind)
 
 
-def _pairs(stored: Mapping[str, Stored]) -> dict[str, dict[str, Stored]]:
+def _pairs(stored: Mapping[str, CheckpointTensor]) -> dict[str, dict[str, CheckpointTensor]]:
     """Name of a layer of the model -> "A" and "B", the matrices that change it."""
-    found: dict[str, dict[str, Stored]] = {}
+    found: dict[str, dict[str, CheckpointTensor]] = {}
     unknown: list[str] = []
     for name, tensor in stored.items():
         match = _NAME.fullmatch(name)
@@ -263,7 +267,7 @@ def _pairs(stored: Mapping[str, Stored]) -> dict[str, dict[str, Stored]]:
     return found
 
 
-def _places(base: Base) -> dict[str, str]:
+def _places(base: BaseModel) -> dict[str, str]:
     """Bare name of each tensor that an adapter may change -> its name in the file, in the file's order."""
     wanted = wanted_tensors(base.family, base.n_layers)
     places = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in wanted.items()}
@@ -281,8 +285,8 @@ def _refuse_tensors(names: list[str]) -> None:
 
 
 def _pair(
-    name: str, bare: str, a: TensorSource, b: TensorSource, stretch: float, base: Base, kind: str
-) -> Iterator[Written]:
+    name: str, bare: str, a: TensorSource, b: TensorSource, stretch: float, base: BaseModel, kind: str
+) -> Iterator[OutputTensor]:
     """Both matrices as they are written."""
     if bare == embeddings_name(base.family):  # llama.cpp picks rows of it
         a = array_source(a.name, to_float32(_whole(a), a.kind).T)

@@ -33,7 +33,7 @@ _ELEMENT_BYTES = {kind: int(code[-1]) for kind, code in STORED_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class CheckpointTensor:
     """A tensor in a file.
 
     Attributes:
@@ -74,12 +74,12 @@ class Stored:
             return self._as_vector().rows(0, 1).reshape(())
         return self.rows(0, self.shape[0])
 
-    def _as_vector(self) -> Stored:
-        return Stored(self.name, self.kind, (1,), self.offset, self.file)
+    def _as_vector(self) -> CheckpointTensor:
+        return CheckpointTensor(self.name, self.kind, (1,), self.offset, self.file)
 
 
 @contextmanager
-def open_checkpoint(folder: Folder) -> Iterator[dict[str, Stored]]:
+def open_checkpoint(folder: Folder) -> Iterator[dict[str, CheckpointTensor]]:
     """All tensors of a folder, in one or many files: name -> tensor.
 
     Raises:
@@ -89,7 +89,7 @@ def open_checkpoint(folder: Folder) -> Iterator[dict[str, Stored]]:
     """
     parts = _parts(folder)
     with ExitStack() as files:
-        found: dict[str, Stored] = {}
+        found: dict[str, CheckpointTensor] = {}
         for name, wanted in parts.items():
             file = files.enter_context(open_regular(folder.path / name))
             tensors = read_table(file, folder.path / name)
@@ -102,7 +102,7 @@ def open_checkpoint(folder: Folder) -> Iterator[dict[str, Stored]]:
         yield found
 
 
-def read_table(file: BinaryIO, path: Path) -> dict[str, Stored]:
+def read_table(file: BinaryIO, path: Path) -> dict[str, CheckpointTensor]:
     """The tensors of one open file.
 
     Raises:
@@ -132,7 +132,7 @@ def read_table(file: BinaryIO, path: Path) -> dict[str, Stored]:
     return {tensor.name: tensor for tensor in table}
 
 
-def _row(name: str, row: Any, data_start: int, file: BinaryIO, path: Path) -> Stored:
+def _row(name: str, row: Any, data_start: int, file: BinaryIO, path: Path) -> CheckpointTensor:
     """One entry of the header."""
     if len(name) > MAX_NAME:
         _damaged(path, f"a tensor has a name of {len(name):,} characters")
@@ -146,7 +146,7 @@ def _row(name: str, row: Any, data_start: int, file: BinaryIO, path: Path) -> St
         _damaged(path, f"tensor {name!r} has the impossible shape {str(row.get('shape'))[:80]}")
     if offsets is None or len(offsets) != 2:
         _damaged(path, f"tensor {name!r} has the impossible offsets {str(row.get('data_offsets'))[:80]}")
-    tensor = Stored(name, kind, shape, data_start + offsets[0], file)
+    tensor = CheckpointTensor(name, kind, shape, data_start + offsets[0], file)
     if offsets[1] - offsets[0] != tensor.n_bytes:
         _damaged(path, f"tensor {name!r} has {offsets[1] - offsets[0]} bytes; its shape needs {tensor.n_bytes}")
     return tensor

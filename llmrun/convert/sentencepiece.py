@@ -30,14 +30,14 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class SentencePieceModel:
     """A vocabulary, in the order of its ids, and whether a space is put before the text."""
 
     pieces: tuple[Piece, ...]
     adds_space: bool
 
 
-def read_pieces(data: bytes) -> Pieces:
+def read_pieces(data: bytes) -> SentencePieceModel:
     """The vocabulary in the bytes of a tokenizer.model.
 
     Raises:
@@ -62,7 +62,7 @@ def read_pieces(data: bytes) -> Pieces:
             "the SentencePiece vocabulary is not a BPE vocabulary",
             why="a unigram model cuts words in another way than llama.cpp does in models of this architecture",
         )
-    return Pieces(tuple(pieces), adds_space)
+    return SentencePieceModel(tuple(pieces), adds_space)
 
 
 def _piece(data: bytes, number: int) -> Piece:

@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from llmrun.convert.encode import FLOAT_TYPES, to_float32
-from llmrun.convert.safetensors import Stored
+from llmrun.convert.safetensors import CheckpointTensor
 from llmrun.errors import BadModelError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def rows_at_once(shape: tuple[int, ...], multiple: int = 1) -> int:
     return max(1, CHUNK_ELEMENTS // max(prod(shape[1:]) * multiple, 1)) * multiple
 
 
-def stored_source(tensor: Stored) -> TensorSource:
+def stored_source(tensor: CheckpointTensor) -> TensorSource:
     """A tensor as it is in its file.
 
     Raises:

@@ -36,7 +36,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class OutputTensor:
     """A tensor of the file.
 
     Attributes:
@@ -87,7 +87,7 @@ class Written:
 
 def plan_tensors(
     sources: Mapping[str, TensorSource], family: Family, config: Config, shape: Shape, kind: str
-) -> list[Written]:
+) -> list[OutputTensor]:
     """The tensors of the file, in its order.
 
     Args:
@@ -171,7 +171,7 @@ def _is_same(one: TensorSource, other: TensorSource | None) -> bool:
 
 def _planned(
     bare: Mapping[str, TensorSource], theirs: str, end: str, ours: str, family: Family, shape: Shape, kind: str
-) -> Written:
+) -> OutputTensor:
     source = _found(bare, f"{theirs}.{end}", family, shape)
     if family.permutes and theirs.endswith(("q_proj", "k_proj")):
         source = permuted(source, shape.n_heads if theirs.endswith("q_proj") else shape.n_kv_heads)
@@ -194,14 +194,14 @@ def _found(bare: Mapping[str, TensorSource], name: str, family: Family, shape: S
     return source
 
 
-def written(name: str, source: TensorSource, kind: str) -> Written:
+def written(name: str, source: TensorSource, kind: str) -> OutputTensor:
     """Vectors and norms are always float32; a row that doesn't divide into blocks is float16."""
     assert len(name) <= MAX_NAME_BYTES, "the tables hold short names"
     if len(source.shape) < 2 or name.endswith(_ALWAYS_F32):
-        return Written(name, "F32", source)
+        return OutputTensor(name, "F32", source)
     if source.shape[-1] % TENSOR_TYPES[kind].block:
-        return Written(name, "F16", source)
-    return Written(name, kind, source)
+        return OutputTensor(name, "F16", source)
+    return OutputTensor(name, kind, source)
 
 
 def _floats(values: list[float]) -> Array:
@@ -220,7 +220,7 @@ def _refuse_unknown(names: list[str]) -> None:
         )
 
 
-def _check_shape(tensor: Written, dimensions: Mapping[str, tuple[int, ...]]) -> None:
+def _check_shape(tensor: OutputTensor, dimensions: Mapping[str, tuple[int, ...]]) -> None:
     """Compare a tensor with what config.json says of its model."""
     place, _, end = tensor.name.rpartition(".")
     wanted = dimensions.get(place.rpartition(".")[2])

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from llmrun.convert.card import Signed
+from llmrun.convert.card import SignedInt
 from llmrun.errors import BadModelError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import padded, read_header
@@ -21,7 +21,7 @@ from llmrun.gguf.types import TENSOR_TYPES
 from llmrun.models.store.new_file import arriving, remove_leftovers, require_room
 
 if TYPE_CHECKING:
-    from llmrun.convert.tensors import Written
+    from llmrun.convert.tensors import OutputTensor
 
 OnProgress = Callable[[int, int], None]
 
@@ -38,7 +38,7 @@ def check_model(header: Header) -> None:
 def write_model(
     target: Path,
     metadata: Mapping[str, Any],
-    tensors: Sequence[Written],
+    tensors: Sequence[OutputTensor],
     on_progress: OnProgress,
     rules: Callable[[Header], None] = check_model,
 ) -> int:
@@ -71,7 +71,7 @@ def write_model(
     return total
 
 
-def _write_tensor(file: BinaryIO, tensor: Written) -> Iterable[int]:
+def _write_tensor(file: BinaryIO, tensor: OutputTensor) -> Iterable[int]:
     """Write one; gives the bytes of each step."""
     import numpy as np
 
@@ -87,7 +87,9 @@ def _write_tensor(file: BinaryIO, tensor: Written) -> Iterable[int]:
     yield padding
 
 
-def _verify(path: Path, target: Path, tensors: Sequence[Written], total: int, rules: Callable[[Header], None]) -> None:
+def _verify(
+    path: Path, target: Path, tensors: Sequence[OutputTensor], total: int, rules: Callable[[Header], None]
+) -> None:
     """Read the file as the engine will, and compare.
 
     Raises:
@@ -102,7 +104,7 @@ def _verify(path: Path, target: Path, tensors: Sequence[Written], total: int, ru
         check_vocabulary(header)
 
 
-def header_bytes(metadata: Mapping[str, Any], tensors: Sequence[Written]) -> bytes:
+def header_bytes(metadata: Mapping[str, Any], tensors: Sequence[OutputTensor]) -> bytes:
     """Everything before the tensors' data, padded to the alignment.
 
     Raises:
@@ -130,7 +132,7 @@ def _string(text: str | bytes) -> bytes:
 
 def _value(value: Any) -> bytes:
     """Type and value."""
-    if isinstance(value, Signed):
+    if isinstance(value, SignedInt):
         return struct.pack("<Ii", _I32, value.value)
     if isinstance(value, bool):
         return struct.pack("<I?", _BOOL, value)

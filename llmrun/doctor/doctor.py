@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Literal
 
 from llmrun.config import Settings
-from llmrun.doctor.trial import Trial
+from llmrun.doctor.trial import TrialResult
 from llmrun.errors import LlmrunError, ResourceError
 from llmrun.models.registry import load_catalogue
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.hardware_details import Details, probe_details
-from llmrun.protocol.jobs import Nothing
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.build import BUILD, Build
 from llmrun.protocol.sizes import readable_size
 from llmrun.runner.runner import Runner
@@ -73,7 +73,7 @@ def examine(
     hardware: Hardware | None = None,
     details: Details | None = None,
     installed: int | None = None,
-    trial: Trial | LlmrunError | None = None,
+    trial: TrialResult | LlmrunError | None = None,
 ) -> list[Finding]:
     """Look at everything, in the order in which a user wants to read it; never takes longer than some seconds.
 
@@ -166,7 +166,7 @@ def _build(machine: Hardware, details: Details) -> Iterator[Finding]:
 
 def _ask_build() -> Build:
     with closing(Runner()) as engine:
-        return engine.do(BUILD, Nothing(), seconds=_BUILD_SECONDS)
+        return engine.do(BUILD, Empty(), seconds=_BUILD_SECONDS)
 
 
 def _processor_build(machine: Hardware, features: set[str]) -> Finding:
@@ -358,7 +358,7 @@ class _HubCheck:
 # ---- trial -----------------------------------------------------------------------------------------
 
 
-def _trial(trial: Trial | LlmrunError | None) -> Iterator[Finding]:
+def _trial(trial: TrialResult | LlmrunError | None) -> Iterator[Finding]:
     if trial is None:
         return
     if isinstance(trial, LlmrunError):

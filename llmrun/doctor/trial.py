@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from llmrun.config import Settings
 from llmrun.gguf.header import Header
 from llmrun.model import Model
-from llmrun.model.preparing import prepare
-from llmrun.models.locate import locate
+from llmrun.model.load_plan import prepare
+from llmrun.models.location import locate
 from llmrun.models.registry import ModelSpec, load_catalogue
 from llmrun.models.store.store import Store
 from llmrun.planning.hardware import probe
 from llmrun.planning.memory import repacked_types
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.predict import predict, work_of
 from llmrun.planning.speed import remembered
 from llmrun.protocol.messages import AnswerRequest, Finished, Message, Stats, TextDelta
@@ -33,7 +33,7 @@ _PROMPT = "Write the numbers from 1 to 1000 in words, one a line."
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TrialResult:
     """How a model answered.
 
     Attributes:
@@ -55,7 +55,7 @@ class Trial:
     predicted_rate: float = 0.0
 
 
-def try_model(settings: Settings) -> Trial | None:
+def try_model(settings: Settings) -> TrialResult | None:
     """Let the default model answer, else the smallest there is; None when there is no model on this disk.
 
     Raises:
@@ -64,7 +64,7 @@ def try_model(settings: Settings) -> Trial | None:
     spec = _choose(settings)
     if spec is None or spec.path is None:
         return None
-    with prepare(spec, spec.path, Wishes(n_ctx=_CONTEXT)) as model:
+    with prepare(spec, spec.path, LoadPreferences(n_ctx=_CONTEXT)) as model:
         watchdog = threading.Timer(_LOAD_SECONDS + 2 * ANSWER_SECONDS, model.close)
         watchdog.daemon = True
         watchdog.start()
@@ -73,7 +73,7 @@ def try_model(settings: Settings) -> Trial | None:
             stats = _answer(model)
         finally:
             watchdog.cancel()
-        return Trial(
+        return TrialResult(
             spec.name,
             _described(model.header),
             tuple(model.loaded.devices),

@@ -16,12 +16,12 @@ from llmrun.engine.embedding import Embedder
 from llmrun.engine.llama.media import Projector
 from llmrun.engine.service import Preparer
 from llmrun.protocol.adapters import by_default
-from llmrun.protocol.ended import SaveState, StateSaved
+from llmrun.protocol.finished_answers import SaveState, StateSaved
 from llmrun.protocol.loading import Load
 
 if TYPE_CHECKING:
+    from llmrun.engine.core.host_prefix_cache import HostPrefix
     from llmrun.engine.core.states import KVStore
-    from llmrun.engine.core.stowed import StowedPrefix
     from llmrun.engine.llama.base import Context
     from llmrun.engine.llama.model import LlamaModel
 
@@ -46,7 +46,7 @@ class LoadedModel:
         *,
         predicts: bool = True,
         before: LoadedModel | None = None,
-        prefixes: list[StowedPrefix] | None = None,
+        prefixes: list[HostPrefix] | None = None,
     ) -> None:
         """Over a model's context, and that of its draft model; one that does not predict text only embeds.
 

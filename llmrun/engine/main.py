@@ -25,15 +25,15 @@ from llmrun.engine.channel import Channel, Outbox
 from llmrun.engine.llama.base import Aborted
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.protocol.codec import as_dict
-from llmrun.protocol.condition import Condition, Status
-from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
+from llmrun.protocol.engine_status import EngineStatus, GetStatus
+from llmrun.protocol.finished_answers import AnswerExplanation, Explain, SaveState, StateSaved
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
 from llmrun.protocol.messages import (
     Cancel,
     Command,
-    Count,
+    CountTokens,
     Detokenize,
     Event,
     Failed,
@@ -48,11 +48,11 @@ from llmrun.protocol.messages import (
 from llmrun.protocol.speculation import MeasureSteps, StepsMeasured
 
 if TYPE_CHECKING:
-    from llmrun.engine.core.stowed import StowedPrefix
+    from llmrun.engine.core.host_prefix_cache import HostPrefix
     from llmrun.engine.llama.context import LlamaContext
     from llmrun.engine.llama.model import LlamaModel
     from llmrun.engine.loaded import LoadedModel
-    from llmrun.engine.service import Prepared, Preparer
+    from llmrun.engine.service import PreparedRequest, Preparer
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
 
@@ -116,7 +116,7 @@ class EngineProcess:
         self._commands = Commands()
         self._asked: queue.SimpleQueue[Command] = queue.SimpleQueue()
         # For the thread that owns llama.cpp: a command, and the argument of its handler.
-        self._inbox: queue.SimpleQueue[tuple[Command, Command | Prepared]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Command, Command | PreparedRequest]] = queue.SimpleQueue()
         self._loading_ended = threading.Event()
         self._weights: LlamaModel | None = None
         self._draft_weights: LlamaModel | None = None
@@ -125,10 +125,10 @@ class EngineProcess:
         # A handler for each command, by the thread that does it. The event that a handler returns goes to the front.
         self._at_once: dict[type[Command], Callable[[Any], None]] = {
             Cancel: self._cancel,
-            Status: lambda status: self._channel.send(self._condition(status)),
+            GetStatus: lambda status: self._channel.send(self._condition(status)),
         }
         self._in_preparing: dict[type[Command], Callable[[Any], Event]] = {
-            Count: lambda count: self._preparer.count(count, self._channel.send),
+            CountTokens: lambda count: self._preparer.count(count, self._channel.send),
             Tokenize: lambda tokenize: self._preparer.tokenize(tokenize),
             Detokenize: lambda detokenize: self._preparer.detokenize(detokenize),
         }
@@ -190,11 +190,11 @@ class EngineProcess:
         """Give a command to the thread that owns llama.cpp, with nothing prepared."""
         self._inbox.put((command, command))
 
-    def _condition(self, status: Status) -> Condition:
+    def _condition(self, status: GetStatus) -> EngineStatus:
         """How busy the loop is, also while it computes."""
         waiting = self._commands.n_answers
         if self._model is None:
-            return Condition(status.request, waiting=waiting)
+            return EngineStatus(status.request, waiting=waiting)
         return self._model.engine.status(status.request, waiting)
 
     def _is_alone(self, request: int) -> bool:
@@ -262,7 +262,7 @@ class EngineProcess:
         if model.is_worn_out:
             os._exit(0)
 
-    def _handle(self, command: Command, given: Command | Prepared) -> None:
+    def _handle(self, command: Command, given: Command | PreparedRequest) -> None:
         if isinstance(command, Cancel):
             self._flag.clear()  # it may have stopped a batch in which other requests took part: they try again
             if self._model is not None:
@@ -282,13 +282,13 @@ class EngineProcess:
         with suppress(LlmrunError):  # Load will say what is wrong
             self._weights = self._load_weights(Load(command.path, 0, 0, gpu_layers=command.gpu_layers))
 
-    def _generate(self, prepared: Prepared) -> None:
+    def _generate(self, prepared: PreparedRequest) -> None:
         self._living_model().engine.add(*prepared)
         self._commands.answering.add(prepared.request)
 
-    def _explain(self, command: Explain) -> Explained:
+    def _explain(self, command: Explain) -> AnswerExplanation:
         sampler = self._living_model().engine.finished(command.answer).sampler
-        return Explained(command.request, tuple(sampler.explain(command.last, command.candidates)))
+        return AnswerExplanation(command.request, tuple(sampler.explain(command.last, command.candidates)))
 
     def _measure_steps(self, command: MeasureSteps) -> StepsMeasured:
         return StepsMeasured(command.request, *self._living_model().engine.measure_steps(self._is_wanted))
@@ -356,7 +356,7 @@ class EngineProcess:
             request=load.request,
         )
 
-    def _unload(self) -> tuple[LoadedModel | None, list[StowedPrefix]]:
+    def _unload(self) -> tuple[LoadedModel | None, list[HostPrefix]]:
         """Free the contexts of the loaded model, if any; return it, and what its KV cache held."""
         model = self._model
         if model is None:

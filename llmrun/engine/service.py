@@ -16,31 +16,31 @@ from typing import TYPE_CHECKING, NamedTuple
 from llmrun import _native
 from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
 from llmrun.engine.core.drafts import Drafting
+from llmrun.engine.core.images import ImageChunk, PlacedChunk, PromptImages, text_only
 from llmrun.engine.core.logprobs import LogprobStream
-from llmrun.engine.core.pictures import Chunk, Pictures, Placed, text_only
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import ALLOCATING
 from llmrun.engine.llama.media import Projector
-from llmrun.engine.prompt.pictures import picture_bytes
+from llmrun.engine.prompt.images import image_bytes
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
-from llmrun.engine.prompt.thinking import Tags, ThinkingBudget, Thoughts, lead_in, opens, thinking_tags
+from llmrun.engine.prompt.thinking import ReasoningTracker, Tags, ThinkingBudget, lead_in, opens, thinking_tags
 from llmrun.engine.prompt.tools import offers_tools, waits_for_call
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.adapters import Adapter, AdapterScale, applied, by_default
 from llmrun.protocol.messages import (
     AnswerRequest,
-    Count,
-    Counted,
+    CountTokens,
     Detokenize,
     Detokenized,
     Event,
     Generate,
+    Image,
+    ImageAccepted,
     Message,
-    Picture,
-    Pictured,
     Rendered,
     Rendering,
+    TokenCount,
     Tokenize,
     Tokenized,
     Tool,
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     from llmrun.grammar import Grammar
     from llmrun.protocol.answer import AnswerSplitter
 
-    Pieces = Sequence[list[int] | Chunk]
+    Pieces = Sequence[list[int] | ImageChunk]
     """What a picture is in a prompt: token ids, and what stands in place of some."""
 
 _LONG_TOKEN = 32  # bytes; most are a few
 
 
-class Prepared(NamedTuple):
+class PreparedRequest(NamedTuple):
     """A request as Engine.add() takes it."""
 
     request: int
@@ -70,7 +70,7 @@ class Prepared(NamedTuple):
     extras: Extras
 
 
-class ReadPrompt(NamedTuple):
+class TokenizedPrompt(NamedTuple):
     """What is asked, as the model reads it.
 
     Attributes:
@@ -81,7 +81,7 @@ class ReadPrompt(NamedTuple):
 
     text: str
     tokens: list[int]
-    pictures: Pictures | None = None
+    pictures: PromptImages | None = None
 
 
 class Preparer:
@@ -121,7 +121,7 @@ class Preparer:
         with suppress(LlmrunError):  # the grammar will say it
             known_tokens(self._vocabulary)
 
-    def prepare(self, generate: Generate, send: Callable[[Event], None]) -> Prepared:
+    def prepare(self, generate: Generate, send: Callable[[Event], None]) -> PreparedRequest:
         """All that a request needs before its first step.
 
         Raises:
@@ -158,7 +158,7 @@ class Preparer:
         elif asked.speculation is not None:
             model = ModelDrafter(self._draft_model) if self._draft_model is not None else None
             extras = replace(extras, drafting=Drafting(asked.speculation, _native.SuffixAutomaton(), tokens, model))
-        return Prepared(generate.request, tokens, sampler, asked.limits, extras)
+        return PreparedRequest(generate.request, tokens, sampler, asked.limits, extras)
 
     def _sampling(self, asked: AnswerRequest, constraint: Constraint | None) -> SamplingParams:
         """How tokens are chosen: not the end token, where it is to be ignored.
@@ -179,16 +179,16 @@ class Preparer:
     ) -> Constraint | None:
         """When the grammar begins to bind: with the answer, behind the thoughts, or with a call of a tool."""
         if matcher is not None and syntax is not None and waits_for_call(asked):
-            from llmrun.engine.constraint.calls import UntilCall
+            from llmrun.engine.constraint.calls import ToolCallConstraint
 
-            thoughts = Thoughts.begin(tags, inside=inside) if tags is not None else None
-            return UntilCall(matcher, self._vocabulary, syntax, thoughts)
+            thoughts = ReasoningTracker.begin(tags, inside=inside) if tags is not None else None
+            return ToolCallConstraint(matcher, self._vocabulary, syntax, thoughts)
         if matcher is None or tags is None:
             return matcher
-        from llmrun.engine.constraint.thoughts import AfterThoughts
+        from llmrun.engine.constraint.reasoning import AfterReasoning
 
         may_think = asked.prompt is None and asked.thinking is not False
-        return AfterThoughts(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
+        return AfterReasoning(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
 
     def _calls(self, asked: AnswerRequest, syntax: Syntax) -> Matcher:
         from llmrun.engine.constraint.calls import compile_calls
@@ -249,7 +249,7 @@ class Preparer:
             return asked
         return f"{'' if is_usual else [tuple(each) for each in adapters]}|{asked}"
 
-    def count(self, count: Count, send: Callable[[Event], None]) -> Counted:
+    def count(self, count: CountTokens, send: Callable[[Event], None]) -> TokenCount:
         """How many tokens a conversation has.
 
         Raises:
@@ -262,7 +262,7 @@ class Preparer:
         each = [len(tokenize(message.content, special=False)) for message in count.asked.messages]
         for index, message in enumerate(count.asked.messages):
             each[index] += sum(self._lengths[hash(picture.data)] for picture in message.pictures)
-        return Counted(count.request, tuple(each), len(prompt.tokens))
+        return TokenCount(count.request, tuple(each), len(prompt.tokens))
 
     def tokenize(self, tokenize: Tokenize) -> Tokenized:
         """The token ids of a text.
@@ -288,7 +288,9 @@ class Preparer:
         data = b"".join(map(vocabulary.control_piece, tokens))
         return Detokenized(detokenize.request, data.decode("utf-8", "replace"))
 
-    def prompt(self, request: Generate | Count, send: Callable[[Event], None] = lambda event: None) -> ReadPrompt:
+    def prompt(
+        self, request: Generate | CountTokens, send: Callable[[Event], None] = lambda event: None
+    ) -> TokenizedPrompt:
         """What is asked, a rendered conversation or a plain text, as tokens.
 
         Raises:
@@ -299,7 +301,7 @@ class Preparer:
         asked = request.asked
         if asked.prompt is not None:
             self._refuse_endless([Message("user", asked.prompt)])
-            parts: Sequence[Part | Picture] = [Part(asked.prompt, False)]
+            parts: Sequence[Part | Image] = [Part(asked.prompt, False)]
             empty = UsageError("the prompt is empty", hint="type something")
         else:
             if isinstance(request, Generate):
@@ -316,13 +318,13 @@ class Preparer:
                 hint="another one goes with --template",
             )
         text = "".join(part.text for part in parts if isinstance(part, Part))
-        see = partial(self._pictured, request.request, send if isinstance(request, Generate) else None)
+        see = partial(self._note_image, request.request, send if isinstance(request, Generate) else None)
         tokens, placed = self._tokens(parts, see)
         if not tokens:
             raise empty
-        return ReadPrompt(text, tokens, Pictures(placed) if placed else None)
+        return TokenizedPrompt(text, tokens, PromptImages(placed) if placed else None)
 
-    def _pictured(self, request: int, send: Callable[[Event], None] | None, picture: Picture) -> Pieces:
+    def _note_image(self, request: int, send: Callable[[Event], None] | None, picture: Image) -> Pieces:
         """A picture as tokens and vectors; send() is told about it.
 
         Raises:
@@ -331,12 +333,12 @@ class Preparer:
         """
         if self._projector is None:
             raise UsageError("this model can't look at pictures", why="it was loaded without a projector")
-        data, width, height = picture_bytes(picture)
+        data, width, height = image_bytes(picture)
         pieces = self._projector.pieces(data, picture.name or "the picture")
         n_tokens = sum(len(piece if isinstance(piece, list) else piece.ids) for piece in pieces)
         self._lengths[hash(picture.data)] = n_tokens
         if send is not None:
-            send(Pictured(request, picture.name, width, height, n_tokens))
+            send(ImageAccepted(request, picture.name, width, height, n_tokens))
         return pieces
 
     def _refuse_endless(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
@@ -359,22 +361,22 @@ class Preparer:
             )
 
     def _tokens(
-        self, parts: Sequence[Part | Picture], see: Callable[[Picture], Pieces]
-    ) -> tuple[list[int], list[Placed]]:
+        self, parts: Sequence[Part | Image], see: Callable[[Image], Pieces]
+    ) -> tuple[list[int], list[PlacedChunk]]:
         """Token ids of a prompt, none where it has no text, and where its pictures stand.
 
         Raises:
             BadModelError: the vocabulary lacks some.
         """
-        vocabulary, found, placed = self._vocabulary, list[int](), list[Placed]()
+        vocabulary, found, placed = self._vocabulary, list[int](), list[PlacedChunk]()
         for part in parts:
             if isinstance(part, Part):
                 found += vocabulary.tokenize(part.text, special=part.special)
-            for piece in see(part) if isinstance(part, Picture) else ():
+            for piece in see(part) if isinstance(part, Image) else ():
                 if isinstance(piece, list):
                     found += piece
                 else:
-                    placed.append(Placed(len(found), piece))
+                    placed.append(PlacedChunk(len(found), piece))
                     found += piece.ids
         tokens = vocabulary.with_bos(found)
         placed = [each._replace(start=each.start + len(tokens) - len(found)) for each in placed]

@@ -1,7 +1,7 @@
 """What the header of a model file says, and the figures that follow from it.
 
-Owns the names and meaning of metadata; must not know the file format (gguf.py reads it), which values
-llama.cpp can't bear (check.py) nor what it keeps of each layer (kv_layers.py).
+Owns the names and meaning of metadata; must not know the file format (reader.py reads it), which values
+llama.cpp can't bear (rules.py) nor what it keeps of each layer (kv_layers.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a GGUF file says about itself: metadata, tensor table, sizes. Never the weights.
 
 Owns the file format and its limits; must not know what the values mean (header.py) nor llama.cpp's
-rules for them (check.py). A model file is untrusted input: every count, length, offset and extent is checked
+rules for them (rules.py). A model file is untrusted input: every count, length, offset and extent is checked
 against the file's size before it is used, nothing recurses, what is kept is bounded, and the time is O(header).
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md

@@ -56,14 +56,14 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GbnfSeries:
+class Series:
     """All parts, in order."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GbnfChoice:
+class Choice:
     """One of the options."""
 
     options: tuple[Node, ...]
@@ -78,7 +78,7 @@ class Repeat:
     most: int | None
 
 
-Node = Literal | Characters | Reference | GbnfSeries | GbnfChoice | Repeat
+Node = Literal | Characters | Reference | Series | Choice | Repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class _Parser:
             self._at += 1
             self._skip(lines=True)
             options.append(self._series())
-        return options[0] if len(options) == 1 else GbnfChoice(tuple(options))
+        return options[0] if len(options) == 1 else Choice(tuple(options))
 
     def _another_option(self) -> bool:
         after = _BLANKS_AND_LINES.match(self._text, self._at)
@@ -160,7 +160,7 @@ class _Parser:
         while part := self._item():
             parts.append(self._repeated(part))
             self._skip(lines=bool(self._open))
-        return parts[0] if len(parts) == 1 else GbnfSeries(tuple(parts))
+        return parts[0] if len(parts) == 1 else Series(tuple(parts))
 
     def _item(self) -> Node | None:
         character = self._text[self._at : self._at + 1]
@@ -352,8 +352,8 @@ def references(node: Node) -> Iterator[Reference]:
     """Every rule that a node names, in order."""
     if isinstance(node, Reference):
         yield node
-    elif isinstance(node, GbnfSeries | GbnfChoice):
-        for part in node.parts if isinstance(node, GbnfSeries) else node.options:
+    elif isinstance(node, Series | Choice):
+        for part in node.parts if isinstance(node, Series) else node.options:
             yield from references(part)
     elif isinstance(node, Repeat):
         yield from references(node.part)
@@ -387,9 +387,9 @@ def can_be_empty(node: Node, empty_rules: set[str]) -> bool:
         return False
     if isinstance(node, Reference):
         return node.name in empty_rules
-    if isinstance(node, GbnfSeries):
+    if isinstance(node, Series):
         return all(can_be_empty(part, empty_rules) for part in node.parts)
-    if isinstance(node, GbnfChoice):
+    if isinstance(node, Choice):
         return any(can_be_empty(option, empty_rules) for option in node.options)
     return node.least == 0 or can_be_empty(node.part, empty_rules)
 
@@ -397,9 +397,9 @@ def can_be_empty(node: Node, empty_rules: set[str]) -> bool:
 def _can_end(node: Node, ending_rules: set[str]) -> bool:
     if isinstance(node, Reference):
         return node.name in ending_rules
-    if isinstance(node, GbnfSeries):
+    if isinstance(node, Series):
         return all(_can_end(part, ending_rules) for part in node.parts)
-    if isinstance(node, GbnfChoice):
+    if isinstance(node, Choice):
         return any(_can_end(option, ending_rules) for option in node.options)
     return not isinstance(node, Repeat) or node.least == 0 or _can_end(node.part, ending_rules)
 
@@ -408,13 +408,13 @@ def _first_references(node: Node, empty_rules: set[str]) -> Iterator[Reference]:
     """The rules that can stand at the beginning of a node."""
     if isinstance(node, Reference):
         yield node
-    elif isinstance(node, GbnfChoice):
+    elif isinstance(node, Choice):
         for option in node.options:
             yield from _first_references(option, empty_rules)
     elif isinstance(node, Repeat):
         if node.most != 0:
             yield from _first_references(node.part, empty_rules)
-    elif isinstance(node, GbnfSeries):
+    elif isinstance(node, Series):
         for part in node.parts:
             yield from _first_references(part, empty_rules)
             if not can_be_empty(part, empty_rules):

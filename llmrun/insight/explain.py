@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmrun.bench.limits import Needs, limit_of
+from llmrun.bench.limits import TokenCost, limit_of
 from llmrun.bench.parameters import BenchSettings
 from llmrun.bench.results import Limit
 from llmrun.errors import LlmrunError
@@ -15,7 +15,7 @@ from llmrun.gguf.header import Header
 from llmrun.model import Model
 from llmrun.planning.machine import this_machine
 from llmrun.planning.memory import KV_BYTES
-from llmrun.protocol.ended import Choice
+from llmrun.protocol.finished_answers import Choice
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.jobs.explain import EXPLAIN, ExplainRun, RunCollected
 from llmrun.protocol.jobs.limits import LIMITS, MeasureLimits
@@ -52,7 +52,7 @@ class CacheUse:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerExplained:
+class ExplainedAnswer:
     """Everything about one answer.
 
     Attributes:
@@ -72,7 +72,7 @@ class AnswerExplained:
     decode_limit: Limit | None
 
 
-def explain_answer(model: Model, *, everywhere: bool = False, candidates: int = CANDIDATES) -> AnswerExplained:
+def explain_answer(model: Model, *, everywhere: bool = False, candidates: int = CANDIDATES) -> ExplainedAnswer:
     """Explain the answer that a model gave last; it has to have been told to remember its choices.
 
     Args:
@@ -88,7 +88,7 @@ def explain_answer(model: Model, *, everywhere: bool = False, candidates: int = 
     run = engine.do(EXPLAIN, ExplainRun(answer, everywhere))
     prefill, decode = _limits(model, run)
     name = model.path.stem if model.spec.path else model.spec.name
-    return AnswerExplained(name, run, choices, cache_use(model), prefill, decode)
+    return ExplainedAnswer(name, run, choices, cache_use(model), prefill, decode)
 
 
 def cache_use(model: Model) -> CacheUse:
@@ -123,7 +123,7 @@ def _limits(model: Model, run: RunCollected) -> tuple[Limit | None, Limit | None
         return None, None
     watched = len(run.tokens) - run.first
     settings = BenchSettings(model.load.threads, n_batch=watched, n_ubatch=watched)
-    needs, engine = Needs.of(model.header), model.last_answer()[0]
+    needs, engine = TokenCost.of(model.header), model.last_answer()[0]
     tests = (BenchTest(n_prompt=watched, n_depth=run.first), BenchTest(n_gen=1, n_depth=len(run.tokens) - 1))
     phases = [needs.phases(test, settings, _element_bytes(model)) for test in tests]
     n_bytes = int(max(phase.working_set for found in phases for phase in found))

@@ -35,7 +35,7 @@ class MergeNode:
     parts: tuple[MergeNode, ...] = ()
 
 
-class Origin(NamedTuple):
+class TokenOrigin(NamedTuple):
     """How the next tokens of a text came: mostly one. node is None where no rule made them."""
 
     n_tokens: int
@@ -53,7 +53,7 @@ class MergeRule(Protocol):
     name: ClassVar[str]
     words: ClassVar[str]
 
-    def origins(self, tokens: Sequence[int]) -> Iterator[Origin]:
+    def origins(self, tokens: Sequence[int]) -> Iterator[TokenOrigin]:
         """How each token of a text came."""
 
 
@@ -97,11 +97,11 @@ class BytePairs:
         self._ranks = {merge: rank for rank, merge in enumerate(merges)}
         self._is_byte_level = is_byte_level
 
-    def origins(self, tokens: Sequence[int]) -> Iterator[Origin]:
+    def origins(self, tokens: Sequence[int]) -> Iterator[TokenOrigin]:
         """See MergeRule. No merge crosses the end of a token, so that each one's own letters give its tree."""
         for token in tokens:
             made = _joined(self._words[token], self._rank)
-            yield Origin(1, made and _translated(made, self._bytes))
+            yield TokenOrigin(1, made and _translated(made, self._bytes))
 
     def _rank(self, left: bytes, right: bytes) -> float | None:
         return self._ranks.get(left + b" " + right)
@@ -126,11 +126,11 @@ class SentencePiece:
         self._words = words
         self._scores = {word: score for word, score in zip(words, scores, strict=False) if word is not None}
 
-    def origins(self, tokens: Sequence[int]) -> Iterator[Origin]:
+    def origins(self, tokens: Sequence[int]) -> Iterator[TokenOrigin]:
         """See MergeRule. No union crosses the end of a token, so that each one's own characters give its tree."""
         for token in tokens:
             made = _joined(self._words[token], self._rank)
-            yield Origin(1, made and _translated(made, _spaced, sign=-1))
+            yield TokenOrigin(1, made and _translated(made, _spaced, sign=-1))
 
     def _rank(self, left: bytes, right: bytes) -> float | None:
         score = self._scores.get(left + right)
@@ -151,7 +151,7 @@ class WordPiece:
         self._known = {word for word in words if word}
         self._longest = max(map(len, self._known), default=0)
 
-    def origins(self, tokens: Sequence[int]) -> Iterator[Origin]:
+    def origins(self, tokens: Sequence[int]) -> Iterator[TokenOrigin]:
         """See MergeRule. A word's tokens have one tree; a token that begins a word has a space in front."""
         start = 0
         while start < len(tokens):
@@ -159,7 +159,7 @@ class WordPiece:
             while end < len(tokens) and (self._words[tokens[end]] or _SPACE)[: len(_SPACE)] != _SPACE:
                 end += 1
             pieces = [self._words[token] for token in tokens[start:end]]
-            yield Origin(end - start, self._word(pieces))
+            yield TokenOrigin(end - start, self._word(pieces))
             start = end
 
     def _word(self, pieces: Sequence[bytes | None]) -> MergeNode | None:
@@ -192,17 +192,17 @@ class Unigram:
         self._words = words
         self._scores = {word: score for word, score in zip(words, scores, strict=False) if word}
 
-    def origins(self, tokens: Sequence[int]) -> Iterator[Origin]:
+    def origins(self, tokens: Sequence[int]) -> Iterator[TokenOrigin]:
         """See MergeRule."""
         for token in tokens:
             word = self._words[token]
             score = self._scores.get(word or b"")
             if not word or score is None:
-                yield Origin(1, None)
+                yield TokenOrigin(1, None)
                 continue
             other = self._best_cut(word)
             is_best = sum(part.value or 0.0 for part in other) <= score if other else True
-            yield Origin(1, MergeNode(_spaced(word), score, other) if is_best else None)
+            yield TokenOrigin(1, MergeNode(_spaced(word), score, other) if is_best else None)
 
     def _best_cut(self, word: bytes) -> tuple[MergeNode, ...]:
         """The pieces with the highest sum of scores that a word can be cut into, without itself; none if it can't."""

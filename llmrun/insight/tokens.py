@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError
-from llmrun.models.locate import locate
+from llmrun.models.location import locate
 from llmrun.protocol.jobs.tokenize import TOKENIZE, TextTokens, TokenizeText
 from llmrun.runner import runner
 

@@ -18,21 +18,21 @@ from llmrun.errors import EngineCrashedError, LlmrunError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.pooling import refuse_answers
 from llmrun.grammar import Grammar
+from llmrun.models.fingerprint import ModelFingerprint, file_used
 from llmrun.models.registry import ModelSpec
-from llmrun.models.used import ModelUsed, file_used
 from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import Plan
 from llmrun.planning.speculation import DraftPolicy
 from llmrun.protocol.arguments import checked, refuse_unknown
-from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
+from llmrun.protocol.finished_answers import AnswerExplanation, Explain, SaveState, StateSaved
 from llmrun.protocol.jobs.beams import BEAMS, BeamsFound, BeamStep, SearchBeams
 from llmrun.protocol.loading import Load, Loaded
-from llmrun.protocol.messages import AnswerRequest, Count, Counted, Event, Generate, Message, Tokenize
+from llmrun.protocol.messages import AnswerRequest, CountTokens, Event, Generate, Message, TokenCount, Tokenize
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
 from llmrun.protocol.speculation import MeasureSteps, Speculation, StepTables, StepTime
 from llmrun.reply import Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
 from llmrun.runner import runner
-from llmrun.runner.launch import Launched, launch
+from llmrun.runner.launch import EngineHandle, launch
 
 if TYPE_CHECKING:
     from llmrun.model.embeddings import EmbedOptions, RankedDocument, TextVectors
@@ -92,7 +92,7 @@ class Model:
         return self.spec.name
 
     @property
-    def used(self) -> ModelUsed:
+    def used(self) -> ModelFingerprint:
         """What is remembered of it beside an answer."""
         return file_used(self.spec.name if self.spec.path is None else "", self.path)
 
@@ -306,7 +306,7 @@ class Model:
         """Whether an engine that was started before anybody knew what for will not do."""
         return self.load.verbose or bool(self._engine_environment)
 
-    def launch_engine(self) -> Launched:
+    def launch_engine(self) -> EngineHandle:
         return launch(verbose=self.load.verbose, environment=self._engine_environment)
 
     @property
@@ -399,7 +399,7 @@ class Model:
         template: str | None = None,
         thinking: bool | None = None,
         tools: tuple[Tool, ...] = (),
-    ) -> Counted:
+    ) -> TokenCount:
         """How many tokens a conversation has: each message's content, and the whole prompt.
 
             model.count("Why is the sky blue?").total
@@ -414,7 +414,7 @@ class Model:
         """
         asked = AnswerRequest(as_messages(messages), template=template, thinking=thinking, tools=tools)
         engine = self._living_engine()
-        return engine.count(Count(engine.next_request(), asked))
+        return engine.count(CountTokens(engine.next_request(), asked))
 
     def measure_steps(self) -> tuple[StepTime, ...]:
         """Measure how long decode steps take here, which `drafting` needs, and remember it; takes seconds.
@@ -433,14 +433,14 @@ class Model:
         """The same while something else is waited for in this block, if it is of use; nothing is said if it fails."""
         look = None
         if self.drafting.lacks_times and self._runner is not None and self._runner.alive:
-            look = self._runner.begin_measuring(MeasureSteps(self._runner.next_request()))
+            look = self._runner.start_measuring(MeasureSteps(self._runner.next_request()))
         yield
         if look is not None:
             with suppress(LlmrunError):  # it can't be written
                 self.drafting.remember(*look())
 
     @checked
-    def explain(self, last: int, candidates: int = 8) -> Explained:
+    def explain(self, last: int, candidates: int = 8) -> AnswerExplanation:
         """How the last tokens of the answer before were chosen; chat() has to have been told to remember them.
 
         Args:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from llmrun.errors import UsageError
 from llmrun.model import Model
-from llmrun.models.used import ModelUsed
-from llmrun.protocol.ended import StateSaved
-from llmrun.protocol.messages import AnswerRequest, Counted, Event, Message, Tool
+from llmrun.models.fingerprint import ModelFingerprint
+from llmrun.protocol.finished_answers import StateSaved
+from llmrun.protocol.messages import AnswerRequest, Event, Message, TokenCount, Tool
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.speculation import Speculation, StepTables
 
@@ -33,7 +33,7 @@ class ChatModel(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def used(self) -> ModelUsed: ...
+    def used(self) -> ModelFingerprint: ...
     @property
     def n_ctx(self) -> int:
         """Context window in tokens; 0 where nobody knows it."""
@@ -64,7 +64,7 @@ class ChatModel(Protocol):
         template: str | None = None,
         thinking: bool | None = None,
         tools: tuple[Tool, ...] = (),
-    ) -> Counted: ...
+    ) -> TokenCount: ...
     def decode_together(self, answers: int) -> None: ...
     def measuring_steps(self) -> AbstractContextManager[None]: ...
     def save_state(self, *, prompt_only: bool = False) -> StateSaved: ...
@@ -72,7 +72,7 @@ class ChatModel(Protocol):
     def close(self) -> None: ...
 
 
-def loaded_here(model: ChatModel, what: str) -> Model:
+def loaded_locally(model: ChatModel, what: str) -> Model:
     """The model, which has to be loaded on this machine.
 
     Args:

@@ -23,7 +23,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerificationResult:
     """What became of a model's bytes.
 
     Attributes:
@@ -52,20 +52,20 @@ def sha256_of(path: Path, on_bytes: OnBytes = lambda n_bytes: None) -> str:
     return digest.hexdigest()
 
 
-def verify(model: Installed, on_bytes: OnBytes = lambda n_bytes: None) -> Verified:
+def verify(model: Installed, on_bytes: OnBytes = lambda n_bytes: None) -> VerificationResult:
     """Read all of a model's bytes and compare their sha256 with the one they are stored under."""
     for name in filenames.all_parts(model.path.name):
         path = model.path.with_name(name)
         promised = promised_sha256(model, path)
         if promised is None:
-            return Verified(model, "unknown", f"nobody noted a checksum of {name}")
+            return VerificationResult(model, "unknown", f"nobody noted a checksum of {name}")
         try:
             found = sha256_of(path, on_bytes)
         except OSError as error:
-            return Verified(model, "damaged", f"{name} can't be read: {error.strerror or error}")
+            return VerificationResult(model, "damaged", f"{name} can't be read: {error.strerror or error}")
         if found != promised:
-            return Verified(model, "damaged", f"the sha256 of {name} is {found}, it should be {promised}")
-    return Verified(model, "ok", "sha256 matches")
+            return VerificationResult(model, "damaged", f"the sha256 of {name} is {found}, it should be {promised}")
+    return VerificationResult(model, "ok", "sha256 matches")
 
 
 def promised_sha256(model: Installed, path: Path) -> str | None:

@@ -15,8 +15,8 @@ from urllib.parse import quote
 from llmrun.config import Settings
 from llmrun.errors import ModelNotFoundError, NetworkError
 from llmrun.gguf import filenames
-from llmrun.models.download.transfer import PATIENT, OnNote, Patience, ignore_note
-from llmrun.models.question import ask, nonsense
+from llmrun.models.download.transfer import PATIENT, OnNote, RetryPolicy, ignore_note
+from llmrun.models.hub_api import ask, nonsense
 from llmrun.models.registry import ModelSpec, near_quants
 from llmrun.protocol.sizes import readable_size
 
@@ -66,7 +66,7 @@ def repository_files(
     settings: Settings,
     on_note: OnNote = ignore_note,
     *,
-    patience: Patience = PATIENT,
+    patience: RetryPolicy = PATIENT,
 ) -> Repository:
     """Ask the hub for a repository's model files.
 
@@ -115,7 +115,7 @@ def search(
     limit: int = 20,
     on_note: OnNote = ignore_note,
     *,
-    patience: Patience = PATIENT,
+    patience: RetryPolicy = PATIENT,
 ) -> list[Match]:
     """Repositories with GGUF files whose names have these words, the most downloaded first.
 

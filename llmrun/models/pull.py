@@ -19,8 +19,8 @@ from llmrun.models.download import mirror
 from llmrun.models.download.download import OnProgress, download
 from llmrun.models.download.part import arrived_bytes
 from llmrun.models.download.remote import remote_size
-from llmrun.models.download.transfer import PATIENT, OnNote, Patience, TransferSource, ignore_note
-from llmrun.models.question import login_hint, token
+from llmrun.models.download.transfer import PATIENT, OnNote, RetryPolicy, TransferSource, ignore_note
+from llmrun.models.hub_api import login_hint, token
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.disk import disk_errors, exclusive, require_space
 from llmrun.models.store.installed import HUB_CACHE, Installed
@@ -76,7 +76,7 @@ def pull(
     *,
     on_size: OnSize = _ignore_size,
     choose: Choose = _usual,
-    patience: Patience = PATIENT,
+    patience: RetryPolicy = PATIENT,
 ) -> Path:
     """The path of a model's (first) file, fetched when it is not on this disk.
 
@@ -114,7 +114,7 @@ def offered(
     on_note: OnNote = ignore_note,
     *,
     choose: Choose = _usual,
-    patience: Patience = PATIENT,
+    patience: RetryPolicy = PATIENT,
 ) -> HubOffer:
     """What pull() or update() would have at the end; brings nothing. The spec has to be of a repository.
 
@@ -135,7 +135,7 @@ def update(
     on_progress: OnProgress = _ignore_progress,
     on_note: OnNote = ignore_note,
     *,
-    patience: Patience = PATIENT,
+    patience: RetryPolicy = PATIENT,
 ) -> Updated:
     """Fetch a newer file of a model that is on this disk, if the hub has one. The old one stays, as an older snapshot.
 
@@ -178,7 +178,7 @@ class _Repository:
     on_note: OnNote
     on_size: OnSize
     choose: Choose
-    patience: Patience
+    patience: RetryPolicy
 
     @property
     def repository(self) -> str:
@@ -298,7 +298,7 @@ def _counting_from(before: int, total: int, on_progress: OnProgress) -> OnProgre
     return lambda here, _: on_progress(before + here, total)
 
 
-def _missing_of_link(url: str, settings: Settings, store: Store, on_note: OnNote, patience: Patience) -> int | None:
+def _missing_of_link(url: str, settings: Settings, store: Store, on_note: OnNote, patience: RetryPolicy) -> int | None:
     """Bytes that are still to come from a link."""
     _refuse_offline(settings)
     size = remote_size(url, on_note=on_note, patience=patience)
@@ -316,7 +316,7 @@ def _unchecked(target: Path) -> Path:
 
 
 def _from_link(
-    url: str, settings: Settings, store: Store, on_progress: OnProgress, on_note: OnNote, patience: Patience
+    url: str, settings: Settings, store: Store, on_progress: OnProgress, on_note: OnNote, patience: RetryPolicy
 ) -> Path:
     """A link tells no hash, so the bytes are a model only once their header has been read."""
     _refuse_offline(settings)

@@ -18,12 +18,12 @@ from llmrun.models.download.transfer import OnNote, ignore_note
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory, repacked_types
-from llmrun.planning.pairs import Resized
+from llmrun.planning.pairs import ResizedHeader
 from llmrun.planning.plan import (
     CONTEXT_BOUNDS,
     HeaderFacts,
+    LoadPreferences,
     Plan,
-    Wishes,
     beyond_training,
     make_plan,
     margin,
@@ -68,7 +68,7 @@ class QuantCandidate:
 
 
 @dataclass(frozen=True, slots=True)
-class AtContext:
+class ContextEstimate:
     """One quantization with one context window. Rates are in tokens/s, None when they can't be predicted.
 
     Attributes:
@@ -95,7 +95,7 @@ class AtContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class QuantEstimate:
     """One quantization on this machine.
 
     Attributes:
@@ -118,7 +118,7 @@ class Outlook:
     load_seconds: float | None
     prefill_rate: float | None
     decode_rate: float | None
-    contexts: tuple[AtContext, ...]
+    contexts: tuple[ContextEstimate, ...]
     verdict: Verdict
     n_ctx: int
     notes: tuple[str, ...] = ()
@@ -165,7 +165,7 @@ def candidates_of(
     """
     from llmrun.models import hub
     from llmrun.models.download.remote import read_remote_header
-    from llmrun.models.question import login_hint, token
+    from llmrun.models.hub_api import login_hint, token
 
     meant = hub.choose(spec, found.files)
     url = hub.file_url(settings, found.id, found.commit, meant[0].name)
@@ -199,7 +199,7 @@ def look_ahead(
     kv_type: str = "f16",
     draft: Header | None = None,
     remote: Sequence[MachineSpeed] = (),
-) -> Outlook:
+) -> QuantEstimate:
     """What one quantization takes and gives.
 
     Args:
@@ -211,7 +211,7 @@ def look_ahead(
         remote: speeds of the workers' devices, where hardware has any.
     """
     header = candidate.header
-    facts = Resized(header, candidate.weight_bytes, draft)
+    facts = ResizedHeader(header, candidate.weight_bytes, draft)
     work = work_of(header) if candidate.exact else work_of_quant(header, candidate.quant, candidate.weight_bytes)
     chosen = _plan(facts, hardware, kv_type)
     counts = chosen.layer_counts if chosen else ()
@@ -221,7 +221,7 @@ def look_ahead(
     verdict: Verdict = "too big"
     if chosen:
         verdict = "fits" if chosen.n_ctx >= trained_context(header) else "fits with less context"
-    return Outlook(
+    return QuantEstimate(
         quant=candidate.quant,
         name=candidate.name,
         n_bytes=candidate.n_bytes,
@@ -242,18 +242,18 @@ def look_ahead(
 
 def _plan(facts: HeaderFacts, hardware: Hardware, kv_type: str) -> Plan | None:
     try:
-        return make_plan(facts, hardware, Wishes(cache_type_k=kv_type, cache_type_v=kv_type))
+        return make_plan(facts, hardware, LoadPreferences(cache_type_k=kv_type, cache_type_v=kv_type))
     except OutOfMemoryError:
         return None
 
 
 def _at(
     n_ctx: int, facts: HeaderFacts, work: Work, hardware: Hardware, speeds: Sequence[MachineSpeed], kv_type: str
-) -> AtContext:
+) -> ContextEstimate:
     needs = memory(facts, n_ctx, kv_type=kv_type, start=n_ctx)
     split = split_model(facts, needs, n_ctx, hardware)
     free = hardware.memory_available
-    return AtContext(
+    return ContextEstimate(
         n_ctx=n_ctx,
         kv_bytes=needs.kv,
         needed_bytes=needs.needed,

@@ -57,11 +57,11 @@ def _with_gpus(hardware: Hardware) -> Hardware:
     """Asks the engine that was started for this command, if there is one: it may have begun to fill a GPU."""
     from contextlib import closing, nullcontext
 
-    from llmrun.protocol.jobs import Nothing
+    from llmrun.protocol.jobs import Empty
     from llmrun.protocol.jobs.build import BUILD
     from llmrun.runner import launch, runner
 
     is_own = not launch.has_prestarted or not runner.prestarted().alive
     engine = runner.Runner() if is_own else runner.prestarted()
     with closing(engine) if is_own else nullcontext():
-        return replace(hardware, gpus=engine.do(BUILD, Nothing(), seconds=_MOST_SECONDS if is_own else None).gpus)
+        return replace(hardware, gpus=engine.do(BUILD, Empty(), seconds=_MOST_SECONDS if is_own else None).gpus)

@@ -16,7 +16,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.plan import CONTEXT_BOUNDS, HeaderFacts, Plan, Wishes, make_plan
+from llmrun.planning.plan import CONTEXT_BOUNDS, HeaderFacts, LoadPreferences, Plan, make_plan
 from llmrun.protocol.loading import Load
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def plan_pair(
     header: Header,
     draft: DraftFile | None,
     hardware: Hardware,
-    wishes: Wishes,
+    wishes: LoadPreferences,
     *,
     name: str,
     repository: str,
@@ -74,7 +74,7 @@ def plan_pair(
         UsageError: they don't go together.
     """
     drafts = read_draft(header, draft) if draft is not None else None
-    both = Resized(header, header.weight_bytes + (_adapter_bytes(header, adapters) if adapters else 0), drafts)
+    both = ResizedHeader(header, header.weight_bytes + (_adapter_bytes(header, adapters) if adapters else 0), drafts)
     plan = make_plan(both, hardware, wishes, name=name, repository=repository)
     if draft is None or drafts is None:
         return plan, None
@@ -92,7 +92,7 @@ def _adapter_bytes(header: Header, adapters: tuple[Adapter, ...]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Resized:
+class ResizedHeader:
     """The facts of a model in another quantization, or with the memory of one that drafts for it, or both.
 
     Attributes:

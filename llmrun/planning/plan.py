@@ -24,7 +24,7 @@ from llmrun.planning.memory import (
     score_bytes,
     without_flash_attention,
 )
-from llmrun.planning.rpc import split_model, where_layers_lie
+from llmrun.planning.rpc import layer_placement, split_model
 from llmrun.planning.split import ALL_LAYERS, Layers, Split, described
 from llmrun.protocol.loading import Load
 from llmrun.protocol.sizes import readable_size
@@ -69,7 +69,7 @@ class HeaderFacts(Layers, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class LoadPreferences:
     """What the user asked for; None leaves it to us.
 
     Attributes:
@@ -219,7 +219,7 @@ class Plan:
 
 
 def make_plan(
-    header: HeaderFacts, hardware: Hardware, wishes: Wishes, *, name: str = "MODEL", repository: str = ""
+    header: HeaderFacts, hardware: Hardware, wishes: LoadPreferences, *, name: str = "MODEL", repository: str = ""
 ) -> Plan:
     """Choose everything that the user did not.
 
@@ -289,9 +289,9 @@ def beyond_training(header: HeaderFacts, n_ctx: int) -> tuple[str, ...]:
 # ---- processor and GPUs ----------------------------------------------------------------------------
 
 
-def _gpu_notes(header: HeaderFacts, hardware: Hardware, wishes: Wishes, split: Split) -> list[str]:
+def _gpu_notes(header: HeaderFacts, hardware: Hardware, wishes: LoadPreferences, split: Split) -> list[str]:
     if hardware.workers:
-        return [where_layers_lie(header.n_layers + 1, hardware, split)]
+        return [layer_placement(header.n_layers + 1, hardware, split)]
     if wishes.cpu_experts and not split.cpu_experts:
         return [f"--n-cpu-moe changes nothing: {'nothing is on a GPU' if header.expert_bytes else 'no experts'}"]
     everything = split.gpu_layers == ALL_LAYERS and not split.cpu_experts
@@ -304,7 +304,7 @@ def _gpu_notes(header: HeaderFacts, hardware: Hardware, wishes: Wishes, split: S
     return [f"{where}: what fits into its {free} of free memory"]
 
 
-def choose_flash_attention(header: HeaderFacts, hardware: Hardware, wishes: Wishes) -> str:
+def choose_flash_attention(header: HeaderFacts, hardware: Hardware, wishes: LoadPreferences) -> str:
     """Return the flash attention setting of one sequence, the same for all commands whose figures are to be equal.
 
     The user's wish; else off where decode is faster without by much more than prefill is slower, and memory is left.
@@ -352,7 +352,7 @@ class _Room:
 
     header: HeaderFacts
     hardware: Hardware
-    wishes: Wishes
+    wishes: LoadPreferences
     name: str
     repository: str
 

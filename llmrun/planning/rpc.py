@@ -99,7 +99,7 @@ def places(layers: int, hardware: Hardware, split: Split) -> list[tuple[str, int
     return [("here", layers - sum(split.layer_counts)), *zip(names, split.layer_counts, strict=True)]
 
 
-def where_layers_lie(layers: int, hardware: Hardware, split: Split) -> str:
+def layer_placement(layers: int, hardware: Hardware, split: Split) -> str:
     """E.g. "layers 1-10 of 31 here, 11-20 on 10.0.0.2:50052, 21-31 on 10.0.0.3:50052"."""
     parts, first = [], 1
     for name, count in places(layers, hardware, split):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields, replace
 
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.loading import Load
 
 SPINS = 8000
@@ -72,7 +72,7 @@ class EngineSettings:
             mmap=self.mmap,
         )
 
-    def wished(self, load: Load, wishes: Wishes, *, without_flash: bool) -> Load:
+    def wished(self, load: Load, wishes: LoadPreferences, *, without_flash: bool) -> Load:
         """The same Load with these settings, as far as the user did not say otherwise and there is memory for them.
 
         Args:

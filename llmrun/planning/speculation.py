@@ -16,7 +16,7 @@ from typing import Any
 from llmrun.config import STEPS_FILE
 from llmrun.errors import UsageError
 from llmrun.gguf.header import Header
-from llmrun.planning import kept
+from llmrun.planning import measurement_cache
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.codec import from_json
 from llmrun.protocol.loading import Load
@@ -86,7 +86,7 @@ class DraftPolicy:
     def times(self) -> tuple[StepTime, ...]:
         """How long decode steps take; () where nobody measured that yet."""
         if self._times is None:
-            entry = kept.find(self._path, self._key) if self._path.exists() else None
+            entry = measurement_cache.find(self._path, self._key) if self._path.exists() else None
             self._times = _read_times(entry) if entry else ()
         return self._times
 
@@ -164,7 +164,7 @@ class DraftPolicy:
         self._times, self._surprises = times, 0
         if draft_times and self._draft is not None:
             self._draft.remember(draft_times)
-        kept.keep(self._path, self._key, {"times": [each._asdict() for each in times]})
+        measurement_cache.keep(self._path, self._key, {"times": [each._asdict() for each in times]})
         return True
 
     @property
@@ -179,7 +179,7 @@ class DraftPolicy:
         }
         if load.workers:
             settings["workers"] = [*load.workers, *load.layer_counts]
-        return {**kept.model_key(self._header, self._hardware), "settings": settings}
+        return {**measurement_cache.model_key(self._header, self._hardware), "settings": settings}
 
 
 def _read_times(entry: dict[str, Any]) -> tuple[StepTime, ...]:

@@ -1,6 +1,6 @@
 """What tuning found, where it is remembered, and which of the profiles an answer of some length wants.
 
-Owns what an entry of tune.json says; kept.py has the file and its keys. Must not know how it was measured.
+Owns what an entry of tune.json says; measurement_cache.py has the file and its keys. Must not know how it was measured.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from llmrun.config import TUNE_FILE
 from llmrun.gguf.header import Header
-from llmrun.planning import kept
+from llmrun.planning import measurement_cache
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import KV_BYTES, UBATCH
 from llmrun.planning.settings import EngineSettings
@@ -46,7 +46,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class TunedSettings:
     """What tuning found for one model on one machine.
 
     Attributes:
@@ -82,7 +82,7 @@ class Tuned:
 
 
 def choose(
-    tuned: Tuned,
+    tuned: TunedSettings,
     prompt_tokens: float,
     answer_tokens: float,
     *,
@@ -102,14 +102,14 @@ def choose(
     return best.settings
 
 
-def remembered(header: Header, hardware: Hardware, folder: Path) -> Tuned | None:
+def remembered(header: Header, hardware: Hardware, folder: Path) -> TunedSettings | None:
     """What was found for a model of this shape on this machine; None when it was never tuned here.
 
     Args:
         folder: config.Settings.state_dir.
     """
     path = folder / TUNE_FILE
-    entry = kept.find(path, kept.model_key(header, hardware)) if path.exists() else None
+    entry = measurement_cache.find(path, measurement_cache.model_key(header, hardware)) if path.exists() else None
     return _tuned(entry) if entry else None
 
 
@@ -123,7 +123,7 @@ def loads_as_usual(path: Path, folder: Path) -> bool:
     Raises:
         BadModelError: the file is damaged.
     """
-    found = [tuned for entry in kept.entries(folder / TUNE_FILE) if (tuned := _tuned(entry)) is not None]
+    found = [tuned for entry in measurement_cache.entries(folder / TUNE_FILE) if (tuned := _tuned(entry)) is not None]
     if all(_keep_usual_weights(tuned) for tuned in found):
         return True
     from llmrun.gguf.reader import read_header
@@ -133,14 +133,14 @@ def loads_as_usual(path: Path, folder: Path) -> bool:
     return own is None or _keep_usual_weights(own)
 
 
-def _keep_usual_weights(tuned: Tuned) -> bool:
+def _keep_usual_weights(tuned: TunedSettings) -> bool:
     return all(profile.settings.loads_as_usual for profile in tuned.others)
 
 
 def summaries(hardware: Hardware, folder: Path) -> list[str]:
     """What was found on this machine with the llmrun that is installed, a line each, the latest first."""
-    entries = kept.entries(folder / TUNE_FILE)
-    here = kept.machine_key(hardware) if entries else {}
+    entries = measurement_cache.entries(folder / TUNE_FILE)
+    here = measurement_cache.machine_key(hardware) if entries else {}
     found = []
     for entry in entries:
         tuned, key = _tuned(entry), entry.get("key")
@@ -149,7 +149,7 @@ def summaries(hardware: Hardware, folder: Path) -> list[str]:
     return found
 
 
-def remember(tuned: Tuned, header: Header, hardware: Hardware, folder: Path, name: str = "") -> None:
+def remember(tuned: TunedSettings, header: Header, hardware: Hardware, folder: Path, name: str = "") -> None:
     """Keep it, in place of what was known of this model.
 
     Args:
@@ -158,7 +158,9 @@ def remember(tuned: Tuned, header: Header, hardware: Hardware, folder: Path, nam
     Raises:
         LlmrunError: the folder can't be written.
     """
-    kept.keep(folder / TUNE_FILE, kept.model_key(header, hardware), {"name": name, "tuned": as_dict(tuned)})
+    measurement_cache.keep(
+        folder / TUNE_FILE, measurement_cache.model_key(header, hardware), {"name": name, "tuned": as_dict(tuned)}
+    )
 
 
 def forget(header: Header, hardware: Hardware, folder: Path) -> bool:
@@ -167,13 +169,13 @@ def forget(header: Header, hardware: Hardware, folder: Path) -> bool:
     Raises:
         LlmrunError: the folder can't be written.
     """
-    return kept.drop(folder / TUNE_FILE, kept.model_key(header, hardware))
+    return measurement_cache.drop(folder / TUNE_FILE, measurement_cache.model_key(header, hardware))
 
 
-def _tuned(entry: Mapping[str, Any]) -> Tuned | None:
+def _tuned(entry: Mapping[str, Any]) -> TunedSettings | None:
     """An entry's data; None where they are damaged."""
     try:
-        tuned = from_json(Tuned, entry["tuned"])
+        tuned = from_json(TunedSettings, entry["tuned"])
         usable = all(_is_usable(profile) for profile in (tuned.default, *tuned.others))
         return tuned if usable else None
     except (TypeError, ValueError, KeyError, AttributeError):

@@ -16,8 +16,8 @@ from llmrun.errors import BY_CODE, TEXT, LlmrunError, UsageError, brief, require
 from llmrun.grammar import Grammar
 from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.arguments import check_fields
-from llmrun.protocol.condition import Condition, Status
-from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
+from llmrun.protocol.engine_status import EngineStatus, GetStatus
+from llmrun.protocol.finished_answers import AnswerExplanation, Explain, SaveState, StateSaved
 from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import MeasureSteps, Speculation, StepsMeasured
@@ -48,7 +48,7 @@ class ToolCall(NamedTuple):
     arguments: str
 
 
-class Picture(NamedTuple):
+class Image(NamedTuple):
     """A picture in a message. Only the engine ever decodes it: a hostile one kills no more than that.
 
     Attributes:
@@ -78,7 +78,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[Image, ...] = ()
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -150,7 +150,7 @@ class Generate(NamedTuple):
     asked: AnswerRequest
 
 
-class Count(NamedTuple):
+class CountTokens(NamedTuple):
     """How many tokens a conversation has; answered by Rendering .. Counted, or Failed."""
 
     request: int
@@ -210,7 +210,7 @@ class Rendered(NamedTuple):
     request: int
 
 
-class Pictured(NamedTuple):
+class ImageAccepted(NamedTuple):
     """A picture of a Generate was decoded and cut to what the model takes.
 
     Attributes:
@@ -393,7 +393,7 @@ class Finished(NamedTuple):
     detail: str = ""
 
 
-class Counted(NamedTuple):
+class TokenCount(NamedTuple):
     """How many tokens a conversation has.
 
     Attributes:
@@ -454,25 +454,36 @@ class Failed(NamedTuple):
 
 
 Command = (
-    Open | Load | Generate | Count | Tokenize | Detokenize | MeasureSteps | Cancel | Explain | SaveState | Status | Job
+    Open
+    | Load
+    | Generate
+    | CountTokens
+    | Tokenize
+    | Detokenize
+    | MeasureSteps
+    | Cancel
+    | Explain
+    | SaveState
+    | GetStatus
+    | Job
 )
 Event = (
     LoadProgress
     | Loaded
     | Rendering
     | Rendered
-    | Pictured
+    | ImageAccepted
     | Started
     | PrefillProgress
     | TextDelta
     | Finished
-    | Counted
+    | TokenCount
     | Tokenized
     | StepsMeasured
     | Detokenized
-    | Explained
+    | AnswerExplanation
     | StateSaved
-    | Condition
+    | EngineStatus
     | JobUpdate
     | JobDone
     | Failed

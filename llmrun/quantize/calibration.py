@@ -17,7 +17,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.models.store import new_file
 from llmrun.planning.hardware import probe
-from llmrun.protocol.jobs.importance import IMPORTANCE, CalibrationPrompt, Importance, ImportanceUpdate, Summed
+from llmrun.protocol.jobs.importance import IMPORTANCE, CalibrationPrompt, Importance, ImportanceSums, ImportanceUpdate
 from llmrun.quantize.imatrix_file import require_fit, unused_experts, write_imatrix
 from llmrun.quantize.prompts import OPENINGS, QUESTIONS
 from llmrun.runner.runner import Runner
@@ -36,7 +36,7 @@ _FEW_TOKENS = 1_024
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class CalibrationResult:
     """An importance matrix that was written.
 
     Attributes:
@@ -73,7 +73,7 @@ def collect(
     gpu_layers: int = -1,
     includes_output: bool = False,
     engine: Runner | None = None,
-) -> Collected:
+) -> CalibrationResult:
     """Let the model read a text, and write what that shows as llama.cpp's imatrix GGUF.
 
     The same model, text and seed give the same file, unless writing took too long or threads differ.
@@ -145,8 +145,8 @@ def prepared(imatrix: Path, model: Path, target: Path, check_file: Callable[[Pat
     return target
 
 
-def _collected(target: Path, imatrix: ImatrixFile, summed: Summed) -> Collected:
-    return Collected(
+def _collected(target: Path, imatrix: ImatrixFile, summed: ImportanceSums) -> CalibrationResult:
+    return CalibrationResult(
         path=target,
         n_tensors=len(imatrix.entries),
         n_tokens=summed.n_tokens,
@@ -160,7 +160,7 @@ def _collected(target: Path, imatrix: ImatrixFile, summed: Summed) -> Collected:
 
 def _sum(
     command: Importance, target: Path, engine: Runner | None, on_update: OnUpdate
-) -> tuple[Summed, dict[str, ImatrixEntry]]:
+) -> tuple[ImportanceSums, dict[str, ImatrixEntry]]:
     """Have the engine do it, and read what it left."""
     sums = Path(command.sums)
     new_file.remove_leftovers(target.parent)
@@ -184,7 +184,7 @@ def _prompts() -> Iterator[CalibrationPrompt]:
     )
 
 
-def _entries(path: Path, summed: Summed) -> dict[str, ImatrixEntry]:
+def _entries(path: Path, summed: ImportanceSums) -> dict[str, ImatrixEntry]:
     """What the engine left in its file."""
     import numpy as np
 
@@ -204,13 +204,13 @@ def _entries(path: Path, summed: Summed) -> dict[str, ImatrixEntry]:
     return entries
 
 
-def _dataset(text: Path | None, summed: Summed, seed: int) -> str:
+def _dataset(text: Path | None, summed: ImportanceSums, seed: int) -> str:
     if text:
         return text.name
     return f"{summed.written_tokens} tokens that the model wrote itself (llmrun, seed {seed})"
 
 
-def _notes(imatrix: ImatrixFile, summed: Summed) -> Iterator[str]:
+def _notes(imatrix: ImatrixFile, summed: ImportanceSums) -> Iterator[str]:
     if not summed.written_tokens and summed.n_tokens < _FEW_TOKENS:
         yield f"the calibration text has only {summed.n_tokens:,} tokens; {N_TOKENS:,} show more"
     if not summed.written_tokens and summed.n_tokens > MOST_READ_TOKENS - summed.chunk_size:

@@ -18,9 +18,9 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.planning.hardware import probe
 from llmrun.planning.memory import UBATCH, memory
-from llmrun.planning.plan import CONTEXT_BOUNDS, Wishes
+from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.planning.split import ALL_LAYERS
-from llmrun.protocol.jobs.evaluate import EVALUATE, Divergence, Evaluate, Evaluated, EvaluateUpdate, Needle
+from llmrun.protocol.jobs.evaluate import EVALUATE, Divergence, Evaluate, EvaluateResult, EvaluateUpdate, Needle
 from llmrun.protocol.sizes import readable_size
 from llmrun.runner.runner import Runner
 
@@ -113,9 +113,9 @@ def evaluate(
     n_ctx: int | None = None,
     chunks: int | None = None,
     long: bool = False,
-    wishes: Wishes = Wishes(),
+    wishes: LoadPreferences = LoadPreferences(),
     on_update: Callable[[EvaluateUpdate], None] = lambda update: None,
-) -> Evaluated:
+) -> EvaluateResult:
     """Measure how well a model predicts a text.
 
     Args:
@@ -206,7 +206,7 @@ def check_memory(headers: list[Header], n_ctx: int, scored: int, free: int) -> N
     )
 
 
-def verdict(evaluated: Evaluated) -> str:
+def verdict(evaluated: EvaluateResult) -> str:
     """Return one sentence about what was measured; "" if nothing was, or too little for an interval."""
     perplexity, words = evaluated.perplexity, ""
     if perplexity is not None and perplexity.half is not None:

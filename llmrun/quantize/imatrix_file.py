@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 
 from llmrun.convert.sources import array_source
-from llmrun.convert.tensors import Written
+from llmrun.convert.tensors import OutputTensor
 from llmrun.convert.write import header_bytes
 from llmrun.errors import UsageError
 from llmrun.gguf.header import Header, Tensor
@@ -33,8 +33,8 @@ def write_imatrix(target: Path, imatrix: ImatrixFile) -> None:
     for name, entry in sorted(imatrix.entries.items()):
         if len(name.encode()) > _MOST_NAME_BYTES:
             raise UsageError(f"tensor {name!r} has a name too long for an importance matrix")
-        tensors.append(Written(name + SUMS, "F32", array_source(name, entry.sums)))
-        tensors.append(Written(name + COUNTS, "F32", array_source(name, entry.counts.reshape(-1, 1))))
+        tensors.append(OutputTensor(name + SUMS, "F32", array_source(name, entry.sums)))
+        tensors.append(OutputTensor(name + COUNTS, "F32", array_source(name, entry.counts.reshape(-1, 1))))
     metadata = {
         "general.type": "imatrix",
         DATASETS: list(imatrix.datasets),

@@ -1,6 +1,6 @@
 """One quantization, from the wish to the file: what would come out, whether that makes sense, and the file itself.
 
-Owns the order and what is refused; the engine computes, target.py has the file, cli the words around it.
+Owns the order and what is refused; the engine computes, cli shows it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class QuantizedFile:
     """A file that was written and verified.
 
     Attributes:
@@ -153,7 +153,7 @@ def quantize(
     *,
     engine: Runner | None = None,
     outlook: Preview | None = None,
-) -> Done:
+) -> QuantizedFile:
     """Write a quantized file. Whatever is raised meanwhile, Ctrl-C too, leaves the target as it was.
 
     Args:
@@ -184,7 +184,7 @@ def quantize(
     finally:
         if engine is None:
             own.close()
-    return Done(
+    return QuantizedFile(
         path=request.target,
         type=request.type,
         source_type=outlook.source.quant,

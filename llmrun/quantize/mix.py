@@ -19,7 +19,7 @@ from llmrun.gguf.filenames import all_parts
 from llmrun.gguf.header import Header, Tensor
 from llmrun.gguf.reader import padded, read_header
 from llmrun.planning.hardware import probe
-from llmrun.protocol.jobs.mix import MIX, Measure, Measured, MeasureUpdate
+from llmrun.protocol.jobs.mix import MIX, MeasureMix, MeasureUpdate, MixMeasurement
 from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize
 from llmrun.protocol.sizes import readable_size
 from llmrun.quantize.evaluate import default_text
@@ -112,7 +112,7 @@ def choose(
     try:
         candidates = _candidates(header, _quantizable(header, engine), imatrix)
         room = _Room(header, candidates, target_bytes)
-        command = Measure(
+        command = MeasureMix(
             files=tuple(str(path) for path in _files(header)),
             candidates={
                 name: tuple(TENSOR_TYPES[kind].number for kind in kinds)
@@ -186,7 +186,7 @@ class _Room:
     def _sizes(self, name: str) -> list[int]:
         return [padded(tensor_bytes(self._tensors[name], kind)) for kind in self._candidates[name]]
 
-    def mix(self, measured: Measured) -> Mix:
+    def mix(self, measured: MixMeasurement) -> Mix:
         """The best mix, by what the types cost."""
         things = {
             name: [Option(*pair) for pair in zip(sizes, measured.losses.get(name, (0.0,)), strict=True)]

@@ -13,7 +13,7 @@ from llmrun.errors import require_within
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.planning.machine import this_machine
-from llmrun.planning.plan import CONTEXT_BOUNDS, Wishes, choose_flash_attention
+from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, choose_flash_attention
 from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.jobs.evaluate import EvaluateUpdate
 from llmrun.protocol.jobs.score import SCORE, ScoredText, ScoreText
@@ -34,7 +34,7 @@ def score(
     text: str,
     *,
     n_ctx: int | None = None,
-    wishes: Wishes = Wishes(),
+    wishes: LoadPreferences = LoadPreferences(),
     on_update: Callable[[EvaluateUpdate], None] = lambda update: None,
 ) -> ScoredText:
     """Score a text.

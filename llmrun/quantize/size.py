@@ -19,7 +19,7 @@ _FEWEST_BITS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class SizeGoal:
     """What size a file should have, in place of a type; without any wish it is false.
 
     Attributes:
@@ -53,7 +53,7 @@ def read_size(text: str) -> int:
     return n_bytes
 
 
-def goal_bytes(goal: Goal, header: Header, hardware: Hardware) -> int:
+def goal_bytes(goal: SizeGoal, header: Header, hardware: Hardware) -> int:
     """The file size that a goal comes to.
 
     Raises:

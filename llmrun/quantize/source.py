@@ -22,7 +22,7 @@ OnProgress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class FoundSource:
+class SourceFile:
     """What a name leads to.
 
     Attributes:
@@ -36,18 +36,18 @@ class FoundSource:
     is_folder: bool
 
 
-def find(text: str) -> FoundSource:
+def find(text: str) -> SourceFile:
     """Find what is to be quantized, without the network.
 
     Raises:
         ModelNotFoundError: it is not on this disk; says how it gets there.
         UsageError: it can't be a model's name.
     """
-    from llmrun.models.locate import locate, not_on_disk
+    from llmrun.models.location import locate, not_on_disk
 
     folder = Path(text).expanduser()
     if (folder / "config.json").is_file():
-        return FoundSource(folder, folder.resolve().name, True)
+        return SourceFile(folder, folder.resolve().name, True)
     if folder.is_dir() and not any(folder.glob("*.gguf")):
         raise ModelNotFoundError(
             f"there is no model in the folder {text!r}",
@@ -57,7 +57,7 @@ def find(text: str) -> FoundSource:
     located = locate(text, load_settings())
     if located.path is None:
         raise not_on_disk(text)
-    return FoundSource(located.path, _stem(located.path, located.spec.alias), False)
+    return SourceFile(located.path, _stem(located.path, located.spec.alias), False)
 
 
 def _stem(path: Path, alias: str | None) -> str:
@@ -77,7 +77,7 @@ def _stem(path: Path, alias: str | None) -> str:
 
 @contextmanager
 def opened(
-    found: FoundSource, beside: Path, on_progress: OnProgress, say: Callable[[str], None] = lambda text: None
+    found: SourceFile, beside: Path, on_progress: OnProgress, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[Header]:
     """The header of the GGUF file to read; of a folder that of a conversion, which is gone when the block ends.
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from llmrun.errors import LlmrunError
 from llmrun.protocol.messages import Command, Event, Failed
-from llmrun.runner.calls import Exchange, Put
-from llmrun.runner.launch import Launched
-from llmrun.runner.pipe import EngineGone
+from llmrun.runner.launch import EngineHandle
+from llmrun.runner.pipe import EngineExited
+from llmrun.runner.requests import EngineRequests, Put
 
 
 class Client:
@@ -24,8 +24,8 @@ class Client:
         launched: a process that launch.launch() made; one is started by default.
     """
 
-    def __init__(self, launched: Launched | None = None) -> None:
-        self._exchange = Exchange(launched)
+    def __init__(self, launched: EngineHandle | None = None) -> None:
+        self._exchange = EngineRequests(launched)
         self.next_request = self._exchange.next_request
         # The thread must not know the client, which it would keep alive.
         self._reader = threading.Thread(target=_read, args=(self._exchange,), name="engine reader", daemon=True)
@@ -79,15 +79,15 @@ class Client:
 
     def close(self) -> None:
         """End the engine; all whose answer is open are told. May be called again."""
-        self._exchange.end_all(EngineGone("it was closed"))
+        self._exchange.end_all(EngineExited("it was closed"))
         self._reader.join()
         self._exchange.pipe.close()
 
 
-def _read(exchange: Exchange) -> None:
+def _read(exchange: EngineRequests) -> None:
     """Own thread: everything that comes in, to whom it belongs."""
     try:
         while exchange.pump():
             pass
     finally:  # whatever happens here, nobody is left waiting
-        exchange.end_all(EngineGone("nobody hears it any more"))
+        exchange.end_all(EngineExited("nobody hears it any more"))

@@ -15,7 +15,7 @@ from typing import IO, NamedTuple
 ENGINE = (sys.executable, "-c", "import gc; gc.disable(); from llmrun.engine.main import main; main()")
 
 
-class Launched(NamedTuple):
+class EngineHandle(NamedTuple):
     """A process with pipes at stdin and stdout. log is its stderr, None when that is our own."""
 
     process: subprocess.Popen[bytes]
@@ -24,7 +24,7 @@ class Launched(NamedTuple):
 
 def launch(
     command: Sequence[str] = ENGINE, *, verbose: bool = False, environment: Mapping[str, str] | None = None
-) -> Launched:
+) -> EngineHandle:
     """Start an engine.
 
     Args:
@@ -42,7 +42,7 @@ def launch(
         cwd=os.path.abspath(os.sep),  # noqa: PTH100 - nothing in the user's folder may shadow a module
         env={**os.environ, **environment} if environment else None,
     )
-    return Launched(process, log)
+    return EngineHandle(process, log)
 
 
 def _nameless_file() -> IO[bytes] | None:
@@ -59,7 +59,7 @@ def _nameless_file() -> IO[bytes] | None:
 
 has_prestarted = False
 """Whether an engine was started before anybody knew what for."""
-_prestarted: Launched | None = None
+_prestarted: EngineHandle | None = None
 
 
 def prestart() -> None:
@@ -68,7 +68,7 @@ def prestart() -> None:
     _prestarted, has_prestarted = launch(), True
 
 
-def take_prestarted() -> Launched | None:
+def take_prestarted() -> EngineHandle | None:
     """The prestarted engine, once."""
     global _prestarted
     launched, _prestarted = _prestarted, None

@@ -19,7 +19,7 @@ from typing import IO
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.protocol.frames import PREFIX_BYTES, FrameError, decode, encode, frame_length
 from llmrun.protocol.messages import Command, Event, Frame
-from llmrun.runner.launch import Launched, launch
+from llmrun.runner.launch import EngineHandle, launch
 
 _DEATH_SECONDS = 0.5
 _LOG_TAIL_BYTES = 64 * 1024
@@ -31,7 +31,7 @@ _TELLING = ("GGML_ASSERT", "rror", "failed", "terminate")  # in the log lines th
 _LAST = "failed to load model"  # is said behind every reason
 
 
-class EngineGone(Exception):  # noqa: N818 - what it is in the middle of decides about the error
+class EngineExited(Exception):  # noqa: N818 - what it is in the middle of decides about the error
     """The engine died, or had to be ended. `why` and `hint` are as in EngineCrashedError."""
 
     def __init__(self, why: str, hint: str = "") -> None:
@@ -46,7 +46,7 @@ class Pipe:
         launched: a process that launch.launch() made; one is started by default.
     """
 
-    def __init__(self, launched: Launched | None = None) -> None:
+    def __init__(self, launched: EngineHandle | None = None) -> None:
         self._process, self._log = launched or launch()
         self._received = bytearray()
         self._outgoing: deque[bytes] = deque()
@@ -72,7 +72,7 @@ class Pipe:
 
         Raises:
             UsageError: it is too long.
-            EngineGone: the engine is dead.
+            EngineExited: the engine is dead.
         """
         try:
             self._outgoing.append(encode(command))
@@ -100,7 +100,7 @@ class Pipe:
         """What the engine sends next, all that is there already; nothing where it is silent for so long.
 
         Raises:
-            EngineGone: the engine died, or sent what is not an event.
+            EngineExited: the engine died, or sent what is not an event.
         """
         frame = self._next_frame()
         if frame is None and self._read(seconds):
@@ -150,14 +150,14 @@ class Pipe:
         with self._lock:
             self._end()
 
-    def _gone(self, why: str = "") -> EngineGone:
+    def _gone(self, why: str = "") -> EngineExited:
         """The engine is gone, or has to go: of what, and llama.cpp's last words."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_DEATH_SECONDS)
         status = self._process.poll()
         self.kill()
         causes = [why or _cause(status), self._last_words()]
-        return EngineGone("; ".join(cause for cause in causes if cause), _HINTS.get(-(status or 0), ""))
+        return EngineExited("; ".join(cause for cause in causes if cause), _HINTS.get(-(status or 0), ""))
 
     def with_log(self, error: LlmrunError) -> LlmrunError:
         """An error of llama.cpp's, with the reason from its log where only that knows it."""

@@ -13,26 +13,26 @@ from typing import TypeVar
 
 from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.protocol.codec import as_dict, from_json
-from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
+from llmrun.protocol.finished_answers import AnswerExplanation, Explain, SaveState, StateSaved
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import (
     Command,
-    Count,
-    Counted,
+    CountTokens,
     Event,
     Generate,
     Job,
     JobDone,
     JobUpdate,
+    TokenCount,
     Tokenize,
     Tokenized,
 )
 from llmrun.protocol.speculation import MeasureSteps, StepsMeasured, StepTables
-from llmrun.runner.calls import Exchange
-from llmrun.runner.launch import Launched, take_prestarted
+from llmrun.runner.launch import EngineHandle, take_prestarted
+from llmrun.runner.requests import EngineRequests
 
-_Answer = TypeVar("_Answer", Explained, StateSaved, Counted, Tokenized, StepsMeasured)
+_Answer = TypeVar("_Answer", AnswerExplanation, StateSaved, TokenCount, Tokenized, StepsMeasured)
 _Command = TypeVar("_Command")
 _Update = TypeVar("_Update")
 _Result = TypeVar("_Result")
@@ -45,8 +45,8 @@ class Runner:
         launched: a process that launch.launch() made; one is started by default.
     """
 
-    def __init__(self, launched: Launched | None = None) -> None:
-        self._exchange = Exchange(launched)
+    def __init__(self, launched: EngineHandle | None = None) -> None:
+        self._exchange = EngineRequests(launched)
         self._pipe = self._exchange.pipe
         self.next_request = self._exchange.next_request
 
@@ -127,23 +127,23 @@ class Runner:
         with suppress(EngineCrashedError):
             self._exchange.submit(Job(self.next_request(), kind.name, as_dict(command)))
 
-    def explain(self, explain: Explain) -> Explained:
+    def explain(self, explain: Explain) -> AnswerExplanation:
         """How the last tokens of an answer were chosen.
 
         Raises:
             LlmrunError: the engine does not remember that answer.
             EngineCrashedError: the engine died.
         """
-        return self._ask(explain, Explained)
+        return self._ask(explain, AnswerExplanation)
 
-    def count(self, count: Count) -> Counted:
+    def count(self, count: CountTokens) -> TokenCount:
         """How many tokens a conversation has.
 
         Raises:
             BadTemplateError: the model has no chat template, or it fails.
             EngineCrashedError: the engine died.
         """
-        return self._ask(count, Counted)
+        return self._ask(count, TokenCount)
 
     def tokenize(self, tokenize: Tokenize) -> Tokenized:
         """The token ids of a text.
@@ -171,7 +171,7 @@ class Runner:
         """
         return self._ask(measure, StepsMeasured)
 
-    def begin_measuring(self, measure: MeasureSteps) -> Callable[[], StepTables]:
+    def start_measuring(self, measure: MeasureSteps) -> Callable[[], StepTables]:
         """The same in the background: gives what looks, without waiting, for what was found so far.
 
         Whatever else is asked meanwhile ends it, and then nothing is ever found.
@@ -185,7 +185,9 @@ class Runner:
 
         return look
 
-    def _ask(self, question: Explain | SaveState | Count | Tokenize | MeasureSteps, kind: type[_Answer]) -> _Answer:
+    def _ask(
+        self, question: Explain | SaveState | CountTokens | Tokenize | MeasureSteps, kind: type[_Answer]
+    ) -> _Answer:
         for event in self._events(question):
             if isinstance(event, kind):
                 return event

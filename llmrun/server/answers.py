@@ -14,10 +14,10 @@ from functools import cached_property
 from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.gguf.pooling import refuse_answers
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Started, TextDelta
-from llmrun.server.asked import Asked, Part
+from llmrun.server.answer_parts import CompletionRequest, Part
 from llmrun.server.connection import EngineConnection
 from llmrun.server.metrics import ServerMetrics
-from llmrun.server.pool import KeptModel, Pool, prompt_hash
+from llmrun.server.pool import Pool, PooledModel, prompt_hash
 from llmrun.server.toolcalls import AnswerReader
 
 _MOST_ENGINES = 3
@@ -38,7 +38,7 @@ class _Choice:
         self.reader = reader
 
 
-class Answers:
+class ResponseStreams:
     """Asks for all answers to a prompt, and translates what comes.
 
     Args:
@@ -53,7 +53,12 @@ class Answers:
     """
 
     def __init__(
-        self, pool: Pool, kept: KeptModel, asked: Asked, put: Callable[[Heard], None], metrics: ServerMetrics
+        self,
+        pool: Pool,
+        kept: PooledModel,
+        asked: CompletionRequest,
+        put: Callable[[Heard], None],
+        metrics: ServerMetrics,
     ) -> None:
         self._pool, self._kept, self._asked, self._put = pool, kept, asked, put
         self._choices = [_Choice(AnswerReader(index)) for index in range(asked.n)]

@@ -18,14 +18,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from llmrun.errors import LlmrunError, ModelNotFoundError
+from llmrun.server.catalog import ModelCatalog
 from llmrun.server.embedding_routes import EmbeddingRoutes
 from llmrun.server.engine_routes import EngineRoutes
-from llmrun.server.exchange import Dialect, HttpExchange, Shared, refuse
+from llmrun.server.exchange import Dialect, HttpExchange, ServerState, refuse
 from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send
+from llmrun.server.http_errors import DrainingError, MethodNotAllowedError, RouteNotFoundError
 from llmrun.server.ollama_routes import OllamaRoutes
 from llmrun.server.protocols import anthropic, ollama, openai, openai_chat, openai_responses, openai_text
-from llmrun.server.refusals import DrainingError, MethodRefusedError, NoRouteError
-from llmrun.server.shelf import Shelf
 
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": Dialect(openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-"),
@@ -40,7 +40,7 @@ DIALECTS: dict[str, Dialect] = {
 """Path -> the protocol in which answers are asked for there."""
 
 
-class Served(NamedTuple):
+class AccessRecord(NamedTuple):
     """A request that was answered, for the log.
 
     Attributes:
@@ -58,7 +58,7 @@ class Served(NamedTuple):
     facts: dict[str, Any]
 
 
-class Site:
+class HttpApp:
     """Everything that is answered.
 
     Args:
@@ -69,10 +69,10 @@ class Site:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: ServerState,
         *,
-        shelf: Shelf,
-        on_served: Callable[[Served], None] = lambda served: None,
+        shelf: ModelCatalog,
+        on_served: Callable[[AccessRecord], None] = lambda served: None,
     ) -> None:
         self._shared = shared
         self._pool, self._traffic, self._metrics, *_ = shared
@@ -82,7 +82,10 @@ class Site:
         """The ASGI application."""
         get = ["GET"]
         routes = [
-            *(Route(path, _Answering(self._exchange(dialect)), methods=["POST"]) for path, dialect in DIALECTS.items()),
+            *(
+                Route(path, _AsgiEndpoint(self._exchange(dialect)), methods=["POST"])
+                for path, dialect in DIALECTS.items()
+            ),
             Route("/", self._home, methods=get),
             Route("/health", self._health, methods=get),
             Route("/metrics", self._show_metrics, methods=get),
@@ -128,7 +131,7 @@ class Site:
             finally:
                 client = (scope.get("client") or ("",))[0]
                 seconds = time.monotonic() - began
-                self._on_served(Served(client, scope["method"], scope["path"], status or 499, seconds, facts))
+                self._on_served(AccessRecord(client, scope["method"], scope["path"], status or 499, seconds, facts))
 
         return logged
 
@@ -163,7 +166,7 @@ class Site:
         return {**{name: found.get(name, 0) for name in names}, **found}
 
 
-class _Answering:
+class _AsgiEndpoint:
     """An ASGI application as a route's endpoint: Starlette takes a function for one of its own."""
 
     def __init__(self, app: App) -> None:
@@ -193,9 +196,9 @@ async def _refuse(scope: Scope, send: Send, error: LlmrunError) -> None:
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        refusal: LlmrunError = MethodRefusedError(f"{request.url.path} takes no {request.method}")
+        refusal: LlmrunError = MethodNotAllowedError(f"{request.url.path} takes no {request.method}")
     else:
-        refusal = NoRouteError(f"there is nothing at {request.scope['path'][:200]!r}")
+        refusal = RouteNotFoundError(f"there is nothing at {request.scope['path'][:200]!r}")
     return await _failed(request, refusal)
 
 

@@ -15,9 +15,9 @@ from typing import TypeVar
 from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.protocol.loading import Load, Loaded
 from llmrun.protocol.messages import Command, Event
-from llmrun.runner.calls import Put
 from llmrun.runner.client import Client
-from llmrun.runner.launch import Launched
+from llmrun.runner.launch import EngineHandle
+from llmrun.runner.requests import Put
 
 _Answer = TypeVar("_Answer", bound=Event)
 
@@ -30,7 +30,7 @@ class EngineConnection:
         pid: the engine's process id.
     """
 
-    def __init__(self, launched: Launched) -> None:
+    def __init__(self, launched: EngineHandle) -> None:
         self._loop = asyncio.get_running_loop()
         self._client = Client(launched)
         self.next_request, self.pid = self._client.next_request, self._client.pid
@@ -128,5 +128,5 @@ class EngineConnection:
             self._sender.shutdown(wait=False)
 
 
-Launch = Callable[[], Launched]
+Launch = Callable[[], EngineHandle]
 """Starts an engine's process."""

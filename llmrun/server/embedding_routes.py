@@ -19,12 +19,12 @@ from llmrun.model.embeddings import Embedding, Ranking, TextVectors, joined
 from llmrun.protocol.jobs.embed import EmbedTexts, TextsEmbedded
 from llmrun.server.connection import EngineConnection
 from llmrun.server.embedding_batches import EmbeddingBatches
-from llmrun.server.exchange import Shared, parse_json, read_body
+from llmrun.server.exchange import ServerState, parse_json, read_body
 from llmrun.server.protocols import embeddings
-from llmrun.server.protocols.embeddings import EmbedAsked
+from llmrun.server.protocols.embeddings import EmbeddingRequest
 
-Read = Callable[[Mapping[str, Any]], EmbedAsked]
-Write = Callable[[EmbedAsked, TextVectors, str], dict[str, Any]]
+Read = Callable[[Mapping[str, Any]], EmbeddingRequest]
+Write = Callable[[EmbeddingRequest, TextVectors, str], dict[str, Any]]
 _RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
 
 
@@ -35,7 +35,7 @@ class EmbeddingRoutes:
         shared: with all other requests.
     """
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: ServerState) -> None:
         self._pool, self._traffic, *_ = shared
         self._batches: dict[EngineConnection, EmbeddingBatches] = {}
 

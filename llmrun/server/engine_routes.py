@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from llmrun.protocol.messages import Count, Counted, Detokenize, Detokenized, Tokenize, Tokenized
+from llmrun.protocol.messages import CountTokens, Detokenize, Detokenized, TokenCount, Tokenize, Tokenized
 from llmrun.server.connection import EngineConnection
-from llmrun.server.exchange import Shared, parse_json, read_body
-from llmrun.server.pool import KeptModel
+from llmrun.server.exchange import ServerState, parse_json, read_body
+from llmrun.server.pool import PooledModel
 from llmrun.server.protocols import anthropic
 from llmrun.server.protocols.fields import Fields
 
@@ -29,7 +29,7 @@ class EngineRoutes:
         shared: with all other requests.
     """
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: ServerState) -> None:
         self._pool, self._traffic, *_ = shared
 
     @property
@@ -44,7 +44,7 @@ class EngineRoutes:
         ]
 
     @asynccontextmanager
-    async def _engine(self, model: str) -> AsyncIterator[tuple[EngineConnection, KeptModel]]:
+    async def _engine(self, model: str) -> AsyncIterator[tuple[EngineConnection, PooledModel]]:
         """The engine of a model, loaded if it is not."""
         with self._traffic.admitted(1):
             async with self._pool.lease(model) as kept:
@@ -90,5 +90,5 @@ class EngineRoutes:
         """How many tokens a conversation has."""
         asked = anthropic.read_count(parse_json(await read_body(request.receive)))
         async with self._engine(asked.model) as (engine, _):
-            counted = await engine.ask(Count(engine.next_request(), asked.request), Counted)
+            counted = await engine.ask(CountTokens(engine.next_request(), asked.request), TokenCount)
         return JSONResponse(anthropic.counted(counted.total))

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, NoReturn
 from llmrun.errors import ContextOverflowError, LlmrunError
 from llmrun.protocol.codec import load_json
 from llmrun.server import sse
-from llmrun.server.answers import Answers, Heard
-from llmrun.server.asked import Asked, Begun, Ended, Envelope, Writer
+from llmrun.server.answer_parts import CompletionRequest, Envelope, ResponseFinished, ResponseStarted, Writer
+from llmrun.server.answers import Heard, ResponseStreams
 from llmrun.server.guard import Headers, Receive, Scope, Send
+from llmrun.server.http_errors import AnswerTimeoutError, BusyError, DrainingError, MalformedRequestError
 from llmrun.server.metrics import ServerMetrics
-from llmrun.server.pool import KeptModel, Pool
-from llmrun.server.refusals import BusyError, DrainingError, LateError, MalformedError
+from llmrun.server.pool import Pool, PooledModel
 
 SILENCE_SECONDS = 5.0
 """After so long without a byte a client is told that the server lives."""
@@ -45,7 +45,7 @@ class Dialect(NamedTuple):
         streams_overflow: a stream's client is told in the stream that its prompt is too long, not by HTTP.
     """
 
-    read: Callable[[Mapping[str, Any]], Asked]
+    read: Callable[[Mapping[str, Any]], CompletionRequest]
     writer: Callable[[Mapping[str, Any], Envelope], Writer]
     error_body: Callable[[LlmrunError, int], dict[str, Any]]
     prefix: str
@@ -61,7 +61,7 @@ class _Signal(Enum):
     LATE = auto()  # the answer takes too long
 
 
-class _ClientLeft(Exception):  # noqa: N818 - not an error of ours
+class _ClientDisconnected(Exception):  # noqa: N818 - not an error of ours
     """Nobody is there to be answered."""
 
 
@@ -126,7 +126,7 @@ class Traffic:
             await asyncio.sleep(0.01)
 
 
-class Shared(NamedTuple):
+class ServerState(NamedTuple):
     """What all exchanges of a server have in common: the models, who is being answered, what is counted.
 
     Attributes:
@@ -147,7 +147,7 @@ class HttpExchange:
         shared: with all others.
     """
 
-    def __init__(self, dialect: Dialect, shared: Shared, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, dialect: Dialect, shared: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
         self._dialect = dialect
         self._pool, self._traffic, self._metrics, self._sampling = shared
         self._log: dict[str, Any] = scope["state"]
@@ -171,15 +171,15 @@ class HttpExchange:
                     await self._answer(body, asked, kept)
         except LlmrunError as error:
             await self._fail(error)
-        except _ClientLeft:
+        except _ClientDisconnected:
             self._log["reason"] = "left"
 
-    def _read(self, data: bytes) -> tuple[dict[str, Any], Asked]:
+    def _read(self, data: bytes) -> tuple[dict[str, Any], CompletionRequest]:
         body = parse_json(data)
         asked = self._dialect.read(body)
         return body, asked._replace(sampling={**asked.sampling, **self._sampling})
 
-    async def _answer(self, body: Mapping[str, Any], asked: Asked, kept: KeptModel) -> None:
+    async def _answer(self, body: Mapping[str, Any], asked: CompletionRequest, kept: PooledModel) -> None:
         name = asked.model or kept.name
         self._log["model"] = name
         envelope = Envelope(f"{self._dialect.prefix}{secrets.token_hex(12)}", int(time.time()), name)
@@ -190,7 +190,7 @@ class HttpExchange:
                 await self._pool.ready(kept)
             await respond(self._send, 200, writer.whole())
             return
-        answers = Answers(self._pool, kept, asked, self.put, self._metrics)
+        answers = ResponseStreams(self._pool, kept, asked, self.put, self._metrics)
         watching = [asyncio.ensure_future(self._watch_client()), asyncio.ensure_future(self._watch_clock())]
         try:
             answers.start()
@@ -205,25 +205,25 @@ class HttpExchange:
             for task in watching:
                 task.cancel()
 
-    async def _take(self, answers: Answers, writer: Writer, *, is_stream: bool) -> None:
+    async def _take(self, answers: ResponseStreams, writer: Writer, *, is_stream: bool) -> None:
         """Wait for what comes, and say all that has come at once."""
         said = bytearray()
         try:
             for heard in await self._all_heard():
                 if heard is _Signal.GONE:
-                    raise _ClientLeft
+                    raise _ClientDisconnected
                 if heard is _Signal.DRAIN:
                     raise DrainingError("the server is shutting down")
                 if heard is _Signal.LATE:
-                    raise LateError(f"the answer takes longer than {self._traffic.answer_seconds:g} seconds")
+                    raise AnswerTimeoutError(f"the answer takes longer than {self._traffic.answer_seconds:g} seconds")
                 if isinstance(heard, _Signal):
                     said += await self._break_silence(writer) if is_stream else b""
                     continue
                 for part in answers.take(heard):
-                    if isinstance(part, Begun) and is_stream:
+                    if isinstance(part, ResponseStarted) and is_stream:
                         said += await self._begin(writer)
                     said += writer.feed(part)
-                    if isinstance(part, (Begun, Ended)):
+                    if isinstance(part, (ResponseStarted, ResponseFinished)):
                         self._note(part)
         finally:
             if is_stream and said:
@@ -269,9 +269,9 @@ class HttpExchange:
         else:
             await refuse(self._send, error, self._dialect.error_body)
 
-    def _note(self, part: Begun | Ended) -> None:
+    def _note(self, part: ResponseStarted | ResponseFinished) -> None:
         """For the log."""
-        if isinstance(part, Begun):
+        if isinstance(part, ResponseStarted):
             self._log["prompt_tokens"], self._log["cached_tokens"] = part.prompt_tokens, part.cached_tokens
         else:
             self._log["completion_tokens"] = self._log.get("completion_tokens", 0) + part.stats.completion_tokens
@@ -311,13 +311,13 @@ async def read_body(receive: Receive) -> bytes:
 
     Raises:
         BodyTooLargeError: it is.
-        MalformedError: the client left before its end.
+        MalformedRequestError: the client left before its end.
     """
     data = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise MalformedError("the body is not complete")
+            raise MalformedRequestError("the body is not complete")
         data += message.get("body", b"")
         if not message.get("more_body", False):
             return bytes(data)
@@ -327,14 +327,14 @@ def parse_json(data: bytes) -> dict[str, Any]:
     """A body's JSON object.
 
     Raises:
-        MalformedError: it is none, or nested too deeply.
+        MalformedRequestError: it is none, or nested too deeply.
     """
     try:
         body = load_json(data, parse_constant=_refuse_constant)
     except ValueError as error:
-        raise MalformedError("the body is not JSON", why=str(error)) from None
+        raise MalformedRequestError("the body is not JSON", why=str(error)) from None
     if not isinstance(body, dict):
-        raise MalformedError("the body must be a JSON object")
+        raise MalformedRequestError("the body must be a JSON object")
     _check_size(body)
     return body
 
@@ -343,14 +343,14 @@ def _check_size(body: dict[str, Any]) -> None:
     """Refuse a body that takes long to read.
 
     Raises:
-        MalformedError: it has too many objects and lists.
+        MalformedRequestError: it has too many objects and lists.
     """
     level: list[Any] = [body]
     count = 0
     while level:
         count += len(level)
         if count > MOST_CONTAINERS:
-            raise MalformedError("the body is too complex", why=f"{MOST_CONTAINERS:,} objects and lists at most")
+            raise MalformedRequestError("the body is too complex", why=f"{MOST_CONTAINERS:,} objects and lists at most")
         children = (each.values() if isinstance(each, dict) else each for each in level)
         level = [child for each in children for child in each if isinstance(child, (dict, list))]
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.server.refusals import (
+from llmrun.server.http_errors import (
     BodyTooLargeError,
     HeadersTooLargeError,
-    HostRefusedError,
-    MalformedError,
+    HostRejectedError,
+    InvalidKeyError,
+    MalformedRequestError,
     NotJsonError,
-    OriginRefusedError,
-    WrongKeyError,
+    OriginRejectedError,
 )
 
 MOST_BODY_BYTES = 16 << 20
@@ -141,22 +141,22 @@ class Guard:
         hosts = [value for name, value in headers if name == b"host"]
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
         if not self._policy.allows_host(host):
-            raise HostRefusedError(
+            raise HostRejectedError(
                 f"the Host header names {host[:200]!r}, which is not this server",
                 hint="start llmrun serve with --allow-host NAME if it is",
             )
         if origin and not self._policy.allows_origin(origin, host):
-            raise OriginRefusedError(
+            raise OriginRejectedError(
                 f"a page of {origin[:200]!r} may not ask",
                 hint="start llmrun serve with --allow-origin ORIGIN if it may",
             )
 
     def _check_request(self, scope: Scope, headers: Headers) -> None:
         if self._policy.keys and scope["path"] not in _OPEN_PATHS and not self._policy.knows_key(_key(headers)):
-            raise WrongKeyError("no API key, or a wrong one", hint="Authorization: Bearer KEY, or x-api-key: KEY")
+            raise InvalidKeyError("no API key, or a wrong one", hint="Authorization: Bearer KEY, or x-api-key: KEY")
         lengths = [value for name, value in headers if name == b"content-length"]
         if len(lengths) > 1 or (lengths and header(headers, b"transfer-encoding") is not None):
-            raise MalformedError("the request says its body's length twice")
+            raise MalformedRequestError("the request says its body's length twice")
         if lengths and int(lengths[0]) > MOST_BODY_BYTES:
             raise _too_large()
         if scope["method"] == "POST" and not _is_json(headers):

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from llmrun.protocol.condition import Condition
+from llmrun.protocol.engine_status import EngineStatus
 from llmrun.protocol.messages import Finished, Started, TextDelta
 
 _RECENT = 512
@@ -156,7 +156,7 @@ class ServerMetrics:
         since = self._clock() - _RATE_SECONDS
         return sum(tokens for when, tokens in self._tokens if when > since) / _RATE_SECONDS
 
-    def text(self, conditions: Mapping[str, Condition]) -> str:
+    def text(self, conditions: Mapping[str, EngineStatus]) -> str:
         """In Prometheus's text format.
 
         Args:
@@ -164,7 +164,7 @@ class ServerMetrics:
         """
         return "\n".join([*self._lines(conditions), ""])
 
-    def _lines(self, conditions: Mapping[str, Condition]) -> Iterator[str]:
+    def _lines(self, conditions: Mapping[str, EngineStatus]) -> Iterator[str]:
         models = self.models
         yield from _family("num_requests_running", "gauge", {name: m.running for name, m in models.items()})
         yield from _family("num_requests_waiting", "gauge", {name: m.waiting for name, m in models.items()})

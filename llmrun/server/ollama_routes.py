@@ -10,13 +10,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from llmrun.gguf.pooling import makes_embeddings
-from llmrun.models.locate import find_projector
+from llmrun.models.location import find_projector
+from llmrun.server.catalog import ModelCatalog
 from llmrun.server.exchange import parse_json, read_body
-from llmrun.server.pool import KeptModel, Pool
+from llmrun.server.pool import Pool, PooledModel
 from llmrun.server.protocols import ollama_models
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.ollama_models import Described, Running
-from llmrun.server.shelf import Shelf
+from llmrun.server.protocols.ollama_models import ModelDescription, RunningModel
 
 
 class OllamaRoutes:
@@ -27,7 +27,7 @@ class OllamaRoutes:
         shelf: those on this disk.
     """
 
-    def __init__(self, pool: Pool, shelf: Shelf) -> None:
+    def __init__(self, pool: Pool, shelf: ModelCatalog) -> None:
         self._pool, self._shelf = pool, shelf
 
     @property
@@ -69,13 +69,15 @@ class OllamaRoutes:
         )
 
 
-def _running(kept: KeptModel, described: Described | None) -> Running:
+def _running(kept: PooledModel, described: ModelDescription | None) -> RunningModel:
     """A model in memory; of one that is no file of the store, little is known."""
     assert kept.model is not None
     assert kept.loaded is not None
     plan = kept.model.plan
-    unknown = Described(kept.name, 0.0, kept.model.header.weight_bytes, "", kept.model.header.architecture, "", "")
+    unknown = ModelDescription(
+        kept.name, 0.0, kept.model.header.weight_bytes, "", kept.model.header.architecture, "", ""
+    )
     left = None if kept.expiry is None else kept.expiry.when() - asyncio.get_running_loop().time()
     expires = None if left is None or kept.users else time.time() + left
     size = plan.ram_bytes + plan.vram_bytes
-    return Running(described or unknown, expires, size, plan.vram_bytes, kept.loaded.n_ctx)
+    return RunningModel(described or unknown, expires, size, plan.vram_bytes, kept.loaded.n_ctx)

@@ -20,16 +20,16 @@ from typing import Any
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, UsageError
 from llmrun.model import Model
-from llmrun.models.locate import Located, locate, not_on_disk
+from llmrun.models.location import ModelLocation, locate, not_on_disk
 from llmrun.models.store.in_use import using
-from llmrun.protocol.condition import Condition, Status
+from llmrun.protocol.engine_status import EngineStatus, GetStatus
 from llmrun.protocol.loading import Loaded
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.speculation import MeasureSteps, StepsMeasured
-from llmrun.runner.launch import Launched
+from llmrun.runner.launch import EngineHandle
 from llmrun.server.adapters import NO_ADAPTERS, ServedAdapters
 from llmrun.server.connection import EngineConnection
-from llmrun.server.refusals import DeadlyPromptError
+from llmrun.server.http_errors import CrashingPromptError
 
 MOST_DEATHS = 2
 """After so many deaths of an engine a prompt that was in it is refused."""
@@ -40,11 +40,11 @@ _LONGEST_NAME = 500
 # What a client may name: no path, whatever a name means elsewhere.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w][\w.-]*){0,2}(:[\w.-]+)?")
 
-Prepare = Callable[[Located, Path, int], Model]
+Prepare = Callable[[ModelLocation, Path, int], Model]
 """Reads a model's header and makes the plan, within the free memory but so many bytes."""
 
 
-class KeptModel:
+class PooledModel:
     """A model that is loaded, is being loaded, or was.
 
     Attributes:
@@ -57,7 +57,7 @@ class KeptModel:
         loaded: what the engine says of it.
     """
 
-    def __init__(self, name: str, located: Located, path: Path) -> None:
+    def __init__(self, name: str, located: ModelLocation, path: Path) -> None:
         self.name, self.located, self.path = name, located, path
         self.users = 0
         self.used_at = 0.0
@@ -89,7 +89,7 @@ class KeptModel:
 
 
 @dataclass
-class Deaths:
+class CrashTracker:
     """Prompts that were in an engine when it died, and which engines that were; the oldest are forgotten."""
 
     _engines: OrderedDict[str, set[int]] = field(default_factory=OrderedDict)
@@ -109,9 +109,9 @@ class Deaths:
         self._engines.pop(prompt, None)
 
     def check(self, prompt: str) -> None:
-        """Raises DeadlyPromptError if that happened too often."""
+        """Raises CrashingPromptError if that happened too often."""
         if len(self._engines.get(prompt, ())) >= MOST_DEATHS:
-            raise DeadlyPromptError(
+            raise CrashingPromptError(
                 "this prompt is refused", why=f"the engine died {MOST_DEATHS} times while this prompt was in it"
             )
 
@@ -147,8 +147,8 @@ class Pool:
         prepare: Prepare,
         *,
         keep_seconds: float,
-        start: Callable[[Model], Launched],
-        on_loaded: Callable[[KeptModel], None] = lambda kept: None,
+        start: Callable[[Model], EngineHandle],
+        on_loaded: Callable[[PooledModel], None] = lambda kept: None,
         idle_seconds: float = IDLE_SECONDS,
         adapters: ServedAdapters = NO_ADAPTERS,
     ) -> None:
@@ -156,21 +156,21 @@ class Pool:
         # Engines inherit the niceness of the thread that starts them: one that is there before others give way.
         self._launcher = ThreadPoolExecutor(1, "engine launcher")
         self._launcher.submit(int)
-        self.deaths = Deaths()
+        self.deaths = CrashTracker()
         self._settings, self._prepare, self._keep_seconds = settings, prepare, keep_seconds
         self._start_engine, self._on_loaded, self._idle_seconds = start, on_loaded, idle_seconds
-        self._kept: dict[Path, KeptModel] = {}
+        self._kept: dict[Path, PooledModel] = {}
         self._paths: dict[str, Path] = {}
         self._loading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def kept(self) -> list[KeptModel]:
+    def kept(self) -> list[PooledModel]:
         """The models that are loaded, or being loaded."""
         return [kept for kept in self._kept.values() if kept.is_loaded or kept.users]
 
     @asynccontextmanager
-    async def lease(self, name: str, keep_seconds: float | None = None) -> AsyncIterator[KeptModel]:
+    async def lease(self, name: str, keep_seconds: float | None = None) -> AsyncIterator[PooledModel]:
         """A model that stays until the block ends; ready() loads it.
 
         Args:
@@ -191,7 +191,7 @@ class Pool:
             kept.keep_seconds = self._keep_seconds if keep_seconds is None else keep_seconds
             self._rest(kept)
 
-    def _rest(self, kept: KeptModel) -> None:
+    def _rest(self, kept: PooledModel) -> None:
         """Nobody may be asking a model any more."""
         loop = asyncio.get_running_loop()
         kept.used_at = loop.time()
@@ -200,13 +200,13 @@ class Pool:
         if not kept.users and kept.is_loaded and kept.can_measure:
             kept.idling = loop.call_later(self._idle_seconds, self._when_unused, kept, self._measure_steps)
 
-    def _when_unused(self, kept: KeptModel, work: Callable[[KeptModel], Coroutine[Any, Any, None]]) -> None:
+    def _when_unused(self, kept: PooledModel, work: Callable[[PooledModel], Coroutine[Any, Any, None]]) -> None:
         if kept.is_unused:
             task = asyncio.ensure_future(work(kept))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _measure_steps(self, kept: KeptModel) -> None:
+    async def _measure_steps(self, kept: PooledModel) -> None:
         """Have an engine that nobody asks measure its decode steps; where somebody does ask, it stops, for now."""
         connection, model = kept.connection, kept.model
         if connection is None or model is None or not model.drafting.lacks_times:
@@ -217,7 +217,7 @@ class Pool:
             kept.can_measure = not found.times
             await asyncio.to_thread(model.drafting.remember, found.times, found.draft_times)
 
-    async def _find(self, name: str) -> KeptModel:
+    async def _find(self, name: str) -> PooledModel:
         name = self.adapters.base(name).removesuffix(":latest") or next(iter(self.names), "")
         if not name:
             raise UsageError("model is missing", hint="name one of /v1/models")
@@ -226,10 +226,10 @@ class Pool:
             located = await asyncio.to_thread(self._locate, name)
             assert located.path is not None
             path = self._paths[name] = located.path
-            self._kept.setdefault(path, KeptModel(name, located, path))
+            self._kept.setdefault(path, PooledModel(name, located, path))
         return self._kept[path]
 
-    def _locate(self, name: str) -> Located:
+    def _locate(self, name: str) -> ModelLocation:
         """What a name means; only those that the server was started with may be paths.
 
         Raises:
@@ -245,7 +245,7 @@ class Pool:
             raise not_on_disk(name)
         return located
 
-    async def ready(self, kept: KeptModel) -> EngineConnection:
+    async def ready(self, kept: PooledModel) -> EngineConnection:
         """The engine that has a leased model loaded; loads it where it isn't.
 
         Raises:
@@ -259,13 +259,13 @@ class Pool:
             kept.starting.add_done_callback(lambda task: self._started(kept, task))
         return await asyncio.shield(kept.starting)
 
-    def _started(self, kept: KeptModel, task: asyncio.Task[EngineConnection]) -> None:
+    def _started(self, kept: PooledModel, task: asyncio.Task[EngineConnection]) -> None:
         """A model was loaded or could not be; all who waited for it may have left."""
         if not task.cancelled():
             task.exception()  # else asyncio complains that nobody looked at it
             self._rest(kept)
 
-    async def _start(self, kept: KeptModel) -> EngineConnection:
+    async def _start(self, kept: PooledModel) -> EngineConnection:
         async with self._loading:  # one at a time, so that each sees what memory the one before has taken
             while True:
                 try:
@@ -276,7 +276,7 @@ class Pool:
                         raise
                     await self._unload(min(idle, key=lambda each: each.used_at))
 
-    async def _load(self, kept: KeptModel) -> EngineConnection:
+    async def _load(self, kept: PooledModel) -> EngineConnection:
         await self._close(kept)
         promised = sum(map(_still_to_take, self._kept.values()))
         kept.model = model = await asyncio.to_thread(self._prepare, kept.located, kept.path, promised)
@@ -293,25 +293,25 @@ class Pool:
         self._on_loaded(kept)
         return connection
 
-    async def _unload(self, kept: KeptModel) -> None:
+    async def _unload(self, kept: PooledModel) -> None:
         await self._close(kept)
         if kept.is_unused and not kept.is_loaded:  # somebody may have asked for it while it was closed
             self._kept.pop(kept.path, None)
 
-    async def _close(self, kept: KeptModel) -> None:
+    async def _close(self, kept: PooledModel) -> None:
         connection, kept.connection, kept.loaded = kept.connection, None, None
         kept.locks.close()
         if connection is not None:
             await connection.close()
 
-    async def conditions(self) -> dict[str, Condition]:
+    async def conditions(self) -> dict[str, EngineStatus]:
         """How busy the engine of each model in memory is."""
-        found: dict[str, Condition] = {}
+        found: dict[str, EngineStatus] = {}
         for kept in self.kept:
             if kept.connection is not None and kept.is_loaded:
                 with suppress(LlmrunError):  # it is dying
-                    status = Status(kept.connection.next_request())
-                    found[kept.name] = await kept.connection.ask(status, Condition)
+                    status = GetStatus(kept.connection.next_request())
+                    found[kept.name] = await kept.connection.ask(status, EngineStatus)
         return found
 
     async def warm(self, name: str) -> None:
@@ -333,7 +333,7 @@ class Pool:
         self._launcher.shutdown(wait=False)
 
 
-def _still_to_take(kept: KeptModel) -> int:
+def _still_to_take(kept: PooledModel) -> int:
     """Bytes that a loaded model's engine may come to take: its KV cache grows, and mapped weights count as free."""
     if not kept.is_loaded:
         return 0

@@ -15,22 +15,22 @@ from typing import Any
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError
 from llmrun.model import Model
-from llmrun.model.preparing import prepare
-from llmrun.models.locate import Located, find_projector, locate
+from llmrun.model.load_plan import prepare
+from llmrun.models.location import ModelLocation, find_projector, locate
 from llmrun.planning.pairs import DraftFile
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import AUTO
 from llmrun.protocol.adapters import Adapter
-from llmrun.protocol.condition import Condition
-from llmrun.runner.launch import Launched
+from llmrun.protocol.engine_status import EngineStatus
+from llmrun.runner.launch import EngineHandle
 from llmrun.server.adapters import NO_ADAPTERS, ServedAdapters
-from llmrun.server.app import Served, Site
-from llmrun.server.exchange import Shared, Traffic
+from llmrun.server.app import AccessRecord, HttpApp
+from llmrun.server.catalog import ModelCatalog
+from llmrun.server.exchange import ServerState, Traffic
 from llmrun.server.guard import Policy
 from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.metrics import ServerMetrics
-from llmrun.server.pool import KeptModel, Pool
-from llmrun.server.shelf import Shelf
+from llmrun.server.pool import Pool, PooledModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ServeOptions:
 
     names: tuple[str, ...]
     policy: Policy
-    wishes: Wishes
+    wishes: LoadPreferences
     keep_seconds: float = 300.0
     queue: int = 64
     answer_seconds: float = 3600.0
@@ -88,10 +88,10 @@ class Serving:
         options: ServeOptions,
         settings: Settings,
         *,
-        on_served: Callable[[Served], None] = lambda served: None,
-        on_loaded: Callable[[KeptModel], None] = lambda kept: None,
+        on_served: Callable[[AccessRecord], None] = lambda served: None,
+        on_loaded: Callable[[PooledModel], None] = lambda kept: None,
         on_failed: Callable[[LlmrunError], None] = lambda error: None,
-        start: Callable[[Model], Launched] = Model.launch_engine,
+        start: Callable[[Model], EngineHandle] = Model.launch_engine,
     ) -> None:
         self._options, self._settings = options, settings
         self.metrics = ServerMetrics()
@@ -108,11 +108,11 @@ class Serving:
             adapters=adapters,
         )
         self._traffic = Traffic(options.wishes.parallel + options.queue, options.answer_seconds)
-        shared = Shared(self._pool, self._traffic, self.metrics, options.sampling)
-        self._site = Site(shared, shelf=Shelf(settings), on_served=on_served)
+        shared = ServerState(self._pool, self._traffic, self.metrics, options.sampling)
+        self._site = HttpApp(shared, shelf=ModelCatalog(settings), on_served=on_served)
         self._ending = asyncio.Event()
 
-    def _prepare(self, located: Located, path: Path, promised: int) -> Model:
+    def _prepare(self, located: ModelLocation, path: Path, promised: int) -> Model:
         options = self._options
         is_first = bool(options.names) and locate(options.names[0], self._settings).path == path
         return prepare(
@@ -149,7 +149,7 @@ class Serving:
         """Names of the models in memory."""
         return [kept.name for kept in self._pool.kept if kept.is_loaded]
 
-    async def conditions(self) -> dict[str, Condition]:
+    async def conditions(self) -> dict[str, EngineStatus]:
         """How busy the engine of each model in memory is."""
         return await self._pool.conditions()
 

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator
 
 from llmrun.protocol.messages import AnswerPart, Event, Finished, Started, TextDelta, TokenLogprob
 from llmrun.protocol.toolcalls import new_call_id
-from llmrun.server.asked import Begun, CallArguments, CallBegun, Ended, Part, Text, Thought
+from llmrun.server.answer_parts import (
+    AnswerText,
+    CallArguments,
+    CallStarted,
+    Part,
+    ReasoningText,
+    ResponseFinished,
+    ResponseStarted,
+)
 
 
 class AnswerReader:
@@ -33,26 +41,26 @@ class AnswerReader:
             return list(self._parts(event.answer_parts))
         if isinstance(event, Started):
             self.is_started = True
-            return [Begun(self._choice, event.prompt_tokens, event.reused_tokens)]
+            return [ResponseStarted(self._choice, event.prompt_tokens, event.reused_tokens)]
         return [self._ended(event)] if isinstance(event, Finished) else []
 
     def _parts(self, parts: tuple[AnswerPart, ...]) -> Iterator[Part]:
         for kind, text in parts:
             if kind == "text":
                 logprobs, self._logprobs = self._logprobs, ()
-                yield Text(self._choice, text, logprobs)
+                yield AnswerText(self._choice, text, logprobs)
             elif kind == "reasoning":
-                yield Thought(self._choice, text)
+                yield ReasoningText(self._choice, text)
             elif kind == "call":
                 self._n_calls += 1
-                yield CallBegun(self._choice, self._n_calls - 1, self._new_id(), text)
+                yield CallStarted(self._choice, self._n_calls - 1, self._new_id(), text)
             elif kind == "arguments":
                 yield CallArguments(self._choice, self._n_calls - 1, text)
             elif kind == "call_end":
                 self._n_complete_calls += 1
 
-    def _ended(self, event: Finished) -> Ended:
+    def _ended(self, event: Finished) -> ResponseFinished:
         if event.reason != "stop":
-            return Ended(self._choice, event.reason, event.stats)
+            return ResponseFinished(self._choice, event.reason, event.stats)
         reason = "stop_string" if event.detail else "tool_calls" if self._n_complete_calls else "stop"
-        return Ended(self._choice, reason, event.stats, event.detail)
+        return ResponseFinished(self._choice, reason, event.stats, event.detail)

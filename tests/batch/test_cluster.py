@@ -11,28 +11,28 @@ pytest.importorskip("ray")
 from support.fake_ray import FakeNode, FakeRay
 
 from llmrun.batch import cluster
-from llmrun.batch.answers import RowDone
+from llmrun.batch.answers import FinishedRow
 from llmrun.batch.cluster import Cluster
 from llmrun.batch.node import NodeJob
-from llmrun.batch.plan import Found, Need
-from llmrun.batch.rows import Recipe, Row, Todo
+from llmrun.batch.plan import EngineDescription, RowRequirements
+from llmrun.batch.rows import PendingRow, Row, RowTemplate
 from llmrun.batch.run import AHEAD
 from llmrun.errors import LlmrunError, OutOfMemoryError, ResourceError, UsageError
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 
 
 class Collected:
     """A sink that keeps what comes."""
 
     def __init__(self) -> None:
-        self.done: list[RowDone] = []
+        self.done: list[FinishedRow] = []
         self.notes: list[str] = []
         self.begun = 0
 
     def begin(self) -> None:
         self.begun += 1
 
-    def put(self, done: RowDone) -> None:
+    def put(self, done: FinishedRow) -> None:
         self.done.append(done)
 
     def died(self) -> None:
@@ -46,15 +46,15 @@ class Collected:
         return Counter(done.row for done in self.done)
 
 
-def todo(count: int) -> list[Todo]:
+def todo(count: int) -> list[PendingRow]:
     rows = [Row(number, {"prompt": str(number)}) for number in range(1, count + 1)]
-    return [Todo(row, Recipe().ask(row), str(row.number)) for row in rows]
+    return [PendingRow(row, RowTemplate().ask(row), str(row.number)) for row in rows]
 
 
-def answered(monkeypatch: pytest.MonkeyPatch, *nodes: FakeNode, rows: int = 100) -> tuple[Found, Collected]:
+def answered(monkeypatch: pytest.MonkeyPatch, *nodes: FakeNode, rows: int = 100) -> tuple[EngineDescription, Collected]:
     monkeypatch.setattr(cluster, "ray", FakeRay(*nodes))
-    whole, sink = Cluster(NodeJob("tiny", Wishes(), None)), Collected()
-    found = whole.find(Need(rows, 100))
+    whole, sink = Cluster(NodeJob("tiny", LoadPreferences(), None)), Collected()
+    found = whole.find(RowRequirements(rows, 100))
     whole.run(todo(rows), sink)
     return found, sink
 
@@ -114,10 +114,13 @@ def test_where_nobody_listens_there_is_no_cluster() -> None:
         port = server.getsockname()[1]
     with (
         pytest.raises(ResourceError, match="no Ray cluster answers"),
-        cluster.connected(f"127.0.0.1:{port}", NodeJob("tiny", Wishes(), None)),
+        cluster.connected(f"127.0.0.1:{port}", NodeJob("tiny", LoadPreferences(), None)),
     ):
         pass
-    with pytest.raises(UsageError, match="--ray bogus"), cluster.connected("bogus", NodeJob("tiny", Wishes(), None)):
+    with (
+        pytest.raises(UsageError, match="--ray bogus"),
+        cluster.connected("bogus", NodeJob("tiny", LoadPreferences(), None)),
+    ):
         pass
 
 
@@ -126,6 +129,6 @@ def test_a_node_that_cannot_start_is_said(monkeypatch: pytest.MonkeyPatch) -> No
         raise Exception("The current node timed out during startup.")
 
     monkeypatch.setattr(cluster.ray, "init", init)
-    with pytest.raises(ResourceError) as raised, cluster.connected("local", NodeJob("tiny", Wishes(), None)):
+    with pytest.raises(ResourceError) as raised, cluster.connected("local", NodeJob("tiny", LoadPreferences(), None)):
         pass
     assert raised.value.why == "The current node timed out during startup."

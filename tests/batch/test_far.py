@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import far_server
-from support.far_server import FINE, MODEL, FarRequest, FarServer, Reply, failed
+from support import remote_server
+from support.remote_server import FINE, MODEL, FarRequest, FarServer, Reply, failed
 
-from llmrun.batch.far import FarEngine
-from llmrun.batch.ledger import Ledger, Tally
-from llmrun.batch.plan import Need, plan_batch
+from llmrun.batch.ledger import BatchProgress, Ledger
+from llmrun.batch.plan import RowRequirements, plan_batch
+from llmrun.batch.remote import RemoteEngine
 from llmrun.batch.results import ResultFile
-from llmrun.batch.rows import Recipe, Row
+from llmrun.batch.rows import Row, RowTemplate
 from llmrun.errors import LoginRequiredError, UnavailableError
-from llmrun.far.client import PATIENT
-from llmrun.far.server import ServedModel, Server
+from llmrun.remote.client import PATIENT
+from llmrun.remote.server import ServedModel, Server
 
 PATIENCE = replace(PATIENT, connect_seconds=30.0, stall_seconds=30.0, retries=0, backoff_seconds=0.0)
 HANGS_UP: Reply = (b"",)
@@ -27,7 +27,7 @@ HANGS_UP: Reply = (b"",)
 
 @pytest.fixture
 def server() -> Iterator[FarServer]:
-    with far_server.serving() as server:
+    with remote_server.serving() as server:
         yield server
 
 
@@ -38,10 +38,10 @@ class Run:
         self.notes: list[str] = []
         self.file = folder / "answers.jsonl"
         rows = [Row(number, {"prompt": text, **more}) for number, text in enumerate(prompts, 1)]
-        self.tally = Tally(len(rows))
-        engine = FarEngine(Server(f"{server.url}/v1"), ServedModel(MODEL), 4, PATIENCE, sleep=lambda seconds: None)
+        self.tally = BatchProgress(len(rows))
+        engine = RemoteEngine(Server(f"{server.url}/v1"), ServedModel(MODEL), 4, PATIENCE, sleep=lambda seconds: None)
         with ResultFile(self.file) as results:
-            self.plan = plan_batch(engine, rows, Recipe(), results.written)
+            self.plan = plan_batch(engine, rows, RowTemplate(), results.written)
             engine.run(self.plan.todo, Ledger(results, self.tally, on_note=self.notes.append))
 
     @property
@@ -80,10 +80,10 @@ def test_every_row_gets_its_answer(server: FarServer, tmp_path: Path) -> None:
 
 def test_another_models_answers_are_not_taken_for_its_own() -> None:
     where = Server("http://host/v1")
-    found = [FarEngine(where, ServedModel(name), None).find(Need(100, 10)) for name in ("a", "b")]
+    found = [RemoteEngine(where, ServedModel(name), None).find(RowRequirements(100, 10)) for name in ("a", "b")]
     assert found[0].model != found[1].model
     assert [each.parallel for each in found] == [32, 32]
-    assert FarEngine(where, ServedModel("a"), 8).find(Need(3, 10)).parallel == 3
+    assert RemoteEngine(where, ServedModel("a"), 8).find(RowRequirements(3, 10)).parallel == 3
 
 
 def test_what_is_wrong_with_a_row_is_its_result(server: FarServer, tmp_path: Path) -> None:

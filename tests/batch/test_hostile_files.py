@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import typer
-from support import far_server
-from support.far_server import MODEL, FarServer
+from support import remote_server
+from support.remote_server import MODEL, FarServer
 from typer.testing import CliRunner, Result
 
 from llmrun.cli.batch import batch
@@ -32,8 +32,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FarServe
     monkeypatch.chdir(tmp_path)
     for name in ("LLMRUN_SERVER", "LLMRUN_SERVER_KEY", "LLMRUN_SERVER_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
-    with far_server.serving() as server:
-        server.models = far_server.listed(MODEL)
+    with remote_server.serving() as server:
+        server.models = remote_server.listed(MODEL)
         yield server
 
 

@@ -13,13 +13,13 @@ from support import gguf_writer
 
 import llmrun
 from llmrun.batch import node
-from llmrun.batch.answers import RowDone
+from llmrun.batch.answers import FinishedRow
 from llmrun.batch.node import NodeEngine, NodeJob
-from llmrun.batch.plan import Need
-from llmrun.batch.rows import Recipe, Row, Todo
+from llmrun.batch.plan import RowRequirements
+from llmrun.batch.rows import PendingRow, Row, RowTemplate
 from llmrun.errors import OutOfMemoryError
 from llmrun.model import Model
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 
 
 class FakeRun:
@@ -32,9 +32,9 @@ class FakeRun:
     fails = False
 
     def __init__(self, model: Model, sink: Any) -> None:
-        self._sink, self._rows = sink, SimpleQueue[Todo]()
+        self._sink, self._rows = sink, SimpleQueue[PendingRow]()
 
-    def add(self, todo: Iterable[Todo]) -> None:
+    def add(self, todo: Iterable[PendingRow]) -> None:
         for each in todo:
             self._rows.put(each)
 
@@ -47,7 +47,7 @@ class FakeRun:
             pair = [self._rows.get(), self._rows.get()]
             self._sink.died()
             for each in reversed(pair):
-                self._sink.put(RowDone(each.row.number, each.key, {"error": None}))
+                self._sink.put(FinishedRow(each.row.number, each.key, {"error": None}))
 
 
 @pytest.fixture
@@ -57,12 +57,12 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeEngine:
     monkeypatch.setattr(FakeRun, "fails", False)
     path = tmp_path / "tiny.gguf"
     path.write_bytes(gguf_writer.tiny_model({"llama.context_length": 4096}))
-    return NodeEngine(NodeJob(str(path), Wishes(), None), Need(500, 100), n_cpus=1)
+    return NodeEngine(NodeJob(str(path), LoadPreferences(), None), RowRequirements(500, 100), n_cpus=1)
 
 
-def piece(*numbers: int) -> list[Todo]:
+def piece(*numbers: int) -> list[PendingRow]:
     rows = [Row(number, {"prompt": str(number)}) for number in numbers]
-    return [Todo(row, Recipe().ask(row), str(row.number)) for row in rows]
+    return [PendingRow(row, RowTemplate().ask(row), str(row.number)) for row in rows]
 
 
 def test_a_node_says_what_it_has(engine: NodeEngine) -> None:

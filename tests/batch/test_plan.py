@@ -12,12 +12,12 @@ from support import gguf_writer
 from llmrun.batch import local
 from llmrun.batch.local import LocalEngine
 from llmrun.batch.plan import MOST_PARALLEL, BatchPlan, plan_batch
-from llmrun.batch.results import RowWritten
-from llmrun.batch.rows import Recipe, Row
+from llmrun.batch.results import WrittenRow
+from llmrun.batch.rows import Row, RowTemplate
 from llmrun.errors import UsageError
-from llmrun.model.preparing import prepare
+from llmrun.model.load_plan import prepare
 from llmrun.models.registry import ModelSpec
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.jobs.kernels import MachineSpeed, Rates
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import Limits
@@ -35,14 +35,14 @@ def rows(count: int) -> list[Row]:
     return [Row(number, {"prompt": f"text {number}"}) for number in range(1, count + 1)]
 
 
-def planned(path: Path, found: list[Row], recipe: Recipe | None = None, **options: Any) -> BatchPlan:
+def planned(path: Path, found: list[Row], recipe: RowTemplate | None = None, **options: Any) -> BatchPlan:
     prepared = partial(prepare, ModelSpec(str(path), path=path), path)
-    engine = LocalEngine(prepared, options.get("wishes", Wishes()), options.get("parallel"))
-    return plan_batch(engine, found, recipe or Recipe(), options.get("done", {}))
+    engine = LocalEngine(prepared, options.get("wishes", LoadPreferences()), options.get("parallel"))
+    return plan_batch(engine, found, recipe or RowTemplate(), options.get("done", {}))
 
 
-def written(path: Path, found: list[Row], recipe: Recipe) -> dict[int, RowWritten]:
-    return {each.row.number: RowWritten(each.key, failed=False) for each in planned(path, found, recipe).todo}
+def written(path: Path, found: list[Row], recipe: RowTemplate) -> dict[int, WrittenRow]:
+    return {each.row.number: WrittenRow(each.key, failed=False) for each in planned(path, found, recipe).todo}
 
 
 def test_all_rows_are_left_and_run_side_by_side(model: Path) -> None:
@@ -56,29 +56,29 @@ def test_the_users_number_of_rows_counts(model: Path) -> None:
 
 
 def test_exact_rows_are_one_at_a_time(model: Path) -> None:
-    exact = Wishes(exact=True)
+    exact = LoadPreferences(exact=True)
     assert planned(model, rows(500), wishes=exact).parallel == 1
     assert planned(model, rows(500), wishes=exact, parallel=7).parallel == 7, "they take turns"
 
 
 def test_rows_with_answers_are_not_asked_again(model: Path) -> None:
-    recipe = Recipe()
+    recipe = RowTemplate()
     done = written(model, rows(6), recipe)
     assert [each.row.number for each in planned(model, rows(8), recipe, done=done).todo] == [7, 8]
     assert planned(model, rows(6), recipe, done=done).todo == ()
 
 
 def test_answers_to_something_else_are_refused(model: Path) -> None:
-    done = written(model, rows(6), Recipe())
-    other = Recipe(asked=AnswerRequest(limits=Limits(3)))
-    for found, recipe, why in ((rows(6), other, "asked something else"), (rows(5), Recipe(), "not in the input")):
+    done = written(model, rows(6), RowTemplate())
+    other = RowTemplate(asked=AnswerRequest(limits=Limits(3)))
+    for found, recipe, why in ((rows(6), other, "asked something else"), (rows(5), RowTemplate(), "not in the input")):
         with pytest.raises(UsageError, match="belong to another batch") as raised:
             planned(model, found, recipe, done=done)
         assert why in raised.value.why
 
 
 def test_a_row_that_failed_can_be_corrected(model: Path) -> None:
-    done = {**written(model, rows(3), Recipe()), 2: RowWritten("", failed=True)}
+    done = {**written(model, rows(3), RowTemplate()), 2: WrittenRow("", failed=True)}
     with pytest.raises(UsageError, match="not complete") as raised:
         planned(model, rows(3), done=done)
     assert "--retry-errors" in raised.value.hint
@@ -88,20 +88,20 @@ def test_a_row_that_failed_can_be_corrected(model: Path) -> None:
 
 def test_a_row_that_failed_and_is_as_it_was_is_done(model: Path) -> None:
     found = [*rows(2), Row(3, {}, UsageError("the line is not JSON"))]
-    done = written(model, rows(2), Recipe())
-    done |= {2: done[2]._replace(failed=True), 3: RowWritten("", failed=True)}
+    done = written(model, rows(2), RowTemplate())
+    done |= {2: done[2]._replace(failed=True), 3: WrittenRow("", failed=True)}
     plan = planned(model, found, done=done)
     assert (plan.todo, plan.broken) == ((), ())
 
 
 def test_a_prompt_that_fits_no_row_is_named_after_a_finished_run_too(model: Path) -> None:
-    done = written(model, rows(3), Recipe())
+    done = written(model, rows(3), RowTemplate())
     with pytest.raises(UsageError, match="no column 'txt'"):
-        planned(model, rows(3), Recipe("{txt}"), done=done)
+        planned(model, rows(3), RowTemplate("{txt}"), done=done)
 
 
 def test_a_row_with_an_answer_that_cant_be_asked_any_more_is_another_batchs(model: Path) -> None:
-    done = written(model, rows(3), Recipe())
+    done = written(model, rows(3), RowTemplate())
     with pytest.raises(UsageError, match="belong to another batch") as raised:
         planned(model, [*rows(2), Row(3, {"text": "x"})], done=done)
     assert "row 3 has an answer" in raised.value.why
@@ -139,8 +139,8 @@ def test_how_long_it_takes_by_what_was_measured(model: Path, monkeypatch: pytest
 
     def seconds(count: int, most: int | None, *, exact: bool = False) -> float | None:
         prepared = partial(prepare, ModelSpec(str(model), path=model), model)
-        engine = LocalEngine(prepared, Wishes(exact=exact), 8 if exact else None)
-        recipe = Recipe(asked=AnswerRequest(limits=Limits(most)))
+        engine = LocalEngine(prepared, LoadPreferences(exact=exact), 8 if exact else None)
+        recipe = RowTemplate(asked=AnswerRequest(limits=Limits(most)))
         return engine.seconds(plan_batch(engine, rows(count), recipe, {}))
 
     some, twice = seconds(64, 10), seconds(128, 10)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from llmrun.batch.answers import result_of
-from llmrun.batch.results import ResultFile, RowWritten
+from llmrun.batch.results import ResultFile, WrittenRow
 from llmrun.batch.rows import Row
 from llmrun.errors import DiskFullError, UsageError
 from llmrun.protocol.messages import Stats
-from llmrun.server.asked import Begun, Ended, Text
+from llmrun.server.answer_parts import AnswerText, ResponseFinished, ResponseStarted
 
 RESULT = {"answer": "ja, ü", "error": None}
 
@@ -29,7 +29,7 @@ def test_lines_are_there_at_once(tmp_path: Path) -> None:
     with ResultFile(path) as results:
         results.add(3, "k3", RESULT)
         assert lines(path) == [{"row": 3, **RESULT, "key": "k3"}]
-        assert results.written == {3: RowWritten("k3", failed=False)}
+        assert results.written == {3: WrittenRow("k3", failed=False)}
 
 
 def test_what_is_done_is_known_again(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_what_is_done_is_known_again(tmp_path: Path) -> None:
         results.add(3, "k3", RESULT)
         results.add(1, "k1", {"answer": None, "error": {"code": "usage"}})
     with ResultFile(path) as results:
-        assert results.written == {3: RowWritten("k3", failed=False), 1: RowWritten("k1", failed=True)}
+        assert results.written == {3: WrittenRow("k3", failed=False), 1: WrittenRow("k1", failed=True)}
         results.add(2, "k2", RESULT)
     assert [line["row"] for line in lines(path)] == [3, 1, 2]
 
@@ -76,7 +76,7 @@ def test_a_first_line_that_was_cut_anywhere_is_known_as_ours(
     tmp_path: Path, row: Row, error: UsageError | None
 ) -> None:
     path = tmp_path / "out.jsonl"
-    parts = (Begun(0, 1, 0), Text(0, "Hello"), Ended(0, "stop", Stats(1)))
+    parts = (ResponseStarted(0, 1, 0), AnswerText(0, "Hello"), ResponseFinished(0, "stop", Stats(1)))
     with ResultFile(path) as results:
         results.add(12, "k", result_of(row, () if error else parts, error, "k"))
     whole = path.read_bytes()

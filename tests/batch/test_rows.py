@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.batch.rows import Recipe, Row, filled, in_order, read_rows
+from llmrun.batch.rows import Row, RowTemplate, filled, in_order, read_rows
 from llmrun.errors import BadGrammarError, LlmrunError, UsageError
 from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.protocol.params import Limits
@@ -85,18 +85,18 @@ def test_a_file_that_is_no_text_or_is_not_there(tmp_path: Path, content: bytes |
 # ---- what a row asks ----
 
 
-def asked(recipe: Recipe, **columns: Any) -> AnswerRequest:
+def asked(recipe: RowTemplate, **columns: Any) -> AnswerRequest:
     return recipe.ask(Row(1, columns)).request
 
 
 def test_a_prompt_is_a_users_message() -> None:
-    assert asked(Recipe(), prompt="Hi").messages == (Message("user", "Hi"),)
-    assert asked(Recipe(system="Be brief."), prompt="Hi").messages[0] == Message("system", "Be brief.")
-    assert asked(Recipe(raw=True), prompt="Hi").prompt == "Hi"
+    assert asked(RowTemplate(), prompt="Hi").messages == (Message("user", "Hi"),)
+    assert asked(RowTemplate(system="Be brief."), prompt="Hi").messages[0] == Message("system", "Be brief.")
+    assert asked(RowTemplate(raw=True), prompt="Hi").prompt == "Hi"
 
 
 def test_a_template_takes_columns() -> None:
-    assert asked(Recipe("{a} and {b} {{x}}"), a="1", b=[2, "ü"]).messages[0].content == '1 and [2, "ü"] {x}'
+    assert asked(RowTemplate("{a} and {b} {{x}}"), a="1", b=[2, "ü"]).messages[0].content == '1 and [2, "ü"] {x}'
 
 
 def test_a_columns_text_is_no_template() -> None:
@@ -110,7 +110,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
 
 
 def test_what_a_row_says_itself_counts_first() -> None:
-    recipe = Recipe(
+    recipe = RowTemplate(
         asked=AnswerRequest(limits=Limits(10, ("x",)), thinking=False), sampling={"temperature": 0.0, "top_k": 3}
     )
     messages = [{"role": "user", "content": "Hi"}]
@@ -127,7 +127,7 @@ def openai(url: str = "/v1/chat/completions", **body: Any) -> Row:
 
 
 def test_lines_of_openais_batches() -> None:
-    recipe = Recipe()
+    recipe = RowTemplate()
     assert recipe.ask(openai(messages=[{"role": "user", "content": "Hi"}])).request.messages == (Message("user", "Hi"),)
     assert recipe.ask(openai("/v1/completions", prompt="Once")).request.prompt == "Once"
 
@@ -147,25 +147,25 @@ def test_lines_of_openais_batches() -> None:
 )
 def test_rows_that_cant_be_asked_say_why(row: Row, says: str) -> None:
     with pytest.raises((UsageError, BadGrammarError)) as raised:
-        Recipe().ask(row)
+        RowTemplate().ask(row)
     assert says.lower() in str(raised.value).lower()
 
 
 def test_a_key_names_all_that_decides_an_answer() -> None:
     row = Row(1, {"prompt": "Hi"})
     recipes = [
-        Recipe(), Recipe(model="other"), Recipe(system="s"), Recipe(sampling={"seed": 1}), Recipe(raw=True),
-        Recipe(asked=AnswerRequest(limits=Limits(5))),
+        RowTemplate(), RowTemplate(model="other"), RowTemplate(system="s"), RowTemplate(sampling={"seed": 1}),
+        RowTemplate(raw=True), RowTemplate(asked=AnswerRequest(limits=Limits(5))),
     ]  # fmt: skip
     keys = [recipe.key(recipe.ask(row)) for recipe in recipes]
     assert len(set(keys)) == len(keys)
-    assert keys[0] == Recipe().key(Recipe().ask(Row(99, {"prompt": "Hi", "note": "not asked"})))
+    assert keys[0] == RowTemplate().key(RowTemplate().ask(Row(99, {"prompt": "Hi", "note": "not asked"})))
 
 
 def test_a_watermarks_key_is_no_part_of_what_is_written() -> None:
     keys = set()
     for secret in ("one", "another"):
-        recipe = Recipe(sampling={"watermark": "green", "watermark_key": secret})
+        recipe = RowTemplate(sampling={"watermark": "green", "watermark_key": secret})
         keys.add(recipe.key(recipe.ask(Row(1, {"prompt": "Hi"}))))
     assert len(keys) == 1
 
@@ -188,4 +188,4 @@ def test_errors_are_ours(tmp_path: Path) -> None:
     for line in ("{}", "[]", "nul", json.dumps({"messages": 7}), json.dumps({"body": {"messages": "x"}})):
         for row in rows(tmp_path / "in.jsonl", line):
             with pytest.raises(LlmrunError):
-                Recipe().ask(row)
+                RowTemplate().ask(row)

@@ -12,17 +12,17 @@ from typing import Any, cast
 import pytest
 
 from llmrun.batch.answers import result_of
-from llmrun.batch.ledger import Ledger, Tally
+from llmrun.batch.ledger import BatchProgress, Ledger
 from llmrun.batch.results import ResultFile
-from llmrun.batch.rows import Recipe, Row, Todo
+from llmrun.batch.rows import PendingRow, Row, RowTemplate
 from llmrun.batch.run import BatchRun
 from llmrun.errors import BadGrammarError, EngineCrashedError, LlmrunError, OutOfMemoryError, UsageError
 from llmrun.model import Model
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Command, Finished, Generate, Started, Stats, TextDelta, TokenLogprob
 from llmrun.protocol.params import SamplingParams
-from llmrun.runner.calls import Put
 from llmrun.runner.client import Client
+from llmrun.runner.requests import Put
 from llmrun.server.toolcalls import AnswerReader
 
 PARALLEL = 4
@@ -81,15 +81,15 @@ class Setup:
         self.path = path
         self.engines: list[FakeEngine] = []
         self.most_inside: list[int] = []
-        self.tally = Tally(0)
+        self.tally = BatchProgress(0)
 
     def run(self, *texts: str, stop_after: int = 10**6) -> None:
-        recipe = Recipe()
+        recipe = RowTemplate()
         todo = []
         for number, text in enumerate(texts, 1):
             asked = recipe.ask(Row(number, {"prompt": text, "id": f"r{number}"}))
-            todo.append(Todo(Row(number, {"prompt": text, "id": f"r{number}"}), asked, f"k{number}"))
-        self.tally = Tally(len(todo))
+            todo.append(PendingRow(Row(number, {"prompt": text, "id": f"r{number}"}), asked, f"k{number}"))
+        self.tally = BatchProgress(len(todo))
         load = Load("model.gguf", 512, 512, n_seq_max=PARALLEL)
         model = SimpleNamespace(load=load, sampling=lambda flags: (SamplingParams(), {}))
         with ResultFile(self.path) as results:
@@ -199,6 +199,6 @@ def test_a_row_of_openais_has_its_log_probabilities() -> None:
 
 
 def test_time_left_goes_by_the_rows_of_this_run() -> None:
-    assert Tally(10, before=4).seconds_left is None
-    assert Tally(10, before=4, done=2, seconds=6.0).seconds_left == 12.0
-    assert Tally(10, completion_tokens=30, seconds=6.0).tokens_per_second == 5.0
+    assert BatchProgress(10, before=4).seconds_left is None
+    assert BatchProgress(10, before=4, done=2, seconds=6.0).seconds_left == 12.0
+    assert BatchProgress(10, completion_tokens=30, seconds=6.0).tokens_per_second == 5.0

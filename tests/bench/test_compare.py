@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from support.bench_rows import XEON, result, row
 
-from llmrun.bench.compare import Comparison, Pair, Side, compare_results, machine_differences, resolve
+from llmrun.bench.compare import ComparedSide, Comparison, Pair, compare_results, machine_differences, resolve
 from llmrun.bench.history import History
 from llmrun.bench.results import BenchRow, BenchWarning, Machine, Result
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, UsageError
 
 
-def sides(a: tuple[BenchRow, ...], b: tuple[BenchRow, ...]) -> tuple[Side, Side]:
-    return Side("A", (result(*a),)), Side("B", (result(*b),))
+def sides(a: tuple[BenchRow, ...], b: tuple[BenchRow, ...]) -> tuple[ComparedSide, ComparedSide]:
+    return ComparedSide("A", (result(*a),)), ComparedSide("B", (result(*b),))
 
 
 def compared(a: tuple[BenchRow, ...], b: tuple[BenchRow, ...]) -> Comparison:
@@ -102,19 +102,19 @@ def test_what_was_disturbed_is_not_believed_lightly() -> None:
 def test_runs_count_as_samples_when_there_are_enough() -> None:
     """Each run is steady in itself; from run to run they differ by 3 %, and that is what counts."""
     rates = (40.0, 41.2, 38.9, 40.4, 39.3)
-    many = Side("many", tuple(result(row(rate=rate)) for rate in rates))
-    like = Side("like", tuple(result(row(rate=rate * 1.01)) for rate in reversed(rates)))
+    many = ComparedSide("many", tuple(result(row(rate=rate)) for rate in rates))
+    like = ComparedSide("like", tuple(result(row(rate=rate * 1.01)) for rate in reversed(rates)))
     pair = only(compare_results(many, like))
     assert (pair.runs, pair.verdict.kind) == ((5, 5), "same")
     assert pair.notes == ("each run counts as one sample",)
-    better = Side("better", tuple(result(row(rate=rate * 1.12)) for rate in rates))
+    better = ComparedSide("better", tuple(result(row(rate=rate * 1.12)) for rate in rates))
     assert only(compare_results(many, better)).verdict.kind == "faster"
 
 
 def test_a_machine_that_is_known_to_vary_is_given_more_room() -> None:
-    restless = Side("A", tuple(result(row(rate=rate)) for rate in (40, 44, 36, 43, 37)))
-    once = Side("B", (result(row(rate=37)),))
-    steady = Side("A", tuple(result(row(rate=40)) for _ in range(5)))
+    restless = ComparedSide("A", tuple(result(row(rate=rate)) for rate in (40, 44, 36, 43, 37)))
+    once = ComparedSide("B", (result(row(rate=37)),))
+    steady = ComparedSide("A", tuple(result(row(rate=40)) for _ in range(5)))
     assert only(compare_results(steady, once)).verdict.kind == "slower"
     assert only(compare_results(restless, once)).verdict.kind == "noisy"
 
@@ -182,7 +182,7 @@ def test_sides_are_found_in_files_and_in_the_history(tmp_path: Path, monkeypatch
     with History(load_settings()) as history:
         for _ in range(3):
             history.add(result())
-        assert resolve("theirs.json", history) == Side("theirs.json", (result(),))
+        assert resolve("theirs.json", history) == ComparedSide("theirs.json", (result(),))
         assert resolve("2", history).label == "result 2 (xeon-a42d42)"
         assert resolve("last", history).label == "result 3 (xeon-a42d42)"
         assert len(resolve("xeon-a42d42", history).results) == 3
@@ -198,5 +198,5 @@ def test_sides_are_found_in_files_and_in_the_history(tmp_path: Path, monkeypatch
 
 def test_a_result_without_machine_is_compared_as_well() -> None:
     bare = Result((replace(row(), machine=None),))
-    found = compare_results(Side("A", (bare,)), Side("B", (result(row()),)))
+    found = compare_results(ComparedSide("A", (bare,)), ComparedSide("B", (result(row()),)))
     assert found.machines == ()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.bench_rows import chat, result, row
 
-from llmrun.bench.compare import Side, compare_results
+from llmrun.bench.compare import ComparedSide, compare_results
 from llmrun.bench.files import read_file
 from llmrun.bench.formats import WRITERS, write
 from llmrun.errors import LlmrunError, UsageError
@@ -86,7 +86,7 @@ def test_a_strange_value_is_refused_or_harmless(tmp_path: Path, place: tuple[str
             read = read_file(path)
         except LlmrunError:
             continue
-        compared = compare_results(Side("A", (read,)), Side("B", (result(row(), row("pp512", 90)),)))
+        compared = compare_results(ComparedSide("A", (read,)), ComparedSide("B", (result(row(), row("pp512", 90)),)))
         json.dumps(compared.to_json(), allow_nan=False)
         for kind in WRITERS:
             write(read, kind)

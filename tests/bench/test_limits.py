@@ -11,7 +11,7 @@ from support import gguf_writer
 from support.gguf_writer import TensorSpec
 
 from llmrun import _native
-from llmrun.bench.limits import MachineLimits, Needs, limit_of
+from llmrun.bench.limits import MachineLimits, TokenCost, limit_of
 from llmrun.bench.parameters import BenchSettings
 from llmrun.engine.jobs.machine.roofline import run
 from llmrun.gguf.reader import read_header
@@ -34,12 +34,12 @@ WORK = Work(
     vocabulary=100,
     file_bytes={},
 )
-NEEDS = Needs(WORK, {"Q4_0": 0.5625, "F16": 2.0})
+NEEDS = TokenCost(WORK, {"Q4_0": 0.5625, "F16": 2.0})
 SETTINGS = BenchSettings(1, n_batch=2048, n_ubatch=512)
 MACHINE = MeasuredLimits(read=1e9, int8=1e12, half=1e11, single=1e10)
 
 
-def limit(test: BenchTest, machine: MeasuredLimits = MACHINE, needs: Needs = NEEDS) -> Any:
+def limit(test: BenchTest, machine: MeasuredLimits = MACHINE, needs: TokenCost = NEEDS) -> Any:
     return limit_of(needs.phases(test, SETTINGS, 2.0), machine)
 
 
@@ -95,7 +95,7 @@ def test_a_processor_whose_products_are_unknown_is_bound_by_memory() -> None:
 def test_what_a_model_needs_is_in_its_header(tmp_path: Path) -> None:
     q8 = TensorSpec("blk.0.attn_q.weight", (64, 64), 8, 64 * 64 // 32 * 34)
     path = gguf_writer.write(tmp_path / "m.gguf", gguf_writer.tiny_model({}, [q8]))
-    needs = Needs.of(read_header(path))
+    needs = TokenCost.of(read_header(path))
     assert needs.bytes_of == {"Q8_0": 34 / 32}
     (phase,) = needs.phases(BenchTest(0, 1), SETTINGS, 2.0)
     assert (phase.weight_bytes, phase.products["int8"]) == (64 * 64 // 32 * 34, 64 * 64)

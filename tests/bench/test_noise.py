@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from llmrun.bench import noise
-from llmrun.bench.noise import Look, Reading, Watch, disturbances, sample_warnings
+from llmrun.bench.noise import ClockSample, DisturbanceMonitor, SystemCounters, disturbances, sample_warnings
 from llmrun.bench.results import BenchWarning, WarningKind
 
-BEFORE = Reading(wall=100.0, busy=50.0, own=10.0)
+BEFORE = SystemCounters(wall=100.0, busy=50.0, own=10.0)
 QUIET = replace(BEFORE, wall=110.0, busy=70.2, own=30.0)  # 2 cores of ours, and 0.02 of others
 
 
@@ -27,7 +27,7 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 
 
 def test_a_quiet_machine_gets_no_warning() -> None:
-    looks = [Look(3.9e9, 70), Look(4.0e9, 80)]
+    looks = [ClockSample(3.9e9, 70), ClockSample(4.0e9, 80)]
     assert disturbances(BEFORE, QUIET, looks, 2) == ()
 
 
@@ -40,14 +40,14 @@ def test_a_quiet_machine_gets_no_warning() -> None:
          "the container's quota stopped it 7 times, for 2.0 s of 10.0 s"),
         ("swapped", {"swapped": 64 << 20}, [], "memory was swapped: 67.1 MB"),
         ("reread", {"reread": 64 << 20}, [], "memory was short: 67.1 MB were read from the disk again"),
-        ("heat", {"heat": 3}, [Look(0, 99)], "heat slowed the processor 3 times: 99 °C"),
-        ("heat", {}, [Look(0, 98)], "heat slowed the processor down, probably: 98 °C"),
-        ("clock", {}, [Look(4.2e9), Look(4.1e9), Look(3.1e9)], "the clock went from 4.2 to 3.1 GHz"),
-        ("clock", {}, [Look(0.8e9), Look(4.1e9)], "the clock went from 0.8 to 4.1 GHz"),
+        ("heat", {"heat": 3}, [ClockSample(0, 99)], "heat slowed the processor 3 times: 99 °C"),
+        ("heat", {}, [ClockSample(0, 98)], "heat slowed the processor down, probably: 98 °C"),
+        ("clock", {}, [*map(ClockSample, (4.2e9, 4.1e9, 3.1e9))], "the clock went from 4.2 to 3.1 GHz"),
+        ("clock", {}, [ClockSample(0.8e9), ClockSample(4.1e9)], "the clock went from 0.8 to 4.1 GHz"),
     ],
 )  # fmt: skip
 def test_each_disturbance_has_its_kind_and_words(
-    kind: WarningKind, change: dict[str, float], looks: list[Look], text: str
+    kind: WarningKind, change: dict[str, float], looks: list[ClockSample], text: str
 ) -> None:
     after = replace(QUIET, **change)
     assert disturbances(BEFORE, after, looks, 2) == (BenchWarning(kind, text),)
@@ -100,7 +100,7 @@ def test_counters_are_read_from_proc_and_sys(tmp_path: Path) -> None:
     reading = noise.read(root)
     assert (reading.steal, reading.throttled, reading.throttled_seconds, reading.heat) == (2.5, 4, 1.5, 7)
     assert (reading.swapped, reading.reread) == (5 * 4096, 10 * 4096)
-    assert noise.look(root) == Look(4.2e9, 71.5)
+    assert noise.look(root) == ClockSample(4.2e9, 71.5)
 
 
 def test_cgroups_of_version_1_and_a_processor_that_tells_megahertz(tmp_path: Path) -> None:
@@ -114,18 +114,18 @@ def test_cgroups_of_version_1_and_a_processor_that_tells_megahertz(tmp_path: Pat
     )
     reading = noise.read(root)
     assert (reading.throttled, reading.throttled_seconds) == (2, 0.5)
-    assert noise.look(root) == Look(2700.5e6, 0)
+    assert noise.look(root) == ClockSample(2700.5e6, 0)
 
 
 def test_where_nothing_can_be_read_nothing_is_said(tmp_path: Path) -> None:
     reading = noise.read(tmp_path)
     assert (reading.steal, reading.throttled, reading.swapped, reading.heat) == (0, 0, 0, 0)
-    assert noise.look(tmp_path) == Look()
+    assert noise.look(tmp_path) == ClockSample()
     garbage = tree(
         tmp_path, {"proc/stat": "cpu x y", "proc/vmstat": "pswpin many\n", "proc/cpuinfo": "cpu MHz : fast\n"}
     )
     assert noise.read(garbage).steal == 0
-    assert noise.look(garbage) == Look()
+    assert noise.look(garbage) == ClockSample()
 
 
 def test_own_work_is_not_others_even_in_a_living_child() -> None:
@@ -142,7 +142,7 @@ def test_own_work_is_not_others_even_in_a_living_child() -> None:
 
 
 def test_a_watch_looks_before_and_after() -> None:
-    with Watch() as watch:
+    with DisturbanceMonitor() as watch:
         time.sleep(0.01)
         watch.look()
         assert watch.warnings == ()

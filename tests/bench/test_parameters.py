@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from llmrun.bench.parameters import SWITCH, BenchSettings, Case, Wanted, numbers, pairs, words
+from llmrun.bench.parameters import SWITCH, BenchGrid, BenchSettings, Case, numbers, pairs, words
 from llmrun.errors import UsageError
 from llmrun.protocol.jobs.bench import BenchTest
 
@@ -104,7 +104,7 @@ def test_tests_have_llama_benchs_names() -> None:
 
 
 def test_cases_are_all_combinations_in_llama_benchs_order() -> None:
-    wanted = Wanted((1, 2), prompts=(8, 0), answers=(4,), pairs=((2, 3),), depths=(0, 16), repack=(True, False))
+    wanted = BenchGrid((1, 2), prompts=(8, 0), answers=(4,), pairs=((2, 3),), depths=(0, 16), repack=(True, False))
     cases = wanted.cases()
     assert len(cases) == 2 * 2 * 2 * 3
     assert [case.test.name for case in cases[:6]] == [
@@ -115,14 +115,14 @@ def test_cases_are_all_combinations_in_llama_benchs_order() -> None:
 
 
 def test_nothing_is_measured_twice_and_nothing_is_no_test() -> None:
-    assert Wanted((1,), prompts=(0,), answers=(0,), pairs=((0, 0),)).cases() == ()
-    assert Wanted((1, 1), prompts=(8, 8), answers=()).cases() == (Case(BenchSettings(1), BenchTest(8)),)
+    assert BenchGrid((1,), prompts=(0,), answers=(0,), pairs=((0, 0),)).cases() == ()
+    assert BenchGrid((1, 1), prompts=(8, 8), answers=()).cases() == (Case(BenchSettings(1), BenchTest(8)),)
 
 
 def test_too_many_tests_are_refused_before_they_are_made() -> None:
     many = tuple(range(1, 1001))
     with pytest.raises(UsageError, match=re.escape("1,000,000 tests")):
-        Wanted((1,), prompts=many, answers=(), depths=many).cases()
+        BenchGrid((1,), prompts=many, answers=(), depths=many).cases()
 
 
 def test_settings_become_a_load() -> None:

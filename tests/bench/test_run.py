@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from support.gguf_writer import runnable_model, write
 
-from llmrun.bench.parameters import BenchSettings, Case, Wanted
+from llmrun.bench.parameters import BenchGrid, BenchSettings, Case
 from llmrun.bench.results import BenchRow
 from llmrun.bench.run import BenchedModel, BenchRequest, BenchStep, Loading, Progress, engines_of, quantile, run, steps
 from llmrun.errors import CancelledError, EngineCrashedError
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.jobs.bench import Bench, BenchAnswer, Benched, BenchModel, BenchTest, BenchUpdate, Repetition
+from llmrun.protocol.jobs.bench import Bench, BenchAnswer, BenchModel, BenchResult, BenchTest, BenchUpdate, Repetition
 from llmrun.protocol.jobs.limits import MeasuredLimits, MeasureLimits
 from llmrun.protocol.loading import Load
 
@@ -66,7 +66,7 @@ class Engine:
             done.append(Repetition(engines.ns(engines.measured), 0.5, answer))
             engines.measured += 1
             on_update(BenchUpdate("measured", done[-1]))
-        return Benched(engines.facts, tuple(done), 77, 1234)
+        return BenchResult(engines.facts, tuple(done), 77, 1234)
 
     def close(self) -> None:
         self.engines.living.discard(self.number)
@@ -79,7 +79,7 @@ def models(tmp_path: Path) -> tuple[BenchedModel, ...]:
 
 
 def wanted(**lists: Any) -> tuple[Case, ...]:
-    return Wanted(**{"threads": (1,), "prompts": (8,), "answers": (4,), **lists}).cases()
+    return BenchGrid(**{"threads": (1,), "prompts": (8,), "answers": (4,), **lists}).cases()
 
 
 # ---- order -----------------------------------------------------------------------------------------

@@ -23,12 +23,12 @@ from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
 
 from llmrun.errors import NetworkError
 from llmrun.models.download import download as module
-from llmrun.models.download.transfer import PATIENT, Patience, TransferSource
+from llmrun.models.download.transfer import PATIENT, RetryPolicy, TransferSource
 
 CONNECTIONS = (1, 2, 4, 8)
 
 
-def fetch(hub: StandInHub, source: TransferSource, patience: Patience = PATIENT) -> float:
+def fetch(hub: StandInHub, source: TransferSource, patience: RetryPolicy = PATIENT) -> float:
     """Seconds that a download takes; sent bytes beyond the file's are an error."""
     hub.sent = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +61,7 @@ def stall(hub: StandInHub, source: TransferSource, *, drip: bool) -> float:
     hub.faults.stall_after, hub.faults.drip = 1_000_000, drip
     began = time.perf_counter()
     try:
-        fetch(hub, source, Patience(retries=0))
+        fetch(hub, source, RetryPolicy(retries=0))
     except NetworkError as error:
         print(f"stall ({'drip' if drip else 'silence'}): {time.perf_counter() - began:.1f} s until: {error}")
     return time.perf_counter() - began

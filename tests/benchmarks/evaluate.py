@@ -23,8 +23,8 @@ from pathlib import Path
 
 import peers
 
-from llmrun.planning.plan import Wishes
-from llmrun.protocol.jobs.evaluate import Evaluated
+from llmrun.planning.plan import LoadPreferences
+from llmrun.protocol.jobs.evaluate import EvaluateResult
 from llmrun.quantize.evaluate import evaluate, read_text
 
 PERPLEXITY_BOUND, KLD_BOUND, TIME_BOUND = 0.001, 0.02, 1.0
@@ -80,7 +80,7 @@ class Work:
             found[name] = float(match[1]) / (100 if match[2] else 1)
         return found
 
-    def ours(self, *, compared: bool) -> Evaluated:
+    def ours(self, *, compared: bool) -> EvaluateResult:
         """What llmrun says."""
         return evaluate(
             self.model,
@@ -88,7 +88,7 @@ class Work:
             text=read_text(self.text),
             n_ctx=self.n_ctx,
             chunks=self.chunks,
-            wishes=Wishes(threads=self.threads),
+            wishes=LoadPreferences(threads=self.threads),
         )
 
 

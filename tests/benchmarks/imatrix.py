@@ -21,7 +21,7 @@ import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType, dequantize
 
 from llmrun.gguf.reader import read_header
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 from llmrun.quantize.calibration import collect
 from llmrun.quantize.evaluate import evaluate, read_text
 from llmrun.quantize.job import QuantizeRequest, quantize
@@ -63,7 +63,7 @@ def main() -> None:
                     text=text,
                     n_ctx=512,
                     chunks=arguments.chunks,
-                    wishes=Wishes(threads=arguments.threads),
+                    wishes=LoadPreferences(threads=arguments.threads),
                 ).divergence
                 assert found is not None
                 mean, interval = found.mean.value, f"{found.mean.low:.5f}..{found.mean.high:.5f}"

@@ -24,12 +24,12 @@ import peers
 from random_model import Shape, write_model
 
 from llmrun.gguf.reader import read_header
-from llmrun.model.preparing import prepare
+from llmrun.model.load_plan import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import probe
 from llmrun.planning.hardware_details import probe_details
 from llmrun.planning.memory import memory, repacked_types, without_flash_attention
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.predict import predict, tensor_types, work_of
 from llmrun.planning.speed import BUSY, Clock, measure
 from llmrun.protocol.jobs.kernels import MachineSpeed, Rates
@@ -100,7 +100,7 @@ def types_of(quant: str) -> Callable[[str], str]:
 
 def answer(path: Path, case: Case) -> tuple[Measured, Stats]:
     """What one answer in a fresh engine took, peak memory in bytes, and its figures."""
-    with prepare(ModelSpec(path.stem, path=path), path, Wishes(n_ctx=case.n_ctx)) as model:
+    with prepare(ModelSpec(path.stem, path=path), path, LoadPreferences(n_ctx=case.n_ctx)) as model:
         engine = runner.Runner()
         model.start(engine)
         prompt = "".join(f" {number % 1000}" for number in range(case.prompt))

@@ -33,8 +33,7 @@ from llmrun.protocol.loading import Load, Loaded
 from llmrun.protocol.messages import (
     AnswerRequest,
     Command,
-    Count,
-    Counted,
+    CountTokens,
     Event,
     Failed,
     Finished,
@@ -43,6 +42,7 @@ from llmrun.protocol.messages import (
     Message,
     Started,
     TextDelta,
+    TokenCount,
 )
 from llmrun.protocol.params import Limits, SamplingParams
 
@@ -78,7 +78,7 @@ class Front:
             self.events += [(time.perf_counter(), event) for event in events]
             self.heard.notify_all()
 
-    def say(self, kind: type[Generate] | type[Count], asked: AnswerRequest) -> int:
+    def say(self, kind: type[Generate] | type[CountTokens], asked: AnswerRequest) -> int:
         """Send a request; its number."""
         self.number += 1
         self.commands.put(kind(self.number, asked))
@@ -113,7 +113,7 @@ def latencies(front: Front, n_tokens: int, disturb: Callable[[], int] | None) ->
     def now_and_then() -> None:
         while disturb is not None and not over.wait(PAUSE):
             began = time.perf_counter()
-            windows.append((began, front.wait(disturb(), Started, Counted)[0]))
+            windows.append((began, front.wait(disturb(), Started, TokenCount)[0]))
 
     thread = threading.Thread(target=now_and_then)
     thread.start()
@@ -147,11 +147,11 @@ def measure(front: Front, options: Any) -> int:
     conversation = AnswerRequest((*turns * (options.tokens // SENTENCE_TOKENS // 20), turns[0]))
     short = AnswerRequest(prompt="Hi", limits=Limits(1))
     compiled = AnswerRequest(prompt="Hi", limits=Limits(1), grammar=schema(60))
-    if front.wait(front.say(Count, conversation), Counted)[1].total < options.tokens:
+    if front.wait(front.say(CountTokens, conversation), TokenCount)[1].total < options.tokens:
         sys.exit("the conversation is too short")
     kinds: dict[str, Callable[[], int] | None] = {
         "undisturbed": None,
-        "a conversation is rendered": lambda: front.say(Count, conversation),
+        "a conversation is rendered": lambda: front.say(CountTokens, conversation),
         "a short request comes": lambda: front.say(Generate, short),
         "a grammar is compiled": lambda: front.say(Generate, compiled),
     }

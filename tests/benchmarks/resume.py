@@ -16,8 +16,8 @@ from pathlib import Path
 
 from llmrun.config import load_settings
 from llmrun.model import Model
-from llmrun.model.preparing import prepare
-from llmrun.models.locate import locate
+from llmrun.model.load_plan import prepare
+from llmrun.models.location import locate
 from llmrun.protocol.messages import Finished, Message, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.runner.runner import Runner

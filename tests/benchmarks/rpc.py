@@ -29,12 +29,12 @@ from llmrun.config import load_settings
 from llmrun.errors import LlmrunError
 from llmrun.gguf.reader import read_header
 from llmrun.model import Model
-from llmrun.model.preparing import prepare
-from llmrun.models.locate import Located, locate
+from llmrun.model.load_plan import prepare
+from llmrun.models.location import ModelLocation, locate
 from llmrun.planning.estimate import local_candidate, look_ahead, types_of
 from llmrun.planning.hardware_details import probe_details
 from llmrun.planning.machine import this_machine
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import OFF
 from llmrun.planning.speed import measure, worker_speeds
 from llmrun.protocol.loading import LoadProgress
@@ -63,14 +63,16 @@ class Rates:
 class Setup:
     """A model, what its answers are, and with how many threads each process computes; 0 is as many as cores."""
 
-    located: Located
+    located: ModelLocation
     tokens: int
     threads: int
 
     def prepared(self, workers: Sequence[str], **changes: object) -> Model:
         """The model over these workers, its Load changed."""
         assert self.located.path is not None
-        wishes = Wishes(n_ctx=N_CTX, threads=self.threads or None, workers=tuple(workers), flash_attention="on")
+        wishes = LoadPreferences(
+            n_ctx=N_CTX, threads=self.threads or None, workers=tuple(workers), flash_attention="on"
+        )
         model = prepare(self.located.spec, self.located.path, wishes, warm_up=True, speculate=OFF)
         model.load = replace(model.load, **changes)  # type: ignore[arg-type]
         return model

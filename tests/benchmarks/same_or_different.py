@@ -169,7 +169,7 @@ def real(path: Path, sets: int) -> None:
     for number in range(sets + 2):
         runner = engine()
         list(measured(runner, path, tests[number % 2], 1, warm_up=True))
-        with noise.Watch() as watch:
+        with noise.DisturbanceMonitor() as watch:
             rates = list(measured(runner, path, tests[number % 2], 5))
         runner.close()
         runs.append((rates, bool(watch.warnings)))

@@ -24,11 +24,11 @@ from random_model import Shape, write_model
 
 from llmrun.bench.statistics import Verdict, compare
 from llmrun.bench.tune.axes import DECODE, PREFILL, Axis, axes_for
-from llmrun.bench.tune.measure import RealMachine
+from llmrun.bench.tune.measure import EngineBackend
 from llmrun.bench.tune.search import SearchResult, search
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
-from llmrun.planning.plan import Wishes, make_plan
+from llmrun.planning.plan import LoadPreferences, make_plan
 from llmrun.planning.settings import EngineSettings
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.ui.views.tune import line_of, times
@@ -61,7 +61,7 @@ def combinations(default: EngineSettings, axes: Sequence[Axis], goal: str) -> li
 
 
 def sweep(
-    machine: RealMachine, default: EngineSettings, axes: Sequence[Axis], tests: Mapping[str, BenchTest]
+    machine: EngineBackend, default: EngineSettings, axes: Sequence[Axis], tests: Mapping[str, BenchTest]
 ) -> Iterator[tuple[str, EngineSettings, float]]:
     """Goal, settings and tokens/s of everything, measured once."""
     for goal, test in tests.items():
@@ -70,7 +70,7 @@ def sweep(
 
 
 def take_turns(
-    machine: RealMachine, everyone: Sequence[EngineSettings], test: BenchTest, rounds: int
+    machine: EngineBackend, everyone: Sequence[EngineSettings], test: BenchTest, rounds: int
 ) -> dict[EngineSettings, list[float]]:
     """Tokens/s of each in each round."""
     rates: dict[EngineSettings, list[float]] = {settings: [] for settings in everyone}
@@ -87,7 +87,7 @@ def best_profile(found: SearchResult, goal: str) -> EngineSettings:
 
 
 def final(
-    machine: RealMachine, goal: str, found: SearchResult, swept: Mapping[EngineSettings, float], rounds: int
+    machine: EngineBackend, goal: str, found: SearchResult, swept: Mapping[EngineSettings, float], rounds: int
 ) -> tuple[Verdict, Verdict]:
     """What tuning found beside the best of the sweep, and beside the default."""
     test = {PREFILL: found.prefill_test, DECODE: found.decode_test}[goal]
@@ -105,10 +105,10 @@ def final(
 def run(path: Path, options: argparse.Namespace) -> bool:
     """Measure and print; whether all bounds hold."""
     header, hardware = read_header(path), probe()
-    load = make_plan(header, hardware, Wishes()).load(header.path)
+    load = make_plan(header, hardware, LoadPreferences()).load(header.path)
     default = EngineSettings.of(load)
     axes = [axis for axis in axes_for(header, hardware, default) if axis.name not in options.without.split(",")]
-    with RealMachine(load, hardware.memory_available // 2, header.weight_bytes) as machine:
+    with EngineBackend(load, hardware.memory_available // 2, header.weight_bytes) as machine:
         began = time.monotonic()
         found = search(machine, default, axes, seconds=options.seconds, on_step=lambda step: None)
         took = time.monotonic() - began

@@ -22,7 +22,7 @@ from llmrun import _native
 from llmrun.config import load_settings
 from llmrun.insight.tokens import tokenize_text
 from llmrun.insight.watermark import find_watermark
-from llmrun.models.locate import locate
+from llmrun.models.location import locate
 from llmrun.protocol.watermark import read_watermark
 from llmrun.runner.runner import Runner
 

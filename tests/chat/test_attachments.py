@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.chat import attachments
-from llmrun.chat.attachments import Attached, AttachedFile, attach, estimated_tokens, read_text, without
+from llmrun.chat.attachments import AttachedFile, Attachments, attach, estimated_tokens, read_text, without
 from llmrun.errors import UsageError
 
 
@@ -39,7 +39,7 @@ def test_a_file_stands_under_its_name_before_the_message() -> None:
     assert attached.tokens == 2
     assert attached.before("What is this?") == f"{attached.block}\n\nWhat is this?"
     assert attached.before("") == attached.block
-    assert Attached().before("hi") == "hi"
+    assert Attachments().before("hi") == "hi"
 
 
 def test_nothing_in_a_file_closes_its_fence() -> None:

@@ -11,16 +11,26 @@ from typing import Any
 import pytest
 from support.answers import sent
 
-from llmrun.chat.attachments import read_picture
-from llmrun.chat.conversation import Conversation, Manner, Overflow
-from llmrun.chat.pictures import PictureFile
+from llmrun.chat.attachments import read_image
+from llmrun.chat.conversation import ChatSettings, Conversation, Overflow
+from llmrun.chat.images import ImageFile
 from llmrun.chat.store.export import export, read_json
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import INTERRUPTED, Question
 from llmrun.chat.truncation import Policy
 from llmrun.errors import ContextOverflowError, EngineCrashedError, OutOfMemoryError, UsageError
-from llmrun.models.used import ModelUsed, file_used
-from llmrun.protocol.messages import AnswerRequest, Counted, Event, Finished, Message, Started, Stats, TextDelta, Tool
+from llmrun.models.fingerprint import ModelFingerprint, file_used
+from llmrun.protocol.messages import (
+    AnswerRequest,
+    Event,
+    Finished,
+    Message,
+    Started,
+    Stats,
+    TextDelta,
+    TokenCount,
+    Tool,
+)
 from llmrun.protocol.params import Limits, resolve_sampling
 from llmrun.protocol.speculation import Speculation
 
@@ -47,7 +57,7 @@ class FakeModel:
         self.most_together = 9
 
     @property
-    def used(self) -> ModelUsed:
+    def used(self) -> ModelFingerprint:
         return file_used(self.name, self.path)
 
     def speculation(self) -> Speculation:
@@ -61,9 +71,9 @@ class FakeModel:
     def sampling(self, flags: Any, session: Any) -> Any:
         return resolve_sampling(("session", session), ("flag", flags))
 
-    def count(self, messages: Iterable[Message], **_: object) -> Counted:
+    def count(self, messages: Iterable[Message], **_: object) -> TokenCount:
         each = tuple(len(message.content.encode()) for message in messages)
-        return Counted(0, each, BEGIN + sum(each) + MARKS * len(each) + END)
+        return TokenCount(0, each, BEGIN + sum(each) + MARKS * len(each) + END)
 
     def answer(self, *asked: AnswerRequest) -> Iterator[Event]:
         for request, each in enumerate(asked, 1):
@@ -97,7 +107,7 @@ class Talk:
         self.conversation = Conversation(
             self.model,  # type: ignore[arg-type]
             self.store.new(),
-            Manner(overflow=overflow, **manner),
+            ChatSettings(overflow=overflow, **manner),
             on_note=self.notes.append,
             on_overflow=self._choose,
         )
@@ -259,7 +269,7 @@ def test_retry_draws_anew_even_with_a_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_of_several_answers_one_stays_and_all_are_saved(talk: Talk, place: int) -> None:
     talk.say("one")
-    list(talk.conversation.retry_several([5, 6, 7]))
+    list(talk.conversation.retry_n([5, 6, 7]))
     assert [request.sampling.seed for request in talk.model.requests] == [None, 5, 6, 7]
     assert talk.conversation.n_versions == 3
     talk.conversation.keep(place)
@@ -278,7 +288,7 @@ def test_of_several_answers_one_stays_and_all_are_saved(talk: Talk, place: int) 
 def test_several_answers_are_decoded_together_where_there_is_memory(talk: Talk, most: int) -> None:
     talk.say("one")
     talk.model.most_together = most
-    list(talk.conversation.retry_several([5, 6, 7]))
+    list(talk.conversation.retry_n([5, 6, 7]))
     assert talk.model.together == most
     assert talk.conversation.n_versions == 3
     told = "The answers come one after the other: there is no memory for that"
@@ -288,14 +298,14 @@ def test_several_answers_are_decoded_together_where_there_is_memory(talk: Talk, 
 def test_each_of_several_answers_has_its_own_thoughts(talk: Talk) -> None:
     talk.say("one")
     talk.model.says = "<think>hm</think>yes"
-    list(talk.conversation.retry_several([5, 6]))
+    list(talk.conversation.retry_n([5, 6]))
     assert talk.chat.last_answer is not None
     assert (talk.chat.last_answer.content, talk.chat.last_answer.reasoning) == ("yes", "hm")
 
 
 def test_several_answers_that_are_given_up_are_kept_as_far_as_they_came(talk: Talk) -> None:
     talk.say("one")
-    events = talk.conversation.retry_several([5, 6])
+    events = talk.conversation.retry_n([5, 6])
     while not isinstance(next(events), Finished):
         pass
     next(events)  # the second one has begun
@@ -308,12 +318,12 @@ def test_several_answers_can_not_call_tools(tmp_path: Path) -> None:
     talk = Talk(tmp_path, asked=AnswerRequest(tools=(Tool("clock"),)))
     talk.say("one")
     with pytest.raises(UsageError, match="tools"):
-        list(talk.conversation.retry_several([1, 2]))
+        list(talk.conversation.retry_n([1, 2]))
 
 
 def test_nothing_to_retry(talk: Talk) -> None:
     with pytest.raises(UsageError):
-        list(talk.conversation.retry_several([1, 2]))
+        list(talk.conversation.retry_n([1, 2]))
     with pytest.raises(UsageError):
         list(talk.conversation.retry())
     with pytest.raises(UsageError):
@@ -423,10 +433,10 @@ def test_random_conversations_over_the_limit(policy: Overflow, tmp_path: Path) -
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> PictureFile:
+def picture(tmp_path: Path) -> ImageFile:
     path = tmp_path / "cat.png"
     path.write_bytes(b"\x89PNG\r\n\x1a\ncat")
-    return PictureFile.of(read_picture(str(path)))
+    return ImageFile.of(read_image(str(path)))
 
 
 def seen(talk: Talk) -> list[list[tuple[str, str]]]:
@@ -434,7 +444,7 @@ def seen(talk: Talk) -> list[list[tuple[str, str]]]:
     return [[(each.name, each.data) for each in message.pictures] for message in talk.model.seen[-1]]
 
 
-def test_a_picture_is_sent_with_its_question_each_time(talk: Talk, picture: PictureFile) -> None:
+def test_a_picture_is_sent_with_its_question_each_time(talk: Talk, picture: ImageFile) -> None:
     cat = [("cat.png", base64.b64encode(Path(picture.path).read_bytes()).decode())]
     list(talk.conversation.ask(Question("What is it?", pictures=(picture,))))
     assert seen(talk) == [cat]
@@ -448,9 +458,7 @@ def test_a_picture_is_sent_with_its_question_each_time(talk: Talk, picture: Pict
 
 
 @pytest.mark.parametrize("change", ["gone", "other"])
-def test_a_picture_that_is_gone_is_said_once_and_the_chat_goes_on(
-    talk: Talk, picture: PictureFile, change: str
-) -> None:
+def test_a_picture_that_is_gone_is_said_once_and_the_chat_goes_on(talk: Talk, picture: ImageFile, change: str) -> None:
     list(talk.conversation.ask(Question("What is it?", pictures=(picture,))))
     if change == "gone":
         Path(picture.path).unlink()
@@ -459,7 +467,7 @@ def test_a_picture_that_is_gone_is_said_once_and_the_chat_goes_on(
     talk.conversation = Conversation(
         talk.model,  # type: ignore[arg-type]
         talk.chat,
-        Manner(),
+        ChatSettings(),
         on_note=talk.notes.append,
         on_overflow=talk._choose,
     )
@@ -471,7 +479,7 @@ def test_a_picture_that_is_gone_is_said_once_and_the_chat_goes_on(
     assert ("no such file" if change == "gone" else "another picture") in note
 
 
-def test_a_model_that_can_not_see_is_told_that_there_was_a_picture(talk: Talk, picture: PictureFile) -> None:
+def test_a_model_that_can_not_see_is_told_that_there_was_a_picture(talk: Talk, picture: ImageFile) -> None:
     list(talk.conversation.ask(Question("What is it?", pictures=(picture,))))
     talk.model.sees = False
     talk.say("one")
@@ -481,7 +489,7 @@ def test_a_model_that_can_not_see_is_told_that_there_was_a_picture(talk: Talk, p
     assert talk.notes == ["fake can't look at pictures: cat.png is left out"]
 
 
-def test_a_question_whose_picture_can_not_be_read_is_taken_back(talk: Talk, picture: PictureFile) -> None:
+def test_a_question_whose_picture_can_not_be_read_is_taken_back(talk: Talk, picture: ImageFile) -> None:
     talk.say("one")
     talk.model.dies = True
     with pytest.raises(EngineCrashedError):
@@ -490,7 +498,7 @@ def test_a_question_whose_picture_can_not_be_read_is_taken_back(talk: Talk, pict
     assert talk.notes == ["The question and its pictures were taken back."]
 
 
-def test_an_exported_chat_names_its_pictures(talk: Talk, picture: PictureFile) -> None:
+def test_an_exported_chat_names_its_pictures(talk: Talk, picture: ImageFile) -> None:
     list(talk.conversation.ask(Question("What is it?", pictures=(picture,))))
     tree = talk.chat.tree()
     assert read_json(export(tree, "json")).entries == tree.entries

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.chat.replay import Record, differences, read, write
+from llmrun.chat.replay import Recording, differences, read, write
 from llmrun.chat.store.turns import Answer
 from llmrun.errors import UsageError
 from llmrun.grammar import Grammar
-from llmrun.models.used import ModelUsed
+from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.protocol.messages import AnswerRequest, Message, Stats
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation, StepTime
 
 SAMPLING = SamplingParams(seed=7, logit_bias=((3, -math.inf),), order=("temperature",))
 LIMITS = Limits(5, ("\n",), ("ban",))
-RECORD = Record(
+RECORD = Recording(
     AnswerRequest(
         (Message("user", "Hi\n💚"),),
         sampling=SAMPLING,
@@ -36,17 +36,19 @@ RECORD = Record(
     Answer(
         "Hello\u2028",
         finish="length",
-        model=ModelUsed("smollm2", "ab" * 32, "/m.gguf", 5, 1.5),
+        model=ModelFingerprint("smollm2", "ab" * 32, "/m.gguf", 5, 1.5),
         sampling=SAMPLING,
         limits=LIMITS,
         stats=Stats(seed=9),
     ),
-    ModelUsed("/small.gguf", "", "/small.gguf", 4, 2.5),
+    ModelFingerprint("/small.gguf", "", "/small.gguf", 4, 2.5),
 )
 
 
-@pytest.mark.parametrize("record", [RECORD, Record(AnswerRequest(prompt="Once"), {}, Answer(""))], ids=["chat", "text"])
-def test_a_record_comes_back(record: Record, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "record", [RECORD, Recording(AnswerRequest(prompt="Once"), {}, Answer(""))], ids=["chat", "text"]
+)
+def test_a_record_comes_back(record: Recording, tmp_path: Path) -> None:
     write(tmp_path / "r.json", record)
     assert read(tmp_path / "r.json") == record
 

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 from support.answers import sent
 
-from llmrun.chat.conversation import Conversation, Manner
+from llmrun.chat.conversation import ChatSettings, Conversation
 from llmrun.chat.store.export import export, read_json
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import INTERRUPTED, Answer, Question
 from llmrun.errors import EngineCrashedError
-from llmrun.models.used import ModelUsed, file_used
+from llmrun.models.fingerprint import ModelFingerprint, file_used
 from llmrun.protocol.messages import (
     AnswerRequest,
-    Counted,
     Event,
     Finished,
     Message,
     Started,
     Stats,
+    TokenCount,
     Tool,
 )
 from llmrun.protocol.params import resolve_sampling
@@ -49,7 +49,7 @@ class FakeModel:
         self.ends = "stop"
 
     @property
-    def used(self) -> ModelUsed:
+    def used(self) -> ModelFingerprint:
         return file_used(self.name, self.path)
 
     def speculation(self) -> None:
@@ -58,9 +58,9 @@ class FakeModel:
     def sampling(self, flags: Any, session: Any) -> Any:
         return resolve_sampling(("session", session), ("flag", flags))
 
-    def count(self, messages: Iterable[Message], *, tools: tuple[Tool, ...], **_: object) -> Counted:
+    def count(self, messages: Iterable[Message], *, tools: tuple[Tool, ...], **_: object) -> TokenCount:
         each = tuple(len(message.content) for message in messages)
-        return Counted(0, each, sum(each) + 1000 * len(tools))
+        return TokenCount(0, each, sum(each) + 1000 * len(tools))
 
     def answer(self, asked: AnswerRequest) -> Iterator[Event]:
         self.seen.append(asked)
@@ -79,7 +79,7 @@ class Talk:
         self.conversation = Conversation(
             self.model,  # type: ignore[arg-type]
             self.store.new(),
-            Manner(asked=AnswerRequest(tools=(WEATHER,))),
+            ChatSettings(asked=AnswerRequest(tools=(WEATHER,))),
             on_note=self.notes.append,
             on_overflow=lambda misfit: "roll",
         )

@@ -10,32 +10,32 @@ import pytest
 from llmrun.chat.truncation import (
     POLICIES,
     SUMMARY_QUESTION,
+    DoesNotFit,
     Drop,
     Fit,
-    Misfit,
+    MessageSize,
     Policy,
-    Sized,
     Window,
-    departure_line,
     fit,
     summary_batches,
     summary_request,
     summary_turn,
+    truncation_line,
     turns_of,
 )
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Message
 
 
-def conversation(*turns: tuple[int, ...], system: int = 0) -> list[Sized]:
+def conversation(*turns: tuple[int, ...], system: int = 0) -> list[MessageSize]:
     """Messages of turns: their tokens, the question's first."""
-    messages = [Sized("system", system)] if system else []
+    messages = [MessageSize("system", system)] if system else []
     for turn in turns:
-        messages += [Sized("assistant" if index else "user", tokens) for index, tokens in enumerate(turn)]
+        messages += [MessageSize("assistant" if index else "user", tokens) for index, tokens in enumerate(turn)]
     return messages
 
 
-def random_conversation(chance: random.Random) -> tuple[list[Sized], Window]:
+def random_conversation(chance: random.Random) -> tuple[list[MessageSize], Window]:
     turns = [
         tuple(chance.randint(1, 200) for _ in range(chance.choice((2, 2, 2, 2, 1, 3))))
         for _ in range(chance.randint(0, 25))
@@ -62,7 +62,7 @@ def test_1000_random_conversations(policy: Policy) -> None:
         turns = turns_of(messages)
         total = sum(message.tokens for message in messages)
         stand_in = window.summary if policy == "summarize" else 0
-        if isinstance(result, Misfit):
+        if isinstance(result, DoesNotFit):
             outcomes["misfit"] += 1
             assert total > window.room, "what fits is left alone"
             fixed = [
@@ -96,7 +96,7 @@ def test_1000_random_conversations(policy: Policy) -> None:
     assert (outcomes["drops"] > 300) == (policy != "stop")
 
 
-def check_choice(policy: Policy, drop: Drop, messages: list[Sized], window: Window, stand_in: int) -> None:
+def check_choice(policy: Policy, drop: Drop, messages: list[MessageSize], window: Window, stand_in: int) -> None:
     """The slow twin: one turn less does not fit, and the turns are where the policy takes them."""
     turns = turns_of(messages)
     sizes = [sum(messages[index].tokens for index in turn) for turn in turns]
@@ -121,21 +121,21 @@ def test_policies_differ() -> None:
     assert fit(messages, Window(90, keep=1), "roll") == Fit(Drop((1, 2), (3, 4, 5, 6), 40), 80)
     assert fit(messages, Window(90), "middle") == Fit(Drop((1, 2), (3, 4, 5, 6), 40), 80)
     assert fit(messages, Window(90, summary=15), "summarize") == Fit(Drop((0, 1, 2), (1, 2, 3, 4, 5, 6), 60), 75)
-    assert isinstance(fit(messages, Window(90), "stop"), Misfit)
+    assert isinstance(fit(messages, Window(90), "stop"), DoesNotFit)
     assert fit(messages, Window(120), "stop") == Fit(Drop(), 120)
     assert fit(messages, Window(120, reserve=1), "roll") == Fit(Drop((0,), (1, 2), 20), 100)
 
 
 def test_what_cannot_fit_says_why() -> None:
     full = fit(conversation((900, 50), (100,), system=50), Window(1024, reserve=256, overhead=4), "stop")
-    assert isinstance(full, Misfit)
+    assert isinstance(full, DoesNotFit)
     assert (
         full.why
         == "the conversation has 1,104 tokens, the context window has 1,024 of which 256 are left for the answer"
     )
     assert full.over == 1100 - 764
     large = fit(conversation((5, 5), (2000,), system=50), Window(1024), "roll")
-    assert isinstance(large, Misfit)
+    assert isinstance(large, DoesNotFit)
     assert "the message has 2,000 tokens, the system prompt and the kept turns have 50" in large.why
     assert large.over == 2050 - 1024
     assert "--ctx" in large.hint
@@ -143,23 +143,23 @@ def test_what_cannot_fit_says_why() -> None:
 
 def test_nothing_and_no_system_prompt() -> None:
     assert fit([], Window(10), "roll") == Fit(Drop(), 0)
-    assert isinstance(fit([Sized("system", 20)], Window(10), "roll"), Misfit)
+    assert isinstance(fit([MessageSize("system", 20)], Window(10), "roll"), DoesNotFit)
     assert turns_of(conversation((1, 1), (1,))) == [range(2), range(2, 3)]
-    assert turns_of([Sized("assistant", 1), Sized("user", 1)]) == [range(1), range(1, 2)]
+    assert turns_of([MessageSize("assistant", 1), MessageSize("user", 1)]) == [range(1), range(1, 2)]
 
 
 def test_the_line_names_turns_and_tokens() -> None:
     questions = ["Why is the sky blue?", "And\nMars, " + "which is far away, " * 9, "Moons?", SUMMARY_QUESTION]
-    assert departure_line(Drop((0,), (1, 2), 1234), "roll", questions) == (
+    assert truncation_line(Drop((0,), (1, 2), 1234), "roll", questions) == (
         "Turn 1 left the context window: 1,234 tokens, “Why is the sky blue?” (--overflow roll)"
     )
-    line = departure_line(Drop((0, 1), (1, 2, 3, 4), 99), "summarize", questions, numbers=(4, 5, 6))
+    line = truncation_line(Drop((0, 1), (1, 2, 3, 4), 99), "summarize", questions, numbers=(4, 5, 6))
     assert line.startswith(
         "Turns 4-5 were condensed into a summary: 99 tokens, “Why is the sky blue?” to “And Mars, which"
     )
     assert "\n" not in line
-    assert departure_line(Drop((0, 2), (), 5), "middle", questions).startswith("Turns 1, 3 left the context window")
-    named = departure_line(Drop((0, 1), (), 5), "roll", [SUMMARY_QUESTION, "Moons?"], numbers=(0, 3))
+    assert truncation_line(Drop((0, 2), (), 5), "middle", questions).startswith("Turns 1, 3 left the context window")
+    named = truncation_line(Drop((0, 1), (), 5), "roll", [SUMMARY_QUESTION, "Moons?"], numbers=(0, 3))
     assert named.startswith("The summary and turn 3 left the context window: 5 tokens")
 
 
@@ -167,7 +167,7 @@ def test_the_line_names_every_turn_that_left_and_no_other() -> None:
     chance = random.Random(3)
     for _ in range(300):
         turns = tuple(sorted(chance.sample(range(30), chance.randint(1, 12))))
-        line = departure_line(Drop(turns, (), 7), "middle", ["x"] * 30)
+        line = truncation_line(Drop(turns, (), 7), "middle", ["x"] * 30)
         named: set[int] = set()
         for first, last in re.findall(r"(\d+)(?:-(\d+))?", line.split(" left ")[0]):
             named |= set(range(int(first), int(last or first) + 1))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from support import far_server
-from support.far_server import MODEL, FarServer
+from support import remote_server
+from support.remote_server import MODEL, FarServer
 from typer.testing import CliRunner
 
 from llmrun.cli.batch import batch
@@ -26,8 +26,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FarServe
     for name in ("LLMRUN_SERVER", "LLMRUN_SERVER_KEY", "LLMRUN_SERVER_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
     Path("rows.jsonl").write_text("".join(json.dumps({"id": f"r{n}", "prompt": f"row {n}"}) + "\n" for n in range(5)))
-    with far_server.serving() as server:
-        server.models = far_server.listed(MODEL)
+    with remote_server.serving() as server:
+        server.models = remote_server.listed(MODEL)
         yield server
 
 

@@ -14,7 +14,7 @@ from support.gguf_writer import runnable_model, write
 from typer.testing import CliRunner
 
 from llmrun.bench import run as bench_run
-from llmrun.bench.parameters import Wanted
+from llmrun.bench.parameters import BenchGrid
 from llmrun.bench.results import BenchRow, Machine, Result
 from llmrun.bench.run import BenchOutcome, BenchRequest
 from llmrun.cli import bench as command
@@ -59,13 +59,13 @@ def bench(*arguments: str) -> str:
     return str(done.stdout)
 
 
-def typed(**lists: list[str]) -> Wanted:
-    names = command.Typed.__dataclass_fields__
-    return command.wanted(command.Typed(**{name: lists.get(name) for name in names}), 4)
+def typed(**lists: list[str]) -> BenchGrid:
+    names = command.BenchArguments.__dataclass_fields__
+    return command.wanted(command.BenchArguments(**{name: lists.get(name) for name in names}), 4)
 
 
 def test_nothing_typed_is_llama_benchs_default_and_a_chat() -> None:
-    assert typed() == Wanted((4,), chats=((128, 64),))
+    assert typed() == BenchGrid((4,), chats=((128, 64),))
     assert [case.test.name for case in typed().cases()] == ["pp512", "tg128", "chat128+64"]
 
 

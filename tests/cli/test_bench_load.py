@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import typer
-from support import far_server
-from support.far_server import FarServer
+from support import remote_server
 from support.gguf_writer import runnable_model, write
+from support.remote_server import FarServer
 from support.scripted_client import ScriptedClient
 from typer.testing import CliRunner
 
@@ -89,12 +89,12 @@ def test_as_a_page(model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 @pytest.fixture
 def far() -> Iterator[FarServer]:
-    with far_server.serving() as server:
+    with remote_server.serving() as server:
         yield server
 
 
 def test_a_far_server(far: FarServer) -> None:
-    far.replies = [far_server.told(*[far_server.chunk("x")] * 8)]
+    far.replies = [remote_server.told(*[remote_server.chunk("x")] * 8)]
     done = CliRunner().invoke(app, ["--at", far.url, "--clients", "1,2,4", "--tokens", "4", "-r", "2", "--no-warmup"])
     assert done.exception is None, done.stderr
     heading, *rows = done.stdout.splitlines()
@@ -105,13 +105,13 @@ def test_a_far_server(far: FarServer) -> None:
     assert "28 of 28 answers ended before 4 tokens" in done.stderr
     assert len(far.answered()) == 2 * 2 * (1 + 2 + 4)
     for request in far.answered():
-        assert (request.path, request.body["model"]) == (far_server.TEXT, far_server.MODEL)
+        assert (request.path, request.body["model"]) == (remote_server.TEXT, remote_server.MODEL)
         assert (request.body["max_tokens"], request.body["ignore_eos"]) == (4, True)
 
 
 def test_a_far_server_that_counts_nothing(far: FarServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_SERVER", far.url)
-    far.models = far_server.listed("one", "two")
+    far.models = remote_server.listed("one", "two")
     far.behave("says no usage")
     done = CliRunner().invoke(app, ["two", "--clients", "1", "--tokens", "2", "-r", "1", "--json"])
     found = json.loads(done.stdout)
@@ -125,7 +125,7 @@ def test_a_far_server_that_counts_nothing(far: FarServer, monkeypatch: pytest.Mo
 
 
 def test_a_far_server_that_fails_in_the_middle(far: FarServer) -> None:
-    far.replies = [*[far_server.FINE] * 4, *far_server.WAYS["fails"].replies]
+    far.replies = [*[remote_server.FINE] * 4, *remote_server.WAYS["fails"].replies]
     done = CliRunner().invoke(app, ["--at", far.url, "--clients", "1", "-r", "5"])
     assert isinstance(done.exception, NetworkError)
     assert "kaboom" in str(done.exception)

@@ -18,10 +18,10 @@ from support.model_disk import lonely_home, put, put_lm_studio, put_ollama, sett
 from llmrun.bench.history import History
 from llmrun.cli.chat import chat
 from llmrun.cli.commands import ALIASES, COMMANDS
-from llmrun.cli.completion import complete_installed, complete_model, completes, mend_words
+from llmrun.cli.completion import complete_installed, complete_model, completes, fix_words
 from llmrun.config import load_settings
 from llmrun.models.store.store import Store
-from llmrun.server.running import RunningServer, registered
+from llmrun.server.registry import RunningServer, registered
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
@@ -105,7 +105,7 @@ def test_bash_splits_at_colons(words: list[str], mended: list[str], head: str) -
         "COMP_WORDS": "\n".join(["llmrun", *words]),
         "COMP_CWORD": str(len(words)),
     }
-    mend_words(environment)
+    fix_words(environment)
     assert environment["COMP_WORDS"].split("\n") == ["llmrun", *mended]
     assert environment["COMP_CWORD"] == str(len(mended))
     assert environment["_LLMRUN_COMPLETE_HEAD"] == head
@@ -115,7 +115,7 @@ def test_bash_splits_at_colons(words: list[str], mended: list[str], head: str) -
 def test_nonsense_from_the_shell_changes_nothing(variables: dict[str, str]) -> None:
     environment = {"_LLMRUN_COMPLETE": "complete_bash", "COMP_WORDS": "llmrun\nrun", **variables}
     before = dict(environment)
-    mend_words(environment)
+    fix_words(environment)
     assert environment == before
     completes(environment)
 

@@ -11,14 +11,14 @@ from support.gguf_writer import tiny_model, write
 
 from llmrun.bench.statistics import Verdict
 from llmrun.bench.tune import run as tuning
-from llmrun.bench.tune.search import Compared, SearchResult
-from llmrun.cli.chat import Saving, _store
+from llmrun.bench.tune.search import Improvement, SearchResult
+from llmrun.cli.chat import SessionOptions, _store
 from llmrun.cli.main import _explained
 from llmrun.cli.tune import tune
 from llmrun.doctor.doctor import _directory
 from llmrun.errors import DiskFullError, OutOfMemoryError, ResourceError
 from llmrun.planning.settings import EngineSettings
-from llmrun.planning.tuned import Profile, Tuned
+from llmrun.planning.tuned import Profile, TunedSettings
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.ui.terminal.output import Output
 
@@ -37,8 +37,8 @@ def output() -> tuple[Output, io.StringIO]:
     return Output(stdout=io.StringIO(), stderr=stderr, stdin=io.StringIO(), environment={}), stderr
 
 
-def saving(*, last: bool = False, session: str | None = None, private: bool = False) -> Saving:
-    return Saving(last, session, private, None, 0)
+def saving(*, last: bool = False, session: str | None = None, private: bool = False) -> SessionOptions:
+    return SessionOptions(last, session, private, None, 0)
 
 
 def test_a_new_chat_goes_on_unsaved_and_says_so(unusable: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_new_chat_goes_on_unsaved_and_says_so(unusable: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", [saving(last=True), saving(session="trip")])
-def test_a_chat_that_should_be_there_ends_with_an_error(unusable: Path, wanted: Saving) -> None:
+def test_a_chat_that_should_be_there_ends_with_an_error(unusable: Path, wanted: SessionOptions) -> None:
     with pytest.raises(ResourceError, match="can't read or write"), _store(output()[0], wanted):
         pass
 
@@ -65,7 +65,9 @@ def test_what_tuning_found_is_shown_where_it_can_not_be_kept(
     faster = Profile(EngineSettings(1, 2), 1.0, 100.0, 20.0)
     verdict = Verdict("faster", 2.0, 1.9, 2.1, (8, 8), True)
     tests = BenchTest(n_prompt=256), BenchTest(n_gen=16)
-    found = SearchResult(Tuned(default, (faster,), 0, 0.0), (Compared(faster, verdict, verdict),), (), (), *tests, 42.0)
+    found = SearchResult(
+        TunedSettings(default, (faster,), 0, 0.0), (Improvement(faster, verdict, verdict),), (), (), *tests, 42.0
+    )
     monkeypatch.setattr(tuning, "tune", lambda *arguments, **options: tuning.TuneOutcome(found, ()))
     with pytest.raises(ResourceError, match="can't write"):
         tune(str(write(tmp_path / "model.gguf", tiny_model())))

@@ -262,7 +262,7 @@ HOLD = """
 import os, sys
 from pathlib import Path
 from llmrun.models.store.in_use import using
-from llmrun.server.running import RunningServer, registered
+from llmrun.server.registry import RunningServer, registered
 address = "http://127.0.0.1:8123"
 with using(Path(sys.argv[1])), registered(Path(sys.argv[2]), address) as entry:
     entry.write(RunningServer(os.getpid(), address, 8123, 0.0))

@@ -107,7 +107,7 @@ def nothing_is_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise AssertionError("a model was looked for")
 
     monkeypatch.chdir(tmp_path)
-    for name in ("llmrun.model.opening.locate", "llmrun.cli.loading.locate", "llmrun.cli.chat.Sessions"):
+    for name in ("llmrun.model.loading.locate", "llmrun.cli.loading.locate", "llmrun.cli.chat.Sessions"):
         monkeypatch.setattr(name, touched)
     monkeypatch.setattr("socket.socket.connect", touched)
     monkeypatch.setattr("subprocess.Popen", touched)  # an engine

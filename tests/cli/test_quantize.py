@@ -21,9 +21,9 @@ from llmrun.errors import CancelledError, LlmrunError, ModelNotFoundError, Usage
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.tokenize import TextTokens
-from llmrun.quantize import decide
+from llmrun.quantize import choice
 from llmrun.quantize.evaluate import EvaluatedText
-from llmrun.quantize.size import Goal, goal_bytes, read_size
+from llmrun.quantize.size import SizeGoal, goal_bytes, read_size
 from llmrun.quantize.source import find
 from llmrun.runner import runner
 
@@ -216,7 +216,7 @@ def tokenizing(monkeypatch: pytest.MonkeyPatch, n_tokens: int) -> None:
     """Give every text that many tokens."""
     found = TextTokens((7,) * n_tokens, (), 100)
     tokenizer = SimpleNamespace(do=lambda kind, command: found, close=lambda: None)
-    monkeypatch.setattr("llmrun.quantize.report.here.Runner", lambda: tokenizer)
+    monkeypatch.setattr("llmrun.quantize.report.local_measurements.Runner", lambda: tokenizer)
 
 
 @pytest.mark.parametrize("options", [("--tensor-type", "a=q8_0"), ("--output-type", "q8_0"), ("--pure",)])
@@ -272,20 +272,20 @@ def test_what_is_no_size(text: str) -> None:
 def test_what_a_goal_comes_to() -> None:
     gib = 1 << 30
     header = header_of(n_parameters=8 * gib, weight_bytes=16 * gib)
-    assert goal_bytes(Goal(n_bytes=4 * gib), header, machine(8 * gib)) == 4 * gib
-    assert goal_bytes(Goal(bits=4.5), header, machine(8 * gib)) == 1000 + int(4.5 * gib)
-    fitting = goal_bytes(Goal(fits=True, n_ctx=4096), header, machine(12 * gib))
+    assert goal_bytes(SizeGoal(n_bytes=4 * gib), header, machine(8 * gib)) == 4 * gib
+    assert goal_bytes(SizeGoal(bits=4.5), header, machine(8 * gib)) == 1000 + int(4.5 * gib)
+    fitting = goal_bytes(SizeGoal(fits=True, n_ctx=4096), header, machine(12 * gib))
     assert 8 * gib < fitting < 12 * gib
-    assert goal_bytes(Goal(fits=True, n_ctx=1024), header, machine(12 * gib)) > fitting
+    assert goal_bytes(SizeGoal(fits=True, n_ctx=1024), header, machine(12 * gib)) > fitting
     for goal, free, what in (
-        (Goal(n_bytes=20 * gib), 8, "is not larger than that already"),
-        (Goal(n_bytes=gib // 2), 8, "can't be made as small as"),
-        (Goal(fits=True, n_ctx=4096), 64, "fits into memory as it is"),
-        (Goal(fits=True, n_ctx=131_072), 2, "no type makes"),
+        (SizeGoal(n_bytes=20 * gib), 8, "is not larger than that already"),
+        (SizeGoal(n_bytes=gib // 2), 8, "can't be made as small as"),
+        (SizeGoal(fits=True, n_ctx=4096), 64, "fits into memory as it is"),
+        (SizeGoal(fits=True, n_ctx=131_072), 2, "no type makes"),
     ):
         with pytest.raises(LlmrunError, match=what):
             goal_bytes(goal, header, machine(free * gib))
-    assert not Goal()
+    assert not SizeGoal()
 
 
 def machine(free: int) -> Hardware:
@@ -365,7 +365,7 @@ def test_nonsense_is_refused_before_anything_is_collected(
 
 def test_a_gpu_is_one_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    assert not decide._has_gpu(machine(1))
-    assert decide._has_gpu(replace(machine(1), gpus=(Gpu("CUDA0", "", 1, 1),)))
+    assert not choice._has_gpu(machine(1))
+    assert choice._has_gpu(replace(machine(1), gpus=(Gpu("CUDA0", "", 1, 1),)))
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert decide._has_gpu(machine(1))
+    assert choice._has_gpu(machine(1))

@@ -11,7 +11,7 @@ import pytest
 
 from llmrun.cli.app import call
 from llmrun.errors import UsageError
-from llmrun.server.running import RunningServer, registered
+from llmrun.server.registry import RunningServer, registered
 
 
 @pytest.fixture(autouse=True)

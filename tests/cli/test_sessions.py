@@ -17,7 +17,7 @@ from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import Answer, Question
 from llmrun.cli import sessions as command
 from llmrun.errors import CancelledError
-from llmrun.models.used import ModelUsed
+from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.ui.terminal.output import Output
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -34,7 +34,9 @@ def chats(home: Path) -> None:
     with Sessions(folder_in(home)) as sessions:
         talk = sessions.new("sky", system="Be brief.")
         add_turn(
-            talk, Question("Why is the sky blue?"), Answer("Rayleigh \x1b[31mscattering.", model=ModelUsed("smollm2"))
+            talk,
+            Question("Why is the sky blue?"),
+            Answer("Rayleigh \x1b[31mscattering.", model=ModelFingerprint("smollm2")),
         )
         talk.make_branch("mars")
         add_turn(talk, Question("And on Mars?"), Answer("Dust."))

@@ -20,7 +20,7 @@ from support.installed import SECONDS, eventually
 
 from llmrun.cli.main import Interrupt
 from llmrun.errors import CancelledError, TerminatedError
-from llmrun.server.running import RunningServer, running_servers
+from llmrun.server.registry import RunningServer, running_servers
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 FRONT = Path(__file__).parents[1] / "support/front.py"

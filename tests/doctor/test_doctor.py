@@ -20,7 +20,7 @@ from llmrun.chat.store.store import folder_in
 from llmrun.config import Settings
 from llmrun.doctor import doctor
 from llmrun.doctor.doctor import Finding, examine
-from llmrun.doctor.trial import Trial
+from llmrun.doctor.trial import TrialResult
 from llmrun.errors import BadModelError, EngineCrashedError, LlmrunError
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.hardware_details import Details
@@ -306,7 +306,7 @@ def test_offline_asks_nobody(settings: Settings, monkeypatch: pytest.MonkeyPatch
 
 # ---- trial -----------------------------------------------------------------------------------------
 
-TRIAL = Trial("smollm2", "llama 135M Q4_1", ("CPU",), 0.25, 200, 131.25)
+TRIAL = TrialResult("smollm2", "llama 135M Q4_1", ("CPU",), 0.25, 200, 131.25)
 
 
 def test_an_answer(settings: Settings) -> None:

@@ -16,16 +16,15 @@ from llmrun.engine.channel import Channel
 from llmrun.engine.main import EngineProcess
 from llmrun.errors import UsageError
 from llmrun.protocol import frames
-from llmrun.protocol.condition import Condition, Status
-from llmrun.protocol.ended import Explain, Explained, SaveState, StateSaved
+from llmrun.protocol.engine_status import EngineStatus, GetStatus
+from llmrun.protocol.finished_answers import AnswerExplanation, Explain, SaveState, StateSaved
 from llmrun.protocol.frames import read_frame
 from llmrun.protocol.loading import Load, Loaded, Open
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
     Command,
-    Count,
-    Counted,
+    CountTokens,
     Detokenize,
     Detokenized,
     Event,
@@ -35,14 +34,15 @@ from llmrun.protocol.messages import (
     Job,
     JobDone,
     Message,
+    TokenCount,
     Tokenize,
     Tokenized,
 )
 from llmrun.protocol.params import Limits
 from llmrun.protocol.speculation import MeasureSteps, StepsMeasured
-from llmrun.runner.calls import Exchange
 from llmrun.runner.client import Client
 from llmrun.runner.launch import launch
+from llmrun.runner.requests import EngineRequests
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 HI = AnswerRequest((Message("user", "Hi"),), limits=Limits(3), remember=3)
@@ -54,15 +54,15 @@ def commands(path: Path) -> list[tuple[Command, type[Event] | None]]:
         (Open(str(path)), None),
         (Load(str(path), 64, 64), Loaded),
         (Generate(1, HI), Finished),
-        (Explain(2, 1, 3, 2), Explained),
+        (Explain(2, 1, 3, 2), AnswerExplanation),
         (SaveState(3, 1), StateSaved),
-        (Count(4, HI), Counted),
+        (CountTokens(4, HI), TokenCount),
         (Tokenize(5, "Hi"), Tokenized),
         (Detokenize(6, (75, 108)), Detokenized),
         (MeasureSteps(7), StepsMeasured),
         (Cancel(1), None),
         (Job(8, "tokenize", {"model": str(path), "text": "Hi"}), JobDone),
-        (Status(9), Condition),
+        (GetStatus(9), EngineStatus),
     ]
 
 
@@ -125,7 +125,9 @@ def test_a_job_that_can_not_be_done_fails_alone(
     ids=["an unknown command", "a field of another type", "a field missing", "a field too many"],
 )
 def test_what_can_not_be_read_fails_alone(engine: Client, path: Path, frame: dict[str, Any], monkeypatch: Any) -> None:
-    monkeypatch.setattr(Exchange, "_send", lambda self, call: raw(engine, {**frame, "request": call.command.request}))
+    monkeypatch.setattr(
+        EngineRequests, "_send", lambda self, call: raw(engine, {**frame, "request": call.command.request})
+    )
     with pytest.raises(UsageError, match="can't read the request"):
         list(engine.submit(Tokenize(1, "Hi")))
     monkeypatch.undo()

@@ -19,14 +19,13 @@ from support.fake_context import FakeContext, FakeVocabulary, endless
 import llmrun.engine.main as module
 from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.main import EngineProcess
-from llmrun.protocol.condition import Condition, Status
+from llmrun.protocol.engine_status import EngineStatus, GetStatus
 from llmrun.protocol.frames import encode
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
-    Count,
-    Counted,
+    CountTokens,
     Event,
     Failed,
     Finished,
@@ -38,6 +37,7 @@ from llmrun.protocol.messages import (
     Rendering,
     Started,
     TextDelta,
+    TokenCount,
 )
 from llmrun.protocol.params import Limits
 from llmrun.protocol.speculation import MeasureSteps, Speculation, StepsMeasured
@@ -240,8 +240,8 @@ def test_counting_does_not_wait_for_a_step(running: Running) -> None:
     gate = running.gate_in_decode(0)
     running.channel.say(ask(1))
     gate.wait()
-    running.channel.say(Count(2, AnswerRequest((Message("user", "Hi"),))))
-    assert running.channel.wait(lambda event: isinstance(event, Counted)) == Counted(2, (2,), 2)
+    running.channel.say(CountTokens(2, AnswerRequest((Message("user", "Hi"),))))
+    assert running.channel.wait(lambda event: isinstance(event, TokenCount)) == TokenCount(2, (2,), 2)
     assert running.channel.sent[-3:-1] == [Rendering(2), Rendered(2)]
     gate.open()
     running.channel.finished(1)
@@ -253,9 +253,9 @@ def test_the_condition_is_told_while_a_step_runs_and_another_request_is_prepared
     gate.wait()
     running.channel.say(ask(2))
     preparing.wait()
-    running.channel.say(ask(3), Status(4))
-    told = running.channel.wait(lambda event: isinstance(event, Condition))
-    assert isinstance(told, Condition)
+    running.channel.say(ask(3), GetStatus(4))
+    told = running.channel.wait(lambda event: isinstance(event, EngineStatus))
+    assert isinstance(told, EngineStatus)
     assert (told.request, told.running, told.waiting) == (4, 1, 2)
     gate.open()
     preparing.open()
@@ -306,7 +306,7 @@ def test_a_request_can_be_cancelled_while_another_is_computed(running: Running) 
 
 
 @pytest.mark.parametrize(
-    "command", [Load("/x.gguf", 1, 1, request=3), Job(3, "bench", {}), Count(3, AnswerRequest())], ids=str
+    "command", [Load("/x.gguf", 1, 1, request=3), Job(3, "bench", {}), CountTokens(3, AnswerRequest())], ids=str
 )
 def test_whatever_waits_can_be_cancelled(command: Any) -> None:
     running = Running()

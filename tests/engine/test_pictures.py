@@ -16,20 +16,20 @@ from llmrun import _native
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.loaded import LoadedModel
-from llmrun.engine.prompt.pictures import MOST_PIXELS
+from llmrun.engine.prompt.images import MOST_PIXELS
 from llmrun.errors import BadModelError, BadTemplateError, LlmrunError, UsageError
-from llmrun.protocol.ended import SaveState
+from llmrun.protocol.finished_answers import SaveState
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
     AnswerRequest,
-    Count,
+    CountTokens,
     Event,
     Failed,
     Finished,
     Generate,
+    Image,
+    ImageAccepted,
     Message,
-    Picture,
-    Pictured,
     Stats,
     TextDelta,
 )
@@ -84,8 +84,8 @@ def opened(weights: dict[str, LlamaModel]) -> Iterator[Open]:
         context.close()
 
 
-def sent(data: bytes, at: int = 0) -> Picture:
-    return Picture(base64.b64encode(data).decode(), "a.png", at)
+def sent(data: bytes, at: int = 0) -> Image:
+    return Image(base64.b64encode(data).decode(), "a.png", at)
 
 
 def asked(*pictures: bytes, text: str = "What is it?", **more: Any) -> AnswerRequest:
@@ -114,7 +114,7 @@ def run(model: LoadedModel, *requests: AnswerRequest) -> tuple[list[list[float]]
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_picture_takes_is_told(opened: Open, kind: str) -> None:
     _, [stats], events = run(opened(kind), asked(LARGE))
-    [pictured] = [event for event in events if isinstance(event, Pictured)]
+    [pictured] = [event for event in events if isinstance(event, ImageAccepted)]
     assert (pictured.name, pictured.width, pictured.height) == ("a.png", 300, 200)
     assert stats.picture_tokens == LARGE_TOKENS[kind] < pictured.tokens < stats.prompt_tokens
     assert 0 < stats.picture_seconds < stats.prefill_seconds
@@ -213,10 +213,10 @@ def test_nothing_is_drafted_behind_a_picture(opened: Open) -> None:
 def test_a_count_knows_pictures(opened: Open) -> None:
     model = opened()
     request = asked(RED)
-    counted = model.preparer.count(Count(1, request), lambda event: None)
+    counted = model.preparer.count(CountTokens(1, request), lambda event: None)
     _, [stats], events = run(model, request)
-    [pictured] = [event for event in events if isinstance(event, Pictured)]
-    text = model.preparer.count(Count(1, asked()), lambda event: None)
+    [pictured] = [event for event in events if isinstance(event, ImageAccepted)]
+    text = model.preparer.count(CountTokens(1, asked()), lambda event: None)
     assert counted.total == stats.prompt_tokens
     assert counted.each[0] == text.each[0] + pictured.tokens
 
@@ -262,7 +262,7 @@ def test_a_hostile_picture_is_refused_and_the_model_goes_on(opened: Open, data: 
 
 
 def test_what_is_no_base64_is_refused(opened: Open) -> None:
-    request = dataclasses.replace(asked(), messages=(Message("user", "?", pictures=(Picture("%%%", "x"),)),))
+    request = dataclasses.replace(asked(), messages=(Message("user", "?", pictures=(Image("%%%", "x"),)),))
     with pytest.raises(UsageError, match="x can't be read: its data are not base64"):
         run(opened(), request)
 

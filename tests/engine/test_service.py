@@ -19,11 +19,11 @@ from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.service import Preparer
 from llmrun.errors import BadModelError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.grammar import Grammar, read_grammar
-from llmrun.protocol.ended import SaveState, StateSaved
+from llmrun.protocol.finished_answers import SaveState, StateSaved
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
     AnswerRequest,
-    Count,
+    CountTokens,
     Detokenize,
     Detokenized,
     Event,
@@ -223,23 +223,23 @@ class Untouchable(FakeVocabulary):
         chat("x" * 20_000_000),
         Generate(1, AnswerRequest(prompt="x" * 20_000_000)),
         Generate(1, AnswerRequest((Message("user", "x" * 10_000),) * 2000)),
-        Count(1, AnswerRequest((Message("user", "Hi"), Message("user", "x" * 20_000_000)))),
+        CountTokens(1, AnswerRequest((Message("user", "Hi"), Message("user", "x" * 20_000_000)))),
     ],
     ids=["message", "prompt", "many messages", "counted"],
 )
-def test_what_is_certainly_too_long_is_refused_before_it_is_tokenized(request_: Generate | Count) -> None:
+def test_what_is_certainly_too_long_is_refused_before_it_is_tokenized(request_: Generate | CountTokens) -> None:
     """And before its template is rendered: that is not to blame."""
     model = preparer(vocabulary=Untouchable())
     with pytest.raises(
         ContextOverflowError, match=r"at least 10,000,000 tokens long, the context window 100"
     ) as caught:
-        model.count(request_, refuse) if isinstance(request_, Count) else model.prepare(request_, refuse)
+        model.count(request_, refuse) if isinstance(request_, CountTokens) else model.prepare(request_, refuse)
     assert "--ctx" in caught.value.hint
 
 
 def test_long_conversations_are_counted_because_old_turns_may_leave() -> None:
     asked = AnswerRequest((*(Message("user", "x" * 9_000),) * 3, Message("user", "Hi")))
-    assert preparer().count(Count(1, asked), lambda event: None).each == (9_000, 9_000, 9_000, 2)
+    assert preparer().count(CountTokens(1, asked), lambda event: None).each == (9_000, 9_000, 9_000, 2)
 
 
 def test_where_its_end_is_ignored_an_answer_goes_on_to_its_limit() -> None:
@@ -270,8 +270,8 @@ def test_tokens_are_a_text_again() -> None:
 # ---- telling, and saving -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Generate, Count])
-def test_the_front_is_told_when_the_template_runs(kind: type[Generate] | type[Count]) -> None:
+@pytest.mark.parametrize("kind", [Generate, CountTokens])
+def test_the_front_is_told_when_the_template_runs(kind: type[Generate] | type[CountTokens]) -> None:
     """Tokens and grammar are not its work. Nothing else may allocate much meanwhile."""
     model = preparer()
     said: list[tuple[Event, bool]] = []
@@ -280,7 +280,7 @@ def test_the_front_is_told_when_the_template_runs(kind: type[Generate] | type[Co
         said.append((event, ALLOCATING.locked()))
 
     request = kind(1, AnswerRequest((Message("user", "Hi"),)))
-    model.count(request, send) if isinstance(request, Count) else model.prepare(request, send)
+    model.count(request, send) if isinstance(request, CountTokens) else model.prepare(request, send)
     assert said == [(Rendering(1), True), (Rendered(1), False)]
 
 

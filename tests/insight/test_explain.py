@@ -13,7 +13,7 @@ from llmrun.convert.job import convert_folder
 from llmrun.errors import UsageError
 from llmrun.insight.explain import explain_answer
 from llmrun.model import Model
-from llmrun.model.opening import load
+from llmrun.model.loading import load
 from llmrun.planning.machine import this_machine
 from llmrun.protocol.devices import Gpu
 

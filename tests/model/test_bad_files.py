@@ -19,11 +19,11 @@ from llmrun.errors import LlmrunError
 from llmrun.gguf.pooling import makes_embeddings
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
-from llmrun.model.preparing import prepare
+from llmrun.model.load_plan import prepare
 from llmrun.models.registry import ModelSpec
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.params import Limits
-from llmrun.runner.launch import Launched, launch
+from llmrun.runner.launch import EngineHandle, launch
 from llmrun.runner.runner import Runner
 
 Refused = Callable[[Path], tuple[int, str]]
@@ -211,11 +211,11 @@ def that_pass(folder: Path, source: random.Random) -> Iterator[Path]:
         yield path
 
 
-def end_of(path: Path, launched: Launched) -> int:
+def end_of(path: Path, launched: EngineHandle) -> int:
     """The exit status that running a file would have."""
     engine = Runner(launched)
     try:
-        model = prepare(ModelSpec(path.name, path=path), path, Wishes(n_ctx=256, threads=1))
+        model = prepare(ModelSpec(path.name, path=path), path, LoadPreferences(n_ctx=256, threads=1))
         model.start(engine)
         for _ in model.generate("hi", limits=Limits(max_tokens=1)):
             pass

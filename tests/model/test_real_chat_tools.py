@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import llmrun as library
-from llmrun.chat.conversation import Conversation, Manner
+from llmrun.chat.conversation import ChatSettings, Conversation
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import Question
 from llmrun.chat.tools.toolbox import Toolbox
@@ -38,7 +38,7 @@ def test_a_turn_with_a_call(tmp_path: Path) -> None:
         Sessions(tmp_path) as store,
     ):
         asked = AnswerRequest(tools=toolbox.tools(), tool_choice="=add", limits=Limits(100))
-        manner = Manner(flags={"seed": 1}, asked=asked)
+        manner = ChatSettings(flags={"seed": 1}, asked=asked)
         conversation = Conversation(model, store.new(), manner, on_note=print, on_overflow=lambda misfit: "stop")
         list(conversation.ask(Question("What is 12 and 30?")))
         (call,) = conversation.calls

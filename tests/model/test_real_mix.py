@@ -15,7 +15,7 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.quants import F16, F32, Quants
 from llmrun.errors import UsageError
 from llmrun.gguf.reader import read_header
-from llmrun.protocol.jobs.mix import MIX, Measure, Measured
+from llmrun.protocol.jobs.mix import MIX, MeasureMix, MixMeasurement
 from llmrun.quantize import mix
 from llmrun.quantize.job import QuantizeRequest
 from llmrun.quantize.job import quantize as write_quantized
@@ -73,18 +73,18 @@ def test_a_size_below_the_smallest_mix_is_refused_before_anything_is_measured(sm
 
 
 @pytest.fixture(scope="module")
-def measured(small: Path) -> Measured:
+def measured(small: Path) -> MixMeasurement:
     """Some types of every matrix."""
     numbers = tuple(TENSOR_TYPES[kind].number for kind in ("F32", "Q8_0", "Q5_0", "Q4_0"))
     names = [name for name, shape in SHAPES.items() if len(shape) > 1]
     engine = Runner()
     try:
-        return engine.do(MIX, Measure((str(small),), dict.fromkeys(names, numbers), TEXT, threads=2))
+        return engine.do(MIX, MeasureMix((str(small),), dict.fromkeys(names, numbers), TEXT, threads=2))
     finally:
         engine.close()
 
 
-def test_losses_are_in_the_ratios_of_the_errors_of_whole_tensors(small: Path, measured: Measured) -> None:
+def test_losses_are_in_the_ratios_of_the_errors_of_whole_tensors(small: Path, measured: MixMeasurement) -> None:
     """The Python twin of ggml's quantization is the one that comes with the format."""
     for tensor in read_header(small).tensors:
         if tensor.name not in measured.losses:
@@ -101,7 +101,7 @@ def _error(data: np.ndarray, kind: str) -> float:
     return float(np.square(dequantize(quantize(data, number), number) - data).sum())
 
 
-def test_every_matrix_matters(measured: Measured) -> None:
+def test_every_matrix_matters(measured: MixMeasurement) -> None:
     assert measured.groups == 8
     assert measured.positions > 100
     assert all(losses[-1] > 1e-7 for losses in measured.losses.values())

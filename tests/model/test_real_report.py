@@ -9,7 +9,7 @@ import pytest
 from support.installed import Installed
 
 from llmrun.quantize.report import make_report
-from llmrun.quantize.report.here import Here
+from llmrun.quantize.report.local_measurements import LocalMeasurements
 from llmrun.ui.views.report import json_text, write
 
 pytestmark = pytest.mark.model
@@ -26,7 +26,7 @@ def test_a_text_that_is_too_short_is_refused_at_once(llmrun: Installed, tmp_path
 @pytest.mark.slow
 def test_a_type_is_made_measured_and_judged(model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    measures = Here(model_path, name="smol", chunks=1)
+    measures = LocalMeasurements(model_path, name="smol", chunks=1)
     card = make_report(model_path, ["Q4_0", "Q8_0"], measures=measures, rounds=1, keep=tmp_path / "kept")
     source, failed, made = card.rows[0], card.rows[-1], card.rows[1]
     assert source.is_source

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.protocol.condition import Condition, Status
+from llmrun.protocol.engine_status import EngineStatus, GetStatus
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Message, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
@@ -67,8 +67,8 @@ def test_a_common_prompt_is_computed_once_and_not_again_after_a_restart(
         reused = sorted(started(events).reused_tokens for events in answers)
         assert reused[0] == 0
         assert min(reused[1:]) > 400, "all of the system prompt"
-        (told,) = client.submit(Status(client.next_request()))
-        assert isinstance(told, Condition)
+        (told,) = client.submit(GetStatus(client.next_request()))
+        assert isinstance(told, EngineStatus)
         prompts = [started(events).prompt_tokens for events in answers]
         assert (told.running, told.waiting) == (0, 0)
         assert (told.prefix_queries, told.prefix_hits) == (sum(prompts), sum(reused))

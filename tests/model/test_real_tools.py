@@ -17,7 +17,7 @@ from llmrun.protocol.messages import AnswerRequest, Finished, Generate, Message,
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.toolcalls import SYNTAXES
 from llmrun.runner.runner import Runner
-from llmrun.server.asked import CallArguments, CallBegun, Part
+from llmrun.server.answer_parts import CallArguments, CallStarted, Part
 from llmrun.server.toolcalls import AnswerReader
 
 PLACE: dict[str, Any] = {
@@ -69,7 +69,7 @@ def check_calls(parts: list[Part], schemas: dict[str, Any] = SCHEMAS) -> list[To
     """The calls, each by its schema; there is nothing else."""
     calls: list[ToolCall] = []
     for part in parts:
-        if isinstance(part, CallBegun):
+        if isinstance(part, CallStarted):
             calls.append(ToolCall(part.id, part.name, ""))
         else:
             assert isinstance(part, CallArguments)

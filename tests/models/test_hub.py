@@ -15,8 +15,8 @@ from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError
 from llmrun.models import hub as module
-from llmrun.models import question
-from llmrun.models.download.transfer import Patience
+from llmrun.models import hub_api
+from llmrun.models.download.transfer import RetryPolicy
 from llmrun.models.hub import Match, RemoteFile, choose, file_url, offers, parts_of, repository_files, search
 from llmrun.models.registry import ModelSpec
 
@@ -36,7 +36,7 @@ def settings(endpoint: str, *, offline: bool = False) -> Settings:
 
 
 def ask(hub: StandInHub, repository: str = REPOSITORY, revision: str = "main") -> module.Repository:
-    return repository_files(repository, revision, settings(hub.url), patience=Patience(retries=0))
+    return repository_files(repository, revision, settings(hub.url), patience=RetryPolicy(retries=0))
 
 
 def test_files_with_size_and_hash(hub: StandInHub) -> None:
@@ -100,7 +100,9 @@ def test_a_busy_hub_is_asked_again_and_that_is_said(hub: StandInHub, status: int
     hub.faults.metadata_statuses = [status, status]
     hub.faults.metadata_headers = {"Retry-After": "0"}
     notes: list[str] = []
-    found = repository_files(REPOSITORY, "main", settings(hub.url), notes.append, patience=Patience(backoff_seconds=0))
+    found = repository_files(
+        REPOSITORY, "main", settings(hub.url), notes.append, patience=RetryPolicy(backoff_seconds=0)
+    )
     assert [file.name for file in found.files] == ["tiny-Q4_0.gguf"]
     assert len(hub.requests) == 3
     assert len(notes) == 2
@@ -110,13 +112,13 @@ def test_a_busy_hub_is_asked_again_and_that_is_said(hub: StandInHub, status: int
 def test_a_hub_that_hangs_up_is_asked_again(hub: StandInHub) -> None:
     hub.faults.metadata_statuses = [StandInHub.HANG_UP]
     notes: list[str] = []
-    repository_files(REPOSITORY, "main", settings(hub.url), notes.append, patience=Patience(backoff_seconds=0))
+    repository_files(REPOSITORY, "main", settings(hub.url), notes.append, patience=RetryPolicy(backoff_seconds=0))
     assert "gave no whole answer" in notes[0]
 
 
 def test_a_hub_that_falls_silent_is_asked_again(hub: StandInHub) -> None:
     hub.faults.metadata_statuses = [StandInHub.SILENT]
-    patience = Patience(stall_seconds=0.2, backoff_seconds=0)
+    patience = RetryPolicy(stall_seconds=0.2, backoff_seconds=0)
     notes: list[str] = []
     repository_files(REPOSITORY, "main", settings(hub.url), notes.append, patience=patience)
     assert len(notes) == 1
@@ -125,7 +127,7 @@ def test_a_hub_that_falls_silent_is_asked_again(hub: StandInHub) -> None:
 def test_retries_end(hub: StandInHub) -> None:
     hub.faults.metadata = (503, "")
     with pytest.raises(NetworkError, match="answered 503"):
-        repository_files(REPOSITORY, "main", settings(hub.url), patience=Patience(retries=2, backoff_seconds=0))
+        repository_files(REPOSITORY, "main", settings(hub.url), patience=RetryPolicy(retries=2, backoff_seconds=0))
     assert len(hub.requests) == 3
 
 
@@ -160,9 +162,9 @@ def test_impossible_name(hub: StandInHub) -> None:
 def test_hub_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
-    monkeypatch.setattr(question, "ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr(question, "CONNECT_SECONDS", 0.0)
-    monkeypatch.setattr(question, "_get", lambda *_: threading.Event().wait(5))
+    monkeypatch.setattr(hub_api, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(hub_api, "CONNECT_SECONDS", 0.0)
+    monkeypatch.setattr(hub_api, "_get", lambda *_: threading.Event().wait(5))
     with pytest.raises(NetworkError, match="no answer within"):
         repository_files(REPOSITORY, "main", settings("http://127.0.0.1:9"))
 

@@ -25,8 +25,8 @@ from llmrun.errors import (
     ModelNotFoundError,
     NetworkError,
 )
-from llmrun.models.download.transfer import Patience
-from llmrun.models.locate import find_projector
+from llmrun.models.download.transfer import RetryPolicy
+from llmrun.models.location import find_projector
 from llmrun.models.pull import FALLBACK_NOTE, UNVERIFIED_NOTE, offered, pull, update
 from llmrun.models.registry import Mirror, ModelSpec
 from llmrun.models.store.store import Store
@@ -221,7 +221,7 @@ def test_the_old_file_stays_until_the_new_one_is_right(
 ) -> None:
     vars(hub.faults).update(fault)
     with pytest.raises(NetworkError):
-        update(SPEC, settings, patience=Patience(retries=1, backoff_seconds=0))
+        update(SPEC, settings, patience=RetryPolicy(retries=1, backoff_seconds=0))
     assert pull(SPEC, settings) == newer
     assert newer.read_bytes() == MODEL
 
@@ -338,7 +338,7 @@ def test_link_is_resumed(hub: StandInHub, settings: Settings) -> None:
     hub.faults.etag = '"one"'
     hub.faults.cut_after = [len(MODEL) // 2]
     with pytest.raises(NetworkError):
-        pull(link(hub), settings, patience=Patience(retries=0))
+        pull(link(hub), settings, patience=RetryPolicy(retries=0))
     assert not Store(settings).installed()
     assert pull(link(hub), settings).read_bytes() == MODEL
     assert hub.sent == len(MODEL)
@@ -364,7 +364,7 @@ def test_the_size_of_a_link_is_said_before_it_comes(hub: StandInHub, settings: S
     asked()
     hub.faults.cut_after = [len(MODEL) // 2]
     with pytest.raises(NetworkError):
-        pull(link(hub), settings, patience=Patience(retries=0))
+        pull(link(hub), settings, patience=RetryPolicy(retries=0))
     asked()
     hub.faults.ignore_range = True
     asked()

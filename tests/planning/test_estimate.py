@@ -17,7 +17,7 @@ from llmrun.config import load_settings
 from llmrun.errors import ModelNotFoundError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
-from llmrun.models import hub, question
+from llmrun.models import hub, hub_api
 from llmrun.models.hub import RemoteFile, Repository
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.estimate import (
@@ -30,12 +30,12 @@ from llmrun.planning.estimate import (
     types_of,
 )
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.plan import Wishes, make_plan
+from llmrun.planning.plan import LoadPreferences, make_plan
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.kernels import MachineSpeed, Rates
 from llmrun.runner.workers import RpcLink, RpcWorker, WorkerDevice
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.plan import context_name, show_outlooks
+from llmrun.ui.views.plan import context_name, show_estimates
 
 GIB = 1 << 30
 SPEED = MachineSpeed(1e10, 1e-6, {"F16": {64: 1e-8}}, {"F16": {64: 1e-9}}, {"Q4_K": Rates(((100.0, 1e10),), 1e11)})
@@ -88,11 +88,11 @@ def test_less_context(header: Header) -> None:
 
 def test_windows_beyond_training_are_warned_about_as_by_run(header: Header) -> None:
     row = look_ahead(candidate(header, GIB), machine(), None, (4096, 131_072, 262_144))
-    wished = make_plan(header, machine(256 * GIB), Wishes(n_ctx=262_144))
+    wished = make_plan(header, machine(256 * GIB), LoadPreferences(n_ctx=262_144))
     assert row.notes == wished.notes
     assert row.notes == ("context 262,144 tokens: the model was trained on 131,072, so answers get worse beyond that",)
     out, errors = io.StringIO(), io.StringIO()
-    show_outlooks(Output(stdout=out, stderr=errors, environment={}), [row], machine())
+    show_estimates(Output(stdout=out, stderr=errors, environment={}), [row], machine())
     assert row.notes[0] in errors.getvalue()
 
 
@@ -169,7 +169,7 @@ def repository(header: Header, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     }
     files = tuple(RemoteFile(name, size, "0" * 64) for name, size in sizes.items())
     monkeypatch.setattr(hub, "repository_files", lambda *arguments: Repository("o/r", "c" * 40, False, files))
-    monkeypatch.setattr(question, "token", lambda: "secret")
+    monkeypatch.setattr(hub_api, "token", lambda: "secret")
     links: list[str] = []
 
     def read(url: str, *, token: str | None = None, **others: object) -> Header:
@@ -211,7 +211,7 @@ def test_a_repository_without_models(repository: list[str], monkeypatch: pytest.
 def shown(rows: list[Any], hardware: Hardware) -> tuple[list[str], str]:
     """Lines on stdout, and stderr."""
     out, errors = io.StringIO(), io.StringIO()
-    show_outlooks(Output(stdout=out, stderr=errors, environment={}), rows, hardware)
+    show_estimates(Output(stdout=out, stderr=errors, environment={}), rows, hardware)
     return out.getvalue().splitlines(), errors.getvalue()
 
 

@@ -15,7 +15,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.pairs import DraftFile, plan_pair, read_draft
-from llmrun.planning.plan import Wishes, make_plan
+from llmrun.planning.plan import LoadPreferences, make_plan
 
 MIB = 1 << 20
 MACHINE = Hardware("Some CPU", ("avx2",), 4, 8, None, 16 << 30, 12 << 30)
@@ -87,7 +87,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 def test_both_are_planned_with_the_same_window(tmp_path: Path) -> None:
     large = model(tmp_path, "large", llama__context_length=2048)
     small = model(tmp_path, "small", llama__context_length=64)
-    wishes = Wishes(threads=3, parallel=4)
+    wishes = LoadPreferences(threads=3, parallel=4)
     alone = make_plan(large, MACHINE, wishes)
     plan, drafts = plan_pair(large, DraftFile("small", small.path), MACHINE, wishes, name="large", repository="")
     assert drafts is not None
@@ -102,13 +102,13 @@ def test_the_window_is_what_fits_beside_the_draft_model(tmp_path: Path) -> None:
     window = {"llama__context_length": 1 << 17, "llama__block_count": 64}
     large, small = model(tmp_path, "large", **window), model(tmp_path, "small", **window)
     machine = replace(MACHINE, memory_available=2048 * MIB)
-    alone = make_plan(large, machine, Wishes())
+    alone = make_plan(large, machine, LoadPreferences())
     pair = DraftFile("small", small.path)
-    plan, _ = plan_pair(large, pair, machine, Wishes(), name="large", repository="")
+    plan, _ = plan_pair(large, pair, machine, LoadPreferences(), name="large", repository="")
     assert plan.n_ctx < alone.n_ctx
     assert plan.ram_bytes <= machine.memory_available
     with pytest.raises(OutOfMemoryError):
-        plan_pair(large, pair, machine, Wishes(n_ctx=alone.n_ctx), name="large", repository="")
+        plan_pair(large, pair, machine, LoadPreferences(n_ctx=alone.n_ctx), name="large", repository="")
 
 
 def test_a_draft_model_is_found_again_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

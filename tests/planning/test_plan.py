@@ -14,7 +14,7 @@ from support.model_facts import Facts
 from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory
-from llmrun.planning.plan import Wishes, choose_flash_attention, make_plan, margin, scores_fit
+from llmrun.planning.plan import LoadPreferences, choose_flash_attention, make_plan, margin, scores_fit
 from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.devices import Gpu
 
@@ -45,7 +45,7 @@ def gpu(free: int, *, shared: bool = False) -> Gpu:
 
 
 def test_plenty_of_memory_needs_no_words() -> None:
-    plan = make_plan(SMALL, machine(), Wishes())
+    plan = make_plan(SMALL, machine(), LoadPreferences())
     assert (plan.n_ctx, plan.n_batch, plan.threads, plan.gpu_layers) == (8192, 512, 4, -1)
     assert plan.notes == ()
     assert plan.memory == memory(SMALL, 8192)
@@ -53,7 +53,7 @@ def test_plenty_of_memory_needs_no_words() -> None:
 
 
 def test_context_is_cut_to_what_fits_and_said() -> None:
-    plan = make_plan(LARGE, machine(free=12 * GIB), Wishes())
+    plan = make_plan(LARGE, machine(free=12 * GIB), LoadPreferences())
     assert plan.n_ctx < 131_072
     assert plan.n_ctx % 256 == 0
     left = margin(12 * GIB)
@@ -82,14 +82,14 @@ def test_largest_context_agrees_with_trying_them_all() -> None:
         best = max(fitting, default=0)
         if best < 512:
             with pytest.raises(OutOfMemoryError):
-                make_plan(facts, machine(free), Wishes())
+                make_plan(facts, machine(free), LoadPreferences())
         else:
-            assert make_plan(facts, machine(free), Wishes()).n_ctx == best
+            assert make_plan(facts, machine(free), LoadPreferences()).n_ctx == best
 
 
 def test_model_that_does_not_fit_is_refused_with_numbers() -> None:
     with pytest.raises(OutOfMemoryError) as caught:
-        make_plan(LARGE, machine(free=4 * GIB), Wishes())
+        make_plan(LARGE, machine(free=4 * GIB), LoadPreferences())
     assert "5.4 GB of it for the weights" in caught.value.why
     assert "4.3 GB are free" in caught.value.why
     assert caught.value.hint == "use a smaller quant: Q2_K would take about 3.2 GB"
@@ -97,109 +97,109 @@ def test_model_that_does_not_fit_is_refused_with_numbers() -> None:
 
 def test_smaller_quant_is_named_with_its_command() -> None:
     with pytest.raises(OutOfMemoryError) as caught:
-        make_plan(LARGE, machine(free=5 * GIB + 50 * MIB), Wishes(), name="big", repository="owner/big-GGUF")
+        make_plan(LARGE, machine(free=5 * GIB + 50 * MIB), LoadPreferences(), name="big", repository="owner/big-GGUF")
     assert caught.value.hint == "llmrun run owner/big-GGUF:Q4_K_S (about 4.6 GB), if it is there"
 
 
 def test_no_quant_is_small_enough() -> None:
     with pytest.raises(OutOfMemoryError) as caught:
-        make_plan(LARGE, machine(free=2 * GIB), Wishes())
+        make_plan(LARGE, machine(free=2 * GIB), LoadPreferences())
     assert caught.value.hint == "use a smaller model (`llmrun list --all`), or close other programs"
 
 
 def test_model_that_leaves_nothing_to_others_can_be_forced() -> None:
     free = LARGE.weight_bytes + 750 * MIB
     with pytest.raises(OutOfMemoryError) as caught:
-        make_plan(LARGE, machine(free), Wishes())
+        make_plan(LARGE, machine(free), LoadPreferences())
     assert "--ctx 512" in caught.value.hint
-    plan = make_plan(LARGE, machine(free), Wishes(n_ctx=512))
+    plan = make_plan(LARGE, machine(free), LoadPreferences(n_ctx=512))
     assert plan.n_ctx == 512
     assert re.fullmatch(r"context 512 tokens: leaves only [\d.]+ MB of memory free", plan.notes[0])
 
 
 def test_wished_context_that_does_not_fit_names_the_largest_that_does() -> None:
     with pytest.raises(OutOfMemoryError) as caught:
-        make_plan(LARGE, machine(free=8 * GIB), Wishes(n_ctx=100_000))
+        make_plan(LARGE, machine(free=8 * GIB), LoadPreferences(n_ctx=100_000))
     assert "100,000" in caught.value.what
     assert "8.6 GB are free" in caught.value.why
     option = re.fullmatch(r"llmrun run MODEL --ctx (\d+), the largest that fits", caught.value.hint)
     assert option
     largest = int(option[1])
-    assert make_plan(LARGE, machine(free=8 * GIB), Wishes(n_ctx=largest)).n_ctx == largest
+    assert make_plan(LARGE, machine(free=8 * GIB), LoadPreferences(n_ctx=largest)).n_ctx == largest
     with pytest.raises(OutOfMemoryError):
-        make_plan(LARGE, machine(free=8 * GIB), Wishes(n_ctx=largest + 256))
+        make_plan(LARGE, machine(free=8 * GIB), LoadPreferences(n_ctx=largest + 256))
 
 
 def test_the_first_context_advised_is_one_that_the_model_was_trained_on() -> None:
     with pytest.raises(OutOfMemoryError) as caught:
-        make_plan(SMALL, machine(free=8 * GIB), Wishes(n_ctx=1_000_000))
+        make_plan(SMALL, machine(free=8 * GIB), LoadPreferences(n_ctx=1_000_000))
     option = re.fullmatch(
         r"llmrun run MODEL --ctx 8192, what the model was trained on; (\d+) is the largest that fits", caught.value.hint
     )
     assert option
-    assert make_plan(SMALL, machine(free=8 * GIB), Wishes(n_ctx=int(option[1]))).n_ctx > 8192
+    assert make_plan(SMALL, machine(free=8 * GIB), LoadPreferences(n_ctx=int(option[1]))).n_ctx > 8192
     with pytest.raises(OutOfMemoryError, match="1,000,000") as caught:
-        make_plan(replace(SMALL, n_ctx_train=0), machine(free=8 * GIB), Wishes(n_ctx=1_000_000))
+        make_plan(replace(SMALL, n_ctx_train=0), machine(free=8 * GIB), LoadPreferences(n_ctx=1_000_000))
     assert caught.value.hint == f"llmrun run MODEL --ctx {option[1]}, the largest that fits"
 
 
 def test_wish_on_a_model_that_does_not_fit_at_all() -> None:
     with pytest.raises(OutOfMemoryError, match="the model does not fit"):
-        make_plan(LARGE, machine(free=2 * GIB), Wishes(n_ctx=4096))
+        make_plan(LARGE, machine(free=2 * GIB), LoadPreferences(n_ctx=4096))
 
 
 def test_wish_beyond_training_is_done_and_said() -> None:
-    plan = make_plan(SMALL, machine(), Wishes(n_ctx=16_384))
+    plan = make_plan(SMALL, machine(), LoadPreferences(n_ctx=16_384))
     assert plan.n_ctx == 16_384
     assert plan.notes == ("context 16,384 tokens: the model was trained on 8,192, so answers get worse beyond that",)
 
 
 def test_short_wish_makes_a_short_batch() -> None:
-    plan = make_plan(SMALL, machine(), Wishes(n_ctx=1024))
+    plan = make_plan(SMALL, machine(), LoadPreferences(n_ctx=1024))
     assert (plan.n_ctx, plan.n_batch, plan.notes) == (1024, 512, ())
 
 
 def test_unknown_training_context() -> None:
-    plan = make_plan(replace(SMALL, n_ctx_train=0), machine(), Wishes())
+    plan = make_plan(replace(SMALL, n_ctx_train=0), machine(), LoadPreferences())
     assert plan.n_ctx == 4096
     assert "does not say" in plan.notes[0]
 
 
 def test_absurd_training_context_is_bounded() -> None:
     facts = replace(SMALL, n_ctx_train=2**31 - 1, kv_bytes=0.0)
-    assert make_plan(facts, machine(free=256 * GIB), Wishes()).n_ctx == 1 << 24
+    assert make_plan(facts, machine(free=256 * GIB), LoadPreferences()).n_ctx == 1 << 24
 
 
 def test_unknown_memory_refuses_nothing() -> None:
     unknown = replace(machine(), memory_total=0, memory_available=0)
-    assert make_plan(LARGE, unknown, Wishes()).n_ctx == 131_072
-    assert make_plan(LARGE, unknown, Wishes(n_ctx=512)).notes == ()
+    assert make_plan(LARGE, unknown, LoadPreferences()).n_ctx == 131_072
+    assert make_plan(LARGE, unknown, LoadPreferences(n_ctx=512)).notes == ()
 
 
 def test_tiny_training_context_is_not_too_small() -> None:
-    assert make_plan(replace(SMALL, n_ctx_train=256), machine(), Wishes()).n_ctx == 256
+    assert make_plan(replace(SMALL, n_ctx_train=256), machine(), LoadPreferences()).n_ctx == 256
 
 
 def test_threads_of_a_container() -> None:
-    plan = make_plan(SMALL, machine(cores=8, quota=2.5), Wishes())
+    plan = make_plan(SMALL, machine(cores=8, quota=2.5), LoadPreferences())
     assert plan.threads == 2
     assert plan.notes == ("threads 2 of 8 cores: the container may use 2.5 of them",)
 
 
 def test_wished_threads() -> None:
-    assert make_plan(SMALL, machine(cores=4), Wishes(threads=8)).notes == ()
-    plan = make_plan(SMALL, machine(cores=4), Wishes(threads=9))
+    assert make_plan(SMALL, machine(cores=4), LoadPreferences(threads=8)).notes == ()
+    plan = make_plan(SMALL, machine(cores=4), LoadPreferences(threads=9))
     assert plan.threads == 9
     assert plan.notes == ("threads 9: more than the 8 there are, so it gets slower",)
 
 
 def test_huge_machine_stays_within_bounds() -> None:
-    assert make_plan(SMALL, machine(cores=1024), Wishes()).threads == 512
+    assert make_plan(SMALL, machine(cores=1024), LoadPreferences()).threads == 512
 
 
 @pytest.mark.parametrize("layers", [-1, 0, 1000])
 def test_wished_gpu_layers(layers: int) -> None:
-    assert make_plan(SMALL, machine(), Wishes(gpu_layers=layers)).gpu_layers == layers
+    assert make_plan(SMALL, machine(), LoadPreferences(gpu_layers=layers)).gpu_layers == layers
 
 
 @pytest.mark.parametrize(
@@ -221,23 +221,23 @@ def test_wished_gpu_layers(layers: int) -> None:
 )
 def test_bad_wishes(wishes: dict[str, Any], what: str, why: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Wishes(**wishes)
+        LoadPreferences(**wishes)
     assert what in caught.value.what
     assert why in caught.value.why
 
 
 def test_kv_cache_begins_small_and_never_over_the_window() -> None:
-    assert make_plan(SMALL, machine(), Wishes()).n_ctx_start == 512
+    assert make_plan(SMALL, machine(), LoadPreferences()).n_ctx_start == 512
     tiny = Facts(kv_bytes=100.0)
-    assert make_plan(tiny, machine(), Wishes()).n_ctx_start == 8192
-    assert make_plan(tiny, machine(), Wishes(n_ctx=65_536)).n_ctx_start == 65_536
-    assert make_plan(Facts(kv_bytes=1000.0), machine(), Wishes()).n_ctx_start == 8192
-    assert make_plan(Facts(kv_bytes=4000.0), machine(), Wishes()).n_ctx_start == 2048
-    assert make_plan(SMALL, machine(), Wishes(n_ctx=256)).n_ctx_start == 256
+    assert make_plan(tiny, machine(), LoadPreferences()).n_ctx_start == 8192
+    assert make_plan(tiny, machine(), LoadPreferences(n_ctx=65_536)).n_ctx_start == 65_536
+    assert make_plan(Facts(kv_bytes=1000.0), machine(), LoadPreferences()).n_ctx_start == 8192
+    assert make_plan(Facts(kv_bytes=4000.0), machine(), LoadPreferences()).n_ctx_start == 2048
+    assert make_plan(SMALL, machine(), LoadPreferences(n_ctx=256)).n_ctx_start == 256
 
 
 def test_long_rope_gets_its_whole_window_at_once() -> None:
-    plan = make_plan(Facts(rope_depends_on_window=True), machine(), Wishes())
+    plan = make_plan(Facts(rope_depends_on_window=True), machine(), LoadPreferences())
     assert plan.n_ctx_start == plan.n_ctx == 8192
 
 
@@ -245,7 +245,7 @@ def test_long_rope_gets_its_whole_window_at_once() -> None:
 
 
 def test_several_clients_share_cells_for_all_of_their_windows() -> None:
-    plan = make_plan(SMALL, machine(), Wishes(parallel=8))
+    plan = make_plan(SMALL, machine(), LoadPreferences(parallel=8))
     assert (plan.n_ctx, plan.n_seq_max, plan.n_cells, plan.n_parked) == (8192, 8, 65_536, 16)
     assert plan.n_ctx_start == 512, "the cache grows"
     assert plan.notes == ()
@@ -255,17 +255,17 @@ def test_several_clients_share_cells_for_all_of_their_windows() -> None:
 
 
 def test_one_client_is_what_it_was() -> None:
-    plan = make_plan(SMALL, machine(), Wishes())
+    plan = make_plan(SMALL, machine(), LoadPreferences())
     assert (plan.n_seq_max, plan.n_cells, plan.n_parked) == (1, plan.n_ctx, 0)
 
 
 def test_windows_of_an_odd_size_that_fit_are_not_cut() -> None:
-    plan = make_plan(SMALL, machine(), Wishes(n_ctx=1000, parallel=3))
+    plan = make_plan(SMALL, machine(), LoadPreferences(n_ctx=1000, parallel=3))
     assert (plan.n_cells, plan.notes) == (3000, ())
 
 
 def test_several_clients_share_what_fits() -> None:
-    plan = make_plan(LARGE, machine(free=12 * GIB), Wishes(n_ctx=16_384, parallel=16))
+    plan = make_plan(LARGE, machine(free=12 * GIB), LoadPreferences(n_ctx=16_384, parallel=16))
     assert plan.n_ctx == 16_384
     assert 16_384 < plan.n_cells < 16 * 16_384
     left = 12 * GIB - margin(12 * GIB)
@@ -282,15 +282,16 @@ def test_several_clients_share_what_fits() -> None:
 
 
 def test_no_client_has_less_than_one_alone() -> None:
-    alone = make_plan(LARGE, machine(free=12 * GIB), Wishes())
-    plan = make_plan(LARGE, machine(free=12 * GIB), Wishes(parallel=4))
+    alone = make_plan(LARGE, machine(free=12 * GIB), LoadPreferences())
+    plan = make_plan(LARGE, machine(free=12 * GIB), LoadPreferences(parallel=4))
     assert alone.n_ctx - 512 <= plan.n_ctx <= plan.n_cells, "rows of logits take a little"
 
 
 @pytest.mark.parametrize(
-    ("facts", "wishes"), [(LARGE, Wishes(exact=True)), (replace(LARGE, rope_depends_on_window=True), Wishes())]
+    ("facts", "wishes"),
+    [(LARGE, LoadPreferences(exact=True)), (replace(LARGE, rope_depends_on_window=True), LoadPreferences())],
 )
-def test_clients_apart_have_a_window_each_that_fits_for_all(facts: Facts, wishes: Wishes) -> None:
+def test_clients_apart_have_a_window_each_that_fits_for_all(facts: Facts, wishes: LoadPreferences) -> None:
     plan = make_plan(facts, machine(free=12 * GIB), replace(wishes, parallel=4))
     assert plan.n_cells == 4 * plan.n_ctx
     assert (plan.n_ctx_start, plan.n_parked, plan.exact) == (plan.n_ctx, 0, wishes.exact)
@@ -301,13 +302,13 @@ def test_clients_apart_have_a_window_each_that_fits_for_all(facts: Facts, wishes
 
 def test_a_recurrent_model_has_a_state_for_each_client_and_none_to_park() -> None:
     facts = replace(SMALL, recurrent_bytes=10 * MIB)
-    plan = make_plan(facts, machine(), Wishes(parallel=8))
+    plan = make_plan(facts, machine(), LoadPreferences(parallel=8))
     assert plan.n_parked == 0
-    assert plan.memory.kv == make_plan(SMALL, machine(), Wishes(parallel=8)).memory.kv + 8 * 10 * MIB
+    assert plan.memory.kv == make_plan(SMALL, machine(), LoadPreferences(parallel=8)).memory.kv + 8 * 10 * MIB
 
 
 def test_sequence_ids_are_enough_for_the_most_clients() -> None:
-    plan = make_plan(SMALL, machine(), Wishes(parallel=128))
+    plan = make_plan(SMALL, machine(), LoadPreferences(parallel=128))
     assert plan.n_seq_max + plan.n_parked == 256
 
 
@@ -315,7 +316,7 @@ def test_sequence_ids_are_enough_for_the_most_clients() -> None:
 
 
 def test_a_gpu_that_holds_everything_gets_it() -> None:
-    plan = make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), Wishes(n_ctx=8192))
+    plan = make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), LoadPreferences(n_ctx=8192))
     assert plan.gpu_layers == ALL_LAYERS
     assert plan.vram_bytes > LARGE.weight_bytes
     assert plan.ram_bytes < GIB
@@ -323,7 +324,7 @@ def test_a_gpu_that_holds_everything_gets_it() -> None:
 
 
 def test_a_small_gpu_gets_the_layers_that_fit() -> None:
-    plan = make_plan(LARGE, machine(gpus=(gpu(3 * GIB),)), Wishes(n_ctx=8192))
+    plan = make_plan(LARGE, machine(gpus=(gpu(3 * GIB),)), LoadPreferences(n_ctx=8192))
     assert 0 < plan.gpu_layers < 31
     assert plan.vram_bytes <= 3 * GIB
     one_more = (plan.memory.weights + plan.memory.kv) // 32
@@ -333,67 +334,72 @@ def test_a_small_gpu_gets_the_layers_that_fit() -> None:
 
 def test_a_gpu_makes_room_in_memory() -> None:
     with pytest.raises(OutOfMemoryError):
-        make_plan(LARGE, machine(free=4 * GIB), Wishes())
-    assert make_plan(LARGE, machine(free=4 * GIB, gpus=(gpu(8 * GIB),)), Wishes()).n_ctx >= 512
+        make_plan(LARGE, machine(free=4 * GIB), LoadPreferences())
+    assert make_plan(LARGE, machine(free=4 * GIB, gpus=(gpu(8 * GIB),)), LoadPreferences()).n_ctx >= 512
 
 
 def test_two_gpus_share_the_layers() -> None:
-    one = make_plan(LARGE, machine(gpus=(gpu(3 * GIB),)), Wishes(n_ctx=8192))
-    two = make_plan(LARGE, machine(gpus=(gpu(3 * GIB), gpu(3 * GIB))), Wishes(n_ctx=8192))
+    one = make_plan(LARGE, machine(gpus=(gpu(3 * GIB),)), LoadPreferences(n_ctx=8192))
+    two = make_plan(LARGE, machine(gpus=(gpu(3 * GIB), gpu(3 * GIB))), LoadPreferences(n_ctx=8192))
     assert two.gpu_layers > one.gpu_layers
 
 
 @pytest.mark.parametrize("free", [0, 200 * MIB])
 def test_a_full_gpu_gets_nothing(free: int) -> None:
-    plan = make_plan(LARGE, machine(gpus=(gpu(free),)), Wishes(n_ctx=8192))
+    plan = make_plan(LARGE, machine(gpus=(gpu(free),)), LoadPreferences(n_ctx=8192))
     assert (plan.gpu_layers, plan.vram_bytes, plan.ram_bytes) == (0, 0, plan.memory.needed)
 
 
 def test_integrated_graphics_have_no_memory_of_their_own() -> None:
-    plan = make_plan(LARGE, machine(gpus=(gpu(12 * GIB, shared=True),)), Wishes(n_ctx=8192))
+    plan = make_plan(LARGE, machine(gpus=(gpu(12 * GIB, shared=True),)), LoadPreferences(n_ctx=8192))
     assert (plan.gpu_layers, plan.vram_bytes, plan.ram_bytes) == (ALL_LAYERS, 0, plan.memory.needed)
 
 
 @pytest.mark.parametrize(("wish", "layers"), [(0, 0), (5, 5), (32, ALL_LAYERS), (99, ALL_LAYERS), (-1, ALL_LAYERS)])
 def test_wished_layers_with_a_gpu(wish: int, layers: int) -> None:
-    plan = make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), Wishes(n_ctx=4096, gpu_layers=wish))
+    plan = make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), LoadPreferences(n_ctx=4096, gpu_layers=wish))
     assert plan.gpu_layers == layers
     assert bool(plan.vram_bytes) == bool(layers)
 
 
 def test_smaller_kv_type_leaves_room_for_more_context() -> None:
-    small = make_plan(LARGE, machine(free=12 * GIB), Wishes(cache_type_k="q8_0", cache_type_v="q8_0"))
-    assert small.n_ctx > make_plan(LARGE, machine(free=12 * GIB), Wishes()).n_ctx
+    small = make_plan(LARGE, machine(free=12 * GIB), LoadPreferences(cache_type_k="q8_0", cache_type_v="q8_0"))
+    assert small.n_ctx > make_plan(LARGE, machine(free=12 * GIB), LoadPreferences()).n_ctx
 
 
 def test_without_room_to_grow_the_cache_is_made_at_once() -> None:
-    roomy = make_plan(LARGE, machine(free=30 * GIB), Wishes(n_ctx=65_536))
+    roomy = make_plan(LARGE, machine(free=30 * GIB), LoadPreferences(n_ctx=65_536))
     assert roomy.n_ctx_start < roomy.n_ctx
-    tight = make_plan(LARGE, machine(free=16 * GIB), Wishes(n_ctx=65_536))
+    tight = make_plan(LARGE, machine(free=16 * GIB), LoadPreferences(n_ctx=65_536))
     assert tight.n_ctx_start == tight.n_ctx
     assert tight.memory.growth == 0
     assert tight.ram_bytes < roomy.ram_bytes
 
 
 def test_summary() -> None:
-    text = make_plan(SMALL, machine(), Wishes()).summary
+    text = make_plan(SMALL, machine(), LoadPreferences()).summary
     assert text.startswith("plan: context 8,192 tokens (memory for 512 at first), 4 threads; ")
     assert "KV cache 188.7 MB" in text
     assert "GPU" not in text
-    assert ": all layers on the GPU" in make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), Wishes(n_ctx=4096)).summary
+    assert (
+        ": all layers on the GPU"
+        in make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), LoadPreferences(n_ctx=4096)).summary
+    )
 
 
 @pytest.mark.parametrize(
     ("wishes", "flags", "facts", "slow"),
     [
-        (Wishes(), ("avx512_fp16",), SMALL, True),
-        (Wishes(), (), SMALL, False),
-        (Wishes(), ("avx512_fp16",), LARGE, False),
-        (Wishes(flash_attention="off"), ("avx512_fp16",), SMALL, False),
-        (Wishes(), ("avx512_fp16",), replace(SMALL, key_length=0), False),
+        (LoadPreferences(), ("avx512_fp16",), SMALL, True),
+        (LoadPreferences(), (), SMALL, False),
+        (LoadPreferences(), ("avx512_fp16",), LARGE, False),
+        (LoadPreferences(flash_attention="off"), ("avx512_fp16",), SMALL, False),
+        (LoadPreferences(), ("avx512_fp16",), replace(SMALL, key_length=0), False),
     ],
 )
-def test_slow_flash_attention_is_told(wishes: Wishes, flags: tuple[str, ...], facts: Facts, slow: bool) -> None:
+def test_slow_flash_attention_is_told(
+    wishes: LoadPreferences, flags: tuple[str, ...], facts: Facts, slow: bool
+) -> None:
     plan = make_plan(facts, replace(machine(), cpu_flags=flags), wishes)
     assert plan.flash_attention == wishes.flash_attention
     assert ("flash attention is slow here" in plan.summary) == slow
@@ -402,18 +408,18 @@ def test_slow_flash_attention_is_told(wishes: Wishes, flags: tuple[str, ...], fa
 @pytest.mark.parametrize(
     ("wishes", "flags", "free", "expected"),
     [
-        (Wishes(), ("avx2",), 16, "off"),
-        (Wishes(flash_attention="on"), ("avx2",), 16, "on"),
-        (Wishes(cache_type_k="q8_0"), ("avx2",), 16, "auto"),
-        (Wishes(parallel=4), ("avx2",), 16, "auto"),
-        (Wishes(parallel=4, as_alone=True), ("avx2",), 16, "off"),
-        (Wishes(parallel=4, exact=True), ("avx2",), 16, "off"),
-        (Wishes(), ("neon",), 16, "auto"),
-        (Wishes(), ("avx2",), 1, "off"),
+        (LoadPreferences(), ("avx2",), 16, "off"),
+        (LoadPreferences(flash_attention="on"), ("avx2",), 16, "on"),
+        (LoadPreferences(cache_type_k="q8_0"), ("avx2",), 16, "auto"),
+        (LoadPreferences(parallel=4), ("avx2",), 16, "auto"),
+        (LoadPreferences(parallel=4, as_alone=True), ("avx2",), 16, "off"),
+        (LoadPreferences(parallel=4, exact=True), ("avx2",), 16, "off"),
+        (LoadPreferences(), ("neon",), 16, "auto"),
+        (LoadPreferences(), ("avx2",), 1, "off"),
     ],
 )
 def test_one_sequence_is_computed_without_flash_attention_on_x86(
-    wishes: Wishes, flags: tuple[str, ...], free: int, expected: str
+    wishes: LoadPreferences, flags: tuple[str, ...], free: int, expected: str
 ) -> None:
     plan = make_plan(SMALL, replace(machine(free=free * GIB), cpu_flags=flags), wishes)
     assert plan.flash_attention == expected
@@ -421,7 +427,7 @@ def test_one_sequence_is_computed_without_flash_attention_on_x86(
 
 def test_a_gpu_has_flash_attention() -> None:
     hardware = replace(machine(gpus=(gpu(23 * GIB),)), cpu_flags=("avx2",))
-    assert make_plan(SMALL, hardware, Wishes()).flash_attention == "auto"
+    assert make_plan(SMALL, hardware, LoadPreferences()).flash_attention == "auto"
 
 
 @pytest.mark.parametrize("parallel", [1, 2, 16])
@@ -433,7 +439,7 @@ def test_exact_answers_are_computed_with_the_flash_attention_of_one(
 ) -> None:
     """Also where windows apart from each other are cut to fit, so that their scores would take less memory."""
     hardware = replace(machine(free=free * GIB), cpu_flags=("avx2",))
-    wishes = Wishes(n_ctx=n_ctx)
+    wishes = LoadPreferences(n_ctx=n_ctx)
     alone = make_plan(facts, hardware, wishes)
     exact = make_plan(facts, hardware, replace(wishes, parallel=parallel, exact=True))
     assert exact.flash_attention == alone.flash_attention == choose_flash_attention(facts, hardware, wishes)
@@ -442,7 +448,7 @@ def test_exact_answers_are_computed_with_the_flash_attention_of_one(
 
 def test_flash_attention_is_left_to_llama_cpp_where_no_window_fits() -> None:
     hardware = replace(machine(free=GIB), cpu_flags=("avx2",))
-    assert choose_flash_attention(LARGE, hardware, Wishes()) == "auto"
+    assert choose_flash_attention(LARGE, hardware, LoadPreferences()) == "auto"
 
 
 @pytest.mark.parametrize(("memory", "n_ctx", "fits"), [(16, 8192, True), (2, 8192, False), (64, 131_072, False)])
@@ -453,7 +459,7 @@ def test_scores_may_take_little_memory(memory: int, n_ctx: int, fits: bool) -> N
 
 
 def test_scores_that_are_written_count_as_memory() -> None:
-    with_flash, without = (make_plan(SMALL, machine(), Wishes(flash_attention=mode)) for mode in ("on", "off"))
+    with_flash, without = (make_plan(SMALL, machine(), LoadPreferences(flash_attention=mode)) for mode in ("on", "off"))
     assert without.memory.compute == 4 * 512 * 8192 * 9
     assert without.ram_bytes - with_flash.ram_bytes == without.memory.compute - with_flash.memory.compute
     assert without.memory.needed == without.ram_bytes

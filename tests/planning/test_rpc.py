@@ -11,7 +11,7 @@ from support.model_facts import Facts
 
 from llmrun.errors import OutOfMemoryError
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.plan import Plan, Wishes, make_plan
+from llmrun.planning.plan import LoadPreferences, Plan, make_plan
 from llmrun.planning.predict import Work, predict
 from llmrun.planning.rpc import divide, network_cost, part_of, predict_over_workers
 from llmrun.planning.split import ALL_LAYERS
@@ -44,7 +44,7 @@ def worker(name: str, *free: int) -> RpcWorker:
 
 def planned(*workers: RpcWorker, wish: int | None = None, gpus: tuple[Gpu, ...] = (), here: int = 12 * GIB) -> Plan:
     hardware = replace(HERE, workers=workers, gpus=gpus, memory_available=here)
-    return make_plan(MODEL, hardware, Wishes(gpu_layers=wish))
+    return make_plan(MODEL, hardware, LoadPreferences(gpu_layers=wish))
 
 
 def test_layers_in_proportion_to_free_memory() -> None:
@@ -79,7 +79,7 @@ def test_a_gpu_here_leaves_nothing_to_the_processor() -> None:
 
 def test_without_workers_it_does_not_fit() -> None:
     with pytest.raises(OutOfMemoryError):
-        make_plan(MODEL, HERE, Wishes())
+        make_plan(MODEL, HERE, LoadPreferences())
 
 
 def test_workers_that_are_too_small() -> None:

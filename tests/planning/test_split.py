@@ -11,7 +11,7 @@ from support.model_facts import Facts
 from llmrun.errors import UsageError
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory, reserved_bytes
-from llmrun.planning.plan import Wishes, make_plan
+from llmrun.planning.plan import LoadPreferences, make_plan
 from llmrun.planning.split import ALL_LAYERS, Split, described, split_memory
 from llmrun.protocol.devices import Gpu
 
@@ -97,7 +97,7 @@ def machine(free: int) -> Hardware:
 
 
 def test_the_plan_says_it_and_tells_the_engine() -> None:
-    plan = make_plan(MIXTURE, machine(8 * GIB), Wishes(n_ctx=N_CTX))
+    plan = make_plan(MIXTURE, machine(8 * GIB), LoadPreferences(n_ctx=N_CTX))
     count = len(plan.cpu_experts)
     assert plan.notes == (
         f"all layers on the GPU but for the experts of {count}: what fits into its 8.6 GB of free memory",
@@ -110,13 +110,13 @@ def test_the_plan_says_it_and_tells_the_engine() -> None:
     ("facts", "free", "why"), [(DENSE, 8 * GIB, "no experts"), (MIXTURE, 0, "nothing is on a GPU")]
 )
 def test_a_wish_that_changes_nothing_is_said(facts: Facts, free: int, why: str) -> None:
-    plan = make_plan(facts, machine(free), Wishes(n_ctx=N_CTX, cpu_experts=3))
+    plan = make_plan(facts, machine(free), LoadPreferences(n_ctx=N_CTX, cpu_experts=3))
     assert plan.notes[-1] == f"--n-cpu-moe changes nothing: {why}"
 
 
 def test_a_wish_out_of_bounds_is_refused() -> None:
     with pytest.raises(UsageError, match="--n-cpu-moe -1"):
-        Wishes(cpu_experts=-1)
+        LoadPreferences(cpu_experts=-1)
 
 
 def test_words() -> None:

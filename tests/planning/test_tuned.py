@@ -9,10 +9,10 @@ import pytest
 from support.gguf_writer import tiny_model, write
 
 from llmrun.gguf.reader import read_header
-from llmrun.model import opening
+from llmrun.model import loading
 from llmrun.planning.hardware import probe
 from llmrun.planning.settings import EngineSettings
-from llmrun.planning.tuned import Profile, Tuned, remember
+from llmrun.planning.tuned import Profile, TunedSettings, remember
 
 DEFAULT = EngineSettings(4, 4)
 
@@ -29,14 +29,14 @@ class FakeRunner:
 
 def remember_settings(path: Path, folder: Path, *others: EngineSettings) -> None:
     profiles = tuple(Profile(settings, 1.0, 200.0, 20.0) for settings in others)
-    remember(Tuned(Profile(DEFAULT, 1.0, 100.0, 10.0), profiles, 0, 0.0), read_header(path), probe(), folder)
+    remember(TunedSettings(Profile(DEFAULT, 1.0, 100.0, 10.0), profiles, 0, 0.0), read_header(path), probe(), folder)
 
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRunner:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
     found = FakeRunner()
-    monkeypatch.setattr(opening.runner, "prestarted", lambda: found)
+    monkeypatch.setattr(loading.runner, "prestarted", lambda: found)
     return found
 
 
@@ -55,13 +55,13 @@ OTHER = (
 
 
 def test_without_tuning_weights_are_loaded_early(engine: FakeRunner, path: Path) -> None:
-    opening.open_ahead(str(path))
+    loading.open_ahead(str(path))
     assert engine.opened == [str(path)]
 
 
 def test_settings_of_the_context_keep_early_loading(engine: FakeRunner, path: Path, tmp_path: Path) -> None:
     remember_settings(path, tmp_path, *PLAIN)
-    opening.open_ahead(str(path))
+    loading.open_ahead(str(path))
     assert engine.opened == [str(path)]
 
 
@@ -70,20 +70,20 @@ def test_settings_that_load_otherwise_do_not(
     engine: FakeRunner, path: Path, tmp_path: Path, settings: EngineSettings
 ) -> None:
     remember_settings(path, tmp_path, *PLAIN, settings)
-    opening.open_ahead(str(path))
+    loading.open_ahead(str(path))
     assert engine.opened == []
 
 
 def test_settings_of_another_model_do_not_count(engine: FakeRunner, path: Path, tmp_path: Path) -> None:
     deeper = write(tmp_path / "deeper.gguf", tiny_model({"llama.block_count": 3}))
     remember_settings(deeper, tmp_path, *OTHER)
-    opening.open_ahead(str(path))
-    opening.open_ahead(str(deeper))
+    loading.open_ahead(str(path))
+    loading.open_ahead(str(deeper))
     assert engine.opened == [str(path)]
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"schema": 1, "entries": [{"key": 3, "tuned": 4}]}', "[" * 100_000])
 def test_a_damaged_file_is_as_good_as_none(engine: FakeRunner, path: Path, tmp_path: Path, content: str) -> None:
     (tmp_path / "tune.json").write_text(content)
-    opening.open_ahead(str(path))
+    loading.open_ahead(str(path))
     assert engine.opened == [str(path)]

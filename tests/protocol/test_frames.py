@@ -17,16 +17,15 @@ import pytest
 from llmrun.errors import BY_CODE, BadLogitsError, ContextOverflowError, LlmrunError
 from llmrun.grammar import Grammar
 from llmrun.protocol import frames, messages
-from llmrun.protocol.condition import Condition, Status
-from llmrun.protocol.ended import ChainStep, Choice, Explain, Explained, SaveState, StateSaved
+from llmrun.protocol.engine_status import EngineStatus, GetStatus
+from llmrun.protocol.finished_answers import AnswerExplanation, ChainStep, Choice, Explain, SaveState, StateSaved
 from llmrun.protocol.frames import MAX_FRAME_BYTES, PREFIX_BYTES, FrameError, decode, encode, frame_length, read_frame
 from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
     Command,
-    Count,
-    Counted,
+    CountTokens,
     Detokenize,
     Detokenized,
     Event,
@@ -34,17 +33,18 @@ from llmrun.protocol.messages import (
     Finished,
     Frame,
     Generate,
+    ImageAccepted,
     Job,
     JobDone,
     JobUpdate,
     Message,
-    Pictured,
     PrefillProgress,
     Rendered,
     Rendering,
     Started,
     Stats,
     TextDelta,
+    TokenCount,
     Tokenize,
     Tokenized,
     TokenLogprob,
@@ -93,11 +93,11 @@ FRAMES: list[Frame] = [
     StepsMeasured(9, ()),
     StepsMeasured(9, (StepTime(1, 0, 0.006), StepTime(16, 512, 0.03))),
     Cancel(0),
-    Status(4),
-    Condition(4, 1, 2, 3, 4, 5, 6, 7, 8, 9),
+    GetStatus(4),
+    EngineStatus(4, 1, 2, 3, 4, 5, 6, 7, 8, 9),
     Explain(9, 1, last=3, candidates=8),
     SaveState(4, 3, prompt_only=True),
-    Count(4, AnswerRequest((Message("user", "Hi"),), template="chatml", thinking=False)),
+    CountTokens(4, AnswerRequest((Message("user", "Hi"),), template="chatml", thinking=False)),
     Tokenize(5, "<s>Hi", special=True),
     LoadProgress(0.1 + 0.2),
     Loaded(4096, 8192, 49152, "llama 135M Q4_1", False, ("CUDA0", "CPU"), 0.5, ("<think>", "</think>")),
@@ -113,16 +113,16 @@ FRAMES: list[Frame] = [
     ),
     Finished(1, "stop", Stats(1, 2, 0.3, 4, 0.5, 0.6, 0.7, 0.8, 9, 10, 0.11, 12)),
     Finished(1, "length", Stats()),
-    Pictured(1, "cat.png", 640, 480, 64),
+    ImageAccepted(1, "cat.png", 640, 480, 64),
     StateSaved(3, 2000, 2**36),
-    Counted(4, (1, 2), 9),
+    TokenCount(4, (1, 2), 9),
     Tokenized(5, (1, 2)),
     Detokenize(5, (1, 2)),
     Detokenized(5, "é"),
     Finished(1, "repeats", Stats(), "again and again"),
     Started(1, 10, 5, 0, thinking=True, thinking_tags=("<think>", "</think>")),
-    Explained(1, ()),
-    Explained(1, (Choice("é", False, ("a", "é"), 1, (ChainStep("model", 9, (0.5, 0.25)),)), Choice('"', True))),
+    AnswerExplanation(1, ()),
+    AnswerExplanation(1, (Choice("é", False, ("a", "é"), 1, (ChainStep("model", 9, (0.5, 0.25)),)), Choice('"', True))),
     Failed(3, "bad-model", "it broke", "it was old", "buy one"),
     Failed(0, "internal", ""),
 ]
@@ -264,4 +264,4 @@ def test_rates() -> None:
 def test_messages_are_named_tuples_but_for_what_is_changed_by_replace() -> None:
     """Front and engine make all these classes at every start."""
     kinds = {*get_args(Command), *get_args(Event)}
-    assert {kind.__name__ for kind in kinds if is_dataclass(kind)} == {"Load", "Explained"}
+    assert {kind.__name__ for kind in kinds if is_dataclass(kind)} == {"Load", "AnswerExplanation"}

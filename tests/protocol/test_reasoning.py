@@ -12,7 +12,7 @@ from support.screens import Clock, Terminal
 from llmrun.protocol.messages import Event, Started, TextDelta
 from llmrun.protocol.reasoning import ReasoningSplitter
 from llmrun.ui.answer.page import Page, Think
-from llmrun.ui.answer.thoughts import FOLD_CHARACTERS
+from llmrun.ui.answer.reasoning import FOLD_CHARACTERS
 from llmrun.ui.answer.view import AnswerView, answer_view
 from llmrun.ui.terminal.output import Output
 

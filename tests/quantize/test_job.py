@@ -23,7 +23,7 @@ def request_(tmp_path: Path) -> QuantizeRequest:
     return QuantizeRequest(source, tmp_path / "model-Q4_0.gguf", "Q4_0", threads=3)
 
 
-def run(request: QuantizeRequest, engine: Engine, **more: Any) -> job.Done:
+def run(request: QuantizeRequest, engine: Engine, **more: Any) -> job.QuantizedFile:
     return quantize(request, engine=engine, **more)  # type: ignore[arg-type]
 
 

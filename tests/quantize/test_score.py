@@ -11,15 +11,15 @@ from support import gguf_writer
 
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
-from llmrun.planning.plan import Wishes, make_plan
+from llmrun.planning.plan import LoadPreferences, make_plan
 from llmrun.protocol.jobs.score import ScoreText
 from llmrun.quantize import score as module
 
 
 @pytest.mark.parametrize("flags", [("avx2",), ("neon",)])
-@pytest.mark.parametrize("wishes", [Wishes(), Wishes(flash_attention="on")])
+@pytest.mark.parametrize("wishes", [LoadPreferences(), LoadPreferences(flash_attention="on")])
 def test_a_text_is_scored_with_the_attention_that_run_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], wishes: Wishes
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], wishes: LoadPreferences
 ) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf_writer.tiny_model({"llama.context_length": 4096}))

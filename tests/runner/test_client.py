@@ -16,8 +16,7 @@ from llmrun.protocol import frames
 from llmrun.protocol.loading import Load, Loaded
 from llmrun.protocol.messages import (
     AnswerRequest,
-    Count,
-    Counted,
+    CountTokens,
     Event,
     Finished,
     Generate,
@@ -25,8 +24,9 @@ from llmrun.protocol.messages import (
     Started,
     Stats,
     TextDelta,
+    TokenCount,
 )
-from llmrun.runner import calls
+from llmrun.runner import requests
 from llmrun.runner.client import Client
 from llmrun.runner.launch import launch
 
@@ -67,7 +67,7 @@ def test_many_threads_get_their_own_answers(start: Start) -> None:
             assert {event.request for event in answer} == {request}
             assert "".join(event.text for event in answer if isinstance(event, TextDelta)) == "Hello"
             count = client.next_request()
-            assert list(client.submit(Count(count, HI))) == [Counted(count, (3,), 7)]
+            assert list(client.submit(CountTokens(count, HI))) == [TokenCount(count, (3,), 7)]
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(talk, range(8)))
@@ -82,14 +82,14 @@ def test_two_answers_side_by_side(start: Start) -> None:
 
 def test_a_cancel_ends_one_and_not_the_other(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where the engine takes its time: the step that it is in belongs to the other, too."""
-    monkeypatch.setattr(calls, "CANCEL_SECONDS", 0.1)
+    monkeypatch.setattr(requests, "CANCEL_SECONDS", 0.1)
     client = start("half_deaf")
     (request, one), (_, other) = ask(client), ask(client)
     assert isinstance(next(one), Started)
     client.cancel(request)
     assert list(one) == [Finished(request, "cancelled", Stats())]
     count = client.next_request()
-    assert list(client.submit(Count(count, HI))) == [Counted(count, (3,), 7)]
+    assert list(client.submit(CountTokens(count, HI))) == [TokenCount(count, (3,), 7)]
     assert [type(event) for event in other] == [Started, TextDelta, TextDelta, Finished]
     assert client.alive
 
@@ -97,7 +97,7 @@ def test_a_cancel_ends_one_and_not_the_other(start: Start, monkeypatch: pytest.M
 def test_a_cancel_of_the_only_one_that_is_not_heard_ends_the_engine(
     start: Start, monkeypatch: pytest.MonkeyPatch, eventually: Callable[[Callable[[], bool], float], bool]
 ) -> None:
-    monkeypatch.setattr(calls, "CANCEL_SECONDS", 0.1)
+    monkeypatch.setattr(requests, "CANCEL_SECONDS", 0.1)
     client = start("deaf")
     request, events = ask(client)
     next(events)
@@ -131,7 +131,7 @@ def test_a_death_is_told_to_all_and_to_those_who_come_later(start: Start) -> Non
 def test_a_hostile_template_ends_the_engine_and_the_others_are_told(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "RENDER_SECONDS", 0.1)
+    monkeypatch.setattr(requests, "RENDER_SECONDS", 0.1)
     client = start("hang_in_render")
     (_, hostile), (_, other) = ask(client), ask(client)
     with pytest.raises(BadTemplateError):

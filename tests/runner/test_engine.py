@@ -23,9 +23,9 @@ from llmrun.protocol.messages import (
     Event,
     Finished,
     Generate,
+    Image,
+    ImageAccepted,
     Message,
-    Picture,
-    Pictured,
     Stats,
     Tokenize,
 )
@@ -101,7 +101,7 @@ def test_pictures_go_through_the_pipe_and_a_hostile_one_ends_nothing(engine: Run
     engine.load(Load(str(model), n_ctx=512, n_ctx_start=512, gpu_layers=0, projector=str(seeing)))
 
     def ask(data: bytes) -> list[Event]:
-        picture = Picture(base64.b64encode(data).decode(), "a.png")
+        picture = Image(base64.b64encode(data).decode(), "a.png")
         messages = (Message("user", "What is it?", pictures=(picture,)),)
         asked = AnswerRequest(messages, limits=Limits(3), template="{{ messages[0].content }} so")
         return list(engine.generate(Generate(engine.next_request(), asked)))
@@ -109,8 +109,8 @@ def test_pictures_go_through_the_pipe_and_a_hostile_one_ends_nothing(engine: Run
     for hostile in (b"", b"\x89PNG", png(20, 20)[:60], b"GIF89a" + bytes(range(200)), random.Random(1).randbytes(999)):
         with pytest.raises(UsageError):
             ask(hostile)
-    told = [event for event in ask(png(40, 30)) if isinstance(event, Pictured | Finished)]
-    assert isinstance(told[0], Pictured)
+    told = [event for event in ask(png(40, 30)) if isinstance(event, ImageAccepted | Finished)]
+    assert isinstance(told[0], ImageAccepted)
     assert (told[0].width, told[0].height) == (40, 30)
     assert isinstance(told[1], Finished)
     assert told[1].stats.picture_tokens == TILE_TOKENS

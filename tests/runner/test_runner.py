@@ -25,26 +25,26 @@ from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
 from llmrun.protocol.jobs.evaluate import EVALUATE, Evaluate
 from llmrun.protocol.jobs.importance import IMPORTANCE, Importance
-from llmrun.protocol.jobs.mix import MIX, Measure
+from llmrun.protocol.jobs.mix import MIX, MeasureMix
 from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize
 from llmrun.protocol.loading import Load, Loaded
 from llmrun.protocol.messages import (
     AnswerRequest,
-    Count,
-    Counted,
+    CountTokens,
     Event,
     Finished,
     Generate,
+    Image,
     Message,
-    Picture,
     PrefillProgress,
     Rendered,
     Rendering,
     Started,
     Stats,
     TextDelta,
+    TokenCount,
 )
-from llmrun.runner import calls, pipe
+from llmrun.runner import pipe, requests
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
 
@@ -52,7 +52,7 @@ ANSWERED = Stats(3, completion_tokens=2, context_used=5, n_ctx=256)
 LAST_WORDS = "fake_engine.cpp:42: GGML_ASSERT(fake) failed"
 LOAD = Load("/model.gguf", n_ctx=512, n_ctx_start=512)
 HI = AnswerRequest((Message("user", "Hi"),))
-COUNT, ASK = Count(2, HI), Generate(1, HI)
+COUNT, ASK = CountTokens(2, HI), Generate(1, HI)
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 Start = Callable[[str], Runner]
@@ -210,7 +210,7 @@ def test_a_death_beside_workers_that_all_live_is_the_engines(start: Start) -> No
 
 
 def test_a_death_before_a_picture_became_tokens_names_it(start: Start) -> None:
-    seeing = AnswerRequest((Message("user", "Hi", pictures=(Picture("", "a.png"),)),))
+    seeing = AnswerRequest((Message("user", "Hi", pictures=(Image("", "a.png"),)),))
     assert (
         crash(start("die:rendered:SIGSEGV"), Generate(1, seeing)).what == "the engine died while looking at a picture"
     )
@@ -246,7 +246,7 @@ def test_a_file_that_kills_engines_is_named_whatever_it_was_read_for(start: Star
         (QUANTIZE, Quantize(twice, "", 2)),
         (EVALUATE, Evaluate(good, "text", reference=twice)),
         (IMPORTANCE, Importance(twice, "")),
-        (MIX, Measure((twice,), {}, "text")),
+        (MIX, MeasureMix((twice,), {}, "text")),
     ]
     for kind, command in jobs:
         with pytest.raises(BadModelError, match="tokens 0 and 2"):
@@ -289,7 +289,7 @@ def test_an_engine_that_sends_no_frames_is_ended(
 
 
 def test_a_template_that_never_ends(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "RENDER_SECONDS", 0.2)
+    monkeypatch.setattr(requests, "RENDER_SECONDS", 0.2)
     runner = start("hang_in_render")
     with pytest.raises(BadTemplateError, match=r"longer than 0\.2 seconds"):
         list(runner.generate(ASK))
@@ -297,7 +297,7 @@ def test_a_template_that_never_ends(start: Start, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_template_that_never_ends_when_counting(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "RENDER_SECONDS", 0.2)
+    monkeypatch.setattr(requests, "RENDER_SECONDS", 0.2)
     runner = start("hang_in_render")
     with pytest.raises(BadTemplateError, match=r"longer than 0\.2 seconds"):
         runner.count(COUNT)
@@ -305,9 +305,9 @@ def test_a_template_that_never_ends_when_counting(start: Start, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("command", [ASK, COUNT])
-def test_only_rendering_is_held_against_the_template(command: Generate | Count) -> None:
+def test_only_rendering_is_held_against_the_template(command: Generate | CountTokens) -> None:
     """Neither a prefill that the engine was in the middle of, nor a long text to tokenize, nor the answer."""
-    call = calls.Call(command, (), None)
+    call = requests.PendingRequest(command, (), None)
     assert call.ends_at is None
     call.take(Rendering(command.request))
     assert call.ends_at is not None
@@ -343,7 +343,7 @@ def test_cancel_from_a_signal_handler(start: Start, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["deaf", "chatty"])
 def test_an_engine_that_ignores_a_cancel_is_ended(start: Start, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    monkeypatch.setattr(calls, "CANCEL_SECONDS", 0.2)
+    monkeypatch.setattr(requests, "CANCEL_SECONDS", 0.2)
     runner = start(mode)
     cancelled, last = False, None
     for event in runner.generate(ASK):
@@ -391,7 +391,7 @@ def test_a_question_between_the_tokens_of_an_answer(start: Start) -> None:
     runner = start("normal")
     answer = runner.generate(ASK)
     first = next(answer)
-    assert runner.count(COUNT) == Counted(2, (3,), 7)
+    assert runner.count(COUNT) == TokenCount(2, (3,), 7)
     assert isinstance([first, *answer][-1], Finished)
 
 

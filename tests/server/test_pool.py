@@ -15,12 +15,12 @@ from support.gguf_writer import runnable_model, write
 from llmrun.config import load_settings
 from llmrun.errors import BadModelError, ModelNotFoundError, OutOfMemoryError, UsageError
 from llmrun.model import Model
-from llmrun.model.preparing import prepare
-from llmrun.models.locate import Located, locate
-from llmrun.planning.plan import Wishes
-from llmrun.runner.launch import Launched, launch
-from llmrun.server.pool import Deaths, Pool
-from llmrun.server.refusals import DeadlyPromptError
+from llmrun.model.load_plan import prepare
+from llmrun.models.location import ModelLocation, locate
+from llmrun.planning.plan import LoadPreferences
+from llmrun.runner.launch import EngineHandle, launch
+from llmrun.server.http_errors import CrashingPromptError
+from llmrun.server.pool import CrashTracker, Pool
 
 FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
 
@@ -55,13 +55,13 @@ class Machine:
             idle_seconds=idle_seconds,
         )
 
-    def prepare(self, located: Located, path: Path, promised: int) -> Model:
+    def prepare(self, located: ModelLocation, path: Path, promised: int) -> Model:
         self.promised.append(promised)
         if len([kept for kept in self.pool.kept if kept.is_loaded]) >= self.room:
             raise OutOfMemoryError("there is no room")
-        return prepare(located.spec, path, Wishes(n_ctx=256))
+        return prepare(located.spec, path, LoadPreferences(n_ctx=256))
 
-    def start(self, model: Model) -> Launched:
+    def start(self, model: Model) -> EngineHandle:
         self.loads.append(model.path.stem)
         self.may_start.wait()
         return launch((sys.executable, str(FAKE_ENGINE), self.mode))
@@ -126,9 +126,9 @@ def test_what_a_loaded_model_may_still_take_is_not_promised_to_the_next(tmp_path
 def test_less_memory_is_planned_with_where_some_is_promised(tmp_path: Path) -> None:
     path = write(tmp_path / "a.gguf", runnable_model())
     located = locate(str(path), load_settings())
-    prepare(located.spec, path, Wishes(n_ctx=256))
+    prepare(located.spec, path, LoadPreferences(n_ctx=256))
     with pytest.raises(OutOfMemoryError):
-        prepare(located.spec, path, Wishes(n_ctx=256), promised=2**60)
+        prepare(located.spec, path, LoadPreferences(n_ctx=256), promised=2**60)
 
 
 def test_a_model_in_use_or_waited_for_never_goes(tmp_path: Path) -> None:
@@ -233,11 +233,11 @@ def test_without_a_model_of_its_own_a_server_wants_a_name(tmp_path: Path) -> Non
 
 
 def test_prompts_that_were_in_dying_engines_are_remembered_for_a_while() -> None:
-    deaths = Deaths()
+    deaths = CrashTracker()
     for engine in (1, 1, 2):  # two answers to it were in the first one
         deaths.check("killer")
         deaths.add("killer", engine)
-    with pytest.raises(DeadlyPromptError):
+    with pytest.raises(CrashingPromptError):
         deaths.check("killer")
     for number in range(1000):
         deaths.add(str(number), 3)
@@ -245,7 +245,7 @@ def test_prompts_that_were_in_dying_engines_are_remembered_for_a_while() -> None
 
 
 def test_a_prompt_that_was_answered_is_not_to_blame() -> None:
-    deaths = Deaths()
+    deaths = CrashTracker()
     deaths.add("innocent", 1)
     deaths.forget("innocent")
     deaths.add("innocent", 2)

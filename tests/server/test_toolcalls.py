@@ -9,7 +9,15 @@ from support.answers import sent
 
 from llmrun.protocol.messages import Started
 from llmrun.protocol.toolcalls import HERMES
-from llmrun.server.asked import Begun, CallArguments, CallBegun, Ended, Part, Text, Thought
+from llmrun.server.answer_parts import (
+    AnswerText,
+    CallArguments,
+    CallStarted,
+    Part,
+    ReasoningText,
+    ResponseFinished,
+    ResponseStarted,
+)
 from llmrun.server.toolcalls import AnswerReader
 
 ANSWER = (
@@ -26,13 +34,13 @@ def parts_of(started: Started, size: int) -> list[Part]:
     reader = AnswerReader(2, new_id=lambda: f"call_{next(numbers)}")
     pieces = [ANSWER[at : at + size] for at in range(0, len(ANSWER), size)]
     begun, *told, ended = [part for event in (started, *sent(started, pieces)) for part in reader.read(event)]
-    assert begun == Begun(2, 9, 0)
-    assert isinstance(ended, Ended)
+    assert begun == ResponseStarted(2, 9, 0)
+    assert isinstance(ended, ResponseFinished)
     assert ended.reason == ("tool_calls" if started.tool_syntax else "stop")
     joined: list[Part] = []
     for part in told:
         last = joined[-1] if joined else None
-        if isinstance(part, (Thought, Text, CallArguments)) and isinstance(last, type(part)):
+        if isinstance(part, (ReasoningText, AnswerText, CallArguments)) and isinstance(last, type(part)):
             joined[-1] = last._replace(text=last.text + part.text)
         else:
             joined.append(part)
@@ -42,24 +50,24 @@ def parts_of(started: Started, size: int) -> list[Part]:
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_thoughts_text_and_calls(size: int) -> None:
     assert parts_of(STARTED, size) == [
-        Thought(2, "I think <tool_call>."),
-        Text(2, "Let me see."),
-        CallBegun(2, 0, "call_1", "weather"),
+        ReasoningText(2, "I think <tool_call>."),
+        AnswerText(2, "Let me see."),
+        CallStarted(2, 0, "call_1", "weather"),
         CallArguments(2, 0, '{"city": "Rome"}'),
-        CallBegun(2, 1, "call_2", "now"),
+        CallStarted(2, 1, "call_2", "now"),
         CallArguments(2, 1, "{}"),
     ]
 
 
 def test_without_tools_everything_is_text() -> None:
     thought, text = parts_of(STARTED._replace(tool_syntax=""), 5)
-    assert thought == Thought(2, "I think <tool_call>.")
-    assert isinstance(text, Text)
+    assert thought == ReasoningText(2, "I think <tool_call>.")
+    assert isinstance(text, AnswerText)
     assert text.text == ANSWER.partition("\n\n")[2]
 
 
 def test_ids_differ() -> None:
     started, reader = STARTED._replace(thinking=False), AnswerReader(0)
     events = sent(started, [ANSWER.partition("</think>")[2]])
-    calls = [part for event in events for part in reader.read(event) if isinstance(part, CallBegun)]
+    calls = [part for event in events for part in reader.read(event) if isinstance(part, CallStarted)]
     assert len({call.id for call in calls}) == len(calls) == 2

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmrun.engine.core.draft_model import DraftModel
+from llmrun.engine.core.host_prefix_cache import HostPrefix
 from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.core.states import KVStore
-from llmrun.engine.core.stowed import StowedPrefix
 from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 from support.fake_context import FakeContext, Model, tokens_of
@@ -44,7 +44,7 @@ class Conversation:
         draft_model: DraftModel | None = None,
         exact: bool = False,
         adapts: bool = False,
-        prefixes: list[StowedPrefix] | None = None,
+        prefixes: list[HostPrefix] | None = None,
         **context: int,
     ) -> None:
         self.context = FakeContext(model, **context)

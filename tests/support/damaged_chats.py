@@ -10,7 +10,7 @@ from pathlib import Path
 from llmrun.chat.store.schema import FILE
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import Answer, Question
-from llmrun.models.used import ModelUsed
+from llmrun.models.fingerprint import ModelFingerprint
 from support.chats import add_turn
 
 NAMES = ("rome", "bread", "rain", "chess", "trees")
@@ -84,7 +84,7 @@ def make_chats(folder: Path, *, filler: int = 30) -> None:
         for name in NAMES:
             chat = sessions.new(name)
             for turn in range(3):
-                model = ModelUsed("second" if name == NAMES[HURT - 1] else "first")
+                model = ModelFingerprint("second" if name == NAMES[HURT - 1] else "first")
                 add_turn(chat, Question(f"{name} question {turn} é"), Answer(f"{name} word " * filler, model=model))
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmrun.bench.results import Limit
-from llmrun.insight.explain import AnswerExplained, CacheUse
-from llmrun.protocol.ended import ChainStep, Choice
+from llmrun.insight.explain import CacheUse, ExplainedAnswer
+from llmrun.protocol.finished_answers import ChainStep, Choice
 from llmrun.protocol.jobs.explain import (
     EmbeddedToken,
     EmbeddingPlane,
+    HeadAttention,
     HeadFigures,
-    HeadPicture,
     LensCell,
     LensColumn,
     Neighbour,
@@ -60,8 +60,8 @@ RUN = RunCollected(
     layers=(LAYER, replace(LAYER, residual=(1.0, 8.0, 3.0))),
     flash_attention=True,
     pictures=(
-        HeadPicture("previous", 0, 0, ((1.0,), (0.6, 0.4), (0.0, 1.0, 0.0))),
-        HeadPicture("first", 1, 1, ((1.0,), (0.9, 0.1), (0.9, 0.05, 0.05))),
+        HeadAttention("previous", 0, 0, ((1.0,), (0.6, 0.4), (0.0, 1.0, 0.0))),
+        HeadAttention("first", 1, 1, ((1.0,), (0.9, 0.1), (0.9, 0.05, 0.05))),
     ),
     lens=(column(1, 7, 0), column(2, 3, 0)),
     lens_refused="",
@@ -74,4 +74,4 @@ CHOICE = Choice(
 )
 CACHE = CacheUse(1000.0, 2, 3000.0, 512, 1, 4096, 3_000_000.0)
 LIMIT = Limit(8.0, "memory", 8.0, 80.0, 1e9, 1e9, 1.0, 1.0, 1.0)
-FOUND = AnswerExplained("tiny", RUN, (CHOICE,), CACHE, replace(LIMIT, tokens_per_second=12.0, binds="compute"), LIMIT)
+FOUND = ExplainedAnswer("tiny", RUN, (CHOICE,), CACHE, replace(LIMIT, tokens_per_second=12.0, binds="compute"), LIMIT)

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from llmrun.engine.llama.base import DecodeError, Entry, NoRoom
+from llmrun.engine.llama.base import CacheFull, DecodeError, Entry
 from llmrun.protocol.adapters import AdapterScale
 
 BEGIN, END, TURN, HEART = 256, 257, 258, 259
@@ -196,7 +196,7 @@ class FakeContext:
         self._rows = {}
         self.before_decode(number)
         if self.n_used + len(batch) > self.n_cells:
-            raise NoRoom
+            raise CacheFull
         if self._stream and any(entry.position >= self._stream for entry in batch):
             self.unified = True
         fault = self.faults.get(number)
@@ -256,7 +256,7 @@ class FakeContext:
             self._divide(target)
         return True
 
-    def lay_out(self, longest: int) -> bool:
+    def choose_kv_layout(self, longest: int) -> bool:
         """See base.Context."""
         was, lengths = self.unified, [longest, *map(len, self._cells.values())]
         if self._stream and (longest > self._stream or max(lengths) <= self._stream):

@@ -14,15 +14,14 @@ from dataclasses import replace
 
 from llmrun.protocol.answer import AnswerSplitter
 from llmrun.protocol.codec import as_dict
-from llmrun.protocol.condition import Condition, Status
-from llmrun.protocol.ended import SaveState, StateSaved
+from llmrun.protocol.engine_status import EngineStatus, GetStatus
+from llmrun.protocol.finished_answers import SaveState, StateSaved
 from llmrun.protocol.frames import encode, read_frame
 from llmrun.protocol.jobs.beams import BeamAnswer, BeamsFound, BeamStep, TreeNode
 from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import (
     Cancel,
-    Count,
-    Counted,
+    CountTokens,
     Detokenize,
     Detokenized,
     Event,
@@ -39,6 +38,7 @@ from llmrun.protocol.messages import (
     Started,
     Stats,
     TextDelta,
+    TokenCount,
     Tokenize,
     Tokenized,
 )
@@ -99,12 +99,12 @@ def render(request: int) -> None:
     phase("rendered")
 
 
-def count(command: Count) -> None:
+def count(command: CountTokens) -> None:
     render(command.request)
-    send(Counted(command.request, (3,) * len(command.asked.messages), 7))
+    send(TokenCount(command.request, (3,) * len(command.asked.messages), 7))
 
 
-def held(command: Generate | Cancel | Status) -> None:
+def held(command: Generate | Cancel | GetStatus) -> None:
     """Any number of answers that go on until a Status comes, and one that ends with its Cancel."""
     if isinstance(command, Generate):
         render(command.request)
@@ -117,7 +117,7 @@ def held(command: Generate | Cancel | Status) -> None:
         for request in OPEN:
             send(TextDelta(request, "lo", 1), Finished(request, "stop", Stats(3, completion_tokens=2)))
         OPEN.clear()
-        send(Condition(command.request))
+        send(EngineStatus(command.request))
 
 
 def generate(command: Generate) -> None:
@@ -180,7 +180,7 @@ def together(command: Generate) -> None:
     if len(OPEN) < 2:
         return
     if MODE == "half_deaf":  # a cancel is not heard, and the step that both are in lasts until a Count
-        while not isinstance(asked := receive(), Count):
+        while not isinstance(asked := receive(), CountTokens):
             assert isinstance(asked, Cancel)
         count(asked)
     send(*(TextDelta(request, text, 1) for text in ("Hel", "lo") for request in OPEN))
@@ -250,7 +250,7 @@ def send_command(request: int) -> None:
 
 
 def mistaken(request: int) -> None:
-    send(Counted(request, (), 0))
+    send(TokenCount(request, (), 0))
 
 
 def truncated(request: int) -> None:
@@ -289,16 +289,16 @@ def main() -> None:
         command = receive()
         if isinstance(command, Load):
             load(command)
-        elif MODE == "held" and isinstance(command, Generate | Cancel | Status):
+        elif MODE == "held" and isinstance(command, Generate | Cancel | GetStatus):
             held(command)
         elif isinstance(command, Generate) and MODE in {"together", "half_deaf", "die:together:SIGSEGV"}:
             together(command)
         elif isinstance(command, Generate):
             generate(command)
-        elif isinstance(command, Count):
+        elif isinstance(command, CountTokens):
             count(command)
-        elif isinstance(command, Status):
-            send(Condition(command.request, cells=100, cells_used=25, prefix_queries=8, prefix_hits=6))
+        elif isinstance(command, GetStatus):
+            send(EngineStatus(command.request, cells=100, cells_used=25, prefix_queries=8, prefix_hits=6))
         elif isinstance(command, SaveState):
             send(StateSaved(command.request, 3, 100))
         elif isinstance(command, Tokenize):

@@ -12,9 +12,9 @@ from typing import Any
 from ray.exceptions import ActorDiedError, RayTaskError
 
 import llmrun
-from llmrun.batch.answers import RowDone
-from llmrun.batch.node import NodeFound, PieceDone
-from llmrun.batch.plan import Found
+from llmrun.batch.answers import FinishedRow
+from llmrun.batch.node import ChunkResult, NodeReport
+from llmrun.batch.plan import EngineDescription
 from llmrun.errors import LlmrunError
 
 
@@ -51,11 +51,11 @@ class FakeNode:
         if error := {"find": self.finds, "load": self.loads}.get(method):
             raise RayTaskError(method, "traceback", error)
         if method == "find":
-            return NodeFound(self.version, Found("tiny", self.model, True, self.parallel))
+            return NodeReport(self.version, EngineDescription("tiny", self.model, True, self.parallel))
         if method == "load":
             return True
-        lines = (RowDone(each.row.number, each.key, {"answer": self.name, "error": None}) for each in piece)
-        return PieceDone(tuple(lines), deaths=0)
+        lines = (FinishedRow(each.row.number, each.key, {"answer": self.name, "error": None}) for each in piece)
+        return ChunkResult(tuple(lines), deaths=0)
 
 
 class FakeRay:

@@ -19,7 +19,7 @@ _FAKE = str(Path(__file__).with_name("fake_engine.py"))
 def _faking(modes: list[str]) -> None:
     real = launch.launch
 
-    def fake(command: Sequence[str] = (), **options: object) -> launch.Launched:
+    def fake(command: Sequence[str] = (), **options: object) -> launch.EngineHandle:
         if command:  # it is no engine
             return real(command, **options)  # type: ignore[arg-type]
         mode = modes.pop(0) if len(modes) > 1 else modes[0]

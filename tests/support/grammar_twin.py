@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from llmrun.grammar.gbnf import ROOT, Characters, GbnfChoice, GbnfSeries, Literal, Node, Reference, Rule
+from llmrun.grammar.gbnf import ROOT, Characters, Choice, Literal, Node, Reference, Rule, Series
 
 
 class Twin:
@@ -34,10 +34,10 @@ class Twin:
             return {start + 1} if any(first <= code <= last for first, last in node.ranges) else set()
         if isinstance(node, Reference):
             return set(self._ends(self._rules[node.name].body, start))
-        if isinstance(node, GbnfChoice):
+        if isinstance(node, Choice):
             return {end for option in node.options for end in self._ends(option, start)}
         places = {start}
-        if isinstance(node, GbnfSeries):
+        if isinstance(node, Series):
             for part in node.parts:
                 places = {end for place in places for end in self._ends(part, place)}
             return places

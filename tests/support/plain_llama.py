@@ -20,7 +20,7 @@ from typing import Any
 from llmrun.engine.llama.library import import_llama
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
-from llmrun.planning.plan import Wishes, make_plan
+from llmrun.planning.plan import LoadPreferences, make_plan
 
 TIE = 0.1
 """Logits of two tokens this close may change places with the number of threads."""
@@ -46,7 +46,7 @@ def assert_greedy(path: Path, *turns: tuple[str, str], ends: bool = True) -> Non
         ends: whether the answer was allowed to end, i.e. end tokens count among the likeliest.
     """
     assert turns[-1][1]
-    flash = make_plan(read_header(path), probe(), Wishes()).flash_attention != "off"
+    flash = make_plan(read_header(path), probe(), LoadPreferences()).flash_attention != "off"
     problem = _do("follow", path=str(path), turns=turns, ends=ends, flash=flash)
     assert not problem, problem
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from llmrun.bench.results import Machine
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.quantize.report.card import Card, CardRow, CardSpeed, Method, Quality
-from llmrun.quantize.report.measure import Judged, Made, OnShare, Original, Timed
+from llmrun.quantize.report.measure import OnShare, QualityMeasurement, QuantizedModel, SourceModel, SpeedMeasurement
 
 # Type -> bytes, prefill, decode, mean KLD.
 FIGURES = {
@@ -42,8 +42,8 @@ class FakeMeasures:
     def machine(self) -> Machine:
         return MACHINE
 
-    def original(self) -> Original:
-        return Original("tiny", "F16", FIGURES["F16"][0], 16.0, 135_000_000)
+    def original(self) -> SourceModel:
+        return SourceModel("tiny", "F16", FIGURES["F16"][0], 16.0, 135_000_000)
 
     def expected_bytes(self, kind: str) -> int:
         if kind not in FIGURES:
@@ -51,23 +51,23 @@ class FakeMeasures:
         self._called("expect", kind)
         return FIGURES[kind][0]
 
-    def make(self, kind: str, target: Path, on_share: OnShare) -> Made:
+    def make(self, kind: str, target: Path, on_share: OnShare) -> QuantizedModel:
         n_bytes = self._called("make", kind)[0]
         target.write_bytes(b"GGUF")
         on_share(0.5)
-        return Made(n_bytes, 8 * n_bytes / 135e6, 1.5, (f"{kind} has a note",) if kind == "Q4_K_M" else ())
+        return QuantizedModel(n_bytes, 8 * n_bytes / 135e6, 1.5, (f"{kind} has a note",) if kind == "Q4_K_M" else ())
 
-    def time(self, model: Path, on_share: OnShare) -> Timed:
+    def time(self, model: Path, on_share: OnShare) -> SpeedMeasurement:
         kind = self._kind(model)
         n_bytes, prefill, decode, _ = self._called("time", kind)
         wobble = 1 + 0.01 * (len(self.calls) % 3 - 1)
-        return Timed(prefill * wobble, decode * wobble, n_bytes + 40_000_000)
+        return SpeedMeasurement(prefill * wobble, decode * wobble, n_bytes + 40_000_000)
 
-    def judge(self, model: Path, on_share: OnShare) -> Judged:
+    def judge(self, model: Path, on_share: OnShare) -> QualityMeasurement:
         kind = self._kind(model)
         kld = self._called("judge", kind)[3]
         quality = Quality(21.34 * (1 + kld), 0.8, kld, kld / 20, 1 - 2 * kld, 0.01)
-        return Judged(quality, Quality(21.34, 0.8), "a text", "5d41", 8192)
+        return QualityMeasurement(quality, Quality(21.34, 0.8), "a text", "5d41", 8192)
 
     @staticmethod
     def _kind(model: Path) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from llmrun.errors import LlmrunError
 from llmrun.protocol.messages import AnswerRequest, Command, Event, Finished, Generate, Stats, TextDelta
-from llmrun.runner.calls import Put
+from llmrun.runner.requests import Put
 
 MS = 1_000_000
 GAPS = (10 * MS, 20 * MS, 70 * MS)

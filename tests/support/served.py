@@ -17,9 +17,9 @@ import pytest
 
 from llmrun.config import load_settings
 from llmrun.model import Model
-from llmrun.planning.plan import Wishes
-from llmrun.runner.launch import Launched, launch
-from llmrun.server.app import Served
+from llmrun.planning.plan import LoadPreferences
+from llmrun.runner.launch import EngineHandle, launch
+from llmrun.server.app import AccessRecord
 from llmrun.server.guard import Policy
 from llmrun.server.serving import ServeOptions, Serving
 from llmrun.server.sockets import bind
@@ -72,10 +72,10 @@ class LiveServer:
         self, folder: Path, modes: Sequence[str] = ("normal",), *, model: Path | None = None, **options: Any
     ) -> None:
         self.model = str(model or write(folder / "tiny.gguf", runnable_model()))
-        self.served: list[Served] = []
+        self.served: list[AccessRecord] = []
         self.engines = 0
         self._modes = list(modes)
-        wishes = Wishes(n_ctx=options.pop("n_ctx", 256), parallel=options.pop("parallel", 2))
+        wishes = LoadPreferences(n_ctx=options.pop("n_ctx", 256), parallel=options.pop("parallel", 2))
         options = {"policy": Policy(), "queue": 8, "grace_seconds": 0.0, **options}
         self._options = ServeOptions(options.pop("names", (self.model,)), wishes=wishes, **options)
         self._listening = bind("127.0.0.1", 0)
@@ -104,7 +104,7 @@ class LiveServer:
         self._loop.call_soon(self._is_up.set)
         await self._serving.run(self._listening)
 
-    def _start(self, model: Model) -> Launched:
+    def _start(self, model: Model) -> EngineHandle:
         mode = self._modes.pop(0) if len(self._modes) > 1 else self._modes[0]
         self.engines += 1
         if mode == "real":

@@ -22,7 +22,7 @@ from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.loaded import LoadedModel
 from llmrun.protocol.loading import Load
-from llmrun.protocol.messages import AnswerRequest, Event, Generate, Message, Picture, TextDelta
+from llmrun.protocol.messages import AnswerRequest, Event, Generate, Image, Message, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 
 PORT, N_TOKENS, N_CTX = 18083, 12, 4096
@@ -35,7 +35,7 @@ def ours(model: str, projector: str, pictures: list[str]) -> list[tuple[tuple[in
     weights = LlamaModel(model, 0, _native.CancelFlag(), repack=False)
     load = Load(model, N_CTX, N_CTX, gpu_layers=0, projector=projector)
     loaded = LoadedModel(weights, LlamaContext(weights, load), load)
-    shown = tuple(Picture(picture, f"picture {number}") for number, picture in enumerate(pictures))
+    shown = tuple(Image(picture, f"picture {number}") for number, picture in enumerate(pictures))
     asked = AnswerRequest(
         (Message("user", QUESTION, pictures=shown),),
         sampling=SamplingParams(temperature=0),

@@ -17,9 +17,9 @@ from support.rpc_workers import RealWorker, real_workers
 
 from llmrun.errors import EngineCrashedError, NetworkError
 from llmrun.model import Model
-from llmrun.model.preparing import prepare
+from llmrun.model.load_plan import prepare
 from llmrun.models.registry import ModelSpec
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.messages import TextDelta
 from llmrun.protocol.params import Limits
 from llmrun.runner.runner import Runner
@@ -49,7 +49,7 @@ def model(folder: Path, *workers: RealWorker) -> Model:
     """A tiny one over these workers, not loaded."""
     path = folder / "tiny.gguf"
     path.write_bytes(runnable_model())
-    wishes = Wishes(n_ctx=512, workers=tuple(worker.endpoint for worker in workers), flash_attention="on")
+    wishes = LoadPreferences(n_ctx=512, workers=tuple(worker.endpoint for worker in workers), flash_attention="on")
     found = prepare(ModelSpec("tiny", path=path), path, wishes)
     found.load = replace(found.load, repack=False)
     return found

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
-from llmrun.bench.noise import Watch
+from llmrun.bench.noise import DisturbanceMonitor
 from llmrun.planning.settings import EngineSettings
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
 from llmrun.protocol.loading import Load
@@ -33,8 +33,8 @@ class _Engine:
 
 
 @dataclass(slots=True)
-class RealMachine:
-    """See search.Machine. Close it, or use it as a context manager.
+class EngineBackend:
+    """See search.TuneBackend. Close it, or use it as a context manager.
 
     Attributes:
         load: how the model is loaded, but for what is measured.
@@ -49,7 +49,7 @@ class RealMachine:
     clock: Callable[[], float] = time.monotonic
     _engines: OrderedDict[EngineSettings, _Engine] = field(default_factory=OrderedDict)
     _seconds: dict[EngineSettings, float] = field(default_factory=dict)
-    _watch: Watch = field(default_factory=lambda: Watch().__enter__())
+    _watch: DisturbanceMonitor = field(default_factory=lambda: DisturbanceMonitor().__enter__())
 
     def rates(self, settings: EngineSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
         """Tokens/s of each repetition.
@@ -73,17 +73,17 @@ class RealMachine:
         return tuple(1e9 * test.n_tokens / each.ns for each in done.repetitions)
 
     def pending(self, settings: EngineSettings, depth: int) -> tuple[bool, bool]:
-        """See search.Machine."""
+        """See search.TuneBackend."""
         engine = self._engines.get(_kept_apart(settings))
         return engine is None, depth > 0 and (engine is None or engine.depth != depth)
 
     def load_seconds(self, settings: EngineSettings) -> float:
-        """See search.Machine."""
+        """See search.TuneBackend."""
         return self._seconds[_kept_apart(settings)]
 
     def was_busy(self) -> bool:
-        """See search.Machine."""
-        watch, self._watch = self._watch, Watch().__enter__()
+        """See search.TuneBackend."""
+        watch, self._watch = self._watch, DisturbanceMonitor().__enter__()
         watch.__exit__(None, None, None)
         return bool(watch.warnings)
 
@@ -107,7 +107,7 @@ class RealMachine:
         for key in list(self._engines):
             self._drop(key)
 
-    def __enter__(self) -> RealMachine:
+    def __enter__(self) -> EngineBackend:
         return self
 
     def __exit__(

@@ -9,19 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.bench.noise import Watch
+from llmrun.bench.noise import DisturbanceMonitor
 from llmrun.bench.results import BenchWarning
 from llmrun.bench.tune.axes import axes_for
-from llmrun.bench.tune.measure import RealMachine
+from llmrun.bench.tune.measure import EngineBackend
 from llmrun.bench.tune.search import SearchResult, Step, search
 from llmrun.errors import require_within
 from llmrun.gguf.header import Header
-from llmrun.model.preparing import A_CHAT, prepare
+from llmrun.model.load_plan import A_CHAT, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, margin
 from llmrun.planning.settings import EngineSettings
-from llmrun.planning.tuned import Tuned, remember, remembered
+from llmrun.planning.tuned import TunedSettings, remember, remembered
 from llmrun.protocol.speculation import StepTime
 
 SECONDS_BOUNDS = (10.0, 3600.0)
@@ -58,12 +58,12 @@ def tune(
         UsageError: seconds or depth are out of bounds, or the time is too short for this model.
         LlmrunError: the model can't be loaded.
     """
-    check_wishes(seconds, depth, plan.n_ctx)
+    check_preferences(seconds, depth, plan.n_ctx)
     load = plan.load(header.path)
     default = EngineSettings.of(load)
     axes = axes_for(header, hardware, default, kv=kv)
     room = hardware.memory_available - margin(hardware.memory_available)
-    with RealMachine(load, room, header.weight_bytes + _PROCESS_BYTES) as machine, Watch() as watch:
+    with EngineBackend(load, room, header.weight_bytes + _PROCESS_BYTES) as machine, DisturbanceMonitor() as watch:
         found = search(machine, default, axes, seconds=seconds, depth=depth, on_step=on_step)
     return TuneOutcome(found, watch.warnings)
 
@@ -83,7 +83,7 @@ def measure_steps(spec: ModelSpec, path: Path) -> tuple[StepTime, ...]:
         return model.measure_steps()
 
 
-def check_wishes(seconds: float, depth: int | None, n_ctx: int = CONTEXT_BOUNDS[1]) -> None:
+def check_preferences(seconds: float, depth: int | None, n_ctx: int = CONTEXT_BOUNDS[1]) -> None:
     """What can be refused before there is a model. Arguments as tune()'s.
 
     Args:
@@ -96,7 +96,7 @@ def check_wishes(seconds: float, depth: int | None, n_ctx: int = CONTEXT_BOUNDS[
     require_within("--depth", depth, (0, n_ctx // 2))
 
 
-def keep(outcome: TuneOutcome, header: Header, hardware: Hardware, folder: Path, name: str = "") -> Tuned:
+def keep(outcome: TuneOutcome, header: Header, hardware: Hardware, folder: Path, name: str = "") -> TunedSettings:
     """Remember what was found, unless it is nothing, found in noise, and more was known; gives what is remembered now.
 
     Args:

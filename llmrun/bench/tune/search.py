@@ -18,10 +18,10 @@ from typing import Protocol
 
 from llmrun.bench.statistics import Verdict, compare
 from llmrun.bench.tune.axes import DECODE, PREFILL, Axis
-from llmrun.bench.tune.paired import Ratio, Scatter
+from llmrun.bench.tune.ratios import Ratio, Scatter
 from llmrun.errors import BadModelError, EngineCrashedError, ResourceError, UsageError
 from llmrun.planning.settings import EngineSettings
-from llmrun.planning.tuned import Profile, Tuned
+from llmrun.planning.tuned import Profile, TunedSettings
 from llmrun.protocol.jobs.bench import BenchTest
 
 SECONDS = 60.0
@@ -47,7 +47,7 @@ _START_SECONDS = 0.5  # of an engine
 _OVERHEAD_SECONDS = 0.05  # of a measurement: context, threads, the pipe
 
 
-class TuneMachine(Protocol):
+class TuneBackend(Protocol):
     """What can be measured."""
 
     def rates(self, settings: EngineSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
@@ -71,7 +71,7 @@ class TuneMachine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class Trial:
     """How one change did.
 
     Attributes:
@@ -91,18 +91,18 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Trying:
+class TuneProgress:
     """What is being measured now, in words, and how many seconds have passed."""
 
     what: str
     seconds: float
 
 
-Step = Trying | Tried
+Step = TuneProgress | Trial
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Improvement:
     """Settings beside the default: what to count on, and the comparison as it was."""
 
     profile: Profile
@@ -129,17 +129,17 @@ class SearchResult:
         seconds: that it took.
     """
 
-    tuned: Tuned
-    compared: tuple[Compared, ...]
-    unsure: tuple[Compared, ...]
-    tried: tuple[Tried, ...]
+    tuned: TunedSettings
+    compared: tuple[Improvement, ...]
+    unsure: tuple[Improvement, ...]
+    tried: tuple[Trial, ...]
     prefill_test: BenchTest
     decode_test: BenchTest
     seconds: float
 
 
 def search(
-    machine: TuneMachine,
+    machine: TuneBackend,
     default: EngineSettings,
     axes: Sequence[Axis],
     *,
@@ -163,7 +163,7 @@ def search(
 
 class _Search:
     def __init__(
-        self, machine: TuneMachine, default: EngineSettings, seconds: float, on_step: Callable[[Step], None]
+        self, machine: TuneBackend, default: EngineSettings, seconds: float, on_step: Callable[[Step], None]
     ) -> None:
         self._machine = machine
         self._default = default
@@ -173,7 +173,7 @@ class _Search:
         self._best = {PREFILL: default, DECODE: default}
         self._scatter = {PREFILL: Scatter(), DECODE: Scatter()}
         self._rates: defaultdict[tuple[EngineSettings, BenchTest], list[float]] = defaultdict(list)
-        self._tried: list[Tried] = []
+        self._tried: list[Trial] = []
         self._speed = {PREFILL: 1.0, DECODE: 1.0}
         self._races = self._measured = self._repeated = 0
         self._slack = 1.0
@@ -186,7 +186,7 @@ class _Search:
         default = self._profile(self._default, {PREFILL: 1.0, DECODE: 1.0})
         kept = tuple(each for each in compared if each.is_faster)
         unsure = tuple(each for each in compared if not each.is_faster)
-        tuned = Tuned(default, tuple(each.profile for each in kept), self._tests[DECODE].n_depth, time.time())
+        tuned = TunedSettings(default, tuple(each.profile for each in kept), self._tests[DECODE].n_depth, time.time())
         return SearchResult(
             tuned, kept, unsure, tuple(self._tried), self._tests[PREFILL], self._tests[DECODE], self._passed
         )
@@ -195,7 +195,7 @@ class _Search:
 
     def _calibrate(self, depth: int | None) -> None:
         """How much fits into the time: a few tokens show how fast this is at all."""
-        self._on_step(Trying("the default settings", self._passed))
+        self._on_step(TuneProgress("the default settings", self._passed))
         for goal, test in ((PREFILL, BenchTest(n_prompt=32)), (DECODE, BenchTest(n_gen=4))):
             self._speed[goal] = max(self._machine.rates(self._default, test, 2))
         if self._passed > self._seconds * _CALIBRATION_SHARE:
@@ -290,7 +290,7 @@ class _Search:
             latest = ends if number >= _FEWEST_ROUNDS else self._search_ends(axis, goal)
             if self._passed + self._round_cost([incumbent, *alive], test) > latest:
                 break
-            self._on_step(Trying(f"{' or '.join(rivals[rival] for rival in alive)} ({goal})", self._passed))
+            self._on_step(TuneProgress(f"{' or '.join(rivals[rival] for rival in alive)} ({goal})", self._passed))
             order = [incumbent, *alive] if number % 2 == 0 else [*alive[::-1], incumbent]
             rates, alive = self._round(order, incumbent, test, goal, rivals)
             for rival in alive:
@@ -322,7 +322,7 @@ class _Search:
 
     def _skip(self, rivals: Mapping[EngineSettings, str], goal: str, why: str) -> None:
         for change in rivals.values():
-            self._say(Tried(change, goal, why))
+            self._say(Trial(change, goal, why))
 
     def _round_cost(self, settings: Sequence[EngineSettings], test: BenchTest) -> float:
         return sum(self._cost(each, test) for each in settings)
@@ -343,7 +343,7 @@ class _Search:
             except (BadModelError, EngineCrashedError, ResourceError):
                 if settings == incumbent:
                     raise
-                self._say(Tried(rivals[settings], goal, "failed"))
+                self._say(Trial(rivals[settings], goal, "failed"))
         return rates, [settings for settings in order if settings != incumbent and settings in rates]
 
     def _ratio(self, logs: Sequence[float], goal: str) -> Ratio:
@@ -370,13 +370,13 @@ class _Search:
         failed = {tried.change for tried in self._tried if tried.verdict == "failed"}
         for rival, change in rivals.items():
             if rival in ratios:
-                self._say(Tried(change, goal, _verdict(ratios[rival]), ratios[rival], test.n_depth))
+                self._say(Trial(change, goal, _verdict(ratios[rival]), ratios[rival], test.n_depth))
             elif says_skipped and change not in failed:
-                self._say(Tried(change, goal, "no time"))
+                self._say(Trial(change, goal, "no time"))
         if winner is not None:
             self._best[goal] = winner
 
-    def _say(self, tried: Tried) -> None:
+    def _say(self, tried: Trial) -> None:
         self._tried.append(tried)
         self._on_step(tried)
 
@@ -391,7 +391,7 @@ class _Search:
         )
         return [settings for settings in dict.fromkeys(merged) if settings != self._default]
 
-    def _confirm(self) -> list[Compared]:
+    def _confirm(self) -> list[Improvement]:
         """Measure what was found in turns with the default; nothing of the search counts here."""
         candidates = self._affordable()
         if not candidates:
@@ -404,14 +404,14 @@ class _Search:
             costs = sum(self._round_cost(everyone, test) for test in self._tests.values())
             if self._passed + costs > self._seconds * _ALL:
                 break
-            self._on_step(Trying("what was found beside the default", self._passed))
+            self._on_step(TuneProgress("what was found beside the default", self._passed))
             for goal, test in self._tests.items():
                 for settings in everyone if number % 2 == 0 else everyone[::-1]:
                     rates[settings, goal].append(self._measure(settings, test))
         if len(rates[self._default, DECODE]) < _FEWEST_ROUNDS:
             self._measure_default()
             for each in candidates:
-                self._say(Tried(", ".join(each.changes(self._default)), PREFILL, "no time"))
+                self._say(Trial(", ".join(each.changes(self._default)), PREFILL, "no time"))
             return []
         return [self._compared(each, rates) for each in candidates]
 
@@ -427,12 +427,14 @@ class _Search:
             prefill = replace(prefill, n_prompt=_BATCH)
         return {PREFILL: prefill, DECODE: decode}
 
-    def _compared(self, settings: EngineSettings, rates: Mapping[tuple[EngineSettings, str], list[float]]) -> Compared:
+    def _compared(
+        self, settings: EngineSettings, rates: Mapping[tuple[EngineSettings, str], list[float]]
+    ) -> Improvement:
         verdicts = {
             goal: compare(rates[self._default, goal], rates[settings, goal], paired=True) for goal in self._tests
         }
         profile = self._profile(settings, {goal: _believed(verdict) for goal, verdict in verdicts.items()})
-        return Compared(profile, verdicts[PREFILL], verdicts[DECODE])
+        return Improvement(profile, verdicts[PREFILL], verdicts[DECODE])
 
     def _affordable(self) -> list[EngineSettings]:
         """The candidates; where the time is too short to compare them, without what takes long to compare."""

@@ -11,7 +11,7 @@ import re
 from datetime import datetime, timezone
 from typing import Any, Literal, get_args
 
-from llmrun.chat.pictures import PictureFile
+from llmrun.chat.images import ImageFile
 from llmrun.chat.store.rows import checked_name
 from llmrun.chat.store.turns import (
     INTERRUPTED,
@@ -150,7 +150,7 @@ def _tree(document: dict[str, Any]) -> Tree:
 def _part(item: dict[str, Any]) -> Question | Answer:
     content = _string(item["content"])
     if item["role"] == "user":
-        pictures = tuple(from_json(PictureFile, file) for file in item.get("pictures", ()))
+        pictures = tuple(from_json(ImageFile, file) for file in item.get("pictures", ()))
         return Question(content, _string(item.get("typed", "")), pictures)
     if item["role"] != "assistant":
         raise ValueError(f"there is no role {item['role']!r}")

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llmrun.chat.pictures import PictureFile
+from llmrun.chat.images import ImageFile
 from llmrun.chat.store.rows import MAIN
 from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, answer_of
 from llmrun.errors import LlmrunError, ResourceError, UsageError
-from llmrun.models.used import ModelUsed
+from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.protocol.codec import from_json, load_json
 from llmrun.storage import is_damage, sqlite_errors
 
@@ -171,7 +171,7 @@ class _Reader:
         self.entries: dict[int, TurnEntry] = {}
         self.damage: list[str] = []
         self._connection = connection
-        self._models: dict[Any, ModelUsed | None] = {}
+        self._models: dict[Any, ModelFingerprint | None] = {}
 
     def rows(self, session: int) -> list[Any]:
         """Return the message rows of a chat; in a damaged file, those that can be reached."""
@@ -251,29 +251,29 @@ class _Reader:
         used = self._models[model]
         if used is None:
             self.damage.append(f"{where}: the model that answered can't be read")
-        used = used or ModelUsed("")
+        used = used or ModelFingerprint("")
         try:
             return answer_of(content, thought, _plain(self.text(facts, f"{where}: what made the answer")), used)
         except _UNREADABLE as error:
             self.damage.append(f"{where}: what made the answer can't be read ({str(error)[:80]})")
         return Answer(content, thought, model=used)
 
-    def _pictures(self, text: Any, where: str) -> tuple[PictureFile, ...]:
+    def _pictures(self, text: Any, where: str) -> tuple[ImageFile, ...]:
         if text == "":
             return ()
         try:
             files = _plain(self.text(text, f"{where}: its list of images"))
-            fields = PictureFile._fields
-            return tuple(from_json(PictureFile, dict(zip(fields, file, strict=True))) for file in files)
+            fields = ImageFile._fields
+            return tuple(from_json(ImageFile, dict(zip(fields, file, strict=True))) for file in files)
         except _UNREADABLE as error:
             self.damage.append(f"{where}: its list of images can't be read ({str(error)[:80]})")
         return ()
 
-    def _model(self, number: Any) -> ModelUsed | None:
+    def _model(self, number: Any) -> ModelFingerprint | None:
         rows = self._reachable("SELECT name, sha256, path, size, modified FROM models WHERE id = ?", number)
         values = next(rows, ())
         if tuple(map(type, values)) == (str, str, str, int, float) and all(map(_is_unicode, values[:3])):
-            return ModelUsed(*values)
+            return ModelFingerprint(*values)
         return None
 
     def _reachable(self, query: str, *values: Any) -> Iterator[Any]:

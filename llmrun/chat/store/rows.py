@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, plain_facts
 from llmrun.errors import UsageError
-from llmrun.models.used import ModelUsed
+from llmrun.models.fingerprint import ModelFingerprint
 
 if TYPE_CHECKING:
     import sqlite3
@@ -120,7 +120,7 @@ def add_tree(connection: sqlite3.Connection, tree: Tree, name: str) -> int:
     for entry in tree.entries:
         part = entry.part
         if isinstance(part, Answer):
-            part = _with_departures(part, ids)
+            part = _with_truncations(part, ids)
         parent = None if entry.parent is None else ids[entry.parent]
         ids[entry.id] = add_entry(connection, session, parent, part, entry.created).id
     for branch, head in tree.branches.items():
@@ -129,7 +129,7 @@ def add_tree(connection: sqlite3.Connection, tree: Tree, name: str) -> int:
     return session
 
 
-def _with_departures(answer: Answer, ids: dict[int, int]) -> Answer:
+def _with_truncations(answer: Answer, ids: dict[int, int]) -> Answer:
     """The answer, what left before it named by new ids."""
     from dataclasses import replace
 
@@ -137,7 +137,7 @@ def _with_departures(answer: Answer, ids: dict[int, int]) -> Answer:
     return replace(answer, departures=tuple(departures))
 
 
-def _model(connection: sqlite3.Connection, model: ModelUsed) -> int:
+def _model(connection: sqlite3.Connection, model: ModelFingerprint) -> int:
     """The id of a model's row, which is made if there is none."""
     values = tuple(_text(value) if isinstance(value, str) else value for value in astuple(model))
     connection.execute("INSERT OR IGNORE INTO models(name, sha256, path, size, modified) VALUES(?, ?, ?, ?, ?)", values)

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from llmrun.chat.pictures import PictureFile
+from llmrun.chat.images import ImageFile
 from llmrun.chat.truncation import summary_turn
-from llmrun.models.used import ModelUsed
+from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.messages import Message, Stats, ToolCall
 from llmrun.protocol.params import Limits, SamplingParams
 
-_NO_MODEL = ModelUsed("")
+_NO_MODEL = ModelFingerprint("")
 _NO_STATS = Stats()
 _PLAIN_DEFAULTS = as_dict(SamplingParams())
 
@@ -29,7 +29,7 @@ SUMMARY = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class Truncation:
     """What left the context window before an answer. The saved chat keeps it; the model does not see it any more.
 
     Attributes:
@@ -57,7 +57,7 @@ class Question:
 
     content: str
     typed: str = ""
-    pictures: tuple[PictureFile, ...] = ()
+    pictures: tuple[ImageFile, ...] = ()
 
     @property
     def shown(self) -> str:
@@ -105,11 +105,11 @@ class Answer:
     content: str
     reasoning: str = ""
     finish: str = "stop"
-    model: ModelUsed = _NO_MODEL
+    model: ModelFingerprint = _NO_MODEL
     sampling: SamplingParams = SamplingParams()
     limits: Limits = Limits()
     stats: Stats = _NO_STATS
-    departures: tuple[Departure, ...] = ()
+    departures: tuple[Truncation, ...] = ()
     rounds: tuple[CallRound, ...] = ()
     adapters: tuple[Adapter, ...] = ()
 
@@ -184,7 +184,7 @@ class WindowTurn:
     question: int
     number: int
     messages: tuple[Message, ...]
-    pictures: tuple[PictureFile, ...] = ()
+    pictures: tuple[ImageFile, ...] = ()
 
 
 def path_to(end: int | None, entries: Mapping[int, TurnEntry]) -> tuple[TurnEntry, ...]:
@@ -244,7 +244,7 @@ def plain_facts(answer: Answer) -> dict[str, Any]:
     return plain
 
 
-def answer_of(content: str, reasoning: str, facts: Mapping[str, Any], model: ModelUsed | None = None) -> Answer:
+def answer_of(content: str, reasoning: str, facts: Mapping[str, Any], model: ModelFingerprint | None = None) -> Answer:
     """The answer again. Facts that this version does not know are left out, missing ones are the defaults.
 
     Args:

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_json
 
-from llmrun.chat.tools.asking import Asking, in_words, limited
+from llmrun.chat.tools.prompting import ToolPrompt, in_words, limited
 from llmrun.protocol.codec import load_json
 
 Adapters = Mapping[str, TypeAdapter[Any]]
@@ -38,7 +38,7 @@ class _Untitled(GenerateJsonSchema):
 
 def main() -> None:
     """Answer calls until the chat ends."""
-    asking = Asking()
+    asking = ToolPrompt()
     file, folder = sys.argv[1:]
     os.chdir(folder)
     sys.path[0] = os.path.dirname(file)  # noqa: PTH120 - what `python FILE` has there

@@ -17,7 +17,7 @@ from typing import Any
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.types import CONNECTION_CLOSED, CallToolResult, TextContent
 
-from llmrun.chat.tools.asking import Asking, in_words, limited
+from llmrun.chat.tools.prompting import ToolPrompt, in_words, limited
 from llmrun.protocol.codec import load_json
 
 _MOST_BYTES = 1 << 26  # of a request
@@ -25,13 +25,13 @@ _MOST_BYTES = 1 << 26  # of a request
 
 def main() -> None:
     """Answer calls until the chat ends."""
-    asking = Asking()
+    asking = ToolPrompt()
     logging.disable()  # stderr is for the server's own words
     folder, *command = sys.argv[1:]
     asyncio.run(_serve(asking, folder, command))
 
 
-async def _serve(asking: Asking, folder: str, command: Sequence[str]) -> None:
+async def _serve(asking: ToolPrompt, folder: str, command: Sequence[str]) -> None:
     # The server gets what any command gets that is typed into the same shell.
     server = StdioServerParameters(command=command[0], args=[*command[1:]], env=dict(os.environ), cwd=folder)
     requests = asyncio.StreamReader(limit=_MOST_BYTES)

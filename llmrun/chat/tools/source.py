@@ -24,7 +24,7 @@ from llmrun.chat.tools.guard import LEAVE_SECONDS
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool
-from llmrun.runner.launch import Launched, launch
+from llmrun.runner.launch import EngineHandle, launch
 
 _START_SECONDS = 120  # a server may be fetched first
 _CANCEL_SECONDS = 2  # what a call has to end in
@@ -34,11 +34,11 @@ _MOST_OF_LOG = 4096
 STOPPED = "the user stopped it"
 
 
-class _Gone(Exception):  # noqa: N818 - what it is in the middle of decides about the error
+class _ToolProcessExited(Exception):  # noqa: N818 - what it is in the middle of decides about the error
     """The process ended, or had to be ended."""
 
 
-class Called(NamedTuple):
+class CallResult(NamedTuple):
     """What a call came to: its result, or in words what went wrong."""
 
     text: str
@@ -63,9 +63,9 @@ class ToolSource:
         self._start()
 
     def _start(self) -> None:
-        self._launched: Launched | None = launch(self._command)
+        self._launched: EngineHandle | None = launch(self._command)
         self._listing = ""  # the id of the request for the tools
-        with suppress(_Gone):  # tools() will say why
+        with suppress(_ToolProcessExited):  # tools() will say why
             self._listing = self._send(list=True)
 
     def tools(self) -> list[Tool]:
@@ -77,13 +77,13 @@ class ToolSource:
         try:
             answer = self._answer(self._listing, _START_SECONDS)
             if answer is None:
-                raise _Gone(f"it is not ready after {_START_SECONDS} seconds")
+                raise _ToolProcessExited(f"it is not ready after {_START_SECONDS} seconds")
             return [Tool(tool["name"], tool["description"], json.dumps(tool["parameters"])) for tool in answer["tools"]]
-        except _Gone as error:
+        except _ToolProcessExited as error:
             why = "; ".join(filter(None, (str(error), self._last_words())))
             raise UsageError(f"there are no tools in {self._name}", why=why) from None
 
-    def call(self, name: str, arguments: dict[str, Any], seconds: float) -> Called:
+    def call(self, name: str, arguments: dict[str, Any], seconds: float) -> CallResult:
         """Call one of its tools, and end what takes longer; cancel() ends it too."""
         self._is_cancelled = False
         try:
@@ -94,13 +94,13 @@ class ToolSource:
             answer = self._answer(request, seconds)
             if answer is None:
                 self._end_call(request)
-                return Called(f"it took longer than {seconds:g} seconds and was stopped", failed=True)
-        except (_Gone, UsageError) as error:
+                return CallResult(f"it took longer than {seconds:g} seconds and was stopped", failed=True)
+        except (_ToolProcessExited, UsageError) as error:
             self.close()
             answer = {"error": str(error)}
         if "error" not in answer:
-            return Called(answer["result"])
-        return Called(STOPPED if self._is_cancelled else answer["error"], failed=True)
+            return CallResult(answer["result"])
+        return CallResult(STOPPED if self._is_cancelled else answer["error"], failed=True)
 
     def cancel(self) -> None:
         """End the call that runs; the second time, its process at once. Safe in a signal handler."""
@@ -108,7 +108,7 @@ class ToolSource:
             self._kill()
         self._is_cancelled = True
         if self._launched is not None:
-            with suppress(_Gone):
+            with suppress(_ToolProcessExited):
                 self._send(cancel=True)
 
     def let_go(self) -> None:
@@ -145,7 +145,7 @@ class ToolSource:
             self._send(cancel=True)
             if self._answer(request, _CANCEL_SECONDS) is None:
                 self.close()
-        except _Gone:
+        except _ToolProcessExited:
             self.close()
 
     def _send(self, **request: Any) -> str:
@@ -168,10 +168,10 @@ class ToolSource:
             try:
                 answer = load_json(line)
             except ValueError:
-                raise _Gone("its process sent garbage") from None
+                raise _ToolProcessExited("its process sent garbage") from None
             if isinstance(answer, dict) and answer.get("id") == request:
                 if "end" in answer:
-                    raise _Gone(answer["end"])
+                    raise _ToolProcessExited(answer["end"])
                 return answer
         return None
 
@@ -193,12 +193,12 @@ class ToolSource:
         del self._received[: end + 1]
         return line
 
-    def _gone(self) -> _Gone:
+    def _gone(self) -> _ToolProcessExited:
         """The process has ended, or ends now."""
         assert self._launched is not None
         with suppress(subprocess.TimeoutExpired):
             self._launched.process.wait(_CANCEL_SECONDS)
-        return _Gone(f"its process ended with status {self._launched.process.poll()}")
+        return _ToolProcessExited(f"its process ended with status {self._launched.process.poll()}")
 
     def _last_words(self) -> str:
         log = self._launched.log if self._launched else None

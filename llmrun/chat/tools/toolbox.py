@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from types import TracebackType
 
-from llmrun.chat.tools.source import Called, ToolSource
+from llmrun.chat.tools.source import CallResult, ToolSource
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool, ToolCall
 from llmrun.protocol.toolcalls import TOOL_NAME, TOOL_NAME_RULE
 
-REFUSED = Called("the user does not allow it", failed=True)
+REFUSED = CallResult("the user does not allow it", failed=True)
 
 
 class Toolbox:
@@ -50,15 +50,15 @@ class Toolbox:
             self._of[tool.name] = source
         return tuple(tool for tool, _ in tools)
 
-    def call(self, call: ToolCall) -> Called:
+    def call(self, call: ToolCall) -> CallResult:
         """What a call came to, whatever went wrong."""
         source = self._of.get(call.name)
         if source is None:
-            return Called(f"there is no tool {call.name}", failed=True)
+            return CallResult(f"there is no tool {call.name}", failed=True)
         try:
             arguments = load_json(call.arguments)
         except ValueError:
-            return Called("its arguments are not JSON", failed=True)
+            return CallResult("its arguments are not JSON", failed=True)
         self._running = source
         try:
             return source.call(call.name, arguments, self._seconds)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.cli.beams import searched, show_rest
 from llmrun.errors import UsageError, require_within
-from llmrun.model.chat_model import loaded_here
+from llmrun.model.chat_model import loaded_locally
 from llmrun.protocol.jobs.beams import MOST_BEAMS, BeamSettings, BeamsFound
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Started, Stats, TextDelta
 
@@ -27,7 +27,7 @@ def search_again(chat: Chat, rest: str) -> None:
     require_within("/beams", int(rest or _BEAMS), (2, MOST_BEAMS))
     settings = BeamSettings(int(rest or _BEAMS))
     conversation, kept = chat.conversation, list[BeamsFound]()
-    model = loaded_here(conversation.model, "/beams")
+    model = loaded_locally(conversation.model, "/beams")
 
     def answer(asked: AnswerRequest) -> Iterator[Event]:
         if asked.tools:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.cli.sampling import FLAGS
-from llmrun.cli.slash import beams, looking, saving, settings, turns
+from llmrun.cli.slash import beams, inspection, settings, storage, turns
 from llmrun.protocol.params import BOUNDS
 from llmrun.ui.prompt.completion import Candidate, Completion, file_names
 from llmrun.ui.prompt.drafts import LEAVING_WORDS
@@ -69,19 +69,21 @@ SLASH_COMMANDS: dict[str, SlashCommand] = {
     ),
     "/system [TEXT]": SlashCommand("another system prompt from now on; without a text, show it", settings.set_system),
     "/model [NAME]": SlashCommand("go on with another model; without a name, say which it is", settings.change_model),
-    "/show": SlashCommand("the model, as `llmrun show` does", looking.show_header),
-    "/tools": SlashCommand("what the model may call", looking.show_offered),
-    "/context": SlashCommand("what fills the context window", looking.show_window),
-    "/stats": SlashCommand("what the last answer cost", looking.stats),
+    "/show": SlashCommand("the model, as `llmrun show` does", inspection.show_header),
+    "/tools": SlashCommand("what the model may call", inspection.show_offered),
+    "/context": SlashCommand("what fills the context window", inspection.show_window),
+    "/stats": SlashCommand("what the last answer cost", inspection.stats),
     "/why [COUNT]": SlashCommand(
-        "how the least certain of the last tokens was chosen, or that many of the last", looking.why
+        "how the least certain of the last tokens was chosen, or that many of the last", inspection.why
     ),
-    "/explain": SlashCommand("what the model did for the last answer, from its tokens to its choices", looking.explain),
-    "/save NAME": SlashCommand("call this chat something", saving.save),
-    "/load NAME": SlashCommand("go on with another saved chat", saving.load),
-    "/sessions": SlashCommand("the saved chats", saving.list_sessions),
-    "/export FILE": SlashCommand("write this chat as .md, .json or .jsonl", saving.export_chat),
-    "/copy": SlashCommand("the last answer into the clipboard", saving.copy_answer),
+    "/explain": SlashCommand(
+        "what the model did for the last answer, from its tokens to its choices", inspection.explain
+    ),
+    "/save NAME": SlashCommand("call this chat something", storage.save),
+    "/load NAME": SlashCommand("go on with another saved chat", storage.load),
+    "/sessions": SlashCommand("the saved chats", storage.list_sessions),
+    "/export FILE": SlashCommand("write this chat as .md, .json or .jsonl", storage.export_chat),
+    "/copy": SlashCommand("the last answer into the clipboard", storage.copy_answer),
     "/multiline": SlashCommand("Enter makes newlines, Alt-Enter sends; once more: as before", settings.multiline),
     "/clear": SlashCommand("forget the conversation, keep the system prompt", turns.clear),
     "/bye": SlashCommand("leave, as Ctrl-D does; also /exit, /quit, exit, quit", leave),

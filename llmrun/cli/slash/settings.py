@@ -9,8 +9,8 @@ from llmrun.cli.loading import open_chat_model
 from llmrun.cli.options import read_think
 from llmrun.cli.sampling import FLAGS, read_value, sampling_rows, shown_value
 from llmrun.errors import UsageError
-from llmrun.model.chat_model import loaded_here
-from llmrun.model.preparing import A_CHAT
+from llmrun.model.chat_model import loaded_locally
+from llmrun.model.load_plan import A_CHAT
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def think(chat: Chat, rest: str) -> None:
 
 def speculation(chat: Chat, rest: str) -> None:
     """How many tokens are drafted, and whether they are tinted."""
-    drafting = loaded_here(chat.conversation.model, "/speculation").drafting
+    drafting = loaded_locally(chat.conversation.model, "/speculation").drafting
     if rest not in ("", "on"):
         drafting.most = read_speculate(rest, "/speculation")
     elif rest == "on" and drafting.most == OFF:

@@ -13,12 +13,12 @@ from dataclasses import replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
-from llmrun.chat.attachments import attach, attach_pictures, without
+from llmrun.chat.attachments import attach, attach_image_files, without
 from llmrun.chat.store.turns import Question
 from llmrun.cli.answering import cancelling, show_attached
 from llmrun.errors import UsageError
-from llmrun.model.several import seeds_for
-from llmrun.models.locate import require_projector
+from llmrun.model.n_answers import seeds_for
+from llmrun.models.location import require_projector
 from llmrun.protocol.messages import Event, Finished
 from llmrun.ui.terminal.format import counted, short
 from llmrun.ui.terminal.keyboard import keyboard
@@ -40,12 +40,12 @@ def retry(chat: Chat, rest: str) -> None:
         raise UsageError(f"invalid /retry {rest}", why=f"must be a number of answers, {low} to {high}")
     sampling, _ = chat.conversation.sampling()
     seeds = seeds_for(replace(sampling, seed=None), int(rest))
-    chat.answer(chat.conversation.retry_several(seeds), partial(_show_and_choose, chat, seeds))
+    chat.answer(chat.conversation.retry_n(seeds), partial(_show_and_choose, chat, seeds))
 
 
 def _show_and_choose(chat: Chat, seeds: list[int], events: Generator[Event, None, None]) -> Finished:
     """Show several answers, and go on with the one that the user wants; with the last where nobody says."""
-    from llmrun.cli.several import stream
+    from llmrun.cli.n_answers import stream
 
     conversation, output = chat.conversation, chat.output
     with closing(events), keyboard(output, echoes=False), cancelling(conversation.model):
@@ -132,7 +132,7 @@ def attach_images(chat: Chat, rest: str) -> None:
         chat.attached = replace(before, pictures=reduce(without, dropped, before.pictures))
     elif names := _names(rest):
         require_projector(model.name, model.sees, model.used.server)
-        chat.attached = replace(before, pictures=attach_pictures(names, beside=before.pictures))
+        chat.attached = replace(before, pictures=attach_image_files(names, beside=before.pictures))
     list_attached(chat, "")
 
 

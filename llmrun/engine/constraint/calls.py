@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun.engine.constraint.matcher import Matcher, compile_lark, followed
-from llmrun.engine.constraint.thoughts import unbound
-from llmrun.engine.prompt.thinking import Stage, Thoughts
+from llmrun.engine.constraint.reasoning import unbound
+from llmrun.engine.prompt.thinking import ReasoningStage, ReasoningTracker
 from llmrun.engine.prompt.tools import waits_for_call
 from llmrun.errors import BadGrammarError, UsageError
 from llmrun.grammar.schema import REFUSED
@@ -159,15 +159,17 @@ class _Place(NamedTuple):
         is_call: a call has begun.
     """
 
-    thoughts: Thoughts | None
+    thoughts: ReasoningTracker | None
     text: str | None = ""
     is_call: bool = False
 
 
-class UntilCall:
+class ToolCallConstraint:
     """A Constraint that leaves the model free until it begins a call, and holds it to the grammar from there on."""
 
-    def __init__(self, calls: Matcher, vocabulary: Vocabulary, syntax: Syntax, thoughts: Thoughts | None) -> None:
+    def __init__(
+        self, calls: Matcher, vocabulary: Vocabulary, syntax: Syntax, thoughts: ReasoningTracker | None
+    ) -> None:
         """At the beginning of an answer, which may be inside the model's thoughts."""
         self._calls = calls
         self._vocabulary = vocabulary
@@ -189,15 +191,15 @@ class UntilCall:
             self._calls.accept(token)
             return place
         thoughts = place.thoughts
-        if thoughts is not None and thoughts.stage is not Stage.ANSWER:
-            was_inside = thoughts.stage is Stage.INSIDE
+        if thoughts is not None and thoughts.stage is not ReasoningStage.ANSWER:
+            was_inside = thoughts.stage is ReasoningStage.INSIDE
             thoughts = thoughts.after(self._vocabulary.control_piece(token).decode("utf-8", "replace"))
-            if was_inside or thoughts.stage is Stage.INSIDE:
+            if was_inside or thoughts.stage is ReasoningStage.INSIDE:
                 return _Place(thoughts)
         said = self._calls.tokens.tokens[token].decode("utf-8", "replace")
         return self._said(thoughts, place.text, said)
 
-    def _said(self, thoughts: Thoughts | None, before: str | None, said: str) -> _Place:
+    def _said(self, thoughts: ReasoningTracker | None, before: str | None, said: str) -> _Place:
         begin = self._syntax.begin
         if before is None:
             return _Place(thoughts, None)

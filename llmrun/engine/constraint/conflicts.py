@@ -13,13 +13,13 @@ from llmrun.errors import BadGrammarError
 from llmrun.grammar.gbnf import (
     ROOT,
     Characters,
-    GbnfChoice,
-    GbnfSeries,
+    Choice,
     Literal,
     Node,
     Reference,
     Repeat,
     Rule,
+    Series,
     can_be_empty,
     closure,
 )  # fmt: skip
@@ -34,7 +34,7 @@ class Lexeme:
     """A node that the lexer reads at once. origin is the Series that it is a part of, if it is not a node itself."""
 
     node: Node
-    origin: GbnfSeries | None = None
+    origin: Series | None = None
 
 
 Part = Node | Lexeme
@@ -49,9 +49,9 @@ def parsed_references(part: Part) -> Iterator[Reference]:
 
 
 def children(part: Part) -> tuple[Part, ...]:
-    if isinstance(part, GbnfSeries):
+    if isinstance(part, Series):
         return part.parts
-    if isinstance(part, GbnfChoice):
+    if isinstance(part, Choice):
         return part.options
     return (part.part,) if isinstance(part, Repeat) else ()
 
@@ -151,9 +151,9 @@ class _Lexer:
             return self._place(node.ranges)
         if isinstance(node, Reference):
             return self._fragment(self._rules[node.name].body, depth + 1)
-        if isinstance(node, GbnfSeries):
+        if isinstance(node, Series):
             return self._in_order([self._fragment(part, depth + 1) for part in node.parts])
-        if isinstance(node, GbnfChoice):
+        if isinstance(node, Choice):
             return _either([self._fragment(option, depth + 1) for option in node.options])
         return self._repeated(self._fragment(node.part, depth + 1), node)
 
@@ -238,9 +238,9 @@ class _Parser:
         found = 0
         for first, empty in firsts:
             found |= first
-            if isinstance(part, GbnfSeries) and not empty:
+            if isinstance(part, Series) and not empty:
                 return found, False
-        return found, isinstance(part, GbnfSeries) or any(empty for _, empty in firsts)
+        return found, isinstance(part, Series) or any(empty for _, empty in firsts)
 
     def _spread(self, part: Part, after: int) -> Iterator[str]:
         """Note what comes after each lexeme of a part; the rules for which something new was found."""
@@ -250,7 +250,7 @@ class _Parser:
             if after & ~self._rule_after[part.name]:
                 self._rule_after[part.name] |= after
                 yield part.name
-        elif isinstance(part, GbnfSeries):
+        elif isinstance(part, Series):
             for child in reversed(children(part)):
                 yield from self._spread(child, after)
                 first, empty = self._first_of(child)

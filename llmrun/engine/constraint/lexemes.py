@@ -17,13 +17,13 @@ from llmrun.engine.constraint.conflicts import Lexeme, Part, children, greedy_le
 from llmrun.grammar.gbnf import (
     ROOT,
     Characters,
-    GbnfChoice,
-    GbnfSeries,
+    Choice,
     Literal,
     Node,
     Reference,
     Repeat,
     Rule,
+    Series,
     closure,
     references,
 )  # fmt: skip
@@ -60,7 +60,7 @@ class _Outline:
         self._rules = rules
         self._flat = flat
         self._split: set[Node] = set()  # never lexemes as a whole
-        self._apart: set[GbnfSeries] = set()  # their parts are never joined
+        self._apart: set[Series] = set()  # their parts are never joined
         self._make()
 
     def split(self, lexemes: Iterable[Lexeme]) -> None:
@@ -71,7 +71,7 @@ class _Outline:
                 self._apart.add(lexeme.origin)
             else:
                 self._split.add(node)
-            if isinstance(node, GbnfSeries):
+            if isinstance(node, Series):
                 self._apart.add(node)
             elif isinstance(node, Reference):
                 self._split.add(self._rules[node.name].body)
@@ -91,16 +91,16 @@ class _Outline:
         if self._is_whole(node):
             return self._lexeme(node)
         if isinstance(node, Literal):
-            return GbnfSeries(_tree(self._lexeme(Literal(character)) for character in node.text))
-        if isinstance(node, GbnfSeries):
-            return GbnfSeries(_tree(self._series(node)))
-        if isinstance(node, GbnfChoice):
-            return GbnfChoice(_tree(self._part(option) for option in node.options))
+            return Series(_tree(self._lexeme(Literal(character)) for character in node.text))
+        if isinstance(node, Series):
+            return Series(_tree(self._series(node)))
+        if isinstance(node, Choice):
+            return Choice(_tree(self._part(option) for option in node.options))
         if isinstance(node, Repeat):
             return Repeat(_tree([self._part(node.part)])[0], node.least, node.most)
         return node
 
-    def _series(self, node: GbnfSeries) -> Iterator[Part]:
+    def _series(self, node: Series) -> Iterator[Part]:
         """Its parts, neighbours joined to one lexeme where they may."""
         run: list[Node] = []
         for part in node.parts:
@@ -112,13 +112,13 @@ class _Outline:
             yield self._part(part)
         yield from self._joined(run, node)
 
-    def _joined(self, run: list[Node], origin: GbnfSeries) -> Iterator[Part]:
+    def _joined(self, run: list[Node], origin: Series) -> Iterator[Part]:
         if len(run) == 1:
             yield self._lexeme(run[0])
         elif run:
-            yield self._lexeme(GbnfSeries(tuple(run)), origin)
+            yield self._lexeme(Series(tuple(run)), origin)
 
-    def _lexeme(self, node: Node, origin: GbnfSeries | None = None) -> Lexeme:
+    def _lexeme(self, node: Node, origin: Series | None = None) -> Lexeme:
         self.lexemes.append(Lexeme(node, origin))
         return self.lexemes[-1]
 
@@ -127,7 +127,7 @@ class _Outline:
 
 
 def _tree(parts: Iterable[Part]) -> tuple[Node, ...]:
-    """Parts inside a node; only this file and greed.py see nodes with lexemes in them."""
+    """Parts inside a node; only this file and conflicts.py see nodes with lexemes in them."""
     return cast("tuple[Node, ...]", tuple(parts))
 
 
@@ -171,7 +171,7 @@ class _Writer:
         if isinstance(part, Repeat):
             text = _repetition(texts[0], part)
         else:
-            text = f"({(' | ' if isinstance(part, GbnfChoice) else ' ').join(texts)})"
+            text = f"({(' | ' if isinstance(part, Choice) else ' ').join(texts)})"
         if depth < _MAX_PARENTHESES:
             return text, depth
         return self._named(text, leaf), 0

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting
-from llmrun.engine.core.gate import Step
-from llmrun.engine.core.pictures import PicturePart
-from llmrun.engine.core.room import Room
+from llmrun.engine.core.gate import StepShape
+from llmrun.engine.core.images import ImagePart
+from llmrun.engine.core.room import CellBudget
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.llama.base import Context, Entry
 
-Batch = list[Entry] | PicturePart
+Batch = list[Entry] | ImagePart
 """What goes through the model at once."""
 
 
@@ -36,7 +36,7 @@ class BatchPart(NamedTuple):
     rows: range
 
 
-class Spare(NamedTuple):
+class BatchCapacity(NamedTuple):
     """What a batch has room for.
 
     Attributes:
@@ -50,13 +50,13 @@ class Spare(NamedTuple):
     window: int
 
     @classmethod
-    def of(cls, context: Context, room: Room, n_tokens: int, window: int) -> Spare:
+    def of(cls, context: Context, room: CellBudget, n_tokens: int, window: int) -> BatchCapacity:
         """What there is beside so many tokens."""
         return cls(min(context.n_batch, context.n_outputs), room.n_cells - room.used - n_tokens, window)
 
 
 def fill(
-    chosen: Collection[tuple[Sequence, int]], spare: Spare | None, model: DraftModel | None
+    chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity | None, model: DraftModel | None
 ) -> tuple[list[BatchPart], Batch]:
     """Lay a batch out of all that were chosen; where some stand at a picture, of the others, or of one of those.
 
@@ -65,7 +65,7 @@ def fill(
         spare: room for drafts; None where there are to be none.
         model: guesses for those that want it.
     """
-    seeing = [pair for pair in chosen if pair[0].extras.pictures is not None and pair[0].is_at_picture]
+    seeing = [pair for pair in chosen if pair[0].extras.pictures is not None and pair[0].is_at_image]
     if seeing:
         sequence, share = seeing[0]
         pictures = sequence.extras.pictures
@@ -89,7 +89,7 @@ def fill(
     return parts, batch
 
 
-def _guess(chosen: Collection[tuple[Sequence, int]], spare: Spare, model: DraftModel | None) -> None:
+def _guess(chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity, model: DraftModel | None) -> None:
     """Draft for each in turn. Where somebody prefills, for nobody."""
     if any(share < sequence.n_waiting or not sequence.n_completion for sequence, share in chosen):
         return
@@ -99,7 +99,7 @@ def _guess(chosen: Collection[tuple[Sequence, int]], spare: Spare, model: DraftM
         if sequence.extras.drafting is not None:
             end = sequence.n_cached + share
             most = min(spare.rows - rows, spare.cells - (rows - n_tokens), spare.window - end)
-            rows += sequence.plan_draft(sequence.extras.drafting, most, Step(rows, len(chosen), end - 1))
+            rows += sequence.plan_draft(sequence.extras.drafting, most, StepShape(rows, len(chosen), end - 1))
             planned.append((sequence, sequence.extras.drafting))
     if model is not None:
         drafters = (drafting.model for _, drafting in planned)

@@ -14,7 +14,7 @@ from operator import attrgetter
 from llmrun._native import BadLogits, Sampler
 from llmrun.engine.core.gate import MODEL
 from llmrun.engine.core.prefix import common_prefix
-from llmrun.engine.llama.base import Aborted, Context, Entry, NoRoom
+from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
 from llmrun.errors import LlmrunError
 
 _PIECE = 128  # tokens that are prefilled before a step of the other model, which waits for them
@@ -176,7 +176,7 @@ class DraftModel:
                 batch = [Entry(token, len(drafter.seat.tokens), drafter.seat.number, True) for drafter, token in going]
                 going = self._decode(batch, [(drafter, [token]) for drafter, token in going])
             return
-        except NoRoom:
+        except CacheFull:
             for seat in self._seats:
                 if seat.owner is None:
                     self.cut(seat, 0)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from llmrun.engine.core.draft_model import ModelDrafter
-from llmrun.engine.core.gate import MODEL, NOTHING, DraftChoice, Gate, Step
+from llmrun.engine.core.gate import MODEL, NOTHING, DraftChoice, Gate, StepShape
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.protocol.speculation import Speculation
 
@@ -31,7 +31,7 @@ class Drafter(Protocol):
         """At most so many tokens, and how many last tokens of the sequence they are known to have followed."""
 
 
-class _Guess(NamedTuple):
+class _Draft(NamedTuple):
     """What was expected to stand from a place of the sequence on.
 
     Attributes:
@@ -73,12 +73,12 @@ class Drafting:
         self._gate = Gate(speculation)
         self._known = len(prompt)  # tokens that the drafters have
         self._wanted = max(speculation.most, _LEAST_KNOWN)
-        self._guesses: list[_Guess] = []  # about the same place
-        self._step = Step(1, 1, 0)  # the last one that a draft could have been added to ...
+        self._guesses: list[_Draft] = []  # about the same place
+        self._step = StepShape(1, 1, 0)  # the last one that a draft could have been added to ...
         self._length = 0  # ... how many tokens were ...
         self._seconds = 0.0  # ... and what the model took for it, by the table
 
-    def plan(self, tokens: Sequence[int], most: int, step: Step) -> int:
+    def plan(self, tokens: Sequence[int], most: int, step: StepShape) -> int:
         """How many tokens take() will give at most; mostly none.
 
         If the model has a wish then, DraftModel.work() has to come before take().
@@ -94,7 +94,7 @@ class Drafting:
         self._learn(tokens)
         guessed, match = self._drafter.draft(self._wanted)
         choice = self._gate.choose(match, min(most, len(guessed)), step) if match and most > 0 else NOTHING
-        self._guesses = [_Guess(len(tokens), guessed, match)]
+        self._guesses = [_Draft(len(tokens), guessed, match)]
         self._step, self._length, self._seconds = step, choice.length, 0.0
         if self.model is not None:
             self.model.wish = self._wish(self.model, most, choice) if most > 0 else None
@@ -111,7 +111,7 @@ class Drafting:
         model, length = self.model, self._length
         if model is not None and model.wish:
             tokens, match = model.draft(self._wanted)
-            self._guesses.append(_Guess(start, tokens, match))
+            self._guesses.append(_Draft(start, tokens, match))
             length = len(tokens)
             self._gate.asked(sure=length > 0)
             self._seconds = self._gate.draft_seconds(self._step, max(length, 1))

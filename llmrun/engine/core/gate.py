@@ -30,7 +30,7 @@ _PRIOR_WEIGHT = 4  # outcomes
 _NEWEST_SHARE = 0.1  # of the newest outcome, at least
 
 
-class Step(NamedTuple):
+class StepShape(NamedTuple):
     """A decode step to which a draft may be added.
 
     Attributes:
@@ -54,7 +54,7 @@ class DraftChoice(NamedTuple):
 NOTHING = DraftChoice(0, 0.0)
 
 
-class _Chance:
+class _AcceptanceRate:
     """How often something happens: of the outcomes so far, the newest ones count most."""
 
     def __init__(self, prior: float) -> None:
@@ -77,12 +77,12 @@ class Gate:
         self._most = speculation.most
         self._times = StepTimes(speculation.times) if speculation.times else None
         self._draft_times = StepTimes(speculation.draft_times) if speculation.draft_times else None
-        self._chances = [*map(_Chance, _PRIOR), _Chance(_MODEL_PRIOR)]
-        self._sure = _Chance(_SURE_PRIOR)
+        self._chances = [*map(_AcceptanceRate, _PRIOR), _AcceptanceRate(_MODEL_PRIOR)]
+        self._sure = _AcceptanceRate(_SURE_PRIOR)
         # Seconds by the table: what steps took, what verifying gained, and what it takes longer.
         self._decoding = self._gain = self._trial = 0.0
 
-    def choose(self, match: int, most: int, step: Step) -> DraftChoice:
+    def choose(self, match: int, most: int, step: StepShape) -> DraftChoice:
         """How many tokens to draft.
 
         Args:
@@ -122,7 +122,7 @@ class Gate:
             total += chance
         return total
 
-    def draft_seconds(self, step: Step, length: float) -> float:
+    def draft_seconds(self, step: StepShape, length: float) -> float:
         """What a sequence's share of a draft model's steps takes, for so many tokens.
 
         All sequences of the step take part. The first of these steps computes two tokens, as a rule: what came last.
@@ -133,7 +133,7 @@ class Gate:
         first, other = (seconds(rows * n_sequences, step.depth) for rows in (2, 1))
         return (first + (length - 1) * other) / n_sequences
 
-    def is_worth_prefill(self, n_tokens: int, step: Step) -> bool:
+    def is_worth_prefill(self, n_tokens: int, step: StepShape) -> bool:
         """Whether a draft model is to read so many tokens that it has not seen.
 
         Nobody knows how long the answer goes on. As long again as it did so far is a fair guess, prefill included; so
@@ -157,7 +157,7 @@ class Gate:
         """A draft model was asked, and sure of the next token, or not."""
         self._sure.learn(sure)
 
-    def stepped(self, step: Step, drafted: int, came_true: int, drafting: float = 0.0) -> None:
+    def stepped(self, step: StepShape, drafted: int, came_true: int, drafting: float = 0.0) -> None:
         """A step was computed, with so many tokens drafted, of which so many came true; drafting took so long."""
         if self._times is None:
             return

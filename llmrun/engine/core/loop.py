@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
-from llmrun.engine.core.batch import Batch, BatchPart, Spare, fill
+from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
+from llmrun.engine.core.exclusive_scheduler import ExclusiveScheduler
 from llmrun.engine.core.metrics import Metrics, PrefillRate
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sampler import SequenceSampler, sample_rows
@@ -21,18 +22,17 @@ from llmrun.engine.core.sequence import Extras, Sequence
 from llmrun.engine.core.slots import Slots
 from llmrun.engine.core.steps import measure_steps
 from llmrun.engine.core.text import TextStream
-from llmrun.engine.core.turns import Turns
-from llmrun.engine.llama.base import Aborted, Context, NoRoom
+from llmrun.engine.llama.base import Aborted, CacheFull, Context
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
-from llmrun.protocol.condition import Condition
+from llmrun.protocol.engine_status import EngineStatus
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
 from llmrun.protocol.params import Limits
 from llmrun.protocol.speculation import StepTables
 
 if TYPE_CHECKING:
     from llmrun.engine.core.draft_model import DraftModel
+    from llmrun.engine.core.host_prefix_cache import HostPrefix
     from llmrun.engine.core.states import KVStore
-    from llmrun.engine.core.stowed import StowedPrefix
 
 _MIN_PENDING_PREFIX = 64  # tokens; a shorter shared prefix is prefilled twice rather than waited for
 _ADMISSION_CANDIDATES = 8  # among the first N waiting sequences, the one with the longest cached prefix is admitted ...
@@ -62,7 +62,7 @@ class Engine:
         exact: bool = False,
         throughput: bool = False,
         adapts: bool = False,
-        prefixes: list[StowedPrefix] | None = None,
+        prefixes: list[HostPrefix] | None = None,
     ) -> None:
         """Start without requests.
 
@@ -71,19 +71,16 @@ class Engine:
             clock: monotonic seconds.
             states: KV states on disk, searched for prefixes of prompts.
             draft_model: drafts tokens for requests with speculation.
-            exact: each answer is bit for bit what it would be alone: sequences take turns, and nothing is drafted.
-            throughput: as in loading.Load.
+            exact, throughput: as in loading.Load.
             adapts: requests may choose adapters.
-            prefixes: prefixes() of the engine that these weights had before.
+            prefixes: prefixes() of the previous engine with these weights.
         """
         self.can_draft, self._throughput = context.cuts and not exact, throughput
-        self._drafts_requested = False  # by some request
-        self._drafts = False  # allowed in the next batch: a batch that failed is tried again without
+        self._drafts_requested = self._drafts = False  # by some request; in the next batch, unless the last one failed
         self._context, self._draft_model = context, draft_model
-        self._exclusive = Turns(context, exact=exact) if exact or adapts else None
+        self._exclusive = ExclusiveScheduler(context, exact=exact) if exact or adapts else None
         self._vocabulary = context.vocabulary
-        self._window = min(context.n_ctx, context.n_cells)
-        self._clock = clock
+        self._window, self._clock = min(context.n_ctx, context.n_cells), clock
         self._slots = Slots(context, states, exact=exact, prefixes=prefixes or ())
         self.prefixes = self._slots.prefixes
         self._numbers = itertools.count()
@@ -94,20 +91,18 @@ class Engine:
         self._has_cancelled = False
         self._finished: dict[int, Sequence] = {}  # slot -> the last answer that finished there
         self._sole_request: int | None = None  # the only request in the last batch
-        self._rate = PrefillRate()
-        self._n_batches = 0
+        self._rate, self._n_batches = PrefillRate(), 0
         self._prefix_queries = self._prefix_hits = self._prefilled = self._decoded = 0  # tokens, in total
 
     @property
     def busy(self) -> bool:
-        """True while step() has something to do."""
         return bool(self._active or self._waiting)
 
     def runs_alone(self, request: int) -> bool:
         """Return whether the running batch holds no other request. Safe from any thread."""
         return self._sole_request == request
 
-    def status(self, request: int, waiting: int = 0) -> Condition:
+    def status(self, request: int, waiting: int = 0) -> EngineStatus:
         """Return the load of the engine. Safe from any thread.
 
         Args:
@@ -115,7 +110,7 @@ class Engine:
             waiting: requests that have arrived but were not added yet.
         """
         room = self._slots.room
-        return Condition(
+        return EngineStatus(
             request,
             running=len(self._active),
             waiting=waiting + len(self._waiting),
@@ -177,7 +172,7 @@ class Engine:
         began = self._clock()
         try:
             self._context.decode(batch)
-        except (Aborted, NoRoom, LlmrunError) as error:
+        except (Aborted, CacheFull, LlmrunError) as error:
             return self._roll_back(parts, error)
         seconds = self._clock() - began
         if isinstance(batch, list) and len(batch) >= len(parts) + PrefillRate.LEAST:
@@ -279,7 +274,7 @@ class Engine:
 
         Recurrent models need that order, and adjacent slots are not split into several passes.
         """
-        for source, target in self._slots.close_gap():
+        for source, target in self._slots.compact():
             next(each for each in self._active if each.slot == source).slot = target
             self._finished.pop(target, None)
         while True:
@@ -296,7 +291,7 @@ class Engine:
             chosen.sort(key=lambda pair: pair[0].slot)
         spare = None
         if self._drafts and not self._suspects and (len(chosen) == 1 or self._context.unified):
-            spare = Spare.of(self._context, self._slots.room, sum(shares), self._window)
+            spare = BatchCapacity.of(self._context, self._slots.room, sum(shares), self._window)
         parts, batch = fill(chosen, spare, self._draft_model)
         self._sole_request = parts[0].sequence.request if len(parts) == 1 else None
         return parts, batch
@@ -307,7 +302,7 @@ class Engine:
             return self._context.n_batch
         return mixed_tokens(self._rate, n_waiting, 0 if self._context.unified else PIECE + len(self._active))
 
-    def _roll_back(self, parts: list[BatchPart], error: Aborted | NoRoom | LlmrunError) -> list[Event]:
+    def _roll_back(self, parts: list[BatchPart], error: Aborted | CacheFull | LlmrunError) -> list[Event]:
         """Undo a batch that failed: cut the KV cache back, so that its tokens are computed again."""
         drafted = any(part.sequence.draft for part in parts)
         for part in parts:
@@ -316,7 +311,7 @@ class Engine:
         if drafted or isinstance(error, Aborted):
             self._drafts = self._drafts_requested and isinstance(error, Aborted)
             return []
-        if isinstance(error, NoRoom):
+        if isinstance(error, CacheFull):
             return self._relieve_full_cache()
         if len(parts) == 1:
             return [self._fail(parts[0].sequence, error)]

@@ -15,7 +15,7 @@ class _Piece:
     length: int
 
 
-class Room:
+class CellBudget:
     """Counts cells.
 
     A slot's positions are pieces of blocks, back to back. A block grows at its end only, and only for a slot that holds

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from llmrun import _native
 from llmrun.errors import BadGrammarError, BadLogitsError, LlmrunError, OutOfMemoryError, UsageError
-from llmrun.protocol.ended import ChainStep, Choice
+from llmrun.protocol.finished_answers import ChainStep, Choice
 from llmrun.protocol.messages import TokenLogprob
 from llmrun.protocol.params import SamplingParams
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from llmrun.engine.core.gate import Step
+from llmrun.engine.core.gate import StepShape
+from llmrun.engine.core.images import text_only
 from llmrun.engine.core.metrics import Metrics
-from llmrun.engine.core.pictures import text_only
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.text import TextStream
@@ -17,8 +17,8 @@ from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
     from llmrun.engine.core.drafts import Drafting
+    from llmrun.engine.core.images import PromptImages
     from llmrun.engine.core.logprobs import LogprobStream
-    from llmrun.engine.core.pictures import Pictures
     from llmrun.engine.core.repeats import RepeatGuard
     from llmrun.engine.prompt.thinking import ThinkingBudget
     from llmrun.protocol.answer import AnswerSplitter
@@ -56,7 +56,7 @@ class Extras:
     tool_syntax: str = ""
     splitter: AnswerSplitter | None = None
     drafting: Drafting | None = None
-    pictures: Pictures | None = None
+    pictures: PromptImages | None = None
     adapters: tuple[AdapterScale, ...] = ()
 
 
@@ -141,7 +141,7 @@ class Sequence:
         return self.n_waiting if pictures is None else pictures.n_alike(self.n_cached, len(self.tokens))
 
     @property
-    def is_at_picture(self) -> bool:
+    def is_at_image(self) -> bool:
         """Whether a picture comes next."""
         return self.tokens[self.n_cached] < 0
 
@@ -150,7 +150,7 @@ class Sequence:
         """Tokens sampled so far."""
         return len(self.tokens) - self.n_prompt
 
-    def plan_draft(self, drafting: Drafting, most: int, step: Step) -> int:
+    def plan_draft(self, drafting: Drafting, most: int, step: StepShape) -> int:
         """How many tokens may be verified beside what a step computes anyway; mostly none, at most so many."""
         if self.limits.max_tokens is not None:
             most = min(most, self.limits.max_tokens - self.n_completion - 1)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from llmrun.engine.core.host_prefix_cache import HostPrefix, HostPrefixCache
 from llmrun.engine.core.prefix import common_prefix, gap_after, reusable
-from llmrun.engine.core.room import Room
-from llmrun.engine.core.saving import StateSaver
-from llmrun.engine.core.stowed import Stowed, StowedPrefix
+from llmrun.engine.core.room import CellBudget
+from llmrun.engine.core.state_saver import StateSaver
 from llmrun.engine.llama.base import Context
 from llmrun.errors import LlmrunError
 
@@ -44,7 +44,7 @@ class Slots:
         states: KVStore | None = None,
         *,
         exact: bool = False,
-        prefixes: Sequence[StowedPrefix] = (),
+        prefixes: Sequence[HostPrefix] = (),
     ) -> None:
         """All slots are empty.
 
@@ -59,8 +59,8 @@ class Slots:
         self.saver = StateSaver(states) if states is not None else None
         self.cached: dict[int, list[int]] = {slot: [] for slot in range(context.n_seq_max + context.n_parked)}
         self.idle = set(self.cached)
-        self.room = Room(context.n_cells)
-        self._stowed = Stowed(prefixes)
+        self.room = CellBudget(context.n_cells)
+        self._stowed = HostPrefixCache(prefixes)
         self._prompts = dict.fromkeys(self.cached, 0)  # how many first tokens were the last request's prompt
         self._salts = dict.fromkeys(self.cached, "")  # of the last request
         self._went_on: set[int] = set()  # slots whose conversation had more than one turn
@@ -100,7 +100,7 @@ class Slots:
     def evict(self) -> bool:
         """Empty the idle slot that was not used for longest; False if all idle ones are empty."""
         parked = self._parked()
-        if parked and not self._stow(parked[0]):
+        if parked and not self._offload(parked[0]):
             if parked[0] in self._went_on:
                 self._save_soon(parked[0])
             self.truncate(parked[0], 0)
@@ -122,7 +122,7 @@ class Slots:
         """Idle slots that hold something, the one not used for longest first."""
         return sorted((slot for slot in self.idle if self.cached[slot]), key=self._used.__getitem__)
 
-    def _clear_the_way(self) -> None:
+    def _offload_parked(self) -> None:
         """Stow parked prefixes until their cells are so few that they make nobody's answer slower."""
         if not self._context.unified or len(self.idle) == len(self.cached):
             return
@@ -132,16 +132,16 @@ class Slots:
                 return
             freed = self.room.used - self.room.held({*self.cached} - {slot})
             if 2 * freed > len(self.cached[slot]):  # else most of its cells are others' too, and would be twice there
-                self._stow(slot)
+                self._offload(slot)
 
-    def _stow(self, slot: int) -> bool:
+    def _offload(self, slot: int) -> bool:
         """Move what a parked slot holds out of the cache, in place of what was stowed longest ago; whether it went."""
-        stowed = self._put_aside(slot)
+        stowed = self._offload_copy(slot)
         if stowed:
             self.truncate(slot, 0)
         return stowed
 
-    def _put_aside(self, slot: int) -> bool:
+    def _offload_copy(self, slot: int) -> bool:
         """Stow a copy of what a parked slot holds."""
         tokens, most = self.cached[slot], self.room.n_cells // _STOWED_SHARE
         if not self._context.shares or not _WORTH_READING <= len(tokens) <= most:
@@ -153,20 +153,20 @@ class Slots:
             self._stowed.put(copy)
         return copy is not None
 
-    def _copy(self, slot: int) -> StowedPrefix | None:
+    def _copy(self, slot: int) -> HostPrefix | None:
         """Return a copy of a parked slot's prefix; None where it can't be read out."""
         with suppress(LlmrunError):
             state = self._context.state(slot)
             if state:
                 prompt, went_on = self._prompts[slot], slot in self._went_on
-                return StowedPrefix(list(self.cached[slot]), state, self._salts[slot], prompt, went_on)
+                return HostPrefix(list(self.cached[slot]), state, self._salts[slot], prompt, went_on)
         return None
 
-    def prefixes(self) -> list[StowedPrefix]:
+    def prefixes(self) -> list[HostPrefix]:
         """Return copies of all parked prefixes, for another context over the same weights."""
         return [*self._stowed.prefixes, *filter(None, map(self._copy, self._parked()))]
 
-    def _lose(self, prefix: StowedPrefix) -> None:
+    def _lose(self, prefix: HostPrefix) -> None:
         """What is stowed no longer goes to disk, if that is worth it."""
         if prefix.went_on:
             self._offer(prefix.tokens, prefix.salt, lambda: prefix.state)
@@ -183,9 +183,9 @@ class Slots:
         Returns:
             The slot, and how many tokens it holds.
         """
-        self._lay_out(len(tokens))
+        self._choose_kv_layout(len(tokens))
         if moves:
-            any(self._close_gap(slot, tokens) for slot in sorted(self.idle) if self._salts[slot] == salt)
+            any(self._compact(slot, tokens) for slot in sorted(self.idle) if self._salts[slot] == salt)
         slot, copied = self._choose(tokens, salt)
         keep = reusable(self.cached[slot], tokens) if self._salts[slot] == salt else 0
         if self._exact:
@@ -198,7 +198,7 @@ class Slots:
         self.idle.remove(slot)
         self._prompts[slot], self._salts[slot] = n_prompt, salt
         kept = self.truncate(slot, keep)
-        self._clear_the_way()
+        self._offload_parked()
         return slot, kept
 
     def release(self, slot: int) -> None:
@@ -206,7 +206,7 @@ class Slots:
         self.idle.add(slot)
         self._releases += 1
         self._used[slot] = self._releases
-        self._clear_the_way()
+        self._offload_parked()
 
     def append(self, slot: int, tokens: list[int]) -> None:
         """Tokens went through the model."""
@@ -248,7 +248,7 @@ class Slots:
         others = self.idle - {source} if shared else self.idle
         slot = min(others or self.idle, key=self._inconvenience)
         if self._holds_more(slot):
-            self._put_aside(slot)
+            self._offload_copy(slot)
         if slot == source or not shared:
             return slot, False
         self.truncate(slot, 0)
@@ -273,17 +273,17 @@ class Slots:
         gaps = 0 if self._context.unified else len(_runs({*self.cached} - self.idle | {slot}))
         return gaps, bool(self.cached[slot]), self._used[slot], slot
 
-    def _lay_out(self, n_tokens: int) -> None:
+    def _choose_kv_layout(self, n_tokens: int) -> None:
         """Choose the KV cache's layout for who runs and one that comes with so many tokens."""
         busy = {*self.cached} - self.idle
         longest = max([n_tokens, *(max(len(self.cached[slot]), self._prompts[slot]) for slot in busy)])
-        if self._context.lay_out(longest):
+        if self._context.choose_kv_layout(longest):
             for slot in self.cached:
                 self.room.cut(slot, 0)
             for slot, tokens in self.cached.items():
                 self.room.append(slot, len(tokens))
 
-    def close_gap(self) -> list[tuple[int, int]]:
+    def compact(self) -> list[tuple[int, int]]:
         """Move a sequence next to the others, if for some steps it was not: a batch with a gap goes through in parts.
 
         Returns:
@@ -297,7 +297,7 @@ class Slots:
         self._split_steps = 0
         source = runs[0][0]
         target = min(self.idle & {runs[-1][0] - 1, runs[-1][-1] + 1})
-        if not self._stow(target):
+        if not self._offload(target):
             self.truncate(target, 0)
         with suppress(LlmrunError):
             if self._context.copy(source, target, len(self.cached[source])):
@@ -328,7 +328,7 @@ class Slots:
                 best, most, shared = slot, known, tokens[:known]
         return best, most
 
-    def _close_gap(self, slot: int, tokens: list[int]) -> bool:
+    def _compact(self, slot: int, tokens: list[int]) -> bool:
         """Where the oldest turns left the prompt, let what the cache holds behind them follow what is in front.
 
         Turns that are dropped were in the last prompt. What is missing of the answer behind it are thoughts, and what

@@ -10,7 +10,7 @@ from statistics import median, quantiles
 
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.slots import Slots
-from llmrun.engine.llama.base import Aborted, Context, Entry, NoRoom
+from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
 from llmrun.protocol.speculation import StepTables, StepTime
 
 _WIDTHS = (4, 8, 16)  # beside 1
@@ -52,7 +52,7 @@ def measure_steps(
                 found += _measured(context, shortest, 0, clock, interrupted)
         if draft_model is not None and draft_model.deepest[1] + max(_WIDTHS) <= draft_model.context.n_ctx:
             of_drafts += _measured(draft_model.context, *draft_model.deepest, clock, interrupted)
-    except (Aborted, NoRoom):
+    except (Aborted, CacheFull):
         return StepTables()
     return StepTables(tuple(found), tuple(of_drafts))
 

@@ -16,18 +16,18 @@ from llmrun.engine.llama.tensors import row_check, type_numbers
 from llmrun.errors import BadModelError
 from llmrun.gguf.header import Tensor
 from llmrun.gguf.reader import read_header
-from llmrun.protocol.jobs import Nothing
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.trial import TryFile
 
 
-def run(command: TryFile, report: Callable[[Nothing], None], flag: _native.CancelFlag) -> Nothing:
+def run(command: TryFile, report: Callable[[Empty], None], flag: _native.CancelFlag) -> Empty:
     """Try the file.
 
     Raises:
         BadModelError: it is not good; says why.
     """
     require_sound(command.path, read_header(Path(command.path)).tensors, command.threads)
-    return Nothing()
+    return Empty()
 
 
 def require_sound(path: str, tensors: Sequence[Tensor], threads: int) -> None:

@@ -9,11 +9,11 @@ from llmrun.engine.llama.devices import build, memory_of
 from llmrun.engine.llama.library import start
 from llmrun.engine.llama.rpc import require_build, serve, served
 from llmrun.errors import LlmrunError
-from llmrun.protocol.jobs import Nothing
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.worker import ServedDevices, ServeDevices
 
 
-def run(command: ServeDevices, report: Callable[[ServedDevices], None], flag: _native.CancelFlag) -> Nothing:
+def run(command: ServeDevices, report: Callable[[ServedDevices], None], flag: _native.CancelFlag) -> Empty:
     """Serve until the process ends.
 
     Raises:

@@ -20,7 +20,7 @@ class Aborted(Exception):  # noqa: N818 - an answer, not an error
     """A decode call was stopped by the cancel flag; the batch's positions may be half written."""
 
 
-class NoRoom(Exception):  # noqa: N818 - an answer, not an error
+class CacheFull(Exception):  # noqa: N818 - an answer, not an error
     """The KV cache has no cells for this batch and can't grow: evict or preempt. Nothing was written."""
 
 
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
     wants_logits: bool
 
 
-class PictureSpan(NamedTuple):
+class ImageSpan(NamedTuple):
     """Where a picture stands: the indexes of its first token and of the one behind it, and the positions it takes."""
 
     start: int
@@ -50,7 +50,7 @@ class PictureSpan(NamedTuple):
         return self.end - self.start - self.n_positions
 
 
-class Embedded(Protocol):
+class EmbeddedInput(Protocol):
     """Part of a picture, which goes through the model in a decode call of its own: vectors in place of tokens.
 
     Attributes:
@@ -64,7 +64,7 @@ class Embedded(Protocol):
     def n_tokens(self) -> int: ...
 
     @property
-    def span(self) -> PictureSpan: ...
+    def span(self) -> ImageSpan: ...
 
     @property
     def sequence_id(self) -> int: ...
@@ -176,12 +176,12 @@ class Context(Protocol):
     def adapt(self, adapters: tuple[AdapterScale, ...]) -> None:
         """Choose the LoRA adapters that the next batches are computed with, as adapters.applied() orders them."""
 
-    def decode(self, batch: Sequence[Entry] | Embedded) -> None:
+    def decode(self, batch: Sequence[Entry] | EmbeddedInput) -> None:
         """Run the model over a batch, or over part of a picture, and append it to the KV cache.
 
         Raises:
             Aborted: the cancel flag was set meanwhile.
-            NoRoom: the KV cache is full.
+            CacheFull: the KV cache is full.
             DecodeError: llama.cpp could not.
         """
 
@@ -206,7 +206,7 @@ class Context(Protocol):
         Nothing is computed. Where the cache is unified the cells are shared, else they are copied.
         """
 
-    def lay_out(self, longest: int) -> bool:
+    def choose_kv_layout(self, longest: int) -> bool:
         """Give each sequence a stream of its own, or all of them one pool, for some that become so long.
 
         Streams are faster, while every sequence fits into one. Some that grow longer move into a pool by themselves.

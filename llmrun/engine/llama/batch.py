@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from llmrun.engine.llama.base import Embedded, Entry
+from llmrun.engine.llama.base import EmbeddedInput, Entry
 from llmrun.engine.llama.library import function
 from llmrun.engine.llama.positions import Positions
 
@@ -47,7 +47,7 @@ class LlamaBatch:
         """See above."""
         return int(self._native.n_tokens)
 
-    def fill(self, batch: Sequence[Entry] | Embedded) -> int:
+    def fill(self, batch: Sequence[Entry] | EmbeddedInput) -> int:
         """Put entries in, or part of a picture; how many of them want logits."""
         if not isinstance(batch, Sequence):
             return self._embed(batch)
@@ -61,12 +61,12 @@ class LlamaBatch:
             n_wanted += wants_logits
         return n_wanted
 
-    def _embed(self, part: Embedded) -> int:
+    def _embed(self, part: EmbeddedInput) -> int:
         size = part.n_tokens
         self._of_vectors.embd = ctypes.cast(part.address(), ctypes.POINTER(ctypes.c_float))
         self._native, self._causal = self._of_vectors, part.causal
         self._native.n_tokens = size
-        positions = self._placed.of_picture(part)
+        positions = self._placed.of_image(part)
         self._positions[: len(positions)] = [*positions]
         self._sequences[:size] = [part.sequence_id] * size
         self._wanted[:size] = [0] * size

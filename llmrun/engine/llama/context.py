@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
-from llmrun.engine.llama.base import ALLOCATING, Aborted, DecodeError, Embedded, Entry, NoRoom
+from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, EmbeddedInput, Entry
 from llmrun.engine.llama.batch import LlamaBatch
 from llmrun.engine.llama.library import function
 from llmrun.engine.llama.model import LlamaModel
@@ -282,7 +282,7 @@ class LlamaContext:
         if llama.llama_set_adapters_lora(self._pointer, pointers, count, scales):
             raise DecodeError("llama.cpp could not set the adapters")
 
-    def decode(self, batch: Sequence[Entry] | Embedded) -> None:
+    def decode(self, batch: Sequence[Entry] | EmbeddedInput) -> None:
         """See base.Context; an OutOfMemoryError, where one sequence's cache can't grow, leaves all as it was."""
         if self._batch.fill(batch) > self.n_outputs:
             raise DecodeError(f"at most {self.n_outputs} entries of a batch can have logits")
@@ -309,11 +309,11 @@ class LlamaContext:
         """Double the cache; where streams are as long as they may be, let all share one pool.
 
         Raises:
-            NoRoom: it is as large as it may be, or as there is memory for it, and other sequences could give some up.
+            CacheFull: it has reached its limit, or there is no more memory, and other sequences could free cells.
             OutOfMemoryError: there is no memory for it, and nobody else to give some up.
         """
         if not self._can_grow:
-            raise NoRoom
+            raise CacheFull
         try:
             with ALLOCATING:
                 if self._room < self._most:
@@ -324,14 +324,14 @@ class LlamaContext:
             if not self.shares:
                 raise
             self.n_cells = self._room
-            raise NoRoom from None
+            raise CacheFull from None
 
     def _share(self, n_tokens: int) -> None:
         """Let all sequences share one pool, with room for so many more tokens; errors as of _rebuild()."""
         most = min(self.n_cells, self._used() + max(n_tokens, self.n_batch))
         self._rebuild(max(most, min(self._load.n_ctx_start, self.n_cells)), unified=True)
 
-    def lay_out(self, longest: int) -> bool:
+    def choose_kv_layout(self, longest: int) -> bool:
         """See base.Context."""
         if not self._stream or self._shifted:
             return False
@@ -462,7 +462,7 @@ class LlamaContext:
                 return False
             try:
                 self._make_room(n_tokens)
-            except (NoRoom, OutOfMemoryError, DecodeError):
+            except (CacheFull, OutOfMemoryError, DecodeError):
                 return False
         return True
 

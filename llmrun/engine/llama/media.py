@@ -31,7 +31,7 @@ _NOWHERE = os.fsencode(os.devnull)  # libmtmd would give what it can't read to f
 _ANOTHER = "--mmproj FILE names another projector"
 
 
-class PictureChunk:
+class MediaChunk:
     """A picture or a tile of one, see engine.core.pictures.Chunk.
 
     Attributes:
@@ -85,7 +85,7 @@ class Projector:
         self._mtmd: Any = None
         self._pointer = 0
 
-    def pieces(self, data: bytes, name: str) -> list[list[int] | PictureChunk]:
+    def pieces(self, data: bytes, name: str) -> list[list[int] | MediaChunk]:
         """What a picture is in a prompt: token ids that enclose it and its tiles, and these.
 
         Args:
@@ -156,7 +156,7 @@ class Projector:
             mtmd.mtmd_input_chunks_free(chunks)
             mtmd.mtmd_bitmap_free(bitmap)
 
-    def _piece(self, chunk: int, index: int, data: bytes) -> list[int] | PictureChunk:
+    def _piece(self, chunk: int, index: int, data: bytes) -> list[int] | MediaChunk:
         mtmd = self._mtmd
         if mtmd.mtmd_input_chunk_get_type(chunk) == _TEXT:
             size = ctypes.c_size_t()
@@ -173,7 +173,7 @@ class Projector:
         digest = hashlib.shake_256(self._key + index.to_bytes(4, "big") + data).digest(4 * n_tokens)
         ids = tuple(-1 - (number >> 1) for number in struct.unpack(f">{n_tokens}I", digest))
         n_positions = mtmd.mtmd_input_chunk_get_n_pos(chunk)
-        return PictureChunk(self, mtmd.mtmd_input_chunk_copy(chunk), ids, n_positions, causal=causal)
+        return MediaChunk(self, mtmd.mtmd_input_chunk_copy(chunk), ids, n_positions, causal=causal)
 
     def positions(self, chunk: int, first: int, n_tokens: int, indexes: slice) -> Sequence[int]:
         """Of some of a chunk's tokens, where the chunk begins at position first."""

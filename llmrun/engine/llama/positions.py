@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrun.engine.llama.base import Embedded, Entry, PictureSpan
+from llmrun.engine.llama.base import EmbeddedInput, Entry, ImageSpan
 
 
 class Positions:
     """Of the sequences of one context. Where all pictures are counted by their tokens, it remembers nothing."""
 
     def __init__(self) -> None:
-        self._spans: dict[int, list[PictureSpan]] = {}
+        self._spans: dict[int, list[ImageSpan]] = {}
 
     def differ(self, sequence_id: int) -> bool:
         """Whether a sequence has tokens whose position isn't their index."""
@@ -45,7 +45,7 @@ class Positions:
             return entries
         return [entry._replace(position=self.at(entry.sequence_id, entry.position) or 0) for entry in entries]
 
-    def of_picture(self, part: Embedded) -> Sequence[int]:
+    def of_image(self, part: EmbeddedInput) -> Sequence[int]:
         """The positions of a part, see base.Embedded; those of what will follow the picture are known from now on."""
         span, sequence_id = part.span, part.sequence_id
         first = self.at(sequence_id, span.start) or 0

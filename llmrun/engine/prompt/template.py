@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from llmrun.engine.llama.submodules import import_submodule
-from llmrun.engine.prompt.pictures import marked
+from llmrun.engine.prompt.images import marked
 from llmrun.engine.prompt.tools import (
     OTHERS,
     PROBE,
@@ -35,7 +35,7 @@ from llmrun.engine.prompt.tools import (
     with_responses,
 )
 from llmrun.errors import BadTemplateError, UsageError
-from llmrun.protocol.messages import Message, Picture, Tool
+from llmrun.protocol.messages import Image, Message, Tool
 from llmrun.protocol.rendering import characters, rendering_share
 from llmrun.protocol.toolcalls import GEMMA, MISTRAL, MISTRAL_ARGS, Syntax
 
@@ -157,7 +157,7 @@ class ChatTemplate:
         *,
         thinking: bool | None = None,
         tools: Sequence[Tool] = (),
-    ) -> list[Part | Picture]:
+    ) -> list[Part | Image]:
         """The prompt for the assistant's next turn.
 
         Ordinarily that is one part, tokenized as llama.cpp does it. Only where a message holds the text of a control
@@ -191,7 +191,7 @@ class ChatTemplate:
                 parts = self._parts(merged, tools, control, wishes)
             except BadTemplateError:
                 raise error from None
-        return _with_pictures(parts, pictures)
+        return _with_images(parts, pictures)
 
     def _parts(
         self, messages: Sequence[Message], tools: Sequence[Tool], control: ControlTexts, wishes: dict[str, Any]
@@ -307,7 +307,7 @@ class _Mask:
         return [Part(shown, shown == text)] if text else []
 
 
-def _with_pictures(parts: list[Part], pictures: dict[str, Picture]) -> list[Part | Picture]:
+def _with_images(parts: list[Part], pictures: dict[str, Image]) -> list[Part | Image]:
     """The parts, cut where characters stand for pictures.
 
     Raises:

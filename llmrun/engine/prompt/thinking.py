@@ -54,7 +54,7 @@ def lead_in(tags: Tags | None, *, thinks: bool) -> str:
     return tags[0] if thinks else _HARMONY_SIGN
 
 
-class Stage(enum.Enum):
+class ReasoningStage(enum.Enum):
     """Where an answer is."""
 
     BEFORE = enum.auto()  # it has begun neither to think nor to speak
@@ -63,7 +63,7 @@ class Stage(enum.Enum):
     ANSWER = enum.auto()
 
 
-class Thoughts(NamedTuple):
+class ReasoningTracker(NamedTuple):
     """Where an answer is, from what it says. Tags count at its beginning only, so that it can speak of them.
 
     Attributes:
@@ -73,26 +73,34 @@ class Thoughts(NamedTuple):
     """
 
     tags: Tags
-    stage: Stage
+    stage: ReasoningStage
     tail: str = ""
 
     @classmethod
-    def begin(cls, tags: Tags, *, inside: bool) -> Thoughts:
+    def begin(cls, tags: Tags, *, inside: bool) -> ReasoningTracker:
         """At the beginning of an answer, which the prompt may have put inside the thoughts."""
-        return cls(tags, Stage.INSIDE if inside else Stage.BEFORE)
+        return cls(tags, ReasoningStage.INSIDE if inside else ReasoningStage.BEFORE)
 
-    def after(self, text: str) -> Thoughts:
+    def after(self, text: str) -> ReasoningTracker:
         """Where it is when this text has come, too."""
-        if self.stage is Stage.ANSWER:
+        if self.stage is ReasoningStage.ANSWER:
             return self
         tail = self.tail + text
-        if self.stage is Stage.INSIDE:
+        if self.stage is ReasoningStage.INSIDE:
             _, found, rest = tail.partition(self.tags[1])
-            return Thoughts(self.tags, Stage.BEHIND).after(rest) if found else self._replace(tail=self._kept(tail))
+            return (
+                ReasoningTracker(self.tags, ReasoningStage.BEHIND).after(rest)
+                if found
+                else self._replace(tail=self._kept(tail))
+            )
         begun = tail.lstrip()
         if begun.startswith(self.tags[0]):
-            return Thoughts(self.tags, Stage.INSIDE).after(begun[len(self.tags[0]) :])
-        return self._replace(tail=tail) if self.tags[0].startswith(begun) else Thoughts(self.tags, Stage.ANSWER)
+            return ReasoningTracker(self.tags, ReasoningStage.INSIDE).after(begun[len(self.tags[0]) :])
+        return (
+            self._replace(tail=tail)
+            if self.tags[0].startswith(begun)
+            else ReasoningTracker(self.tags, ReasoningStage.ANSWER)
+        )
 
     def _kept(self, tail: str) -> str:
         return tail[1 - len(self.tags[1]) :]
@@ -111,13 +119,13 @@ class ThinkingBudget:
         self._tags = tags
         self._most = most
         # After each token of the answer, and before the first: where it is, and how many tokens of thoughts it has.
-        self._known = [(Thoughts.begin(tags, inside=inside), 0)]
+        self._known = [(ReasoningTracker.begin(tags, inside=inside), 0)]
 
     @property
     def used_up(self) -> bool:
         """Whether the part has to be closed now."""
         thoughts, used = self._known[-1]
-        return thoughts.stage is Stage.INSIDE and used >= self._most
+        return thoughts.stage is ReasoningStage.INSIDE and used >= self._most
 
     @property
     def closing(self) -> str:
@@ -129,7 +137,7 @@ class ThinkingBudget:
         """One more token of the answer, with this text."""
         before, used = self._known[-1]
         after = before.after(text)
-        self._known.append((after, used + (before.stage is after.stage is Stage.INSIDE)))
+        self._known.append((after, used + (before.stage is after.stage is ReasoningStage.INSIDE)))
 
     def rewind(self, n_tokens: int) -> None:
         """The answer has only so many tokens left."""

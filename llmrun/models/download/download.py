@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.errors import BadModelError, CancelledError, IntegrityError, NetworkError, TerminatedError
-from llmrun.models.download.part import CHUNK_BYTES, Claim, DownloadPart, NotYoursError, WrongBytesError, arrived_bytes
+from llmrun.models.download.part import CHUNK_BYTES, Claim, ClaimLostError, DownloadPart, WrongBytesError, arrived_bytes
 from llmrun.models.download.transfer import (
     PATIENT,
     Link,
     OnNote,
-    Patience,
+    RetryableError,
+    RetryPolicy,
     TransferSource,
-    TryAgain,
     host_of,
     new_client,
     refuse_errors,
@@ -63,7 +63,7 @@ def download(
     lock: Path,
     on_progress: OnProgress | None = None,
     on_note: OnNote | None = None,
-    patience: Patience = PATIENT,
+    patience: RetryPolicy = PATIENT,
 ) -> None:
     """Put the source's bytes at `target`, unless they are there already.
 
@@ -91,7 +91,7 @@ def download(
             _fetch(source, target, _Progress(on_progress), note, patience)
 
 
-def _fetch(source: TransferSource, target: Path, progress: _Progress, note: OnNote, patience: Patience) -> None:
+def _fetch(source: TransferSource, target: Path, progress: _Progress, note: OnNote, patience: RetryPolicy) -> None:
     if source.size is not None:
         require_space(target.parent, source.size - arrived_bytes(target, source.size))
     try:
@@ -146,7 +146,7 @@ class _Transfer:
     """Brings all bytes of a part, with as many attempts as patience allows, several at once where that works."""
 
     def __init__(
-        self, source: TransferSource, part: DownloadPart, progress: _Progress, note: OnNote, patience: Patience
+        self, source: TransferSource, part: DownloadPart, progress: _Progress, note: OnNote, patience: RetryPolicy
     ) -> None:
         self._source = source
         self._part = part
@@ -213,19 +213,19 @@ class _Transfer:
     def _drop_stalled(self) -> None:
         now = time.monotonic()
         for attempt in [one for one in self._attempts if one.is_stalled(now)]:
-            self._finish(attempt, TryAgain(stalled(self._source, attempt.host)))
+            self._finish(attempt, RetryableError(stalled(self._source, attempt.host)))
 
     def _finish(self, attempt: _Attempt, trouble: BaseException | None) -> None:
         self._attempts.remove(attempt)
         attempt.abandon()
-        if isinstance(trouble, TryAgain):
+        if isinstance(trouble, RetryableError):
             if self._attempts and not attempt.brought_bytes:  # it was turned away: there are too many of us
                 self._connections = len(self._attempts)
             self._try_later(trouble)
-        elif trouble is not None and not isinstance(trouble, NotYoursError):
+        elif trouble is not None and not isinstance(trouble, ClaimLostError):
             raise trouble
 
-    def _try_later(self, trouble: TryAgain) -> None:
+    def _try_later(self, trouble: RetryableError) -> None:
         """Plan the next attempt. Raises the trouble's error when patience ends."""
         self._link.forget()
         arrived = self._part.arrived
@@ -264,7 +264,7 @@ class _Attempt:
     """
 
     def __init__(
-        self, source: TransferSource, link: Link, part: DownloadPart, claim: Claim, patience: Patience
+        self, source: TransferSource, link: Link, part: DownloadPart, claim: Claim, patience: RetryPolicy
     ) -> None:
         self._source = source
         self._link = link
@@ -319,7 +319,7 @@ class _Attempt:
                 self._begin(response)
                 self._take(response)
         except httpx2.HTTPError as error:
-            raise TryAgain(unreachable(self._source, error)) from error
+            raise RetryableError(unreachable(self._source, error)) from error
 
     def _headers(self) -> dict[str, str]:
         piece = self._claim.piece
@@ -371,7 +371,7 @@ class _Attempt:
                 why=f"after {piece.position:,} of {piece.end:,} bytes",
                 hint="run the same command again: it goes on where it stopped",
             )
-            raise TryAgain(error)
+            raise RetryableError(error)
 
     def _check_beginning(self, chunk: bytes) -> None:
         wanted = self._source.starts_with

@@ -32,7 +32,7 @@ class WrongBytesError(Exception):
     """The bytes are not the promised ones; says why."""
 
 
-class NotYoursError(Exception):
+class ClaimLostError(Exception):
     """Somebody writes a piece that was taken away from them."""
 
 
@@ -185,11 +185,11 @@ class DownloadPart:
         """Put the next bytes of a piece in their place; what is beyond its end is dropped.
 
         Raises:
-            NotYoursError: the piece was taken away.
+            ClaimLostError: the piece was taken away.
         """
         with self._lock:
             if not claim.valid:
-                raise NotYoursError
+                raise ClaimLostError
             piece = claim.piece
             rest = memoryview(chunk)
             if piece.end is not None:
@@ -206,7 +206,7 @@ class DownloadPart:
         """The size of a file that came without one; its only piece is claimed."""
         with self._lock:
             if not claim.valid:
-                raise NotYoursError
+                raise ClaimLostError
             self._size = claim.piece.end = size
 
     def restart(self, claim: Claim | None = None) -> None:
@@ -217,7 +217,7 @@ class DownloadPart:
         """
         with self._lock:
             if claim is not None and not claim.valid:
-                raise NotYoursError
+                raise ClaimLostError
             self._truncate()
             self._revoke(but=claim)
             self._pieces = [DownloadPiece(0, self._size)]

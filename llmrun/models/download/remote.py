@@ -21,16 +21,16 @@ from llmrun.models.download.transfer import (
     Answer,
     Link,
     OnNote,
-    Patience,
+    RetryableError,
+    RetryPolicy,
     TransferSource,
-    TryAgain,
     ignore_note,
     new_client,
-    patiently,
     refuse_errors,
     stalled,
     total_bytes,
     unreachable,
+    with_retries,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def read_remote_header(
     arrays: Collection[str] = (),
     login_hint: str = "",
     on_note: OnNote = ignore_note,
-    patience: Patience = PATIENT,
+    patience: RetryPolicy = PATIENT,
 ) -> Header:
     """Read what read_header() reads, of a file behind a link; of a split model's first file, with the others.
 
@@ -80,7 +80,7 @@ def read_remote_header(
         return unite(first, [_RemoteFile(part, used, patience, on_note).header() for part in parts]) if names else first
 
 
-def remote_size(url: str, *, on_note: OnNote = ignore_note, patience: Patience = PATIENT) -> int | None:
+def remote_size(url: str, *, on_note: OnNote = ignore_note, patience: RetryPolicy = PATIENT) -> int | None:
     """Bytes of the file behind a link; None where its server does not say.
 
     Args:
@@ -108,7 +108,7 @@ def _beside(url: str, name: str) -> str:
 class _RemoteFile:
     """The beginning of one file, as far as it was needed."""
 
-    def __init__(self, source: TransferSource, client: httpx2.Client, patience: Patience, on_note: OnNote) -> None:
+    def __init__(self, source: TransferSource, client: httpx2.Client, patience: RetryPolicy, on_note: OnNote) -> None:
         self._source = source
         self._on_note = on_note
         self._client = client
@@ -129,7 +129,7 @@ class _RemoteFile:
 
     def size(self) -> int | None:
         """Of the whole file, as far as the server says it."""
-        return self._patiently(self._ask_size)
+        return self._with_retries(self._ask_size)
 
     def _ask_size(self) -> int | None:
         with self._link.answer(self._client, {"Accept-Encoding": "identity", "Range": "bytes=0-0"}) as response:
@@ -138,18 +138,18 @@ class _RemoteFile:
 
     def _read_until(self, until: int) -> int:
         """Have so many of the file's bytes, or all it has; gives the file's size."""
-        return self._patiently(lambda: self._request(until))
+        return self._with_retries(lambda: self._request(until))
 
-    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+    def _with_retries(self, ask: Callable[[], Answer]) -> Answer:
         def once() -> Answer:
             try:
                 with _network_errors(self._source):
                     return ask()
-            except TryAgain:
+            except RetryableError:
                 self._link.forget()
                 raise
 
-        return patiently(once, self._patience, self._on_note)
+        return with_retries(once, self._patience, self._on_note)
 
     def _request(self, until: int) -> int:
         start = len(self._data)
@@ -162,7 +162,7 @@ class _RemoteFile:
             # The whole file comes where ranges are not understood: it is read up to there and no further.
             self._take(response, end, skip=start if response.status_code == 200 else 0)
         if len(self._data) < end:
-            raise TryAgain(
+            raise RetryableError(
                 NetworkError(
                     f"the server stopped in the middle of {self._source.label}",
                     why=f"after {len(self._data):,} of the first {end:,} bytes",
@@ -205,4 +205,4 @@ def _network_errors(source: TransferSource) -> Iterator[None]:
     except httpx2.InvalidURL as error:
         raise NetworkError(f"invalid link of {source.label}", why=str(error)) from error
     except httpx2.HTTPError as error:
-        raise TryAgain(unreachable(source, error)) from error
+        raise RetryableError(unreachable(source, error)) from error

@@ -59,7 +59,7 @@ class TransferSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """How long to wait for a server, and how often to try again.
 
     Attributes:
@@ -77,10 +77,10 @@ class Patience:
     longest_wait_seconds: float = 120.0
 
 
-PATIENT = Patience()
+PATIENT = RetryPolicy()
 
 
-class TryAgain(Exception):  # noqa: N818  # no error by itself: it carries the one to raise in the end
+class RetryableError(Exception):  # no error by itself: it carries the one to raise in the end
     """Something that may be better next time.
 
     Attributes:
@@ -100,22 +100,22 @@ def ignore_note(text: str) -> None:
     """For who does not want to know."""
 
 
-def patiently(ask: Callable[[], Answer], patience: Patience, on_note: OnNote = ignore_note) -> Answer:
-    """What a question brings, asked again while TryAgain says that this may help; on_note is told each time."""
+def with_retries(ask: Callable[[], Answer], patience: RetryPolicy, on_note: OnNote = ignore_note) -> Answer:
+    """What a question brings, asked again while RetryableError says that this may help; on_note is told each time."""
     for failures in range(patience.retries):
         try:
             return ask()
-        except TryAgain as trouble:
+        except RetryableError as trouble:
             seconds = max(trouble.wait_seconds, patience.backoff_seconds * 2**failures)
             on_note(f"{trouble.error}; trying again in {seconds:g} seconds")
             time.sleep(seconds)
     try:
         return ask()
-    except TryAgain as trouble:
+    except RetryableError as trouble:
         raise trouble.error from trouble
 
 
-def new_client(patience: Patience) -> httpx2.Client:
+def new_client(patience: RetryPolicy) -> httpx2.Client:
     """A client that heeds the environment's proxies and certificates."""
     import httpx2
 
@@ -218,8 +218,8 @@ def host_of(url: str) -> str:
     return urlsplit(url).hostname or ""
 
 
-def refuse_errors(response: httpx2.Response, source: TransferSource, patience: Patience = PATIENT) -> None:
-    """Raises for every answer that does not bring the file: TryAgain where another try may help."""
+def refuse_errors(response: httpx2.Response, source: TransferSource, patience: RetryPolicy = PATIENT) -> None:
+    """Raises for every answer that does not bring the file: RetryableError where another try may help."""
     status = response.status_code
     host = response.url.host
     if status in (200, 206):
@@ -229,13 +229,13 @@ def refuse_errors(response: httpx2.Response, source: TransferSource, patience: P
     if status in BUSY:
         if status == 429:
             error.why = "it has had too many requests from here"
-        raise TryAgain(error, wait_seconds(response, error, patience))
+        raise RetryableError(error, wait_seconds(response, error, patience))
     if status == 416:
         error.why = "it says that the file has no such bytes: there it is shorter, or another one"
-        raise TryAgain(error, bad_range=True)
+        raise RetryableError(error, bad_range=True)
     if status in _EXPIRED and _was_redirected(response, source):
         error.why = "the link it got from the hub is refused, or expires at once"
-        raise TryAgain(error)
+        raise RetryableError(error)
     if status in (401, 403):
         raise LoginRequiredError(
             f"{host} wants a login for {source.label}",
@@ -277,7 +277,7 @@ def total_bytes(response: httpx2.Response, source: TransferSource, start: int, e
         start, end: the bytes that were asked for; end is None for all that follow.
 
     Raises:
-        TryAgain: these are not the bytes asked for.
+        RetryableError: these are not the bytes asked for.
     """
     if response.status_code == 200:
         length = response.headers.get("content-length", "")
@@ -287,7 +287,7 @@ def total_bytes(response: httpx2.Response, source: TransferSource, start: int, e
     if found is None or found[1] is None or not _is_asked(response, found, start, end):
         error = NetworkError(f"the server was asked for bytes from {start} on and sent {answer[:80]!r}")
         error.why = "it, or something on the way, does not understand ranges"
-        raise TryAgain(error, bad_range=True)
+        raise RetryableError(error, bad_range=True)
     return int(found[3]) if found[3] != "*" else None
 
 
@@ -309,7 +309,7 @@ def version_of(response: httpx2.Response) -> str:
     return response.headers.get("last-modified", "").strip()
 
 
-def wait_seconds(response: httpx2.Response, error: LlmrunError, patience: Patience) -> float:
+def wait_seconds(response: httpx2.Response, error: LlmrunError, patience: RetryPolicy) -> float:
     """What Retry-After asks for, 0 when nothing. Raises the error at once when that is too long to wait."""
     text = response.headers.get("retry-after", "").strip()
     seconds = 0.0
@@ -357,7 +357,7 @@ def stalled(source: TransferSource, host: str) -> NetworkError:
 
 
 def fetch_page(
-    source: TransferSource, *, accept: str, most_bytes: int, patience: Patience = PATIENT
+    source: TransferSource, *, accept: str, most_bytes: int, patience: RetryPolicy = PATIENT
 ) -> tuple[str, str, bytes]:
     """A small page: (the url it came from in the end, its content type, its bytes). It may be a web page.
 
@@ -379,11 +379,11 @@ def fetch_page(
         raise NetworkError(f"invalid link of {source.label}", why=str(error)) from error
     except httpx2.HTTPError as error:
         raise unreachable(source, error) from error
-    except TryAgain as trouble:
+    except RetryableError as trouble:
         raise trouble.error from trouble
 
 
-def read_body(response: httpx2.Response, source: TransferSource, most_bytes: int, patience: Patience) -> bytes:
+def read_body(response: httpx2.Response, source: TransferSource, most_bytes: int, patience: RetryPolicy) -> bytes:
     """The whole of a small answer.
 
     Raises:

@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class Empty:
     """Of a job that has nothing to be told, or nothing to tell meanwhile."""
 
 

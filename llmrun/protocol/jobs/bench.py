@@ -140,7 +140,7 @@ class BenchModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Benched:
+class BenchResult:
     """What one test gave.
 
     Attributes:
@@ -156,4 +156,4 @@ class Benched:
     peak_bytes: int | None
 
 
-BENCH = JobKind("bench", Bench, BenchUpdate, Benched, "bench.bench", lambda command: (command.load.path,))
+BENCH = JobKind("bench", Bench, BenchUpdate, BenchResult, "bench.bench", lambda command: (command.load.path,))

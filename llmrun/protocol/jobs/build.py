@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.jobs import JobKind, Nothing
+from llmrun.protocol.jobs import Empty, JobKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,4 +25,4 @@ class Build:
     rpc: bool = False
 
 
-BUILD = JobKind("build", Nothing, Nothing, Build, "machine.build")
+BUILD = JobKind("build", Empty, Empty, Build, "machine.build")

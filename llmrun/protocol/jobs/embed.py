@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmrun.protocol.jobs import JobKind, Nothing
+from llmrun.protocol.jobs import Empty, JobKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,4 +41,4 @@ class TextsEmbedded:
     truncated: tuple[int, ...] = ()
 
 
-EMBED = JobKind("embed", EmbedTexts, Nothing, TextsEmbedded, "embed.embed", needs_model=True)
+EMBED = JobKind("embed", EmbedTexts, Empty, TextsEmbedded, "embed.embed", needs_model=True)

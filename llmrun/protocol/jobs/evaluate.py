@@ -124,7 +124,7 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class PositionRange:
     """The positions start to end - 1 of all chunks: how well the model uses so much context.
 
     Attributes:
@@ -161,7 +161,7 @@ class Needle:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class EvaluateResult:
     """What was measured, up to now while it goes on.
 
     Attributes:
@@ -185,7 +185,7 @@ class Evaluated:
     perplexity: Figure | None = None
     bits_per_byte: float = 0.0
     divergence: Divergence | None = None
-    by_position: tuple[Stretch, ...] = ()
+    by_position: tuple[PositionRange, ...] = ()
     needles: tuple[Needle, ...] = ()
     decode_seconds: float = 0.0
     score_seconds: float = 0.0
@@ -203,11 +203,11 @@ class EvaluateUpdate:
 
     done: int
     total: int
-    so_far: Evaluated | None = None
+    so_far: EvaluateResult | None = None
 
 
 def _models(command: Evaluate) -> tuple[str, ...]:
     return tuple(filter(None, (command.model, command.reference)))
 
 
-EVALUATE = JobKind("evaluate", Evaluate, EvaluateUpdate, Evaluated, "evaluate.evaluate", _models)
+EVALUATE = JobKind("evaluate", Evaluate, EvaluateUpdate, EvaluateResult, "evaluate.evaluate", _models)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from llmrun.protocol.jobs import JobKind, Nothing
+from llmrun.protocol.jobs import Empty, JobKind
 from llmrun.protocol.jobs.tokenize import VocabularyPiece
 
 
@@ -64,7 +64,7 @@ class WatchedLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadPicture:
+class HeadAttention:
     """The attention of one head.
 
     Attributes:
@@ -189,7 +189,7 @@ class RunCollected:
     embeddings: EmbeddingPlane | None
     layers: tuple[WatchedLayer, ...]
     flash_attention: bool
-    pictures: tuple[HeadPicture, ...]
+    pictures: tuple[HeadAttention, ...]
     lens: tuple[LensColumn, ...]
     lens_refused: str
     lens_difference: float
@@ -197,4 +197,4 @@ class RunCollected:
     decode_seconds: float
 
 
-EXPLAIN = JobKind("explain", ExplainRun, Nothing, RunCollected, "explain.explain", needs_model=True)
+EXPLAIN = JobKind("explain", ExplainRun, Empty, RunCollected, "explain.explain", needs_model=True)

@@ -84,7 +84,7 @@ class TensorSums:
 
 
 @dataclass(frozen=True, slots=True)
-class Summed:
+class ImportanceSums:
     """What is in the file.
 
     Attributes:
@@ -109,5 +109,10 @@ class Summed:
 
 
 IMPORTANCE = JobKind(
-    "importance", Importance, ImportanceUpdate, Summed, "importance.importance", lambda command: (command.model,)
+    "importance",
+    Importance,
+    ImportanceUpdate,
+    ImportanceSums,
+    "importance.importance",
+    lambda command: (command.model,),
 )

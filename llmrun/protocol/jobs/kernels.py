@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmrun.protocol.jobs import JobKind, Nothing
+from llmrun.protocol.jobs import Empty, JobKind
 
 STAND_IN = "Q4_K"
 """Stands in for a type that can't be measured."""
@@ -103,4 +103,4 @@ class MachineSpeed:
         return table[nearest] * head_length / nearest
 
 
-KERNELS = JobKind("kernels", MeasureKernels, Nothing, MachineSpeed, "machine.kernels")
+KERNELS = JobKind("kernels", MeasureKernels, Empty, MachineSpeed, "machine.kernels")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmrun.protocol.jobs import JobKind, Nothing
+from llmrun.protocol.jobs import Empty, JobKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,4 +39,4 @@ class MeasuredLimits:
     single: float
 
 
-LIMITS = JobKind("limits", MeasureLimits, Nothing, MeasuredLimits, "machine.roofline")
+LIMITS = JobKind("limits", MeasureLimits, Empty, MeasuredLimits, "machine.roofline")

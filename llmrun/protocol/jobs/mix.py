@@ -8,7 +8,7 @@ from llmrun.protocol.jobs import JobKind
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class MeasureMix:
     """Measure what each type would cost each tensor.
 
     Attributes:
@@ -36,7 +36,7 @@ class MeasureUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MixMeasurement:
     """What was measured.
 
     Attributes:
@@ -52,4 +52,4 @@ class Measured:
     positions: int
 
 
-MIX = JobKind("mix", Measure, MeasureUpdate, Measured, "mix.mix", lambda command: command.files[:1])
+MIX = JobKind("mix", MeasureMix, MeasureUpdate, MixMeasurement, "mix.mix", lambda command: command.files[:1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmrun.protocol.jobs import JobKind, Nothing
+from llmrun.protocol.jobs import Empty, JobKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +52,4 @@ class TextTokens:
     n_vocab: int
 
 
-TOKENIZE = JobKind("tokenize", TokenizeText, Nothing, TextTokens, "tokenize.tokenize", lambda command: (command.model,))
+TOKENIZE = JobKind("tokenize", TokenizeText, Empty, TextTokens, "tokenize.tokenize", lambda command: (command.model,))

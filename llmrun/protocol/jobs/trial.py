@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmrun.protocol.jobs import JobKind, Nothing
+from llmrun.protocol.jobs import Empty, JobKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,4 +20,4 @@ class TryFile:
     threads: int
 
 
-TRIAL = JobKind("trial", TryFile, Nothing, Nothing, "trial", lambda command: (command.path,))
+TRIAL = JobKind("trial", TryFile, Empty, Empty, "trial", lambda command: (command.path,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.jobs import JobKind, Nothing
+from llmrun.protocol.jobs import Empty, JobKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +36,4 @@ class ServedDevices:
     build: str
 
 
-WORKER = JobKind("worker", ServeDevices, ServedDevices, Nothing, "worker")
+WORKER = JobKind("worker", ServeDevices, ServedDevices, Empty, "worker")

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmrun.errors import CancelledError, EngineCrashedError, LlmrunError, TerminatedError, UsageError
-from llmrun.planning.plan import Wishes
+from llmrun.planning.plan import LoadPreferences
 from llmrun.quantize.evaluate import EvaluatedText
 from llmrun.quantize.report.card import Card, CardRow, CardSpeed, Method
 from llmrun.quantize.report.folder import working_folder
-from llmrun.quantize.report.measure import Measures, Original
+from llmrun.quantize.report.measure import Measurements, SourceModel
 from llmrun.quantize.report.timetable import ReportStep, Timetable
 
 ROUNDS = 5
@@ -53,10 +53,10 @@ def make_report(
     name: str = "",
     text: EvaluatedText | None = None,
     imatrix: Path | None = None,
-    wishes: Wishes = Wishes(),
+    wishes: LoadPreferences = LoadPreferences(),
     keep: Path | None = None,
     on_update: OnUpdate = lambda update: None,
-    measures: Measures | None = None,
+    measures: Measurements | None = None,
     rounds: int = ROUNDS,
 ) -> Card:
     """Make every type of a model, measure all of them, and the source, side by side.
@@ -81,9 +81,9 @@ def make_report(
         LlmrunError: the source itself, or none of the types, can be measured.
     """
     if measures is None:
-        from llmrun.quantize.report.here import Here
+        from llmrun.quantize.report.local_measurements import LocalMeasurements
 
-        measures = Here(source, name=name, text=text, imatrix=imatrix, wishes=wishes)
+        measures = LocalMeasurements(source, name=name, text=text, imatrix=imatrix, wishes=wishes)
     kinds = list(dict.fromkeys(types))
     if not kinds:
         raise UsageError("a report needs at least one type", hint="--types Q8_0,Q4_K_M,Q4_0")
@@ -97,7 +97,7 @@ def make_report(
         return work.run(rounds, keeps=keep is not None, imatrix=imatrix)
 
 
-def _expected(measures: Measures, kinds: Sequence[str]) -> tuple[dict[str, str], int]:
+def _expected(measures: Measurements, kinds: Sequence[str]) -> tuple[dict[str, str], int]:
     """Type -> why it can't be made, and the bytes that the others need together."""
     failures, needed = {}, 0
     errors = []
@@ -112,7 +112,7 @@ def _expected(measures: Measures, kinds: Sequence[str]) -> tuple[dict[str, str],
     return failures, needed
 
 
-def _targets(original: Original, kinds: Sequence[str], keep: Path | None) -> dict[str, str]:
+def _targets(original: SourceModel, kinds: Sequence[str], keep: Path | None) -> dict[str, str]:
     names = {kind: f"{original.name}-{kind}.gguf" for kind in kinds}
     in_the_way = [name for name in names.values() if keep is not None and (keep / name).exists()]
     if in_the_way:
@@ -128,7 +128,7 @@ class _Work:
     """The steps, and what came out of them so far."""
 
     def __init__(
-        self, source: Path, original: Original, measures: Measures, targets: dict[str, Path], on_update: OnUpdate
+        self, source: Path, original: SourceModel, measures: Measurements, targets: dict[str, Path], on_update: OnUpdate
     ) -> None:
         self._source = source
         self._original = original
@@ -248,11 +248,11 @@ class _Work:
 _SOURCE = ""  # stands for the source where types are told apart: one of the types may be the source's own
 
 
-def _source_row(original: Original) -> CardRow:
+def _source_row(original: SourceModel) -> CardRow:
     return CardRow(original.type, is_source=True, n_bytes=original.n_bytes, bits_per_weight=original.bits_per_weight)
 
 
-def _file_name(source: Path, original: Original) -> str:
+def _file_name(source: Path, original: SourceModel) -> str:
     """The source's, or what a folder's model is called: the file it was converted to is a temporary one."""
     return source.name if source.suffix == ".gguf" else f"{original.name} ({original.type})"
 

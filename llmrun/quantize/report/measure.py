@@ -18,7 +18,7 @@ OnShare = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Original:
+class SourceModel:
     """The source.
 
     Attributes:
@@ -35,7 +35,7 @@ class Original:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class QuantizedModel:
     """A file that was written. seconds: that it took."""
 
     n_bytes: int
@@ -45,7 +45,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class SpeedMeasurement:
     """One round: tokens/s, and the largest resident set of the engine process in bytes where the system tells."""
 
     prefill: float
@@ -54,7 +54,7 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class QualityMeasurement:
     """Quality of a model and of the source on the same text.
 
     Attributes:
@@ -70,7 +70,7 @@ class Judged:
     n_tokens: int
 
 
-class Measures(Protocol):
+class Measurements(Protocol):
     """What can be measured. Everything raises LlmrunError when it can't be done, and may be interrupted."""
 
     prompt_tokens: int
@@ -80,17 +80,17 @@ class Measures(Protocol):
     def machine(self) -> Machine:
         """Where this is."""
 
-    def original(self) -> Original:
+    def original(self) -> SourceModel:
         """The source."""
 
     def expected_bytes(self, kind: str) -> int:
         """How large the file of a type will be; refuses types that are invalid."""
 
-    def make(self, kind: str, target: Path, on_share: OnShare) -> Made:
+    def make(self, kind: str, target: Path, on_share: OnShare) -> QuantizedModel:
         """Write the file of a type."""
 
-    def time(self, model: Path, on_share: OnShare) -> Timed:
+    def time(self, model: Path, on_share: OnShare) -> SpeedMeasurement:
         """Measure the speed of a model once, in an engine process of its own."""
 
-    def judge(self, model: Path, on_share: OnShare) -> Judged:
+    def judge(self, model: Path, on_share: OnShare) -> QualityMeasurement:
         """Compare a model with the source."""

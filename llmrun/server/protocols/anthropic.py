@@ -1,6 +1,6 @@
 """Anthropic's protocol: /v1/messages and /v1/messages/count_tokens, as Claude Code speaks it.
 
-Pure; see llmrun.server.asked.
+Pure; see llmrun.server.answer_parts.
 """
 
 from __future__ import annotations
@@ -11,12 +11,23 @@ from typing import Any
 
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.grammar import Grammar
-from llmrun.protocol.messages import AnswerRequest, Message, Picture, Stats, ToolCall
+from llmrun.protocol.messages import AnswerRequest, Image, Message, Stats, ToolCall
 from llmrun.protocol.params import MOST_TOKENS, Limits
-from llmrun.server.asked import Asked, Begun, CallArguments, CallBegun, Ended, Envelope, Part, Text, Thought, Writer
-from llmrun.server.protocols.collected import CollectedAnswer
+from llmrun.server.answer_parts import (
+    AnswerText,
+    CallArguments,
+    CallStarted,
+    CompletionRequest,
+    Envelope,
+    Part,
+    ReasoningText,
+    ResponseFinished,
+    ResponseStarted,
+    Writer,
+)
+from llmrun.server.protocols.accumulator import AccumulatedAnswer
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.pictures import picture_of
+from llmrun.server.protocols.images import image_from_base64
 from llmrun.server.protocols.sampling import read_drafts, read_sampling, schema_grammar
 from llmrun.server.protocols.tools import as_json, checked_tools, refuse_media, tool, tool_name
 from llmrun.server.sse import EVENT_STREAM, event
@@ -34,7 +45,7 @@ _ERROR_TYPES = {
 # ---- what is asked
 
 
-def read(body: Mapping[str, Any]) -> Asked:
+def read(body: Mapping[str, Any]) -> CompletionRequest:
     """What a client asks for.
 
     Raises:
@@ -46,7 +57,7 @@ def read(body: Mapping[str, Any]) -> Asked:
     return asked
 
 
-def read_count(body: Mapping[str, Any]) -> Asked:
+def read_count(body: Mapping[str, Any]) -> CompletionRequest:
     """The conversation whose tokens are to be counted.
 
     Raises:
@@ -65,7 +76,7 @@ def read_count(body: Mapping[str, Any]) -> Asked:
         tool_choice=choice,
         parallel_calls=parallel,
     )
-    return Asked(
+    return CompletionRequest(
         fields.text("model") or "",
         request,
         read_sampling(fields),
@@ -116,9 +127,9 @@ def _user(said: Fields, role: str, names: Mapping[str, str]) -> list[Message]:
     return [*results, Message(role, text, pictures=pictures)] if text or pictures or not results else results
 
 
-def _pictures(said: Fields) -> tuple[Picture, ...]:
+def _pictures(said: Fields) -> tuple[Image, ...]:
     """Those that stand between the texts of a message."""
-    found: list[Picture] = []
+    found: list[Image] = []
     at = 0
     for block in _blocks(said, "content"):
         if block.text("type") == "text":
@@ -126,7 +137,7 @@ def _pictures(said: Fields) -> tuple[Picture, ...]:
         elif block.text("type") == "image":
             source = block.object("source") or Fields({}, block.name("source"))
             source.choice("type", "base64")  # nothing is fetched
-            found.append(picture_of(source.needed_text("data"), source.name("data"), at))
+            found.append(image_from_base64(source.needed_text("data"), source.name("data"), at))
     return tuple(found)
 
 
@@ -214,7 +225,7 @@ class _Writer:
 
     def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
-        self._answer = CollectedAnswer()
+        self._answer = AccumulatedAnswer()
         self._n_blocks = 0
         self._open = ""  # the type of the block that is not ended yet
 
@@ -226,18 +237,18 @@ class _Writer:
         """See Writer."""
         self._answer.add(part)
         match part:
-            case Begun():
+            case ResponseStarted():
                 return _event("message_start", message=self._message([], _usage(part, Stats())))
-            case Thought():
+            case ReasoningText():
                 written = self._within("thinking", {"thinking": "", "signature": ""})
                 return written + self._delta("thinking_delta", thinking=part.text)
-            case Text():
+            case AnswerText():
                 return self._within("text", {"text": ""}) + self._delta("text_delta", text=part.text)
-            case CallBegun():
+            case CallStarted():
                 return self._close() + self._within("tool_use", {"id": part.id, "name": part.name, "input": {}})
             case CallArguments():
                 return self._delta("input_json_delta", partial_json=part.text)
-            case Ended():
+            case ResponseFinished():
                 return self._close()
 
     def end(self) -> bytes:
@@ -310,7 +321,7 @@ def _event(kind: str, **data: Any) -> bytes:
     return event({"type": kind, **data}, kind)
 
 
-def _usage(begun: Begun | None, stats: Stats) -> dict[str, Any]:
+def _usage(begun: ResponseStarted | None, stats: Stats) -> dict[str, Any]:
     """Cached tokens are not among the input tokens here."""
     prompt, cached = (begun.prompt_tokens, begun.cached_tokens) if begun else (0, 0)
     return {

@@ -15,7 +15,7 @@ _MOST_DIMENSIONS = 1 << 20
 _HIGHEST_TOKEN = 2**31 - 1
 
 
-class EmbedAsked(NamedTuple):
+class EmbeddingRequest(NamedTuple):
     """Texts to embed.
 
     Attributes:
@@ -35,7 +35,7 @@ class EmbedAsked(NamedTuple):
     in_base64: bool = False
 
 
-class RankAsked(NamedTuple):
+class RerankRequest(NamedTuple):
     """Documents to rank; `most` is how many the client wants to hear of, and whether with their texts."""
 
     model: str
@@ -45,7 +45,7 @@ class RankAsked(NamedTuple):
     wants_texts: bool
 
 
-def read_openai(body: Mapping[str, Any]) -> EmbedAsked:
+def read_openai(body: Mapping[str, Any]) -> EmbeddingRequest:
     """A request to /v1/embeddings. Nothing is put before a text, unless "input_type" says what it is.
 
     Raises:
@@ -55,7 +55,7 @@ def read_openai(body: Mapping[str, Any]) -> EmbedAsked:
     kind = fields.choice("encoding_format", "float", "base64")
     texts, tokens = _texts_or_tokens(fields)
     options = EmbedOptions(_role(fields), dimensions=_dimensions(fields), truncate=bool(fields.flag("truncate")))
-    return EmbedAsked(fields.text("model") or "", texts, tokens, options, in_base64=kind == "base64")
+    return EmbeddingRequest(fields.text("model") or "", texts, tokens, options, in_base64=kind == "base64")
 
 
 def _role(fields: Fields) -> Role | None:
@@ -86,7 +86,7 @@ def _is_token(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _HIGHEST_TOKEN
 
 
-def openai_body(asked: EmbedAsked, found: TextVectors, model: str) -> dict[str, Any]:
+def openai_body(asked: EmbeddingRequest, found: TextVectors, model: str) -> dict[str, Any]:
     """The answer to /v1/embeddings."""
     rows = (
         [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in found.vectors]
@@ -101,7 +101,7 @@ def openai_body(asked: EmbedAsked, found: TextVectors, model: str) -> dict[str, 
     }
 
 
-def read_ollama(body: Mapping[str, Any]) -> EmbedAsked:
+def read_ollama(body: Mapping[str, Any]) -> EmbeddingRequest:
     """A request to /api/embed. Without input it only loads the model.
 
     Raises:
@@ -115,7 +115,7 @@ def read_ollama(body: Mapping[str, Any]) -> EmbedAsked:
     )
 
 
-def read_ollama_prompt(body: Mapping[str, Any]) -> EmbedAsked:
+def read_ollama_prompt(body: Mapping[str, Any]) -> EmbeddingRequest:
     """A request to /api/embeddings, Ollama's older way: one text, whose vector is not normalized.
 
     Raises:
@@ -125,23 +125,23 @@ def read_ollama_prompt(body: Mapping[str, Any]) -> EmbedAsked:
     return _ollama(fields, (fields.text("prompt") or "",), EmbedOptions(None, normalize=False))
 
 
-def _ollama(fields: Fields, texts: Sequence[str], options: EmbedOptions) -> EmbedAsked:
+def _ollama(fields: Fields, texts: Sequence[str], options: EmbedOptions) -> EmbeddingRequest:
     model = fields.text("model") or fields.text("name") or ""
     wanted = () if list(texts) == [""] else tuple(texts)
-    return EmbedAsked(model, wanted, (), options, read_keep_seconds(fields))
+    return EmbeddingRequest(model, wanted, (), options, read_keep_seconds(fields))
 
 
-def ollama_body(asked: EmbedAsked, found: TextVectors, model: str) -> dict[str, Any]:
+def ollama_body(asked: EmbeddingRequest, found: TextVectors, model: str) -> dict[str, Any]:
     """The answer to /api/embed."""
     return {"model": model, "embeddings": found.vectors.tolist(), "prompt_eval_count": sum(found.tokens)}
 
 
-def ollama_prompt_body(asked: EmbedAsked, found: TextVectors, model: str) -> dict[str, Any]:
+def ollama_prompt_body(asked: EmbeddingRequest, found: TextVectors, model: str) -> dict[str, Any]:
     """The answer to /api/embeddings."""
     return {"embedding": found.vectors[0].tolist() if len(found.vectors) else []}
 
 
-def read_rerank(body: Mapping[str, Any]) -> RankAsked:
+def read_rerank(body: Mapping[str, Any]) -> RerankRequest:
     """A request to /v1/rerank, in Jina's form, which is Cohere's.
 
     Raises:
@@ -157,10 +157,10 @@ def read_rerank(body: Mapping[str, Any]) -> RankAsked:
     )
     most = fields.whole("top_n", 1, _HIGHEST_TOKEN) or len(documents)
     wants_texts = bool(fields.flag("return_documents"))
-    return RankAsked(fields.text("model") or "", fields.needed_text("query"), documents, most, wants_texts)
+    return RerankRequest(fields.text("model") or "", fields.needed_text("query"), documents, most, wants_texts)
 
 
-def rerank_body(asked: RankAsked, ranked: Sequence[RankedDocument], model: str, tokens: int) -> dict[str, Any]:
+def rerank_body(asked: RerankRequest, ranked: Sequence[RankedDocument], model: str, tokens: int) -> dict[str, Any]:
     """The answer to /v1/rerank."""
     results = [
         {"index": one.index, "relevance_score": one.score}

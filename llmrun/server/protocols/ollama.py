@@ -1,4 +1,4 @@
-"""Ollama's protocol: /api/chat and /api/generate. Pure; see llmrun.server.asked. Home Assistant speaks nothing else."""
+"""Ollama's protocol: /api/chat and /api/generate. Pure; see llmrun.server.answer_parts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from typing import Any, NamedTuple
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.grammar import Grammar
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Message, Picture, Stats, TokenLogprob, Tool
+from llmrun.protocol.messages import AnswerRequest, Image, Message, Stats, TokenLogprob, Tool
 from llmrun.protocol.params import MOST_TOKENS, Limits
-from llmrun.server.asked import Asked, CallArguments, Envelope, Part, Text, Thought, Writer
+from llmrun.server.answer_parts import (
+    AnswerText,
+    CallArguments,
+    CompletionRequest,
+    Envelope,
+    Part,
+    ReasoningText,
+    Writer,
+)
 from llmrun.server.durations import read_duration
-from llmrun.server.protocols.collected import CollectedAnswer, CollectedCall
+from llmrun.server.protocols.accumulator import AccumulatedAnswer, AccumulatedCall
 from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.images import image_from_base64
 from llmrun.server.protocols.ollama_models import unix_time
-from llmrun.server.protocols.pictures import picture_of
 from llmrun.server.protocols.sampling import ANY_OBJECT, read_drafts, read_sampling, schema_grammar
 from llmrun.server.protocols.tools import checked_tools, tool, tool_call
 from llmrun.server.sse import NDJSON, line
@@ -29,7 +37,7 @@ _FOR_EVER = -1.0
 # ---- what is asked
 
 
-def read_chat(body: Mapping[str, Any]) -> Asked:
+def read_chat(body: Mapping[str, Any]) -> CompletionRequest:
     """A request to /api/chat. Without messages it only loads the model, or with a keep_alive of 0 lets go of it.
 
     Raises:
@@ -40,7 +48,7 @@ def read_chat(body: Mapping[str, Any]) -> Asked:
     return _asked(fields, AnswerRequest(messages, tools=checked_tools(map(_tool, fields.objects("tools")), "auto")))
 
 
-def read_generate(body: Mapping[str, Any]) -> Asked:
+def read_generate(body: Mapping[str, Any]) -> CompletionRequest:
     """A request to /api/generate. Without a prompt it only loads the model, or with a keep_alive of 0 lets go of it.
 
     Raises:
@@ -63,11 +71,11 @@ def read_generate(body: Mapping[str, Any]) -> Asked:
     return _asked(fields, AnswerRequest((*first, Message("user", prompt, pictures=pictures))))
 
 
-def _asked(fields: Fields, request: AnswerRequest) -> Asked:
+def _asked(fields: Fields, request: AnswerRequest) -> CompletionRequest:
     options = fields.object("options") or Fields({}, "options")
     options.whole("num_ctx", 1, _MOST_CONTEXT)  # many clients always send one; the window is the server's --ctx
     most = options.whole("num_predict", -2, MOST_TOKENS) or 0  # -1 and -2 are as many as there is room for
-    return Asked(
+    return CompletionRequest(
         model=fields.text("model") or fields.text("name") or "",
         request=replace(
             request,
@@ -92,10 +100,10 @@ def _message(fields: Fields) -> Message:
     return Message(role, fields.text("content") or "", calls, call_id, name, _pictures(fields))
 
 
-def _pictures(fields: Fields) -> tuple[Picture, ...]:
+def _pictures(fields: Fields) -> tuple[Image, ...]:
     """They stand before the text."""
     given = fields.texts("images")
-    return tuple(picture_of(data, f"{fields.name('images')}[{index}]", 0) for index, data in enumerate(given))
+    return tuple(image_from_base64(data, f"{fields.name('images')}[{index}]", 0) for index, data in enumerate(given))
 
 
 def _tool(fields: Fields) -> Tool:
@@ -151,7 +159,7 @@ class _Piece(NamedTuple):
 
     text: str = ""
     thinking: str = ""
-    calls: Sequence[CollectedCall] = ()
+    calls: Sequence[AccumulatedCall] = ()
     logprobs: Sequence[TokenLogprob] = ()
 
 
@@ -172,7 +180,7 @@ class _Writer:
         self._unanswered = "unload" if read_keep_seconds(Fields(body)) == 0 else "load"
         self._envelope = envelope
         self._shape = shape
-        self._answer = CollectedAnswer()
+        self._answer = AccumulatedAnswer()
         self._told_calls = 0
 
     def begin(self) -> bytes:
@@ -184,9 +192,9 @@ class _Writer:
         written = b"" if isinstance(part, CallArguments) else self._complete_calls()
         self._answer.add(part)
         match part:
-            case Thought():
+            case ReasoningText():
                 written += self._line(_Piece(thinking=part.text))
-            case Text():
+            case AnswerText():
                 written += self._line(_Piece(part.text, logprobs=part.logprobs))
         return written
 

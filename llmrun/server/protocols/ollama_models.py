@@ -12,7 +12,7 @@ VERSION = {"version": "0.12.6"}
 _NEVER = 253_402_300_799  # the last second of the year 9999
 
 
-class Described(NamedTuple):
+class ModelDescription(NamedTuple):
     """A model, as Ollama's clients want it told.
 
     Attributes:
@@ -33,7 +33,7 @@ class Described(NamedTuple):
     quantization: str
 
 
-class Running(NamedTuple):
+class RunningModel(NamedTuple):
     """A loaded model.
 
     Attributes:
@@ -43,19 +43,19 @@ class Running(NamedTuple):
         n_ctx: context window of one client.
     """
 
-    model: Described
+    model: ModelDescription
     expires: float | None
     size: int
     size_vram: int
     n_ctx: int
 
 
-def tags(models: Sequence[Described]) -> dict[str, Any]:
+def tags(models: Sequence[ModelDescription]) -> dict[str, Any]:
     """The body of /api/tags."""
     return {"models": [_listed(model) | {"modified_at": unix_time(model.modified)} for model in models]}
 
 
-def running(models: Sequence[Running]) -> dict[str, Any]:
+def running(models: Sequence[RunningModel]) -> dict[str, Any]:
     """The body of /api/ps."""
     return {
         "models": [
@@ -72,7 +72,7 @@ def running(models: Sequence[Running]) -> dict[str, Any]:
 
 
 def show(
-    model: Described, *, n_ctx_train: int, template: str, thinks: bool, embeds: bool = False, sees: bool = False
+    model: ModelDescription, *, n_ctx_train: int, template: str, thinks: bool, embeds: bool = False, sees: bool = False
 ) -> dict[str, Any]:
     """The body of /api/show.
 
@@ -99,7 +99,7 @@ def show(
     }
 
 
-def _listed(model: Described) -> dict[str, Any]:
+def _listed(model: ModelDescription) -> dict[str, Any]:
     # Ollama lists no name without a tag: Open WebUI adds ":latest" to one before it looks for it in the list.
     name = model.name if ":" in model.name else f"{model.name}:latest"
     return {
@@ -111,7 +111,7 @@ def _listed(model: Described) -> dict[str, Any]:
     }
 
 
-def _details(model: Described) -> dict[str, Any]:
+def _details(model: ModelDescription) -> dict[str, Any]:
     return {
         "parent_model": "",
         "format": "gguf",

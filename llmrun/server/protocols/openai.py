@@ -10,12 +10,12 @@ from typing import Any
 
 from llmrun.errors import LlmrunError
 from llmrun.protocol.logprobs import logprob_entries
-from llmrun.protocol.messages import AnswerRequest, Picture, Stats, TokenLogprob
+from llmrun.protocol.messages import AnswerRequest, Image, Stats, TokenLogprob
 from llmrun.server import sse
-from llmrun.server.asked import Asked, Envelope
-from llmrun.server.protocols.collected import CollectedAnswer
+from llmrun.server.answer_parts import CompletionRequest, Envelope
+from llmrun.server.protocols.accumulator import AccumulatedAnswer
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.pictures import picture_of_url
+from llmrun.server.protocols.images import image_from_url
 from llmrun.server.protocols.sampling import MOST_ANSWERS, read_adapters, read_drafts, read_sampling
 from llmrun.server.protocols.tools import refuse_media
 
@@ -37,7 +37,7 @@ def error_body(error: LlmrunError, status: int) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": _CODES.get(error.code, error.code)}}
 
 
-def content(fields: Fields, key: str) -> tuple[str, tuple[Picture, ...]]:
+def content(fields: Fields, key: str) -> tuple[str, tuple[Image, ...]]:
     """A message's content: a string, or the texts and pictures of a list of parts.
 
     Raises:
@@ -46,11 +46,11 @@ def content(fields: Fields, key: str) -> tuple[str, tuple[Picture, ...]]:
     value = fields.data.get(key)
     if value is None or isinstance(value, str):
         return value or "", ()
-    text, pictures = "", list[Picture]()
+    text, pictures = "", list[Image]()
     for part in fields.objects(key):
         kind = part.needed_text("type")
         if kind in _PICTURES:
-            pictures.append(picture_of_url(part, "image_url", len(text)))
+            pictures.append(image_from_url(part, "image_url", len(text)))
         elif kind in _TEXTS:
             text += part.needed_text("refusal" if kind == "refusal" else "text")
         else:
@@ -80,9 +80,9 @@ def logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
     return {"content": logprob_entries(tokens), "refusal": None}
 
 
-def asked(fields: Fields, request: AnswerRequest) -> Asked:
+def asked(fields: Fields, request: AnswerRequest) -> CompletionRequest:
     """A request for completions, with the fields that both kinds have."""
-    return Asked(
+    return CompletionRequest(
         fields.text("model") or "",
         replace(request, adapters=read_adapters(fields)),
         read_sampling(fields),
@@ -111,7 +111,7 @@ class CompletionWriter:
         options = fields.object("stream_options")
         self._has_usage = options is not None and bool(options.flag("include_usage"))
         self._envelope = envelope
-        self._answers = [CollectedAnswer() for _ in range(_n_answers(fields))]
+        self._answers = [AccumulatedAnswer() for _ in range(_n_answers(fields))]
 
     def error(self, error: LlmrunError) -> bytes:
         """See asked.Writer."""
@@ -134,6 +134,6 @@ class CompletionWriter:
         return usage(prompt_tokens, cached_tokens, (answer.stats for answer in self._answers))
 
 
-def reason_of(answer: CollectedAnswer) -> str | None:
+def reason_of(answer: AccumulatedAnswer) -> str | None:
     """Why it ended, in OpenAI's words; None while it goes on."""
     return None if answer.ended is None else FINISH_REASONS.get(answer.ended.reason, "stop")

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions. Pure; see llmrun.server.asked."""
+"""OpenAI's chat completions. Pure; see llmrun.server.answer_parts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerRequest, Message, TokenLogprob, ToolCall
 from llmrun.protocol.params import MOST_TOKENS
 from llmrun.server import sse
-from llmrun.server.asked import Asked, Begun, CallArguments, CallBegun, Envelope, Part, Text, Thought
-from llmrun.server.protocols.collected import CollectedAnswer
+from llmrun.server.answer_parts import (
+    AnswerText,
+    CallArguments,
+    CallStarted,
+    CompletionRequest,
+    Envelope,
+    Part,
+    ReasoningText,
+    ResponseStarted,
+)
+from llmrun.server.protocols.accumulator import AccumulatedAnswer
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import CompletionWriter, asked, content, error_body, logprobs, reason_of
 from llmrun.server.protocols.sampling import (
@@ -25,7 +34,7 @@ __all__ = ["error_body", "read", "writer"]
 _ROLES = {"developer": "system"}
 
 
-def read(body: Mapping[str, Any]) -> Asked:
+def read(body: Mapping[str, Any]) -> CompletionRequest:
     """What a client asks for.
 
     Raises:
@@ -124,15 +133,15 @@ class ChatWriter(CompletionWriter):
         answer = self._answers[part.choice]
         answer.add(part)
         match part:
-            case Begun():
+            case ResponseStarted():
                 return b""
-            case Text(logprobs=()):
+            case AnswerText(logprobs=()):
                 return self._texts[part.choice].with_text(part.text)
-            case Text():
+            case AnswerText():
                 return self._chunk(part.choice, {"content": part.text}, chosen=part.logprobs)
-            case Thought():
+            case ReasoningText():
                 return self._chunk(part.choice, {"reasoning_content": part.text})
-            case CallBegun() | CallArguments():
+            case CallStarted() | CallArguments():
                 return self._chunk(part.choice, {"tool_calls": [_call_delta(part)]})
         return self._chunk(part.choice, {}, finish_reason=reason_of(answer))
 
@@ -171,7 +180,7 @@ class ChatWriter(CompletionWriter):
         return sse.event({**data, "usage": None} if self._has_usage else data)
 
 
-def _message(answer: CollectedAnswer) -> dict[str, Any]:
+def _message(answer: AccumulatedAnswer) -> dict[str, Any]:
     """As OpenAI writes a whole answer."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
     if answer.thoughts:
@@ -184,9 +193,9 @@ def _message(answer: CollectedAnswer) -> dict[str, Any]:
     return {**message, "refusal": None}
 
 
-def _call_delta(part: CallBegun | CallArguments) -> dict[str, Any]:
+def _call_delta(part: CallStarted | CallArguments) -> dict[str, Any]:
     """What a stream says of a call."""
-    if isinstance(part, CallBegun):
+    if isinstance(part, CallStarted):
         function = {"name": part.name, "arguments": ""}
         return {"index": part.call, "id": part.id, "type": "function", "function": function}
     return {"index": part.call, "function": {"arguments": part.text}}

@@ -1,4 +1,4 @@
-"""OpenAI's Responses, which is all that Codex speaks. Pure; see llmrun.server.asked. Nothing is stored between them."""
+"""OpenAI's Responses, which is all that Codex speaks. Pure; see llmrun.server.answer_parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from llmrun.errors import LlmrunError, UsageError
 from llmrun.grammar import Grammar
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerRequest, Message, ToolCall
-from llmrun.server.asked import Asked, Begun, CallArguments, CallBegun, Ended, Envelope, Part, Text, Thought, Writer
+from llmrun.server.answer_parts import (
+    AnswerText,
+    CallArguments,
+    CallStarted,
+    CompletionRequest,
+    Envelope,
+    Part,
+    ReasoningText,
+    ResponseFinished,
+    ResponseStarted,
+    Writer,
+)
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import content, error_body, logprobs
 from llmrun.server.protocols.sampling import (
@@ -35,7 +46,7 @@ _CONTENTS = {"reasoning": "reasoning_text", "message": "output_text"}
 # ---- what is asked
 
 
-def read(body: Mapping[str, Any]) -> Asked:
+def read(body: Mapping[str, Any]) -> CompletionRequest:
     """What a client asks for. Tools that are not functions of the client's are passed over.
 
     Raises:
@@ -60,7 +71,7 @@ def read(body: Mapping[str, Any]) -> Asked:
     )
     stream = fields.flag("stream") is True
     name, drafts = fields.text("model") or "", read_drafts(fields)
-    return Asked(name, request, read_sampling(fields), stream=stream, speculate=drafts)
+    return CompletionRequest(name, request, read_sampling(fields), stream=stream, speculate=drafts)
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:
@@ -172,8 +183,8 @@ class _Writer:
         self._output: list[dict[str, Any]] = []
         self._pieces: list[str] | None = None  # of the last item, while it is not ended
         self._chosen: list[dict[str, Any]] = []  # how its tokens were
-        self._begun = Begun(0, 0, 0)
-        self._ended: Ended | None = None
+        self._begun = ResponseStarted(0, 0, 0)
+        self._ended: ResponseFinished | None = None
         self._n_events = 0
 
     def begin(self) -> bytes:
@@ -186,23 +197,23 @@ class _Writer:
     def feed(self, part: Part) -> bytes:
         """See Writer."""
         match part:
-            case Begun():
+            case ResponseStarted():
                 self._begun = part
                 return b""
-            case Thought():
+            case ReasoningText():
                 return self._within("reasoning", {"summary": []}) + self._delta("response.reasoning_text", part.text)
-            case Text():
+            case AnswerText():
                 chosen = logprobs(part.logprobs)["content"]
                 begun = self._within("message", {"role": "assistant"})
                 self._chosen += chosen
                 return begun + self._delta("response.output_text", part.text, logprobs=chosen)
-            case CallBegun():
+            case CallStarted():
                 return self._close() + self._open(
                     {"type": "function_call", "call_id": part.id, "name": part.name, "arguments": ""}
                 )
             case CallArguments():
                 return self._delta("response.function_call_arguments", part.text)
-            case Ended():
+            case ResponseFinished():
                 self._ended = part
                 return self._close("incomplete" if part.reason == "length" else "completed")
 

@@ -1,4 +1,4 @@
-"""OpenAI's completions of plain text, without a chat template. Pure; see llmrun.server.asked."""
+"""OpenAI's completions of plain text, without a chat template. Pure; see llmrun.server.answer_parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmrun.errors import UsageError
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerRequest, TokenLogprob
 from llmrun.server import sse
-from llmrun.server.asked import Asked, Ended, Envelope, Part, Text, Thought
+from llmrun.server.answer_parts import AnswerText, CompletionRequest, Envelope, Part, ReasoningText, ResponseFinished
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import CompletionWriter, asked, error_body, reason_of
 from llmrun.server.protocols.sampling import (
@@ -22,7 +22,7 @@ __all__ = ["error_body", "read", "writer"]
 _KIND = "text_completion"
 
 
-def read(body: Mapping[str, Any]) -> Asked:
+def read(body: Mapping[str, Any]) -> CompletionRequest:
     """What a client asks for.
 
     Raises:
@@ -76,12 +76,12 @@ class TextWriter(CompletionWriter):
 
     def feed(self, part: Part) -> bytes:
         """See asked.Writer."""
-        if isinstance(part, Thought):  # text like any other where there is no template
-            part = Text(part.choice, part.text)
+        if isinstance(part, ReasoningText):  # text like any other where there is no template
+            part = AnswerText(part.choice, part.text)
         self._answers[part.choice].add(part)
-        if isinstance(part, Text):
+        if isinstance(part, AnswerText):
             return self._chunk(part.choice, part.text, part.logprobs)
-        return self._chunk(part.choice, "") if isinstance(part, Ended) else b""
+        return self._chunk(part.choice, "") if isinstance(part, ResponseFinished) else b""
 
     def end(self) -> bytes:
         """See asked.Writer."""

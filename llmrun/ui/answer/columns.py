@@ -19,7 +19,7 @@ from llmrun.ui.terminal.ansi import DIM, paint
 from llmrun.ui.terminal.cells import TAB, char_width, cut, width
 
 if TYPE_CHECKING:
-    from llmrun.ui.answer.several import SeedPlaces
+    from llmrun.ui.answer.n_answers import SeedIndex
 
 _LEAST_CELLS = 24
 _GAP = " │ "
@@ -123,7 +123,7 @@ class ColumnsView(LiveView):
         self,
         stream: TextIO,
         seeds: Sequence[int],
-        places: SeedPlaces,
+        places: SeedIndex,
         pages: Sequence[Page],
         columns: int,
         *,

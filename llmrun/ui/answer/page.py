@@ -16,7 +16,7 @@ from llmrun.ui.terminal.sanitize import Sanitizer
 
 if TYPE_CHECKING:
     from llmrun.ui.answer.markdown import Markdown
-    from llmrun.ui.answer.thoughts import ThoughtRows
+    from llmrun.ui.answer.reasoning import ReasoningRows
 
 # "on" shows thoughts as they come, "fold" their beginning, "hide" only how long they took.
 Think = Literal["on", "fold", "hide"]
@@ -75,7 +75,7 @@ class Page:
         self._sanitizer = Sanitizer()
         self._think: Think = think
         self._is_reasoning = self.has_calls = False
-        self._thoughts: ThoughtRows | None = None
+        self._thoughts: ReasoningRows | None = None
         self._body: Markdown | Raw | None = None
         self._waiting: list[AnswerPart] = []
         self._began: float | None = None  # when thoughts came first
@@ -96,7 +96,7 @@ class Page:
             self._is_reasoning = part.kind == "reasoning"
             self.has_calls = self.has_calls or part.kind == "call_end"
             if part.kind == "reasoning_end":
-                self._end_thoughts()
+                self._end_reasoning()
             elif part.kind in ("text", "reasoning"):
                 self._follow(part, delta)
 
@@ -127,14 +127,14 @@ class Page:
         """What can be shown of the text so far, beyond what was taken before; with last, the rest."""
         if last:
             self._waiting.append(AnswerPart("reasoning" if self._is_reasoning else "text", self._sanitizer.flush()))
-            self._end_thoughts()
+            self._end_reasoning()
         parts, self._waiting = self._waiting, []
         out = []
         for part in parts:
             if part.kind == "reasoning":
-                out.append(self._made_thoughts().feed(part.text, columns))
+                out.append(self._reasoning_rows().feed(part.text, columns))
             elif part.kind == "reasoning_end":
-                out.append(self._made_thoughts().end(columns, part.text))
+                out.append(self._reasoning_rows().end(columns, part.text))
                 self._gap = "\n"
             else:
                 out += [self._gap, self.prepare().feed(part.text, columns)]
@@ -152,19 +152,19 @@ class Page:
         held = self._body.held if self._body else ""
         return [held] if held else []
 
-    def _end_thoughts(self) -> None:
+    def _end_reasoning(self) -> None:
         if self._began is not None:
             took = seconds(self._clock() - self._began, brief=True)
             note = self._words(f"thought for {took}, {self._tokens:,} tokens")
             self._waiting.append(AnswerPart("reasoning_end", note))
             self._began, self._tokens = None, 0
 
-    def _made_thoughts(self) -> ThoughtRows:
+    def _reasoning_rows(self) -> ReasoningRows:
         if self._thoughts is None:
-            from llmrun.ui.answer.thoughts import ThoughtRows  # few models think
+            from llmrun.ui.answer.reasoning import ReasoningRows  # few models think
 
             lines = {"on": None, "fold": FOLD_LINES, "hide": 0}[self._think]
-            self._thoughts = ThoughtRows(lines, styled=self._styled, unicode=self._unicode)
+            self._thoughts = ReasoningRows(lines, styled=self._styled, unicode=self._unicode)
         return self._thoughts
 
     def prepare(self) -> Markdown | Raw:

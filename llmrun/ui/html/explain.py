@@ -16,14 +16,14 @@ from llmrun.ui.html.page import Block, Script
 _LEVELS = 6  # shades of attention
 
 
-class Chip(NamedTuple):
+class TokenSpan(NamedTuple):
     """A token to choose, and what it belongs to: "prompt", "answer" or "control"."""
 
     text: str
     kind: str
 
 
-class Shade(NamedTuple):
+class HeatCell(NamedTuple):
     """What stands in a cell, and how strongly it is shaded: 0 to 1."""
 
     text: str
@@ -50,7 +50,7 @@ def live(name: str) -> Block:
     return Block(element("div", data_view=name))
 
 
-def chips(tokens: Sequence[Chip]) -> Block:
+def chips(tokens: Sequence[TokenSpan]) -> Block:
     """Tokens in a row that stays on the screen."""
     buttons = (
         element("button", token.text, type="button", class_=token.kind, data_at=at, aria_pressed="false")
@@ -63,7 +63,7 @@ def chips(tokens: Sequence[Chip]) -> Block:
     return Block(joined(element("nav", *buttons, class_="tokens", aria_label=label), without))
 
 
-def lens_grid(names: Sequence[str], rows: Sequence[Sequence[Shade]]) -> Block:
+def lens_grid(names: Sequence[str], rows: Sequence[Sequence[HeatCell]]) -> Block:
     """A cell for each layer and token, the last layer on top.
 
     Args:

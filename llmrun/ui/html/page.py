@@ -56,7 +56,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class PageFigure:
+class Figure:
     """A chart, and what to see in it."""
 
     svg: Markup
@@ -93,7 +93,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class Details:
     """What only some readers want, behind a line that opens it."""
 
     summary: str
@@ -115,7 +115,7 @@ class Script:
     style: str
 
 
-Part: TypeAlias = "Table | PageFigure | Paragraph | FactList | Tiles | Block | Folded"
+Part: TypeAlias = "Table | Figure | Paragraph | FactList | Tiles | Block | Details"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def page(title: str, sections: Sequence[Section], *, lead: str = "", script: Scr
 
 
 def _has_table(parts: Sequence[Part]) -> bool:
-    return any(isinstance(part, Table) or (isinstance(part, Folded) and _has_table(part.parts)) for part in parts)
+    return any(isinstance(part, Table) or (isinstance(part, Details) and _has_table(part.parts)) for part in parts)
 
 
 def _json(data: object) -> Markup:
@@ -175,9 +175,9 @@ def _part(part: Part) -> Markup:
         return _table(part)
     if isinstance(part, Block):
         return part.markup
-    if isinstance(part, Folded):
+    if isinstance(part, Details):
         return element("details", element("summary", part.summary), *map(_part, part.parts))
-    if isinstance(part, PageFigure):
+    if isinstance(part, Figure):
         caption = element("figcaption", part.caption) if part.caption else Markup()
         return element("figure", element("div", part.svg, class_="wide", tabindex=0), caption)
     if isinstance(part, Paragraph):

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from llmrun.ui.html.label_places import Box, Spot
+from llmrun.ui.html.label_places import LabelAnchor, Rectangle
 from llmrun.ui.html.markup import Markup, element, joined
 from llmrun.ui.html.scales import Scale, number
 from llmrun.ui.terminal.sanitize import clean
@@ -46,7 +46,7 @@ STYLE = """
 
 
 @dataclass(frozen=True, slots=True)
-class PlotAxis:
+class Axis:
     """What is measured along an axis: e.g. "size" in "GB"."""
 
     name: str
@@ -63,7 +63,7 @@ class PlotAxis:
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class PlotArea:
     """The area that is drawn in: its ends in the picture's units; y grows downwards."""
 
     left: float
@@ -112,7 +112,7 @@ def shortened(words: str, most: float, size: float = 12.0, *, bold: bool = False
     return short
 
 
-def y_axis(sheet: Sheet, scale: Scale, axis: PlotAxis) -> Markup:
+def y_axis(sheet: PlotArea, scale: Scale, axis: Axis) -> Markup:
     """Horizontal lines with their numbers at the left, and the name above."""
     parts = [element("text", axis.title, x=0, y=sheet.top - 14)] if axis.title else []
     for value, label in _ticks(scale):
@@ -122,7 +122,7 @@ def y_axis(sheet: Sheet, scale: Scale, axis: PlotAxis) -> Markup:
     return element("g", *parts)
 
 
-def x_axis(sheet: Sheet, scale: Scale, axis: PlotAxis) -> Markup:
+def x_axis(sheet: PlotArea, scale: Scale, axis: Axis) -> Markup:
     """The line below with its numbers, as many as have room, and the name below them."""
     parts = [element("line", x1=sheet.left, x2=sheet.right, y1=sheet.bottom, y2=sheet.bottom, class_="axis")]
     taken = float("-inf")
@@ -157,7 +157,7 @@ def tooltip(lines: Iterable[str]) -> Markup:
     return element("title", Markup("\n".join(joined(line) for line in lines if line)))
 
 
-def spot_label(name: str, spot: Spot, box: Box, caption: str = "") -> Markup:
+def spot_label(name: str, spot: LabelAnchor, box: Rectangle, caption: str = "") -> Markup:
     """The name of a dot in its box, joined to the dot by a line when it is not beside it."""
     centred = abs((box.left + box.right) / 2 - spot.x) < 1
     x, anchor = (spot.x, "middle") if centred else (box.left, "start") if box.left > spot.x else (box.right, "end")

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llmrun.ui.html.label_places import Box, Spot, along, place_labels
+from llmrun.ui.html.label_places import LabelAnchor, Rectangle, along, place_labels
 from llmrun.ui.html.markup import Markup, element
 from llmrun.ui.html.plot_frame import (
     BELOW,
     NAMES,
     TOP,
     WIDTH,
-    PlotAxis,
-    Sheet,
+    Axis,
+    PlotArea,
     left_margin,
     nothing_measured,
     picture,
@@ -77,7 +77,7 @@ class Dot:
     joined: bool = False
 
 
-def bar_chart(bars: Sequence[Bar], axis: PlotAxis, title: str) -> Markup:
+def bar_chart(bars: Sequence[Bar], axis: Axis, title: str) -> Markup:
     """Horizontal bars from zero, each with its name before it and its value behind it.
 
     Args:
@@ -101,7 +101,7 @@ def bar_chart(bars: Sequence[Bar], axis: PlotAxis, title: str) -> Markup:
     return picture(height, title, description, *(parts if kept else [nothing_measured(height)]))
 
 
-def dot_chart(dots: Sequence[Dot], x: PlotAxis, y: PlotAxis, title: str) -> Markup:
+def dot_chart(dots: Sequence[Dot], x: Axis, y: Axis, title: str) -> Markup:
     """Named discs; a dashed line shows which ones belong together.
 
     Args:
@@ -112,7 +112,7 @@ def dot_chart(dots: Sequence[Dot], x: PlotAxis, y: PlotAxis, title: str) -> Mark
     kept = [dot for dot in dots if is_drawable(dot.x, dot.y)]
     height = 440.0
     rows = scale([dot.y for dot in kept], height - BELOW, TOP + 20)
-    sheet = Sheet(left_margin(rows), TOP, WIDTH, height - BELOW)
+    sheet = PlotArea(left_margin(rows), TOP, WIDTH, height - BELOW)
     columns = scale([dot.x for dot in kept], sheet.left + 24, sheet.right - 24)
     most = max((dot.weight for dot in kept if is_drawable(dot.weight)), default=0.0)
     radii = [
@@ -120,11 +120,11 @@ def dot_chart(dots: Sequence[Dot], x: PlotAxis, y: PlotAxis, title: str) -> Mark
         for dot in kept
     ]
     spots = [
-        Spot(columns(dot.x), rows(dot.y), radius, _label_width(dot), 32.0 if dot.caption else 16.0)
+        LabelAnchor(columns(dot.x), rows(dot.y), radius, _label_width(dot), 32.0 if dot.caption else 16.0)
         for dot, radius in zip(kept, radii, strict=True)
     ]
     front = sorted((columns(dot.x), rows(dot.y)) for dot in kept if dot.joined)
-    boxes = place_labels(spots, Box(sheet.left, sheet.top, sheet.right, sheet.bottom), along(front))
+    boxes = place_labels(spots, Rectangle(sheet.left, sheet.top, sheet.right, sheet.bottom), along(front))
     parts = [y_axis(sheet, rows, y), x_axis(sheet, columns, x)]
     if len(front) > 1:
         parts.append(element("path", d=polyline(front), class_="thin dash k0"))
@@ -143,14 +143,14 @@ def _interval(low: float | None, high: float | None) -> str:
 # ---- bars ------------------------------------------------------------------------------------------
 
 
-def _bar_value(bar: Bar, axis: PlotAxis) -> str:
+def _bar_value(bar: Bar, axis: Axis) -> str:
     said = axis.label(bar.value)
     if bar.limit is not None and is_drawable(bar.limit) and bar.limit > 0:
         said += f", {bar.value / bar.limit:.0%} of the limit"
     return said
 
 
-def _bar(bar: Bar, across: Scale, names: float, top: float, thick: float, axis: PlotAxis) -> Markup:
+def _bar(bar: Bar, across: Scale, names: float, top: float, thick: float, axis: Axis) -> Markup:
     end, middle = across(bar.value), top + thick / 2
     parts = [
         tooltip([bar.name, _bar_value(bar, axis) + _interval(bar.low, bar.high), bar.note]),
@@ -185,7 +185,7 @@ def _short_name(dot: Dot) -> str:
     return shortened(dot.name, NAMES, 13, bold=True)
 
 
-def _disc(dot: Dot, spot: Spot, x: PlotAxis, y: PlotAxis) -> Markup:
+def _disc(dot: Dot, spot: LabelAnchor, x: Axis, y: Axis) -> Markup:
     facts = [dot.name, f"{x.name}: {x.label(dot.x)}", f"{y.name}: {y.label(dot.y)}", dot.caption, dot.note]
     return element(
         "g",

@@ -37,7 +37,7 @@ Gives what that word can be; those that do not begin with it are left out. Calle
 at the disk, but not at the network."""
 
 
-class Offer(NamedTuple):
+class Completions(NamedTuple):
     """What Tab does: the word being typed becomes one of these.
 
     Attributes:
@@ -55,7 +55,7 @@ class Offer(NamedTuple):
         return self.candidates[0].hint if complete else ""
 
 
-def offer(line: str, commands: Mapping[str, Completion | None]) -> Offer:
+def offer(line: str, commands: Mapping[str, Completion | None]) -> Completions:
     """What can stand at the end of a line.
 
     Args:
@@ -64,18 +64,18 @@ def offer(line: str, commands: Mapping[str, Completion | None]) -> Offer:
     """
     name, space, arguments = line.lstrip().partition(" ")
     if not name.startswith("/") or "\n" in line:
-        return Offer("", [])
+        return Completions("", [])
     if not space:
         names = (Candidate(known + (" " if takes else "")) for known, takes in sorted(commands.items()))
         return _fitting(name, names)
     completion = commands.get(name)
     words = arguments.split(" ")
     if completion is None:
-        return Offer(words[-1], [])
+        return Completions(words[-1], [])
     try:
         return _fitting(words[-1], completion(words))
     except (OSError, LlmrunError):  # a key must not end the chat
-        return Offer(words[-1], [])
+        return Completions(words[-1], [])
 
 
 def file_names(words: Sequence[str]) -> Iterable[str]:
@@ -95,7 +95,7 @@ def file_names(words: Sequence[str]) -> Iterable[str]:
     return [name[n_done:] for name in sorted(names)]
 
 
-def _fitting(typed: str, words: Iterable[str | Candidate]) -> Offer:
+def _fitting(typed: str, words: Iterable[str | Candidate]) -> Completions:
     candidates = (Candidate(word) if isinstance(word, str) else word for word in islice(words, _LOOKED_AT))
     fitting = (word for word in candidates if word.text.startswith(typed) and clean(word.text) == word.text)
-    return Offer(typed, list(dict.fromkeys(islice(fitting, MOST))))
+    return Completions(typed, list(dict.fromkeys(islice(fitting, MOST))))

@@ -24,7 +24,7 @@ from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from llmrun.errors import LlmrunError
-from llmrun.ui.prompt.completion import Completion, Offer, offer
+from llmrun.ui.prompt.completion import Completion, Completions, offer
 from llmrun.ui.prompt.drafts import is_command, is_open_block
 from llmrun.ui.prompt.editor import edit
 from llmrun.ui.prompt.history import open_history
@@ -200,7 +200,7 @@ class _Offers(Completer):
     def __init__(self, commands: Callable[[], Mapping[str, Completion | None]]) -> None:
         self._commands = commands
 
-    def at(self, document: Document) -> Offer:
+    def at(self, document: Document) -> Completions:
         """What can stand at the cursor."""
         return offer(document.text_before_cursor, self._commands())
 

@@ -80,7 +80,7 @@ def time_left(value: float | None) -> str:
     return "" if value is None else f"{rounded_seconds(value)} left"
 
 
-class ShownDownload:
+class DownloadProgress:
     """A download that is being shown. It is called with (bytes done, bytes in all or None when nobody knows).
 
     What was there before the first call (a resumed download) does not count for the speed.
@@ -126,7 +126,7 @@ class ShownDownload:
 @contextmanager
 def download_progress(
     output: Output, title: str, *, clock: Callable[[], float] = time.monotonic
-) -> Iterator[ShownDownload]:
+) -> Iterator[DownloadProgress]:
     """Show a download until the block ends, however it ends.
 
     Args:
@@ -134,6 +134,6 @@ def download_progress(
         clock: monotonic seconds.
     """
     with Activity(output, clock=clock) as activity:
-        shown = ShownDownload(activity, title, clock)
+        shown = DownloadProgress(activity, title, clock)
         yield shown
         shown.end()

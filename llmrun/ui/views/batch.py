@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from llmrun.batch.ledger import Tally
+from llmrun.batch.ledger import BatchProgress
 from llmrun.batch.plan import BatchPlan
 from llmrun.protocol.codec import as_dict
 from llmrun.ui.terminal.activity import Activity
@@ -33,7 +33,12 @@ class BatchView:
     """
 
     def __init__(
-        self, output: Output, tally: Tally, out: Path, parallel: int, clock: Callable[[], float] = time.monotonic
+        self,
+        output: Output,
+        tally: BatchProgress,
+        out: Path,
+        parallel: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._output, self._tally, self._out, self._parallel = output, tally, out, parallel
         self._activity, self._clock, self._drawn_at = Activity(output), clock, 0.0

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmrun.bench.compare import Comparison, Pair
+from llmrun.bench.external import ExternalComparison
 from llmrun.bench.history import HistoryEntry
 from llmrun.bench.results import Result
-from llmrun.bench.rivals import Versus
 from llmrun.bench.statistics import Verdict
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, ago, show_table
@@ -87,7 +87,7 @@ def show_comparison(output: Output, comparison: Comparison) -> None:
             output.note(f"{pair.a.test}: {note}")
 
 
-def show_versus(output: Output, found: Sequence[Versus], rival: str) -> None:
+def show_versus(output: Output, found: Sequence[ExternalComparison], rival: str) -> None:
     """Both sides of each test with their ratio, on stdout; what was not the same on stderr."""
     columns = (
         Column("TEST"),

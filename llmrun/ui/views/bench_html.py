@@ -12,8 +12,8 @@ from pathlib import PurePath
 from llmrun.bench.results import BenchRow, Machine, Result
 from llmrun.bench.statistics import interval
 from llmrun.protocol.sizes import readable_size
-from llmrun.ui.html.page import Cell, FactList, PageFigure, Paragraph, Part, Section, Table, Tiles, page
-from llmrun.ui.html.plot_frame import PlotAxis
+from llmrun.ui.html.page import Cell, FactList, Figure, Paragraph, Part, Section, Table, Tiles, page
+from llmrun.ui.html.plot_frame import Axis
 from llmrun.ui.html.plots import Bar, bar_chart
 from llmrun.ui.terminal.format import milliseconds, rate
 from llmrun.ui.views.machine_facts import machine_facts
@@ -27,7 +27,7 @@ _FLASH = {-1: "flash attention auto", 0: "no flash attention", 1: "flash attenti
 
 def bench_page(result: Result) -> str:
     """The whole page. Everything in a result is untrusted text: it may come from another machine."""
-    rows = [_Named(row, label) for row, label in zip(result.rows, labels(result.rows), strict=True)]
+    rows = [_LabelledRow(row, label) for row, label in zip(result.rows, labels(result.rows), strict=True)]
     sections = [
         Section("", tuple(_first(rows, result))),
         Section("Results", tuple(_tables(rows))),
@@ -46,7 +46,7 @@ def bench_page(result: Result) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _LabelledRow:
     """A row, and what tells its model and settings from the others'."""
 
     row: BenchRow
@@ -107,7 +107,7 @@ def _base(row: BenchRow) -> str:
 # ---- numbers ---------------------------------------------------------------------------------------
 
 
-def _first(rows: Sequence[_Named], result: Result) -> list[Part]:
+def _first(rows: Sequence[_LabelledRow], result: Result) -> list[Part]:
     parts: list[Part] = []
     tiles = []
     for words, kept in (
@@ -129,7 +129,7 @@ def _first(rows: Sequence[_Named], result: Result) -> list[Part]:
     return parts
 
 
-def _tables(rows: Sequence[_Named]) -> list[Part]:
+def _tables(rows: Sequence[_LabelledRow]) -> list[Part]:
     if not rows:
         return [Paragraph("Nothing was measured.")]
     parts: list[Part] = [_speeds(rows)]
@@ -139,7 +139,7 @@ def _tables(rows: Sequence[_Named]) -> list[Part]:
     return parts
 
 
-def _speeds(rows: Sequence[_Named]) -> Table:
+def _speeds(rows: Sequence[_LabelledRow]) -> Table:
     has_label = any(each.label for each in rows)
     has_energy = any(each.row.joules_per_token is not None for each in rows)
     has_warnings = any(each.row.warnings for each in rows)
@@ -177,7 +177,7 @@ def _speed(row: BenchRow) -> str:
     return f"{row.avg_ts:,.1f}" + (f" ± {found.mean * found.half_width:,.1f}" if found else "")
 
 
-def _chats(rows: Sequence[_Named]) -> Table:
+def _chats(rows: Sequence[_LabelledRow]) -> Table:
     lines = []
     for each in rows:
         chat = each.row.chat
@@ -202,7 +202,7 @@ def _chats(rows: Sequence[_Named]) -> Table:
 # ---- plots -----------------------------------------------------------------------------------------
 
 
-def _bars(rows: Sequence[_Named]) -> list[Part]:
+def _bars(rows: Sequence[_LabelledRow]) -> list[Part]:
     """Prefill, decode and what has both, apart: their speeds are too different for one scale."""
     kinds = [
         ("Prefill: reading a prompt", [each for each in rows if _is_prefill(each.row)]),
@@ -212,7 +212,7 @@ def _bars(rows: Sequence[_Named]) -> list[Part]:
     parts: list[Part] = []
     for title, kept in kinds:
         if kept:
-            parts.append(PageFigure(bar_chart([_bar(each) for each in kept[:_MOST_BARS]], PlotAxis("", "t/s"), title)))
+            parts.append(Figure(bar_chart([_bar(each) for each in kept[:_MOST_BARS]], Axis("", "t/s"), title)))
     if parts:
         said = "Dots are single repetitions, whiskers the 95 % interval of their mean"
         said += "; the upright mark is what the machine could do at most." if any(e.row.limit for e in rows) else "."
@@ -220,7 +220,7 @@ def _bars(rows: Sequence[_Named]) -> list[Part]:
     return parts
 
 
-def _bar(each: _Named) -> Bar:
+def _bar(each: _LabelledRow) -> Bar:
     row = each.row
     found = interval(row.samples_ts)
     limit = row.limit.tokens_per_second if row.limit else None

@@ -11,8 +11,8 @@ from typing import Literal
 from llmrun.bench.load import LEAST_FOR_A_KNEE, LoadCase, LoadOutcome, LoadRequest, LoadRow
 from llmrun.bench.noise import sample_warnings
 from llmrun.bench.results import Machine
-from llmrun.ui.html.page import Cell, FactList, PageFigure, Paragraph, Part, Section, Table, Tiles, page
-from llmrun.ui.html.plot_frame import PlotAxis
+from llmrun.ui.html.page import Cell, FactList, Figure, Paragraph, Part, Section, Table, Tiles, page
+from llmrun.ui.html.plot_frame import Axis
 from llmrun.ui.html.plots import Bar, Dot, bar_chart, dot_chart
 from llmrun.ui.terminal.format import counted, milliseconds, rate
 from llmrun.ui.views.bench_load import early, knees, knows_cached, prompts
@@ -88,7 +88,7 @@ def _bars(rows: Sequence[LoadRow]) -> tuple[Part, ...]:
         ("Inter-token latency, 95th percentile", "ms", lambda row: row.token_p95_ns / 1e6),
     )
     return tuple(
-        PageFigure(bar_chart([_bar(row, value, unit) for row in rows], PlotAxis("", unit), title))
+        Figure(bar_chart([_bar(row, value, unit) for row in rows], Axis("", unit), title))
         for title, unit, value in figures
     )
 
@@ -104,8 +104,8 @@ def _curves(outcome: LoadOutcome) -> tuple[Part, ...]:
         rows = [row for row in outcome.rows if row.shares_prompt == (kind == "shared")]
         if len(rows) >= LEAST_FOR_A_KNEE:
             dots = [_dot(row, is_knee=row is knee) for row in rows]
-            axes = PlotAxis("time of an answer, median", "s"), PlotAxis("tokens/s of all clients", "t/s")
-            charts.append(PageFigure(dot_chart(dots, *axes, f"Throughput against latency, {kind} prompts")))
+            axes = Axis("time of an answer, median", "s"), Axis("tokens/s of all clients", "t/s")
+            charts.append(Figure(dot_chart(dots, *axes, f"Throughput against latency, {kind} prompts")))
     note = (
         "The knee is where tokens/s divided by the time of an answer is largest (Kleinrock's power): beyond it, more "
         "clients cost each of them more time than all of them gain. Where none is marked, it lies beyond the last one."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrun.protocol.messages import Counted, Message
+from llmrun.protocol.messages import Message, TokenCount
 from llmrun.ui.terminal.format import bar, short
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
@@ -17,7 +17,7 @@ _TEXT = 32
 
 
 def show_context(
-    output: Output, messages: Sequence[Message], counted: Counted, n_ctx: int, *, about: bool = False
+    output: Output, messages: Sequence[Message], counted: TokenCount, n_ctx: int, *, about: bool = False
 ) -> None:
     """One line for each message, for what the chat template writes around them, and for what is free; on stderr.
 

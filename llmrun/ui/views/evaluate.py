@@ -12,7 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
-from llmrun.protocol.jobs.evaluate import Divergence, Evaluated, EvaluateUpdate, Figure, Needle, Stretch, least_chunks
+from llmrun.protocol.jobs.evaluate import (
+    Divergence,
+    EvaluateResult,
+    EvaluateUpdate,
+    Figure,
+    Needle,
+    PositionRange,
+    least_chunks,
+)
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.progress import Pace, time_left
@@ -20,7 +28,7 @@ from llmrun.ui.terminal.tables import Column, show_facts, show_table
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class EvaluationSubject:
     """What was measured, in words for people: the models' names, the text's, and its SHA-256."""
 
     model: str
@@ -56,7 +64,7 @@ def reading(
         yield show
 
 
-def so_far(evaluated: Evaluated) -> str:
+def so_far(evaluated: EvaluateResult) -> str:
     """One line of figures that still change."""
     parts = [f"{evaluated.chunks:,} chunk{'s' if evaluated.chunks != 1 else ''}"]
     if evaluated.perplexity is not None:
@@ -71,7 +79,7 @@ def so_far(evaluated: Evaluated) -> str:
 # ---- the result ------------------------------------------------------------------------------------
 
 
-def show_evaluated(output: Output, about: About, found: Evaluated, verdict: str) -> None:
+def show_evaluated(output: Output, about: EvaluationSubject, found: EvaluateResult, verdict: str) -> None:
     """All of it on stdout, from what was measured to the verdict."""
     show_facts(output, _facts(about, found))
     if found.perplexity is not None:
@@ -96,7 +104,7 @@ def show_evaluated(output: Output, about: About, found: Evaluated, verdict: str)
         output.sentence(sentence[0].upper() + sentence[1:] + ".")
 
 
-def _facts(about: About, found: Evaluated) -> list[tuple[str, str]]:
+def _facts(about: EvaluationSubject, found: EvaluateResult) -> list[tuple[str, str]]:
     chunks = f"{found.chunks:,} of {found.chunks_there:,} chunks of {found.n_ctx:,} tokens"
     facts = [("model", about.model)]
     if about.reference:
@@ -104,7 +112,7 @@ def _facts(about: About, found: Evaluated) -> list[tuple[str, str]]:
     return [*facts, ("text", f"{about.text} (sha256 {about.sha256[:12]}), {chunks}")]
 
 
-def _figures(found: Evaluated) -> list[tuple[str, str, str, str]]:
+def _figures(found: EvaluateResult) -> list[tuple[str, str, str, str]]:
     assert found.perplexity is not None
     rows = [_row("perplexity", found.perplexity), ("bits per byte", digits(found.bits_per_byte), "", "")]
     if found.divergence is not None:
@@ -139,7 +147,7 @@ def _interval(figure: Figure, show: Callable[[float], str]) -> str:
     return "" if figure.low is None or figure.high is None else f"{show(figure.low)} to {show(figure.high)}"
 
 
-def _too_few(found: Evaluated) -> str:
+def _too_few(found: EvaluateResult) -> str:
     """Return the sentence about a sample that is too small for intervals; "" for one that is not."""
     if found.perplexity is None or found.perplexity.half is not None:
         return ""
@@ -148,7 +156,7 @@ def _too_few(found: Evaluated) -> str:
     return f"too few chunks for an interval: at least {least} ({more})"
 
 
-def _show_stretches(output: Output, rows: Sequence[Stretch]) -> None:
+def _show_stretches(output: Output, rows: Sequence[PositionRange]) -> None:
     columns = [Column("POSITIONS"), Column("PERPLEXITY", right=True), Column("95 % INTERVAL")]
     compared = rows[0].divergence is not None
     if compared:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from llmrun.insight.explain import AnswerExplained
+from llmrun.insight.explain import ExplainedAnswer
 from llmrun.insight.tokens import Token
-from llmrun.protocol.ended import Choice
-from llmrun.protocol.jobs.explain import HeadPicture, LensColumn, Neighbour, RunCollected, WatchedLayer
+from llmrun.protocol.finished_answers import Choice
+from llmrun.protocol.jobs.explain import HeadAttention, LensColumn, Neighbour, RunCollected, WatchedLayer
 from llmrun.ui.terminal.format import counted, milliseconds, percent, rate
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
@@ -52,7 +52,7 @@ _MOST_ROWS = 12  # of the answer's tokens
 _PREFERRED = ("sharp", "previous", "spread", "first")  # whose picture is drawn, the first that there is
 
 
-def show_explained(output: Output, found: AnswerExplained) -> None:
+def show_explained(output: Output, found: ExplainedAnswer) -> None:
     """The whole story, on stdout."""
     run = found.run
     tokens = known_tokens(run)
@@ -195,7 +195,7 @@ def _show_attention(output: Output, run: RunCollected, tokens: Mapping[int, Toke
 _FIGURES = ("TOKEN BEFORE", "FIRST TOKEN", "SPREAD")
 
 
-def _picture(run: RunCollected, picture: HeadPicture, tokens: Mapping[int, Token]) -> Text:
+def _picture(run: RunCollected, picture: HeadAttention, tokens: Mapping[int, Token]) -> Text:
     """The last rows and columns of a head's attention, as shaded cells; two characters are about a square."""
     from rich.text import Text
 
@@ -229,7 +229,7 @@ def _show_experts(output: Output, run: RunCollected) -> None:
     show_table(output, (Column("LAYER", right=True, style="bold"), Column("EXPERTS, THE HEAVIEST FIRST")), rows)
 
 
-def _show_time(output: Output, found: AnswerExplained) -> None:
+def _show_time(output: Output, found: ExplainedAnswer) -> None:
     """Prefill against decode, layer by layer."""
     _heading(output, "Time", TIME)
     timed = phases(found)
@@ -247,7 +247,7 @@ def _show_time(output: Output, found: AnswerExplained) -> None:
     show_table(output, columns, drawn)
 
 
-def _show_choices(output: Output, found: AnswerExplained, tokens: Mapping[int, Token]) -> None:
+def _show_choices(output: Output, found: ExplainedAnswer, tokens: Mapping[int, Token]) -> None:
     """The sampler's steps for the first token, and a row for each."""
     if not found.choices:
         return

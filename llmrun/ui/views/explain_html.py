@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmrun.insight.explain import AnswerExplained
+from llmrun.insight.explain import ExplainedAnswer
 from llmrun.insight.merges import MergeNode, MergeRule
 from llmrun.insight.tokens import Token
-from llmrun.protocol.ended import Choice
-from llmrun.protocol.jobs.explain import EmbeddedToken, HeadPicture, LensCell, RunCollected
+from llmrun.protocol.finished_answers import Choice
+from llmrun.protocol.jobs.explain import EmbeddedToken, HeadAttention, LensCell, RunCollected
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.sizes import readable_size
-from llmrun.ui.html.explain import Chip, Shade, Slider, chips, heads, lens_grid, live, script, sliders, strip
-from llmrun.ui.html.page import Cell, Folded, Paragraph, Part, Section, Table, Tiles, page
+from llmrun.ui.html.explain import HeatCell, Slider, TokenSpan, chips, heads, lens_grid, live, script, sliders, strip
+from llmrun.ui.html.page import Cell, Details, Paragraph, Part, Section, Table, Tiles, page
 from llmrun.ui.terminal.format import counted, milliseconds, percent, rate
 from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.views.explain_words import (
@@ -44,7 +44,7 @@ _LOOKED_AT = 3  # tokens of a row of attention in the table
 _DIGITS = 6  # of probabilities
 
 
-def explain_page(found: AnswerExplained, sampling: SamplingParams, rule: MergeRule | None) -> str:
+def explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeRule | None) -> str:
     """The whole page.
 
     Args:
@@ -59,7 +59,7 @@ def explain_page(found: AnswerExplained, sampling: SamplingParams, rule: MergeRu
         Section("", (chips(_chips(run, tokens)),)),
         Section(
             "The chosen token",
-            (live("token"), *([Folded("How tokens are made", (Paragraph(rule.words),))] if rule else [])),
+            (live("token"), *([Details("How tokens are made", (Paragraph(rule.words),))] if rule else [])),
         ),
         Section("Embeddings", _embeddings(run, tokens)),
         *([Section("Layers", (Paragraph(f"{about_layers(run)} {_NORMS}"), live("layers")))] if has_norms else []),
@@ -82,19 +82,19 @@ _HOW = (
 _NORMS = "The longer the vector (norm), the less a single layer's addition can turn it."
 
 
-def _tiles(found: AnswerExplained) -> Tiles:
+def _tiles(found: ExplainedAnswer) -> Tiles:
     run = found.run
     pairs = [(f"{len(run.tokens) - run.n_prompt:,}", "tokens of answer"), (f"{len(run.layers)}", "layers")]
     pairs += [(rate(phase.speed), f"{phase.name}, while watched") for phase in phases(found)]
     return Tiles(tuple(pairs))
 
 
-def _chips(run: RunCollected, tokens: Mapping[int, Token]) -> list[Chip]:
+def _chips(run: RunCollected, tokens: Mapping[int, Token]) -> list[TokenSpan]:
     shown = []
     for at, number in enumerate(run.tokens[run.first :], run.first):
         token = tokens[number]
         text = clean(token.data.decode("utf-8", "replace").replace("\n", "↵").replace("\t", "⇥")) or "·"
-        shown.append(Chip(text, "control" if token.is_control else "prompt" if at < run.n_prompt else "answer"))
+        shown.append(TokenSpan(text, "control" if token.is_control else "prompt" if at < run.n_prompt else "answer"))
     return shown
 
 
@@ -115,7 +115,7 @@ def _embeddings(run: RunCollected, tokens: Mapping[int, Token]) -> tuple[Part, .
         if each.neighbours
     ]
     table = Table(("token", "nearest in the vocabulary"), tuple(rows), words=frozenset({1}))
-    return words, Paragraph(note, small=True), live("embeddings"), Folded("All tokens as a table", (table,))
+    return words, Paragraph(note, small=True), live("embeddings"), Details("All tokens as a table", (table,))
 
 
 def _lens(run: RunCollected, tokens: Mapping[int, Token]) -> tuple[Part, ...]:
@@ -124,7 +124,7 @@ def _lens(run: RunCollected, tokens: Mapping[int, Token]) -> tuple[Part, ...]:
         return (words,)
     names = [quoted(tokens[run.tokens[column.position]]) for column in run.lens]
     layers = zip(*(column.cells for column in run.lens), strict=True)
-    rows = [[Shade(quoted(tokens[cell.candidates[0]]), cell.probabilities[0]) for cell in cells] for cells in layers]
+    rows = [[HeatCell(quoted(tokens[cell.candidates[0]]), cell.probabilities[0]) for cell in cells] for cells in layers]
     note = "In each cell is the likeliest token, the stronger its colour the likelier. A click shows the others."
     return words, Paragraph(note, small=True), lens_grid(names, rows), live("lens")
 
@@ -142,12 +142,12 @@ def _attention(run: RunCollected, tokens: Mapping[int, Token]) -> tuple[Part, ..
     if run.first:
         note += " Tokens before these have no column, only a place in the tables."
     tables = [
-        Folded(f"{head_name(each).capitalize()} as a table", (_looks(run, each, tokens),)) for each in run.pictures
+        Details(f"{head_name(each).capitalize()} as a table", (_looks(run, each, tokens),)) for each in run.pictures
     ]
     return Paragraph(about_attention(run)), heads(drawn), Paragraph(note, small=True), live("attention"), *tables
 
 
-def _looks(run: RunCollected, picture: HeadPicture, tokens: Mapping[int, Token]) -> Table:
+def _looks(run: RunCollected, picture: HeadAttention, tokens: Mapping[int, Token]) -> Table:
     def name(position: int) -> str:
         return quoted(tokens[run.tokens[position]])
 
@@ -178,7 +178,7 @@ def _woken(run: RunCollected) -> tuple[Part, ...]:
     return Paragraph(EXPERTS), Paragraph(note, small=True), picture, live("experts")
 
 
-def _cache(found: AnswerExplained) -> tuple[Part, ...]:
+def _cache(found: ExplainedAnswer) -> tuple[Part, ...]:
     cache, n_tokens = found.cache, len(found.run.tokens)
     words = Paragraph(about_cache(cache, n_tokens))
     if not cache.layers:
@@ -191,7 +191,7 @@ def _cache(found: AnswerExplained) -> tuple[Part, ...]:
     return words, Tiles(tuple(pairs))
 
 
-def _time(found: AnswerExplained) -> tuple[Part, ...]:
+def _time(found: ExplainedAnswer) -> tuple[Part, ...]:
     rows = tuple(
         (
             Cell(phase.name),
@@ -207,7 +207,7 @@ def _time(found: AnswerExplained) -> tuple[Part, ...]:
     return Paragraph(TIME), table, *drawn
 
 
-def _layer_times(found: AnswerExplained) -> list[tuple[str, Sequence[float]]]:
+def _layer_times(found: ExplainedAnswer) -> list[tuple[str, Sequence[float]]]:
     return [(phase.name, phase.layers) for phase in phases(found) if any(phase.layers)]
 
 
@@ -229,7 +229,7 @@ def _sampling(sampling: SamplingParams) -> tuple[Part, ...]:
 
 
 def _data(
-    found: AnswerExplained, sampling: SamplingParams, tokens: Mapping[int, Token], trees: Sequence[Any]
+    found: ExplainedAnswer, sampling: SamplingParams, tokens: Mapping[int, Token], trees: Sequence[Any]
 ) -> dict[str, Any]:
     """See explain.js, which shows it; places are those among the watched positions."""
     run = found.run

@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from llmrun.bench.results import Limit
-from llmrun.insight.explain import AnswerExplained, CacheUse
+from llmrun.insight.explain import CacheUse, ExplainedAnswer
 from llmrun.insight.tokens import Token
-from llmrun.protocol.jobs.explain import EmbeddingPlane, HeadPicture, LensColumn, RunCollected
+from llmrun.protocol.jobs.explain import EmbeddingPlane, HeadAttention, LensColumn, RunCollected
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.sanitize import clean
@@ -108,7 +108,7 @@ def about_attention(run: RunCollected) -> str:
     )
 
 
-def head_name(picture: HeadPicture) -> str:
+def head_name(picture: HeadAttention) -> str:
     """Which head it is."""
     return f"layer {picture.layer + 1}, head {picture.head + 1}"
 
@@ -162,7 +162,7 @@ class TimedPhase(NamedTuple):
         return f"{self.speed / self.limit.tokens_per_second:.0%} of {self.limit.binds}" if self.limit else ""
 
 
-def phases(found: AnswerExplained) -> tuple[TimedPhase, ...]:
+def phases(found: ExplainedAnswer) -> tuple[TimedPhase, ...]:
     """Prefill and decode, where they were timed."""
     run = found.run
     prefill = tuple(layer.prefill_seconds for layer in run.layers)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrun.planning.estimate import AtContext, Outlook
+from llmrun.planning.estimate import ContextEstimate, QuantEstimate
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.split import described
 from llmrun.protocol.sizes import readable_size
@@ -16,7 +16,7 @@ from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
 
-def show_outlooks(output: Output, rows: Sequence[Outlook], hardware: Hardware, why: str = "") -> None:
+def show_estimates(output: Output, rows: Sequence[QuantEstimate], hardware: Hardware, why: str = "") -> None:
     """One line for each quantization on stdout, what it is compared with on stderr.
 
     Args:
@@ -45,7 +45,7 @@ def show_outlooks(output: Output, rows: Sequence[Outlook], hardware: Hardware, w
         output.note("none of them fits: `llmrun list --all` shows smaller models")
 
 
-def _note_network(output: Output, row: Outlook) -> None:
+def _note_network(output: Output, row: QuantEstimate) -> None:
     for note in row.notes:
         output.note(note)
     cost = row.network
@@ -60,7 +60,7 @@ def context_name(n_ctx: int) -> str:
     return f"{n_ctx // 1024}k" if n_ctx % 1024 == 0 else f"{n_ctx:,}"
 
 
-def _cells(row: Outlook) -> list[str]:
+def _cells(row: QuantEstimate) -> list[str]:
     return [
         row.quant,
         readable_size(row.n_bytes),
@@ -72,12 +72,12 @@ def _cells(row: Outlook) -> list[str]:
     ]
 
 
-def _needed(at: AtContext) -> str:
+def _needed(at: ContextEstimate) -> str:
     text = readable_size(at.needed_bytes)
     return text if at.fits else f"({text})"
 
 
-def _decode(row: Outlook) -> str:
+def _decode(row: QuantEstimate) -> str:
     """At the start of a conversation, and at the end of the largest context that fits."""
     if row.decode_rate is None:
         return ""
@@ -87,7 +87,7 @@ def _decode(row: Outlook) -> str:
     return f"{row.decode_rate:,.1f} → {rate(ends[-1])}"
 
 
-def _verdict(row: Outlook) -> str:
+def _verdict(row: QuantEstimate) -> str:
     gpu = next((at for at in row.contexts if at.fits and at.vram_bytes), None)
     where = ""
     if gpu is not None:

@@ -17,7 +17,7 @@ from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.progress import Pace, time_left
 
 if TYPE_CHECKING:
-    from llmrun.quantize.job import Done, Preview
+    from llmrun.quantize.job import Preview, QuantizedFile
 
 _STEPS = 10_000  # of a whole, for Pace, which counts
 _LAST = "checking"
@@ -85,7 +85,7 @@ def show_preview(output: Output, preview: Preview, kind: str, target: str) -> No
     )
 
 
-def show_done(output: Output, done: Done, extra: Mapping[str, Any] | None = None) -> None:
+def show_done(output: Output, done: QuantizedFile, extra: Mapping[str, Any] | None = None) -> None:
     """What came out.
 
     Args:

@@ -6,8 +6,8 @@ from llmrun.protocol.sizes import readable_size
 from llmrun.quantize.report.card import Card, CardRow, iso_time
 from llmrun.quantize.report.verdict import beaten_by, front, praise, recommended
 from llmrun.ui.html.markup import Markup
-from llmrun.ui.html.page import Cell, FactList, PageFigure, Paragraph, Part, Section, Table, Tiles, page
-from llmrun.ui.html.plot_frame import PlotAxis
+from llmrun.ui.html.page import Cell, FactList, Figure, Paragraph, Part, Section, Table, Tiles, page
+from llmrun.ui.html.plot_frame import Axis
 from llmrun.ui.html.plots import Bar, Dot, bar_chart, dot_chart
 from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.views.machine_facts import machine_facts
@@ -35,7 +35,7 @@ def _first(card: Card) -> list[Part]:
     if best is not None and source is not None:
         parts.append(_tiles(best, source))
     if any(row.quality.kld is not None and row.n_bytes for row in card.rows):
-        parts.append(PageFigure(_chart(card), _caption(card)))
+        parts.append(Figure(_chart(card), _caption(card)))
     if not card.is_complete:
         parts.append(Paragraph("The report was stopped before its end: what has a dash was not measured."))
     return parts
@@ -78,8 +78,8 @@ def _chart(card: Card) -> Markup:
         )
         for row in rows
     ]
-    y = PlotAxis("KL divergence from the source, in nats: lower is better")
-    return dot_chart(dots, PlotAxis("size", unit), y, "Size, quality and speed")
+    y = Axis("KL divergence from the source, in nats: lower is better")
+    return dot_chart(dots, Axis("size", unit), y, "Size, quality and speed")
 
 
 def _note(row: CardRow) -> str:
@@ -134,7 +134,7 @@ def _speeds(card: Card) -> list[Part]:
             if speed.median is not None
         ]
         if bars:
-            parts.append(PageFigure(bar_chart(bars, PlotAxis("", "t/s"), words)))
+            parts.append(Figure(bar_chart(bars, Axis("", "t/s"), words)))
     if parts:
         parts.append(Paragraph("Bars are medians; whiskers and dots are the single rounds.", small=True))
     return parts

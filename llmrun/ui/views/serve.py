@@ -18,7 +18,7 @@ from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.terminal.tables import Column, show_table
 
 if TYPE_CHECKING:
-    from llmrun.server.app import Served
+    from llmrun.server.app import AccessRecord
 
 _CLEAR = "\r\x1b[K"
 _REDRAW_SECONDS = 0.5
@@ -94,7 +94,7 @@ class ServeView:
             self._clear()
             self._output.note(text)
 
-    def served(self, request: Served) -> None:
+    def served(self, request: AccessRecord) -> None:
         """A request was answered: a line of the log; beside the live line only what went wrong."""
         if self._log_json:
             facts = {"time": round(self._wall_clock(), 3), **request._asdict(), **request.facts}
@@ -151,7 +151,7 @@ def _short(seconds: float) -> str:
     return f"{1000 * seconds:.{1 if seconds < 0.01 else 0}f}"
 
 
-def log_line(request: Served) -> str:
+def log_line(request: AccessRecord) -> str:
     """E.g. "127.0.0.1 POST /v1/chat/completions 200 in 1.20 s: smollm2, 32 + 10 tokens, 31 cached, stop"."""
     facts = request.facts
     told = [str(facts["model"])] if "model" in facts else []

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Any
 
 from llmrun.bench.statistics import Verdict
-from llmrun.bench.tune.paired import Ratio
+from llmrun.bench.tune.ratios import Ratio
 from llmrun.bench.tune.run import TuneOutcome
-from llmrun.bench.tune.search import Compared, SearchResult, Step, Tried
-from llmrun.planning.tuned import Profile, Tuned
+from llmrun.bench.tune.search import Improvement, SearchResult, Step, Trial
+from llmrun.planning.tuned import Profile, TunedSettings
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.speculation import StepTime
 from llmrun.ui.terminal.cells import cut
@@ -42,7 +42,7 @@ class TuneView:
 
     def show(self, step: Step) -> None:
         """The next step."""
-        if not isinstance(step, Tried):
+        if not isinstance(step, Trial):
             self._show_status(f"{step.seconds:3.0f} of {self._budget:g} s: {step.what}")
         elif step.verdict in ("no time", "busy"):
             self._skipped[step.verdict].append(step.change)
@@ -74,7 +74,7 @@ class TuneView:
                 self._output.note(f"{why}: {changes}")
 
 
-def line_of(tried: Tried) -> str:
+def line_of(tried: Trial) -> str:
     """E.g. "repack off                      prefill  ×1.63 (1.58 to 1.69)  faster"."""
     goal = f"{tried.goal} at {tried.depth:,} tokens" if tried.depth else tried.goal
     return f"{tried.change:<34}{goal:<24}{times(tried.ratio) if tried.ratio else '':<24}{tried.verdict}".rstrip()
@@ -87,7 +87,7 @@ def times(ratio: Ratio | Verdict) -> str:
 
 
 def show_outcome(
-    output: Output, name: str, outcome: TuneOutcome, kept: Tuned | None, steps: Sequence[StepTime] = ()
+    output: Output, name: str, outcome: TuneOutcome, kept: TunedSettings | None, steps: Sequence[StepTime] = ()
 ) -> None:
     """Default and tuned settings side by side on stdout, and the gain; what to make of it on stderr.
 
@@ -144,7 +144,7 @@ def _default_cells(profile: Profile) -> list[str]:
     return ["default", seconds(profile.load_seconds), *rates]
 
 
-def _cells(compared: Compared, default: Profile) -> list[str]:
+def _cells(compared: Improvement, default: Profile) -> list[str]:
     prefill, decode = compared.prefill, compared.decode
     return [
         ", ".join(compared.profile.settings.changes(default.settings)),

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from llmrun.bench.tune.measure import RealMachine
+from llmrun.bench.tune.measure import EngineBackend
 from llmrun.errors import EngineCrashedError
 from llmrun.planning.settings import EngineSettings
-from llmrun.protocol.jobs.bench import Bench, Benched, BenchModel, BenchTest, Repetition
+from llmrun.protocol.jobs.bench import Bench, BenchModel, BenchResult, BenchTest, Repetition
 from llmrun.protocol.loading import Load
 
 MODEL = BenchModel("tiny", 1, 1, 1, 1, "", "", "CPU", "", "")
@@ -30,25 +30,25 @@ class FakeRunner:
         self.closed = False
         FakeRunner.started.append(self)
 
-    def do(self, kind: Any, command: Bench) -> Benched:
+    def do(self, kind: Any, command: Bench) -> BenchResult:
         if command.load.n_ubatch == 13:
             raise EngineCrashedError("the engine died")
         self.commands.append(command)
-        return Benched(MODEL, (Repetition(2_000_000_000),) * command.repetitions, 500_000_000, None)
+        return BenchResult(MODEL, (Repetition(2_000_000_000),) * command.repetitions, 500_000_000, None)
 
     def close(self) -> None:
         self.closed = True
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> RealMachine:
+def machine(monkeypatch: pytest.MonkeyPatch) -> EngineBackend:
     FakeRunner.started = []
     monkeypatch.setattr("llmrun.bench.tune.measure.launch", lambda environment: environment)
     monkeypatch.setattr("llmrun.bench.tune.measure.Runner", FakeRunner)
-    return RealMachine(Load("/model.gguf", n_ctx=512, n_ctx_start=512, threads=2), room=2 << 30, each=1 << 30)
+    return EngineBackend(Load("/model.gguf", n_ctx=512, n_ctx_start=512, threads=2), room=2 << 30, each=1 << 30)
 
 
-def test_rates(machine: RealMachine) -> None:
+def test_rates(machine: EngineBackend) -> None:
     assert machine.rates(DEFAULT, DECODE, 3) == (4.0, 4.0, 4.0)
     assert machine.load_seconds(DEFAULT) == 0.5
     warming, measuring = FakeRunner.started[0].commands
@@ -58,7 +58,7 @@ def test_rates(machine: RealMachine) -> None:
     assert not FakeRunner.started[0].commands[-1].warm_up  # a second prompt would cost as much as the first
 
 
-def test_one_engine_does_for_what_needs_no_loading(machine: RealMachine) -> None:
+def test_one_engine_does_for_what_needs_no_loading(machine: EngineBackend) -> None:
     for settings in (DEFAULT, replace(DEFAULT, threads=1), replace(DEFAULT, threads_batch=1, n_ubatch=128)):
         machine.rates(settings, DECODE, 1)
     (engine,) = FakeRunner.started
@@ -66,7 +66,7 @@ def test_one_engine_does_for_what_needs_no_loading(machine: RealMachine) -> None
     assert engine.commands[-1].load.n_ubatch == 128
 
 
-def test_engines_are_kept_apart_and_closed_when_there_is_no_room(machine: RealMachine) -> None:
+def test_engines_are_kept_apart_and_closed_when_there_is_no_room(machine: EngineBackend) -> None:
     others = [replace(DEFAULT, repack=False), replace(DEFAULT, huge_pages=True, spins=0)]
     for settings in (DEFAULT, others[0], DEFAULT, others[1]):
         machine.rates(settings, DECODE, 1)
@@ -77,7 +77,7 @@ def test_engines_are_kept_apart_and_closed_when_there_is_no_room(machine: RealMa
     assert all(engine.closed for engine in FakeRunner.started)
 
 
-def test_a_depth_is_prefilled_once(machine: RealMachine) -> None:
+def test_a_depth_is_prefilled_once(machine: EngineBackend) -> None:
     assert machine.pending(DEFAULT, 256) == (True, True)
     machine.rates(DEFAULT, replace(DECODE, n_depth=256), 1)
     assert machine.pending(replace(DEFAULT, threads=1), 256) == (False, False)
@@ -85,7 +85,7 @@ def test_a_depth_is_prefilled_once(machine: RealMachine) -> None:
     assert machine.pending(DEFAULT, 0) == (False, False)
 
 
-def test_an_engine_that_died_is_replaced(machine: RealMachine) -> None:
+def test_an_engine_that_died_is_replaced(machine: EngineBackend) -> None:
     with pytest.raises(EngineCrashedError):
         machine.rates(replace(DEFAULT, n_ubatch=13), DECODE, 1)
     assert FakeRunner.started[0].closed

@@ -9,8 +9,8 @@ import pytest
 from support.simulated_machines import SimulatedMachine, all_settings
 
 from llmrun.bench.tune.axes import DECODE, PREFILL, Axis
-from llmrun.bench.tune.paired import Scatter, center
-from llmrun.bench.tune.search import SearchResult, Step, Tried, search
+from llmrun.bench.tune.ratios import Scatter, center
+from llmrun.bench.tune.search import SearchResult, Step, Trial, search
 from llmrun.errors import EngineCrashedError, UsageError
 from llmrun.planning.settings import EngineSettings
 from llmrun.protocol.jobs.bench import BenchTest
@@ -126,7 +126,7 @@ def test_depth_can_be_given(depth: int) -> None:
     machine = SimulatedMachine(2)
     steps: list[Step] = []
     search(machine, default_of(machine), [FLASH_ATTENTION], depth=depth, on_step=steps.append)
-    assert {step.depth for step in steps if isinstance(step, Tried)} == {depth}
+    assert {step.depth for step in steps if isinstance(step, Trial)} == {depth}
 
 
 def test_a_setting_that_crashes_is_passed_over() -> None:

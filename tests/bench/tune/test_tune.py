@@ -17,15 +17,15 @@ from llmrun.bench.results import BenchWarning
 from llmrun.bench.statistics import Verdict
 from llmrun.bench.tune.axes import _memory_axes, axes_for, thread_counts
 from llmrun.bench.tune.run import TuneOutcome, keep, measure_steps
-from llmrun.bench.tune.search import Compared, SearchResult, Tried, Trying
+from llmrun.bench.tune.search import Improvement, SearchResult, Trial, TuneProgress
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
-from llmrun.model.preparing import A_CHAT, prepare
+from llmrun.model.load_plan import A_CHAT, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.settings import EngineSettings
-from llmrun.planning.tuned import Profile, Tuned, choose, forget, remember, remembered, summaries
+from llmrun.planning.tuned import Profile, TunedSettings, choose, forget, remember, remembered, summaries
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.loading import Load
 from llmrun.runner.launch import launch
@@ -37,7 +37,7 @@ GIB = 1 << 30
 MACHINE = Hardware("Some CPU", ("avx2", "avx512f"), 4, 8, None, 16 * GIB, 12 * GIB)
 DEFAULT = EngineSettings(4, 4)
 FAST_START = Profile(replace(DEFAULT, repack=False), 0.2, 200.0, 36.0)
-TUNED = Tuned(
+TUNED = TunedSettings(
     Profile(DEFAULT, 1.0, 120.0, 40.0),
     (FAST_START, Profile(replace(DEFAULT, threads=3, huge_pages=True), 1.0, 120.0, 44.0)),
     512,
@@ -88,7 +88,7 @@ def test_another_build_of_llama_cpp_has_its_own(
     header: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remember(TUNED, header, MACHINE, tmp_path)
-    monkeypatch.setattr("llmrun.planning.kept._build", lambda: [["libllama.so", 1, 2]])
+    monkeypatch.setattr("llmrun.planning.measurement_cache._build", lambda: [["libllama.so", 1, 2]])
     assert remembered(header, MACHINE, tmp_path) is None
 
 
@@ -236,7 +236,7 @@ def test_huge_pages_are_tried_where_linux_gives_them(
 
 def outcome(**changes: Any) -> TuneOutcome:
     verdict = Verdict("faster", 1.67, 1.6, 1.74, (8, 8), True)
-    compared = tuple(Compared(profile, verdict, verdict) for profile in TUNED.others)
+    compared = tuple(Improvement(profile, verdict, verdict) for profile in TUNED.others)
     found = SearchResult(TUNED, compared, (), (), BenchTest(n_prompt=256), BenchTest(n_gen=16, n_depth=512), 42.0)
     return TuneOutcome(replace(found, **changes), (BenchWarning("load", "other programs used 1.5 of 2 cores"),))
 
@@ -274,7 +274,7 @@ def test_what_can_change_a_greedy_answer_is_said() -> None:
 def test_defaults_that_are_best_are_said_to_be() -> None:
     out, stdout, stderr = output()
     unsure = (
-        Compared(FAST_START, Verdict("noisy", 1.1, 0.8, 1.4, (3, 3), True), Verdict("same", 1, 1, 1, (3, 3), True)),
+        Improvement(FAST_START, Verdict("noisy", 1.1, 0.8, 1.4, (3, 3), True), Verdict("same", 1, 1, 1, (3, 3), True)),
     )
     nothing = replace(TUNED, others=())
     show_outcome(out, "tiny", outcome(tuned=nothing, compared=(), unsure=unsure), nothing)
@@ -293,10 +293,10 @@ def test_json() -> None:
 def test_steps_are_lines_and_what_was_left_out_is_said() -> None:
     out, stdout, stderr = output()
     with TuneView(out, 30) as view:
-        view.show(Trying("repack off (prefill)", 3.0))
-        view.show(Tried("repack off", "prefill", "failed"))
-        view.show(Tried("ubatch 128", "prefill", "no time"))
-        view.show(Tried("2 threads", "decode", "busy"))
+        view.show(TuneProgress("repack off (prefill)", 3.0))
+        view.show(Trial("repack off", "prefill", "failed"))
+        view.show(Trial("ubatch 128", "prefill", "no time"))
+        view.show(Trial("2 threads", "decode", "busy"))
     lines = stderr.getvalue().splitlines()
     assert lines[1].split() == ["repack", "off", "prefill", "failed"]
     assert lines[2:] == [
@@ -304,4 +304,4 @@ def test_steps_are_lines_and_what_was_left_out_is_said() -> None:
         "not tried while other programs compute, which changes what is best: 2 threads",
     ]
     assert stdout.getvalue() == ""
-    assert "at 512 tokens" in line_of(Tried("repack off", "decode", "slower", None, 512))
+    assert "at 512 tokens" in line_of(Trial("repack off", "decode", "slower", None, 512))

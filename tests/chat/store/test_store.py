@@ -21,10 +21,10 @@ from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.export import export, format_for, read_json
 from llmrun.chat.store.rows import name_from
 from llmrun.chat.store.store import Sessions, folder_in
-from llmrun.chat.store.turns import SUMMARY, Answer, Departure, Question, TurnEntry, in_window
+from llmrun.chat.store.turns import SUMMARY, Answer, Question, Truncation, TurnEntry, in_window
 from llmrun.chat.truncation import SUMMARY_QUESTION
 from llmrun.errors import DiskFullError, LlmrunError, ResourceError, UsageError
-from llmrun.models.used import ModelUsed
+from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.protocol.messages import Message, Stats
 from llmrun.protocol.params import Limits, SamplingParams
 
@@ -34,7 +34,7 @@ FULL = Answer(
     "Rayleigh scattering.",
     "The user asks about light.",
     "length",
-    ModelUsed("smollm2", "ab" * 32, "/models/s.gguf", 91_000_000, 1_700_000_000.5),
+    ModelFingerprint("smollm2", "ab" * 32, "/models/s.gguf", 91_000_000, 1_700_000_000.5),
     SamplingParams(
         seed=7,
         temperature=0.3,
@@ -45,7 +45,7 @@ FULL = Answer(
     ),
     Limits(100, ("\n\n",), ("as an AI",)),
     Stats(31, 20, 0.5, 8, 1.5, 0.25, 0.01, 0.02, 39, 2048, 1e-5, 7, 1),
-    (Departure("summarize", (1, 3), 500, "They talked."), Departure("roll", (5,), 20)),
+    (Truncation("summarize", (1, 3), 500, "They talked."), Truncation("roll", (5,), 20)),
 )
 
 
@@ -91,7 +91,7 @@ def test_a_chat_is_saved_with_its_first_turn_and_named_by_it(sessions: Sessions)
 
 def test_a_question_is_saved_before_its_answer(sessions: Sessions, tmp_path: Path) -> None:
     talk = sessions.new()
-    add_turn(talk, Question("a"), Answer("A", model=ModelUsed("smollm2")))
+    add_turn(talk, Question("a"), Answer("A", model=ModelFingerprint("smollm2")))
     talk.add_question(Question("b"))
     with Sessions(tmp_path / "kept") as again:
         assert (again.find().turns, again.find().model) == (2, "smollm2")
@@ -367,7 +367,7 @@ def test_a_released_chat_is_free_for_others(sessions: Sessions, tmp_path: Path) 
 def test_copy_has_everything_under_new_ids(sessions: Sessions) -> None:
     talk = sessions.new("one", system="S")
     ask(talk, "a", "b")
-    talk.add_answer(replace(FULL, departures=(Departure("roll", (talk.entries[0].id, SUMMARY), 9),)))
+    talk.add_answer(replace(FULL, departures=(Truncation("roll", (talk.entries[0].id, SUMMARY), 9),)))
     talk.make_branch("side")
     copy = sessions.copy("one", "two")
     old, new = sessions.tree("one"), sessions.tree("two")
@@ -376,13 +376,13 @@ def test_copy_has_everything_under_new_ids(sessions: Sessions) -> None:
     assert (copy.system, copy.branch, sorted(new.branches)) == ("S", "side", ["main", "side"])
     answer = copy.last_answer
     assert answer is not None
-    assert answer.departures == (Departure("roll", (new.entries[0].id, SUMMARY), 9),)
+    assert answer.departures == (Truncation("roll", (new.entries[0].id, SUMMARY), 9),)
 
 
 # ---- the window ------------------------------------------------------------------------------------
 
 
-def path_of(*departures: tuple[Departure, ...]) -> list[TurnEntry]:
+def path_of(*departures: tuple[Truncation, ...]) -> list[TurnEntry]:
     """One turn for each, questions' ids 1, 3, 5, ..."""
     path = []
     for number, gone in enumerate(departures):
@@ -393,7 +393,7 @@ def path_of(*departures: tuple[Departure, ...]) -> list[TurnEntry]:
 
 
 def test_what_left_the_window_stays_out_of_it() -> None:
-    path = path_of((), (), (), (Departure("roll", (1, 3), 9),), (Departure("middle", (5,), 9),))
+    path = path_of((), (), (), (Truncation("roll", (1, 3), 9),), (Truncation("middle", (5,), 9),))
     assert [turn.question for turn in in_window(path[:6])] == [1, 3, 5]
     assert [turn.question for turn in in_window(path[:8])] == [5, 7]
     turns = in_window(path)
@@ -402,8 +402,8 @@ def test_what_left_the_window_stays_out_of_it() -> None:
 
 
 def test_a_summary_stands_in_place_of_what_it_condensed() -> None:
-    first, second = Departure("summarize", (3, 5), 9, "One."), Departure("summarize", (SUMMARY, 7), 9, "Two.")
-    path = path_of((), (), (), (), (first,), (second,), (Departure("roll", (SUMMARY,), 3),))
+    first, second = Truncation("summarize", (3, 5), 9, "One."), Truncation("summarize", (SUMMARY, 7), 9, "Two.")
+    path = path_of((), (), (), (), (first,), (second,), (Truncation("roll", (SUMMARY,), 3),))
     assert [turn.question for turn in in_window(path[:10])] == [1, SUMMARY, 7, 9]
     summary = in_window(path[:12])[1]
     assert (summary.question, summary.number) == (SUMMARY, 0)
@@ -414,7 +414,7 @@ def test_a_summary_stands_in_place_of_what_it_condensed() -> None:
 def test_undo_brings_back_what_left(sessions: Sessions) -> None:
     talk = sessions.new(system="S")
     ask(talk, "a", "b")
-    add_turn(talk, Question("c"), Answer("C", departures=(Departure("roll", (talk.entries[0].id,), 5),)))
+    add_turn(talk, Question("c"), Answer("C", departures=(Truncation("roll", (talk.entries[0].id,), 5),)))
     assert [m.content for m in talk.messages()] == ["S", "b", "B", "c", "C"]
     talk.undo()
     assert [m.content for m in talk.messages()] == ["S", "a", "A", "b", "B"]
@@ -425,7 +425,7 @@ def test_undo_brings_back_what_left(sessions: Sessions) -> None:
 
 def test_json_export_comes_back_whole(sessions: Sessions) -> None:
     talk = sessions.new("one", system="S")
-    add_turn(talk, Question("F\nq", "q"), replace(FULL, departures=(Departure("roll", (1,), 9),)))
+    add_turn(talk, Question("F\nq", "q"), replace(FULL, departures=(Truncation("roll", (1,), 9),)))
     ask(talk, "b")
     talk.add_answer(Answer("B2"))
     talk.make_branch("side")

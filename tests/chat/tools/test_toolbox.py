@@ -16,7 +16,7 @@ import pytest
 from support.installed import eventually, gone
 
 from llmrun.chat.tools import guard, source
-from llmrun.chat.tools.source import STOPPED, Called
+from llmrun.chat.tools.source import STOPPED, CallResult
 from llmrun.chat.tools.toolbox import Toolbox
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import ToolCall
@@ -127,7 +127,7 @@ def made(*names: str, seconds: float = LONG) -> Toolbox:
     return toolbox
 
 
-def call(toolbox: Toolbox, name: str, **arguments: Any) -> Called:
+def call(toolbox: Toolbox, name: str, **arguments: Any) -> CallResult:
     return toolbox.call(ToolCall("id", name, json.dumps(arguments)))
 
 
@@ -166,37 +166,37 @@ def served(folder: Path) -> Iterator[Toolbox]:
 
 
 def test_functions_keep_what_they_know(toolbox: Toolbox, folder: Path) -> None:
-    assert call(toolbox, "keep", text="a") == Called('["a"]')
-    assert call(toolbox, "keep", text="b") == Called('["a","b"]')
-    assert call(toolbox, "where") == Called(str(folder))
+    assert call(toolbox, "keep", text="a") == CallResult('["a"]')
+    assert call(toolbox, "keep", text="b") == CallResult('["a","b"]')
+    assert call(toolbox, "where") == CallResult(str(folder))
     assert "EOF" in call(toolbox, "ask").text
 
 
 def test_a_crash_is_a_result_and_the_next_call_starts_anew(toolbox: Toolbox) -> None:
-    assert call(toolbox, "crash") == Called(f"its process ended with status {-signal.SIGABRT}", failed=True)
-    assert call(toolbox, "keep", text="a") == Called('["a"]')
+    assert call(toolbox, "crash") == CallResult(f"its process ended with status {-signal.SIGABRT}", failed=True)
+    assert call(toolbox, "keep", text="a") == CallResult('["a"]')
 
 
 def test_what_a_function_writes_to_the_pipe_is_no_answer(toolbox: Toolbox) -> None:
-    assert call(toolbox, "garble") == Called("its process sent garbage", failed=True)
-    assert call(toolbox, "keep", text="a") == Called('["a"]')
+    assert call(toolbox, "garble") == CallResult("its process sent garbage", failed=True)
+    assert call(toolbox, "keep", text="a") == CallResult('["a"]')
 
 
 def test_what_a_function_writes_to_the_pipe_answers_no_later_call(toolbox: Toolbox) -> None:
-    assert call(toolbox, "forge") == Called("ok")
+    assert call(toolbox, "forge") == CallResult("ok")
     for number in range(1, 21):
-        assert call(toolbox, "keep", text="a") == Called(json.dumps(["a"] * number, separators=(",", ":")))
+        assert call(toolbox, "keep", text="a") == CallResult(json.dumps(["a"] * number, separators=(",", ":")))
 
 
 def test_a_process_that_a_function_forks_has_no_end_of_the_pipe(toolbox: Toolbox) -> None:
-    assert call(toolbox, "inherited") == Called("[]")
+    assert call(toolbox, "inherited") == CallResult("[]")
 
 
 @pytest.mark.skipif(not guard.is_possible(), reason="needs Linux 5.3")
 @pytest.mark.parametrize("last", ["close", "crash"])
 def test_what_left_the_session_ends_too(folder: Path, last: str) -> None:
     with made("mine.py") as toolbox:
-        assert call(toolbox, "daemonize") == Called("null")
+        assert call(toolbox, "daemonize") == CallResult("null")
         (pid,) = pids(folder)
         assert not ended(pid)
         if last == "crash":
@@ -207,7 +207,7 @@ def test_what_left_the_session_ends_too(folder: Path, last: str) -> None:
 
 def test_a_function_that_hangs_is_ended_with_all_it_started(folder: Path) -> None:
     with made("mine.py", seconds=3) as toolbox:
-        assert call(toolbox, "hang") == Called("it took longer than 3 seconds and was stopped", failed=True)
+        assert call(toolbox, "hang") == CallResult("it took longer than 3 seconds and was stopped", failed=True)
     for pid in pids(folder):
         assert eventually(lambda pid=pid: ended(pid), LONG)
 
@@ -217,27 +217,27 @@ def test_a_call_is_cancelled(kind: str, folder: Path, request: pytest.FixtureReq
     toolbox = request.getfixturevalue(kind)
     canceller = threading.Thread(target=lambda: (pids(folder), toolbox.cancel()))
     canceller.start()
-    assert call(toolbox, "hang" if kind == "toolbox" else "wait") == Called(STOPPED, failed=True)
+    assert call(toolbox, "hang" if kind == "toolbox" else "wait") == CallResult(STOPPED, failed=True)
     canceller.join()
     (pid, *_) = pids(folder)
     assert not ended(pid) if kind == "served" else eventually(lambda: ended(pid), LONG)
 
 
 def test_an_unknown_tool(toolbox: Toolbox) -> None:
-    assert call(toolbox, "nothing") == Called("there is no tool nothing", failed=True)
+    assert call(toolbox, "nothing") == CallResult("there is no tool nothing", failed=True)
 
 
 @pytest.mark.parametrize("arguments", ["", "{", '{"text": ' + "[" * 100_000 + "]" * 100_000 + "}"], ids=len)
 def test_arguments_that_are_not_json(toolbox: Toolbox, arguments: str) -> None:
-    assert toolbox.call(ToolCall("id", "keep", arguments)) == Called("its arguments are not JSON", failed=True)
+    assert toolbox.call(ToolCall("id", "keep", arguments)) == CallResult("its arguments are not JSON", failed=True)
 
 
 def test_a_server(served: Toolbox) -> None:
-    assert call(served, "add", a=1, b=2) == Called("3")
+    assert call(served, "add", a=1, b=2) == CallResult("3")
     assert call(served, "fail").failed
     assert call(served, "add", a="x").failed
     assert call(served, "die").failed
-    assert call(served, "add", a=3, b=4) == Called("7")
+    assert call(served, "add", a=3, b=4) == CallResult("7")
 
 
 @pytest.mark.parametrize(("name", "tool"), [("mine.py", "hang"), ("mcp:PYTHON server.py", "wait")])
@@ -298,4 +298,4 @@ def test_nothing_in_the_users_folder_shadows_a_module(folder: Path) -> None:
     (folder / "elsewhere").mkdir()
     (folder / "server.py").rename(folder / "elsewhere" / "server.py")
     with made(f"mcp:{sys.executable} elsewhere/server.py") as toolbox:
-        assert call(toolbox, "add", a=1, b=2) == Called("3")
+        assert call(toolbox, "add", a=1, b=2) == CallResult("3")

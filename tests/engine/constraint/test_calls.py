@@ -12,9 +12,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from llmrun.engine.constraint.calls import UntilCall, arguments_schema, compile_calls
+from llmrun.engine.constraint.calls import ToolCallConstraint, arguments_schema, compile_calls
 from llmrun.engine.constraint.matcher import Constraint, compile_lark
-from llmrun.engine.prompt.thinking import Thoughts
+from llmrun.engine.prompt.thinking import ReasoningTracker
 from llmrun.errors import BadGrammarError, UsageError
 from llmrun.grammar import read_grammar, read_json_schema
 from llmrun.protocol.messages import AnswerRequest, Tool
@@ -137,9 +137,9 @@ def test_several_calls_only_where_they_may_be_parallel(syntax: Syntax, parallel:
     assert (END in allowed(constraint)) is (not syntax.end)
 
 
-def begin(syntax: Syntax, *, thinking: bool = False, inside: bool = False) -> UntilCall:
-    thoughts = Thoughts.begin(TAGS, inside=inside) if thinking else None
-    return UntilCall(compile_calls(ASKED, syntax, VOCABULARY, SHOWN), VOCABULARY, syntax, thoughts)
+def begin(syntax: Syntax, *, thinking: bool = False, inside: bool = False) -> ToolCallConstraint:
+    thoughts = ReasoningTracker.begin(TAGS, inside=inside) if thinking else None
+    return ToolCallConstraint(compile_calls(ASKED, syntax, VOCABULARY, SHOWN), VOCABULARY, syntax, thoughts)
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES)

@@ -14,7 +14,7 @@ from llmrun._native import SuffixAutomaton
 from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.sequence import Extras
-from llmrun.engine.llama.base import Aborted, DecodeError, NoRoom
+from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError
 from llmrun.protocol.messages import Finished
 from llmrun.protocol.speculation import Speculation, StepTime
 
@@ -104,7 +104,9 @@ def breaking(context: FakeContext, draws: random.Random):  # type: ignore[no-unt
 
     def before_decode(call: int) -> None:
         if draws.random() < 0.2:
-            context.faults[call] = draws.choice((Aborted(), Aborted(), NoRoom(), NoRoom(), DecodeError("it failed")))
+            context.faults[call] = draws.choice(
+                (Aborted(), Aborted(), CacheFull(), CacheFull(), DecodeError("it failed"))
+            )
 
     return before_decode
 

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from llmrun.engine.core.gate import Gate, Step
+from llmrun.engine.core.gate import Gate, StepShape
 from llmrun.protocol.speculation import Speculation, StepTime, StepTimes
 
-ALONE = Step(rows=1, drawn=1, depth=0)
+ALONE = StepShape(rows=1, drawn=1, depth=0)
 CHEAP = tuple(StepTime(width, 0, seconds) for width, seconds in ((1, 1.0), (4, 1.2), (8, 1.4), (16, 1.8)))
 LINEAR = tuple(StepTime(width, 0, float(width)) for width in (1, 4, 8, 16))
 
@@ -42,8 +42,8 @@ def test_a_deeper_step_is_never_expected_to_be_faster() -> None:
 )
 def test_without_times_the_batch_is_as_wide_as_kernels_like_it(most: int, rows: int, expected: int) -> None:
     gate = Gate(Speculation(most))
-    assert gate.choose(1, 100, Step(rows, 1, 0)).length == expected
-    assert Gate(Speculation(100)).choose(1, most, Step(rows, 1, 0)).length == expected
+    assert gate.choose(1, 100, StepShape(rows, 1, 0)).length == expected
+    assert Gate(Speculation(100)).choose(1, most, StepShape(rows, 1, 0)).length == expected
 
 
 def test_the_best_measured_width_is_chosen() -> None:
@@ -66,7 +66,7 @@ def test_depth_decides_too() -> None:
 
 
 def test_a_draft_has_to_pay_for_all_who_wait_for_it() -> None:
-    crowd = Step(rows=4, drawn=4, depth=0)
+    crowd = StepShape(rows=4, drawn=4, depth=0)
     assert sure().choose(5, 100, crowd).length == 12
     dear = (*CHEAP[:3], StepTime(16, 0, 9.0))
     assert sure(dear).choose(5, 100, crowd).length == 4

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections import Counter
 
-from llmrun.engine.core.room import Room
+from llmrun.engine.core.room import CellBudget
 
 
 class Cells:
@@ -41,7 +41,7 @@ class Cells:
 
 
 def test_what_is_shared_counts_once() -> None:
-    room = Room(100)
+    room = CellBudget(100)
     room.append(0, 60)
     room.share(0, 1, 40)
     assert room.used == 60
@@ -56,7 +56,7 @@ def test_what_is_shared_counts_once() -> None:
 def test_random_histories_against_the_twin() -> None:
     rng = random.Random(6)
     for _ in range(100):
-        room, twin = Room(10_000), Cells()
+        room, twin = CellBudget(10_000), Cells()
         for _ in range(60):
             slot, other = rng.sample(range(5), 2)
             length = len(twin.slots[slot])

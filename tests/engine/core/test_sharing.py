@@ -10,7 +10,7 @@ from support.fake_context import FakeContext, hashed
 
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.slots import Slots
-from llmrun.protocol.condition import Condition
+from llmrun.protocol.engine_status import EngineStatus
 from llmrun.protocol.messages import Finished, Started
 from llmrun.protocol.params import SamplingParams
 
@@ -175,13 +175,13 @@ def test_whose_prompt_is_known_best_gets_in_first_but_nobody_is_passed_over_for_
 
 def test_the_condition_is_that_of_this_moment() -> None:
     talk = Conversation(hashed, n_ctx=100, n_seq_max=2, n_cells=300, n_batch=64)
-    assert talk.engine.status(9, waiting=3) == Condition(9, waiting=3, cells=300)
+    assert talk.engine.status(9, waiting=3) == EngineStatus(9, waiting=3, cells=300)
     for request in range(3):
         talk.ask("s" * 70 + f"{request}?", SAMPLING, most=4, request=request)
-    conditions: list[Condition] = []
+    conditions: list[EngineStatus] = []
     talk.context.before_decode = lambda call: conditions.append(talk.engine.status(call))
     talk.run()
-    assert conditions[0] == Condition(0, running=1, waiting=2, cells=300, prefix_queries=72)
+    assert conditions[0] == EngineStatus(0, running=1, waiting=2, cells=300, prefix_queries=72)
     assert conditions[1]._replace(request=0) == conditions[0]._replace(cells_used=64, prefilled=64)
     assert conditions[2].cells_shared == 70
     assert (conditions[2].running, conditions[2].waiting) == (2, 1)

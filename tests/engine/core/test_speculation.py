@@ -18,7 +18,7 @@ from llmrun._native import SuffixAutomaton
 from llmrun.engine.constraint.matcher import compile_grammar
 from llmrun.engine.core.drafts import Drafter, Drafting
 from llmrun.engine.core.sequence import Extras
-from llmrun.engine.llama.base import Aborted, DecodeError, NoRoom
+from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError
 from llmrun.grammar import Grammar
 from llmrun.protocol.messages import Finished, Stats, TextDelta
 from llmrun.protocol.params import SamplingParams
@@ -142,7 +142,7 @@ def breaking(talk: Conversation, draws: random.Random) -> Callable[[int], None]:
 
     def before_decode(call: int) -> None:
         if sum(entry.wants_logits for entry in talk.context.calls[call]) > 1 and draws.random() < 0.3:
-            talk.context.faults[call] = draws.choice((Aborted(), NoRoom(), DecodeError("it failed")))
+            talk.context.faults[call] = draws.choice((Aborted(), CacheFull(), DecodeError("it failed")))
 
     return before_decode
 

@@ -9,7 +9,7 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import FakeContext, endless
 
-from llmrun.engine.llama.base import Aborted, DecodeError, NoRoom
+from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError
 from llmrun.protocol.speculation import StepTime
 
 
@@ -66,7 +66,7 @@ def test_widths_that_the_context_does_not_give() -> None:
 
 
 @pytest.mark.parametrize("step", range(0, 108, 5))
-@pytest.mark.parametrize("fault", [None, Aborted, NoRoom])
+@pytest.mark.parametrize("fault", [None, Aborted, CacheFull])
 def test_whatever_interrupts_leaves_everything_as_it_was(step: int, fault: type[Exception] | None) -> None:
     talk = talked(400)
     cached = talk.context.cached()

@@ -24,7 +24,7 @@ from support.plain_logits import computed
 from llmrun import _native
 from llmrun.convert.job import convert_folder
 from llmrun.engine.constraint.matcher import compile_grammar
-from llmrun.engine.jobs.beams.beams import Searching, run
+from llmrun.engine.jobs.beams.beams import BeamDecoder, run
 from llmrun.engine.jobs.beams.branches import BeamState, Branches
 from llmrun.engine.jobs.beams.search import Beam, BeamSearch
 from llmrun.engine.llama.base import Entry
@@ -83,7 +83,7 @@ def searched(
     search = BeamSearch(settings, len(prompt), longest, n_ends=len(branches.ends_known), whole=whole)
     wanted = load(n_ctx=cells, n_ctx_start=start, n_seq_max=settings.beams, n_cells=cells, n_batch=32)
     with closing(LlamaContext(model, wanted)) as context:
-        return Searching(context, search, branches, told or kept.append).run(prompt)
+        return BeamDecoder(context, search, branches, told or kept.append).run(prompt)
 
 
 def of_case(model: LlamaModel, case: BeamCase, **others: Any) -> BeamsFound:

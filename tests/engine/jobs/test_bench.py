@@ -9,7 +9,7 @@ import pytest
 from support.gguf_writer import runnable_model, write
 
 from llmrun.errors import BadModelError, LlmrunError
-from llmrun.protocol.jobs.bench import BENCH, Bench, Benched, BenchTest, BenchUpdate
+from llmrun.protocol.jobs.bench import BENCH, Bench, BenchResult, BenchTest, BenchUpdate
 from llmrun.protocol.loading import Load
 from llmrun.runner.runner import Runner
 
@@ -42,7 +42,7 @@ def engine() -> Iterator[Runner]:
 
 def measure(
     engine: Runner, path: Path, test: BenchTest, repetitions: int = 2, **load: object
-) -> tuple[Benched, list[str]]:
+) -> tuple[BenchResult, list[str]]:
     phases: list[str] = []
 
     def hear(update: BenchUpdate) -> None:

@@ -24,11 +24,11 @@ from llmrun.protocol.jobs.evaluate import (
     EVALUATE,
     Divergence,
     Evaluate,
-    Evaluated,
+    EvaluateResult,
     EvaluateUpdate,
     Figure,
     Needle,
-    Stretch,
+    PositionRange,
     least_chunks,
 )
 from llmrun.quantize import evaluate
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("package_on_path")
 
 def measured(
     command: Evaluate, backends: Sequence[FakeContext], begin: list[int] | None = None
-) -> tuple[Evaluated, list[EvaluateUpdate]]:
+) -> tuple[EvaluateResult, list[EvaluateUpdate]]:
     updates: list[EvaluateUpdate] = []
     tokens = [*(begin or []), *tokens_of(command.text)]
     return Evaluation(command, backends, tokens, begin or [], updates.append).run(), updates
@@ -276,10 +276,14 @@ def test_needles_of_both_models_stand_side_by_side() -> None:
 def test_figures_survive_the_pipe() -> None:
     figure = Figure(1.5, 0.1, 1.3, 1.7)
     divergence = Divergence(*[figure] * 6, 2.0, *[figure] * 6, 0.9)
-    stretches = (Stretch(0, 512, 100, figure), Stretch(512, 600, 5, figure, figure, figure, figure))
+    stretches = (PositionRange(0, 512, 100, figure), PositionRange(512, 600, 5, figure, figure, figure, figure))
     found = (Needle(512, 0.5, True, 0.9), Needle(512, 1.0, False, 0.1, True, 0.8))
-    whole = Evaluated(1, 2, 600, 300, figure, 0.8, divergence, stretches, found, 1.0, 0.1)
-    for update in (EvaluateUpdate(1, 2), EvaluateUpdate(2, 2, whole), EvaluateUpdate(0, 1, Evaluated(0, 0, 512, 0))):
+    whole = EvaluateResult(1, 2, 600, 300, figure, 0.8, divergence, stretches, found, 1.0, 0.1)
+    for update in (
+        EvaluateUpdate(1, 2),
+        EvaluateUpdate(2, 2, whole),
+        EvaluateUpdate(0, 1, EvaluateResult(0, 0, 512, 0)),
+    ):
         assert from_json(EVALUATE.update, as_dict(update)) == update
 
 
@@ -387,23 +391,23 @@ def test_two_models_that_do_not_fit_together(tmp_path: Path, monkeypatch: pytest
 
 
 def test_verdicts() -> None:
-    def compared(kld: float, same: float) -> Evaluated:
+    def compared(kld: float, same: float) -> EvaluateResult:
         rest = Figure(0, 0, 0, 0)
         divergence = Divergence(
             Figure(kld, 0, kld, kld), rest, rest, rest, rest, rest, 0, Figure(same, 0, same, same), *[rest] * 5, 0
         )
-        return Evaluated(1, 1, 512, 255, rest, 0, divergence)
+        return EvaluateResult(1, 1, 512, 255, rest, 0, divergence)
 
     assert evaluate.verdict(compared(0.0, 1.0)) == "the same as the reference"
     assert evaluate.verdict(compared(0.012, 0.9731)) == (
         "hardly different from the reference: the same likeliest token 97.3 % of the time"
     )
     assert "hardly related" in evaluate.verdict(compared(3.0, 0.1))
-    assert "21.3 equally likely" in evaluate.verdict(Evaluated(1, 1, 512, 255, Figure(21.34, 0, 0, 0)))
-    assert evaluate.verdict(Evaluated(0, 0, 512, 0)) == ""
+    assert "21.3 equally likely" in evaluate.verdict(EvaluateResult(1, 1, 512, 255, Figure(21.34, 0, 0, 0)))
+    assert evaluate.verdict(EvaluateResult(0, 0, 512, 0)) == ""
     few, unsure = compared(0.25, 0.6), Figure(21.34, 0)
     assert evaluate.verdict(replace(few, perplexity=unsure)) == ""
-    assert evaluate.verdict(Evaluated(2, 9, 512, 510, unsure)) == ""
+    assert evaluate.verdict(EvaluateResult(2, 9, 512, 510, unsure)) == ""
     found = (Needle(512, 0.0, True, 0.9, True, 0.9), Needle(512, 1.0, False, 0.1, True, 0.9))
-    long = evaluate.verdict(Evaluated(1, 1, 512, 255, Figure(21.34, 0, 0, 0), needles=found))
+    long = evaluate.verdict(EvaluateResult(1, 1, 512, 255, Figure(21.34, 0, 0, 0), needles=found))
     assert long.endswith("; 1 of 2 facts found in long texts, 2 by the reference")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import closing
 
 from llmrun.engine.jobs.machine.build import parse_system_info
-from llmrun.protocol.jobs import Nothing
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.build import BUILD
 from llmrun.runner.runner import Runner
 
 
 def test_what_llama_cpp_was_built_with() -> None:
     with closing(Runner()) as engine:
-        build = engine.do(BUILD, Nothing())
+        build = engine.do(BUILD, Empty())
     assert build.features["CPU"]
 
 

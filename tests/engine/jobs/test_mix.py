@@ -14,7 +14,7 @@ from llmrun.engine.llama.quants import Quants
 from llmrun.errors import UsageError
 from llmrun.gguf.header import Header, Tensor
 from llmrun.gguf.imatrix import ImatrixEntry, ImatrixFile
-from llmrun.protocol.jobs.mix import Measured
+from llmrun.protocol.jobs.mix import MixMeasurement
 from llmrun.quantize import mix
 from llmrun.quantize.imatrix_file import write_imatrix
 from llmrun.quantize.types import FILE_TYPES, tensor_bytes
@@ -44,7 +44,7 @@ def test_the_tensor_that_loses_more_gets_more_bits() -> None:
     fixed = 500 + 1024 + 4 * WIDTH
     sizes = {kind: tensor_bytes(TWO.tensors[0], kind) for kind in ("F16", "Q8_0", "Q4_K")}
     goal = fixed + sizes["Q8_0"] + sizes["Q4_K"]
-    chosen = room(TWO, goal).mix(Measured(LOSSES, 2, 100))
+    chosen = room(TWO, goal).mix(MixMeasurement(LOSSES, 2, 100))
     assert chosen.types == {"blk.0.a.weight": "Q4_K", "blk.1.a.weight": "Q8_0"}
     assert chosen.n_bytes == goal
     assert chosen.divergence == pytest.approx(0.102)
@@ -53,7 +53,7 @@ def test_the_tensor_that_loses_more_gets_more_bits() -> None:
 
 
 def test_with_room_for_everything_nothing_is_lost() -> None:
-    chosen = room(TWO, 10**9).mix(Measured(LOSSES, 2, 100))
+    chosen = room(TWO, 10**9).mix(MixMeasurement(LOSSES, 2, 100))
     assert set(chosen.types.values()) == {"F16"}
     assert chosen.divergence == 0
     assert chosen.base == "Q8_0"  # llama.cpp takes single tensors' types only for a quantized file
@@ -69,7 +69,7 @@ def test_a_size_that_is_too_small_names_the_smallest() -> None:
 @pytest.mark.parametrize("kind", [*mix.CANDIDATES, *mix.SMALL_CANDIDATES])
 def test_the_file_calls_itself_what_most_of_it_is(kind: str) -> None:
     one = header(matrix("a.weight"))
-    chosen = room(one, 10**9, (kind,)).mix(Measured({"a.weight": (0.1,)}, 1, 100))
+    chosen = room(one, 10**9, (kind,)).mix(MixMeasurement({"a.weight": (0.1,)}, 1, 100))
     assert chosen.base in FILE_TYPES
     assert chosen.base[:2] == kind[:2] or kind == "MXFP4"
 

@@ -10,14 +10,14 @@ from support.gguf_writer import SPELLING_VOCABULARY, spelling_model, write
 from llmrun import _native
 from llmrun.engine.jobs.tokenize.tokenize import run
 from llmrun.errors import BadModelError
-from llmrun.protocol.jobs import Nothing
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.tokenize import TextTokens, TokenizeText, VocabularyPiece
 
 HI, SPACE = SPELLING_VOCABULARY.index("\u2581hi"), SPELLING_VOCABULARY.index("\u2581")
 
 
 def tokenized(path: Path, text: str, *, special: bool = True) -> TextTokens:
-    told: list[Nothing] = []
+    told: list[Empty] = []
     return run(TokenizeText(str(path), text, special), told.append, _native.CancelFlag())
 
 

@@ -78,7 +78,7 @@ def test_a_cache_that_grows_or_is_laid_out_anew_keeps_the_adapters(files: Adapte
     streams = Load("", 512, 256, 128, n_seq_max=2, n_stream=256, adapters=load.adapters, **EXACT)  # type: ignore[arg-type]
     context = LlamaContext(model, streams)
     first = logits(context, IDS)
-    context.lay_out(400)
+    context.choose_kv_layout(400)
     context.forget(0, 0)
     assert context.unified
     assert np.abs(logits(context, IDS) - first).max() < 1e-3

@@ -19,7 +19,7 @@ from support.hf_writer import files_of, write
 from llmrun import _native
 from llmrun.convert.job import convert_folder
 from llmrun.engine.llama import context as context_module
-from llmrun.engine.llama.base import ALLOCATING, Aborted, DecodeError, Entry, NoRoom
+from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import OutOfMemoryError
@@ -104,7 +104,7 @@ def test_one_sequence_grows_up_to_its_window(model: LlamaModel) -> None:
         assert (context.unified, context.n_cells) == (False, 1024)
         assert same(read(context, ids), alone(model, ids))
         read(context, tokens(2, 124), 900)
-        with pytest.raises(NoRoom):
+        with pytest.raises(CacheFull):
             context.decode(entries([5], 1024))
 
 
@@ -125,7 +125,7 @@ def test_without_room_nothing_is_written_and_what_is_evicted_makes_some(model: L
     with opened(model, STEP, n_seq_max=4, n_cells=STEP) as context:
         for sequence, prompt in enumerate(prompts[:2]):
             read(context, prompt, 0, sequence)
-        with pytest.raises(NoRoom):
+        with pytest.raises(CacheFull):
             context.decode(entries(prompts[2][:64], 0, 2))
         assert context.forget(0, 0)
         assert same(read(context, prompts[2], 0, 2), alone(model, prompts[2]))
@@ -163,7 +163,7 @@ def test_a_cache_that_there_is_no_memory_for_stays_as_it_was(
         assert same(read(context, [7], STEP - 6), expected)
     with opened(model, 1024, n_seq_max=2) as context:
         read(context, ids)
-        with pytest.raises(NoRoom):  # others could give some up
+        with pytest.raises(CacheFull):  # others could give some up
             context.decode(entries([7], 0, 1))
         assert context.n_cells == STEP
 
@@ -320,14 +320,14 @@ def test_the_layout_follows_the_longest_sequence(model: LlamaModel) -> None:
     prompt = tokens(21, 200)
     with opened(model, 1024, n_seq_max=3, n_stream=2 * STEP) as context:
         read(context, prompt)
-        assert not context.lay_out(1000)
+        assert not context.choose_kv_layout(1000)
         assert context.unified
         assert context.copy(0, 2, 150)
-        assert not context.lay_out(2 * STEP), "it would soon be back"
+        assert not context.choose_kv_layout(2 * STEP), "it would soon be back"
         read(context, tokens(22, 600), 0, 1)
-        assert not context.lay_out(STEP), "one is too long"
+        assert not context.choose_kv_layout(STEP), "one is too long"
         assert context.forget(1, 0)
-        assert context.lay_out(STEP), "cells were shared"
+        assert context.choose_kv_layout(STEP), "cells were shared"
         assert not context.unified
         assert same(read(context, [5], 200), alone(model, [*prompt, 5]))
         assert same(read(context, [5], 150, 2), alone(model, [*prompt[:150], 5]))
@@ -342,7 +342,7 @@ def test_a_stream_is_long_enough_before_its_prompt_is_read(model: LlamaModel, mo
 
     monkeypatch.setattr(LlamaContext, "_open", counted)
     with opened(model, 2048, n_seq_max=2, n_stream=4 * STEP) as context:
-        assert not context.lay_out(700)
+        assert not context.choose_kv_layout(700)
         read(context, tokens(29, 700))
     assert rooms == [STEP, 3 * STEP]
 
@@ -406,9 +406,9 @@ def test_streams_that_no_pool_can_follow_stay_as_they_were(model: LlamaModel, mo
     with opened(model, 1024, n_seq_max=2, n_stream=2 * STEP) as context:
         read(context, ids)
         read(context, tokens(27, 100), 0, 1)
-        with pytest.raises(NoRoom):
+        with pytest.raises(CacheFull):
             context.decode(entries([7], STEP))
-        assert not context.lay_out(1000)
+        assert not context.choose_kv_layout(1000)
         assert (context.unified, context.n_cells) == (False, STEP)
         assert context.forget(0, STEP - 6)
         assert same(read(context, [7], STEP - 6), alone_in(STEP, model, [*ids[: STEP - 6], 7]))

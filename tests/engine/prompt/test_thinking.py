@@ -9,7 +9,7 @@ from support.conversation import Conversation
 from support.fake_context import favouring, scripted, tokens_of
 
 from llmrun.engine.core.sequence import Extras
-from llmrun.engine.prompt.thinking import Stage, ThinkingBudget, Thoughts, opens, thinking_tags
+from llmrun.engine.prompt.thinking import ReasoningStage, ReasoningTracker, ThinkingBudget, opens, thinking_tags
 
 TAGS = ("<think>", "</think>")
 HARMONY = "<|start|>assistant<|channel|>final<|message|>"
@@ -94,19 +94,19 @@ def test_what_is_taken_back_was_neither_thought_nor_said() -> None:
 @pytest.mark.parametrize(
     ("text", "stage"),
     [
-        ("", Stage.BEFORE),
-        (" \n<th", Stage.BEFORE),
-        ("<th e", Stage.ANSWER),
-        ("\n<think>x</thi", Stage.INSIDE),
-        ("<think></think>\n", Stage.BEHIND),
-        ("<think></think>\n<think>", Stage.INSIDE),
-        ("<think></think>\nyes <think>", Stage.ANSWER),
-        ("say <think>", Stage.ANSWER),
+        ("", ReasoningStage.BEFORE),
+        (" \n<th", ReasoningStage.BEFORE),
+        ("<th e", ReasoningStage.ANSWER),
+        ("\n<think>x</thi", ReasoningStage.INSIDE),
+        ("<think></think>\n", ReasoningStage.BEHIND),
+        ("<think></think>\n<think>", ReasoningStage.INSIDE),
+        ("<think></think>\nyes <think>", ReasoningStage.ANSWER),
+        ("say <think>", ReasoningStage.ANSWER),
     ],
 )
 @pytest.mark.parametrize("cut", [1, 2, 3, 100])
-def test_where_an_answer_is_does_not_depend_on_its_tokens(text: str, stage: Stage, cut: int) -> None:
-    thoughts = Thoughts.begin(TAGS, inside=False)
+def test_where_an_answer_is_does_not_depend_on_its_tokens(text: str, stage: ReasoningStage, cut: int) -> None:
+    thoughts = ReasoningTracker.begin(TAGS, inside=False)
     for start in range(0, len(text), cut):
         thoughts = thoughts.after(text[start : start + cut])
     assert thoughts.stage is stage

@@ -20,7 +20,7 @@ from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError
 from llmrun.models.download import part
-from llmrun.models.download.transfer import Patience
+from llmrun.models.download.transfer import RetryPolicy
 from llmrun.models.pull import pull
 from llmrun.models.registry import ModelSpec
 
@@ -32,7 +32,7 @@ PAGE = b"<!doctype html><html><body>Please log in to the hotel's network</body><
 TOKEN = "canary-token"
 SILENCES = {"stall_after", "silent"}
 """Faults that only patience ends; for all others there is enough of it for a machine that does a lot besides."""
-PATIENT = Patience(connect_seconds=30, stall_seconds=20, retries=2, backoff_seconds=0.0)
+PATIENT = RetryPolicy(connect_seconds=30, stall_seconds=20, retries=2, backoff_seconds=0.0)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Mode:
     in_pieces: str | None = None
 
     @property
-    def patience(self) -> Patience:
+    def patience(self) -> RetryPolicy:
         """Little where it is what ends the transfer, and as many retries as a busy machine needs for one to succeed."""
         if not SILENCES & self.faults.keys():
             return PATIENT
@@ -210,7 +210,7 @@ def test_fault(mode: Mode, pieces: bool, hub: StandInHub, tmp_path: Path, monkey
         assert left_over(cache) == {blob, installed, blob.parent.parent / "refs" / "main"}
 
 
-def run(hub: StandInHub, cache: Path, quant: str | None, patience: Patience = PATIENT) -> LlmrunError | None:
+def run(hub: StandInHub, cache: Path, quant: str | None, patience: RetryPolicy = PATIENT) -> LlmrunError | None:
     """The error of a pull, None when it came to a good end."""
     settings = Settings(cache, hub.url, offline=False, debug=False)
     try:

@@ -12,7 +12,7 @@ import pytest
 from support.stand_in_hub import sha256
 
 from llmrun.models.download import part as module
-from llmrun.models.download.part import Claim, DownloadPart, NotYoursError, WrongBytesError, arrived_bytes, part_path
+from llmrun.models.download.part import Claim, ClaimLostError, DownloadPart, WrongBytesError, arrived_bytes, part_path
 
 CONTENT = random.Random(4).randbytes(1_000_003)
 SIZE = len(CONTENT)
@@ -166,14 +166,14 @@ def test_piece_that_was_taken_away(tmp_path: Path) -> None:
         part.give_back(slow)
         quick = claim(part)
         assert quick.piece.position == 1000
-        with pytest.raises(NotYoursError):
+        with pytest.raises(ClaimLostError):
             write(part, slow, 1000)
 
 
 def test_nothing_is_written_after_the_end(tmp_path: Path) -> None:
     with DownloadPart(tmp_path / "file", SIZE, HASH) as part:
         slow = claim(part)
-    with pytest.raises(NotYoursError):
+    with pytest.raises(ClaimLostError):
         write(part, slow, 1000)
 
 
@@ -184,7 +184,7 @@ def test_restart_keeps_only_the_one_who_asks(tmp_path: Path) -> None:
         part.hash_some()
         part.restart(second)
         assert (part.arrived, part.in_pieces, second.piece.end) == (0, False, SIZE)
-        with pytest.raises(NotYoursError):
+        with pytest.raises(ClaimLostError):
             write(part, first, 1000)
         while not part.complete:
             write(part, second, 70_000)

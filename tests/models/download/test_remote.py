@@ -17,9 +17,9 @@ from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.models.download import remote
 from llmrun.models.download.remote import read_remote_header
-from llmrun.models.download.transfer import Patience
+from llmrun.models.download.transfer import RetryPolicy
 
-QUICK = Patience(connect_seconds=30, stall_seconds=30, backoff_seconds=0.01)
+QUICK = RetryPolicy(connect_seconds=30, stall_seconds=30, backoff_seconds=0.01)
 IMPATIENT = replace(QUICK, stall_seconds=0.4)  # where only patience ends it
 NAME = "tiny-Q4_1.gguf"
 WEIGHTS = 40 << 20
@@ -36,7 +36,7 @@ def link(hub: StandInHub, name: str = NAME) -> str:
     return f"{hub.url}/{hub.repository}/resolve/main/{quote(name)}"
 
 
-def read(hub: StandInHub, name: str = NAME, patience: Patience = QUICK, **options: Any) -> Header:
+def read(hub: StandInHub, name: str = NAME, patience: RetryPolicy = QUICK, **options: Any) -> Header:
     return read_remote_header(link(hub, name), patience=patience, **options)
 
 

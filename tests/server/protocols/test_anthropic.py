@@ -16,7 +16,16 @@ from llmrun.errors import BadGrammarError, ContextOverflowError, EngineCrashedEr
 from llmrun.grammar import Grammar
 from llmrun.protocol.messages import Message, Stats, Tool, ToolCall
 from llmrun.protocol.params import Limits
-from llmrun.server.asked import Begun, CallArguments, CallBegun, Ended, Envelope, Part, Text, Thought
+from llmrun.server.answer_parts import (
+    AnswerText,
+    CallArguments,
+    CallStarted,
+    Envelope,
+    Part,
+    ReasoningText,
+    ResponseFinished,
+    ResponseStarted,
+)
 from llmrun.server.protocols.anthropic import counted, error_body, read, read_count, writer
 
 HELLO: dict[str, Any] = {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "Hello"}]}
@@ -25,10 +34,10 @@ TOOL = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA}
 ENVELOPE = Envelope("msg_1", 1_700_000_000, "smollm2")
 STATS = Stats(prompt_tokens=30, completion_tokens=7)
 CALLS: tuple[Part, ...] = (
-    CallBegun(0, 0, "toolu_1", "weather"),
+    CallStarted(0, 0, "toolu_1", "weather"),
     CallArguments(0, 0, '{"city": '),
     CallArguments(0, 0, '"Rome"}'),
-    CallBegun(0, 1, "toolu_2", "now"),
+    CallStarted(0, 1, "toolu_2", "now"),
     CallArguments(0, 1, "{}"),
 )
 
@@ -201,7 +210,13 @@ def test_tokens_are_counted_without_a_limit_and_behind_the_assistant() -> None:
 
 
 def test_a_stream_of_thoughts_and_text() -> None:
-    data = streamed(Begun(0, 30, 10), Thought(0, "Hm."), Text(0, "Hel"), Text(0, "lo"), Ended(0, "stop", STATS))
+    data = streamed(
+        ResponseStarted(0, 30, 10),
+        ReasoningText(0, "Hm."),
+        AnswerText(0, "Hel"),
+        AnswerText(0, "lo"),
+        ResponseFinished(0, "stop", STATS),
+    )
     assert [event["type"] for event in events(data)] == [
         "ping", "message_start",
         "content_block_start", "content_block_delta", "content_block_stop",
@@ -217,19 +232,23 @@ def test_a_stream_of_thoughts_and_text() -> None:
 
 
 def test_message_start_has_the_input_tokens() -> None:
-    start = events(streamed(Begun(0, 30, 10), Ended(0, "stop", STATS)))[1]
+    start = events(streamed(ResponseStarted(0, 30, 10), ResponseFinished(0, "stop", STATS)))[1]
     assert start["message"]["usage"]["input_tokens"] == 20
     assert start["message"]["usage"]["cache_read_input_tokens"] == 10
 
 
 def test_every_event_is_one_of_theirs() -> None:
     known: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
-    for event in events(streamed(Begun(0, 30, 0), Thought(0, "Hm."), *CALLS, Ended(0, "tool_calls", STATS)))[1:]:
+    for event in events(
+        streamed(ResponseStarted(0, 30, 0), ReasoningText(0, "Hm."), *CALLS, ResponseFinished(0, "tool_calls", STATS))
+    )[1:]:
         known.validate_python(event)
 
 
 def test_a_stream_of_calls() -> None:
-    data = streamed(Begun(0, 30, 10), Text(0, "Let me see."), *CALLS, Ended(0, "tool_calls", STATS))
+    data = streamed(
+        ResponseStarted(0, 30, 10), AnswerText(0, "Let me see."), *CALLS, ResponseFinished(0, "tool_calls", STATS)
+    )
     message = as_their_client_reads(data)
     calls = [(block.id, block.name, block.input) for block in message.content if block.type == "tool_use"]
     assert calls == [("toolu_1", "weather", {"city": "Rome"}), ("toolu_2", "now", {})]
@@ -238,7 +257,13 @@ def test_a_stream_of_calls() -> None:
 
 def test_a_whole_message() -> None:
     made = writer(HELLO, ENVELOPE)
-    for part in (Begun(0, 30, 10), Thought(0, "Hm."), Text(0, "Well."), *CALLS, Ended(0, "tool_calls", STATS)):
+    for part in (
+        ResponseStarted(0, 30, 10),
+        ReasoningText(0, "Hm."),
+        AnswerText(0, "Well."),
+        *CALLS,
+        ResponseFinished(0, "tool_calls", STATS),
+    ):
         made.feed(part)
     message = Theirs.model_validate(made.whole())
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
@@ -260,13 +285,15 @@ def test_a_whole_message() -> None:
     [("stop", "", "end_turn"), ("length", "", "max_tokens"), ("stop_string", "END", "stop_sequence")],
 )
 def test_why_it_stopped(reason: str, stop: str, told: str) -> None:
-    message = as_their_client_reads(streamed(Begun(0, 3, 0), Text(0, "a"), Ended(0, reason, STATS, stop)))
+    message = as_their_client_reads(
+        streamed(ResponseStarted(0, 3, 0), AnswerText(0, "a"), ResponseFinished(0, reason, STATS, stop))
+    )
     assert (message.stop_reason, message.stop_sequence) == (told, stop or None)
 
 
 def test_a_call_that_was_cut_off_is_left_out_of_a_whole_message() -> None:
     made = writer(HELLO, ENVELOPE)
-    for part in (Begun(0, 30, 0), *CALLS[:2], Ended(0, "length", STATS)):
+    for part in (ResponseStarted(0, 30, 0), *CALLS[:2], ResponseFinished(0, "length", STATS)):
         made.feed(part)
     assert made.whole()["content"] == []
 

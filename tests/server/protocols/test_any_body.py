@@ -12,11 +12,11 @@ from llmrun.errors import BadGrammarError, UsageError
 from llmrun.planning.speculation import AUTO, OFF
 from llmrun.protocol.frames import encode
 from llmrun.protocol.messages import Generate
-from llmrun.server.asked import Asked
+from llmrun.server.answer_parts import CompletionRequest
 from llmrun.server.protocols import anthropic, ollama, openai_chat, openai_responses, openai_text
 
 HELLO = [{"role": "user", "content": "Hello"}]
-READERS: dict[str, tuple[Callable[[Mapping[str, Any]], Asked], dict[str, Any]]] = {
+READERS: dict[str, tuple[Callable[[Mapping[str, Any]], CompletionRequest], dict[str, Any]]] = {
     "anthropic": (anthropic.read, {"messages": HELLO}),
     "ollama chat": (ollama.read_chat, {"messages": HELLO}),
     "ollama generate": (ollama.read_generate, {"prompt": "Hello"}),

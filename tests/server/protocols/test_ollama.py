@@ -12,15 +12,25 @@ from llmrun.errors import BadGrammarError, ContextOverflowError, LlmrunError, Us
 from llmrun.grammar import Grammar
 from llmrun.protocol.messages import Message, Stats, TokenLogprob, Tool, ToolCall
 from llmrun.protocol.params import Limits
-from llmrun.server.asked import Begun, CallArguments, CallBegun, Ended, Envelope, Part, Text, Thought, Writer
+from llmrun.server.answer_parts import (
+    AnswerText,
+    CallArguments,
+    CallStarted,
+    Envelope,
+    Part,
+    ReasoningText,
+    ResponseFinished,
+    ResponseStarted,
+    Writer,
+)
 from llmrun.server.protocols import ollama as ours
-from llmrun.server.protocols.ollama_models import VERSION, Described, Running, running, show, tags
+from llmrun.server.protocols.ollama_models import VERSION, ModelDescription, RunningModel, running, show, tags
 
 HELLO = {"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}]}
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
 ENVELOPE = Envelope("id", 1_700_000_000, "smollm2")
 STATS = Stats(prompt_tokens=30, prefill_seconds=0.5, completion_tokens=7, decode_seconds=2.0, ttft_seconds=0.75)
-MODEL = Described("smollm2:135m", 1_700_000_000.25, 92_000_000, "sha256:12ab", "llama", "135M", "Q4_1")
+MODEL = ModelDescription("smollm2:135m", 1_700_000_000.25, 92_000_000, "sha256:12ab", "llama", "135M", "Q4_1")
 
 
 def told(writer: Writer, *parts: Part) -> list[dict[str, Any]]:
@@ -167,7 +177,14 @@ def test_a_schema_that_cannot_be_met_is_refused() -> None:
 
 def test_a_chat_streams() -> None:
     writer = ours.chat_writer(HELLO, ENVELOPE)
-    lines = told(writer, Begun(0, 30, 10), Thought(0, "Hm."), Text(0, "Hel"), Text(0, "lo"), Ended(0, "stop", STATS))
+    lines = told(
+        writer,
+        ResponseStarted(0, 30, 10),
+        ReasoningText(0, "Hm."),
+        AnswerText(0, "Hel"),
+        AnswerText(0, "lo"),
+        ResponseFinished(0, "stop", STATS),
+    )
     pieces = [ollama.ChatResponse(**line) for line in lines]
     assert [(piece.message.thinking, piece.message.content, piece.done) for piece in pieces] == [
         ("Hm.", "", False),
@@ -185,12 +202,12 @@ def test_a_whole_chat() -> None:
     writer = ours.chat_writer({**HELLO, "stream": False}, ENVELOPE)
     told(
         writer,
-        Begun(0, 30, 10),
-        Thought(0, "H"),
-        Thought(0, "m."),
-        Text(0, "Hel"),
-        Text(0, "lo"),
-        Ended(0, "length", STATS),
+        ResponseStarted(0, 30, 10),
+        ReasoningText(0, "H"),
+        ReasoningText(0, "m."),
+        AnswerText(0, "Hel"),
+        AnswerText(0, "lo"),
+        ResponseFinished(0, "length", STATS),
     )
     whole = ollama.ChatResponse(**writer.whole())
     assert (whole.message.role, whole.message.thinking, whole.message.content) == ("assistant", "Hm.", "Hello")
@@ -198,17 +215,17 @@ def test_a_whole_chat() -> None:
 
 
 CALLS: tuple[Part, ...] = (
-    CallBegun(0, 0, "call_1", "turn_on"),
+    CallStarted(0, 0, "call_1", "turn_on"),
     CallArguments(0, 0, '{"room": '),
     CallArguments(0, 0, '"hall"}'),
-    CallBegun(0, 1, "call_2", "now"),
+    CallStarted(0, 1, "call_2", "now"),
     CallArguments(0, 1, "{}"),
 )
 
 
 def test_arguments_of_calls_are_objects() -> None:
     writer = ours.chat_writer(HELLO, ENVELOPE)
-    lines = told(writer, *CALLS, Ended(0, "tool_calls", STATS))
+    lines = told(writer, *CALLS, ResponseFinished(0, "tool_calls", STATS))
     calls = [call for line in lines for call in ollama.ChatResponse(**line).message.tool_calls or ()]
     assert [(call.function.name, call.function.arguments) for call in calls] == [
         ("turn_on", {"room": "hall"}),
@@ -220,14 +237,14 @@ def test_arguments_of_calls_are_objects() -> None:
 
 def test_a_call_that_was_cut_off_is_left_out() -> None:
     writer = ours.chat_writer(HELLO, ENVELOPE)
-    lines = told(writer, *CALLS[:2], Ended(0, "length", STATS))
+    lines = told(writer, *CALLS[:2], ResponseFinished(0, "length", STATS))
     assert [line["message"] for line in lines] == [{"role": "assistant", "content": ""}]
     assert "tool_calls" not in writer.whole()["message"]
 
 
 def test_generate_streams() -> None:
     writer = ours.generate_writer({}, ENVELOPE)
-    lines = told(writer, Thought(0, "Hm."), Text(0, "Hi"), Ended(0, "stop", STATS))
+    lines = told(writer, ReasoningText(0, "Hm."), AnswerText(0, "Hi"), ResponseFinished(0, "stop", STATS))
     pieces = [ollama.GenerateResponse(**line) for line in lines]
     assert [(piece.thinking, piece.response) for piece in pieces] == [("Hm.", ""), (None, "Hi"), (None, "")]
     assert ollama.GenerateResponse(**writer.whole()).response == "Hi"
@@ -236,7 +253,7 @@ def test_generate_streams() -> None:
 def test_logprobs() -> None:
     token = TokenLogprob("é", (195, 169), -0.5, (("e", (101,), -0.7),))
     writer = ours.chat_writer(HELLO, ENVELOPE)
-    told(writer, Text(0, "é", (token,)), Ended(0, "stop", STATS))
+    told(writer, AnswerText(0, "é", (token,)), ResponseFinished(0, "stop", STATS))
     logprobs = ollama.ChatResponse(**writer.whole()).logprobs
     assert logprobs is not None
     assert (logprobs[0].token, logprobs[0].logprob) == ("é", -0.5)
@@ -268,7 +285,7 @@ def test_tags_have_what_zed_reads() -> None:
 
 @pytest.mark.parametrize("expires", [1_800_000_000.0, None])
 def test_ps(expires: float | None) -> None:
-    (model,) = ollama.ProcessResponse(**running([Running(MODEL, expires, 200, 0, 4096)])).models
+    (model,) = ollama.ProcessResponse(**running([RunningModel(MODEL, expires, 200, 0, 4096)])).models
     assert (model.name, model.size, model.size_vram, model.context_length) == ("smollm2:135m", 200, 0, 4096)
     assert model.expires_at is not None
     assert model.expires_at.timestamp() >= 1_800_000_000

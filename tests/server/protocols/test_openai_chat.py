@@ -10,7 +10,15 @@ import pytest
 
 from llmrun.errors import BadGrammarError, LlmrunError, UsageError
 from llmrun.protocol.messages import Message, Stats, TokenLogprob
-from llmrun.server.asked import Begun, CallArguments, CallBegun, Ended, Envelope, Text, Thought
+from llmrun.server.answer_parts import (
+    AnswerText,
+    CallArguments,
+    CallStarted,
+    Envelope,
+    ReasoningText,
+    ResponseFinished,
+    ResponseStarted,
+)
 from llmrun.server.protocols import openai_text
 from llmrun.server.protocols.openai_chat import read, writer
 
@@ -175,13 +183,13 @@ def test_a_stream_begins_with_the_role_of_every_answer() -> None:
 def test_parts_become_deltas_and_the_same_parts_a_whole_answer() -> None:
     written = writer({**USER, "stream_options": {"include_usage": True}}, ENVELOPE)
     parts = [
-        Begun(0, 10, 4),
-        Thought(0, "hm "),
-        Text(0, "Hi", (TOKEN,)),
-        CallBegun(0, 0, "c1", "f"),
+        ResponseStarted(0, 10, 4),
+        ReasoningText(0, "hm "),
+        AnswerText(0, "Hi", (TOKEN,)),
+        CallStarted(0, 0, "c1", "f"),
         CallArguments(0, 0, '{"x"'),
         CallArguments(0, 0, ": 1}"),
-        Ended(0, "tool_calls", Stats(completion_tokens=3)),
+        ResponseFinished(0, "tool_calls", Stats(completion_tokens=3)),
     ]
     deltas = [chunk["choices"][0] for part in parts for chunk in chunks(written.feed(part))]
     assert [choice["delta"] for choice in deltas] == [
@@ -211,15 +219,15 @@ def test_parts_become_deltas_and_the_same_parts_a_whole_answer() -> None:
 )
 def test_why_an_answer_ended(reason: str, told: str) -> None:
     written = writer(USER, ENVELOPE)
-    written.feed(Ended(0, reason, Stats()))
+    written.feed(ResponseFinished(0, reason, Stats()))
     assert written.whole()["choices"][0]["finish_reason"] == told
 
 
 def test_usage_tells_what_became_of_drafts() -> None:
     written = writer({**USER, "n": 2}, ENVELOPE)
-    written.feed(Ended(0, "stop", Stats(drafted_tokens=10, accepted_tokens=7)))
+    written.feed(ResponseFinished(0, "stop", Stats(drafted_tokens=10, accepted_tokens=7)))
     assert "completion_tokens_details" in written.whole()["usage"]
-    written.feed(Ended(1, "stop", Stats(drafted_tokens=5, accepted_tokens=1)))
+    written.feed(ResponseFinished(1, "stop", Stats(drafted_tokens=5, accepted_tokens=1)))
     details = written.whole()["usage"]["completion_tokens_details"]
     assert details == {"accepted_prediction_tokens": 8, "rejected_prediction_tokens": 7}
     assert "completion_tokens_details" not in writer(USER, ENVELOPE).whole()["usage"]
@@ -228,14 +236,14 @@ def test_usage_tells_what_became_of_drafts() -> None:
 def test_usage_counts_the_prompt_of_several_answers_once_whichever_came_first() -> None:
     written = writer({**USER, "n": 3}, ENVELOPE)
     for choice, cached in ((2, 10), (0, 39), (1, 39)):
-        written.feed(Begun(choice, 40, cached))
+        written.feed(ResponseStarted(choice, 40, cached))
     usage = written.whole()["usage"]
     assert (usage["prompt_tokens"], usage["prompt_tokens_details"]) == (40, {"cached_tokens": 10})
 
 
 def test_several_text_completions_are_streamed_by_their_index() -> None:
     written = openai_text.writer({"prompt": "Once", "n": 2, "echo": True}, ENVELOPE)
-    streamed = written.begin() + written.feed(Text(1, "b")) + written.feed(Text(0, "a"))
+    streamed = written.begin() + written.feed(AnswerText(1, "b")) + written.feed(AnswerText(0, "a"))
     told = [(chunk["choices"][0]["index"], chunk["choices"][0]["text"]) for chunk in chunks(streamed)]
     assert told == [(0, "Once"), (1, "Once"), (1, "b"), (0, "a")]
     assert [choice["text"] for choice in written.whole()["choices"]] == ["Oncea", "Onceb"]
@@ -253,14 +261,14 @@ def test_an_error_in_a_stream_has_our_code() -> None:
 
 
 def test_half_a_character_pair_is_escaped() -> None:
-    assert chunks(writer(USER, ENVELOPE).feed(Text(0, "\ud800")))[0]["choices"][0]["delta"]["content"] == "\ud800"
+    assert chunks(writer(USER, ENVELOPE).feed(AnswerText(0, "\ud800")))[0]["choices"][0]["delta"]["content"] == "\ud800"
 
 
 def test_text_completions_have_the_old_log_probabilities() -> None:
     body = {"prompt": ["Once"], "logprobs": 1}
     assert openai_text.read(body).request.prompt == "Once"
     written = openai_text.writer(body, ENVELOPE)
-    written.feed(Text(0, "Hi", (TOKEN,)))
+    written.feed(AnswerText(0, "Hi", (TOKEN,)))
     assert written.whole()["choices"][0]["logprobs"] == {
         "tokens": ["Hi"], "token_logprobs": [-0.5], "top_logprobs": [{"Ho": -1.5}]
     }  # fmt: skip

@@ -15,7 +15,16 @@ from llmrun.errors import BadGrammarError, ContextOverflowError, UsageError
 from llmrun.grammar import Grammar
 from llmrun.protocol.messages import Message, Stats, TokenLogprob, Tool, ToolCall
 from llmrun.protocol.params import Limits
-from llmrun.server.asked import Begun, CallArguments, CallBegun, Ended, Envelope, Part, Text, Thought
+from llmrun.server.answer_parts import (
+    AnswerText,
+    CallArguments,
+    CallStarted,
+    Envelope,
+    Part,
+    ReasoningText,
+    ResponseFinished,
+    ResponseStarted,
+)
 from llmrun.server.protocols.openai_responses import read, writer
 
 HELLO: dict[str, Any] = {"model": "m", "input": "Hello"}
@@ -24,10 +33,10 @@ TOOL = {"type": "function", "name": "weather", "description": "Tells it.", "para
 ENVELOPE = Envelope("resp_1", 1_700_000_000, "smollm2")
 STATS = Stats(prompt_tokens=30, completion_tokens=7)
 CALLS: tuple[Part, ...] = (
-    CallBegun(0, 0, "call_1", "weather"),
+    CallStarted(0, 0, "call_1", "weather"),
     CallArguments(0, 0, '{"city": '),
     CallArguments(0, 0, '"Rome"}'),
-    CallBegun(0, 1, "call_2", "now"),
+    CallStarted(0, 1, "call_2", "now"),
     CallArguments(0, 1, "{}"),
 )
 
@@ -173,7 +182,13 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused() -> None:
 
 
 def test_a_stream_of_thoughts_and_text() -> None:
-    data = streamed(Begun(0, 30, 10), Thought(0, "Hm."), Text(0, "Hel"), Text(0, "lo"), Ended(0, "stop", STATS))
+    data = streamed(
+        ResponseStarted(0, 30, 10),
+        ReasoningText(0, "Hm."),
+        AnswerText(0, "Hel"),
+        AnswerText(0, "lo"),
+        ResponseFinished(0, "stop", STATS),
+    )
     assert [event["type"].removeprefix("response.") for event in events(data)] == [
         "created", "in_progress",
         "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done",
@@ -191,7 +206,13 @@ def test_a_stream_of_thoughts_and_text() -> None:
 
 def test_every_event_is_one_of_theirs_and_numbered() -> None:
     known: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
-    parts = (Begun(0, 30, 0), Thought(0, "Hm."), Text(0, "Well."), *CALLS, Ended(0, "tool_calls", STATS))
+    parts = (
+        ResponseStarted(0, 30, 0),
+        ReasoningText(0, "Hm."),
+        AnswerText(0, "Well."),
+        *CALLS,
+        ResponseFinished(0, "tool_calls", STATS),
+    )
     told = events(streamed(*parts))
     for event in told:
         known.validate_python(event)
@@ -199,7 +220,9 @@ def test_every_event_is_one_of_theirs_and_numbered() -> None:
 
 
 def test_a_stream_of_calls() -> None:
-    data = streamed(Begun(0, 30, 10), Text(0, "Let me see."), *CALLS, Ended(0, "tool_calls", STATS))
+    data = streamed(
+        ResponseStarted(0, 30, 10), AnswerText(0, "Let me see."), *CALLS, ResponseFinished(0, "tool_calls", STATS)
+    )
     response = as_their_client_reads(data)
     calls = [(item.call_id, item.name, item.arguments) for item in response.output if item.type == "function_call"]
     assert calls == [("call_1", "weather", '{"city": "Rome"}'), ("call_2", "now", "{}")]
@@ -208,7 +231,13 @@ def test_a_stream_of_calls() -> None:
 
 def test_a_whole_response_is_what_the_stream_ended_with() -> None:
     made = writer(HELLO, ENVELOPE)
-    parts = (Begun(0, 30, 10), Thought(0, "Hm."), Text(0, "Well."), *CALLS, Ended(0, "tool_calls", STATS))
+    parts = (
+        ResponseStarted(0, 30, 10),
+        ReasoningText(0, "Hm."),
+        AnswerText(0, "Well."),
+        *CALLS,
+        ResponseFinished(0, "tool_calls", STATS),
+    )
     for part in parts:
         made.feed(part)
     assert made.whole() == events(streamed(*parts))[-1]["response"]
@@ -217,7 +246,7 @@ def test_a_whole_response_is_what_the_stream_ended_with() -> None:
 
 
 def test_an_answer_that_was_cut_off_is_incomplete() -> None:
-    data = streamed(Begun(0, 30, 10), Text(0, "Hel"), Ended(0, "length", STATS))
+    data = streamed(ResponseStarted(0, 30, 10), AnswerText(0, "Hel"), ResponseFinished(0, "length", STATS))
     last = events(data)[-1]
     assert last["type"] == "response.incomplete"
     response = Response.model_validate(last["response"])
@@ -239,7 +268,9 @@ def test_an_overflow_fails_with_the_code_that_codex_knows() -> None:
 
 def test_logprobs() -> None:
     token = TokenLogprob("é", (195, 169), -0.5, (("e", (101,), -0.7),))
-    response = as_their_client_reads(streamed(Begun(0, 3, 0), Text(0, "é", (token,)), Ended(0, "stop", STATS)))
+    response = as_their_client_reads(
+        streamed(ResponseStarted(0, 3, 0), AnswerText(0, "é", (token,)), ResponseFinished(0, "stop", STATS))
+    )
     message = response.output[0]
     assert message.type == "message"
     assert message.content[0].type == "output_text"

@@ -11,7 +11,7 @@ import quickjs
 from support.sampler_cases import OFF, native_sampler
 
 from llmrun.protocol.params import SamplingParams
-from llmrun.ui.html.explain import Chip, Shade, Slider, chips, heads, lens_grid, script, sliders, strip
+from llmrun.ui.html.explain import HeatCell, Slider, TokenSpan, chips, heads, lens_grid, script, sliders, strip
 
 ORDER = ["top_k", "top_p", "min_p", "temperature"]
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'\u2028\x1b[2J"
@@ -66,8 +66,8 @@ def test_the_script_makes_no_markup_of_data() -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        chips([Chip(HOSTILE, "prompt")]),
-        lens_grid([HOSTILE], [[Shade(HOSTILE, 0.5)]]),
+        chips([TokenSpan(HOSTILE, "prompt")]),
+        lens_grid([HOSTILE], [[HeatCell(HOSTILE, 0.5)]]),
         heads([(HOSTILE, [[1.0]])]),
         sliders([Slider("min_p", HOSTILE, 0.1, 1.0, 0.01)]),
     ],
@@ -95,6 +95,6 @@ def test_equal_numbers_have_one_colour() -> None:
 
 
 def test_the_last_layer_is_on_top() -> None:
-    shown = lens_grid(["a"], [[Shade("early", 0.1)], [Shade("late", 0.9)]]).markup
+    shown = lens_grid(["a"], [[HeatCell("early", 0.1)], [HeatCell("late", 0.9)]]).markup
     assert shown.index("late") < shown.index("early")
     assert 'style="--s:0.90" data-layer="1">late<' in shown

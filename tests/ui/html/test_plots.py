@@ -13,16 +13,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from llmrun.ui.html.label_places import Box, Spot, along, place_labels
+from llmrun.ui.html.label_places import LabelAnchor, Rectangle, along, place_labels
 from llmrun.ui.html.markup import Markup, element, joined, text
-from llmrun.ui.html.page import Cell, FactList, PageFigure, Paragraph, Section, Table, Tiles, page
-from llmrun.ui.html.plot_frame import STYLE, WIDTH, PlotAxis, shortened, text_width
+from llmrun.ui.html.page import Cell, FactList, Figure, Paragraph, Section, Table, Tiles, page
+from llmrun.ui.html.plot_frame import STYLE, WIDTH, Axis, shortened, text_width
 from llmrun.ui.html.plots import Bar, Dot, bar_chart, dot_chart
 from llmrun.ui.html.scales import is_drawable, number, scale
 
 HOSTILE = '</text><script>alert("1")</script>&\x1b[31m\x00\u202e\ud800\'"`'
-AXIS = PlotAxis("depth", "tokens")
-SPEED = PlotAxis("decode", "t/s")
+AXIS = Axis("depth", "tokens")
+SPEED = Axis("decode", "t/s")
 ODD = (0.0, -1.0, 1.0, math.nan, math.inf, -math.inf, 1e308, 5e-324, 1e-9, 123456789.0)
 
 
@@ -73,8 +73,8 @@ def test_numbers_have_the_digits_that_count() -> None:
 
 
 def test_names_of_near_dots_do_not_overlap() -> None:
-    inside = Box(0, 0, 600, 400)
-    spots = [Spot(300 + 6 * (i % 3), 200 + 9 * (i // 3), 5, 60, 30) for i in range(7)]
+    inside = Rectangle(0, 0, 600, 400)
+    spots = [LabelAnchor(300 + 6 * (i % 3), 200 + 9 * (i // 3), 5, 60, 30) for i in range(7)]
     boxes = place_labels(spots, inside)
     assert all(one.overlap(other) == 0 for one, other in combinations(boxes, 2))
     assert all(box.overlap(inside) == pytest.approx(box.area) for box in boxes)
@@ -82,7 +82,7 @@ def test_names_of_near_dots_do_not_overlap() -> None:
 
 def test_names_avoid_lines_where_they_can() -> None:
     line = along([(100, 100), (300, 100)])
-    (box,) = place_labels([Spot(100, 100, 5, 60, 16)], Box(0, 0, 400, 200), line)
+    (box,) = place_labels([LabelAnchor(100, 100, 5, 60, 16)], Rectangle(0, 0, 400, 200), line)
     assert sum(box.overlap(each) for each in line) == 0
 
 
@@ -182,7 +182,7 @@ class Reader(HTMLParser):
 
 def whole_page(name: str) -> str:
     table = Table((name, "n"), ((Cell(name), Cell("1", 1.0, 0.5)), (Cell("b"), Cell("–"))), frozenset({1}), marked=0)
-    chart = PageFigure(bar_chart([Bar(name, 1.0)], SPEED, name), name)
+    chart = Figure(bar_chart([Bar(name, 1.0)], SPEED, name), name)
     parts = (Tiles(((name, name),)), Paragraph(name), FactList(((name, name),)), table, chart)
     return page(name, [Section(name, parts)], lead=name)
 

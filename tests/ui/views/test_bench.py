@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-from llmrun.bench.parameters import BenchSettings, Case, Wanted
+from llmrun.bench.parameters import BenchGrid, BenchSettings, Case
 from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machine, Result
 from llmrun.bench.run import Progress
 from llmrun.protocol.jobs.bench import BenchTest
@@ -66,7 +66,7 @@ def test_rows_come_as_they_are_measured_with_one_heading() -> None:
 
 def test_columns_show_what_varies_and_nothing_else() -> None:
     output = pipe()
-    lists = Wanted(
+    lists = BenchGrid(
         (1, 2), prompts=(8,), answers=(), batches=(64, 128), flash_attention=("on", "off"), types_k=("f16", "q8_0"),
         types_v=("f16", "bf16"), repack=(True, False), gpu_layers=(0, -1), ubatches=(32, 64),
     )  # fmt: skip
@@ -80,7 +80,7 @@ def test_columns_show_what_varies_and_nothing_else() -> None:
 
 def test_a_usual_table_fits_into_eighty_columns() -> None:
     output = pipe()
-    cases = Wanted((1, 2), prompts=(512,), depths=(0, 16384)).cases()
+    cases = BenchGrid((1, 2), prompts=(512,), depths=(0, 16384)).cases()
     view = BenchView(output, ["smollm2", "a-name-that-is-much-longer-than-anything-has-to-be"], cases, shows_rows=True)
     view.row(replace(ROW, test="tg128 @ d16384", warnings=(NOISY,), model="日本語" * 9))
     view.row(ROW)

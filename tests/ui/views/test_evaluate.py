@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from llmrun.cli.evaluate import evaluate
 from llmrun.errors import CancelledError, UsageError
-from llmrun.protocol.jobs.evaluate import Divergence, Evaluated, EvaluateUpdate, Figure, Needle, Stretch
+from llmrun.protocol.jobs.evaluate import Divergence, EvaluateResult, EvaluateUpdate, Figure, Needle, PositionRange
 from llmrun.quantize import evaluate as front
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.evaluate import About, digits, reading, show_evaluated, so_far
+from llmrun.ui.views.evaluate import EvaluationSubject, digits, reading, show_evaluated, so_far
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
@@ -27,7 +27,7 @@ def figure(value: float) -> Figure:
     return Figure(value, value / 50, value * 0.9, value * 1.1)
 
 
-ALONE = Evaluated(3, 534, 512, 765, figure(14.657835), 0.9897)
+ALONE = EvaluateResult(3, 534, 512, 765, figure(14.657835), 0.9897)
 DIVERGENCE = Divergence(
     mean=figure(0.253947),
     median=figure(0.194775),
@@ -46,13 +46,13 @@ DIVERGENCE = Divergence(
 )
 COMPARED = replace(ALONE, divergence=DIVERGENCE)
 STRETCHES = (
-    Stretch(0, 512, 1024, figure(20.4), figure(17.83), figure(0.2932), figure(0.7188)),
-    Stretch(512, 1024, 1022, figure(10.99), figure(9.299), figure(0.218), figure(0.775)),
+    PositionRange(0, 512, 1024, figure(20.4), figure(17.83), figure(0.2932), figure(0.7188)),
+    PositionRange(512, 1024, 1022, figure(10.99), figure(9.299), figure(0.218), figure(0.775)),
 )
 NEEDLES = tuple(
     Needle(length, depth / 2, depth != 1, 0.9 / (1 + depth), True, 0.95) for length in (512, 1024) for depth in range(3)
 )
-ABOUT = About("m-Q4_0.gguf", "m-F16.gguf", "text.txt", "0123456789abcdef" * 4)
+ABOUT = EvaluationSubject("m-Q4_0.gguf", "m-F16.gguf", "text.txt", "0123456789abcdef" * 4)
 
 
 def output() -> tuple[Output, io.StringIO, io.StringIO]:
@@ -60,7 +60,7 @@ def output() -> tuple[Output, io.StringIO, io.StringIO]:
     return Output(stdin=io.StringIO(), stdout=out, stderr=errors, environment={}), out, errors
 
 
-def shown(found: Evaluated, about: About = ABOUT, verdict: str = "clearly different") -> list[str]:
+def shown(found: EvaluateResult, about: EvaluationSubject = ABOUT, verdict: str = "clearly different") -> list[str]:
     shown_on, out, errors = output()
     show_evaluated(shown_on, about, found, verdict)
     assert not errors.getvalue()
@@ -115,7 +115,7 @@ def test_long_texts() -> None:
     alone = shown(
         replace(
             ALONE,
-            by_position=tuple(Stretch(row.start, row.end, row.positions, row.perplexity) for row in STRETCHES),
+            by_position=tuple(PositionRange(row.start, row.end, row.positions, row.perplexity) for row in STRETCHES),
             needles=tuple(Needle(row.n_tokens, row.depth, row.found, row.probability) for row in NEEDLES),
         ),
         replace(ABOUT, reference=""),
@@ -177,7 +177,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     app.command()(evaluate)
 
     def run(*arguments: str, measure: Any = None) -> Any:
-        def measured(path: Path, **options: Any) -> Evaluated:
+        def measured(path: Path, **options: Any) -> EvaluateResult:
             asked.update(options, model=path)
             options["on_update"](EvaluateUpdate(512, 2048, COMPARED))
             return measure() if measure else COMPARED
@@ -209,7 +209,7 @@ def test_all_chunks(invoke: Any) -> None:
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_ctrl_c_leaves_what_is_known(invoke: Any, options: tuple[str, ...]) -> None:
-    def stop() -> Evaluated:
+    def stop() -> EvaluateResult:
         raise CancelledError("stopped by Ctrl-C")
 
     done, _ = invoke(*options, measure=stop)

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from support.explained import CACHE, FOUND, LAYER, RUN, column
 
-from llmrun.insight.explain import AnswerExplained
-from llmrun.protocol.jobs.explain import HeadPicture, WatchedLayer
+from llmrun.insight.explain import ExplainedAnswer
+from llmrun.protocol.jobs.explain import HeadAttention, WatchedLayer
 from llmrun.protocol.jobs.tokenize import VocabularyPiece
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.explain import show_explained, sparkline
 
 
-def shown(found: AnswerExplained) -> list[str]:
+def shown(found: ExplainedAnswer) -> list[str]:
     output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environment={})
     show_explained(output, found)
     text = output.stdout.getvalue()
@@ -95,7 +95,7 @@ def test_what_shared_heads_and_windows_save() -> None:
 def test_what_a_model_lacks_is_left_out_or_said() -> None:
     bare = replace(RUN, layers=(WatchedLayer((1.0, 1.0, 1.0)),) * 2, pictures=(), lens=(), lens_refused="names")
     none = replace(CACHE, bytes_per_token=0.0, layers=0)
-    text = " ".join(shown(AnswerExplained("tiny", replace(bare, decode_seconds=0.0), (), none, None, None)))
+    text = " ".join(shown(ExplainedAnswer("tiny", replace(bare, decode_seconds=0.0), (), none, None, None)))
     assert "no attention weights" in text
     assert "keeps no keys and values" in text
     assert "Sampling" not in text
@@ -104,7 +104,7 @@ def test_what_a_model_lacks_is_left_out_or_said() -> None:
 
 def test_of_a_long_answer_the_first_watched_token_is_looked_at() -> None:
     late = replace(RUN, tokens=(0, 1, 2, 1, 2, 1), n_prompt=2, first=3, lens=(column(3, 7, 0), column(4, 3, 0)))
-    late = replace(late, pictures=(HeadPicture("sharp", 0, 0, ((0.25,) * 4, (0.2,) * 5, (0.0,) * 5 + (1.0,))),))
+    late = replace(late, pictures=(HeadAttention("sharp", 0, 0, ((0.25,) * 4, (0.2,) * 5, (0.0,) * 5 + (1.0,))),))
     lines = shown(replace(FOUND, run=late))
     assert row(lines, "residual")[-2:] == ["1.0", "1.0"]
     assert "first token that was watched" in " ".join(lines)

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from support.explained import CACHE, CHOICE, FOUND, LAYER, RUN, column
 
-from llmrun.insight.explain import PAGE_CANDIDATES, AnswerExplained
+from llmrun.insight.explain import PAGE_CANDIDATES, ExplainedAnswer
 from llmrun.insight.merges import BytePairs
-from llmrun.protocol.ended import ChainStep, Choice
+from llmrun.protocol.finished_answers import ChainStep, Choice
 from llmrun.protocol.jobs.explain import (
     EmbeddedToken,
     EmbeddingPlane,
-    HeadPicture,
+    HeadAttention,
     LensCell,
     LensColumn,
     Neighbour,
@@ -38,7 +38,7 @@ HOSTILE = tuple(way.format(attack) for attack in _ATTACKS for way in _WAYS_OUT)
 assert len(HOSTILE) == 50
 
 
-def shown(found: AnswerExplained, rule: BytePairs | None = None, **sampling: Any) -> str:
+def shown(found: ExplainedAnswer, rule: BytePairs | None = None, **sampling: Any) -> str:
     return explain_page(found, SamplingParams(**sampling), rule)
 
 
@@ -166,7 +166,7 @@ def test_what_a_model_lacks_is_left_out_or_said() -> None:
         lens_refused="names",
         decode_seconds=0.0,
     )
-    page = shown(AnswerExplained("tiny", bare, (), replace(CACHE, layers=0), None, None))
+    page = shown(ExplainedAnswer("tiny", bare, (), replace(CACHE, layers=0), None, None))
     assert headings(page) == ["Tokens", "The chosen token", "Embeddings", "Logit lens", "Attention", "KV cache", "Time"]
     assert "no attention weights" in page
     assert "keeps no keys and values" in page
@@ -185,7 +185,7 @@ def test_experts_of_each_token() -> None:
 def test_of_a_long_text_places_count_from_the_first_watched_token() -> None:
     late = replace(RUN, tokens=(0, 1, 2, 1, 2, 1), n_prompt=2, first=3, lens=(column(3, 7, 0), column(4, 3, 0)))
     late = replace(
-        late, pictures=(HeadPicture("sharp", 0, 0, ((0.0, 0.0, 0.6, 0.4), (0.2,) * 5, (0.0,) * 5 + (1.0,))),)
+        late, pictures=(HeadAttention("sharp", 0, 0, ((0.0, 0.0, 0.6, 0.4), (0.2,) * 5, (0.0,) * 5 + (1.0,))),)
     )
     page = shown(replace(FOUND, run=late))
     data = data_of(page)
@@ -215,7 +215,7 @@ def test_sixty_four_tokens_of_thirty_layers_stay_small() -> None:
         ),
         layers=(layer,) * n_layers,
         pictures=tuple(
-            HeadPicture("spread", 0, 0, tuple((1 / (at + 1),) * (at + 1) for at in range(size))) for _ in range(4)
+            HeadAttention("spread", 0, 0, tuple((1 / (at + 1),) * (at + 1) for at in range(size))) for _ in range(4)
         ),
         lens=tuple(LensColumn(at, 0.1, (cell,) * n_layers) for at in range(size)),
     )

@@ -11,7 +11,7 @@ import pytest
 from support.gguf_writer import tiny_model, write
 
 from llmrun.gguf.reader import read_header
-from llmrun.quantize.job import Done, Preview
+from llmrun.quantize.job import Preview, QuantizedFile
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.quantize import show_done, show_preview, stages
 
@@ -93,7 +93,7 @@ def test_shares_out_of_bounds_are_none(clock: Clock) -> None:
     assert stderr.getvalue().splitlines()[1] == "model: quantizing, 100%, checking"
 
 
-DONE = Done(
+DONE = QuantizedFile(
     Path("out.gguf"), "Q4_0", "F16", 270_885_952, 91_726_912, 134_515_008, 5.346, {"Q4_0": 9}, 1.23, ("a note",)
 )
 

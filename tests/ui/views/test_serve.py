@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import json
 
-from llmrun.server.app import Served
+from llmrun.server.app import AccessRecord
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.serve import ServeFigures, ServeView, live_line, log_line
 
-ANSWERED = Served(
+ANSWERED = AccessRecord(
     "127.0.0.1",
     "POST",
     "/v1/chat/completions",
@@ -50,7 +50,7 @@ def test_a_figure_of_the_live_line_is_there_as_a_whole_or_not_at_all() -> None:
 def test_the_log_line_says_what_was_answered() -> None:
     expected = "127.0.0.1 POST /v1/chat/completions 200 in 1.20 s: tiny, 32 + 10 tokens, 31 cached, stop"
     assert log_line(ANSWERED) == expected
-    assert log_line(Served("::1", "GET", "/\x1b[31m", 404, 0.0, {})) == "::1 GET / 404 in 0.00 s"
+    assert log_line(AccessRecord("::1", "GET", "/\x1b[31m", 404, 0.0, {})) == "::1 GET / 404 in 0.00 s"
 
 
 def test_the_live_line_is_redrawn_twice_a_second_at_most() -> None:

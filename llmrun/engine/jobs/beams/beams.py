@@ -14,7 +14,7 @@ from dataclasses import replace
 from llmrun import _native
 from llmrun.engine.jobs.beams.branches import BeamState, Branches
 from llmrun.engine.jobs.beams.search import BeamSearch, Hypothesis, Node
-from llmrun.engine.llama.base import Aborted, Entry, NoRoom, Vocabulary
+from llmrun.engine.llama.base import Aborted, CacheFull, Entry, Vocabulary
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.prompt.thinking import lead_in, opens, thinking_tags
@@ -70,7 +70,7 @@ def run(
     adapters = loaded.preparer.adapters_for(asked.adapters)
     with closing(LlamaContext(weights, load)) as context:
         context.adapt(adapters)
-        return Searching(context, search, branches, report).run(prompt)
+        return BeamDecoder(context, search, branches, report).run(prompt)
 
 
 def _prompt(loaded: LoadedModel, asked: AnswerRequest) -> list[int]:
@@ -87,7 +87,7 @@ def _prompt(loaded: LoadedModel, asked: AnswerRequest) -> list[int]:
     return tokens
 
 
-class Searching:
+class BeamDecoder:
     """A search in a context whose sequences are all empty."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Searching:
             if not search.length:
                 raise CancelledError("the search was cancelled") from None
             is_cancelled = True
-        except NoRoom:
+        except CacheFull:
             if not search.length:
                 raise OutOfMemoryError("there is no memory for the prompt's KV cache") from None
             is_full = True

@@ -1,7 +1,7 @@
 """The job `bench`: llama-bench's tests, its way: random tokens, a cleared KV cache, a clock around the decode calls.
 
 Owns the measuring of one test in this process, and the model that is kept for the next one; must not know parameters,
-limits, or what is made of the figures. Chat tests are bench_chat.py's. What a repetition needs is made before its clock
+limits, or what is made of the figures. Chat tests are chat.py's. What a repetition needs is made before its clock
 starts: between two decode calls Python only goes to the next of the prepared batches.
 """
 
@@ -21,7 +21,7 @@ from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.devices import backends, build, devices, supports_offload
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.protocol.energy import Energy
-from llmrun.protocol.jobs.bench import Bench, Benched, BenchModel, BenchTest, BenchUpdate, Repetition
+from llmrun.protocol.jobs.bench import Bench, BenchModel, BenchResult, BenchTest, BenchUpdate, Repetition
 from llmrun.protocol.loading import Load
 
 Report = Callable[[BenchUpdate], None]
@@ -94,7 +94,7 @@ def _batch(tokens: Sequence[int], start: int) -> list[Entry]:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _ReusableState:
     """What stays in memory between two jobs. depth is how many tokens `state` holds."""
 
     weights: LlamaModel
@@ -113,10 +113,10 @@ class _Kept:
         self.weights.close()
 
 
-_kept: list[_Kept] = []  # one at most
+_kept: list[_ReusableState] = []  # one at most
 
 
-def run(command: Bench, report: Report, flag: _native.CancelFlag) -> Benched:
+def run(command: Bench, report: Report, flag: _native.CancelFlag) -> BenchResult:
     """Measure one test.
 
     Raises:
@@ -141,12 +141,12 @@ def run(command: Bench, report: Report, flag: _native.CancelFlag) -> Benched:
             repetitions.append(repetition)
             report(BenchUpdate("measured", repetition))
     peak = _peak()
-    return Benched(
+    return BenchResult(
         describe(kept.weights), tuple(repetitions), kept.load_ns, peak - len(kept.state) if peak is not None else None
     )
 
 
-def _with_weights(load: Load, report: Report, flag: _native.CancelFlag) -> _Kept:
+def _with_weights(load: Load, report: Report, flag: _native.CancelFlag) -> _ReusableState:
     """The kept model where it is the one, else another one in its place."""
     if _kept and _kept[0].weights.is_for(load):
         return _kept[0]
@@ -155,13 +155,13 @@ def _with_weights(load: Load, report: Report, flag: _native.CancelFlag) -> _Kept
     report(BenchUpdate("loading"))
     began = time.perf_counter_ns()
     weights = LlamaModel.of(load, flag)
-    kept = _Kept(weights, time.perf_counter_ns() - began)
+    kept = _ReusableState(weights, time.perf_counter_ns() - began)
     _kept.append(kept)
     len(weights.vocabulary.control_texts)  # what collects them would compete with the first test
     return kept
 
 
-def _with_context(kept: _Kept, load: Load, seed: int) -> BenchContext:
+def _with_context(kept: _ReusableState, load: Load, seed: int) -> BenchContext:
     """The kept context where it is the one, else another one in its place."""
     if kept.context is None or kept.context.load != load:
         kept.drop_context()
@@ -179,7 +179,7 @@ def _warm_up(context: BenchContext, test: BenchTest) -> None:
 
 
 def _measure(
-    kept: _Kept, context: BenchContext, test: BenchTest, seed: int, energy: Energy, report: Report
+    kept: _ReusableState, context: BenchContext, test: BenchTest, seed: int, energy: Energy, report: Report
 ) -> Repetition:
     context.context.clear()
     if test.n_depth:
@@ -194,7 +194,7 @@ def _measure(
     return Repetition(ns, energy.since(before))
 
 
-def _fill(kept: _Kept, context: BenchContext, depth: int, report: Report) -> None:
+def _fill(kept: _ReusableState, context: BenchContext, depth: int, report: Report) -> None:
     """Let the KV cache hold so many tokens: from the state that was saved, where there is one that fits."""
     if kept.depth == depth and context.context.set_state(0, kept.state, depth):
         return
@@ -205,7 +205,7 @@ def _fill(kept: _Kept, context: BenchContext, depth: int, report: Report) -> Non
 
 
 def _measure_chat(
-    kept: _Kept, context: BenchContext, test: BenchTest, seed: int, energy: Energy, report: Report
+    kept: _ReusableState, context: BenchContext, test: BenchTest, seed: int, energy: Energy, report: Report
 ) -> Repetition:
     from llmrun.engine.jobs.bench.chat import BenchConversation
 

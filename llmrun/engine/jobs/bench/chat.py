@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from llmrun.engine.channel import Outbox
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
-from llmrun.engine.llama.base import Embedded, Entry
+from llmrun.engine.llama.base import EmbeddedInput, Entry
 from llmrun.errors import LlmrunError
 from llmrun.protocol.jobs.bench import BenchAnswer, BenchTest
 from llmrun.protocol.messages import Event, Failed, TextDelta
@@ -44,7 +44,7 @@ class _Stopwatch:
         self.vocabulary = self
         self.n_ctx, self.n_seq_max = context.n_ctx, context.n_seq_max
         self.n_cells, self.n_parked, self.unified = context.n_cells, context.n_parked, context.unified
-        self.shares, self.lay_out = context.shares, context.lay_out
+        self.shares, self.choose_kv_layout = context.shares, context.choose_kv_layout
         self.n_batch, self.n_outputs, self.cuts = context.n_batch, context.n_outputs, context.cuts
         self.adapt, self.forget, self.drop, self.copy = context.adapt, context.forget, context.drop, context.copy
         self.state, self.set_state = context.state, context.set_state
@@ -57,7 +57,7 @@ class _Stopwatch:
         self.token_times: list[int] = []
         self._mark = 0
 
-    def decode(self, batch: Sequence[Entry] | Embedded) -> None:
+    def decode(self, batch: Sequence[Entry] | EmbeddedInput) -> None:
         """See base.Context."""
         if self.token_times:
             self.text_ns += time.perf_counter_ns() - self._mark

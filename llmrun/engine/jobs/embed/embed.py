@@ -14,12 +14,12 @@ from llmrun.engine.llama.vocabulary import LlamaVocabulary
 from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.prompt.template import ControlTexts
 from llmrun.errors import ContextOverflowError, UsageError
-from llmrun.protocol.jobs import Nothing
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.embed import EmbedTexts, TextsEmbedded
 
 
 def run(
-    command: EmbedTexts, report: Callable[[Nothing], None], flag: _native.CancelFlag, loaded: LoadedModel
+    command: EmbedTexts, report: Callable[[Empty], None], flag: _native.CancelFlag, loaded: LoadedModel
 ) -> TextsEmbedded:
     """Embed texts, or score them against a query.
 

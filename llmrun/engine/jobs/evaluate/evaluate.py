@@ -33,7 +33,7 @@ from llmrun.engine.llama.base import Context, Entry, Vocabulary
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadLogitsError, LlmrunError, UsageError
-from llmrun.protocol.jobs.evaluate import Evaluate, Evaluated, EvaluateUpdate, Needle
+from llmrun.protocol.jobs.evaluate import Evaluate, EvaluateResult, EvaluateUpdate, Needle
 from llmrun.protocol.loading import Load
 
 BATCH = 512
@@ -44,7 +44,7 @@ _CHECKED = 1024  # tokens whose texts have to be the same in both vocabularies, 
 Report = Callable[[EvaluateUpdate], None]
 
 
-def run(command: Evaluate, report: Report, flag: _native.CancelFlag) -> Evaluated:
+def run(command: Evaluate, report: Report, flag: _native.CancelFlag) -> EvaluateResult:
     """Measure a model.
 
     Raises:
@@ -191,7 +191,7 @@ class Evaluation:
         self._done, self._total = 0, (self._chunks * command.n_ctx + sum(lengths)) * len(contexts)
         self._lengths = lengths
 
-    def run(self) -> Evaluated:
+    def run(self) -> EvaluateResult:
         """Read everything."""
         self._report(EvaluateUpdate(0, self._total))
         for index in range(self._chunks):
@@ -259,12 +259,12 @@ class Evaluation:
             found.append(Needle(length, depth, answer[0], answer[1], *beside))
         return found
 
-    def _so_far(self) -> Evaluated:
+    def _so_far(self) -> EvaluateResult:
         compared = len(self._contexts) > 1
         scores = joined(self._scores)
         counted = scores[scores["position"] >= self._command.n_ctx // 2]
         there = len(counted) > 0
-        return Evaluated(
+        return EvaluateResult(
             chunks=len(self._scores),
             chunks_there=self._layout.chunks,
             n_ctx=self._command.n_ctx,

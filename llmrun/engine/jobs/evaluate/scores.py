@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrun.protocol.jobs.evaluate import BLOCKS, LEAST_BLOCKS, Divergence, Figure, Stretch
+from llmrun.protocol.jobs.evaluate import BLOCKS, LEAST_BLOCKS, Divergence, Figure, PositionRange
 from llmrun.student import half_width, positive_interval
 
 Array = Any  # of numpy; its own types say little more
@@ -135,17 +135,17 @@ def divergence(scores: Array) -> Divergence:
     )
 
 
-def stretches(scores: Array, n_ctx: int, *, compared: bool) -> tuple[Stretch, ...]:
+def stretches(scores: Array, n_ctx: int, *, compared: bool) -> tuple[PositionRange, ...]:
     """Figures by position: 0 to 512, to 1,024, to 2,048 and so on up to the chunk's end."""
     found = []
     for start, end in edges(n_ctx):
         part = scores[(scores["position"] >= start) & (scores["position"] < end)]
         if not len(part):
             continue
-        stretch = Stretch(start, end, len(part), perplexity(part))
+        stretch = PositionRange(start, end, len(part), perplexity(part))
         if compared:
             blocks = _blocks(part)
-            stretch = Stretch(
+            stretch = PositionRange(
                 *(start, end, len(part), stretch.perplexity),
                 perplexity(part, "reference_nll"),
                 _positive_mean(part["kld"], blocks),

@@ -17,7 +17,7 @@ import numpy as np
 
 from llmrun.engine.llama.quants import Array
 from llmrun.engine.llama.tensors import GgmlTensor, TensorNumbers
-from llmrun.protocol.jobs.explain import HeadFigures, HeadPicture, WatchedLayer
+from llmrun.protocol.jobs.explain import HeadAttention, HeadFigures, WatchedLayer
 
 _COMPUTED = 16  # GGML_TENSOR_FLAG_COMPUTE
 _EMBEDDINGS = frozenset({"embd", "model.embed_tokens", "model.input_embed", "inp_scaled"})  # the last is Gemma's second
@@ -113,10 +113,10 @@ class Collector:
         """What was seen, in the order of the layers."""
         return [self._layers.get(number) or WatchedLayer() for number in range(max(self._layers, default=-1) + 1)]
 
-    def pictures(self) -> tuple[HeadPicture, ...]:
+    def pictures(self) -> tuple[HeadAttention, ...]:
         """The heads that fit a role best; each has one role."""
         best = self._best.items()
-        return tuple(HeadPicture(role, layer, head, self._shares(rows)) for role, (_, layer, head, rows) in best)
+        return tuple(HeadAttention(role, layer, head, self._shares(rows)) for role, (_, layer, head, rows) in best)
 
     def _rows(self, tensor: GgmlTensor) -> Array:
         """A vector for each position, copied."""

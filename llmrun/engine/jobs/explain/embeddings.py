@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmrun.engine.jobs.explain.highest import Highest
+from llmrun.engine.jobs.explain.top_k import TopK
 from llmrun.engine.jobs.explain.weights import FileWeights
 from llmrun.engine.llama.base import Vocabulary
 from llmrun.engine.llama.quants import Array
@@ -34,7 +34,7 @@ def embeddings(weights: FileWeights, vocabulary: Vocabulary, tokens: Sequence[in
     own = list(dict.fromkeys(tokens))
     rows = _rows(weights, matrix, own)
     control = _directions(_rows(weights, matrix, _control_tokens(vocabulary)))
-    nearest = Highest(len(own), _LOOKED_THROUGH)
+    nearest = TopK(len(own), _LOOKED_THROUGH)
     directions = _directions(rows)
     for start, chunk in weights.chunks(matrix, len(own)):
         others = _directions(chunk).T

@@ -25,7 +25,7 @@ from llmrun.engine.llama.tensors import GgmlTensor
 from llmrun.engine.loaded import LoadedModel
 from llmrun.errors import UsageError
 from llmrun.protocol.adapters import AdapterScale
-from llmrun.protocol.jobs import Nothing
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.explain import ExplainRun, RunCollected, WatchedLayer
 
 WATCHED = 128
@@ -35,7 +35,7 @@ _REPEATS = 3  # of the decode step that is timed
 
 
 def run(
-    command: ExplainRun, report: Callable[[Nothing], None], flag: _native.CancelFlag, loaded: LoadedModel
+    command: ExplainRun, report: Callable[[Empty], None], flag: _native.CancelFlag, loaded: LoadedModel
 ) -> RunCollected:
     """Look at an answer that has ended.
 

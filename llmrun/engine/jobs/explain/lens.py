@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from llmrun.engine.jobs.explain.highest import Highest
+from llmrun.engine.jobs.explain.top_k import TopK
 from llmrun.engine.jobs.explain.weights import FileWeights
 from llmrun.engine.llama.quants import Array
 from llmrun.protocol.jobs.explain import LensCell, LensColumn
@@ -105,7 +105,7 @@ class _Reading:
     def __init__(self, came: Array, logits: Array) -> None:
         self.difference = 0.0
         self._came, self._logits = came, logits
-        self._highest = Highest(len(came), _CANDIDATES)
+        self._highest = TopK(len(came), _CANDIDATES)
         self._likelier = np.zeros(len(came), np.int64)
         self._most = np.full(len(came), -np.inf, np.float32)
         self._sum = np.zeros(len(came))  # of exp(logit - most)

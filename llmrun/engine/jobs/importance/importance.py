@@ -18,7 +18,7 @@ from llmrun.engine.llama.base import DecodeError, Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, ResourceError, UsageError
-from llmrun.protocol.jobs.importance import Importance, ImportanceUpdate, Summed, TensorSums
+from llmrun.protocol.jobs.importance import Importance, ImportanceSums, ImportanceUpdate, TensorSums
 from llmrun.protocol.loading import Load
 
 _UPDATE_SECONDS = 0.1
@@ -28,7 +28,7 @@ _LEAST_TOKENS = 16  # shorter pieces are not counted
 Report = Callable[[ImportanceUpdate], None]
 
 
-def run(command: Importance, report: Report, flag: _native.CancelFlag) -> Summed:
+def run(command: Importance, report: Report, flag: _native.CancelFlag) -> ImportanceSums:
     """Read a text, or let the model write one and read that; write the sums.
 
     Raises:
@@ -56,7 +56,7 @@ def run(command: Importance, report: Report, flag: _native.CancelFlag) -> Summed
     with _context(model, activations, n_ctx, command.threads) as context:
         _read(context, pieces, activations, report)
     tensors = _save(activations, command.sums)
-    return Summed(
+    return ImportanceSums(
         tensors=tensors,
         n_tokens=sum(map(len, pieces)),
         n_chunks=len(pieces),

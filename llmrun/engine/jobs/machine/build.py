@@ -9,7 +9,7 @@ from llmrun import _native
 from llmrun.engine.llama.devices import features, gpus, supports_offload
 from llmrun.engine.llama.library import start
 from llmrun.engine.llama.rpc import is_built
-from llmrun.protocol.jobs import Nothing
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.build import Build
 
 
@@ -26,7 +26,7 @@ def parse_system_info(text: str) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def run(command: Nothing, report: Callable[[Nothing], None], flag: _native.CancelFlag) -> Build:
+def run(command: Empty, report: Callable[[Empty], None], flag: _native.CancelFlag) -> Build:
     """Describe it."""
     start()
     return Build(parse_system_info(features()), gpus(), supports_offload(), is_built())

@@ -15,7 +15,7 @@ from llmrun.engine.llama.library import start
 from llmrun.engine.llama.operations import Operations
 from llmrun.engine.llama.rpc import worker_device
 from llmrun.gguf.types import TENSOR_TYPES, WEIGHT_TYPES
-from llmrun.protocol.jobs import Nothing
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.kernels import LONG_ROW, SHORT_ROW, MachineSpeed, MeasureKernels, Rates
 
 HEAD_LENGTHS = (64, 96, 128, 256)
@@ -34,7 +34,7 @@ _SECONDS = 0.02  # after that a measurement is not repeated ...
 _REPEATS = 9  # ... nor more often than that; the first turn only warms up
 
 
-def run(command: MeasureKernels, report: Callable[[Nothing], None], flag: _native.CancelFlag) -> MachineSpeed:
+def run(command: MeasureKernels, report: Callable[[Empty], None], flag: _native.CancelFlag) -> MachineSpeed:
     """Measure."""
     _keep_memory()
     start()

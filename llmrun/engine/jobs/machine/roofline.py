@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from llmrun import _native
 from llmrun.errors import OutOfMemoryError
-from llmrun.protocol.jobs import Nothing
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.limits import MeasuredLimits, MeasureLimits
 
 _KINDS = ("int8", "half", "single")
 
 
-def run(command: MeasureLimits, report: Callable[[Nothing], None], flag: _native.CancelFlag) -> MeasuredLimits:
+def run(command: MeasureLimits, report: Callable[[Empty], None], flag: _native.CancelFlag) -> MeasuredLimits:
     """Measure.
 
     Raises:

@@ -25,7 +25,7 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.quants import F16, F32, Array, Quants
 from llmrun.gguf.imatrix import read_imatrix
 from llmrun.gguf.reader import read_header
-from llmrun.protocol.jobs.mix import Measure, Measured, MeasureUpdate
+from llmrun.protocol.jobs.mix import MeasureMix, MeasureUpdate, MixMeasurement
 
 _SAMPLE = 1 << 16  # elements of each tensor
 _FEWEST_ROWS = 16
@@ -39,7 +39,7 @@ _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 Report = Callable[[MeasureUpdate], None]
 
 
-def run(command: Measure, report: Report, flag: _native.CancelFlag) -> Measured:
+def run(command: MeasureMix, report: Report, flag: _native.CancelFlag) -> MixMeasurement:
     """Measure.
 
     Raises:
@@ -57,7 +57,7 @@ def run(command: Measure, report: Report, flag: _native.CancelFlag) -> Measured:
     model = LlamaModel(command.files[0], 0, flag, repack=False)
     slopes, groups, positions = _slopes(model, command, weights, coarse_errors, report)
     losses = {name: tuple(slopes[name] * error for error in found) for name, found in errors.items()}
-    return Measured(losses, groups, positions)
+    return MixMeasurement(losses, groups, positions)
 
 
 class Weights:
@@ -137,7 +137,7 @@ def _weighted(rows: Array, weight: Array) -> float:
 
 
 def _slopes(
-    model: LlamaModel, command: Measure, weights: Weights, coarse_errors: dict[str, float], report: Report
+    model: LlamaModel, command: MeasureMix, weights: Weights, coarse_errors: dict[str, float], report: Report
 ) -> tuple[dict[str, float], int, int]:
     """Of each tensor the divergence that a relative error of 1 would bring, were it linear; groups and positions."""
     wish = max(_FEWEST_TOKENS, min(_TOKENS, _TOKENS * _SMALL_MODEL // weights.n_elements))

@@ -11,11 +11,11 @@ from functools import lru_cache
 from llmrun import _native
 from llmrun.engine.llama.base import Vocabulary
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.protocol.jobs import Nothing
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.tokenize import TextTokens, TokenizeText, VocabularyPiece
 
 
-def run(command: TokenizeText, report: Callable[[Nothing], None], flag: _native.CancelFlag) -> TextTokens:
+def run(command: TokenizeText, report: Callable[[Empty], None], flag: _native.CancelFlag) -> TextTokens:
     """Tokenize a text.
 
     Raises:

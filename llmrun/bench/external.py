@@ -1,0 +1,287 @@
+"""The same test by another program on this machine, in turns with ours: A B B A A B ...
+
+Owns finding the other one, the order, and llama-bench's command line; ollama.py knows Ollama. Both sides get the same
+file and settings; what can't be the same is said. llama-bench starts anew for every repetition, loads, warms up and
+measures once; our engine stays, and warms up before each repetition as well.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from llmrun.bench import statistics
+from llmrun.bench.compare import same_build
+from llmrun.bench.noise import sample_warnings
+from llmrun.bench.parameters import Case
+from llmrun.bench.results import BenchRow, Result
+from llmrun.bench.run import BenchedModel, BenchRequest, Worker, run
+from llmrun.bench.statistics import Verdict
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.planning.hardware import Hardware
+from llmrun.protocol.codec import load_json
+
+NAMES = ("llama-bench", "ollama")
+
+
+class ExternalBenchmark(Protocol):
+    """Another program that can measure.
+
+    Attributes:
+        name: e.g. "llama-bench".
+        where: its path or address.
+    """
+
+    name: str
+    where: str
+
+    def measure(self, model: BenchedModel, case: Case) -> BenchRow:
+        """One repetition.
+
+        Raises:
+            UsageError: it has no such test.
+            LlmrunError: it fails.
+        """
+
+    def notes(self, model: BenchedModel, case: Case) -> tuple[str, ...]:
+        """What can't be the same as on our side, in words."""
+
+    def close(self) -> None:
+        """Take back whatever was made for measuring."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalComparison:
+    """Both sides of one test.
+
+    Attributes:
+        ours, theirs: rows with as many samples each, in pairs.
+        verdict: of ours against theirs.
+        notes: what was not the same, in words.
+    """
+
+    ours: BenchRow
+    theirs: BenchRow
+    verdict: Verdict
+    notes: tuple[str, ...] = ()
+
+
+def kind_of(name: str) -> str:
+    """Which of NAMES a program is, by its name or path.
+
+    Raises:
+        UsageError: none of them.
+    """
+    kind = next((kind for kind in NAMES if kind in Path(name).name.lower()), None)
+    if kind is None:
+        why, hint = f"it knows {' and '.join(NAMES)}", "--vs llama-bench, or its path"
+        raise UsageError(f"--vs can't measure {name!r}", why=why, hint=hint)
+    return kind
+
+
+def find(name: str, environment: Mapping[str, str] = os.environ) -> ExternalBenchmark:
+    """Another program by name or path.
+
+    Raises:
+        UsageError: it is not here, or nothing that can be measured.
+        LlmrunError: it is here, but does not answer.
+    """
+    from llmrun.bench.ollama import Ollama
+
+    path = Path(name).expanduser()
+    is_path = path.name != name
+    if kind_of(name) == "ollama":
+        return Ollama.find(environment)
+    found = shutil.which(path if is_path else name, path=environment.get("PATH"))
+    if found is None:
+        raise UsageError(
+            f"there is no {name}",
+            why="no such program" if is_path else "it is not on the PATH",
+            hint="give its path: --vs /path/to/llama-bench",
+        )
+    return LlamaBench(found)
+
+
+def versus(
+    rival: ExternalBenchmark,
+    ours: Callable[[], BenchRow],
+    model: BenchedModel,
+    case: Case,
+    *,
+    repetitions: int = 5,
+    on_update: Callable[[int, int], None] = lambda done, total: None,
+) -> ExternalComparison:
+    """Measure both in turns.
+
+    Args:
+        ours: measures one repetition on our side.
+        repetitions: of each side.
+        on_update: called with how many repetitions of how many are done.
+
+    Raises:
+        LlmrunError: one side fails.
+    """
+    rows: dict[bool, list[BenchRow]] = {True: [], False: []}
+    on_update(0, 2 * repetitions)
+    for number in range(repetitions):
+        # Whoever comes second finds a warmer machine: that changes with every pair.
+        for is_ours in (True, False) if number % 2 == 0 else (False, True):
+            rows[is_ours].append(ours() if is_ours else rival.measure(model, case))
+            on_update(len(rows[True]) + len(rows[False]), 2 * repetitions)
+    left, right = merged(rows[True]), merged(rows[False])
+    verdict = statistics.compare(right.samples_ts, left.samples_ts, paired=True)
+    why = (verdict.why,) if verdict.kind == "noisy" else ()
+    return ExternalComparison(left, right, verdict, (*_builds(left, right), *rival.notes(model, case), *why))
+
+
+def merged(rows: Sequence[BenchRow]) -> BenchRow:
+    """Rows of one repetition each as one row."""
+    samples = tuple(ns for row in rows for ns in row.samples_ns)
+    peaks = [row.peak_bytes for row in rows if row.peak_bytes]
+    # What a row of one sample says of its samples means nothing; what disturbed, it says once.
+    disturbances = {each.kind: each for row in rows for each in row.warnings if each.is_disturbance}
+    row = replace(
+        rows[0],
+        samples_ns=samples,
+        repetitions=len(samples),
+        joules=tuple(joules for row in rows for joules in row.joules),
+        peak_bytes=max(peaks, default=None),
+        chat=None,
+    )
+    return replace(row, warnings=(*disturbances.values(), *sample_warnings(row.samples_ts)))
+
+
+def result_of(found: Sequence[ExternalComparison]) -> Result:
+    """As rows that can be written, kept and compared: ours, theirs, ours, theirs."""
+    rows = tuple(row for each in found for row in (each.ours, replace(each.theirs, machine=each.ours.machine)))
+    machine = rows[0].machine if rows else None
+    return Result(rows, machine) if machine else Result(rows)
+
+
+@contextmanager
+def our_side(start: Callable[[], Worker], hardware: Hardware) -> Iterator[Callable[[BenchedModel, Case], BenchRow]]:
+    """A function that measures one repetition with an engine that lives as long as the block."""
+    engine = _BorrowedWorker(start())
+
+    def measure(model: BenchedModel, case: Case) -> BenchRow:
+        request = BenchRequest((model,), (case,), repetitions=1, with_limits=False)
+        outcome = run(request, hardware, start=lambda environment: engine)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.result.rows[0]
+
+    try:
+        yield measure
+    finally:
+        engine.end()
+
+
+class _BorrowedWorker:
+    """An engine that outlives the run that it is lent to."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.do = worker.do
+        self.end = worker.close
+
+    def close(self) -> None:
+        """Not yet."""
+
+
+def _builds(ours: BenchRow, theirs: BenchRow) -> tuple[str, ...]:
+    if not theirs.build_commit or same_build(ours.build_commit, theirs.build_commit):
+        return ()
+    return (f"another build of ggml: ours {ours.build_commit or 'unknown'}, theirs {theirs.build_commit}",)
+
+
+# ---- llama-bench -----------------------------------------------------------------------------------
+
+
+class LlamaBench:
+    """llama.cpp's own benchmark.
+
+    Args:
+        where: its path.
+    """
+
+    name = "llama-bench"
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def measure(self, model: BenchedModel, case: Case) -> BenchRow:
+        """One repetition, in a process of its own; see Rival."""
+        if case.test.chat:
+            raise UsageError(
+                f"llama-bench has no test like {case.test.name}",
+                why="it neither samples nor makes text",
+                hint="leave out the chat test, or compare with ollama",
+            )
+        try:
+            done = subprocess.run(
+                [self.where, *arguments(model.path, case)],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+            )
+        except OSError as error:
+            raise UsageError(f"{self.where} can't be started", why=error.strerror or str(error)) from None
+        lines = [line for line in done.stdout.decode("utf-8", "replace").splitlines() if line.startswith("{")]
+        if done.returncode or not lines:
+            raise self._failed(done, case)
+        try:
+            row = BenchRow.from_json(load_json(lines[-1]))
+        except ValueError:
+            raise self._failed(done, case) from None
+        return replace(row, model=model.name, test=case.test.name)
+
+    def notes(self, model: BenchedModel, case: Case) -> tuple[str, ...]:
+        """Nothing: it takes all of our settings."""
+        return ()
+
+    def close(self) -> None:
+        """Nothing is left behind."""
+
+    def _failed(self, done: subprocess.CompletedProcess[bytes], case: Case) -> LlmrunError:
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        how = f"killed by signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
+        told = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else how)
+        return LlmrunError(
+            f"llama-bench could not measure {case.test.name}", why=told.strip(), hint=f"try it alone: {self.where} -h"
+        )
+
+
+def arguments(path: Path, case: Case) -> list[str]:
+    """llama-bench's, for one repetition of a test. What is its default is not given: older ones know less."""
+    settings, test = case.settings, case.test
+    both = test.n_prompt and test.n_gen
+    found = {
+        "-m": str(path),
+        "-p": "0" if both else str(test.n_prompt),
+        "-n": "0" if both else str(test.n_gen),
+        "-t": str(settings.threads),
+        "-b": str(settings.n_batch),
+        "-ub": str(settings.n_ubatch),
+        "-ctk": settings.kv_type_k,
+        "-ctv": settings.kv_type_v,
+        "-r": "1",
+        "-o": "jsonl",
+    }
+    if both:
+        found["-pg"] = f"{test.n_prompt},{test.n_gen}"
+    if test.n_depth:
+        found["-d"] = str(test.n_depth)
+    if settings.gpu_layers >= 0:
+        found["-ngl"] = str(settings.gpu_layers)
+    if settings.n_cpu_moe:
+        found["-ncmoe"] = str(settings.n_cpu_moe)
+    if settings.flash_attention != "auto":
+        found["-fa"] = "1" if settings.flash_attention == "on" else "0"
+    if not settings.repack:
+        found["--repack"] = "0"
+    return [part for pair in found.items() for part in pair]

@@ -1,0 +1,189 @@
+"""What can't be measured is refused by name before anything runs; what is merely odd is said.
+
+Pure; must not know how anything is measured. Sizes are in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from llmrun.bench.parameters import Case
+from llmrun.errors import OutOfMemoryError, UsageError, require_within
+from llmrun.gguf.header import Header
+from llmrun.planning.hardware import Hardware
+from llmrun.planning.memory import UBATCH, memory
+from llmrun.planning.plan import CONTEXT_BOUNDS, CPU_EXPERT_BOUNDS, GPU_LAYER_BOUNDS, THREAD_BOUNDS
+from llmrun.protocol.jobs.bench import BenchTest
+from llmrun.protocol.sizes import readable_size
+
+MOST_REPETITIONS = 1000
+
+# KV type -> bytes of an element, and elements that it can only have together.
+_KV_ELEMENTS = {
+    "f32": (4.0, 1), "f16": (2.0, 1), "bf16": (2.0, 1), "q8_0": (34 / 32, 32), "q5_1": (24 / 32, 32),
+    "q5_0": (22 / 32, 32), "q4_1": (20 / 32, 32), "q4_0": (18 / 32, 32), "iq4_nl": (18 / 32, 32),
+}  # fmt: skip
+_PLAIN = frozenset({"f32", "f16", "bf16"})
+
+
+class NamedModel(NamedTuple):
+    """A model that is measured: what the user called it, and what its file says."""
+
+    name: str
+    header: Header
+
+
+def kv_element_bytes(case: Case) -> float:
+    """Of keys and values, on average."""
+    return (_KV_ELEMENTS[case.settings.kv_type_k][0] + _KV_ELEMENTS[case.settings.kv_type_v][0]) / 2
+
+
+def refuse_cases(cases: Sequence[Case], hardware: Hardware, repetitions: int) -> list[str]:
+    """Look at what is to be measured before models are looked for.
+
+    Returns:
+        What is odd, in plain words.
+
+    Raises:
+        UsageError: something is impossible.
+    """
+    require_within("--repetitions", repetitions, (1, MOST_REPETITIONS))
+    if not cases:
+        raise UsageError(
+            "there is nothing to measure",
+            why="prompts and answers have 0 tokens in all",
+            hint="llmrun bench MODEL -p 512 -n 128",
+        )
+    for case in cases:
+        _check_tokens(case.test)
+        _check_settings(case)
+    for threads in sorted({case.settings.threads for case in cases}):
+        _check_threads(threads, hardware)
+    return _odd_threads(cases, hardware)
+
+
+def refuse_models(cases: Sequence[Case], subjects: Sequence[NamedModel], hardware: Hardware) -> list[str]:
+    """Look at the models that refuse_cases()'s cases are to be measured with, before the first test.
+
+    Returns:
+        What is odd, in plain words.
+
+    Raises:
+        UsageError: a model can't be loaded so.
+        OutOfMemoryError: a model does not fit with the context that a test needs.
+    """
+    notes: list[str] = []
+    for subject in subjects:
+        for case in cases:
+            _check_heads(case, subject)
+            _check_memory(case, subject, hardware)
+        notes += _odd_depths(cases, subject)
+    return notes
+
+
+def _check_tokens(test: BenchTest) -> None:
+    if test.chat and not (test.n_prompt and test.n_gen):
+        raise UsageError(
+            f"invalid test {test.name}",
+            why="a chat has a prompt of at least one token, and an answer of at least one",
+            hint="--chat 128,64",
+        )
+    most = CONTEXT_BOUNDS[1]
+    if test.n_tokens + test.n_depth > most:
+        raise UsageError(
+            f"invalid test {test.name}",
+            why=f"it needs a context of {test.n_tokens + test.n_depth:,} tokens, and {most:,} are the most",
+        )
+
+
+def _check_settings(case: Case) -> None:
+    settings = case.settings
+    require_within("-b", settings.n_batch, (1, CONTEXT_BOUNDS[1]))
+    require_within("-ub", settings.n_ubatch, (1, CONTEXT_BOUNDS[1]))
+    require_within("-ngl", settings.gpu_layers, GPU_LAYER_BOUNDS)
+    require_within("-ncmoe", settings.n_cpu_moe, CPU_EXPERT_BOUNDS)
+    if settings.flash_attention == "off" and settings.kv_type_v not in _PLAIN:
+        raise UsageError(
+            f"-ctv {settings.kv_type_v} needs flash attention",
+            why="llama.cpp computes with quantized values in no other way",
+            hint="leave out -fa off",
+        )
+
+
+def _check_threads(threads: int, hardware: Hardware) -> None:
+    most = min(max(hardware.logical_cores, 1), THREAD_BOUNDS[1])
+    if not 1 <= threads <= most:
+        raise UsageError(
+            f"invalid -t {threads}",
+            why=f"this machine has {most} hardware thread{'s' if most > 1 else ''} for us",
+            hint=f"-t {hardware.usable_cores}, which is the default",
+        )
+
+
+def _odd_threads(cases: Sequence[Case], hardware: Hardware) -> list[str]:
+    most = max(case.settings.threads for case in cases)
+    if most <= hardware.usable_cores:
+        return []
+    why = "the container's quota" if hardware.cpu_quota is not None else "physical cores"
+    return [f"{most} threads are more than {why} can compute at once ({hardware.usable_cores}): expect noise"]
+
+
+def _check_heads(case: Case, subject: NamedModel) -> None:
+    settings = case.settings
+    for option, kind, length in (
+        ("-ctk", settings.kv_type_k, subject.header.key_length),
+        ("-ctv", settings.kv_type_v, subject.header.value_length),
+    ):
+        together = _KV_ELEMENTS[kind][1]
+        if length and length % together:
+            raise UsageError(
+                f"{subject.name} can't have {option} {kind}",
+                why=f"its heads have {length} elements, which is not a multiple of {together}",
+                hint=f"{option} f16",
+            )
+
+
+def needed_memory(case: Case, header: Header) -> int:
+    """What has to be free for a test: weights, KV cache (twice behind a depth, whose state is kept), scratch."""
+    n_ctx = case.test.n_tokens + case.test.n_depth
+    parts = memory(header, n_ctx, start=n_ctx)
+    kv = parts.kv * kv_element_bytes(case) / 2.0
+    if case.test.n_depth and not case.test.chat:
+        kv *= 1 + case.test.n_depth / n_ctx
+    scale = max(1.0, min(case.settings.n_ubatch, case.settings.n_batch) / UBATCH)
+    return int(parts.needed - parts.kv - parts.compute + kv + parts.compute * scale)
+
+
+def _check_memory(case: Case, subject: NamedModel, hardware: Hardware) -> None:
+    needed = needed_memory(case, subject.header)
+    free = hardware.memory_available
+    if not hardware.memory_total or needed <= free or _has_gpu_memory(case, hardware):
+        return
+    raise OutOfMemoryError(
+        f"{subject.name} does not fit into memory for {case.test.name}",
+        why=f"that takes {readable_size(needed)}, and {readable_size(free)} are free",
+        hint="a shorter test or depth, a smaller quant, or close other programs",
+    )
+
+
+def _has_gpu_memory(case: Case, hardware: Hardware) -> bool:
+    """Whether a part of it, nobody knows yet which, lies elsewhere."""
+    return case.settings.gpu_layers != 0 and (bool(hardware.workers) or any(not gpu.shared for gpu in hardware.gpus))
+
+
+def fit_together(cases: Sequence[Case], headers: Sequence[Header], hardware: Hardware) -> bool:
+    """Whether all models can be in memory at the same time."""
+    needed = sum(max(needed_memory(case, header) for case in cases) for header in headers)
+    return not hardware.memory_total or needed <= hardware.memory_available
+
+
+def _odd_depths(cases: Sequence[Case], subject: NamedModel) -> list[str]:
+    trained = subject.header.n_ctx_train
+    beyond = [case.test for case in cases if trained and case.test.n_depth + case.test.n_tokens > trained]
+    if not beyond:
+        return []
+    names = ", ".join(dict.fromkeys(test.name for test in beyond))
+    return [
+        f"{names}: beyond the {trained:,} tokens that {subject.name} was trained on; its speed is real all the same"
+    ]

@@ -1,0 +1,103 @@
+"""From a model's name to a loaded model: find it, download it, start its engine.
+
+Owns the order of that for the Python API, and the guess that is made ahead of a command; must not know terminals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Literal
+
+from llmrun import errors
+from llmrun.config import TUNE_FILE, load_settings
+from llmrun.errors import LlmrunError
+from llmrun.model import Model
+from llmrun.model.load_plan import prepare
+from llmrun.models.location import locate, not_on_disk
+from llmrun.models.registry import ModelSpec
+from llmrun.planning.pairs import DraftFile
+from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.speculation import read_speculate
+from llmrun.protocol.arguments import checked
+from llmrun.runner import runner
+
+
+def open_ahead(name: str) -> None:
+    """Let the prestarted engine load a model's weights while the command line is still being read.
+
+    A guess: if it is wrong, or there is no such model, what comes later finds out and says so.
+    """
+    with suppress(LlmrunError):
+        settings = load_settings()
+        path = locate(name, settings).path
+        if path is None or not path.is_file():
+            return
+        if (settings.state_dir / TUNE_FILE).exists():  # spares every other start the import
+            from llmrun.planning.tuned import loads_as_usual
+
+            if not loads_as_usual(path, settings.state_dir):
+                return
+        runner.prestarted().open_ahead(str(path.absolute()))
+
+
+@checked
+def load(
+    name: str | PathLike[str],
+    *,
+    n_ctx: int | None = None,
+    threads: int | None = None,
+    gpu_layers: int | None = None,
+    parallel: int = 1,
+    speculate: int | Literal["auto", "off"] = "auto",
+    draft: str | PathLike[str] | None = None,
+    lora: Sequence[str] = (),
+    pull: bool = True,
+    on_pull: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[float], None] = lambda fraction: None,
+) -> Model:
+    """Load a model by name or path; downloads it first when it is missing.
+
+    Args:
+        name: an alias such as "smollm2", owner/repo[:quant], a URL, or a path.
+        n_ctx: context window in tokens; None is what the model was trained on, cut to what fits into memory.
+        threads: None is one for each physical core.
+        gpu_layers: None is all.
+        parallel: how many answers are decoded together, each in a context window of its own; a prompt that they share
+            is prefilled once: `await asyncio.gather(*(model.chat("Hi", seed=seed) for seed in range(4)))`.
+        speculate: how many tokens a step may be drafted, which never changes answers; "auto" is as many as pay by the
+            step times that were measured here, see measure_steps().
+        draft: name or path of a smaller model with the same vocabulary, which drafts; downloaded when it is missing.
+        lora: LoRA adapters, each a file or "FILE:SCALE"; AnswerRequest.adapters chooses among them.
+        pull: False never downloads.
+        on_pull: called with (bytes done, bytes in all) during the download.
+        on_progress: called with the loaded share of the weights, 0 to 1.
+
+    Raises:
+        LlmrunError: see llmrun.errors for the kinds.
+    """
+    from llmrun.models.adapters import read_adapters  # the command's start, too, imports this module
+
+    wishes = LoadPreferences(n_ctx=n_ctx, threads=threads, gpu_layers=gpu_layers, parallel=parallel, as_alone=True)
+    settings, most, adapters = load_settings(), read_speculate(speculate, "speculate"), read_adapters(lora, "lora")
+
+    def find(name: str | PathLike[str]) -> tuple[ModelSpec, Path]:
+        located = locate(fspath(name), settings)
+        if located.path is not None:
+            return located.spec, located.path
+        if not pull:
+            raise not_on_disk(fspath(name))
+        from llmrun.models.pull import pull as fetch
+        from llmrun.planning.choice import chooser
+
+        return located.spec, fetch(located.spec, settings, on_pull, choose=chooser(settings))
+
+    spec, path = find(name)
+    drafts = DraftFile.of(*find(draft)) if draft is not None else None
+    model = prepare(spec, path, wishes, speculate=most, draft=drafts, adapters=adapters)
+    model.plan = replace(model.plan, notes=tuple(map(errors.rephrase, model.plan.notes)))
+    model.start(runner.Runner(), on_progress)
+    return model

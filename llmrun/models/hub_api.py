@@ -1,0 +1,183 @@
+"""One question to the hub's interface: asked patiently, its refusals as our errors, its answer as JSON.
+
+Owns login and retries; must not know what the answers mean. The hub says what is wrong in a header, X-Error-Code.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from llmrun.config import Settings
+from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError
+from llmrun.models.download.transfer import (
+    BUSY,
+    PATIENT,
+    Link,
+    OnNote,
+    RetryableError,
+    RetryPolicy,
+    TransferSource,
+    ignore_note,
+    new_client,
+    read_body,
+    wait_seconds,
+    with_retries,
+)
+from llmrun.protocol.codec import load_json
+
+if TYPE_CHECKING:
+    import httpx2
+
+CONNECT_SECONDS = 4.0
+# In all: a hub with ten addresses behind a firewall would take ten times the connect timeout.
+ANSWER_SECONDS = 10.0
+_MOST_BYTES = 64 << 20  # of an answer
+_WRONG_LOGIN = "Invalid credentials in Authorization header"
+
+
+def ask(
+    path: str,
+    asked: dict[str, Any],
+    settings: Settings,
+    on_note: OnNote = ignore_note,
+    *,
+    about: tuple[str, str] = ("", ""),
+    patience: RetryPolicy = PATIENT,
+) -> Any:
+    """The JSON that the hub answers.
+
+    Args:
+        path: below the endpoint, with a slash.
+        asked: the query; of a list each item.
+        on_note: told when the hub is asked again, and why.
+        about: repository and revision that are asked about, for messages.
+
+    Raises:
+        ModelNotFoundError: there is no such repository or revision.
+        LoginRequiredError: it is gated, or the token is refused.
+        NetworkError: nobody is there, or nothing useful is answered, after retries.
+    """
+    url = f"{settings.endpoint}{path}?{urlencode(asked, doseq=True)}"
+    source = TransferSource(url, "the answer", token=token())
+    waits = replace(
+        patience, connect_seconds=CONNECT_SECONDS, stall_seconds=min(ANSWER_SECONDS, patience.stall_seconds)
+    )
+    body = with_retries(
+        lambda: _within(ANSWER_SECONDS + CONNECT_SECONDS, settings, lambda: _get(source, settings, about, waits)),
+        patience,
+        on_note,
+    )
+    try:
+        return load_json(body)
+    except ValueError as error:
+        raise nonsense(settings, "something that can't be read") from error
+
+
+def token() -> str | None:
+    """The user's token for the hub, from HF_TOKEN or `hf auth login`; None where it may not be sent unasked."""
+    # Read when huggingface_hub is imported; without it the hub is told about torch and the like.
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    from huggingface_hub import constants, get_token
+
+    return None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+
+
+def login_hint(settings: Settings, repository: str) -> str:
+    """What to do when a repository is gated or private."""
+    return f"open {settings.endpoint}/{repository}, accept the terms, then run `hf auth login` or set HF_TOKEN"
+
+
+def nonsense(settings: Settings, what: str) -> NetworkError:
+    """The error for an answer that is none."""
+    return NetworkError(
+        f"the hub at {settings.endpoint} answered nonsense",
+        why=f"it sent {what}",
+        hint="check HF_ENDPOINT, and whether something on the way changes answers",
+    )
+
+
+def _get(source: TransferSource, settings: Settings, about: tuple[str, str], patience: RetryPolicy) -> bytes:
+    import httpx2
+
+    try:
+        with (
+            new_client(patience) as client,
+            Link(source).answer(client, {"Accept": "application/json"}) as response,
+        ):
+            if response.status_code != 200:
+                _refuse(response, settings, about, patience)
+            return read_body(response, source, _MOST_BYTES, patience)
+    except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError, httpx2.InvalidURL) as error:
+        raise _unreachable(settings, str(error) or type(error).__name__) from error
+    except httpx2.HTTPError as error:
+        what = f"the hub at {settings.endpoint} gave no whole answer"
+        raise RetryableError(NetworkError(what, why=str(error) or type(error).__name__)) from error
+
+
+def _refuse(response: httpx2.Response, settings: Settings, about: tuple[str, str], patience: RetryPolicy) -> None:
+    """Raises what an answer means that is none."""
+    repository, revision = about
+    status, headers = response.status_code, response.headers
+    code = headers.get("x-error-code", "")
+    if code == "GatedRepo":
+        raise LoginRequiredError(
+            f"{repository} is gated",
+            why="its makers want their terms accepted first",
+            hint=login_hint(settings, repository),
+        )
+    if code == "RevisionNotFound":
+        raise ModelNotFoundError(f"{repository} has no revision {revision!r}")
+    if code == "RepoNotFound" or (status == 401 and headers.get("x-error-message") != _WRONG_LOGIN):
+        raise ModelNotFoundError(
+            f"the hub has no repository {repository}",
+            why="it does not exist, or it is private",
+            hint="check the spelling; for a private one run `hf auth login` or set HF_TOKEN",
+        )
+    if status in (401, 403):
+        raise LoginRequiredError(
+            "the hub refuses the login",
+            why=f"it answered {status}",
+            hint="run `hf auth login` again, or check HF_TOKEN",
+        )
+    error: LlmrunError = NetworkError(f"the hub at {settings.endpoint} answered {status}", hint="try again later")
+    if status == 429:
+        error = NetworkError(
+            "the hub has had too many requests from here",
+            hint="wait, or log in with `hf auth login`: known users may ask more often",
+        )
+    if status in BUSY:
+        raise RetryableError(error, wait_seconds(response, error, patience))
+    raise error
+
+
+def _unreachable(settings: Settings, why: str) -> NetworkError:
+    hint = "check the network; models of `llmrun list` work without it"
+    if "CERTIFICATE" in why:
+        hint = "name the certificates to trust: SSL_CERT_FILE=FILE"
+    return NetworkError(f"can't reach the hub at {settings.endpoint}", why=why, hint=hint)
+
+
+def _within(seconds: float, settings: Settings, call: Callable[[], bytes]) -> bytes:
+    """Run a call in a thread, so that no resolver or list of dead addresses holds us up longer than this."""
+    results: list[bytes] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # raised again by whoever waits
+            failures.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failures:
+        raise failures[0]
+    if not results:
+        raise _unreachable(settings, f"no answer within {seconds:.0f} seconds")
+    return results[0]

@@ -1,0 +1,81 @@
+"""Where a model lies that somebody named: found without the network.
+
+Owns what a name means on this disk; must not know what becomes of the file.
+"""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmrun.config import Settings
+from llmrun.errors import ModelNotFoundError, UsageError
+from llmrun.gguf.filenames import projector_for
+from llmrun.models.registry import ModelSpec, load_catalogue, resolve
+from llmrun.models.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLocation:
+    """What a name means, and where its file is; path is None while the model is not on this disk."""
+
+    spec: ModelSpec
+    path: Path | None
+
+
+def locate(name: str, settings: Settings) -> ModelLocation:
+    """Find a model without the network.
+
+    Raises:
+        ModelNotFoundError: nothing is called that.
+        UsageError: the name is invalid.
+    """
+    spec = resolve(name, load_catalogue())
+    if spec.path is not None:
+        return ModelLocation(spec, spec.path)
+    installed = Store(settings).find(spec)
+    return ModelLocation(spec, installed.path if installed else None)
+
+
+def find_projector(model: Path, named: str | None = None) -> Path | None:
+    """The file that turns pictures into what a model takes: the one that was named, or one beside the model.
+
+    Raises:
+        UsageError: it was named, and is not there.
+    """
+    if named is not None:
+        path = Path(named).expanduser()
+        if not path.is_file():
+            raise UsageError(f"--mmproj {named} can't be read", why="there is no such file")
+        return path
+    with suppress(OSError):
+        if not model.is_file():
+            return None
+        found = projector_for(model.name, (path.name for path in model.parent.iterdir()))
+        return model.parent / found if found else None
+    return None
+
+
+def require_projector(name: str, is_there: bool, server: str = "") -> None:
+    """See that a model can look at pictures.
+
+    Args:
+        server: that answers with it; "" where it is loaded here.
+
+    Raises:
+        UsageError: it has no projector.
+    """
+    if not is_there:
+        hint = "--mmproj FILE names one; smolvlm-500m and gemma3-4b come with one"
+        raise UsageError(
+            f"{name} can't look at pictures",
+            why=f"{server} says so" if server else "there is no projector (mmproj*.gguf) beside it",
+            hint="" if server else hint,
+        )
+
+
+def not_on_disk(name: str) -> ModelNotFoundError:
+    """The error for a model that would have to be downloaded first."""
+    return ModelNotFoundError(f"{name} is not on this disk", hint=f"llmrun pull {shlex.quote(name)}")

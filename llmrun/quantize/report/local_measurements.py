@@ -1,0 +1,215 @@
+"""The measurements of a report card, made on this machine with llama.cpp: the one implementation of Measures.
+
+Owns which sizes of prompt, answer and text are enough; quantize, bench and evaluate do the work, each in an engine
+process of its own, so that no type's memory or threads are another's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from llmrun.bench.machine import describe
+from llmrun.bench.results import Machine
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.gguf.filenames import quant_of
+from llmrun.gguf.reader import read_header
+from llmrun.planning.hardware import probe
+from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.split import ALL_LAYERS
+from llmrun.protocol.jobs.bench import BENCH, Bench, BenchResult, BenchTest, BenchUpdate
+from llmrun.protocol.jobs.evaluate import EvaluateResult, EvaluateUpdate, least_chunks
+from llmrun.protocol.jobs.tokenize import TOKENIZE, TokenizeText
+from llmrun.protocol.loading import Load
+from llmrun.quantize.evaluate import EvaluatedText, choose_context, default_text, evaluate
+from llmrun.quantize.job import Preview, QuantizeRequest, preview, quantize
+from llmrun.quantize.report.card import Quality
+from llmrun.quantize.report.measure import OnShare, QualityMeasurement, QuantizedModel, SourceModel, SpeedMeasurement
+from llmrun.runner.runner import Runner
+
+_PROMPT, _ANSWER = 256, 32
+_CHUNK, _MOST_CHUNKS, _LEAST_CHUNKS = 512, 16, 4
+_JUDGE_SECONDS = 240.0  # for one type, about: less text where the model is slow
+_MOST_TOKEN_LENGTH = 32  # characters, on average
+
+
+def require_text(model: Path, text: EvaluatedText) -> None:
+    """Raise UsageError if a text has too few tokens for a report, whose verdicts need intervals.
+
+    Args:
+        model: the (first) GGUF file; its vocabulary is loaded.
+        text: what quality is to be measured on.
+    """
+    n_ctx = choose_context([read_header(model)], None, long=False)
+    needed = least_chunks(n_ctx) * n_ctx
+    command = TokenizeText(str(model.absolute()), text.content[: needed * _MOST_TOKEN_LENGTH], special=False)
+    with closing(Runner()) as engine:
+        n_tokens = len(engine.do(TOKENIZE, command).tokens)
+    if n_tokens < needed:
+        raise UsageError(
+            "the text is too short for a report",
+            why=f"{text.name} has {n_tokens:,} tokens, and at least {needed:,} are needed",
+            hint="a longer --text, or none: then Python's language reference is read",
+        )
+
+
+class LocalMeasurements:
+    """Measures a model's types on this machine.
+
+    Args:
+        source: the (first) GGUF file.
+        name: what the model is called; "" takes it from the file's name.
+        text: what quality is measured on; None is what `llmrun evaluate` reads by default.
+        imatrix: an importance matrix in GGUF.
+        wishes: how models are loaded; n_ctx does not count.
+        chunks: of the text, how many are read at most; fewer where that would take long.
+
+    Raises:
+        BadModelError, ModelNotFoundError: the source is not a model's file.
+    """
+
+    prompt_tokens = _PROMPT
+    answer_tokens = _ANSWER
+
+    def __init__(
+        self,
+        source: Path,
+        *,
+        name: str = "",
+        text: EvaluatedText | None = None,
+        imatrix: Path | None = None,
+        wishes: LoadPreferences = LoadPreferences(),
+        chunks: int = _MOST_CHUNKS,
+    ) -> None:
+        self._source = source
+        self._name = name or _stem(source)
+        self._text = text or default_text()
+        self._imatrix = imatrix
+        self._wishes = wishes
+        self._chunks = chunks
+        self._header = read_header(source)
+        self._build_commit = ""
+        self._previews: dict[str, Preview] = {}
+        self.threads = wishes.threads or probe().usable_cores
+
+    def machine(self) -> Machine:
+        """As `llmrun bench` describes it."""
+        return describe(build_commit=self._build_commit)
+
+    def original(self) -> SourceModel:
+        """What the file's header tells."""
+        header = self._header
+        return SourceModel(
+            name=self._name,
+            type=header.quant,
+            n_bytes=header.file_size,
+            bits_per_weight=header.bits_per_weight,
+            n_parameters=header.n_parameters,
+            notes=tuple(_unusual(self._wishes)),
+        )
+
+    def expected_bytes(self, kind: str) -> int:
+        """From llama.cpp's own plan for the file."""
+        if kind not in self._previews:
+            self._previews[kind] = preview(self._request(kind, self._source.with_name("none.gguf")))
+        return self._previews[kind].n_bytes
+
+    def make(self, kind: str, target: Path, on_share: OnShare) -> QuantizedModel:
+        """By `llmrun quantize`."""
+        done = quantize(self._request(kind, target), lambda _, share: on_share(share), outlook=self._previews.get(kind))
+        return QuantizedModel(done.n_bytes, done.bits_per_weight, done.seconds, done.notes)
+
+    def time(self, model: Path, on_share: OnShare) -> SpeedMeasurement:
+        """By `llmrun bench`: a prompt and an answer."""
+        wishes = self._wishes
+        load = Load(
+            str(model.absolute()),
+            n_ctx=0,
+            n_ctx_start=0,
+            threads=self.threads,
+            gpu_layers=ALL_LAYERS if wishes.gpu_layers is None else wishes.gpu_layers,
+            flash_attention=wishes.flash_attention,
+            kv_type_k=wishes.cache_type_k,
+            kv_type_v=wishes.cache_type_v,
+        )
+        with closing(Runner()) as engine:
+            on_share(0.1)
+            prefill = engine.do(BENCH, Bench(load, BenchTest(n_prompt=_PROMPT), repetitions=1), _ignore)
+            on_share(0.6)
+            decode = engine.do(BENCH, Bench(load, BenchTest(n_gen=_ANSWER), repetitions=1), _ignore)
+        self._build_commit = decode.model.build_commit
+        if model == self._source:
+            self._chunks = chunks_for(_rate(prefill, _PROMPT), self._chunks)
+        peaks = [done.peak_bytes for done in (prefill, decode) if done.peak_bytes is not None]
+        return SpeedMeasurement(_rate(prefill, _PROMPT), _rate(decode, _ANSWER), max(peaks, default=None))
+
+    def judge(self, model: Path, on_share: OnShare) -> QualityMeasurement:
+        """By `llmrun evaluate`, beside the source."""
+
+        def tell(update: EvaluateUpdate) -> None:
+            on_share(update.done / update.total if update.total else 0.0)
+
+        text = self._text
+        found = evaluate(
+            model, reference=self._source, text=text, chunks=self._chunks, wishes=self._wishes, on_update=tell
+        )
+        return QualityMeasurement(*_qualities(found), text.name, text.sha256, found.chunks * found.n_ctx)
+
+    def _request(self, kind: str, target: Path) -> QuantizeRequest:
+        return QuantizeRequest(self._source, target, kind, imatrix=self._imatrix, threads=self._wishes.threads)
+
+
+def chunks_for(prefill: float, most: int) -> int:
+    """How many chunks of text can be read in reasonable time, by a model and by its source.
+
+    Args:
+        prefill: tokens/s of the source.
+        most: not more than these, and not fewer than a few, unless that is less.
+    """
+    readable = int(_JUDGE_SECONDS * prefill / (2 * _CHUNK))
+    return min(max(readable, _LEAST_CHUNKS), most)
+
+
+def _unusual(wishes: LoadPreferences) -> Iterator[str]:
+    """How models are loaded otherwise than by default, a sentence each."""
+    if (wishes.cache_type_k, wishes.cache_type_v) != ("f16", "f16"):
+        kinds = f"{wishes.cache_type_k} keys and {wishes.cache_type_v} values"
+        yield f"the KV cache has {kinds}; quality is compared with the source's in f16"
+    if wishes.flash_attention != "auto":
+        yield f"flash attention is {wishes.flash_attention}"
+    if wishes.gpu_layers is not None and wishes.gpu_layers != ALL_LAYERS:
+        yield f"{wishes.gpu_layers} layers are on the GPU"
+
+
+def _qualities(found: EvaluateResult) -> tuple[Quality, Quality]:
+    """Of the model, and of the source."""
+    divergence = found.divergence
+    if divergence is None or found.perplexity is None:
+        raise LlmrunError("nothing was evaluated")
+    mine = Quality(
+        perplexity=found.perplexity.value,
+        perplexity_error=found.perplexity.half,
+        kld=divergence.mean.value,
+        kld_error=divergence.mean.half,
+        same_top=divergence.same_top.value,
+        same_top_error=divergence.same_top.half,
+    )
+    reference = divergence.reference_perplexity
+    return mine, Quality(perplexity=reference.value, perplexity_error=reference.half)
+
+
+def _rate(done: BenchResult, n_tokens: int) -> float:
+    return 1e9 * n_tokens * len(done.repetitions) / max(sum(each.ns for each in done.repetitions), 1)
+
+
+def _ignore(update: BenchUpdate) -> None:
+    """There is nothing to tell of a test of a second."""
+
+
+def _stem(path: Path) -> str:
+    """A file's name without what tells its type, part and format."""
+    name = path.name.removesuffix(".gguf").partition("-00001-of-")[0]
+    quant = quant_of(name)
+    return re.sub(rf"[-_.]{re.escape(quant)}$", "", name, flags=re.IGNORECASE) if quant else name

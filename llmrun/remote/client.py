@@ -1,0 +1,289 @@
+"""A client of a far server, with the surface of the runner's: commands from any thread, each with its own answer.
+
+Owns the thread that speaks with the server, and how often a busy one is asked; must not know what comes of answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
+from contextlib import aclosing, suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import httpx2
+
+from llmrun.errors import LlmrunError, UnavailableError
+from llmrun.models.download.transfer import RetryPolicy, ignore_note, wait_seconds
+from llmrun.protocol.messages import Event, Generate
+from llmrun.remote.request_body import body_of
+from llmrun.remote.response_decoder import AnswerDecoder, EventReader
+from llmrun.remote.server import ServedModel, Server
+from llmrun.remote.transport import (
+    TROUBLES,
+    client_settings,
+    media_type,
+    not_compatible,
+    read_body,
+    read_json,
+    refuse_errors,
+    unreachable,
+)
+from llmrun.runner.requests import Put
+
+_HINT_SECONDS = 30.0  # after which waiting for the first token is said
+PATIENT = RetryPolicy(stall_seconds=1800.0, retries=3, backoff_seconds=1.0)
+"""A long prompt may take a slow server many minutes, in which most send nothing. Who won't wait cancels."""
+_BUSY = frozenset({429, 503})  # of a server that has done nothing yet
+_IDLE_SECONDS = 2.0  # in which a connection is used again: most servers close theirs after five
+_REST_SECONDS = 0.5  # for what follows the last event, which is nothing
+_EVENT_STREAM = "text/event-stream"
+_Value = TypeVar("_Value")
+
+
+class RemoteClient:
+    """One model of one server, shared. Close it, or its thread goes on.
+
+    Args:
+        model: that answers.
+        patience: with the server; None is PATIENT.
+        on_note: told, in the thread that speaks with the server, when a request is made again, takes long, or is cut.
+
+    Attributes:
+        has_usage: whether the server counts tokens, by the last answer that ended; None before the first one. One
+            that does not has its pieces of text counted.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        model: ServedModel,
+        patience: RetryPolicy | None = None,
+        on_note: Callable[[str], None] = ignore_note,
+    ) -> None:
+        patience = patience or PATIENT
+        self.server, self.model = server, model
+        self.has_usage: bool | None = None
+        self.next_request = itertools.count(1).__next__
+        self._patience, self._on_note = patience, on_note
+        self._has_hinted = False
+        try:
+            self._http = httpx2.AsyncClient(
+                **client_settings(server),
+                timeout=httpx2.Timeout(patience.stall_seconds, connect=patience.connect_seconds, pool=None),
+                limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_SECONDS),
+            )
+        except TROUBLES as error:
+            raise unreachable(server, error) from None
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="far server", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes another command."""
+        return not self._loop.is_closed()
+
+    def submit(self, command: Generate, named: Collection[str] | None = None) -> Iterator[Event]:
+        """Ask; gives the answer's events as they come, to the last. Whoever closes the iterator before cancels it.
+
+        Args:
+            command: its request is a number of next_request().
+            named: fields of its sampling that the user set; None is those that are not as they are by default.
+
+        Raises:
+            LlmrunError: from the iterator, why there is no answer, or no more of it.
+        """
+        events: SimpleQueue[Event | LlmrunError | None] = SimpleQueue()
+        self.listen(command, events.put, named)
+        return self._heard(command.request, events)
+
+    def listen(self, command: Generate, put: Put, named: Collection[str] | None = None) -> None:
+        """Ask; the answer's events go to `put` in the thread that speaks with the server, as they come.
+
+        Args:
+            command, named: as in submit().
+            put: takes an event, an error in place of the last one, and behind it None. It must not wait.
+        """
+        self._loop.call_soon_threadsafe(self._begin, command, put, named)
+
+    def cancel(self, request: int) -> None:
+        """Stop a request: its connection is closed, and it ends with Finished. Nothing happens where it has ended."""
+        if self.alive:
+            self._loop.call_soon_threadsafe(self._cancel, request)
+
+    def close(self) -> None:
+        """Cancel what is open. May be called again."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(self._end_all(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _heard(self, request: int, events: SimpleQueue[Event | LlmrunError | None]) -> Iterator[Event]:
+        try:
+            while (event := events.get()) is not None:
+                if isinstance(event, LlmrunError):
+                    raise event
+                yield event
+        finally:
+            self.cancel(request)
+
+    # ---- in the thread that speaks with the server ---------------------------------------------------
+
+    def _begin(self, command: Generate, put: Put, named: Collection[str] | None) -> None:
+        decoder = AnswerDecoder(self.server, command, self.model.name)
+        task = self._loop.create_task(self._answer(command, decoder, put, named))
+        self._tasks[command.request] = task
+        task.add_done_callback(partial(self._ended, command.request, decoder, put))
+
+    def _cancel(self, request: int) -> None:
+        if request in self._tasks:
+            self._tasks[request].cancel()
+
+    async def _end_all(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._http.aclose()
+
+    def _ended(self, request: int, decoder: AnswerDecoder, put: Put, task: asyncio.Task[None]) -> None:
+        """However it ended, nobody is left waiting."""
+        del self._tasks[request]
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            put(decoder.finished("cancelled"))
+        elif isinstance(error, LlmrunError):
+            put(error)
+        elif error is not None:
+            put(LlmrunError(f"the client of {self.server.host} failed", why=type(error).__name__))
+        put(None)
+
+    async def _answer(self, command: Generate, decoder: AnswerDecoder, put: Put, named: Collection[str] | None) -> None:
+        """One answer, to its end; a busy server is asked again."""
+        endpoint, body, _ = body_of(command.asked, self.model, named)
+        content = json.dumps(body).encode()
+        for failures in itertools.count():
+            seconds = await self._try(endpoint, content, decoder, put, may_wait=failures < self._patience.retries)
+            if seconds is None:
+                return
+            seconds = max(seconds, self._patience.backoff_seconds * 2**failures)
+            self._on_note(f"{self.server.host} is busy; trying again in {seconds:g} seconds")
+            await asyncio.sleep(seconds)
+
+    async def _try(
+        self, endpoint: str, content: bytes, decoder: AnswerDecoder, put: Put, *, may_wait: bool
+    ) -> float | None:
+        """Ask once. Gives the seconds that a busy server wants to be left alone, None where it answered.
+
+        Raises:
+            LlmrunError: there is no answer.
+        """
+        headers = {"Content-Type": "application/json", "Accept": _EVENT_STREAM}
+        request = self._http.build_request("POST", f"{self.server.url}{endpoint}", content=content, headers=headers)
+        try:
+            async with aclosing(await self._in_time(self._send(request))) as response:
+                if response.status_code in _BUSY and may_wait:
+                    error = UnavailableError(f"{self.server.host} is busy", why=f"it answered {response.status_code}")
+                    return wait_seconds(response, error, self._patience)
+                body = b"" if response.is_success else await self._in_time(read_body(self.server, response))
+                refuse_errors(self.server, response, body, self.model.name)
+                await self._read(response, decoder, put)
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, asyncio.TimeoutError) as error:
+            raise unreachable(self.server, error) from None
+        return None
+
+    async def _in_time(self, work: Coroutine[Any, Any, _Value]) -> _Value:
+        """Do something within the server's time, which httpx2 begins again with every byte."""
+        return await asyncio.wait_for(work, self._patience.stall_seconds)
+
+    async def _send(self, request: httpx2.Request) -> httpx2.Response:
+        """Send it, over a new connection where the server has just closed the kept one, as llama-server does."""
+        try:
+            return await self._http.send(request, stream=True)
+        except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+            return await self._http.send(request, stream=True)
+
+    async def _read(self, response: httpx2.Response, decoder: AnswerDecoder, put: Put) -> None:
+        """The answer, in one piece or in many."""
+        kind = media_type(response)
+        if kind == "application/json":  # it does not stream
+            put(decoder.started())
+            body = await self._in_time(read_body(self.server, response))
+            _each(decoder.take(read_json(self.server, body)), put)
+        elif kind == _EVENT_STREAM:
+            put(decoder.started())
+            pieces = response.aiter_raw()
+            await self._read_events(pieces, decoder, put)
+        else:
+            raise not_compatible(
+                self.server, f"it sent {kind[:40] or 'something without a type'}, not a stream of events"
+            )
+        self.has_usage = decoder.has_usage
+        if decoder.excess:
+            self._on_note(f"{self.server.host} {decoder.excess}")
+        _each(decoder.ended(), put)
+        if decoder.is_done:  # a connection can be used again where nothing more comes
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(_rest(pieces), _REST_SECONDS)
+
+    async def _read_events(self, pieces: AsyncIterator[bytes], decoder: AnswerDecoder, put: Put) -> None:
+        """Read a stream of events to its end. Only progress in the answer counts as a sign of life.
+
+        Raises:
+            UnavailableError: there was none for too long, whatever else came.
+        """
+        seconds, reader = self._patience.stall_seconds, EventReader(self.server)
+        hint = self._loop.call_later(_HINT_SECONDS, self._hint)
+        progress, ends_at = decoder.progress, self._loop.time() + seconds
+        try:
+            while piece := await asyncio.wait_for(_next(pieces), ends_at - self._loop.time()):
+                for data in reader.feed(piece):
+                    _each(decoder.feed(data), put)
+                if decoder.is_done or decoder.is_cut:
+                    return
+                if decoder.progress > progress:
+                    hint.cancel()
+                    progress, ends_at = decoder.progress, self._loop.time() + seconds
+            for data in reader.flush():
+                _each(decoder.feed(data), put)
+        except asyncio.TimeoutError:
+            raise UnavailableError(
+                f"{self.server.host} has fallen silent",
+                why=f"it kept the connection open, but sent nothing of the answer for {seconds:g} seconds",
+                hint="try again; the server may be overloaded, or stuck",
+            ) from None
+        finally:
+            hint.cancel()
+
+    def _hint(self) -> None:
+        """Say once why nothing is there yet."""
+        if not self._has_hinted:
+            self._has_hinted = True
+            waiting = f"{self._patience.stall_seconds:g} seconds at most"
+            self._on_note(f"{self.server.host} has sent nothing of the answer yet; waiting {waiting}, Ctrl-C ends it")
+
+
+async def _next(pieces: AsyncIterator[bytes]) -> bytes:
+    """The next piece that is not empty; b"" at the end."""
+    async for piece in pieces:
+        if piece:
+            return piece
+    return b""
+
+
+async def _rest(pieces: AsyncIterator[bytes]) -> None:
+    async for _ in pieces:
+        pass
+
+
+def _each(events: Iterator[Event], put: Put) -> None:
+    for event in events:
+        put(event)

@@ -1,0 +1,184 @@
+"""A server's model, as a conversation asks it: the other one of what llmrun.model.chat_model describes.
+
+Owns what stands in for an engine of our own: which parameters are the user's and which the server's, what is learned of
+the context window, and figures as they look from here. Must not know terminals, or how a request is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import PurePath
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from llmrun.errors import ContextOverflowError, LlmrunError
+from llmrun.models.download.transfer import RetryPolicy
+from llmrun.models.fingerprint import ModelFingerprint
+from llmrun.protocol.finished_answers import StateSaved
+from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Message, TokenCount, Tool
+from llmrun.protocol.params import SERVER, SamplingParams, resolve_sampling
+from llmrun.protocol.speculation import StepTables
+from llmrun.remote.capabilities import TokenCounter, facts_of
+from llmrun.remote.client import RemoteClient
+from llmrun.remote.request_body import refused_fields, require_told
+from llmrun.remote.server import ServedModel, Server
+
+if TYPE_CHECKING:
+    from llmrun.protocol.adapters import Adapter
+
+_TICK_SECONDS = 0.1
+_MOST_AT_ONCE = 64
+_N_CTX = re.compile(r"context (?:length is|size \() ?(\d+)")  # OpenAI's and vLLM's, llama-server's
+
+
+class RemoteModel:
+    """A model that a server answers with. Close it, or its thread goes on.
+
+    Args:
+        model: of the server's.
+        on_note: told when a request is made again, because the server is busy.
+        patience: with the server; None is the usual one.
+
+    Attributes:
+        server: that answers.
+        on_wait: as Model's.
+    """
+
+    has_template = thinks = True  # nobody knows before it answers
+    parallel = _MOST_AT_ONCE
+    adapters: tuple[Adapter, ...] = ()
+    step_times = StepTables()
+
+    def __init__(
+        self, server: Server, model: ServedModel, on_note: Callable[[str], None], patience: RetryPolicy | None = None
+    ) -> None:
+        facts = facts_of(server, model)
+        self.server, self._model = server, model
+        self.name = PurePath(model.name).name if PurePath(model.name).is_absolute() else model.name
+        self.used = ModelFingerprint(model.name, path=server.url)
+        self.n_ctx, self.sees = facts.n_ctx, facts.sees
+        self.on_wait: Callable[[], None] = lambda: None
+        self._counter = TokenCounter(server, model)
+        self._client = RemoteClient(server, model, patience, on_note)
+        self._named: Collection[str] = ()
+        self._open: tuple[int, ...] = ()
+
+    def sampling(
+        self, flags: Mapping[str, Any] | None = None, session: Mapping[str, Any] | None = None
+    ) -> tuple[SamplingParams, dict[str, str]]:
+        """What the user set, for the answers from now on; everything else is the server's.
+
+        Raises:
+            UsageError: a value is out of its bounds, or the server can't be told it.
+        """
+        params, origins = resolve_sampling(("session", session or {}), ("flag", flags or {}))
+        self._named = [name for name, origin in origins.items() if origin != "default"]
+        self.require(AnswerRequest(sampling=params))
+        return params, {name: SERVER if origin == "default" else origin for name, origin in origins.items()}
+
+    def takes(self, parameter: str) -> bool:
+        """Whether the server can be told a sampling parameter."""
+        return not refused_fields(AnswerRequest(), self._model, [parameter])
+
+    def require(self, asked: AnswerRequest) -> None:
+        """See that the server can be told all that is asked.
+
+        Raises:
+            UsageError: it can't; the names are of our fields.
+        """
+        require_told(self.server, self._model, asked, self._named_in(asked))
+
+    def speculation(self) -> None:
+        """Nothing: the server drafts or does not."""
+
+    def answer(self, *asked: AnswerRequest) -> Iterator[Event]:
+        """Answer what is asked, several requests at once; the events of Model.answer() but for progress in prefill.
+
+        Raises:
+            ContextOverflowError: the prompt is too long; n_ctx is known from then on, if the server has said it.
+            UsageError: the server can't be told what is asked.
+            LlmrunError: the server can't be reached, or what it said.
+        """
+        for each in asked:
+            self.require(each)
+        events: SimpleQueue[Event | LlmrunError | None] = SimpleQueue()
+        commands = {each.request: each for each in (Generate(self._client.next_request(), one) for one in asked)}
+        self._open = tuple(commands)
+        for command in commands.values():
+            self._client.listen(command, events.put, self._named_in(command.asked))
+        try:
+            yield from self._heard(events, commands)
+        finally:
+            self.cancel()
+            self._open = ()
+
+    def _heard(
+        self, events: SimpleQueue[Event | LlmrunError | None], commands: Mapping[int, Generate]
+    ) -> Iterator[Event]:
+        """The events of all the commands, to the last."""
+        left = len(commands)
+        while left:
+            try:
+                event = events.get(timeout=_TICK_SECONDS)
+            except Empty:
+                self.on_wait()
+                continue
+            if event is None:
+                left -= 1
+            elif isinstance(event, LlmrunError):
+                raise self._learned(event)
+            elif isinstance(event, Finished):
+                yield self._seen_locally(event, commands[event.request].asked)
+            else:
+                yield event
+
+    def _named_in(self, asked: AnswerRequest) -> Collection[str]:
+        """The sampling parameters to send: those that were set, but a seed only where this answer has one."""
+        named = {*self._named, "seed"}
+        return sorted(named if asked.sampling.seed is not None else named - {"seed"})
+
+    def _seen_locally(self, finished: Finished, asked: AnswerRequest) -> Finished:
+        self.n_ctx = self.n_ctx or facts_of(self.server, self._model).n_ctx  # it may have been loading
+        if finished.stats.prompt_tokens:  # the server counts
+            self._counter.learn(asked.messages, finished.stats.prompt_tokens)
+        return finished._replace(stats=replace(finished.stats, n_ctx=self.n_ctx, over_network=True))
+
+    def _learned(self, error: LlmrunError) -> LlmrunError:
+        found = _N_CTX.search(error.why) if isinstance(error, ContextOverflowError) else None
+        if found:
+            self.n_ctx = int(found[1])
+        return error
+
+    def count(
+        self,
+        messages: Iterable[Message],
+        *,
+        template: str | None = None,
+        thinking: bool | None = None,
+        tools: tuple[Tool, ...] = (),
+    ) -> TokenCount:
+        """About how many tokens a conversation has."""
+        return self._counter.count(messages, tools)
+
+    def decode_together(self, answers: int) -> None:
+        """Do nothing: the server gets all requests at once."""
+
+    def measuring_steps(self) -> AbstractContextManager[None]:
+        """Nothing is measured."""
+        return nullcontext()
+
+    def save_state(self, *, prompt_only: bool = False) -> StateSaved:
+        """Nothing is saved: the KV cache is the server's."""
+        return StateSaved(0, 0, 0)
+
+    def cancel(self) -> None:
+        """Stop what is being answered, which then ends with Finished. Safe in a signal handler."""
+        for request in self._open if self._client.alive else ():
+            self._client.cancel(request)
+
+    def close(self) -> None:
+        """End the connections."""
+        self._client.close()

@@ -1,0 +1,225 @@
+"""What is asked, as the body of an OpenAI-compatible request, and what of it a server can't be told. Pure.
+
+Owns the names that servers have for our fields; must not know HTTP. What the user did not set is not sent: the server
+knows its model's own settings. Fields beyond OpenAI's are sent to the servers that are known to take them, since others
+refuse the request or, which is worse, say nothing and do something else.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from llmrun.errors import UsageError
+from llmrun.protocol.codec import load_json
+from llmrun.protocol.messages import AnswerRequest, Image, Message, Tool
+from llmrun.protocol.params import DEFAULTS, SamplingParams
+from llmrun.remote.server import ServedModel, Server
+
+# Our fields of SamplingParams, and what servers call them, by who owns the model that they list.
+_OPENAI = {
+    name: name for name in ("temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "logit_bias")
+}
+_VLLM = {"top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"}
+_LLAMA_SERVER = {
+    "temperature_range": "dynatemp_range",
+    "temperature_exponent": "dynatemp_exponent",
+    "dry_last_n": "dry_penalty_last_n",
+    "dry_breakers": "dry_sequence_breakers",
+    **{
+        name: name
+        for name in (
+            "top_k", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "repeat_last_n",
+            "repeat_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "mirostat", "mirostat_tau",
+            "mirostat_eta",
+        )
+    },
+}  # fmt: skip
+_LLMRUN = {name: name for name in SamplingParams.__dataclass_fields__}
+_SAMPLING = {
+    "llmrun": _LLMRUN,
+    "llamacpp": {**_OPENAI, **_LLAMA_SERVER},
+    "vllm": {**_OPENAI, **_VLLM},
+    "sglang": {**_OPENAI, **_VLLM},
+}
+_WORDS = {
+    "ban": "phrases to ban",
+    "grammar": "a GBNF grammar",
+    "json_schema": "a JSON schema",
+    "lark": "a Lark grammar",
+    "template": "another chat template",
+    "thinking": "whether to think",
+    "thinking_tokens": "how long to think",
+}
+_OURS_BY_DEFAULT = frozenset({"stops_repeats"})  # nobody asked for it, and most servers can't
+_OPENAI_OWNERS = frozenset({"openai", "openai-internal", "system"})
+_BAN = -100  # what OpenAI calls a bias that leaves nothing of a token
+_PICTURE_TYPES = {b"\x89PNG": "png", b"GIF8": "gif", b"BM": "bmp"}
+
+
+class RequestBody(NamedTuple):
+    """A request.
+
+    Attributes:
+        endpoint: behind the server's address.
+        refused: what was asked and is not in the body, by our names.
+    """
+
+    endpoint: str
+    body: dict[str, Any]
+    refused: tuple[str, ...]
+
+
+def refused_fields(asked: AnswerRequest, model: ServedModel, named: Collection[str] | None = None) -> tuple[str, ...]:
+    """What the model's server can't be asked for, by our names; see body_of()."""
+    return body_of(asked, model, named).refused
+
+
+def require_told(
+    server: Server, model: ServedModel, asked: AnswerRequest, named: Collection[str] | None = None
+) -> None:
+    """See that a server can be told all that is asked.
+
+    Args:
+        named: see body_of().
+
+    Raises:
+        UsageError: it can't; the names are of our fields.
+    """
+    if missing := [name for name in refused_fields(asked, model, named) if name not in _OURS_BY_DEFAULT]:
+        raise UsageError(
+            f"{server.host} can't be told {', '.join(_WORDS.get(name, name) for name in missing)}",
+            why="OpenAI's protocol has no such field, and this server is not known to have one of its own",
+        )
+
+
+def body_of(asked: AnswerRequest, model: ServedModel, named: Collection[str] | None = None) -> RequestBody:
+    """The request that asks for a streamed answer.
+
+    Args:
+        named: fields of its sampling that the user set; None is those that are not as they are by default.
+    """
+    sampling, refused = _sampling(asked.sampling, model.owner, named)
+    extensions, refused_extensions = _extensions(asked, model.owner)
+    endpoint, prompt = (
+        ("/chat/completions", _conversation(asked)) if asked.prompt is None else ("/completions", _text(asked))
+    )
+    body: dict[str, Any] = {"model": model.name, **prompt, **sampling, **extensions}
+    if asked.limits.max_tokens is not None:
+        is_new = model.owner in _OPENAI_OWNERS and asked.prompt is None
+        body["max_completion_tokens" if is_new else "max_tokens"] = asked.limits.max_tokens
+    if asked.limits.stop:
+        body["stop"] = list(asked.limits.stop)
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    return RequestBody(endpoint, {**body, **streamed}, (*refused, *refused_extensions))
+
+
+def _sampling(
+    sampling: SamplingParams, owner: str, named: Collection[str] | None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    known = _SAMPLING.get(owner, _OPENAI)
+    if named is None:
+        named = [name for name in _LLMRUN if getattr(sampling, name) != getattr(DEFAULTS, name)]
+    body = {known[name]: getattr(sampling, name) for name in named if name in known}
+    if sampling.logit_bias and "logit_bias" in body:
+        biases = {str(token): _BAN if bias == -math.inf else bias for token, bias in sampling.logit_bias}
+        body["logit_bias"] = biases
+    return body, tuple(name for name in named if name not in known)
+
+
+def _extensions(asked: AnswerRequest, owner: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What OpenAI has no field for, or another one than others."""
+    is_llmrun, is_local = owner == "llmrun", owner in _SAMPLING
+    takes_grammar = is_llmrun or owner == "llamacpp"
+    grammar, is_raw = asked.grammar, asked.prompt is not None
+    kind = grammar.kind if grammar else ""
+    # Name of ours -> whether it was asked, whether the server takes it, and what it is then called.
+    table: dict[str, tuple[bool, bool, dict[str, Any]]] = {
+        "ignore_eos": (asked.limits.ignores_end, is_local, {"ignore_eos": True}),
+        "ban": (bool(asked.limits.ban), is_llmrun, {"ban": list(asked.limits.ban)}),
+        "stops_repeats": (asked.stops_repeats, is_llmrun, {"stops_repeats": True}),
+        "thinking": (
+            asked.thinking is not None,
+            is_local and not is_raw,
+            {"chat_template_kwargs": {"enable_thinking": asked.thinking}},
+        ),
+        "thinking_tokens": (asked.thinking_tokens is not None, is_llmrun, {"thinking_tokens": asked.thinking_tokens}),
+        "template": (asked.template is not None, False, {}),
+        "cache_salt": (bool(asked.salt), is_llmrun or owner == "vllm", {"cache_salt": asked.salt}),
+        "adapters": (asked.adapters is not None, False, {}),
+        "json_schema": (
+            kind == "json_schema",
+            takes_grammar or not is_raw,
+            _schema(grammar.text, is_raw=is_raw) if grammar and kind == "json_schema" else {},
+        ),
+        "grammar": (kind == "gbnf", takes_grammar, {"grammar": grammar.text if grammar else ""}),
+        "lark": (kind == "lark", is_llmrun, {"grammar": grammar.text if grammar else ""}),
+    }
+    sent = {key: value for wanted, takes, fields in table.values() if wanted and takes for key, value in fields.items()}
+    return sent, tuple(name for name, (wanted, takes, _) in table.items() if wanted and not takes)
+
+
+def _schema(text: str, *, is_raw: bool) -> dict[str, Any]:
+    schema = load_json(text)
+    if is_raw:
+        return {"json_schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
+
+
+def _text(asked: AnswerRequest) -> dict[str, Any]:
+    likeliest = {} if asked.logprobs is None else {"logprobs": asked.logprobs}
+    return {"prompt": asked.prompt, **likeliest}
+
+
+def _conversation(asked: AnswerRequest) -> dict[str, Any]:
+    body: dict[str, Any] = {"messages": [_message(message) for message in asked.messages]}
+    if asked.logprobs is not None:
+        body |= {"logprobs": True, "top_logprobs": asked.logprobs}
+    if asked.tools:
+        body |= {"tools": [_tool(tool) for tool in asked.tools], "tool_choice": _choice(asked.tool_choice)}
+        if not asked.parallel_calls:
+            body["parallel_tool_calls"] = False
+    return body
+
+
+def _message(message: Message) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": message.role, "content": _content(message)}
+    if message.tool_calls:
+        said["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        said["tool_call_id"] = message.tool_call_id
+    return said
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    """A text, or texts and pictures in their order."""
+    if not message.pictures:
+        return message.content
+    parts: list[dict[str, Any]] = []
+    begin = 0
+    for picture in message.pictures:
+        parts.append({"type": "text", "text": message.content[begin : picture.at]})
+        parts.append({"type": "image_url", "image_url": {"url": _data_url(picture)}})
+        begin = picture.at
+    parts.append({"type": "text", "text": message.content[begin:]})
+    return [part for part in parts if part.get("text") != ""]
+
+
+def _data_url(picture: Image) -> str:
+    start = base64.b64decode(picture.data[:16])
+    kind = next((kind for beginning, kind in _PICTURE_TYPES.items() if start.startswith(beginning)), "jpeg")
+    return f"data:image/{kind};base64,{picture.data}"
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": load_json(tool.parameters)}
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: str) -> str | Mapping[str, Any]:
+    return {"type": "function", "function": {"name": choice[1:]}} if choice.startswith("=") else choice

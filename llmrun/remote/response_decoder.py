@@ -1,0 +1,338 @@
+"""A far answer, told the way our own engine tells one: bytes of a stream in, events out. Pure.
+
+Owns server-sent events, OpenAI's chunks, and what is counted and timed on this side; must not know connections.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise, starmap
+from statistics import quantiles
+from typing import Any
+
+from llmrun.errors import LlmrunError, NetworkError, UnavailableError
+from llmrun.protocol.answer import AnswerSplitter
+from llmrun.protocol.messages import AnswerPart, Event, Finished, Generate, Started, Stats, TextDelta, TokenLogprob
+from llmrun.protocol.toolcalls import TOOL_NAME, TOOL_NAME_RULE
+from llmrun.remote.server import Server
+from llmrun.remote.transport import LONGEST_BODY, endless, error_in, not_compatible, read_json, refusal, require_short
+
+_TAGS = ("<think>", "</think>")  # around reasoning, if it is shown as text
+_DONE = b"[DONE]"
+_LARGEST_COUNT = 2**40
+_MOST_CALLS = 1000
+_BYTES_A_TOKEN = 4
+
+
+class EventReader:
+    """The data of server-sent events, from the bytes of a stream.
+
+    Args:
+        server: named in errors.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._held, self._data = bytearray(), bytearray()
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """The data of events that are complete with this piece.
+
+        Raises:
+            NetworkError: one is longer than any is.
+        """
+        self._held += piece
+        require_short(self._server, self._held)
+        if b"\n" not in piece:
+            return
+        *lines, self._held = self._held.split(b"\n")
+        for line in lines:
+            yield from self._line(line.rstrip(b"\r"))
+
+    def flush(self) -> Iterator[bytes]:
+        """The data of the last event, whose last line some leave out."""
+        yield from self._line(self._held)
+        yield from self._line(b"")
+
+    def _line(self, line: bytes | bytearray) -> Iterator[bytes]:
+        if line.startswith(b"data:"):
+            self._data += (b"\n" if self._data else b"") + line[5:].removeprefix(b" ")
+            require_short(self._server, self._data)
+        elif not line and self._data:
+            data, self._data = bytes(self._data), bytearray()
+            yield data
+
+
+class RemoteCall:
+    """A call of a tool as it comes: its name whole, its arguments in pieces."""
+
+    def __init__(self) -> None:
+        self.name, self.arguments = "", ""
+
+    def add(self, function: dict[str, Any]) -> None:
+        """What one more chunk says of it."""
+        self.name = self.name or _text(function.get("name"))
+        arguments = function.get("arguments")  # some send an object
+        self.arguments += json.dumps(arguments) if isinstance(arguments, dict) else _text(arguments)
+
+
+class AnswerDecoder:
+    """One answer.
+
+    Args:
+        server: named in errors.
+        command: that asks for it.
+        model: its name there.
+        clock: seconds, monotonic.
+
+    Attributes:
+        is_done: the server has said that nothing follows.
+        has_usage: the server counted tokens; else they are pieces of text, which are tokens with most servers.
+        is_cut: the server ignores the limit of tokens: no more of its answer is taken.
+    """
+
+    def __init__(
+        self, server: Server, command: Generate, model: str = "", clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._server, self._command, self._model, self._clock = server, command, model, clock
+        self._began = clock()
+        self._times: list[float] = []
+        self._reason, self._detail = "", ""
+        self._usage: dict[str, Any] = {}
+        self._calls: dict[int, RemoteCall] = {}
+        self._is_reasoning = self._has_answered = False
+        self._tags = _TAGS if command.asked.prompt is None else ()
+        self._splitter = AnswerSplitter(self._tags)  # some servers leave reasoning in the content
+        self.is_done = self.has_usage = self.is_cut = False
+        self._n_bytes = 0  # of text, reasoning and calls
+
+    @property
+    def progress(self) -> int:
+        """A figure that grows with whatever comes of the answer, which comments and empty events are not."""
+        return len(self._times) + bool(self._reason) + self.has_usage
+
+    @property
+    def excess(self) -> str:
+        """How the server ignored the limit of tokens, behind its name; "" if it did not."""
+        most = self._command.asked.limits.max_tokens
+        counted = _count(self._usage, "completion_tokens")
+        if self.is_cut:
+            return f"ignores max_tokens {most:,}: its answer was cut here"
+        if most is not None and counted > most:
+            return f"ignores max_tokens {most:,}: its answer has {counted:,} tokens"
+        return ""
+
+    def started(self) -> Started:
+        """The first event. How long the prompt is, a server tells at the end."""
+        return Started(self._command.request, 0, 0, self._command.asked.sampling.seed or 0, False, self._tags)
+
+    def feed(self, data: bytes) -> Iterator[Event]:
+        """What an event of the stream tells.
+
+        Raises:
+            LlmrunError: it tells of an error.
+            NetworkError: it can't be read.
+        """
+        if data.strip() == _DONE:
+            self.is_done = True
+            return
+        yield from self.take(read_json(self._server, data))
+
+    def take(self, chunk: dict[str, Any]) -> Iterator[Event]:
+        """A chunk of a stream, or a whole answer of a server that does not stream; raises as feed()."""
+        if (error := error_in(chunk)) is not None:
+            raise refusal(self._server, _status(error), error, self._model)
+        if isinstance(chunk.get("usage"), dict):
+            self._usage, self.has_usage = chunk["usage"], True
+        choices = chunk.get("choices")
+        if choices is not None and not isinstance(choices, list):
+            raise not_compatible(self._server, "its answer has another shape")
+        for choice in choices or ():
+            if isinstance(choice, dict) and choice.get("index") in (0, None) and not self.is_cut:
+                yield from self._choice(choice)
+
+    def ended(self) -> Iterator[Event]:
+        """The last events, when nothing follows.
+
+        Raises:
+            UnavailableError: the answer broke off.
+            LlmrunError: the server did not let the model end it.
+        """
+        if not self._reason and not (self.is_done and self._times):
+            raise UnavailableError(
+                f"the answer of {self._server.host} broke off",
+                why="it ended the connection in the middle" if self._times else "it ended without an answer",
+                hint="try again",
+            )
+        if rest := (*self._splitter.flush(is_cut_off=self._reason == "length"), *self._call_parts()):
+            yield TextDelta(self._command.request, "", 0, parts=rest)
+        if self._reason == "content_filter":
+            raise LlmrunError(f"{self._server.host} withheld the rest of the answer", why="its content filter said so")
+        if self._reason == "abort":
+            raise NetworkError(f"{self._server.host} gave the answer up", hint="try again")
+        yield self.finished("length" if self._reason == "length" else "stop")
+
+    def finished(self, reason: str) -> Finished:
+        """The last event, with what the answer cost so far."""
+        return Finished(self._command.request, reason, self._stats(), self._detail)
+
+    # ---- the text of it --------------------------------------------------------------------------
+
+    def _choice(self, choice: dict[str, Any]) -> Iterator[Event]:
+        delta = choice.get("delta") or choice.get("message") or choice
+        if not isinstance(delta, dict):
+            raise not_compatible(self._server, "its answer has another shape")
+        reasoning = _text(delta.get("reasoning_content")) or _text(delta.get("reasoning"))
+        content = _text(delta.get("content")) or _text(delta.get("text"))
+        text = ("" if self._has_answered else reasoning) + content
+        parts = tuple(self._parts(reasoning, content))
+        n_pieces = len(self._times)
+        self._add_calls(delta)
+        logprobs = _logprobs(choice.get("logprobs"))
+        if text or logprobs:
+            self._times.append(self._clock())
+        self._measure(text)
+        if self.is_cut:
+            self._reason = "length"
+            return
+        if text:
+            tokens = max(len(logprobs), len(self._times) - n_pieces)
+            yield TextDelta(self._command.request, text, tokens, logprobs, parts=parts)
+        self._reason = _text(choice.get("finish_reason")) or self._reason
+        if self._reason == "stop":
+            self._detail = _text(choice.get("stop_reason")) or self._detail  # vLLM's: the stop string
+
+    def _measure(self, text: str) -> None:
+        """Count what has come, and cut an answer that is longer than was asked for.
+
+        A piece is a token with most servers, but some send single characters: a token counts four bytes at least.
+
+        Raises:
+            NetworkError: the answer has no end.
+        """
+        self._n_bytes += len(text.encode())
+        calls = sum(len(call.arguments) for call in self._calls.values())
+        if self._n_bytes + calls > LONGEST_BODY or len(self._calls) > _MOST_CALLS:
+            raise endless(self._server)
+        most = self._command.asked.limits.max_tokens
+        if most is not None and min(len(self._times), (self._n_bytes + calls) // _BYTES_A_TOKEN) > most:
+            self.is_cut = True
+
+    def _parts(self, reasoning: str, content: str) -> Iterator[AnswerPart]:
+        """Yield the parts of a chunk; reasoning after the beginning of the answer is dropped."""
+        if reasoning and not self._has_answered:
+            self._is_reasoning = True
+            yield AnswerPart("reasoning", reasoning)
+        if self._is_reasoning and (content := content.lstrip()):
+            self._is_reasoning, self._splitter = False, AnswerSplitter(())
+            yield AnswerPart("reasoning_end")
+        if content:
+            self._has_answered = True
+            yield from self._splitter.feed(content)
+
+    def _add_calls(self, delta: dict[str, Any]) -> None:
+        calls = delta.get("tool_calls")
+        for place, call in enumerate(calls if isinstance(calls, list) else ()):
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict):
+                index = call.get("index")
+                self._calls.setdefault(index if isinstance(index, int) else place, RemoteCall()).add(function)
+                self._times.append(self._clock())
+
+    def _call_parts(self) -> Iterator[AnswerPart]:
+        """Yield the tool calls; the last one of an answer that was cut off may be incomplete.
+
+        Raises:
+            NetworkError: a call can't be read.
+        """
+        for call in self._calls.values() if self._command.asked.tools else ():
+            arguments = call.arguments.strip() or "{}"
+            yield AnswerPart("call", call.name)
+            yield AnswerPart("arguments", arguments)
+            try:
+                self._check_call(call.name, arguments)
+            except NetworkError:
+                if self._reason != "length":
+                    raise
+                return
+            yield AnswerPart("call_end")
+
+    def _check_call(self, name: str, arguments: str) -> None:
+        if not TOOL_NAME.fullmatch(name):
+            raise not_compatible(self._server, f"it calls a tool with an invalid name, which {TOOL_NAME_RULE}")
+        read_json(self._server, arguments.encode())
+
+    # ---- what it cost ----------------------------------------------------------------------------
+
+    def _stats(self) -> Stats:
+        details = self._usage.get("prompt_tokens_details")
+        prompt_tokens = _count(self._usage, "prompt_tokens")
+        completion_tokens = _count(self._usage, "completion_tokens") if self.has_usage else len(self._times)
+        gaps = sorted(after - before for before, after in pairwise(self._times))
+        return Stats(
+            prompt_tokens=prompt_tokens,
+            reused_tokens=min(_count(details, "cached_tokens"), prompt_tokens),
+            completion_tokens=completion_tokens,
+            decode_seconds=self._times[-1] - self._times[0] if self._times else 0.0,
+            ttft_seconds=self._times[0] - self._began if self._times else 0.0,
+            itl_p50_seconds=_quantile(gaps, 50),
+            itl_p95_seconds=_quantile(gaps, 95),
+            context_used=prompt_tokens + completion_tokens if self.has_usage else 0,
+            seed=self._command.asked.sampling.seed or 0,
+        )
+
+
+def _text(value: Any) -> str:
+    """A text; "" for anything else. Halves of surrogate pairs, which can't be written anywhere, become U+FFFD."""
+    if not isinstance(value, str):
+        return ""
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if not value.isascii() else value
+
+
+def _count(counts: Any, name: str) -> int:
+    value = counts.get(name) if isinstance(counts, dict) else None
+    return value if isinstance(value, int) and 0 <= value <= _LARGEST_COUNT else 0
+
+
+def _status(error: dict[str, Any]) -> int:
+    """The status that an error in a stream would have had."""
+    code = error.get("code")
+    return code if isinstance(code, int) and 400 <= code <= 599 else 500
+
+
+def _quantile(sorted_values: Sequence[float], percent: int) -> float:
+    if len(sorted_values) < 2:
+        return sorted_values[0] if sorted_values else 0.0
+    return quantiles(sorted_values, n=100, method="inclusive")[percent - 1]
+
+
+def _logprobs(value: Any) -> tuple[TokenLogprob, ...]:
+    """How likely tokens were, as chat completions tell it, or text completions; nothing where it has another shape."""
+    if not isinstance(value, dict):
+        return ()
+    try:
+        if "content" in value:
+            return tuple(
+                TokenLogprob(*_token(entry), tuple(map(_token, entry.get("top_logprobs") or ())))
+                for entry in value["content"] or ()
+            )
+        rows = zip(value["tokens"], value["token_logprobs"], value["top_logprobs"], strict=True)
+        return tuple(
+            TokenLogprob(*_old_token(text, logprob), tuple(starmap(_old_token, (top or {}).items())))
+            for text, logprob, top in rows
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return ()
+
+
+def _token(entry: Any) -> tuple[str, tuple[int, ...], float]:
+    text = _text(entry["token"])
+    data = entry.get("bytes")
+    return text, tuple(map(int, data if data is not None else text.encode())), float(entry["logprob"])
+
+
+def _old_token(value: Any, logprob: Any) -> tuple[str, tuple[int, ...], float]:
+    text = _text(value)
+    return text, tuple(text.encode()), float(logprob)

@@ -1,0 +1,121 @@
+"""Several answers to one prompt, as they come: side by side where the terminal is wide enough, else one by one.
+
+Owns which answer an event belongs to and when it is shown; must not know how one is drawn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from llmrun.protocol.messages import Event, Finished, Started
+from llmrun.ui.answer.columns import ColumnsView, fit_beside
+from llmrun.ui.answer.page import Page, Think
+from llmrun.ui.answer.view import View, answer_view, can_show
+from llmrun.ui.terminal.ansi import DIM, paint
+from llmrun.ui.terminal.output import Output
+
+
+class SeedIndex:
+    """Which of several answers an event belongs to: their seeds differ, and Started tells it.
+
+    Args:
+        seeds: of the answers, in their order.
+    """
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._free = dict(zip(seeds, range(len(seeds)), strict=True))
+        self._of: dict[int, int] = {}
+
+    def of(self, event: Event) -> int:
+        """The place of the answer; one that ends before it began takes any that is free."""
+        if event.request not in self._of:
+            seed = event.seed if isinstance(event, Started) else next(iter(self._free))
+            self._of[event.request] = self._free.pop(seed)
+        return self._of[event.request]
+
+
+def n_answers_view(
+    output: Output,
+    seeds: Sequence[int],
+    *,
+    together: bool,
+    stats: bool,
+    markdown: bool,
+    think: Think,
+    short: bool,
+) -> View:
+    """The right view of several answers for where stdout goes.
+
+    Args:
+        seeds: of the answers.
+        together: they grow at the same time; else each has its own figures.
+        stats, markdown, think, short: as in answer_view(); each answer ends with a newline.
+    """
+    columns, is_terminal = output.columns(), output.stdout_is_terminal
+    places, stream, styled = SeedIndex(seeds), output.stdout, output.stdout_has_color
+    if together and output.cursor_moves and fit_beside(len(seeds), columns):
+        unicode = can_show(stream, "•│─·…")
+        looks = partial(Page, time.monotonic, think=think, markdown=markdown, styled=styled, unicode=unicode)
+        pages = [looks() for _ in seeds]
+        return ColumnsView(stream, seeds, places, pages, columns, live=stats, dim=styled, unicode=unicode)
+
+    def head(place: int) -> None:
+        text = f"--- answer {place + 1} of {len(seeds)}, seed {seeds[place]} ---"
+        gap = "\n" if place and is_terminal else ""
+        output.text(gap + paint(text, DIM if styled else ""))
+
+    def view() -> View:
+        own = stats and not together
+        return answer_view(output, stats=own, markdown=markdown, think=think, end_line=True, short=short)
+
+    return SequentialView(places, len(seeds), head, view)
+
+
+class SequentialView(View):
+    """One answer after the other: what comes of a later one waits until all before it are complete.
+
+    Args:
+        places: of the answers.
+        n_answers: that there are.
+        head: writes what stands above one.
+        view: makes what shows one.
+    """
+
+    def __init__(
+        self, places: SeedIndex, n_answers: int, head: Callable[[int], None], view: Callable[[], View]
+    ) -> None:
+        self._places, self._head, self._make = places, head, view
+        self._waiting: list[list[Event]] = [[] for _ in range(n_answers)]
+        self._turn = 0
+        self._view: View | None = None
+        self._open = ExitStack()
+
+    def show(self, event: Event) -> None:
+        """Show an event of the answer whose turn it is, and then what waited for that."""
+        self._waiting[self._places.of(event)].append(event)
+        while self._turn < len(self._waiting) and self._waiting[self._turn]:
+            events, self._waiting[self._turn] = self._waiting[self._turn], []
+            for each in events:
+                self._show(each)
+            if isinstance(events[-1], Finished):
+                self.close()
+                self._turn += 1
+
+    def _show(self, event: Event) -> None:
+        if self._view is None:
+            self._head(self._turn)
+            self._view = self._open.enter_context(self._make())
+        self._view.show(event)
+
+    def tick(self) -> None:
+        """See View."""
+        if self._view is not None:
+            self._view.tick()
+
+    def close(self) -> None:
+        """End what is being shown."""
+        self._view = None
+        self._open.close()

@@ -1,0 +1,143 @@
+"""Parked prefixes that leave the cache while others run, and come back without being computed again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.conversation import Conversation
+from support.fake_context import hashed
+
+from llmrun.engine.core.host_prefix_cache import HostPrefix, HostPrefixCache
+from llmrun.engine.core.states import KVStore
+from llmrun.protocol.params import SamplingParams
+
+SAMPLING = SamplingParams(seed=5, temperature=1.0, repeat_penalty=1.2)
+LONG = {letter: letter * 300 for letter in "abc"}
+
+
+def alone(prompt: str, most: int = 4) -> str:
+    return Conversation(hashed, n_ctx=2000).answer(prompt, SAMPLING, most=most)[0]
+
+
+def crowd() -> Conversation:
+    """Three conversations are parked, and a fourth runs."""
+    talk = Conversation(hashed, n_ctx=2000, n_seq_max=2, n_parked=4)
+    for prompt in LONG.values():
+        talk.answer(prompt, SAMPLING, most=4)
+    talk.ask("runs", SAMPLING, most=400, request=9)
+    talk.events += talk.engine.step() + talk.engine.step()
+    return talk
+
+
+def test_what_is_parked_leaves_the_cache_while_others_run() -> None:
+    assert crowd().context.n_used < 256
+
+
+def test_it_comes_back_without_being_computed_again() -> None:
+    talk = crowd()
+    for request, prompt in enumerate(LONG.values(), 20):
+        talk.ask(prompt + "!", SAMPLING, most=4, request=request)
+    talk.run()
+    for request, prompt in enumerate(LONG.values(), 20):
+        assert talk.started(request).reused_tokens == 300
+        assert talk.text(request) == alone(prompt + "!")
+    assert talk.text(9) == alone("runs", 400)
+
+
+@pytest.mark.parametrize("salt", ["mine", "yours"])
+def test_it_comes_back_only_for_its_salt(salt: str) -> None:
+    talk = Conversation(hashed, n_ctx=2000, n_seq_max=2, n_parked=4)
+    talk.answer(LONG["a"], SAMPLING, most=4, salt="mine")
+    talk.answer(LONG["b"], SAMPLING, most=4)
+    talk.ask("runs", SAMPLING, most=50, request=9)
+    talk.events += talk.engine.step()
+    talk.ask(LONG["a"] + "!", SAMPLING, most=4, request=20, salt=salt)
+    talk.run()
+    assert talk.started(20).reused_tokens == (300 if salt == "mine" else 0)
+
+
+def test_prefixes_move_to_another_context() -> None:
+    talk = crowd()
+    talk.run()
+    wide = Conversation(hashed, prefixes=talk.engine.prefixes(), n_ctx=2000, n_seq_max=3)
+    for request, prompt in enumerate(LONG.values(), 20):
+        wide.ask(prompt + "!", SAMPLING, most=4, request=request)
+    wide.run()
+    for request, prompt in enumerate(LONG.values(), 20):
+        assert wide.started(request).reused_tokens == 300
+        assert wide.text(request) == alone(prompt + "!")
+
+
+def test_nothing_leaves_while_nobody_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = Conversation(hashed, n_ctx=2000, n_seq_max=2, n_parked=4)
+    monkeypatch.setattr(talk.context, "state", lambda sequence_id: pytest.fail("it was read out"))
+    talk.answer(LONG["a"], SAMPLING, most=4)
+    talk.answer(LONG["a"] + "!", SAMPLING, most=4)
+    assert talk.started().reused_tokens == 300
+    assert talk.context.n_used == 304
+
+
+def test_what_shares_most_of_its_cells_stays() -> None:
+    talk = Conversation(hashed, n_ctx=2000, n_seq_max=2, n_parked=4)
+    system = "s" * 400
+    for letter in "abc":
+        talk.answer(system + letter * 10, SAMPLING, most=4)
+    talk.ask("runs", SAMPLING, most=50, request=9)
+    talk.events += talk.engine.step()
+    talk.ask(system + "dd", SAMPLING, most=4, request=20)
+    talk.run()
+    assert talk.started(20).reused_tokens == 400
+    assert talk.context.n_used == 400 + 3 * (10 + 3) + (2 + 3) + (4 + 49)
+
+
+def test_the_oldest_goes_where_there_is_no_room_for_all() -> None:
+    talk = Conversation(hashed, n_ctx=2000, n_seq_max=2, n_parked=4, n_cells=2800)  # 700 may be stowed
+    for prompt in LONG.values():
+        talk.answer(prompt, SAMPLING, most=4)
+    talk.ask("runs", SAMPLING, most=400, request=9)
+    talk.events += talk.engine.step()
+    for request, prompt in enumerate(LONG.values(), 20):
+        talk.ask(prompt + "!", SAMPLING, most=4, request=request)
+    talk.run()
+    assert [talk.started(request).reused_tokens for request in (20, 21, 22)] == [0, 300, 300]
+
+
+def test_a_conversation_that_goes_is_on_disk(tmp_path: Path) -> None:
+    store = KVStore(tmp_path, "model", 1 << 20)
+    talk = Conversation(hashed, store, n_ctx=600, n_seq_max=2, n_parked=4, n_cells=1600)  # 400 may be stowed
+    answer, _ = talk.answer(LONG["a"], SAMPLING, most=4)
+    talk.answer(LONG["a"] + answer + "!", SAMPLING, most=4)
+    for letter in "bcd":
+        talk.answer(LONG.get(letter, letter * 300), SAMPLING, most=4)
+    saver = talk.engine._slots.saver
+    assert saver is not None
+    saver.wait()
+    assert len(list(tmp_path.rglob("*.kv"))) == 1, "nobody went on with the others"
+    talk.answer(LONG["a"] + answer + "!?", SAMPLING, most=4)
+    assert talk.started().reused_tokens >= 300
+
+
+def test_a_state_that_is_refused_is_computed_again() -> None:
+    talk = crowd()
+    talk.context.set_state = lambda *arguments: False  # type: ignore[method-assign]
+    talk.ask(LONG["a"] + "!", SAMPLING, most=4, request=20)
+    talk.run()
+    assert talk.started(20).reused_tokens == 0
+    assert talk.text(20) == alone(LONG["a"] + "!")
+
+
+def test_the_prefix_that_knows_most_is_found() -> None:
+    stowed = HostPrefixCache()
+    short, long, salted = (
+        HostPrefix(tokens, bytearray(b"x"), salt, len(tokens), False)
+        for tokens, salt in (([1, 2], ""), ([1, 2, 3], ""), ([1, 2, 3, 4], "mine"))
+    )
+    for prefix in (short, long, salted):
+        stowed.put(prefix)
+    assert stowed.longest([1, 2, 3, 4], "") == (long, 3)
+    assert stowed.longest([7], "") == (None, 0)
+    stowed.take(long)
+    assert stowed.longest([1, 2, 3, 4], "") == (short, 2)
+    assert stowed.take_oldest() is short
+    assert stowed.n_tokens == 4
