@@ -1,7 +1,9 @@
-"""safetensors files: which tensors there are, and their elements, some rows at a time.
+"""Reader of safetensors files: the table of tensors, and the elements of any rows.
 
-Owns the format and its limits; must not know what the tensors are for. The file is untrusted: its header is bounded,
-every extent is checked, and the tensors must fill the data exactly, without holes or overlaps.
+Owns the format and its limits; must not know the purpose of a tensor. The file is untrusted: its header is bounded,
+every extent is checked, and the tensors must fill the data exactly, without holes or overlaps. The safetensors
+package is not used: it can't give BF16 and F8 to numpy, maps files (SIGBUS if one gets shorter) and accepts repeated
+names.
 
 The format: https://huggingface.co/docs/safetensors/index
 """

@@ -1,6 +1,7 @@
-"""Special tokens: which begin, end and fill, whether they are added by themselves, and the chat template.
+"""Special tokens: the first, last and padding tokens, automatic insertion, and the chat template.
 
-The rules are those of gguf-py's SpecialVocab, so that the metadata are what llama.cpp's own converter writes.
+The rules are those of gguf-py's SpecialVocab, so the metadata are what llama.cpp's own converter writes. SpecialVocab
+itself is not used: it parses the untrusted files again, without limits or type checks.
 """
 
 from __future__ import annotations

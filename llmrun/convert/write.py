@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from llmrun.convert.card import SignedInt
 from llmrun.errors import BadModelError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import padded, read_header
@@ -27,6 +26,10 @@ OnProgress = Callable[[int, int], None]
 
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _VERSION = 3
+
+
+class SignedInt(int):
+    """An integer that is written as signed (GGUF's i32)."""
 
 
 def check_model(header: Header) -> None:
@@ -133,7 +136,7 @@ def _string(text: str | bytes) -> bytes:
 def _value(value: Any) -> bytes:
     """Type and value."""
     if isinstance(value, SignedInt):
-        return struct.pack("<Ii", _I32, value.value)
+        return struct.pack("<Ii", _I32, value)
     if isinstance(value, bool):
         return struct.pack("<I?", _BOOL, value)
     if isinstance(value, int):
