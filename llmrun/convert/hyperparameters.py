@@ -5,18 +5,20 @@ Owns the keys of each architecture, and refuses what llama.cpp would compute dif
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmrun.convert.architectures import Family
-from llmrun.convert.bounds import MAX_WIDTH, Bounds
 from llmrun.convert.config import Config
 from llmrun.convert.folder import Folder
-from llmrun.convert.rope import local_base, rope_of
+from llmrun.convert.rope import local_base, read_rope
+from llmrun.convert.sources import TensorSource
 from llmrun.errors import BadModelError, UsageError
-from llmrun.gguf.rules import MAX_CONTEXT, MAX_EXPERTS
+from llmrun.gguf.rules import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_VOCABULARY
 from llmrun.protocol.codec import load_json
 
+MAX_WIDTH = 1 << 20
 _POOLING = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
 _POOLING_NAMES = {"mean": 1, "cls": 2, "lasttoken": 3}
 _MAX_MODULES = 100
@@ -24,6 +26,25 @@ _GRANITE_SCALES = {
     "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Upper bounds of the numbers in config.json; the defaults are for a config.json without tensors.
+
+    A number is checked before anything is allocated or repeated by it, so a hostile one costs neither memory nor time.
+    """
+
+    n_layers: int = MAX_LAYERS  # each has at least one tensor
+    n_experts: int = MAX_EXPERTS  # of a layer
+    width: int = MAX_WIDTH  # of vectors and heads; also the number of heads
+    n_tokens: int = MAX_VOCABULARY  # rows of the embeddings
+
+
+def bounds_of(sources: Mapping[str, TensorSource], n_tokens: int) -> Bounds:
+    """Return the bounds set by the number of tensors and by the longest dimension of a tensor that is not empty."""
+    longest = max((max(source.shape) for source in sources.values() if all(source.shape)), default=1)
+    return Bounds(min(MAX_LAYERS, len(sources)), min(MAX_EXPERTS, max(len(sources), longest)), longest, n_tokens)
 
 
 @dataclass
@@ -47,7 +68,7 @@ class Shape:
     notes: list[str] = field(default_factory=list)
 
 
-def shape_of(config: Config, family: Family, folder: Folder, bounds: Bounds) -> Shape:
+def read_shape(config: Config, family: Family, folder: Folder, bounds: Bounds) -> Shape:
     """The shape that config.json describes.
 
     Args:
@@ -89,7 +110,7 @@ def shape_of(config: Config, family: Family, folder: Folder, bounds: Bounds) -> 
     elif config.has("head_dim") or (family.name == "llama" and not family.experts):
         shape.metadata |= {"attention.key_length": head_length, "attention.value_length": head_length}
     rotated = _rotated(config, family, shape, head_length)
-    rope = rope_of(config, family.name, rotated)
+    rope = read_rope(config, family.name, rotated)
     shape.metadata |= rope.metadata
     shape.factors, shape.notes = rope.factors, rope.notes
     if family.experts or family.halves:
@@ -165,7 +186,7 @@ def _own_settings(config: Config, family: Family, shape: Shape, folder: Folder, 
     if name in ("llama", "mistral3") and config.get("sliding_window"):
         _note_window(config, shape)
     if name.startswith("granite"):
-        shape.metadata |= {ours: config.number(theirs) for theirs, ours in _GRANITE_SCALES.items()}
+        shape.metadata |= {gguf_name: config.number(hf_name) for hf_name, gguf_name in _GRANITE_SCALES.items()}
     if name in ("qwen2", "qwen3", "qwen3moe"):
         if config.flag("use_sliding_window"):
             _note_window(config, shape)

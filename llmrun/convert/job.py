@@ -11,11 +11,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from llmrun.convert.architectures import family_of, text_config
-from llmrun.convert.bounds import bounds_of
+from llmrun.convert.architectures import find_family, text_config
 from llmrun.convert.card import general_metadata
 from llmrun.convert.folder import Folder, Json
-from llmrun.convert.hyperparameters import shape_of
+from llmrun.convert.hyperparameters import bounds_of, read_shape
 from llmrun.convert.packed import weight_sources
 from llmrun.convert.safetensors import open_checkpoint
 from llmrun.convert.sources import TensorSource
@@ -73,13 +72,13 @@ def convert_folder(
         raise UsageError(f"--type {type} can't be written", hint=f"one of {', '.join(TYPES)}")
     source = Folder(folder)
     config = read_config(source)
-    name, family = family_of(config)
+    name, family = find_family(config)
     settings = text_config(config, family)
     with open_checkpoint(source) as stored:
         quantization = settings.part("quantization_config")
         sources = weight_sources(stored, quantization)
         n_rows = count_rows(sources, family)
-        shape = shape_of(settings, family, source, bounds_of(sources, n_rows))
+        shape = read_shape(settings, family, source, bounds_of(sources, n_rows))
         kind = type.upper() or _default_type(sources, quantization)
         tensors = plan_tensors(sources, family, settings, shape, kind)
         vocabulary = read_vocabulary(source, config, family.name, n_rows)
@@ -98,7 +97,7 @@ def stored_type(folder: Path) -> str:
     """The type of TYPES that convert_folder() takes when none is named. Errors as there."""
     source = Folder(folder)
     config = read_config(source)
-    settings = text_config(config, family_of(config)[1])
+    settings = text_config(config, find_family(config)[1])
     with open_checkpoint(source) as stored:
         quantization = settings.part("quantization_config")
         return _default_type(weight_sources(stored, quantization), quantization).lower()

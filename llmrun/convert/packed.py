@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.convert.encode import to_float32
 from llmrun.convert.safetensors import CheckpointTensor
-from llmrun.convert.sources import TensorSource, rows_at_once, stored_source
+from llmrun.convert.sources import TensorSource, chunk_rows, stored_source
 from llmrun.errors import BadModelError, UsageError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _unpacked(tensors: Mapping[str, CheckpointTensor], reader: _Reader) -> dict[
 def _row_chunks(shape: tuple[int, int], load: Callable[[], _Rows]) -> Callable[[int], Iterator[Array]]:
     def chunks(multiple: int) -> Iterator[Array]:
         rows = load()
-        step = rows_at_once(shape, multiple)
+        step = chunk_rows(shape, multiple)
         for start in range(0, shape[0], step):
             yield rows(start, min(start + step, shape[0]))
 

@@ -15,17 +15,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llmrun.convert.architectures import FAMILIES, Family, bare_name, family_of, text_config, wanted_tensors
-from llmrun.convert.bounds import MAX_WIDTH, Bounds
+from llmrun.convert.architectures import FAMILIES, Family, bare_name, find_family, required_tensors, text_config
 from llmrun.convert.card import adapter_metadata
 from llmrun.convert.config import Config
 from llmrun.convert.encode import to_float32
 from llmrun.convert.folder import Folder, is_file, open_regular
-from llmrun.convert.hyperparameters import shape_of
+from llmrun.convert.hyperparameters import MAX_WIDTH, Bounds, read_shape
 from llmrun.convert.job import FILE_TYPES, QUANTIZATION_VERSION, ConvertedModel, read_config
 from llmrun.convert.safetensors import CheckpointTensor, read_table
-from llmrun.convert.sources import TensorSource, array_source, permuted, stored_source
-from llmrun.convert.tensors import OutputTensor, embeddings_name, written
+from llmrun.convert.sources import TensorSource, array_source, permute_heads, stored_source
+from llmrun.convert.tensors import OutputTensor, embeddings_name, output_tensor
 from llmrun.convert.write import OnProgress, write_model
 from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
 from llmrun.gguf.adapter import adapter_facts, check_fits, ties_embeddings
@@ -199,9 +198,9 @@ def _read_base(folder: Path, base: Path | None, config: Config) -> BaseModel:
         return _of_header(read_header(base))
     place = Folder(base.parent if base.is_file() else base)
     model = read_config(place)
-    family = family_of(model)[1]
+    family = find_family(model)[1]
     settings = text_config(model, family)
-    shape = shape_of(settings, family, place, Bounds())
+    shape = read_shape(settings, family, place, Bounds())
     tied = family.tied or settings.flag("tie_word_embeddings")
     return BaseModel(family, shape.n_layers, shape.n_heads, shape.n_kv_heads, tied)
 
@@ -269,8 +268,8 @@ def _pairs(stored: Mapping[str, CheckpointTensor]) -> dict[str, dict[str, Checkp
 
 def _places(base: BaseModel) -> dict[str, str]:
     """Bare name of each tensor that an adapter may change -> its name in the file, in the file's order."""
-    wanted = wanted_tensors(base.family, base.n_layers)
-    places = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in wanted.items()}
+    wanted = required_tensors(base.family, base.n_layers)
+    places = {f"{hf_name}.weight": f"{gguf_name}.weight" for hf_name, gguf_name in wanted.items()}
     if base.tied:
         del places[embeddings_name(base.family)]
         return places
@@ -291,12 +290,12 @@ def _pair(
     if bare == embeddings_name(base.family):  # llama.cpp picks rows of it
         a = array_source(a.name, to_float32(_whole(a), a.kind).T)
     if base.family.permutes and bare.endswith(("q_proj.weight", "k_proj.weight")):
-        b = permuted(b, base.n_heads if bare.endswith("q_proj.weight") else base.n_kv_heads)
+        b = permute_heads(b, base.n_heads if bare.endswith("q_proj.weight") else base.n_kv_heads)
     if not math.isclose(stretch, 1.0):
         b = _scaled(b, stretch)
     for end, matrix in (("a", a), ("b", b)):
         stated = kind or (matrix.kind if matrix.kind in FILE_TYPES else "F32")
-        yield written(f"{name}.lora_{end}", matrix, stated)
+        yield output_tensor(f"{name}.lora_{end}", matrix, stated)
 
 
 def _whole(source: TensorSource) -> Array:

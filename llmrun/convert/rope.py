@@ -41,7 +41,7 @@ class Rope:
     notes: list[str] = field(default_factory=list)
 
 
-def rope_of(config: Config, architecture: str, head_length: int) -> Rope:
+def read_rope(config: Config, architecture: str, head_length: int) -> Rope:
     """What config.json says about positions.
 
     Args:
@@ -102,12 +102,12 @@ def _yarn(scaling: Config, rope: Rope, further: Mapping[str, str]) -> None:
         "rope.scaling.factor": _at_least_one(scaling, "factor"),
         "rope.scaling.original_context_length": scaling.count("original_max_position_embeddings", MAX_CONTEXT),
     }
-    for theirs, ours in {**_YARN, **further}.items():
-        if scaling.has(theirs):
-            rope.metadata[ours] = scaling.number(theirs)
-    for theirs in ("attention_factor", "attn_factor"):
-        if scaling.has(theirs):
-            rope.metadata["rope.scaling.yarn_attn_factor"] = scaling.number(theirs)
+    for hf_name, gguf_name in {**_YARN, **further}.items():
+        if scaling.has(hf_name):
+            rope.metadata[gguf_name] = scaling.number(hf_name)
+    for hf_name in ("attention_factor", "attn_factor"):
+        if scaling.has(hf_name):
+            rope.metadata["rope.scaling.yarn_attn_factor"] = scaling.number(hf_name)
             return
 
 
@@ -142,9 +142,9 @@ def _phi3(config: Config, scaling: Config, kind: str, head_length: int, rope: Ro
     growth = math.log(scale) if scale > 1 else 0.0
     factor = 0.1 * growth + 1 if kind == "yarn" else math.sqrt(1 + growth / math.log(original))
     rope.metadata["rope.scaling.attn_factor"] = factor
-    for theirs in ("long_factor", "short_factor"):
-        values = scaling.get(theirs)
+    for hf_name in ("long_factor", "short_factor"):
+        values = scaling.get(hf_name)
         if not isinstance(values, list) or len(values) != head_length // 2:
-            raise BadModelError(f"{theirs} has to hold {head_length // 2} numbers", why="config.json says otherwise")
-        numbers = [Config({theirs: value}).number(theirs) for value in values]
-        rope.factors[f"rope_factors_{theirs.partition('_')[0]}.weight"] = numbers
+            raise BadModelError(f"{hf_name} has to hold {head_length // 2} numbers", why="config.json says otherwise")
+        numbers = [Config({hf_name: value}).number(hf_name) for value in values]
+        rope.factors[f"rope_factors_{hf_name.partition('_')[0]}.weight"] = numbers

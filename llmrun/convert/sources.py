@@ -39,7 +39,7 @@ class TensorSource:
     chunks: Chunks
 
 
-def rows_at_once(shape: tuple[int, ...], multiple: int = 1) -> int:
+def chunk_rows(shape: tuple[int, ...], multiple: int = 1) -> int:
     """How many rows make a chunk: a multiple of `multiple`."""
     return max(1, CHUNK_ELEMENTS // max(prod(shape[1:]) * multiple, 1)) * multiple
 
@@ -59,7 +59,7 @@ def stored_source(tensor: CheckpointTensor) -> TensorSource:
     whole = replace(tensor, shape=shape)
 
     def chunks(multiple: int) -> Iterator[Array]:
-        step = rows_at_once(shape, multiple)
+        step = chunk_rows(shape, multiple)
         for start in range(0, shape[0], step):
             yield whole.rows(start, min(start + step, shape[0]))
 
@@ -71,7 +71,7 @@ def array_source(name: str, values: Floats) -> TensorSource:
     return TensorSource(name, "F32", values.shape, lambda multiple: iter((values,)))
 
 
-def permuted(source: TensorSource, n_heads: int) -> TensorSource:
+def permute_heads(source: TensorSource, n_heads: int) -> TensorSource:
     """Query or key rows in ggml's order of rotation: pairs side by side, not half a head apart.
 
     Raises:
@@ -93,7 +93,7 @@ def permuted(source: TensorSource, n_heads: int) -> TensorSource:
     return replace(source, chunks=chunks)
 
 
-def stacked(name: str, experts: Sequence[TensorSource]) -> TensorSource:
+def stack_experts(name: str, experts: Sequence[TensorSource]) -> TensorSource:
     """The same matrix of all experts as one tensor.
 
     Raises:
@@ -111,7 +111,7 @@ def stacked(name: str, experts: Sequence[TensorSource]) -> TensorSource:
     return TensorSource(name, first.kind, (len(experts), *first.shape), chunks)
 
 
-def half(source: TensorSource, number: int) -> TensorSource:
+def take_half(source: TensorSource, number: int) -> TensorSource:
     """The upper (0) or lower (1) half of each expert's rows.
 
     Raises:
@@ -128,7 +128,7 @@ def half(source: TensorSource, number: int) -> TensorSource:
     return replace(source, shape=(n_experts, n_rows, n_columns), chunks=chunks)
 
 
-def shifted(source: TensorSource, by: float) -> TensorSource:
+def shift(source: TensorSource, by: float) -> TensorSource:
     """Every value plus a number, as float32."""
     import numpy as np
 

@@ -17,12 +17,12 @@ from llmrun.convert.architectures import (
     expert_tensors,
     half_tensors,
     is_vision,
-    wanted_tensors,
+    required_tensors,
 )
 from llmrun.convert.config import Config
 from llmrun.convert.encode import all_finite, encode, to_float32
 from llmrun.convert.hyperparameters import Shape
-from llmrun.convert.sources import TensorSource, array_source, half, permuted, shifted, stacked
+from llmrun.convert.sources import TensorSource, array_source, permute_heads, shift, stack_experts, take_half
 from llmrun.errors import BadModelError, UsageError
 from llmrun.gguf.types import TENSOR_TYPES
 
@@ -106,24 +106,24 @@ def plan_tensors(
     head = None if family.tied else bare.get(_HEAD)
     if tied and head is not None and _is_same(head, bare.get(embeddings_name(family))):
         head = None
-    planned = [written(name, array_source(name, _floats(values)), kind) for name, values in shape.factors.items()]
+    planned = [output_tensor(name, array_source(name, _floats(values)), kind) for name, values in shape.factors.items()]
     taken = {_HEAD} if family.name != "bert" else set()
-    for theirs, ours in wanted_tensors(family, shape.n_layers).items():
-        planned.append(_planned(bare, theirs, "weight", ours, family, shape, kind))
-        taken.add(f"{theirs}.weight")
-        if f"{theirs}.bias" in bare:
-            planned.append(_planned(bare, theirs, "bias", ours, family, shape, kind))
-            taken.add(f"{theirs}.bias")
-    for ours, parts in expert_tensors(family, shape.n_layers, shape.n_experts):
-        experts = stacked(ours, [_found(bare, name, family, shape) for name in parts])
-        planned.append(written(ours, experts, kind))
+    for hf_name, gguf_name in required_tensors(family, shape.n_layers).items():
+        planned.append(_planned(bare, hf_name, "weight", gguf_name, family, shape, kind))
+        taken.add(f"{hf_name}.weight")
+        if f"{hf_name}.bias" in bare:
+            planned.append(_planned(bare, hf_name, "bias", gguf_name, family, shape, kind))
+            taken.add(f"{hf_name}.bias")
+    for gguf_name, parts in expert_tensors(family, shape.n_layers, shape.n_experts):
+        experts = stack_experts(gguf_name, [_found(bare, name, family, shape) for name in parts])
+        planned.append(output_tensor(gguf_name, experts, kind))
         taken.update(parts)
-    for theirs, two in half_tensors(family, shape.n_layers):
-        both = _found(bare, theirs, family, shape)
-        planned += [written(ours, half(both, number), kind) for number, ours in enumerate(two)]
-        taken.add(theirs)
+    for hf_name, two in half_tensors(family, shape.n_layers):
+        both = _found(bare, hf_name, family, shape)
+        planned += [output_tensor(gguf_name, take_half(both, number), kind) for number, gguf_name in enumerate(two)]
+        taken.add(hf_name)
     if head is not None:
-        planned.append(written("output.weight", head, kind))
+        planned.append(output_tensor("output.weight", head, kind))
     elif not tied:
         shape.notes.append("there is no lm_head.weight: the embeddings are used for the output too")
     _refuse_unknown([name for name in bare if name not in taken])
@@ -170,14 +170,14 @@ def _is_same(one: TensorSource, other: TensorSource | None) -> bool:
 
 
 def _planned(
-    bare: Mapping[str, TensorSource], theirs: str, end: str, ours: str, family: Family, shape: Shape, kind: str
+    bare: Mapping[str, TensorSource], hf_name: str, end: str, gguf_name: str, family: Family, shape: Shape, kind: str
 ) -> OutputTensor:
-    source = _found(bare, f"{theirs}.{end}", family, shape)
-    if family.permutes and theirs.endswith(("q_proj", "k_proj")):
-        source = permuted(source, shape.n_heads if theirs.endswith("q_proj") else shape.n_kv_heads)
-    if family.norm_shift and theirs.endswith("norm"):
-        source = shifted(source, family.norm_shift)
-    return written(f"{ours}.{end}", source, kind)
+    source = _found(bare, f"{hf_name}.{end}", family, shape)
+    if family.permutes and hf_name.endswith(("q_proj", "k_proj")):
+        source = permute_heads(source, shape.n_heads if hf_name.endswith("q_proj") else shape.n_kv_heads)
+    if family.norm_shift and hf_name.endswith("norm"):
+        source = shift(source, family.norm_shift)
+    return output_tensor(f"{gguf_name}.{end}", source, kind)
 
 
 def _found(bare: Mapping[str, TensorSource], name: str, family: Family, shape: Shape) -> TensorSource:
@@ -194,7 +194,7 @@ def _found(bare: Mapping[str, TensorSource], name: str, family: Family, shape: S
     return source
 
 
-def written(name: str, source: TensorSource, kind: str) -> OutputTensor:
+def output_tensor(name: str, source: TensorSource, kind: str) -> OutputTensor:
     """Vectors and norms are always float32; a row that doesn't divide into blocks is float16."""
     assert len(name) <= MAX_NAME_BYTES, "the tables hold short names"
     if len(source.shape) < 2 or name.endswith(_ALWAYS_F32):
