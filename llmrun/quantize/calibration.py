@@ -27,9 +27,9 @@ OnUpdate = Callable[[ImportanceUpdate], None]
 
 N_TOKENS = 4_096
 """As many as the model writes at most: in tests/benchmarks/imatrix.py, 1,024 were as good as 5,120."""
-MOST_SECONDS = 600.0
+MAX_SECONDS = 600.0
 """Of writing. Large models get fewer tokens; those tell nearly as much."""
-MOST_READ_TOKENS = 131_072
+MAX_READ_TOKENS = 131_072
 """Of somebody's own text: 256 pieces, more than anybody has found a use for."""
 
 _FEW_TOKENS = 1_024
@@ -68,7 +68,7 @@ def collect(
     threads: int | None = None,
     on_update: OnUpdate = lambda update: None,
     n_tokens: int | None = None,
-    seconds: float = MOST_SECONDS,
+    seconds: float = MAX_SECONDS,
     seed: int = 0,
     gpu_layers: int = -1,
     includes_output: bool = False,
@@ -104,7 +104,7 @@ def collect(
         sums=str(new_file.temporary(target, "sums").absolute()),
         text=str(text.absolute()) if text else "",
         prompts=() if text else tuple(_prompts()),
-        n_tokens=n_tokens or (MOST_READ_TOKENS if text else N_TOKENS),
+        n_tokens=n_tokens or (MAX_READ_TOKENS if text else N_TOKENS),
         seconds=seconds,
         seed=seed,
         threads=threads or probe().usable_cores,
@@ -117,7 +117,7 @@ def collect(
     return _collected(target, imatrix, summed)
 
 
-def prepared(imatrix: Path, model: Path, target: Path, check_file: Callable[[Path], None]) -> Path:
+def prepare_imatrix(imatrix: Path, model: Path, target: Path, check_file: Callable[[Path], None]) -> Path:
     """An importance matrix that somebody has, ready for the engine: checked, and in GGUF.
 
     Args:
@@ -213,7 +213,7 @@ def _dataset(text: Path | None, summed: ImportanceSums, seed: int) -> str:
 def _notes(imatrix: ImatrixFile, summed: ImportanceSums) -> Iterator[str]:
     if not summed.written_tokens and summed.n_tokens < _FEW_TOKENS:
         yield f"the calibration text has only {summed.n_tokens:,} tokens; {N_TOKENS:,} show more"
-    if not summed.written_tokens and summed.n_tokens > MOST_READ_TOKENS - summed.chunk_size:
+    if not summed.written_tokens and summed.n_tokens > MAX_READ_TOKENS - summed.chunk_size:
         yield f"only the first {summed.n_tokens:,} tokens of the calibration text were read"
     unused = unused_experts(imatrix)
     if unused:

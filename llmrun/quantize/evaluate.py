@@ -27,11 +27,11 @@ from llmrun.runner.runner import Runner
 CONTEXT = 512
 """Tokens of a chunk, as everybody else takes them: figures compare only where chunks are as long."""
 LONG_CONTEXT = 8192
-SHORTEST_CONTEXT, SHORTEST_LONG_CONTEXT = 32, 1024
+MIN_CONTEXT, MIN_LONG_CONTEXT = 32, 1024
 TOKENS = 20_480
 """How much is read by default: with that the intervals are small enough to tell neighbouring quants apart."""
 ALL_CHUNKS = 1 << 30
-_MOST_BYTES = 32 << 20  # of a text; a language model reads that for days
+_MAX_BYTES = 32 << 20  # of a text; a language model reads that for days
 
 # Mean KLD up to which the words hold, best first. LLaMA-3-8B against F16, by llama.cpp's own figures: Q8_0 0.001,
 # Q5_K_M 0.011, Q4_K_M 0.031, Q3_K_M 0.1; small models lose several times as much.
@@ -67,7 +67,7 @@ def read_text(path: Path) -> EvaluatedText:
     """
     try:
         with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+            data = file.read(_MAX_BYTES + 1)
         content = data.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"--text {path} can't be read", why=error.strerror or str(error)) from None
@@ -77,9 +77,9 @@ def read_text(path: Path) -> EvaluatedText:
             why=f"byte {error.start:,} is {data[error.start]:#04x}",
             hint=f"iconv -f latin1 -t utf-8 {path} > text.txt, if that is what it is",
         ) from None
-    if len(data) > _MOST_BYTES:
+    if len(data) > _MAX_BYTES:
         raise UsageError(
-            f"--text {path} is longer than {readable_size(_MOST_BYTES)}",
+            f"--text {path} is longer than {readable_size(_MAX_BYTES)}",
             hint=f"head -c 2M {path} > text.txt",
         )
     return EvaluatedText(path.name, content)
@@ -113,7 +113,7 @@ def evaluate(
     n_ctx: int | None = None,
     chunks: int | None = None,
     long: bool = False,
-    wishes: LoadPreferences = LoadPreferences(),
+    preferences: LoadPreferences = LoadPreferences(),
     on_update: Callable[[EvaluateUpdate], None] = lambda update: None,
 ) -> EvaluateResult:
     """Measure how well a model predicts a text.
@@ -125,7 +125,7 @@ def evaluate(
         n_ctx: tokens of a chunk; None is CONTEXT, or up to LONG_CONTEXT of a long one.
         chunks: how many are read at most; None is as many as make TOKENS.
         long: figures by position too, and facts that have to be found in long texts.
-        wishes: how both are loaded. The reference has its KV cache in f16 always; n_ctx does not count.
+        preferences: how both are loaded. The reference has its KV cache in f16 always; n_ctx does not count.
         on_update: how far it is, and the figures so far after each chunk. What it raises ends the engine.
 
     Raises:
@@ -150,11 +150,11 @@ def evaluate(
         chunks=chunks or max(1, TOKENS // n_ctx),
         every_position=long,
         needles=long,
-        threads=wishes.threads or hardware.usable_cores,
-        gpu_layers=ALL_LAYERS if wishes.gpu_layers is None else wishes.gpu_layers,
-        flash_attention=wishes.flash_attention,
-        kv_type_k=wishes.cache_type_k,
-        kv_type_v=wishes.cache_type_v,
+        threads=preferences.threads or hardware.usable_cores,
+        gpu_layers=ALL_LAYERS if preferences.gpu_layers is None else preferences.gpu_layers,
+        flash_attention=preferences.flash_attention,
+        kv_type_k=preferences.cache_type_k,
+        kv_type_v=preferences.cache_type_v,
     )
     with closing(Runner()) as engine:
         return engine.do(EVALUATE, command, on_update)
@@ -167,7 +167,7 @@ def choose_context(headers: list[Header], wish: int | None, *, long: bool) -> in
         UsageError: the wish is out of bounds.
     """
     trained = min((header.n_ctx_train for header in headers if header.n_ctx_train), default=LONG_CONTEXT)
-    shortest = SHORTEST_LONG_CONTEXT if long else SHORTEST_CONTEXT
+    shortest = MIN_LONG_CONTEXT if long else MIN_CONTEXT
     if trained < shortest:
         what = "this model can't be measured" + " with --long" * long
         raise UsageError(what, why=f"it was trained on {trained:,} tokens only")
@@ -184,7 +184,7 @@ def check_sample(n_ctx: int | None, chunks: int | None, *, long: bool) -> None:
     Raises:
         UsageError: one is out of bounds.
     """
-    require_within("--ctx", n_ctx, (SHORTEST_LONG_CONTEXT if long else SHORTEST_CONTEXT, CONTEXT_BOUNDS[1]))
+    require_within("--ctx", n_ctx, (MIN_LONG_CONTEXT if long else MIN_CONTEXT, CONTEXT_BOUNDS[1]))
     require_within("--chunks", chunks, (1, ALL_CHUNKS))
 
 

@@ -17,7 +17,7 @@ from llmrun.gguf.imatrix import CHUNK_SIZE, COUNTS, DATASETS, N_CHUNKS, SUMS, Im
 from llmrun.gguf.reader import DEFAULT_ALIGNMENT, padded
 from llmrun.models.store import new_file
 
-_MOST_NAME_BYTES = 63 - len(SUMS)  # GGML_MAX_NAME
+_MAX_NAME_BYTES = 63 - len(SUMS)  # GGML_MAX_NAME
 _SHOWN = 3
 
 
@@ -31,7 +31,7 @@ def write_imatrix(target: Path, imatrix: ImatrixFile) -> None:
     """
     tensors = []
     for name, entry in sorted(imatrix.entries.items()):
-        if len(name.encode()) > _MOST_NAME_BYTES:
+        if len(name.encode()) > _MAX_NAME_BYTES:
             raise UsageError(f"tensor {name!r} has a name too long for an importance matrix")
         tensors.append(OutputTensor(name + SUMS, "F32", array_source(name, entry.sums)))
         tensors.append(OutputTensor(name + COUNTS, "F32", array_source(name, entry.counts.reshape(-1, 1))))

@@ -14,7 +14,7 @@ from llmrun.protocol.sizes import readable_size
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_FEWEST_BITS = 1.0
+_MIN_BITS = 1.0
 """No type has fewer: nothing smaller is worth a try."""
 
 
@@ -75,11 +75,11 @@ def goal_bytes(goal: SizeGoal, header: Header, hardware: Hardware) -> int:
             f"{readable_size(wanted)} are allowed",
             hint="ask for less, or name a --type",
         )
-    least = head + int(_FEWEST_BITS * header.n_parameters / 8)
+    least = head + int(_MIN_BITS * header.n_parameters / 8)
     if wanted < least:
         raise UsageError(
             f"{header.path.name!r} can't be made as small as {readable_size(wanted)}",
-            why=f"with {header.n_parameters:,} weights even {_FEWEST_BITS:g} bit for each takes {readable_size(least)}",
+            why=f"with {header.n_parameters:,} weights even {_MIN_BITS:g} bit for each takes {readable_size(least)}",
             hint="choose a smaller model",
         )
     return wanted
@@ -90,7 +90,7 @@ def _fitting(header: Header, hardware: Hardware, n_ctx: int | None) -> int:
     free = hardware.memory_available
     beside = memory(header, window).needed - header.weight_bytes
     room = free - margin(free) - beside
-    if room <= header.n_parameters * _FEWEST_BITS / 8:
+    if room <= header.n_parameters * _MIN_BITS / 8:
         raise OutOfMemoryError(
             f"no type makes {header.path.name!r} fit into memory",
             why=f"{readable_size(free)} are free, and {window:,} tokens of context alone take {readable_size(beside)}",

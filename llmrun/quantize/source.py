@@ -76,7 +76,7 @@ def _stem(path: Path, alias: str | None) -> str:
 
 
 @contextmanager
-def opened(
+def open_source(
     found: SourceFile, beside: Path, on_progress: OnProgress, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[Header]:
     """The header of the GGUF file to read; of a folder that of a conversion, which is gone when the block ends.

@@ -88,7 +88,7 @@ class Work:
             text=read_text(self.text),
             n_ctx=self.n_ctx,
             chunks=self.chunks,
-            wishes=LoadPreferences(threads=self.threads),
+            preferences=LoadPreferences(threads=self.threads),
         )
 
 

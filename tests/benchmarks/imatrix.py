@@ -63,7 +63,7 @@ def main() -> None:
                     text=text,
                     n_ctx=512,
                     chunks=arguments.chunks,
-                    wishes=LoadPreferences(threads=arguments.threads),
+                    preferences=LoadPreferences(threads=arguments.threads),
                 ).divergence
                 assert found is not None
                 mean, interval = found.mean.value, f"{found.mean.low:.5f}..{found.mean.high:.5f}"

@@ -16,7 +16,7 @@ from support.gguf_writer import TensorSpec, gguf, tiny_model, write
 from llmrun.errors import BadModelError, LlmrunError, ModelNotFoundError, UsageError
 from llmrun.gguf.imatrix import ImatrixEntry, ImatrixFile, read_imatrix
 from llmrun.gguf.reader import read_header
-from llmrun.quantize.calibration import prepared
+from llmrun.quantize.calibration import prepare_imatrix
 from llmrun.quantize.imatrix_file import require_fit, unused_experts, write_imatrix
 
 DENSE, EXPERTS = "blk.0.attn_q.weight", "blk.0.ffn_up_exps.weight"
@@ -103,10 +103,10 @@ def test_the_older_format_is_read(ending: bool, tmp_path: Path) -> None:
 def test_one_of_the_older_format_becomes_gguf_for_the_engine(tmp_path: Path) -> None:
     old, target = write(tmp_path / "im.dat", legacy(some())), tmp_path / "new.gguf"
     checked: list[Path] = []
-    assert prepared(old, model(tmp_path), target, checked.append) == target
+    assert prepare_imatrix(old, model(tmp_path), target, checked.append) == target
     assert checked == [target]
     assert same(read_imatrix(target), read_imatrix(old))
-    assert prepared(target, model(tmp_path), tmp_path / "unneeded.gguf", checked.append) == target
+    assert prepare_imatrix(target, model(tmp_path), tmp_path / "unneeded.gguf", checked.append) == target
     assert checked == [target]
     assert not (tmp_path / "unneeded.gguf").exists()
 

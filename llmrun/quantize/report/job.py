@@ -53,7 +53,7 @@ def make_report(
     name: str = "",
     text: EvaluatedText | None = None,
     imatrix: Path | None = None,
-    wishes: LoadPreferences = LoadPreferences(),
+    preferences: LoadPreferences = LoadPreferences(),
     keep: Path | None = None,
     on_update: OnUpdate = lambda update: None,
     measures: Measurements | None = None,
@@ -69,7 +69,7 @@ def make_report(
         name: what the model is called; "" takes it from the file's name.
         text: what quality is measured on; None is what `llmrun evaluate` reads by default.
         imatrix: an importance matrix of llama.cpp's, in GGUF.
-        wishes: how models are loaded; n_ctx does not count.
+        preferences: how models are loaded; n_ctx does not count.
         keep: folder where the files stay; None keeps none.
         on_update: told now and then how far it is.
         measures: how it is measured; None is with llama.cpp, here.
@@ -83,7 +83,7 @@ def make_report(
     if measures is None:
         from llmrun.quantize.report.local_measurements import LocalMeasurements
 
-        measures = LocalMeasurements(source, name=name, text=text, imatrix=imatrix, wishes=wishes)
+        measures = LocalMeasurements(source, name=name, text=text, imatrix=imatrix, preferences=preferences)
     kinds = list(dict.fromkeys(types))
     if not kinds:
         raise UsageError("a report needs at least one type", hint="--types Q8_0,Q4_K_M,Q4_0")

@@ -30,9 +30,9 @@ from llmrun.quantize.report.measure import OnShare, QualityMeasurement, Quantize
 from llmrun.runner.runner import Runner
 
 _PROMPT, _ANSWER = 256, 32
-_CHUNK, _MOST_CHUNKS, _LEAST_CHUNKS = 512, 16, 4
+_CHUNK, _MAX_CHUNKS, _MIN_CHUNKS = 512, 16, 4
 _JUDGE_SECONDS = 240.0  # for one type, about: less text where the model is slow
-_MOST_TOKEN_LENGTH = 32  # characters, on average
+_MAX_TOKEN_LENGTH = 32  # characters, on average
 
 
 def require_text(model: Path, text: EvaluatedText) -> None:
@@ -44,7 +44,7 @@ def require_text(model: Path, text: EvaluatedText) -> None:
     """
     n_ctx = choose_context([read_header(model)], None, long=False)
     needed = least_chunks(n_ctx) * n_ctx
-    command = TokenizeText(str(model.absolute()), text.content[: needed * _MOST_TOKEN_LENGTH], special=False)
+    command = TokenizeText(str(model.absolute()), text.content[: needed * _MAX_TOKEN_LENGTH], special=False)
     with closing(Runner()) as engine:
         n_tokens = len(engine.do(TOKENIZE, command).tokens)
     if n_tokens < needed:
@@ -63,7 +63,7 @@ class LocalMeasurements:
         name: what the model is called; "" takes it from the file's name.
         text: what quality is measured on; None is what `llmrun evaluate` reads by default.
         imatrix: an importance matrix in GGUF.
-        wishes: how models are loaded; n_ctx does not count.
+        preferences: how models are loaded; n_ctx does not count.
         chunks: of the text, how many are read at most; fewer where that would take long.
 
     Raises:
@@ -80,19 +80,19 @@ class LocalMeasurements:
         name: str = "",
         text: EvaluatedText | None = None,
         imatrix: Path | None = None,
-        wishes: LoadPreferences = LoadPreferences(),
-        chunks: int = _MOST_CHUNKS,
+        preferences: LoadPreferences = LoadPreferences(),
+        chunks: int = _MAX_CHUNKS,
     ) -> None:
         self._source = source
         self._name = name or _stem(source)
         self._text = text or default_text()
         self._imatrix = imatrix
-        self._wishes = wishes
+        self._wishes = preferences
         self._chunks = chunks
         self._header = read_header(source)
         self._build_commit = ""
         self._previews: dict[str, Preview] = {}
-        self.threads = wishes.threads or probe().usable_cores
+        self.threads = preferences.threads or probe().usable_cores
 
     def machine(self) -> Machine:
         """As `llmrun bench` describes it."""
@@ -118,21 +118,23 @@ class LocalMeasurements:
 
     def make(self, kind: str, target: Path, on_share: OnShare) -> QuantizedModel:
         """By `llmrun quantize`."""
-        done = quantize(self._request(kind, target), lambda _, share: on_share(share), outlook=self._previews.get(kind))
+        done = quantize(
+            self._request(kind, target), lambda _, share: on_share(share), estimate=self._previews.get(kind)
+        )
         return QuantizedModel(done.n_bytes, done.bits_per_weight, done.seconds, done.notes)
 
     def time(self, model: Path, on_share: OnShare) -> SpeedMeasurement:
         """By `llmrun bench`: a prompt and an answer."""
-        wishes = self._wishes
+        preferences = self._wishes
         load = Load(
             str(model.absolute()),
             n_ctx=0,
             n_ctx_start=0,
             threads=self.threads,
-            gpu_layers=ALL_LAYERS if wishes.gpu_layers is None else wishes.gpu_layers,
-            flash_attention=wishes.flash_attention,
-            kv_type_k=wishes.cache_type_k,
-            kv_type_v=wishes.cache_type_v,
+            gpu_layers=ALL_LAYERS if preferences.gpu_layers is None else preferences.gpu_layers,
+            flash_attention=preferences.flash_attention,
+            kv_type_k=preferences.cache_type_k,
+            kv_type_v=preferences.cache_type_v,
         )
         with closing(Runner()) as engine:
             on_share(0.1)
@@ -153,7 +155,7 @@ class LocalMeasurements:
 
         text = self._text
         found = evaluate(
-            model, reference=self._source, text=text, chunks=self._chunks, wishes=self._wishes, on_update=tell
+            model, reference=self._source, text=text, chunks=self._chunks, preferences=self._wishes, on_update=tell
         )
         return QualityMeasurement(*_qualities(found), text.name, text.sha256, found.chunks * found.n_ctx)
 
@@ -169,18 +171,18 @@ def chunks_for(prefill: float, most: int) -> int:
         most: not more than these, and not fewer than a few, unless that is less.
     """
     readable = int(_JUDGE_SECONDS * prefill / (2 * _CHUNK))
-    return min(max(readable, _LEAST_CHUNKS), most)
+    return min(max(readable, _MIN_CHUNKS), most)
 
 
-def _unusual(wishes: LoadPreferences) -> Iterator[str]:
+def _unusual(preferences: LoadPreferences) -> Iterator[str]:
     """How models are loaded otherwise than by default, a sentence each."""
-    if (wishes.cache_type_k, wishes.cache_type_v) != ("f16", "f16"):
-        kinds = f"{wishes.cache_type_k} keys and {wishes.cache_type_v} values"
+    if (preferences.cache_type_k, preferences.cache_type_v) != ("f16", "f16"):
+        kinds = f"{preferences.cache_type_k} keys and {preferences.cache_type_v} values"
         yield f"the KV cache has {kinds}; quality is compared with the source's in f16"
-    if wishes.flash_attention != "auto":
-        yield f"flash attention is {wishes.flash_attention}"
-    if wishes.gpu_layers is not None and wishes.gpu_layers != ALL_LAYERS:
-        yield f"{wishes.gpu_layers} layers are on the GPU"
+    if preferences.flash_attention != "auto":
+        yield f"flash attention is {preferences.flash_attention}"
+    if preferences.gpu_layers is not None and preferences.gpu_layers != ALL_LAYERS:
+        yield f"{preferences.gpu_layers} layers are on the GPU"
 
 
 def _qualities(found: EvaluateResult) -> tuple[Quality, Quality]:

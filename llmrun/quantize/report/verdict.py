@@ -23,7 +23,7 @@ _LOSSES = (
     (0.6, "a heavy loss"),
 )
 _WORST = "broken: it answers differently"
-_MOST_ROLES = 3
+_MAX_ROLES = 3
 _GOOD_KLD, _FAIR_KLD = 0.06, 0.2
 
 _SAME_SIZE = 0.005  # share of the size below which two files are equally large
@@ -162,7 +162,7 @@ def verdict(row: CardRow, rows: Sequence[CardRow]) -> str:
     roles += _roles(row, contenders(rows))
     sizes = [other.n_bytes for other in rows if not other.is_source and other.n_bytes is not None]
     roles += ["smallest"] if row.n_bytes == min(sizes) and len(sizes) > 1 else []
-    return "; ".join([", ".join(roles[:_MOST_ROLES]), loss] if roles else [loss])
+    return "; ".join([", ".join(roles[:_MAX_ROLES]), loss] if roles else [loss])
 
 
 def _roles(row: CardRow, rows: Sequence[CardRow]) -> list[str]:
