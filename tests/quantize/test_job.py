@@ -71,7 +71,7 @@ def test_a_type_that_is_larger_than_the_source(request_: QuantizeRequest) -> Non
     with pytest.raises(UsageError) as error:
         look(replace(request_, type="Q8_0"), Engine("Q8_0"))
     assert error.value.what == "Q8_0 would be larger than 'model-F16.gguf'"
-    assert "what is lost is lost" in error.value.why
+    assert "would not restore lost precision" in error.value.why
 
 
 def test_nothing_would_change(request_: QuantizeRequest) -> None:
