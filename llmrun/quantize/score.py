@@ -1,6 +1,6 @@
-"""How likely each token of a text is to a model.
+"""Log-probability of each token of a text.
 
-Owns how much is read together, and whether that fits here; the engine does the work. Must not print.
+Owns the choice of the window, and the memory check; the engine does the work. Must not print.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from llmrun.quantize.evaluate import MIN_CONTEXT, check_memory, choose_context
 from llmrun.runner.runner import Runner
 
 MAX_WINDOW = 8192
-"""Tokens of a window, where the model was trained on as many and nobody says otherwise."""
+"""Upper bound of the default window, in tokens."""
 
 
 def check_window(n_ctx: int | None) -> None:
-    """Raise UsageError where no window is that long."""
+    """Raise UsageError if a window is out of bounds."""
     require_within("--ctx", n_ctx, (MIN_CONTEXT, CONTEXT_BOUNDS[1]))
 
 
@@ -40,23 +40,23 @@ def score(
     """Score a text.
 
     Args:
-        model: its GGUF file, the first part of a split one.
-        text: read in windows where it is longer than one.
-        n_ctx: tokens of a window; None is what the model was trained on, MAX_WINDOW at most.
-        preferences: how it is loaded; n_ctx does not count.
-        on_update: how far it is. What it raises ends the engine.
+        model: the GGUF file, or the first part of a split one.
+        text: scored in several windows if it is longer than one.
+        n_ctx: tokens of a window; None for the trained context, at most MAX_WINDOW.
+        preferences: load settings; n_ctx is ignored.
+        on_update: called with the progress; an exception from it stops the engine.
 
     Raises:
         UsageError: the window is out of bounds, or the text too short.
-        BadModelError: the file is damaged, or no model that predicts text.
-        OutOfMemoryError: it does not fit.
-        EngineCrashedError: the engine died.
+        BadModelError: the file is damaged, or not a generative model.
+        OutOfMemoryError: the model does not fit into memory.
+        EngineCrashedError: the engine crashed.
     """
     check_window(n_ctx)
     header = read_header(model)
     check(header)
     window = choose_context([header], n_ctx, long=False) if n_ctx else min(header.n_ctx_train or 512, MAX_WINDOW)
-    window = min(window, max(len(text.encode()) + 1, MIN_CONTEXT))  # a token is a byte at least
+    window = min(window, max(len(text.encode()) + 1, MIN_CONTEXT))  # a token has at least one byte
     hardware = this_machine()
     if hardware.memory_total:
         check_memory([header], window, window, hardware.memory_available)
@@ -66,7 +66,7 @@ def score(
         window,
         threads=preferences.threads or hardware.usable_cores,
         gpu_layers=ALL_LAYERS if preferences.gpu_layers is None else preferences.gpu_layers,
-        flash_attention=choose_flash_attention(header, hardware, preferences),  # as `run` without --ctx
+        flash_attention=choose_flash_attention(header, hardware, preferences),  # like `run` without --ctx
         kv_type_k=preferences.cache_type_k,
         kv_type_v=preferences.cache_type_v,
     )
