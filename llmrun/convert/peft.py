@@ -1,7 +1,7 @@
 """Conversion of a PEFT folder (adapter_config.json, adapter_model.safetensors) to the GGUF file of a LoRA adapter.
 
-Owns the list of PEFT features that GGUF can represent. The tensors are those that llama.cpp's convert_lora_to_gguf.py
-writes; features that it drops silently are refused.
+Owns the list of PEFT features that GGUF can represent. The tensors equal the ones that llama.cpp's
+convert_lora_to_gguf.py writes; features that it drops silently are refused.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def test_a_type_that_is_worse_at_everything_is_named() -> None:
     by_type = dict(zip((row.type for row in rows), verdicts(rows), strict=True))
     assert by_type["F16"] == "the source of the others"
     assert by_type["Q4_1"] == "beaten by IQ4_NL, which is smaller, faster and more exact; the loss is visible"
-    assert by_type["Q8_0"] == "nearest to the source; no loss to speak of"
+    assert by_type["Q8_0"] == "closest to the source; no loss to speak of"
     assert by_type["Q4_K_M"] == "recommended, most exact 4-bit type; a small loss"
     assert by_type["Q4_0"] == "fastest here, smallest; the loss is visible"
 
@@ -253,7 +253,7 @@ def test_the_recommended_type_loses_little_and_is_fast() -> None:
     best = recommended(lossy)
     assert best is not None
     assert best.type == "IQ4_NL"  # as little as possible
-    assert verdict(best, lossy) == "loses least, nearest to the source; broken: it answers differently"
+    assert verdict(best, lossy) == "loses least, closest to the source; broken: it answers differently"
     assert recommended([row("F16")]) is None
 
 
