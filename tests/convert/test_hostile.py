@@ -1,4 +1,4 @@
-"""Numbers of a config.json that the tensors can't bear, and other hostile values: refused before any work."""
+"""Hostile values, e.g. numbers in config.json beyond the tensors' sizes: refused before any work."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ NO_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, -math.inf, 1e300, -1e300, 10*
 
 
 def refuse(folder: Path, **changes: Any) -> BadModelError:
-    """Convert a folder whose config.json is changed, which must fail; give the error."""
+    """Convert a folder with changes to config.json, which must fail; return the error."""
     path = folder / "config.json"
     before = path.read_text(encoding="utf-8")
     config = json.loads(before)
@@ -71,7 +71,7 @@ def refuse(folder: Path, **changes: Any) -> BadModelError:
 
 
 def refuse_cheaply(folder: Path, **changes: Any) -> BadModelError:
-    """The same, with little memory and work."""
+    """Check that refuse() needs little memory and work; return its error."""
     found: list[BadModelError] = []
     tracemalloc.start()
     try:
@@ -177,7 +177,7 @@ def test_values_of_another_type(architecture: str, changes: dict[str, Any], tmp_
 
 
 def no_columns() -> bytes:
-    """Embeddings of 2**58 rows without a column: no bytes at all."""
+    """Return a file with embeddings of 2**58 rows and no columns: zero bytes."""
     tensors = llama_like(N_BYTE_LEVEL, head_norms=True)
     raw = safetensors({name: values for name, values in tensors.items() if "embed_tokens" not in name})
     length = int.from_bytes(raw[:8], "little")

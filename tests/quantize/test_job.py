@@ -1,4 +1,4 @@
-"""One quantization with an engine that is none: what is refused and said, how far it is, what comes of failures."""
+"""Quantization with a fake engine: refusals, notes, progress and failures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_file_is_made(request_: QuantizeRequest) -> None:
     assert shares == [0.0, 1.0]
 
 
-def test_what_the_engine_is_told(request_: QuantizeRequest, tmp_path: Path) -> None:
+def test_the_command_for_the_engine(request_: QuantizeRequest, tmp_path: Path) -> None:
     engine = Engine("Q4_0")
     asked = replace(request_, overrides=(("ffn", "Q8_0"),), embedding_type="Q8_0", pure=True, imatrix=tmp_path / "i")
     run(asked, engine)
@@ -138,7 +138,7 @@ def test_requantizing_is_warned_about(request_: QuantizeRequest) -> None:
     assert note == "the source is Q8_0: F16 is larger, but not better"
 
 
-def test_other_types_than_were_wanted(request_: QuantizeRequest) -> None:
+def test_other_types_than_requested(request_: QuantizeRequest) -> None:
     wanted = {"blk.0.attn_q.weight": "Q4_K", "blk.0.ffn_down.weight": "Q4_K"}
     (note,) = look(replace(request_, type="Q4_K_M"), Engine("Q4_0", wanted)).notes
     assert note == (
@@ -152,7 +152,7 @@ def test_experts_of_a_model_that_has_none(request_: QuantizeRequest) -> None:
     assert "has none" in note
 
 
-def test_tensors_that_the_importance_matrix_forgot(request_: QuantizeRequest, tmp_path: Path) -> None:
+def test_tensors_missing_in_the_importance_matrix(request_: QuantizeRequest, tmp_path: Path) -> None:
     engine = Engine("Q4_0")
     engine.unimportant = ("token_embd.weight", "blk.0.attn_q.weight")
     (note,) = run(replace(request_, imatrix=tmp_path / "i.gguf"), engine).notes

@@ -1,4 +1,4 @@
-"""`llmrun score`: how it is loaded; tests/engine/jobs/test_score.py has what is computed."""
+"""Load settings of `llmrun score`; tests/engine/jobs/test_score.py tests the computation."""
 
 from __future__ import annotations
 

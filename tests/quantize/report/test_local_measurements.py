@@ -1,4 +1,4 @@
-"""How the measurements of a report card are asked for, without a model."""
+"""The commands of a report card's measurements, without a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def source(tmp_path: Path) -> Path:
 
 
 class Engine:
-    """Takes 1 ms for a token, or half of that in prefill; a later engine takes twice the memory."""
+    """A fake engine: 1 ms per token, half of that in prefill; a later engine takes twice the memory."""
 
     started = 0
 
