@@ -18,10 +18,11 @@ from typing import Protocol
 
 from llmrun.bench import statistics
 from llmrun.bench.compare import same_build
+from llmrun.bench.engines import Worker
 from llmrun.bench.noise import sample_warnings
 from llmrun.bench.parameters import Case
 from llmrun.bench.results import BenchRow, Result
-from llmrun.bench.run import BenchedModel, BenchRequest, Worker, run
+from llmrun.bench.run import BenchedModel, BenchRequest, run
 from llmrun.bench.statistics import Verdict
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.planning.hardware import Hardware

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 from llmrun.bench import limits
+from llmrun.bench.engines import EnginePool, Worker
 from llmrun.bench.machine import describe
 from llmrun.bench.noise import DisturbanceMonitor, sample_warnings
 from llmrun.bench.parameters import Case
@@ -24,28 +25,13 @@ from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.adapters import Adapter
-from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchAnswer, BenchModel, BenchResult, BenchUpdate, Repetition
 from llmrun.protocol.jobs.limits import LIMITS, MeasuredLimits, MeasureLimits
 from llmrun.protocol.loading import Load
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
 
-_Command = TypeVar("_Command")
-_Update = TypeVar("_Update")
-_Result = TypeVar("_Result")
-
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
-
-
-class Worker(Protocol):
-    """An engine process: runner.Runner, or what stands in for it in a test."""
-
-    def do(
-        self, kind: JobKind[_Command, _Update, _Result], command: _Command, on_update: Callable[[_Update], None] = ...
-    ) -> _Result: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +216,7 @@ class _Run:
     ) -> None:
         self._request, self._hardware, self._start = request, hardware, start
         self._on_progress, self._on_row = on_progress, on_row
-        self._workers: dict[int, Worker] = {}
+        self._engines = EnginePool(start)
         self._surveyor: Worker | None = None
         self._limits = limits.MachineLimits(self._measure_machine)
         self._needs = {model.path: limits.TokenCost.of(model.header) for model in request.models}
@@ -246,8 +232,8 @@ class _Run:
         engines = engines_of([row.loading for row in self.rows])
         for step in steps(engines, request.repetitions, interleave=request.interleave):
             row = self.rows[step.row]
-            if not request.interleave and step.engine not in self._workers:
-                self._end_workers()
+            if not request.interleave and step.engine not in self._engines:
+                self._engines.close()
             if step.is_first:
                 self._begin(row)
             self._measure(row, step)
@@ -255,14 +241,9 @@ class _Run:
                 self._on_row(self.row(step.row))
 
     def close(self) -> None:
-        self._end_workers()
+        self._engines.close()
         if self._surveyor is not None:
             self._surveyor.close()
-
-    def _end_workers(self) -> None:
-        for worker in self._workers.values():
-            worker.close()
-        self._workers.clear()
 
     def _begin(self, row: _OpenRow) -> None:
         row.began = time.time()
@@ -285,9 +266,7 @@ class _Run:
 
     def _measure(self, row: _OpenRow, step: BenchStep) -> None:
         request = self._request
-        worker = self._workers.get(step.engine)
-        if worker is None:
-            worker = self._workers[step.engine] = self._start(row.loading.environment)
+        engine = self._engines.engine(step.engine, row.loading.environment)
         seed = 1 + len(row.done)
         command = Bench(row.loading.load, row.case.test, step.repetitions, request.warm_up and step.is_first, seed)
         with ExitStack() as stack:
@@ -302,7 +281,7 @@ class _Run:
                 if update.phase != "answering":
                     self._tell(row, update.phase)
 
-            row.benched = worker.do(BENCH, command, hear)
+            row.benched = engine.do(BENCH, command, hear)
         row.warnings.update((warning.kind, warning) for watch in watches for warning in watch.warnings)
         if not self.machine.build_commit:
             facts = row.benched.model

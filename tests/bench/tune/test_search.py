@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from support.simulated_machines import SimulatedMachine, all_settings
 
 from llmrun.bench.tune.axes import DECODE, PREFILL, Axis
-from llmrun.bench.tune.ratios import Scatter, center
 from llmrun.bench.tune.search import SearchResult, Step, Trial, search
 from llmrun.errors import EngineCrashedError, UsageError
 from llmrun.planning.settings import EngineSettings
@@ -191,21 +191,20 @@ def test_what_could_not_be_compared_with_the_default_is_not_kept() -> None:
     assert found.tried[-1].verdict == "no time"
 
 
-def test_pairs() -> None:
-    scatter = Scatter()
-    ratio = scatter.ratio([math.log(0.5)])
-    assert ratio.mean == pytest.approx(0.5)
-    assert ratio.is_slower
-    assert not ratio.is_probably_faster
-    quiet, loud = Scatter(), Scatter()
-    quiet.note((0, 0), [0.02, 0.021, 0.019, 0.02])
-    loud.note((0, 0), [0.2, -0.2, 0.1, 0.3])
-    assert quiet.ratio([0.02] * 4).is_faster
-    assert not loud.ratio([0.02] * 4).is_faster
+def test_candidates_slower_in_every_pair_are_measured_no_longer() -> None:
+    machine = SimulatedMachine(1, noise=0.01, bursts=0.0)
+    machine._effects["repack"] = (math.log(0.5), math.log(0.5))
+    counts = Counter[EngineSettings]()
+    rates = machine.rates
 
+    def counting(settings: EngineSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
+        counts[settings] += 1
+        return rates(settings, test, repetitions)
 
-def test_one_odd_pair_hardly_counts() -> None:
-    assert center([0.01, 0.01, 0.01, 0.012, -1.0]) == pytest.approx(0.01, abs=0.002)
+    machine.rates = counting  # type: ignore[method-assign]
+    found = search(machine, default_of(machine), [REPACK])
+    assert counts[replace(default_of(machine), repack=False)] == 4  # two for each goal
+    assert [trial.verdict for trial in found.tried] == ["slower", "slower"]
 
 
 def test_measuring_the_default_alone_is_enough_when_nothing_can_be_tried() -> None:
