@@ -30,6 +30,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import peers
 import psutil
 
 INSTRUCTIONS = (
@@ -79,7 +80,9 @@ def compare(model: str, folder: Path, n_rows: int, n_alone: int, turns: int) -> 
             for rate, facts in zip(rates, (together, alone), strict=True)
         ]
         print(f"turn {turn + 1}: {together['parallel']} side by side {speeds[0]}; alone {speeds[1]}: {ratios[-1]:.2f}x")
-    print(f"median {sorted(ratios)[len(ratios) // 2]:.2f}x")
+    report = peers.Report()
+    report.add("rows/s side by side / one after another", ratios, "x", "ratio")
+    report.finish()
     bound(model)
 
 

@@ -179,7 +179,7 @@ def tell_waits(load: Load) -> bool:
     """A line for each length; whether nobody waited much longer than others."""
     spoken = sorted(each.spoken for each in load.outcomes if each.spoken is not None)
     print(f"\n{'wait for first text':22}{'requests':>10}{'median':>10}{'longest':>10}{'in turns':>12}{'longest':>10}")
-    held = []
+    report = peers.Report()
     for name, is_long in (("short prompts", False), ("long prompts", True)):
         waits = [
             (each.spoken - each.began, bisect_left(spoken, each.spoken) - bisect_left(spoken, each.began))
@@ -190,8 +190,8 @@ def tell_waits(load: Load) -> bool:
         middle, middle_turn = 1000 * statistics.median(seconds), statistics.median(turns)
         line = f"{name:22}{len(waits):>10,}{middle:>7.0f} ms{1000 * max(seconds):>7.0f} ms"
         print(f"{line}{middle_turn:>12}{max(turns):>10}")
-        held.append((f"longest wait in turns / median, {name}", max(turns) / middle_turn))
-    return all([peers.verdict(*each, _STARVES, at_most=True) for each in held])  # noqa: C419 - all are told
+        report.bound(f"longest wait in turns / median, {name}", max(turns) / middle_turn, _STARVES, at_most=True)
+    return report.finish() == 0
 
 
 def _saw_a_kill(outcome: Outcome, kills: Sequence[tuple[float, float]]) -> bool:

@@ -164,7 +164,7 @@ def main() -> int:
     path, threads = peers.model_file(llmrun, options.model), options.threads or peers.cores()
     theirs = peers.find_tool("llama-server", options.llama_server)
     peers.warn_if_busy()
-    numbers = itertools.count()
+    numbers, report = itertools.count(), peers.Report()
     with serving(llmrun, path, threads) as ours, llama_serving(theirs, path, threads) as other:
         ports = {"llmrun": ours, "llama-server": other}
 
@@ -174,35 +174,33 @@ def main() -> int:
 
         for n_clients in options.clients:
             sizes = n_clients, options.tokens, options.prompt
-            tell(n_clients, turns(lambda port, sizes=sizes: crowd(port, *sizes, numbers), options.runs))
+            add_load(report, n_clients, turns(lambda port, sizes=sizes: crowd(port, *sizes, numbers), options.runs))
         if options.prompt:
-            return 0
-        for name, work in (
+            return report.finish()
+        for name, unit, work in (
             (
-                "longest silence of 3 streams beside a prompt of 6,000 tokens, s",
+                "longest silence of 3 streams beside a prompt of 6,000 tokens",
+                "s",
                 lambda port: silence(port, 128, numbers),
             ),
-            ("TTFT after 3 clients left long prompts, s", lambda port: after_leaving(port, numbers)),
-            ("TTFT with a known system prompt / the first's", lambda port: shared(port, numbers)),
+            ("TTFT after 3 clients left long prompts", "s", lambda port: after_leaving(port, numbers)),
+            ("TTFT with a known system prompt / the first's", "x", lambda port: shared(port, numbers)),
         ):
             found = turns(work, 1)
-            print(f"{name}: " + ", ".join(f"{side} {values[0]:.2f}" for side, values in found.items()), flush=True)
-    return 0
+            for side, values in found.items():
+                report.add(name, values, unit, side)
+    return report.finish()
 
 
-def tell(n_clients: int, results: dict[str, list[Served]]) -> None:
-    """A line for each side, and tokens/s as a ratio."""
+def add_load(report: peers.Report, n_clients: int, results: dict[str, list[Served]]) -> None:
+    """Add the figures of one number of clients, and tokens/s as a ratio."""
     for side, values in results.items():
-        rate, ttft, p50, p95 = (statistics.median(each) for each in zip(*values, strict=True))
-        print(
-            f"{n_clients} clients, {side:13} {rate:6.1f} t/s   TTFT {1000 * ttft:5.0f} ms   "
-            f"inter-token p50 {1000 * p50:5.1f} p95 {1000 * p95:5.1f} ms"
-        )
-    pairs = zip(*results.values(), strict=True)
-    print(
-        f"   llmrun / llama-server: {statistics.median(mine.rate / other.rate for mine, other in pairs):.2f}x",
-        flush=True,
-    )
+        rate, ttft, p50, p95 = zip(*values, strict=True)
+        report.add(f"{n_clients} clients, all together", rate, "t/s", side)
+        for name, seconds in (("TTFT", ttft), ("inter-token p50", p50), ("inter-token p95", p95)):
+            report.add(f"{n_clients} clients, {name}", [1000 * each for each in seconds], "ms", side)
+    ours, theirs = ([each.rate for each in values] for values in results.values())
+    report.ratio(f"{n_clients} clients, llmrun / llama-server", ours, theirs)
 
 
 if __name__ == "__main__":
