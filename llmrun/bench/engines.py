@@ -1,4 +1,4 @@
-"""Engine processes that measure: started when needed, and kept as long as they are useful or memory allows.
+"""Engine processes that measure: started when needed, and reused while memory allows.
 
 Must not know what is measured.
 """

@@ -1,4 +1,4 @@
-"""What disturbed a measurement: other load, heat, clocks, quotas, swapping, and what the samples show.
+"""Disturbances of a measurement: other load, heat, clocks, quotas, swapping, and outliers in the samples.
 
 Owns looking before and after, and the limits from which something is worth a warning; must not know what is measured.
 What a system does not tell is left out. Looking costs about a millisecond, and none of it during a repetition.
@@ -29,10 +29,10 @@ _PAGE = 4096
 
 
 def sample_warnings(samples: Sequence[float]) -> tuple[BenchWarning, ...]:
-    """What the samples themselves show: scatter, a trend, single ones far off.
+    """Return warnings about the samples themselves: scatter, a trend, outliers.
 
     Args:
-        samples: rates, in their order.
+        samples: rates, in the order measured.
     """
     found = []
     interval = statistics.interval(samples)
@@ -43,7 +43,7 @@ def sample_warnings(samples: Sequence[float]) -> tuple[BenchWarning, ...]:
         direction = "faster" if drift > 0 else "slower"
         found.append(BenchWarning("drift", f"{abs(drift):.0%} {direction} at the end than at the beginning"))
     odd = statistics.outliers(samples)
-    # With more than that it is scatter, which is said already.
+    # More outliers are scatter, which is reported already.
     if odd and len(odd) <= len(samples) / 4:
         which = ", ".join(str(index + 1) for index in odd)
         found.append(BenchWarning("outliers", f"repetition{'s' if len(odd) > 1 else ''} {which} far from the others"))
@@ -56,14 +56,14 @@ class SystemCounters:
 
     Attributes:
         wall: seconds.
-        busy: seconds of processor time of everybody.
-        own: of that, of this process and its descendants.
-        steal: seconds that a host gave to others.
-        throttled: how often a quota stopped us.
-        throttled_seconds: for how long.
+        busy: seconds of processor time of all processes.
+        own: the part of this process and its descendants.
+        steal: seconds that the host gave to other guests.
+        throttled: times that a quota stopped us.
+        throttled_seconds: their duration.
         swapped: bytes, in and out.
-        reread: bytes of files that were in memory before.
-        heat: how often heat slowed a core down.
+        reread: bytes of files read again after eviction.
+        heat: times that heat slowed a core down.
     """
 
     wall: float = 0.0
@@ -79,7 +79,7 @@ class SystemCounters:
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """A moment in the middle of the work.
+    """Clock and temperature during the work.
 
     Attributes:
         clock: of the fastest core, in Hz; 0 when unknown.
@@ -91,13 +91,13 @@ class ClockSample:
 
 
 class DisturbanceMonitor:
-    """Looks before and after what is inside it. Start it when the model is loaded, so that loading does not count.
+    """A context manager that compares the counters before and after. Enter it after loading, which would disturb too.
 
     Args:
-        root: where proc and sys are; tests put a tree of samples there.
+        root: folder with proc and sys; tests pass samples.
 
     Attributes:
-        warnings: what disturbed; complete when the block has ended.
+        warnings: the disturbances; complete after the block.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -111,7 +111,7 @@ class DisturbanceMonitor:
         return self
 
     def look(self) -> None:
-        """Note clock and temperature; call it right after a repetition, while they are those of the work."""
+        """Record clock and temperature; call it right after a repetition, while they still show the work."""
         self._looks.append(look(self._root))
 
     def __exit__(
@@ -123,10 +123,10 @@ class DisturbanceMonitor:
 def disturbances(
     before: SystemCounters, after: SystemCounters, looks: Sequence[ClockSample], cpus: int
 ) -> tuple[BenchWarning, ...]:
-    """What happened between two readings."""
+    """Return the warnings of the counters between two readings."""
     wall = max(after.wall - before.wall, 1e-3)
     found = []
-    stolen = after.steal - before.steal  # which counts as busy
+    stolen = after.steal - before.steal  # included in busy
     others = (after.busy - before.busy - stolen - (after.own - before.own)) / wall
     if others >= max(_OTHERS, _OTHERS_SHARE * cpus):
         found.append(BenchWarning("load", f"other programs used {others:.1f} of {cpus} cores"))
@@ -161,11 +161,11 @@ def _clock_warnings(heat: int, looks: Sequence[ClockSample]) -> list[BenchWarnin
     return found
 
 
-# ---- looking ---------------------------------------------------------------------------------------
+# ---- reading ---------------------------------------------------------------------------------------
 
 
 def read(root: Path = Path("/")) -> SystemCounters:
-    """The counters as of now."""
+    """Return the current counters."""
     from llmrun.planning.speed import Clock
 
     now = Clock.now()
@@ -186,14 +186,14 @@ def read(root: Path = Path("/")) -> SystemCounters:
 
 
 def look(root: Path = Path("/")) -> ClockSample:
-    """Clock and temperature as of now."""
+    """Return the current clock and temperature."""
     cpus = root / "sys/devices/system/cpu"
     clocks = [1e3 * _number(path) for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
     if not clocks:
         lines = _text(root / "proc/cpuinfo").splitlines()
         clocks = [1e6 * _float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
     zones = (root / "sys/class/thermal").glob("thermal_zone*")
-    # "x86_pkg_temp", "cpu-thermal", "cpu0-thermal", "k10temp"; the others are of batteries and radios.
+    # "x86_pkg_temp", "cpu-thermal", "cpu0-thermal", "k10temp"; others are batteries and radios.
     hot = [_number(zone / "temp") / 1e3 for zone in zones if _is_processor(_text(zone / "type"))]
     return ClockSample(max(clocks, default=0.0), max(hot, default=0.0))
 
@@ -203,7 +203,7 @@ def _is_processor(kind: str) -> bool:
 
 
 def _own_seconds() -> float:
-    """Processor time of this process, its children that have ended, and those that live."""
+    """Return the processor time of this process and its children, ended and alive."""
     import psutil  # type: ignore[import-untyped,unused-ignore]
 
     times = os.times()
@@ -216,14 +216,14 @@ def _own_seconds() -> float:
 
 
 def _steal_seconds(text: str) -> float:
-    """Of the first line of /proc/stat: "cpu" user nice system idle iowait irq softirq steal ..."""
+    """Parse the first line of /proc/stat: "cpu" user nice system idle iowait irq softirq steal ..."""
     fields = text.partition("\n")[0].split()
     ticks = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
     return int(fields[8]) / ticks if len(fields) > 8 and fields[0] == "cpu" and fields[8].isdecimal() else 0.0
 
 
 def _throttled_seconds(text: str) -> float:
-    """Version 2 counts microseconds, version 1 nanoseconds."""
+    """Return the throttled seconds: cgroup version 2 counts microseconds, version 1 nanoseconds."""
     return parse_statistic(text, "throttled_usec") / 1e6 + parse_statistic(text, "throttled_time") / 1e9
 
 

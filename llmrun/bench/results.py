@@ -1,4 +1,4 @@
-"""What a bench found out: rows with raw samples, and the machine they are from, as data that can be written and read.
+"""Bench results: rows with raw samples, and the machine they were measured on, to and from JSON.
 
 Owns the names and the JSON of results; must not know how they are measured, printed or kept. A row has llama-bench's
 field names and ours, and carries its machine: rows of several files can be put into one list, and a list that
@@ -19,7 +19,7 @@ from llmrun.protocol.jobs.bench import BenchTest
 SCHEMA = 1
 """Version of the rows' fields; a reader refuses newer ones."""
 
-# Settings of llama-bench's that we never change: its own readers want to find them.
+# llama-bench's settings that llmrun never changes; readers of its files expect them.
 _CONSTANT: dict[str, Any] = {
     "cpu_mask": "0x0",
     "cpu_strict": False,
@@ -37,7 +37,7 @@ _CONSTANT: dict[str, Any] = {
     "fit_min_ctx": 0,
 }
 
-# In llama-bench's order, with what is computed from the samples.
+# In llama-bench's order, with the figures computed from the samples.
 _LLAMA_BENCH = (
     "build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename", "model_type", "model_size",
     "model_n_params", "n_batch", "n_ubatch", "n_threads", "cpu_mask", "cpu_strict", "poll", "type_k", "type_v",
@@ -50,16 +50,16 @@ _LLAMA_BENCH = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where something was measured. Sizes in bytes; "", 0 and None where the system does not tell.
+    """The machine of a measurement. Sizes are in bytes; unknown facts are "", 0 and None.
 
     Attributes:
-        name: a label that a user gave it, or the computer's own name.
+        name: a label from the user, or a default made of processor and fingerprint.
         cpu: as the vendor calls it.
-        cpu_flags: that matter to ggml, e.g. "avx512_vnni".
-        cores: physical ones that may be used.
+        cpu_flags: relevant to ggml, e.g. "avx512_vnni".
+        cores: usable physical cores.
         threads: that can compute at the same time, of cores and a container's quota.
-        cpu_quota: processor time that a container allows, in cores; None is no limit.
-        memory_total: of the machine, or of the container when that is smaller.
+        cpu_quota: of the container, in cores; None is no limit.
+        memory_total: of the machine, or of the container if smaller.
         memory_speed: e.g. "DDR5-4800".
         gpus: as ggml describes them.
         os: e.g. "Debian GNU/Linux 12".
@@ -91,7 +91,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What the machine could do at most in a test.
+    """The machine's limit in a test.
 
     Attributes:
         tokens_per_second: the lower one of the two ceilings below.
@@ -118,16 +118,16 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class ChatTimes:
-    """Of answers with our own sampling and text: one entry for each repetition, or for all their tokens.
+    """Latencies of chat tests: one entry for each repetition, or one for all their tokens.
 
     Attributes:
         ttft_ns: from the request to its first text.
         token_p50_ns: between two tokens, the median.
         token_p95_ns: between two tokens; one in twenty takes longer.
         token_p99_ns: between two tokens; one in a hundred takes longer.
-        sampling_share: of the time behind the first token that choosing tokens took, 0 to 1.
-        text_share: the same of turning tokens into text and handing it on.
-        decode_ts: tokens/s behind the first token, of each repetition.
+        sampling_share: of the time after the first token, 0 to 1.
+        text_share: of detokenizing and delivering the text, in the same time.
+        decode_ts: tokens/s after the first token, of each repetition.
     """
 
     ttft_ns: tuple[int, ...]
@@ -145,11 +145,11 @@ WarningKind = Literal[
 
 
 class BenchWarning(NamedTuple):
-    """What makes a figure doubtful.
+    """A reason to doubt a figure.
 
     Attributes:
-        kind: the first three are of the samples themselves; the others are what the machine did meanwhile.
-        text: the same with its figures, for people.
+        kind: the first three concern the samples; the others, the machine meanwhile.
+        text: with figures, for display.
     """
 
     kind: WarningKind
@@ -157,7 +157,7 @@ class BenchWarning(NamedTuple):
 
     @property
     def is_disturbance(self) -> bool:
-        """Whether the machine did something else meanwhile."""
+        """Whether it concerns the machine rather than the samples."""
         return self.kind not in {"noisy", "drift", "outliers"}
 
 
@@ -176,35 +176,35 @@ class BenchRow:
         model_size: bytes of the tensors.
         model_n_params: weights.
         n_batch: most tokens of one decode call.
-        n_ubatch: most tokens that are computed at once.
-        n_threads: that compute.
+        n_ubatch: most tokens of one micro-batch.
+        n_threads: of decode.
         type_k: of the KV cache's keys, e.g. "f16".
         type_v: of its values.
         n_gpu_layers: on the GPU; -1 is all.
-        n_cpu_moe: of how many first layers the processor computes a mixture's experts.
-        split_mode: how layers are spread over GPUs.
+        n_cpu_moe: number of first layers whose experts the processor computes.
+        split_mode: of layers over GPUs.
         flash_attn: -1 auto, 0 off, 1 on.
         load_mode: "auto", which maps the file into memory, or "none".
         repack: whether weights may be repacked.
         n_prompt: tokens of the prompt.
-        n_gen: tokens that follow one by one.
-        n_depth: tokens that are there before.
-        test_time: when, e.g. "2026-11-21T10:00:00Z".
-        samples_ns: how long each repetition took.
+        n_gen: tokens decoded one by one.
+        n_depth: tokens in the context before.
+        test_time: e.g. "2026-11-21T10:00:00Z".
+        samples_ns: duration of each repetition.
         test: e.g. "pp512", "tg128 @ d4096", "chat512+128".
-        model: what the user called it.
-        program: that measured: "llmrun", or another one's name.
+        model: as the user named it.
+        program: "llmrun", or the name of another.
         version: of that program.
-        n_threads_batch: that compute in prefill; 0 is as many as in decode.
+        n_threads_batch: of prefill; 0 is as many as in decode.
         environment: of the engine, where it was changed.
-        repetitions: that were asked for; fewer samples mean that the bench was stopped.
+        repetitions: requested; fewer samples mean that the bench was stopped.
         load_ns: to load the model.
         peak_bytes: largest resident set of the engine process.
         joules: of each repetition; empty where no counter can be read.
-        limit: what the machine could do at most.
+        limit: the machine's.
         chat: of a chat test.
-        warnings: what makes this row doubtful.
-        machine: where it was measured.
+        warnings: reasons to doubt this row.
+        machine: of the measurement.
     """
 
     build_commit: str = ""
@@ -249,7 +249,7 @@ class BenchRow:
 
     @property
     def n_tokens(self) -> int:
-        """That one sample covers."""
+        """Tokens of one repetition."""
         return self.n_prompt + self.n_gen
 
     @property
@@ -279,7 +279,7 @@ class BenchRow:
 
     @property
     def share_of_limit(self) -> float | None:
-        """Tokens/s divided by what the machine could do; None where that is unknown."""
+        """Tokens/s divided by the machine's limit; None where that is unknown."""
         if self.limit is None or not self.limit.tokens_per_second:
             return None
         return self.avg_ts / self.limit.tokens_per_second
@@ -298,7 +298,7 @@ class BenchRow:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether the machine did something else meanwhile."""
+        """Whether the machine was disturbed meanwhile."""
         return any(warning.is_disturbance for warning in self.warnings)
 
     @property
@@ -307,7 +307,7 @@ class BenchRow:
         return len(self.samples_ns) < self.repetitions
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able: llama-bench's fields in its order, then ours."""
+        """Return JSON data: llama-bench's fields in its order, then ours."""
         ours = as_dict(self)
         computed = {name: getattr(self, name) for name in ("avg_ns", "stddev_ns", "avg_ts", "stddev_ts")}
         known = {**_CONSTANT, **ours, **computed, "samples_ts": list(self.samples_ts)}
@@ -320,10 +320,10 @@ class BenchRow:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BenchRow:
-        """A row that to_json() made, or llama-bench; fields that neither of us knows are passed over.
+        """Read a row of to_json() or llama-bench; unknown fields are ignored.
 
         Raises:
-            LlmrunError: it is something else, or of a newer llmrun.
+            LlmrunError: the data is not a row, or from a newer llmrun.
         """
         try:
             if int(data.get("schema", SCHEMA)) > SCHEMA:
@@ -341,7 +341,7 @@ class BenchRow:
 
 
 def _named(row: BenchRow) -> BenchRow:
-    """A row of llama-bench's, with what it leaves out and can be told from the rest."""
+    """Return a row of llama-bench with its missing fields derived from the others."""
     return replace(
         row,
         test=BenchTest(row.n_prompt, row.n_gen, row.n_depth).name,
@@ -357,9 +357,9 @@ class Result:
     """One run of the bench.
 
     Attributes:
-        rows: in the order in which they were asked for.
-        machine: that measured.
-        is_partial: whether it was stopped before its end.
+        rows: in the order requested.
+        machine: of the measurement.
+        is_partial: whether it was stopped early.
     """
 
     rows: tuple[BenchRow, ...]
@@ -367,15 +367,15 @@ class Result:
     is_partial: bool = False
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The rows, each with its machine."""
+        """Return the rows, each with its machine."""
         return [row.to_json() for row in self.rows]
 
     @classmethod
     def from_json(cls, data: Sequence[Mapping[str, Any]]) -> Result:
-        """What to_json(), or llama-bench with `-o json`, made.
+        """Read the data of to_json(), or of llama-bench with `-o json`.
 
         Raises:
-            LlmrunError: it is something else.
+            LlmrunError: the data is not a result.
         """
         if isinstance(data, Mapping):
             data = [data]
@@ -387,6 +387,6 @@ class Result:
 
 
 def _machine_of(row: BenchRow) -> Machine:
-    """What a row that carries no machine tells of it."""
+    """Return the facts about the machine that a row without one has."""
     gpus = tuple(gpu for gpu in row.gpu_info.split(", ") if gpu)
     return Machine(cpu=row.cpu_info, threads=row.n_threads, gpus=gpus, build_commit=row.build_commit)

@@ -44,11 +44,11 @@ class Axis:
         """Return the other settings along this axis, each with its change in words."""
         found = {replace(settings, **dict(change)): change for change in self.changes}
         found.pop(settings, None)
-        return {rival: ", ".join(words(*part) for part in change) for rival, change in found.items()}
+        return {candidate: ", ".join(words(*part) for part in change) for candidate, change in found.items()}
 
 
 def axes_for(header: Header, hardware: Hardware, default: EngineSettings, *, kv: bool = False) -> tuple[Axis, ...]:
-    """Return the axes to try, the most promising first; those that load the model again come late.
+    """Return the axes to try, the most promising first; axes that load the model again come late.
 
     Args:
         kv: include a quantized KV cache, which loses precision.

@@ -85,7 +85,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TuneProgress:
-    """What is being measured, in words, and the seconds passed."""
+    """The current measurement, in words, and the seconds passed."""
 
     what: str
     seconds: float
