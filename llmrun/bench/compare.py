@@ -1,7 +1,7 @@
 """The comparison of two sides, row by row: pairs, differences and verdicts.
 
-Pure but for resolve(), which reads files and the history. Owns which rows may be compared; statistics.py owns the
-verdicts, ui/ their look. Rows that differ in more than their speed are never compared without saying in what.
+Pure but for resolve(), which reads files and the history. Owns the pairs of rows; statistics.py owns the
+verdicts, ui/ their display. Differences of two rows besides speed are always reported.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def compare_results(a: ComparedSide, b: ComparedSide) -> Comparison:
         pairs.append(_pair(rows_a.pop(key), rows_b.pop(partner)))
     if not pairs:
         raise UsageError(
-            f"{a.label} and {b.label} have no rows that belong together",
+            f"{a.label} and {b.label} have no rows in common",
             why=f"one has {_some(rows_a.values())}; the other {_some(rows_b.values())}",
             hint="run the same tests on both: llmrun bench MODEL -p 512 -n 128",
         )

@@ -1,7 +1,7 @@
 """The history of bench results on this disk: keep, list, find, remove.
 
-Owns one SQLite file; must not know what is in a row beyond what a list shows. Results are kept whole, as the JSON that
-`-o json` writes, with raw samples and machine. Nothing leaves this disk.
+Owns one SQLite file; must not know the fields of rows beyond those of a list. Results are stored whole, as the JSON of
+`-o json`, with raw samples and machine. Nothing leaves this disk.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ def measure(
                 for done, case in enumerate(itertools.chain.from_iterable([streams_of] * request.repetitions)):
                     tell(case, "measuring", done)
                     streams_of[case].append(_run_clients(client, case, request, numbers))
-                    watch.look()
+                    watch.sample()
     except LlmrunError as stopped:  # Ctrl-C too
         error = stopped
     rows = tuple(_row(case, found, request.tokens) for case, found in streams_of.items() if found)

@@ -1,7 +1,7 @@
 """Disturbances of a measurement: other load, heat, clocks, quotas, swapping, and outliers in the samples.
 
-Owns looking before and after, and the limits from which something is worth a warning; must not know what is measured.
-What a system does not tell is left out. Looking costs about a millisecond, and none of it during a repetition.
+Owns the readings before and after, and the thresholds of the warnings; must not know the measurement.
+Unknown facts are left out. A reading takes about a millisecond, never during a repetition.
 """
 
 from __future__ import annotations
@@ -103,21 +103,21 @@ class DisturbanceMonitor:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._before = SystemCounters()
-        self._looks: list[ClockSample] = []
+        self._samples: list[ClockSample] = []
         self.warnings: tuple[BenchWarning, ...] = ()
 
     def __enter__(self) -> DisturbanceMonitor:
         self._before = read(self._root)
         return self
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Record clock and temperature; call it right after a repetition, while they still show the work."""
-        self._looks.append(look(self._root))
+        self._samples.append(sample_clock(self._root))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.warnings = disturbances(self._before, read(self._root), self._looks, os.cpu_count() or 1)
+        self.warnings = disturbances(self._before, read(self._root), self._samples, os.cpu_count() or 1)
 
 
 def disturbances(
@@ -185,7 +185,7 @@ def read(root: Path = Path("/")) -> SystemCounters:
     )
 
 
-def look(root: Path = Path("/")) -> ClockSample:
+def sample_clock(root: Path = Path("/")) -> ClockSample:
     """Return the current clock and temperature."""
     cpus = root / "sys/devices/system/cpu"
     clocks = [1e3 * _number(path) for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]

@@ -1,8 +1,8 @@
 """Ollama as the other program: its server on this machine, over its own HTTP API.
 
-Owns the model that is imported for the measuring and removed afterwards, and turning what Ollama counts into a row;
-must not know how rows are compared. Only a server on this machine is spoken to. Ollama takes text, not tokens, and
-counts by itself: rates are computed from its own counts and times.
+Owns the temporary import of the model, and the conversion of Ollama's figures to a row; must not know how rows are
+compared. Only a server on this machine is used. Ollama takes text, not tokens: rates come from its own counts and
+times.
 """
 
 from __future__ import annotations

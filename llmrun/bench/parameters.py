@@ -122,7 +122,7 @@ class BenchGrid:
             count *= len(values)
         if count > _MOST_CASES:
             raise UsageError(
-                f"these lists make {count:,} tests", why=f"{_MOST_CASES:,} are the most", hint="give shorter lists"
+                f"these lists make {count:,} tests", why=f"the limit is {_MOST_CASES:,}", hint="give shorter lists"
             )
         found: list[Case] = []
         for *where, repack, batch, ubatch, type_k, type_v, flash, threads, depth in itertools.product(*lists):
@@ -161,13 +161,13 @@ def _range(match: re.Match[str], option: str) -> list[int]:
     first, last = int(match[1]), int(match[2] or match[1])
     step = int(match[4] or 1)
     if last < first or (match[3] == "*" and (step < 2 or first < 1)) or step < 1:
-        raise UsageError(f"invalid {option} {match[0]}", why="this range has no end, or ends before it begins")
+        raise UsageError(f"invalid {option} {match[0]}", why="the range has no end, or ends before it begins")
     found = [first]
     while (following := found[-1] * step if match[3] == "*" else found[-1] + step) <= last:
         if len(found) == _MOST_VALUES:
             raise UsageError(
                 f"{option} {match[0]} is too long",
-                why=f"{_MOST_VALUES:,} values are the most",
+                why=f"the limit is {_MOST_VALUES:,} values",
                 hint=f"a larger step: {option} {first}-{last}+{max(1, (last - first) // 8)}",
             )
         found.append(following)

@@ -328,7 +328,7 @@ class BenchRow:
         try:
             if int(data.get("schema", SCHEMA)) > SCHEMA:
                 raise LlmrunError(
-                    "this bench result is of a newer llmrun",
+                    "this bench result is from a newer llmrun",
                     why=f"its schema is {data['schema']}, this version reads up to {SCHEMA}",
                     hint="pip install --upgrade llmrun",
                 )

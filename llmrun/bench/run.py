@@ -246,7 +246,7 @@ class _Run:
                     watches.append(stack.enter_context(DisturbanceMonitor()))
                 if update.repetition is not None:
                     row.done.append(update.repetition)
-                    watches[0].look()
+                    watches[0].sample()
                 if update.phase != "answering":
                     self._report(row, update.phase)
 

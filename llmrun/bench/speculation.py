@@ -218,7 +218,7 @@ def measure(
                     bench.report(kind, "warming up")
                     bench.answer(kind, OFF, _WARM_UP_TOKENS)
                 bench.row(kind)
-                watch.look()
+                watch.sample()
     except LlmrunError as stopped:  # Ctrl-C too
         error = stopped
     finally:

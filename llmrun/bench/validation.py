@@ -39,14 +39,14 @@ def kv_element_bytes(case: Case) -> float:
     return (_KV_ELEMENTS[case.settings.kv_type_k][0] + _KV_ELEMENTS[case.settings.kv_type_v][0]) / 2
 
 
-def refuse_cases(cases: Sequence[Case], hardware: Hardware, repetitions: int) -> list[str]:
+def check_cases(cases: Sequence[Case], hardware: Hardware, repetitions: int) -> list[str]:
     """Check the cases before models are located.
 
     Returns:
         Notes about odd cases.
 
     Raises:
-        UsageError: something is impossible.
+        UsageError: a case is impossible.
     """
     require_within("--repetitions", repetitions, (1, MOST_REPETITIONS))
     if not cases:
@@ -63,14 +63,14 @@ def refuse_cases(cases: Sequence[Case], hardware: Hardware, repetitions: int) ->
     return _odd_threads(cases, hardware)
 
 
-def refuse_models(cases: Sequence[Case], subjects: Sequence[NamedModel], hardware: Hardware) -> list[str]:
+def check_models(cases: Sequence[Case], subjects: Sequence[NamedModel], hardware: Hardware) -> list[str]:
     """Check the models for the cases before the first test.
 
     Returns:
         Notes about odd models.
 
     Raises:
-        UsageError: a model can't be loaded so.
+        UsageError: a model can't be loaded with these settings.
         OutOfMemoryError: a model does not fit with the context that a test needs.
     """
     notes: list[str] = []
@@ -93,7 +93,7 @@ def _check_tokens(test: BenchTest) -> None:
     if test.n_tokens + test.n_depth > most:
         raise UsageError(
             f"invalid test {test.name}",
-            why=f"it needs a context of {test.n_tokens + test.n_depth:,} tokens, and {most:,} are the most",
+            why=f"it needs a context of {test.n_tokens + test.n_depth:,} tokens; the limit is {most:,}",
         )
 
 
@@ -106,7 +106,7 @@ def _check_settings(case: Case) -> None:
     if settings.flash_attention == "off" and settings.kv_type_v not in _PLAIN:
         raise UsageError(
             f"-ctv {settings.kv_type_v} needs flash attention",
-            why="llama.cpp computes with quantized values in no other way",
+            why="llama.cpp supports quantized values only with it",
             hint="leave out -fa off",
         )
 
@@ -116,7 +116,7 @@ def _check_threads(threads: int, hardware: Hardware) -> None:
     if not 1 <= threads <= most:
         raise UsageError(
             f"invalid -t {threads}",
-            why=f"this machine has {most} hardware thread{'s' if most > 1 else ''} for us",
+            why=f"this machine has {most} usable hardware thread{'s' if most > 1 else ''}",
             hint=f"-t {hardware.usable_cores}, which is the default",
         )
 

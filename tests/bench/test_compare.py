@@ -58,7 +58,7 @@ def test_other_settings_are_compared_only_with_a_word() -> None:
 
 
 def test_which_of_several_belongs_to_a_row_is_not_guessed() -> None:
-    with pytest.raises(UsageError, match="no rows that belong together") as raised:
+    with pytest.raises(UsageError, match="no rows in common") as raised:
         compared((row(n_threads=2),), (row(n_threads=4), row(n_threads=8)))
     assert raised.value.why.startswith("one has tg128 of llama 1B Q4_K - Medium (799.9 MB) with 2 threads; the other")
 
