@@ -1,4 +1,4 @@
-"""What belongs together is compared, what differs is said, and what can't be compared is refused."""
+"""The comparison of results: pairs, differences, and refusals."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     python tests/benchmarks/serving.py [--llama-server PATH] [--clients 1 2 4 8] [--tokens 64] [--prompt 0] [--runs 3]
 
 Both serve the same file on the same threads with 8 sequences, and take turns. Every client asks /v1/chat/completions
-for an answer of so many tokens, greedy, to a question of its own, which stands behind --prompt tokens of its own. Told
-are tokens/s of all clients together, time to first token, and inter-token latency as the clients see it, between events
+for an answer of --tokens tokens, greedy, to a question of its own after --prompt tokens of its own. The figures are
+tokens/s of all clients together, time to first token, and inter-token latency as the clients see it, between events
 with text. With --prompt that is all.
 
 Then, on each: what 3 streaming clients notice of a prompt of 6,000 tokens (their longest silence); how long a short
@@ -54,7 +54,7 @@ class Stream(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What so many clients at once got: tokens/s together, and seconds."""
+    """The figures of N concurrent clients: tokens/s together, and seconds."""
 
     rate: float
     ttft: float
@@ -63,13 +63,13 @@ class Served(NamedTuple):
 
 
 async def ask(port: int, messages: list[dict[str, str]], n_tokens: int, leaves: float | None = None) -> Stream:
-    """One streamed answer, to its end, or until the client has waited for so many seconds."""
+    """Stream one answer, to its end or until the client leaves after some seconds."""
     options = {"temperature": 0, "max_tokens": n_tokens, "stream": True, "stream_options": {"include_usage": True}}
     body = json.dumps({"messages": messages, **options}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-    began, times, told = time.perf_counter(), [], 0
+    began, times, n_tokens_reported = time.perf_counter(), [], 0
     writer.write(head.encode() + body)
     try:
         async with asyncio.timeout(leaves):
@@ -78,14 +78,14 @@ async def ask(port: int, messages: list[dict[str, str]], n_tokens: int, leaves: 
                 if line.startswith(b"data: {"):
                     now, event = time.perf_counter(), json.loads(line[6:])
                     times += [now] if _has_text(event) else []
-                    told = (event.get("usage") or {}).get("completion_tokens", told)
+                    n_tokens_reported = (event.get("usage") or {}).get("completion_tokens", n_tokens_reported)
             if b" 200 " not in status or not times:
                 sys.exit(f"no answer: {status!r}")
     except TimeoutError:
         pass
     finally:
         writer.close()
-    return Stream(began, times, told)
+    return Stream(began, times, n_tokens_reported)
 
 
 def _has_text(event: dict[str, Any]) -> bool:
@@ -95,14 +95,14 @@ def _has_text(event: dict[str, Any]) -> bool:
 
 
 def question(number: int, n_before: int = 0) -> list[dict[str, str]]:
-    """A conversation of its own: a short question, behind about so many tokens."""
+    """Return a new conversation: about n_before tokens, then a short question."""
     before = f"{number}. {SENTENCE * (n_before // SENTENCE_TOKENS)}" if n_before else ""
-    asked = f"{before}Tell me a long story about {QUESTIONS[number % 8]}, number {number}."
-    return [{"role": "user", "content": asked}]
+    text = f"{before}Tell me a long story about {QUESTIONS[number % 8]}, number {number}."
+    return [{"role": "user", "content": text}]
 
 
-async def crowd(port: int, n_clients: int, n_tokens: int, n_before: int, numbers: Iterator[int]) -> Served:
-    """So many clients at once."""
+async def load_from(port: int, n_clients: int, n_tokens: int, n_before: int, numbers: Iterator[int]) -> Served:
+    """Measure n_clients concurrent clients."""
     questions = [question(next(numbers), n_before) for _ in range(n_clients)]
     streams = await asyncio.gather(*(ask(port, each, n_tokens) for each in questions))
     first, last = min(each.began for each in streams), max(each.times[-1] for each in streams)
@@ -174,7 +174,7 @@ def main() -> int:
 
         for n_clients in options.clients:
             sizes = n_clients, options.tokens, options.prompt
-            add_load(report, n_clients, turns(lambda port, sizes=sizes: crowd(port, *sizes, numbers), options.runs))
+            add_load(report, n_clients, turns(lambda port, sizes=sizes: load_from(port, *sizes, numbers), options.runs))
         if options.prompt:
             return report.finish()
         for name, unit, work in (

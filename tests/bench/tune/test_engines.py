@@ -1,4 +1,4 @@
-"""Which engine measures which settings: kept apart where loading differs, shared where it does not, closed for room."""
+"""The engines of a search: separate where loading differs, shared where it does not, closed for room."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DECODE = BenchTest(n_gen=8)
 
 
 class FakeRunner:
-    """Takes two seconds for everything, and remembers what it was asked."""
+    """A runner that takes two seconds for everything, and records its commands."""
 
     started: list[FakeRunner]
 

@@ -103,7 +103,7 @@ def test_prefill_and_decode_may_want_different_settings() -> None:
     assert profile.decode_rate / found.tuned.default.decode_rate == pytest.approx(0.8, rel=0.03)
 
 
-def test_what_is_not_sure_is_not_counted_on() -> None:
+def test_uncertain_gains_do_not_count() -> None:
     machine = SimulatedMachine(1, noise=0.01)
     machine._effects["repack"] = (math.log(1.6), 0.0)
     found = search(machine, default_of(machine), [REPACK])
@@ -113,7 +113,7 @@ def test_what_is_not_sure_is_not_counted_on() -> None:
     assert found.tuned.decode_gain == 1.0
 
 
-def test_flash_attention_is_measured_behind_many_tokens() -> None:
+def test_flash_attention_is_measured_at_depth() -> None:
     machine = SimulatedMachine(2, noise=0.01)
     machine._attention = 5e-4
     found = search(machine, default_of(machine), [FLASH_ATTENTION])
@@ -167,7 +167,7 @@ def test_a_model_that_is_too_slow_is_refused_with_a_time_that_is_enough() -> Non
     search(machine, default_of(machine), [REPACK], seconds=float(refused.value.hint.split()[-1]))
 
 
-def test_what_nobody_had_time_for_is_said() -> None:
+def test_changes_without_time_are_reported() -> None:
     machine = SimulatedMachine(1)
     machine._prefill, machine._decode, machine._load = 60.0, 6.0, 3.0
     found = search(machine, default_of(machine), axes_of(machine), seconds=30)
@@ -175,7 +175,7 @@ def test_what_nobody_had_time_for_is_said() -> None:
     assert found.seconds <= 30
 
 
-def test_what_could_not_be_compared_with_the_default_is_not_kept() -> None:
+def test_unconfirmed_settings_are_not_kept() -> None:
     machine = SimulatedMachine(1, noise=0.0, bursts=0.0)
     machine._effects["repack"] = (1.0, 1.0)
     rates, ends = machine.rates, 30.0
