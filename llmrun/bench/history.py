@@ -38,25 +38,15 @@ _COLUMNS = "id, time, machine, models, version, tests, origin"
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """A stored result, without its rows.
+    """A stored result, without its rows."""
 
-    Attributes:
-        number: unique; never reused.
-        time: of the measurement, seconds since 1970.
-        machine: its name.
-        models: their names.
-        version: of the program, e.g. "0.1.0".
-        tests: e.g. "pp512, tg128".
-        origin: the file's name, of an imported result; "" for results measured here.
-    """
-
-    number: int
-    time: float
-    machine: str
-    models: tuple[str, ...]
-    version: str
-    tests: str
-    origin: str = ""
+    number: int  # unique; never reused
+    time: float  # of the measurement, seconds since 1970
+    machine: str  # its name
+    models: tuple[str, ...]  # their names
+    version: str  # of the program, e.g. "0.1.0"
+    tests: str  # e.g. "pp512, tg128"
+    origin: str = ""  # the file's name, of an imported result; "" for results measured here
 
 
 class History:

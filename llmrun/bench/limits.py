@@ -28,21 +28,13 @@ _BITS = 64  # steps per doubling at which working sets are rounded
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The average cost of a token of a prompt or an answer.
+    """The average cost of a token of a prompt or an answer."""
 
-    Attributes:
-        tokens: their number.
-        weight_bytes: weights read.
-        kv_bytes: keys and values read.
-        products: kind of multiply_add_rate() -> multiply-adds.
-        working_set: bytes read again for each token, or for each micro-batch.
-    """
-
-    tokens: int
-    weight_bytes: float
-    kv_bytes: float
-    products: Mapping[str, float]
-    working_set: float
+    tokens: int  # their number
+    weight_bytes: float  # weights read
+    kv_bytes: float  # keys and values read
+    products: Mapping[str, float]  # kind of multiply_add_rate() -> multiply-adds
+    working_set: float  # bytes read again for each token, or for each micro-batch
 
     @property
     def n_bytes(self) -> float:
@@ -61,15 +53,10 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class TokenCost:
-    """The cost of the tokens of a model.
+    """The cost of the tokens of a model."""
 
-    Attributes:
-        work: of the file's tensor table.
-        bytes_of: type -> bytes of a weight.
-    """
-
-    work: Work
-    bytes_of: Mapping[str, float]
+    work: Work  # of the file's tensor table
+    bytes_of: Mapping[str, float]  # type -> bytes of a weight
 
     @classmethod
     def of(cls, header: Header) -> TokenCost:

@@ -2,8 +2,8 @@
 
 The engine gets them as from `llmrun serve`, but without HTTP.
 
-Owns the prompts, the order of the work and the figures; must not know terminals. Times are those that a
-client sees. Rows measured before an interrupt or an engine's crash are returned beside the error.
+Owns the prompts, the order of the work and the figures; must not know terminals. Times are a
+client's. Rows measured before an interrupt or an engine's crash are returned beside the error.
 """
 
 from __future__ import annotations
@@ -66,22 +66,16 @@ class LoadTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """The load test to run, with the model loaded for the largest number of clients.
-
-    Attributes:
-        load: None for a remote server, whose load settings are unknown.
-        server: the remote server's host.
-        ignores_end: answers continue beyond the model's end token.
-    """
+    """The load test to run, with the model loaded for the largest number of clients."""
 
     model: str
-    load: Load | None
+    load: Load | None  # None for a remote server, whose load settings are unknown
     clients: tuple[int, ...]
     tokens: int = 64
     repetitions: int = 5
     warm_up: bool = True
-    server: str = ""
-    ignores_end: bool = False
+    server: str = ""  # the remote server's host
+    ignores_end: bool = False  # answers continue beyond the model's end token
 
     @property
     def cases(self) -> tuple[LoadCase, ...]:

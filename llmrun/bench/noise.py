@@ -52,42 +52,25 @@ def sample_warnings(samples: Sequence[float]) -> tuple[BenchWarning, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SystemCounters:
-    """Counters that only grow; 0 where the system has none.
+    """Counters that only grow; 0 where the system has none."""
 
-    Attributes:
-        wall: seconds.
-        busy: seconds of processor time of all processes.
-        own: the part of this process and its descendants.
-        steal: seconds that the host gave to other guests.
-        throttled: times that a quota stopped us.
-        throttled_seconds: their duration.
-        swapped: bytes, in and out.
-        reread: bytes of files read again after eviction.
-        heat: times that heat slowed a core down.
-    """
-
-    wall: float = 0.0
-    busy: float = 0.0
-    own: float = 0.0
-    steal: float = 0.0
-    throttled: int = 0
-    throttled_seconds: float = 0.0
-    swapped: int = 0
-    reread: int = 0
-    heat: int = 0
+    wall: float = 0.0  # seconds
+    busy: float = 0.0  # seconds of processor time of all processes
+    own: float = 0.0  # the part of this process and its descendants
+    steal: float = 0.0  # seconds that the host gave to other guests
+    throttled: int = 0  # times that a quota stopped us
+    throttled_seconds: float = 0.0  # their duration
+    swapped: int = 0  # bytes, in and out
+    reread: int = 0  # bytes of files read again after eviction
+    heat: int = 0  # times that heat slowed a core down
 
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """Clock and temperature during the work.
+    """Clock and temperature during the work."""
 
-    Attributes:
-        clock: of the fastest core, in Hz; 0 when unknown.
-        degrees: of the hottest sensor of the processor, °C; 0 when unknown.
-    """
-
-    clock: float = 0.0
-    degrees: float = 0.0
+    clock: float = 0.0  # of the fastest core, in Hz; 0 when unknown
+    degrees: float = 0.0  # of the hottest sensor of the processor, °C; 0 when unknown
 
 
 class DisturbanceMonitor:

@@ -50,93 +50,52 @@ _LLAMA_BENCH = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine of a measurement. Sizes are in bytes; unknown facts are "", 0 and None.
+    """The machine of a measurement. Sizes are in bytes; unknown facts are "", 0 and None."""
 
-    Attributes:
-        name: a label from the user, or a default made of processor and fingerprint.
-        cpu: as the vendor calls it.
-        cpu_flags: relevant to ggml, e.g. "avx512_vnni".
-        cores: usable physical cores.
-        threads: that can compute at the same time, of cores and a container's quota.
-        cpu_quota: of the container, in cores; None is no limit.
-        memory_total: of the machine, or of the container if smaller.
-        memory_speed: e.g. "DDR5-4800".
-        gpus: as ggml describes them.
-        os: e.g. "Debian GNU/Linux 12".
-        kernel: e.g. "Linux 6.1.0".
-        governor: of the processor's frequency, e.g. "performance".
-        python: its version.
-        llmrun: our version.
-        llama: of llama-cpp-python.
-        build_commit: of ggml.
-    """
-
-    name: str = ""
-    cpu: str = ""
-    cpu_flags: tuple[str, ...] = ()
-    cores: int = 0
-    threads: int = 0
-    cpu_quota: float | None = None
-    memory_total: int = 0
-    memory_speed: str = ""
-    gpus: tuple[str, ...] = ()
-    os: str = ""
-    kernel: str = ""
-    governor: str = ""
-    python: str = ""
-    llmrun: str = ""
-    llama: str = ""
-    build_commit: str = ""
+    name: str = ""  # a label from the user, or a default made of processor and fingerprint
+    cpu: str = ""  # as the vendor calls it
+    cpu_flags: tuple[str, ...] = ()  # relevant to ggml, e.g. "avx512_vnni"
+    cores: int = 0  # usable physical cores
+    threads: int = 0  # that can compute at the same time, of cores and a container's quota
+    cpu_quota: float | None = None  # of the container, in cores; None is no limit
+    memory_total: int = 0  # of the machine, or of the container if smaller
+    memory_speed: str = ""  # e.g. "DDR5-4800"
+    gpus: tuple[str, ...] = ()  # as ggml describes them
+    os: str = ""  # e.g. "Debian GNU/Linux 12"
+    kernel: str = ""  # e.g. "Linux 6.1.0"
+    governor: str = ""  # of the processor's frequency, e.g. "performance"
+    python: str = ""  # its version
+    llmrun: str = ""  # our version
+    llama: str = ""  # of llama-cpp-python
+    build_commit: str = ""  # of ggml
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The machine's limit in a test.
+    """The machine's limit in a test."""
 
-    Attributes:
-        tokens_per_second: the lower one of the two ceilings below.
-        binds: "memory" or "compute", whichever ceiling that is.
-        memory_ceiling: tokens/s if only reading weights and KV cache took time.
-        compute_ceiling: tokens/s if only multiplying took time.
-        read_rate: bytes/s read from memory with the test's threads, as measured.
-        compute_rate: multiply-adds/s with the test's threads, as measured.
-        bytes_per_token: of weights and KV cache that one token of the answer reads, on average over the test.
-        kv_bytes_per_token: of these, the KV cache's.
-        multiply_adds: that one token takes, on average over the test.
-    """
-
-    tokens_per_second: float
-    binds: str
-    memory_ceiling: float
-    compute_ceiling: float
-    read_rate: float
-    compute_rate: float
-    bytes_per_token: float
-    kv_bytes_per_token: float
-    multiply_adds: float
+    tokens_per_second: float  # the lower one of the two ceilings below
+    binds: str  # "memory" or "compute", whichever ceiling that is
+    memory_ceiling: float  # tokens/s if only reading weights and KV cache took time
+    compute_ceiling: float  # tokens/s if only multiplying took time
+    read_rate: float  # bytes/s read from memory with the test's threads, as measured
+    compute_rate: float  # multiply-adds/s with the test's threads, as measured
+    bytes_per_token: float  # of weights and KV cache that one token of the answer reads, on average over the test
+    kv_bytes_per_token: float  # of these, the KV cache's
+    multiply_adds: float  # that one token takes, on average over the test
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTimes:
-    """Latencies of chat tests: one entry for each repetition, or one for all their tokens.
+    """Latencies of chat tests: one entry for each repetition, or one for all their tokens."""
 
-    Attributes:
-        ttft_ns: from the request to its first text.
-        token_p50_ns: between two tokens, the median.
-        token_p95_ns: between two tokens; one in twenty takes longer.
-        token_p99_ns: between two tokens; one in a hundred takes longer.
-        sampling_share: of the time after the first token, 0 to 1.
-        text_share: of detokenizing and delivering the text, in the same time.
-        decode_ts: tokens/s after the first token, of each repetition.
-    """
-
-    ttft_ns: tuple[int, ...]
-    token_p50_ns: int
-    token_p95_ns: int
-    token_p99_ns: int
-    sampling_share: float
-    text_share: float
-    decode_ts: tuple[float, ...]
+    ttft_ns: tuple[int, ...]  # from the request to its first text
+    token_p50_ns: int  # between two tokens, the median
+    token_p95_ns: int  # between two tokens; one in twenty takes longer
+    token_p99_ns: int  # between two tokens; one in a hundred takes longer
+    sampling_share: float  # of sampling in the time after the first token, 0 to 1
+    text_share: float  # of detokenizing and delivering the text, in the same time
+    decode_ts: tuple[float, ...]  # tokens/s after the first token, of each repetition
 
 
 WarningKind = Literal[
@@ -145,15 +104,10 @@ WarningKind = Literal[
 
 
 class BenchWarning(NamedTuple):
-    """A reason to doubt a figure.
+    """A reason to doubt a figure."""
 
-    Attributes:
-        kind: the first three concern the samples; the others, the machine meanwhile.
-        text: with figures, for display.
-    """
-
-    kind: WarningKind
-    text: str
+    kind: WarningKind  # the first three concern the samples; the others, the machine meanwhile
+    text: str  # with figures, for display
 
     @property
     def is_disturbance(self) -> bool:
@@ -163,89 +117,47 @@ class BenchWarning(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One test of one model with one set of settings. Names are llama-bench's up to samples_ns; then ours.
+    """One test of one model with one set of settings. Names are llama-bench's up to samples_ns; then ours."""
 
-    Attributes:
-        build_commit: of ggml.
-        build_number: of llama.cpp; 0 where that is unknown.
-        cpu_info: as ggml describes the processor.
-        gpu_info: as ggml describes the GPUs.
-        backends: of ggml's, e.g. "CPU" or "CUDA".
-        model_filename: path of the GGUF file.
-        model_type: e.g. "llama 135M Q4_1".
-        model_size: bytes of the tensors.
-        model_n_params: weights.
-        n_batch: most tokens of one decode call.
-        n_ubatch: most tokens of one micro-batch.
-        n_threads: of decode.
-        type_k: of the KV cache's keys, e.g. "f16".
-        type_v: of its values.
-        n_gpu_layers: on the GPU; -1 is all.
-        n_cpu_moe: number of first layers whose experts the processor computes.
-        split_mode: of layers over GPUs.
-        flash_attn: -1 auto, 0 off, 1 on.
-        load_mode: "auto", which maps the file into memory, or "none".
-        repack: whether weights may be repacked.
-        n_prompt: tokens of the prompt.
-        n_gen: tokens decoded one by one.
-        n_depth: tokens in the context before.
-        test_time: e.g. "2026-11-21T10:00:00Z".
-        samples_ns: duration of each repetition.
-        test: e.g. "pp512", "tg128 @ d4096", "chat512+128".
-        model: as the user named it.
-        program: "llmrun", or the name of another.
-        version: of that program.
-        n_threads_batch: of prefill; 0 is as many as in decode.
-        environment: of the engine, where it was changed.
-        repetitions: requested; fewer samples mean that the bench was stopped.
-        load_ns: to load the model.
-        peak_bytes: largest resident set of the engine process.
-        joules: of each repetition; empty where no counter can be read.
-        limit: the machine's.
-        chat: of a chat test.
-        warnings: reasons to doubt this row.
-        machine: of the measurement.
-    """
-
-    build_commit: str = ""
-    build_number: int = 0
-    cpu_info: str = ""
-    gpu_info: str = ""
-    backends: str = "CPU"
-    model_filename: str = ""
-    model_type: str = ""
-    model_size: int = 0
-    model_n_params: int = 0
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    n_threads: int = 1
-    type_k: str = "f16"
-    type_v: str = "f16"
-    n_gpu_layers: int = -1
-    n_cpu_moe: int = 0
-    split_mode: str = "layer"
-    flash_attn: int = -1
-    load_mode: str = "auto"
-    repack: bool = True
-    n_prompt: int = 0
-    n_gen: int = 0
-    n_depth: int = 0
-    test_time: str = ""
-    samples_ns: tuple[int, ...] = ()
-    test: str = ""
-    model: str = ""
-    program: str = "llmrun"
-    version: str = ""
-    n_threads_batch: int = 0
-    environment: dict[str, str] = field(default_factory=dict)
-    repetitions: int = 0
-    load_ns: int | None = None
-    peak_bytes: int | None = None
-    joules: tuple[float, ...] = ()
-    limit: Limit | None = None
-    chat: ChatTimes | None = None
-    warnings: tuple[BenchWarning, ...] = ()
-    machine: Machine | None = None
+    build_commit: str = ""  # of ggml
+    build_number: int = 0  # of llama.cpp; 0 where that is unknown
+    cpu_info: str = ""  # as ggml describes the processor
+    gpu_info: str = ""  # as ggml describes the GPUs
+    backends: str = "CPU"  # of ggml's, e.g. "CPU" or "CUDA"
+    model_filename: str = ""  # path of the GGUF file
+    model_type: str = ""  # e.g. "llama 135M Q4_1"
+    model_size: int = 0  # bytes of the tensors
+    model_n_params: int = 0  # weights
+    n_batch: int = 2048  # most tokens of one decode call
+    n_ubatch: int = 512  # most tokens of one micro-batch
+    n_threads: int = 1  # of decode
+    type_k: str = "f16"  # of the KV cache's keys, e.g. "f16"
+    type_v: str = "f16"  # of its values
+    n_gpu_layers: int = -1  # on the GPU; -1 is all
+    n_cpu_moe: int = 0  # number of first layers whose experts the processor computes
+    split_mode: str = "layer"  # of layers over GPUs
+    flash_attn: int = -1  # -1 auto, 0 off, 1 on
+    load_mode: str = "auto"  # "auto", which maps the file into memory, or "none"
+    repack: bool = True  # whether weights may be repacked
+    n_prompt: int = 0  # tokens of the prompt
+    n_gen: int = 0  # tokens decoded one by one
+    n_depth: int = 0  # tokens in the context before
+    test_time: str = ""  # e.g. "2026-11-21T10:00:00Z"
+    samples_ns: tuple[int, ...] = ()  # duration of each repetition
+    test: str = ""  # e.g. "pp512", "tg128 @ d4096", "chat512+128"
+    model: str = ""  # as the user named it
+    program: str = "llmrun"  # "llmrun", or the name of another
+    version: str = ""  # of that program
+    n_threads_batch: int = 0  # of prefill; 0 is as many as in decode
+    environment: dict[str, str] = field(default_factory=dict)  # of the engine, where it was changed
+    repetitions: int = 0  # requested; fewer samples mean that the bench was stopped
+    load_ns: int | None = None  # to load the model
+    peak_bytes: int | None = None  # largest resident set of the engine process
+    joules: tuple[float, ...] = ()  # of each repetition; empty where no counter can be read
+    limit: Limit | None = None  # the machine's
+    chat: ChatTimes | None = None  # of a chat test
+    warnings: tuple[BenchWarning, ...] = ()  # reasons to doubt this row
+    machine: Machine | None = None  # of the measurement
 
     @property
     def n_tokens(self) -> int:
@@ -354,17 +266,11 @@ def _named(row: BenchRow) -> BenchRow:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run of the bench.
+    """One run of the bench."""
 
-    Attributes:
-        rows: in the order requested.
-        machine: of the measurement.
-        is_partial: whether it was stopped early.
-    """
-
-    rows: tuple[BenchRow, ...]
-    machine: Machine = Machine()
-    is_partial: bool = False
+    rows: tuple[BenchRow, ...]  # in the order requested
+    machine: Machine = Machine()  # of the measurement
+    is_partial: bool = False  # whether it was stopped early
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the rows, each with its machine."""

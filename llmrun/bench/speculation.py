@@ -105,17 +105,11 @@ class Thermostat:
 
 
 class SpeculationPrompt(NamedTuple):
-    """A prompt of some kind.
+    """A prompt of some kind."""
 
-    Attributes:
-        question: of the user.
-        temperature: of the answer.
-        repeats: the answer probably repeats much of the prompt, or of itself.
-    """
-
-    question: str
-    temperature: float = 0.0
-    repeats: bool = True
+    question: str  # of the user
+    temperature: float = 0.0  # of the answer
+    repeats: bool = True  # the answer probably repeats much of the prompt, or of itself
 
 
 PROMPTS = {
