@@ -138,7 +138,8 @@ def test_own_work_is_not_others_even_in_a_living_child() -> None:
         alive = noise.read().own - before.own
         assert alive > 0.2
         child.communicate(b"\n")
-    assert noise.read().own - before.own >= alive, "and its time is not lost when it has ended"
+    tick = 0.01  # the counters are sums of clock ticks
+    assert noise.read().own - before.own > alive - 2 * tick, "its time is not lost when it has ended"
 
 
 def test_a_monitor_reads_before_and_after() -> None:
