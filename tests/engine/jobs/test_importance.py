@@ -14,9 +14,9 @@ from support.numpy_llama import logits
 
 from llmrun import _native
 from llmrun.convert.job import convert_folder
-from llmrun.engine.jobs.importance.activations import Activations
-from llmrun.engine.jobs.importance.calibration import PARALLEL
-from llmrun.engine.jobs.importance.importance import run
+from llmrun.engine.jobs.activations import Activations
+from llmrun.engine.jobs.calibration import PARALLEL
+from llmrun.engine.jobs.importance import run
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.tensors import GgmlTensor, TensorNumbers, operation_numbers
 from llmrun.errors import BadModelError, ModelNotFoundError, ResourceError, UsageError

@@ -1,6 +1,6 @@
 """The job `beams`: beam search in a context of its own, on the weights that are loaded.
 
-Owns the KV cache of the branches and the order of steps; search.py chooses, branches.py says among what. All branches
+Owns the KV cache of the branches and the order of steps; beam_search.py chooses, beam_branches.py says among what. All branches
 share one pool of cells, in which a fork copies nothing.
 """
 
@@ -12,8 +12,8 @@ from contextlib import closing
 from dataclasses import replace
 
 from llmrun import _native
-from llmrun.engine.jobs.beams.branches import BeamState, Branches
-from llmrun.engine.jobs.beams.search import BeamSearch, Hypothesis, Node
+from llmrun.engine.jobs.beam_branches import BeamState, Branches
+from llmrun.engine.jobs.beam_search import BeamSearch, Hypothesis, Node
 from llmrun.engine.llama.base import Aborted, CacheFull, Entry, Vocabulary
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.loaded import LoadedModel

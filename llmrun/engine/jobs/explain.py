@@ -1,6 +1,6 @@
 """The job `explain`: an answer's tokens go through the model once more, in a context whose every step is seen.
 
-Owns the order of passes and what is told; collector.py sees, lens.py reads the residual stream. The second context is
+Owns the order of passes and what is told; explain_collector.py sees, logit_lens.py reads the residual stream. The second context is
 on the same weights. It has no flash attention, which computes no attention weights, so that its logits may differ from
 those that the answer was sampled from in their last digits.
 """
@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from llmrun import _native
-from llmrun.engine.jobs.explain.collector import Collector, Stopwatch
-from llmrun.engine.jobs.explain.embeddings import embeddings
-from llmrun.engine.jobs.explain.lens import Lens
-from llmrun.engine.jobs.explain.weights import FileWeights
-from llmrun.engine.jobs.tokenize.tokenize import pieces
+from llmrun.engine.jobs.embedding_plane import embeddings
+from llmrun.engine.jobs.explain_collector import Collector, Stopwatch
+from llmrun.engine.jobs.file_weights import FileWeights
+from llmrun.engine.jobs.logit_lens import Lens
+from llmrun.engine.jobs.tokenize import pieces
 from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.tensors import GgmlTensor

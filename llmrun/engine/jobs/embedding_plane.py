@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmrun.engine.jobs.explain.top_k import TopK
-from llmrun.engine.jobs.explain.weights import FileWeights
+from llmrun.engine.jobs.file_weights import FileWeights, TopK
 from llmrun.engine.llama.base import Vocabulary
 from llmrun.engine.llama.quants import Array
 from llmrun.gguf.header import Tensor

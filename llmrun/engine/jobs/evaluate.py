@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llmrun import _native
-from llmrun.engine.jobs.evaluate import needles as needles
-from llmrun.engine.jobs.evaluate.scores import (
+from llmrun.engine.jobs import needles
+from llmrun.engine.jobs.evaluate_scores import (
     SCORE,
     Array,
     Rows,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
-from llmrun.engine.jobs.beams.search import Beam
+from llmrun.engine.jobs.beam_search import Beam
 from llmrun.errors import BadLogitsError
 from llmrun.protocol.jobs.beams import ROOT
 from llmrun.protocol.params import Limits, SamplingParams

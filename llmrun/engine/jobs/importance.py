@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from llmrun import _native
-from llmrun.engine.jobs.importance.activations import Activations
-from llmrun.engine.jobs.importance.calibration import Author
+from llmrun.engine.jobs.activations import Activations
+from llmrun.engine.jobs.calibration import Author
 from llmrun.engine.llama.base import DecodeError, Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel

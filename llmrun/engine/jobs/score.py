@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmrun import _native
-from llmrun.engine.jobs.evaluate.evaluate import Evaluation, Report, open_context
-from llmrun.engine.jobs.evaluate.scores import bits_per_byte, joined, perplexity
+from llmrun.engine.jobs.evaluate import Evaluation, Report, open_context
+from llmrun.engine.jobs.evaluate_scores import bits_per_byte, joined, perplexity
 from llmrun.engine.llama.base import Context
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import UsageError

@@ -13,7 +13,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 
-from llmrun.engine.jobs.evaluate.scores import Rows
+from llmrun.engine.jobs.evaluate_scores import Rows
 from llmrun.engine.llama.base import Context, Entry, Vocabulary
 
 SHORTEST = 512

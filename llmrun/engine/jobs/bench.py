@@ -207,7 +207,7 @@ def _fill(kept: _ReusableState, context: BenchContext, depth: int, report: Repor
 def _measure_chat(
     kept: _ReusableState, context: BenchContext, test: BenchTest, seed: int, energy: Energy, report: Report
 ) -> Repetition:
-    from llmrun.engine.jobs.bench.chat import BenchConversation
+    from llmrun.engine.jobs.bench_chat import BenchConversation
 
     context.context.clear()
     conversation = BenchConversation(context.context, test, seed)

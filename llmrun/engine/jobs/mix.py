@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from llmrun import _native
-from llmrun.engine.jobs.mix.sensitivity import Reader
+from llmrun.engine.jobs.sensitivity import Reader
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.quants import F16, F32, Array, Quants
 from llmrun.gguf.imatrix import read_imatrix
