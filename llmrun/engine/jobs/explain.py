@@ -1,8 +1,8 @@
 """The job `explain`: an answer's tokens go through the model once more, in a context whose every step is seen.
 
 Owns the order of passes and what is reported; explain_collector.py sees, logit_lens.py reads the residual stream. The
-second context is on the same weights. It has no flash attention, which computes no attention weights, so that its logits may differ from
-those that the answer was sampled from in their last digits.
+second context is on the same weights. It has no flash attention, which computes no attention weights, so that its
+logits may differ in their last digits from those that the answer was sampled from.
 """
 
 from __future__ import annotations
