@@ -1,4 +1,4 @@
-"""Which engine measures which settings: kept apart where loading differs, shared where it does not, closed for room."""
+"""The engines of a search: separate where loading differs, shared where it does not, closed for room."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.bench.tune.measure import EngineBackend
+from llmrun.bench.tune.run import EngineBackend
 from llmrun.errors import EngineCrashedError
 from llmrun.planning.settings import EngineSettings
 from llmrun.protocol.jobs.bench import Bench, BenchModel, BenchResult, BenchTest, Repetition
@@ -20,7 +20,7 @@ DECODE = BenchTest(n_gen=8)
 
 
 class FakeRunner:
-    """Takes two seconds for everything, and remembers what it was asked."""
+    """A runner that takes two seconds for everything, and records its commands."""
 
     started: list[FakeRunner]
 
@@ -43,9 +43,9 @@ class FakeRunner:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> EngineBackend:
     FakeRunner.started = []
-    monkeypatch.setattr("llmrun.bench.tune.measure.launch", lambda environment: environment)
-    monkeypatch.setattr("llmrun.bench.tune.measure.Runner", FakeRunner)
-    return EngineBackend(Load("/model.gguf", n_ctx=512, n_ctx_start=512, threads=2), room=2 << 30, each=1 << 30)
+    monkeypatch.setattr("llmrun.bench.tune.run.launch", lambda environment: environment)
+    monkeypatch.setattr("llmrun.bench.tune.run.Runner", FakeRunner)
+    return EngineBackend(Load("/model.gguf", n_ctx=512, n_ctx_start=512, threads=2), n_engines=2)
 
 
 def test_rates(machine: EngineBackend) -> None:
