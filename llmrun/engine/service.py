@@ -154,7 +154,7 @@ class Preparer:
         if pictures is not None:
             assert self._projector is not None
             salt = f"{asked.salt} {generate.request}" if self._projector.is_exact else asked.salt
-            extras = replace(extras, pictures=pictures, salt=salt)
+            extras = replace(extras, images=pictures, salt=salt)
         elif asked.speculation is not None:
             model = ModelDrafter(self._draft_model) if self._draft_model is not None else None
             extras = replace(extras, drafting=Drafting(asked.speculation, _native.SuffixAutomaton(), tokens, model))
@@ -212,7 +212,7 @@ class Preparer:
 
             guard = RepeatGuard()
         return Extras(
-            inside_thought=inside,
+            starts_in_reasoning=inside,
             thinking_tags=tags or (),
             thinking=thinking,
             guard=guard,

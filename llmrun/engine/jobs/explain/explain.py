@@ -44,9 +44,9 @@ def run(
         OutOfMemoryError: a second context does not fit.
     """
     answered = loaded.engine.finished(command.answer)
-    if answered.extras.pictures is not None:
+    if answered.extras.images is not None:
         raise UsageError("an answer about a picture can't be explained", why="only tokens can be looked at again")
-    if answered.extras.pictures is not None:
+    if answered.extras.images is not None:
         why = "a picture goes through the model as vectors, which are kept nowhere"
         raise UsageError("an answer about a picture can't be explained", why=why)
     tokens, n_prompt = list(answered.tokens), answered.n_prompt
