@@ -401,12 +401,12 @@ def _cases(
     output: Output, lists: BenchArguments, how: MeasurementOptions, *, with_chat: bool
 ) -> tuple[Hardware, tuple[Case, ...]]:
     """What is to be measured, and where; what is impossible with any model is refused before one is looked for."""
-    from llmrun.bench.validation import refuse_cases
+    from llmrun.bench.validation import check_cases
     from llmrun.planning.machine import this_machine
 
     hardware = this_machine(lists.workers)
     cases = wanted(lists, hardware.usable_cores, with_chat=with_chat).cases()
-    for note in refuse_cases(cases, hardware, how.repetitions):
+    for note in check_cases(cases, hardware, how.repetitions):
         output.note(note)
     return hardware, cases
 
@@ -421,9 +421,9 @@ def _request(
 ) -> BenchRequest:
     """What is to be run; what is impossible with these models is refused."""
     from llmrun.bench.run import BenchRequest, engines_of
-    from llmrun.bench.validation import NamedModel, fit_together, refuse_models
+    from llmrun.bench.validation import NamedModel, check_models, fit_together
 
-    for note in refuse_models(cases, [NamedModel(model.name, model.header) for model in models], hardware):
+    for note in check_models(cases, [NamedModel(model.name, model.header) for model in models], hardware):
         output.note(note)
     several = len(set(engines_of([model.loading(case, {}) for model in models for case in cases]))) > 1
     together = several and fit_together(cases, [model.header for model in models], hardware)

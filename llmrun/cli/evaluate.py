@@ -111,7 +111,7 @@ def evaluate(
                 n_ctx=sample.n_ctx,
                 chunks=sample.chunks,
                 long=sample.long,
-                wishes=wishes,
+                preferences=wishes,
                 on_update=result.kept_before(show),
             )
             result.is_whole = True

@@ -281,7 +281,7 @@ def _quantize(
     from llmrun.quantize.choice import decide
     from llmrun.quantize.job import preview
     from llmrun.quantize.job import quantize as run
-    from llmrun.quantize.source import find, opened
+    from llmrun.quantize.source import find, open_source
     from llmrun.runner import runner
     from llmrun.ui.views.quantize import show_done, show_preview, stages
 
@@ -290,7 +290,7 @@ def _quantize(
     target = _Target(output, found, out, may_replace=may_replace)
     if wish.label:
         target(wish.label)  # asks before anything takes long
-    with stages(output, found.name) as progress, opened(found, target.folder, progress, progress.say) as header:
+    with stages(output, found.name) as progress, open_source(found, target.folder, progress, progress.say) as header:
         request = decide(wish, header, target, progress.say, progress, engine, check_file=target.check)
         outlook = preview(request, engine)
         for note in outlook.notes:
@@ -298,7 +298,7 @@ def _quantize(
         if dry_run:
             show_preview(output, outlook, request.type, str(request.target))
             return
-        done = run(request, progress, engine=engine, outlook=outlook)
+        done = run(request, progress, engine=engine, estimate=outlook)
     for note in done.notes[len(outlook.notes) :]:
         output.note(f"note: {note}")
     show_done(output, done)
@@ -314,10 +314,10 @@ def _report(
     may_replace: bool,
 ) -> None:
     """Make and measure several types; the files stay where OUT is a folder."""
-    from llmrun.quantize.choice import importance_matrix, settled
+    from llmrun.quantize.choice import importance_matrix, resolve_type
     from llmrun.quantize.report import make_report
     from llmrun.quantize.report.local_measurements import require_text
-    from llmrun.quantize.source import opened
+    from llmrun.quantize.source import open_source
     from llmrun.ui.views.quantize import stages
     from llmrun.ui.views.report import report_progress, show, write
 
@@ -327,10 +327,10 @@ def _report(
     if several.file is not None:
         check_file(several.file)
     folder = out or Path()
-    with stages(output, found.name) as progress, opened(found, folder, progress, progress.say) as header:
+    with stages(output, found.name) as progress, open_source(found, folder, progress, progress.say) as header:
         if several.text is not None:
             require_text(header.path, several.text)
-        types = [settled(kind, header, progress.say) for kind in several.types]
+        types = [resolve_type(kind, header, progress.say) for kind in several.types]
         path = folder / f"{found.name}.gguf"
         imatrix = importance_matrix(wish, header, path, progress.say, progress, check_file)
         progress.pause()
@@ -341,7 +341,7 @@ def _report(
                 name=found.name,
                 text=several.text,
                 imatrix=imatrix,
-                wishes=replace(several.wishes, threads=wish.threads),
+                preferences=replace(several.wishes, threads=wish.threads),
                 keep=out,
                 on_update=on_update,
             )

@@ -39,7 +39,7 @@ def score(
     content = read_content(output, text)
     path = model_file(output, model, yes=yes)
     with using(path), reading(output) as show:
-        found = measure(path, content, n_ctx=ctx, wishes=wishes, on_update=show)
+        found = measure(path, content, n_ctx=ctx, preferences=wishes, on_update=show)
     if json:
         output.result_json(score_json(path.name, found))
     else:

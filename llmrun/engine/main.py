@@ -375,7 +375,7 @@ class EngineProcess:
         except (ImportError, AttributeError) as error:
             raise UsageError(f"the engine can't do the job {job.name!r:.40}", why=str(error)) from error
         command = kind.read(job.arguments)
-        run = importlib.import_module(f"llmrun.engine.jobs.{kind.module}").run
+        run = importlib.import_module(f"llmrun.engine.jobs.{kind.name}").run
         gc.enable()  # launch.py begins without collection to start sooner
 
         def report(update: Any) -> None:

@@ -211,6 +211,7 @@ def test_a_model_that_answers_is_not_loaded_again(running: Running) -> None:
     running.channel.say(ask(1, most=50))
     gate.wait()
     running.channel.say(Load("/model.gguf", 500, 500, n_seq_max=2, request=2))
+    assert eventually(lambda: not running.process._inbox.empty())
     gate.open()
     failed = running.channel.wait(lambda event: isinstance(event, Failed))
     assert isinstance(failed, Failed)

@@ -31,7 +31,6 @@ class JobKind(Generic[Command, Update, Result]):
         command: dataclass that says what is to be done.
         update: dataclass of what is told meanwhile.
         result: dataclass of what comes out.
-        module: of engine/jobs/, whose run() does it.
         models: the files that a command lets the engine read; where it dies, they are looked at.
         needs_model: run() gets the engine's loaded model, too.
     """
@@ -40,7 +39,6 @@ class JobKind(Generic[Command, Update, Result]):
     command: type[Command]
     update: type[Update]
     result: type[Result]
-    module: str
     models: Callable[[Command], tuple[str, ...]] = lambda command: ()
     needs_model: bool = False
 

@@ -173,4 +173,4 @@ class BeamsFound:
     is_cancelled: bool
 
 
-BEAMS = JobKind("beams", SearchBeams, BeamStep, BeamsFound, "beams.beams", needs_model=True)
+BEAMS = JobKind("beams", SearchBeams, BeamStep, BeamsFound, needs_model=True)

@@ -156,4 +156,4 @@ class BenchResult:
     peak_bytes: int | None
 
 
-BENCH = JobKind("bench", Bench, BenchUpdate, BenchResult, "bench.bench", lambda command: (command.load.path,))
+BENCH = JobKind("bench", Bench, BenchUpdate, BenchResult, lambda command: (command.load.path,))

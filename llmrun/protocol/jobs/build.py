@@ -25,4 +25,4 @@ class Build:
     rpc: bool = False
 
 
-BUILD = JobKind("build", Empty, Empty, Build, "machine.build")
+BUILD = JobKind("build", Empty, Empty, Build)

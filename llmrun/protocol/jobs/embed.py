@@ -41,4 +41,4 @@ class TextsEmbedded:
     truncated: tuple[int, ...] = ()
 
 
-EMBED = JobKind("embed", EmbedTexts, Empty, TextsEmbedded, "embed.embed", needs_model=True)
+EMBED = JobKind("embed", EmbedTexts, Empty, TextsEmbedded, needs_model=True)

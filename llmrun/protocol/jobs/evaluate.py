@@ -25,7 +25,7 @@ the figure of 50 chunks in about 90 % of cases.
 
 def least_chunks(n_ctx: int) -> int:
     """Return the number of chunks of n_ctx tokens that have LEAST_BLOCKS blocks among their scored positions."""
-    scored = n_ctx - 1 - n_ctx // 2  # of a chunk, see engine/jobs/evaluate/evaluate.py
+    scored = n_ctx - 1 - n_ctx // 2  # of a chunk, see engine/jobs/evaluate.py
     return -(-LEAST_BLOCKS // -(-scored // BLOCKS[-1]))
 
 
@@ -210,4 +210,4 @@ def _models(command: Evaluate) -> tuple[str, ...]:
     return tuple(filter(None, (command.model, command.reference)))
 
 
-EVALUATE = JobKind("evaluate", Evaluate, EvaluateUpdate, EvaluateResult, "evaluate.evaluate", _models)
+EVALUATE = JobKind("evaluate", Evaluate, EvaluateUpdate, EvaluateResult, _models)

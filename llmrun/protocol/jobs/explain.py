@@ -197,4 +197,4 @@ class RunCollected:
     decode_seconds: float
 
 
-EXPLAIN = JobKind("explain", ExplainRun, Empty, RunCollected, "explain.explain", needs_model=True)
+EXPLAIN = JobKind("explain", ExplainRun, Empty, RunCollected, needs_model=True)

@@ -108,11 +108,4 @@ class ImportanceSums:
     text: str = ""
 
 
-IMPORTANCE = JobKind(
-    "importance",
-    Importance,
-    ImportanceUpdate,
-    ImportanceSums,
-    "importance.importance",
-    lambda command: (command.model,),
-)
+IMPORTANCE = JobKind("importance", Importance, ImportanceUpdate, ImportanceSums, lambda command: (command.model,))

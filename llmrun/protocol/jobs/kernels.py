@@ -103,4 +103,4 @@ class MachineSpeed:
         return table[nearest] * head_length / nearest
 
 
-KERNELS = JobKind("kernels", MeasureKernels, Empty, MachineSpeed, "machine.kernels")
+KERNELS = JobKind("kernels", MeasureKernels, Empty, MachineSpeed)

@@ -39,4 +39,4 @@ class MeasuredLimits:
     single: float
 
 
-LIMITS = JobKind("limits", MeasureLimits, Empty, MeasuredLimits, "machine.roofline")
+LIMITS = JobKind("limits", MeasureLimits, Empty, MeasuredLimits)

@@ -52,4 +52,4 @@ class MixMeasurement:
     positions: int
 
 
-MIX = JobKind("mix", MeasureMix, MeasureUpdate, MixMeasurement, "mix.mix", lambda command: command.files[:1])
+MIX = JobKind("mix", MeasureMix, MeasureUpdate, MixMeasurement, lambda command: command.files[:1])

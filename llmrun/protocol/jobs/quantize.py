@@ -67,6 +67,4 @@ class Quantized:
     unimportant: tuple[str, ...] = ()
 
 
-QUANTIZE = JobKind(
-    "quantize", Quantize, QuantizeUpdate, Quantized, "quantize.quantize", lambda command: (command.source,)
-)
+QUANTIZE = JobKind("quantize", Quantize, QuantizeUpdate, Quantized, lambda command: (command.source,))

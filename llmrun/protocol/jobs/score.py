@@ -63,4 +63,4 @@ class ScoredText:
     bits_per_byte: float
 
 
-SCORE = JobKind("score", ScoreText, EvaluateUpdate, ScoredText, "evaluate.score", lambda command: (command.model,))
+SCORE = JobKind("score", ScoreText, EvaluateUpdate, ScoredText, lambda command: (command.model,))

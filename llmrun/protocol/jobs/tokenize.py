@@ -52,4 +52,4 @@ class TextTokens:
     n_vocab: int
 
 
-TOKENIZE = JobKind("tokenize", TokenizeText, Empty, TextTokens, "tokenize.tokenize", lambda command: (command.model,))
+TOKENIZE = JobKind("tokenize", TokenizeText, Empty, TextTokens, lambda command: (command.model,))

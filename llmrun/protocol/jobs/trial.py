@@ -20,4 +20,4 @@ class TryFile:
     threads: int
 
 
-TRIAL = JobKind("trial", TryFile, Empty, Empty, "trial", lambda command: (command.path,))
+TRIAL = JobKind("trial", TryFile, Empty, Empty, lambda command: (command.path,))

@@ -36,4 +36,4 @@ class ServedDevices:
     build: str
 
 
-WORKER = JobKind("worker", ServeDevices, ServedDevices, Empty, "worker")
+WORKER = JobKind("worker", ServeDevices, ServedDevices, Empty)

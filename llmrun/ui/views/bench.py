@@ -270,7 +270,7 @@ def _limits(rows: Sequence[BenchRow]) -> list[str]:
 
 def disturbances(result: Result) -> list[str]:
     """What makes rows doubtful, one line a row."""
-    from llmrun.ui.views.bench_html import labels
+    from llmrun.ui.views.bench_labels import labels
 
     names = [f"{label} {row.test}".strip() for label, row in zip(labels(result.rows), result.rows, strict=True)]
     lines = [f"{name}: {row.warning_text}" for name, row in zip(names, result.rows, strict=True) if row.warnings]

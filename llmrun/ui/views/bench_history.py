@@ -16,7 +16,7 @@ from llmrun.bench.results import Result
 from llmrun.bench.statistics import Verdict
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, ago, show_table
-from llmrun.ui.views.bench_html import labels
+from llmrun.ui.views.bench_labels import labels
 
 if TYPE_CHECKING:
     from llmrun.bench.results import BenchRow

@@ -100,7 +100,7 @@ def _data(card: Card) -> dict[str, Any]:
 
 def _show_table(output: Output, card: Card) -> None:
     """One table where there is room for the verdicts, or no terminal; else they stand below it."""
-    rows = [line.cells for line in lines(card)]
+    rows = lines(card)
     columns = [Column(name, right=name not in ("TYPE", "VERDICT")) for name in headings(card)]
     columns[0] = Column("TYPE", style="bold")
     widths = [max(width(clean(row[i])) for row in (headings(card), *rows)) for i in range(len(columns))]
@@ -154,7 +154,7 @@ def _markdown_table(card: Card) -> str:
     names = [name.capitalize() if name not in ("KLD", "PPL") else name for name in headings(card)]
     names = [name.replace(" mb", " (MB)").replace(" gb", " (GB)").replace("Ram", "RAM") for name in names]
     names = [f"{name} (t/s)" if name in ("Prefill", "Decode") else name for name in names]
-    rows = [[_escaped(cell) for cell in line.cells] for line in lines(card)]
+    rows = [[_escaped(cell) for cell in line] for line in lines(card)]
     widths = [max(width(row[i]) for row in (names, *rows)) for i in range(len(names))]
     right = [name not in ("Type", "Verdict") for name in names]
     rule = ["-" * (wide - 1) + ":" if is_right else "-" * wide for wide, is_right in zip(widths, right, strict=True)]

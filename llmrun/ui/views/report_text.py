@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 
 from llmrun.protocol.sizes import readable_size
 from llmrun.quantize.report.card import Card, CardRow, CardSpeed
@@ -17,38 +16,6 @@ from llmrun.ui.terminal.format import rate, seconds
 NONE = "–"
 """Stands for what was not measured."""
 _QUIET_SPREAD = 1.3  # of the rounds, fastest to slowest
-
-
-@dataclass(frozen=True, slots=True)
-class ReportLine:
-    """A row in words, each with the unit that the headings name."""
-
-    type: str
-    n_bytes: str
-    bits: str
-    prefill: str
-    decode: str
-    memory: str
-    kld: str
-    same_top: str
-    perplexity: str
-    verdict: str
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """In the order of headings()."""
-        return (
-            self.type,
-            self.n_bytes,
-            self.bits,
-            self.prefill,
-            self.decode,
-            self.memory,
-            self.kld,
-            self.same_top,
-            self.perplexity,
-            self.verdict,
-        )
 
 
 def unit_of(card: Card) -> tuple[str, float]:
@@ -63,26 +30,25 @@ def headings(card: Card) -> tuple[str, ...]:
     return ("TYPE", f"SIZE {unit}", "BITS", "PREFILL", "DECODE", f"RAM {unit}", "KLD", "SAME %", "PPL", "VERDICT")
 
 
-def lines(card: Card) -> list[ReportLine]:
-    """All rows in words."""
+def lines(card: Card) -> list[tuple[str, ...]]:
+    """Return each type's cells, in the order of headings()."""
     bytes_of = unit_of(card)[1]
     return [_line(row, verdict, bytes_of) for row, verdict in zip(card.rows, verdicts(card.rows), strict=True)]
 
 
-def _line(row: CardRow, verdict: str, unit: float) -> ReportLine:
+def _line(row: CardRow, verdict: str, unit: float) -> tuple[str, ...]:
     quality = row.quality
-    kld = "0" if row.is_source else with_error(quality.kld, quality.kld_error)
-    return ReportLine(
-        type=row.type,
-        n_bytes=fixed(row.n_bytes, unit, 1),
-        bits=fixed(row.bits_per_weight, 1, 2),
-        prefill=speed(row.prefill.median),
-        decode=speed(row.decode.median),
-        memory=fixed(row.peak_memory, unit, 0 if unit == 1e6 else 1),
-        kld=kld,
-        same_top="100" if row.is_source else fixed(quality.same_top, 0.01, 1),
-        perplexity=fixed(quality.perplexity, 1, 2),
-        verdict=verdict,
+    return (
+        row.type,
+        fixed(row.n_bytes, unit, 1),
+        fixed(row.bits_per_weight, 1, 2),
+        speed(row.prefill.median),
+        speed(row.decode.median),
+        fixed(row.peak_memory, unit, 0 if unit == 1e6 else 1),
+        "0" if row.is_source else with_error(quality.kld, quality.kld_error),
+        "100" if row.is_source else fixed(quality.same_top, 0.01, 1),
+        fixed(quality.perplexity, 1, 2),
+        verdict,
     )
 
 

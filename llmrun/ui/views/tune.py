@@ -11,9 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from llmrun.bench.statistics import Verdict
-from llmrun.bench.tune.ratios import Ratio
 from llmrun.bench.tune.run import TuneOutcome
-from llmrun.bench.tune.search import Improvement, SearchResult, Step, Trial
+from llmrun.bench.tune.search import Improvement, Ratio, SearchResult, Step, Trial
 from llmrun.planning.tuned import Profile, TunedSettings
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.speculation import StepTime

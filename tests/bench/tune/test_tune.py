@@ -1,4 +1,4 @@
-"""What tuning remembers, for which machines and models, what an answer is given of it, and how it is shown."""
+"""Tuned settings: their file, keys and choice, the axes tried, and the display."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ from support.plain_logits import computed
 from llmrun import _native
 from llmrun.convert.job import convert_folder
 from llmrun.engine.constraint.matcher import compile_grammar
-from llmrun.engine.jobs.beams.beams import BeamDecoder, run
-from llmrun.engine.jobs.beams.branches import BeamState, Branches
-from llmrun.engine.jobs.beams.search import Beam, BeamSearch
+from llmrun.engine.jobs.beam_branches import BeamState, Branches
+from llmrun.engine.jobs.beam_search import Beam, BeamSearch
+from llmrun.engine.jobs.beams import BeamDecoder, run
 from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel

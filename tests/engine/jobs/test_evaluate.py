@@ -13,9 +13,9 @@ from support import gguf_writer
 from support.fake_context import BEGIN, N_VOCAB, FakeContext, tokens_of
 from support.noisy import TEXT, nll_of, noisy
 
-from llmrun.engine.jobs.evaluate import needles as needles
-from llmrun.engine.jobs.evaluate.evaluate import Evaluation, Layout, check_vocabulary
-from llmrun.engine.jobs.evaluate.scores import Rows
+from llmrun.engine.jobs import needles
+from llmrun.engine.jobs.evaluate import Evaluation, Layout, check_vocabulary
+from llmrun.engine.jobs.evaluate_scores import Rows
 from llmrun.errors import BadLogitsError, OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware

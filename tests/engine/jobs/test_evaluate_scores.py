@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmrun.engine.jobs.evaluate import scores as evaluate_scores
-from llmrun.engine.jobs.evaluate.scores import SCORE, Rows
+from llmrun.engine.jobs import evaluate_scores
+from llmrun.engine.jobs.evaluate_scores import SCORE, Rows
 from llmrun.protocol.jobs.evaluate import BLOCKS, LEAST_BLOCKS, Figure
 
 N_VOCAB = 3001

@@ -14,9 +14,9 @@ from support.numpy_llama import logits
 
 from llmrun import _native
 from llmrun.convert.job import convert_folder
-from llmrun.engine.jobs.importance.activations import Activations
-from llmrun.engine.jobs.importance.calibration import PARALLEL
-from llmrun.engine.jobs.importance.importance import run
+from llmrun.engine.jobs.activations import Activations
+from llmrun.engine.jobs.calibration import PARALLEL
+from llmrun.engine.jobs.importance import run
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.tensors import GgmlTensor, TensorNumbers, operation_numbers
 from llmrun.errors import BadModelError, ModelNotFoundError, ResourceError, UsageError
@@ -180,7 +180,7 @@ def test_questions_are_asked_where_the_chat_template_leaves_room(template: str, 
 def test_the_rest_of_a_very_long_text_is_left_out_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibration, "MOST_READ_TOKENS", 2 * N_CTX)
+    monkeypatch.setattr(calibration, "MAX_READ_TOKENS", 2 * N_CTX)
     model = model_file(tmp_path, llama_like(N_BYTE_LEVEL))
     collected = collect(model, tmp_path / "im.gguf", text=text_file(tmp_path), threads=1)
     assert collected.n_tokens == 2 * N_CTX

@@ -195,7 +195,7 @@ def test_json(invoke: Any) -> None:
     assert (found["model"], found["text"], found["complete"]) == ("m.gguf", "text.txt", True)
     assert found["divergence"]["mean"]["value"] == DIVERGENCE.mean.value
     assert found["verdict"].startswith("much worse")
-    assert (asked["chunks"], asked["n_ctx"], asked["long"], asked["wishes"].threads) == (7, 2048, True, 1)
+    assert (asked["chunks"], asked["n_ctx"], asked["long"], asked["preferences"].threads) == (7, 2048, True, 1)
     assert asked["text"].content == "some text"
     assert asked["reference"] is None
 
