@@ -18,9 +18,9 @@ class _Piece:
 class CellBudget:
     """The used and shared cells of a KV cache.
 
-    A slot's positions are pieces of blocks, back to back. Slots that share a prefix have pieces of the same blocks. Only
-    a slot that holds all of a block can extend it; any other slot continues in a new block. So a block uses as many
-    cells as its longest piece has, and a cell is free when the last slot that holds it is cut.
+    A slot's positions are pieces of blocks, back to back; slots that share a prefix have pieces of the same blocks.
+    Only a slot that holds all of a block can extend it; any other slot continues in a new block. So a block uses as
+    many cells as its longest piece has, and a cell is free when the last slot that holds it is cut.
 
     Attributes:
         n_cells: cells in total.

@@ -57,7 +57,7 @@ class PrefillRate:
     """A moving average of the prefill speed, over the batches that contain prefill."""
 
     MIN_TOKENS = 8
-    """Minimum size of a piece of a prompt: a smaller one would cost almost as much, because it reads all weights too."""
+    """Minimum size of a piece of a prompt: a smaller one costs almost as much, because it reads all weights too."""
 
     def __init__(self) -> None:
         self._rate = 0.0  # tokens/s

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from llmrun.engine.core.metrics import PrefillRate
 
 PIECE = 65
-"""Tokens of a prompt piece in a mixed batch. llama.cpp computes the first one together with the other sequences' tokens;
-from 64 tokens on, ggml's flash attention has a kernel that is several times faster."""
+"""Tokens of a prompt piece in a mixed batch. llama.cpp computes the first one with the other sequences' tokens; from 64
+tokens on, ggml's flash attention has a kernel that is several times faster."""
 
 _MIXED_SECONDS = 0.1  # of a mixed batch: the inter-token latency of the decoding sequences
 _PAUSE_SECONDS = 0.25  # of a mixed batch that holds a whole piece, or is one of a few ...
