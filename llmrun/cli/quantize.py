@@ -52,12 +52,12 @@ class TensorOptions:
 def tensors(
     tensor_type: Annotated[
         list[str] | None,
-        typer.Option(metavar="REGEX=TYPE", help="Tensors whose name matches get this type; may be repeated."),
+        typer.Option(metavar="REGEX=TYPE", help="Type for tensors whose name matches; may be repeated."),
     ] = None,
-    output_type: Annotated[str, typer.Option(metavar="TYPE", help="Of the output matrix.")] = "",
-    embedding_type: Annotated[str, typer.Option(metavar="TYPE", help="Of the token embedding.")] = "",
-    pure: Annotated[bool, typer.Option("--pure", help="No mix: every matrix gets the same type.")] = False,
-    keep_output: Annotated[bool, typer.Option("--keep-output", help="The output matrix stays as it is.")] = False,
+    output_type: Annotated[str, typer.Option(metavar="TYPE", help="Type of the output matrix.")] = "",
+    embedding_type: Annotated[str, typer.Option(metavar="TYPE", help="Type of the token embedding.")] = "",
+    pure: Annotated[bool, typer.Option("--pure", help="Use the same type for every matrix.")] = False,
+    keep_output: Annotated[bool, typer.Option("--keep-output", help="Leave the output matrix as it is.")] = False,
 ) -> TensorOptions:
     """Options of single tensors.
 
@@ -86,12 +86,12 @@ def _override(text: str) -> tuple[str, str]:
 
 def goal(
     size: Annotated[
-        str, typer.Option(metavar="SIZE", help="File size to stay under, e.g. 4GB or 900MB.", rich_help_panel=_MIX)
+        str, typer.Option(metavar="SIZE", help="Maximum file size, e.g. 4GB or 900MB.", rich_help_panel=_MIX)
     ] = "",
     bpw: Annotated[
-        float | None, typer.Option(metavar="BITS", help="Bits a weight on average, e.g. 4.5.", rich_help_panel=_MIX)
+        float | None, typer.Option(metavar="BITS", help="Average bits per weight, e.g. 4.5.", rich_help_panel=_MIX)
     ] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="What this machine can hold.", rich_help_panel=_MIX)] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="Fit this machine's memory.", rich_help_panel=_MIX)] = False,
     ctx: Annotated[
         int | None, typer.Option("--ctx", "-c", metavar="TOKENS", help="Context for --fit.", rich_help_panel=_MIX)
     ] = None,
@@ -124,7 +124,7 @@ def importance(
     imatrix: Annotated[
         str,
         typer.Option(
-            metavar="auto|FILE", help="Which weights matter: measured now, or a file.", rich_help_panel=_IMPORTANCE
+            metavar="auto|FILE", help="Importance matrix: measured now, or a file.", rich_help_panel=_IMPORTANCE
         ),
     ] = "",
     calibration: Annotated[
@@ -175,7 +175,7 @@ def several(
         str,
         typer.Option(
             metavar="TYPE,...",
-            help="Make each of these and measure its size, speed and quality; a folder as OUT keeps the files.",
+            help="Make each of these types and measure size, speed and quality; a folder as OUT keeps the files.",
             rich_help_panel=_SEVERAL,
         ),
     ] = "",
@@ -184,13 +184,13 @@ def several(
     ] = False,
     report_to: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The report as .html, .md or .json file.", rich_help_panel=_SEVERAL),
+        typer.Option(metavar="FILE", help="Write the report to a .html, .md or .json file.", rich_help_panel=_SEVERAL),
     ] = None,
     text: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What quality is measured on. Default: Python's language reference.",
+            help="Text to measure quality on. Default: Python's language reference.",
             rich_help_panel=_SEVERAL,
         ),
     ] = None,
@@ -232,7 +232,7 @@ TypeOption = Annotated[
     ),
 ]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=512, help="Default: all.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would come out.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the result without writing it.")]
 ReplaceOption = Annotated[bool, typer.Option("--yes", "-y", help="Replace files without asking.")]
 
 

@@ -20,7 +20,7 @@ def score(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Show how likely each token of a text is to a model.
+    """Show the probability of each token of a text.
 
     And the text's perplexity. The text is read as it is, without a chat template. In a pipe each token is a line: its
     log-probability, and its text in quotes. A text that is longer than the context window is read in windows that

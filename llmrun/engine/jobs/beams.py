@@ -1,7 +1,7 @@
 """The job `beams`: beam search in a context of its own, on the weights that are loaded.
 
-Owns the KV cache of the branches and the order of steps; beam_search.py chooses among what beam_branches.py offers. All
-branches share one pool of cells, in which a fork copies nothing.
+Owns the KV cache of the branches and the order of steps; beam_search.py chooses among the candidates of
+beam_branches.py. All branches share one pool of cells, in which a fork copies nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The job `explain`: an answer's tokens go through the model once more, in a context whose every step is seen.
+"""The job `explain`: recompute an answer's tokens in a second context whose tensors are observed.
 
-Owns the order of passes and what is reported; explain_collector.py sees, logit_lens.py reads the residual stream. The
-second context is on the same weights. It has no flash attention, which computes no attention weights, so that its
-logits may differ in their last digits from those that the answer was sampled from.
+Owns the order of passes and the result; explain_collector.py observes, logit_lens.py reads the residual stream. The
+second context uses the same weights, without flash attention, which computes no attention weights. Its logits may
+differ in their last digits from those that the answer was sampled from.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 
 from llmrun import _native
 from llmrun.engine.jobs.trial import require_loads, require_sound
-from llmrun.engine.llama.quantization import check_layout, listening, quantize
+from llmrun.engine.llama.quantization import check_layout, log_to, quantize
 from llmrun.errors import BadModelError, OutOfMemoryError, ResourceError, UsageError
 from llmrun.gguf.imatrix import ImatrixFile, read_imatrix
 from llmrun.gguf.reader import read_header
@@ -47,7 +47,7 @@ def run(command: Quantize, report: Callable[[QuantizeUpdate], None], flag: _nati
     """
     check_layout()
     log = _Log()
-    with listening(log.add):
+    with log_to(log.add):
         if command.target:
             with _reporting(command.target, log, report):
                 _quantize(command, log)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llmrun import _native
-from llmrun.engine.llama.quantization import listening, loads_without_weights
+from llmrun.engine.llama.quantization import loads_without_weights, log_to
 from llmrun.engine.llama.tensors import row_check, type_numbers
 from llmrun.errors import BadModelError
 from llmrun.gguf.header import Tensor
@@ -48,7 +48,7 @@ def require_loads(path: str) -> None:
         BadModelError: it does not; with its own words.
     """
     heard: list[str] = []
-    with listening(heard.append):
+    with log_to(heard.append):
         loads = loads_without_weights(path)
     if not loads:
         lines = "".join(heard).splitlines()

@@ -12,11 +12,11 @@ _FLASH = {-1: "flash attention auto", 0: "no flash attention", 1: "flash attenti
 
 
 def labels(rows: Sequence[BenchRow]) -> list[str]:
-    """Return each row's model and settings, without those that all rows share."""
+    """Return each row's model and settings, without settings that are equal in all rows."""
     models = _distinct([model_name(row) for row in rows])
     settings = [_settings(row) | {"model": model} for row, model in zip(rows, models, strict=True)]
-    telling = [name for name in (settings[0] if settings else {}) if len({s[name] for s in settings}) > 1]
-    return [", ".join(filter(None, (each[name] for name in telling))) for each in settings]
+    varying = [name for name in (settings[0] if settings else {}) if len({s[name] for s in settings}) > 1]
+    return [", ".join(filter(None, (each[name] for name in varying))) for each in settings]
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

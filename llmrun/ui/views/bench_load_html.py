@@ -1,4 +1,4 @@
-"""What `llmrun bench --clients` measured as an HTML page; bench_load.html.jinja has the layout."""
+"""The result of `llmrun bench --clients` as an HTML page; bench_load.html.jinja has the layout."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeRu
         "explain",
         scripts=("sort.js", "explain.js"),
         title="Inference, token by token",
-        lead=f"What {found.model} did between a prompt of {counted(run.n_prompt, 'token')} and its answer.",
+        lead=f"The computation of {found.model} between a prompt of {counted(run.n_prompt, 'token')} and its answer.",
         script_data=_script_data(found, sampling, tokens, _trees(run, rule)),
         about=_texts(found),
         names={number: quoted(token) for number, token in tokens.items()},

@@ -127,7 +127,7 @@ def test_what_is_on_a_gpu_is_copied_first(tmp_path: Path, monkeypatch: pytest.Mo
     model, text = model_file(tmp_path, llama_like(N_BYTE_LEVEL)), text_file(tmp_path)
     for name, is_here in (("here", True), ("copied", False)):
         if not is_here:  # ggml copies from a processor's memory just as well
-            monkeypatch.setattr(TensorNumbers, "_is_here", lambda self, tensor: False)
+            monkeypatch.setattr(TensorNumbers, "_is_readable", lambda self, tensor: False)
         command = Importance(str(model), str(tmp_path / name), str(text), gpu_layers=0)
         run(command, lambda update: None, _native.CancelFlag())
     assert (tmp_path / "here").read_bytes() == (tmp_path / "copied").read_bytes()

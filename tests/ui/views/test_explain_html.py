@@ -170,7 +170,7 @@ def test_what_a_model_lacks_is_left_out_or_said() -> None:
     page = shown(ExplainedAnswer("tiny", bare, (), replace(CACHE, layers=0), None, None))
     assert headings(page) == ["Tokens", "The chosen token", "Embeddings", "Logit lens", "Attention", "KV cache", "Time"]
     assert "no attention weights" in page
-    assert "keeps no keys and values" in page
+    assert "stores no keys and values" in page
     assert "is not shown: the model" in page
 
 
