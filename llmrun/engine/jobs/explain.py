@@ -44,7 +44,7 @@ def run(
         OutOfMemoryError: a second context does not fit.
     """
     answer = loaded.engine.finished(command.answer)
-    if answer.extras.pictures is not None:
+    if answer.extras.images is not None:
         raise UsageError("an answer about an image can't be explained", why="only tokens can be computed again")
     tokens, n_prompt = list(answer.tokens), answer.n_prompt
     with closing(_Replay(loaded, tokens, answer.extras.adapters)) as replay:

@@ -269,7 +269,7 @@ def test_an_answer_about_an_image_is_refused(
 ) -> None:
     loaded = answered()
     sequence = loaded.engine.finished(1)
-    monkeypatch.setattr(sequence, "extras", replace(sequence.extras, pictures=object()))  # type: ignore[arg-type]
+    monkeypatch.setattr(sequence, "extras", replace(sequence.extras, images=object()))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="about an image"):
         looked_at(loaded)
 
