@@ -1,4 +1,4 @@
-"""How fast a model runs here, how sure that is, and how far it is from what the machine could do.
+"""Speed of a model on this machine, with its uncertainty and its distance from the machine's limit.
 
 What `llmrun bench` computes; nothing here prints.
 """

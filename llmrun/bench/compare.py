@@ -1,7 +1,7 @@
-"""Two sides set against each other, row by row: what belongs together, how it differs, and whether that is sure.
+"""The comparison of two sides, row by row: pairs, differences and verdicts.
 
-Pure but for resolve(), which reads files and the history. Owns which rows may be compared; statistics.py owns the
-verdicts, ui/ their look. Rows that differ in more than their speed are never compared without saying in what.
+Pure but for resolve(), which reads files and the history. Owns the pairs of rows; statistics.py owns the
+verdicts, ui/ their display. Differences of two rows besides speed are always reported.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from llmrun.errors import UsageError
 from llmrun.protocol.sizes import readable_size
 
 MOST_RUNS = 20
-"""Of a machine, version or model the newest of so many results count."""
+"""The number of newest results that count for a machine, version or model."""
 ENOUGH_RUNS = 4
-"""From so many runs on each side on, each run counts as one sample."""
+"""The number of runs of each side from which each run counts as one sample."""
 
-# Setting -> what a user calls it. What changes how fast a test runs, and can be set.
+# Setting that affects the speed of a test -> its name for users.
 _SETTINGS = {
     "n_threads": "threads",
     "n_threads_batch": "batch threads",
@@ -64,25 +64,15 @@ _DIRTY = "-dirty"
 
 @dataclass(frozen=True, slots=True)
 class ComparedSide:
-    """What is compared: one result, or several of one machine, version or model.
-
-    Attributes:
-        label: what to call it.
-        results: the newest first.
-    """
+    """One result, or several of one machine, version or model."""
 
     label: str
-    results: tuple[Result, ...]
+    results: tuple[Result, ...]  # the newest first
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that is not the same on both sides.
-
-    Attributes:
-        what: e.g. "threads".
-        a, b: of each side, in words.
-    """
+    """A setting, e.g. "threads", with its different values on the two sides, in words."""
 
     what: str
     a: str
@@ -94,7 +84,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two rows that belong together.
+    """A row of each side to compare.
 
     Attributes:
         a, b: the newest rows of each side.
@@ -114,10 +104,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """B against A.
+    """A comparison of B with A.
 
     Attributes:
-        a, b: what to call them.
+        a, b: labels.
         pairs: in A's order.
         machines: what differs between the machines and the programs on them.
         only_a, only_b: rows that have no partner.
@@ -132,7 +122,7 @@ class Comparison:
 
     @property
     def summary(self) -> str:
-        """One line: how many rows differ, and how many chance would make differ."""
+        """One line: the number of rows that differ, and the number expected by chance."""
         different = sum(pair.verdict.is_different for pair in self.pairs)
         noisy = sum(pair.verdict.kind == "noisy" for pair in self.pairs)
         text = f"{different} of {len(self.pairs)} rows differ" if different else "no difference seen"
@@ -146,7 +136,7 @@ class Comparison:
         return text
 
     def to_json(self) -> dict[str, Any]:
-        """For other programs: ratios and verdicts; the samples are in the results."""
+        """Return ratios and verdicts as JSON data; the samples are in the results."""
         return {
             "a": self.a,
             "b": self.b,
@@ -158,7 +148,7 @@ class Comparison:
 
 
 def resolve(which: str, history: History) -> ComparedSide:
-    """A side by what a user typed: a file, a result's number, "last", a machine, a version, a model.
+    """Return the side that a user named: a file, a result's number, "last", a machine, a version, a model.
 
     Raises:
         UsageError: there is none.
@@ -175,7 +165,7 @@ def resolve(which: str, history: History) -> ComparedSide:
 
 
 def compare_results(a: ComparedSide, b: ComparedSide) -> Comparison:
-    """Set B against A.
+    """Compare B with A.
 
     Raises:
         UsageError: no row of one has a partner in the other.
@@ -186,7 +176,7 @@ def compare_results(a: ComparedSide, b: ComparedSide) -> Comparison:
         pairs.append(_pair(rows_a.pop(key), rows_b.pop(partner)))
     if not pairs:
         raise UsageError(
-            f"{a.label} and {b.label} have no rows that belong together",
+            f"{a.label} and {b.label} have no rows in common",
             why=f"one has {_some(rows_a.values())}; the other {_some(rows_b.values())}",
             hint="run the same tests on both: llmrun bench MODEL -p 512 -n 128",
         )
@@ -201,15 +191,15 @@ def compare_results(a: ComparedSide, b: ComparedSide) -> Comparison:
 
 
 def machine_differences(a: Machine, b: Machine) -> tuple[Difference, ...]:
-    """In what two machines differ, of what is known of both."""
+    """Return the differences of two machines, in the facts known of both."""
     found = []
     for name, words in _MACHINE.items():
         left, right = getattr(a, name), getattr(b, name)
         if name == "threads" and not (a.cores and b.cores):
-            continue  # of a row of llama-bench's: those it used
+            continue  # in a row of llama-bench: the threads it used
         if name == "build_commit" and same_build(left, right):
             continue
-        if name == "cpu_quota":  # where None is "no limit"
+        if name == "cpu_quota":  # None is "no limit"
             left, right = left or "none", right or "none"
         if left == right or not left or not right:
             continue
@@ -222,19 +212,19 @@ def machine_differences(a: Machine, b: Machine) -> tuple[Difference, ...]:
 
 
 def same_build(a: str, b: str) -> bool:
-    """Whether two commits of ggml are the same; one from an archive, whose files git does not know, says "-dirty"."""
+    """Return whether two commits of ggml are the same; builds from an archive outside git end in "-dirty"."""
     return a.removesuffix(_DIRTY) == b.removesuffix(_DIRTY)
 
 
-# ---- what belongs together -------------------------------------------------------------------------
+# ---- pairs ----------------------------------------------------------------------------------------
 
 _Key = tuple[Any, ...]
-# Parts of a key, from all of it to less.
+# Parts of a key, from all to fewest.
 _ALL, _BUT_PROGRAM, _MODEL_AND_TEST, _TEST = slice(None), slice(-1), slice(2), slice(1, 2)
 
 
 def _by_key(side: ComparedSide) -> dict[_Key, list[BenchRow]]:
-    """Model, test, settings and program -> rows of all runs, the newest first."""
+    """Return model, test, settings and program -> rows of all runs, the newest first."""
     found: dict[_Key, list[BenchRow]] = {}
     for result in side.results:
         for row in result.rows:
@@ -245,7 +235,7 @@ def _by_key(side: ComparedSide) -> dict[_Key, list[BenchRow]]:
 
 
 def _model(row: BenchRow) -> _Key:
-    """Paths and names are different everywhere; kind and size are not, and speed depends on nothing else."""
+    """Return kind and size of a model. Speed depends on nothing else; paths and names differ between machines."""
     return (row.model_type, row.model_size, row.model_n_params)
 
 
@@ -254,12 +244,12 @@ def _settings(row: BenchRow) -> dict[str, Any]:
     values["n_threads_batch"] = row.n_threads_batch or row.n_threads
     values["environment"] = ", ".join(f"{name}={value}" for name, value in sorted(row.environment.items()))
     if row.backends == "CPU":
-        values["n_gpu_layers"] = 0  # whatever was asked for
+        values["n_gpu_layers"] = 0  # regardless of the setting
     return values
 
 
 def _partners(a: dict[_Key, list[BenchRow]], b: dict[_Key, list[BenchRow]]) -> Iterator[tuple[_Key, _Key]]:
-    """The same, then what is the same but for the program, then for the settings, then, of one model each, the test."""
+    """Match equal keys, then keys equal but for the program, then for the settings, then tests of one model each."""
     left, right = list(a), list(b)
 
     def take(key: _Key, partner: _Key) -> tuple[_Key, _Key]:
@@ -272,7 +262,7 @@ def _partners(a: dict[_Key, list[BenchRow]], b: dict[_Key, list[BenchRow]]) -> I
     for level in levels:
         for key in list(left):
             like = [other for other in right if other[level] == key[level]]
-            # Which of several it should be compared with, nobody can tell.
+            # With several partners, the right one is unknown.
             if len(like) == 1 and sum(other[level] == key[level] for other in left) == 1:
                 yield take(key, like[0])
 
@@ -298,7 +288,7 @@ def _pair(a: list[BenchRow], b: list[BenchRow]) -> Pair:
 
 
 def _between(runs: Sequence[BenchRow]) -> float:
-    """What this machine's runs of one test differ by, where there are enough of them."""
+    """Return the deviation between this machine's runs of one test, where there are enough runs."""
     if len(runs) < ENOUGH_RUNS:
         return 0.0
     return stdev(math.log(median(row.samples_ts)) for row in runs)
@@ -312,7 +302,7 @@ def _row_differences(a: BenchRow, b: BenchRow) -> Iterator[Difference]:
     settings_a, settings_b = _settings(a), _settings(b)
     for name, words in _SETTINGS.items():
         left, right = settings_a[name], settings_b[name]
-        # Batch threads follow the threads where nobody sets them.
+        # Batch threads follow the threads unless they are set.
         follows = name == "n_threads_batch" and not a.n_threads_batch and not b.n_threads_batch
         if left != right and not follows:
             yield Difference(words, _words(left), _words(right))

@@ -1,8 +1,8 @@
-"""The same test by another program on this machine, in turns with ours: A B B A A B ...
+"""The comparison with another program on this machine, measured in turns: A B B A A B ...
 
-Owns finding the other one, the order, and llama-bench's command line; ollama.py knows Ollama. Both sides get the same
-file and settings; what can't be the same is said. llama-bench starts anew for every repetition, loads, warms up and
-measures once; our engine stays, and warms up before each repetition as well.
+Owns finding the program, the order, and llama-bench's command line; ollama.py knows Ollama. Both sides get the same
+file and settings; unavoidable differences are reported. llama-bench starts anew for every repetition, loads, warms up
+and measures once; our engine stays, and warms up before each repetition as well.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Protocol
 
 from llmrun.bench import statistics
 from llmrun.bench.compare import same_build
+from llmrun.bench.engines import Worker
 from llmrun.bench.noise import sample_warnings
 from llmrun.bench.parameters import Case
 from llmrun.bench.results import BenchRow, Result
-from llmrun.bench.run import BenchedModel, BenchRequest, Worker, run
+from llmrun.bench.run import BenchedModel, BenchRequest, run
 from llmrun.bench.statistics import Verdict
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.planning.hardware import Hardware
@@ -31,29 +32,24 @@ NAMES = ("llama-bench", "ollama")
 
 
 class ExternalBenchmark(Protocol):
-    """Another program that can measure.
+    """Another program that can measure."""
 
-    Attributes:
-        name: e.g. "llama-bench".
-        where: its path or address.
-    """
-
-    name: str
-    where: str
+    name: str  # e.g. "llama-bench"
+    where: str  # its path or address
 
     def measure(self, model: BenchedModel, case: Case) -> BenchRow:
-        """One repetition.
+        """Measure one repetition.
 
         Raises:
-            UsageError: it has no such test.
-            LlmrunError: it fails.
+            UsageError: the program has no such test.
+            LlmrunError: the program failed.
         """
 
     def notes(self, model: BenchedModel, case: Case) -> tuple[str, ...]:
-        """What can't be the same as on our side, in words."""
+        """Return the differences from our side that are unavoidable, in words."""
 
     def close(self) -> None:
-        """Take back whatever was made for measuring."""
+        """Remove everything created for measuring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +57,9 @@ class ExternalComparison:
     """Both sides of one test.
 
     Attributes:
-        ours, theirs: rows with as many samples each, in pairs.
+        ours, theirs: rows with their samples in pairs.
         verdict: of ours against theirs.
-        notes: what was not the same, in words.
+        notes: differences between the sides, in words.
     """
 
     ours: BenchRow
@@ -73,10 +69,10 @@ class ExternalComparison:
 
 
 def kind_of(name: str) -> str:
-    """Which of NAMES a program is, by its name or path.
+    """Return which of NAMES a program is, by its name or path.
 
     Raises:
-        UsageError: none of them.
+        UsageError: the program is none of them.
     """
     kind = next((kind for kind in NAMES if kind in Path(name).name.lower()), None)
     if kind is None:
@@ -86,11 +82,11 @@ def kind_of(name: str) -> str:
 
 
 def find(name: str, environment: Mapping[str, str] = os.environ) -> ExternalBenchmark:
-    """Another program by name or path.
+    """Find a program by name or path.
 
     Raises:
-        UsageError: it is not here, or nothing that can be measured.
-        LlmrunError: it is here, but does not answer.
+        UsageError: the program is not installed, or is none of NAMES.
+        LlmrunError: the program does not answer.
     """
     from llmrun.bench.ollama import Ollama
 
@@ -109,7 +105,7 @@ def find(name: str, environment: Mapping[str, str] = os.environ) -> ExternalBenc
 
 
 def versus(
-    rival: ExternalBenchmark,
+    other: ExternalBenchmark,
     ours: Callable[[], BenchRow],
     model: BenchedModel,
     case: Case,
@@ -122,7 +118,7 @@ def versus(
     Args:
         ours: measures one repetition on our side.
         repetitions: of each side.
-        on_update: called with how many repetitions of how many are done.
+        on_update: called with the repetitions done and their total.
 
     Raises:
         LlmrunError: one side fails.
@@ -130,21 +126,21 @@ def versus(
     rows: dict[bool, list[BenchRow]] = {True: [], False: []}
     on_update(0, 2 * repetitions)
     for number in range(repetitions):
-        # Whoever comes second finds a warmer machine: that changes with every pair.
+        # The second side finds a warmer machine: the order changes with every pair.
         for is_ours in (True, False) if number % 2 == 0 else (False, True):
-            rows[is_ours].append(ours() if is_ours else rival.measure(model, case))
+            rows[is_ours].append(ours() if is_ours else other.measure(model, case))
             on_update(len(rows[True]) + len(rows[False]), 2 * repetitions)
     left, right = merged(rows[True]), merged(rows[False])
     verdict = statistics.compare(right.samples_ts, left.samples_ts, paired=True)
     why = (verdict.why,) if verdict.kind == "noisy" else ()
-    return ExternalComparison(left, right, verdict, (*_builds(left, right), *rival.notes(model, case), *why))
+    return ExternalComparison(left, right, verdict, (*_builds(left, right), *other.notes(model, case), *why))
 
 
 def merged(rows: Sequence[BenchRow]) -> BenchRow:
-    """Rows of one repetition each as one row."""
+    """Merge rows of one repetition each."""
     samples = tuple(ns for row in rows for ns in row.samples_ns)
     peaks = [row.peak_bytes for row in rows if row.peak_bytes]
-    # What a row of one sample says of its samples means nothing; what disturbed, it says once.
+    # Warnings about a single sample mean nothing; each disturbance is listed once.
     disturbances = {each.kind: each for row in rows for each in row.warnings if each.is_disturbance}
     row = replace(
         rows[0],
@@ -158,7 +154,7 @@ def merged(rows: Sequence[BenchRow]) -> BenchRow:
 
 
 def result_of(found: Sequence[ExternalComparison]) -> Result:
-    """As rows that can be written, kept and compared: ours, theirs, ours, theirs."""
+    """Return a result with the rows of both sides in turns."""
     rows = tuple(row for each in found for row in (each.ours, replace(each.theirs, machine=each.ours.machine)))
     machine = rows[0].machine if rows else None
     return Result(rows, machine) if machine else Result(rows)
@@ -166,7 +162,7 @@ def result_of(found: Sequence[ExternalComparison]) -> Result:
 
 @contextmanager
 def our_side(start: Callable[[], Worker], hardware: Hardware) -> Iterator[Callable[[BenchedModel, Case], BenchRow]]:
-    """A function that measures one repetition with an engine that lives as long as the block."""
+    """Yield a function that measures one repetition, with one engine for the whole block."""
     engine = _BorrowedWorker(start())
 
     def measure(model: BenchedModel, case: Case) -> BenchRow:
@@ -183,14 +179,14 @@ def our_side(start: Callable[[], Worker], hardware: Hardware) -> Iterator[Callab
 
 
 class _BorrowedWorker:
-    """An engine that outlives the run that it is lent to."""
+    """An engine that run() does not close."""
 
     def __init__(self, worker: Worker) -> None:
         self.do = worker.do
         self.end = worker.close
 
     def close(self) -> None:
-        """Not yet."""
+        pass
 
 
 def _builds(ours: BenchRow, theirs: BenchRow) -> tuple[str, ...]:
@@ -203,11 +199,7 @@ def _builds(ours: BenchRow, theirs: BenchRow) -> tuple[str, ...]:
 
 
 class LlamaBench:
-    """llama.cpp's own benchmark.
-
-    Args:
-        where: its path.
-    """
+    """llama.cpp's own benchmark."""
 
     name = "llama-bench"
 
@@ -215,7 +207,7 @@ class LlamaBench:
         self.where = where
 
     def measure(self, model: BenchedModel, case: Case) -> BenchRow:
-        """One repetition, in a process of its own; see Rival."""
+        """Measure one repetition in a new process; see ExternalBenchmark."""
         if case.test.chat:
             raise UsageError(
                 f"llama-bench has no test like {case.test.name}",
@@ -241,23 +233,22 @@ class LlamaBench:
         return replace(row, model=model.name, test=case.test.name)
 
     def notes(self, model: BenchedModel, case: Case) -> tuple[str, ...]:
-        """Nothing: it takes all of our settings."""
         return ()
 
     def close(self) -> None:
-        """Nothing is left behind."""
+        pass
 
     def _failed(self, done: subprocess.CompletedProcess[bytes], case: Case) -> LlmrunError:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         how = f"killed by signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
-        told = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else how)
+        text = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else how)
         return LlmrunError(
-            f"llama-bench could not measure {case.test.name}", why=told.strip(), hint=f"try it alone: {self.where} -h"
+            f"llama-bench could not measure {case.test.name}", why=text.strip(), hint=f"try it alone: {self.where} -h"
         )
 
 
 def arguments(path: Path, case: Case) -> list[str]:
-    """llama-bench's, for one repetition of a test. What is its default is not given: older ones know less."""
+    """Return llama-bench's arguments for one repetition. Defaults are left out: older versions lack some options."""
     settings, test = case.settings, case.test
     both = test.n_prompt and test.n_gen
     found = {

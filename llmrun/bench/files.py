@@ -1,6 +1,6 @@
-"""Results that somebody handed over as a file: ours, or llama-bench's.
+"""Result files, of llmrun or llama-bench.
 
-Owns reading and distrusting them: numbers have to be of a size that can be computed with.
+Owns reading untrusted files: numbers have to be finite and of a size to compute with.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _MOST = 2**63  # what SQLite and other programs take for a whole number
 
 
 def read_file(path: Path) -> Result:
-    """A result from our json or jsonl, or from llama-bench's `-o json` or `-o jsonl`.
+    """Read a result from our json or jsonl, or from llama-bench's `-o json` or `-o jsonl`.
 
     Raises:
-        UsageError: there is no such file, or it is something else.
-        LlmrunError: it is of a newer llmrun, or damaged.
+        UsageError: the file is missing, or is not a result.
+        LlmrunError: the file is from a newer llmrun, or damaged.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -60,10 +60,10 @@ def _refuse(name: str) -> NoReturn:
 
 
 def _check(value: Any, what: str) -> None:
-    """Data whose numbers can be computed with, and written again.
+    """Check that all numbers can be computed with, and written again.
 
     Raises:
-        ValueError: names the one that can't.
+        ValueError: naming the first other number.
     """
     if isinstance(value, dict):
         for name, item in value.items():

@@ -1,15 +1,15 @@
 """Results as text for other programs and people: Markdown, CSV, JSON, JSON lines.
 
-Owns layout and escaping; must not know where the text goes. What llama-bench writes has its names, order and meaning;
-ours comes after it. Names in a model file are its maker's, and can be hostile: none may end a cell.
-Paths are cut to the file's name, because a result is made to be handed on.
+Owns layout and escaping; must not know where the text goes. llama-bench's fields keep their names, order and meaning;
+ours follow. Names in a model file are untrusted: none may end a cell.
+Paths are cut to the file's name, because results are shared.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,13 +55,13 @@ _TO_THE_LEFT = {"model", "backend", "type_k", "type_v", "lm", "program", "note"}
 
 
 def write(result: Result, kind: str) -> str:
-    """A result as text, with a newline at its end.
+    """Return a result as text that ends with a newline.
 
     Args:
         kind: "md", "csv", "json" or "jsonl".
 
     Raises:
-        UsageError: there is no such format.
+        UsageError: the format is unknown.
     """
     if kind not in WRITERS:
         raise UsageError(f"there is no format {kind!r}", why=f"there are {', '.join(WRITERS)}")
@@ -69,7 +69,7 @@ def write(result: Result, kind: str) -> str:
 
 
 def without_paths(row: BenchRow) -> BenchRow:
-    """The same, but folders, which tell who the user is, are cut off."""
+    """Return a row without folders, which identify the user."""
     is_path = row.model.startswith(("/", "~", ".")) or "\\" in row.model
     return replace(row, model_filename=_file(row.model_filename), model=_file(row.model) if is_path else row.model)
 
@@ -107,7 +107,7 @@ def _csv(rows: Sequence[BenchRow]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Spreadsheets run a text that begins like a formula; an apostrophe tells them that it is text."""
+    """Return a CSV cell. An apostrophe before text that begins like a formula keeps spreadsheets from running it."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, str):
@@ -142,7 +142,7 @@ def _one_line(text: str) -> str:
 
 
 def _markdown(rows: Sequence[BenchRow]) -> str:
-    """llama-bench's table, with the mean's 95 % interval, the share of the limit, and what makes a row doubtful."""
+    """Return llama-bench's table, with the mean's 95 % interval, the share of the limit, and warnings."""
     columns: dict[str, Callable[[BenchRow], str]] = {
         "model": _model_namer(rows),
         "size": lambda row: _size(row.model_size),
@@ -160,38 +160,44 @@ def _markdown(rows: Sequence[BenchRow]) -> str:
         columns["of limit"] = lambda row: f"{row.share_of_limit:.0%}" if row.share_of_limit else ""
     if any(row.warnings or row.is_partial for row in rows):
         columns["note"] = _note
-    return "\n".join(_table(columns, rows)) + f"\n\nbuild: {_builds(rows)}\n"
+    cells = [[value(row) for value in columns.values()] for row in rows]
+    return markdown_table(list(columns), cells, _TO_THE_LEFT) + f"\n\nbuild: {_builds(rows)}\n"
 
 
-def _table(columns: dict[str, Callable[[BenchRow], str]], rows: Sequence[BenchRow]) -> list[str]:
-    cells = [[escape(value(row)) for value in columns.values()] for row in rows]
-    headings = list(columns)
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], to_the_left: Collection[str]) -> str:
+    """Return an aligned Markdown table.
+
+    Args:
+        rows: unescaped cells.
+        to_the_left: headings of left-aligned columns; the others are right-aligned.
+    """
+    cells = [[escape(text) for text in row] for row in rows]
     widths = [max(len(line[i]) for line in [headings, *cells]) for i in range(len(headings))]
-    left = [heading in _TO_THE_LEFT for heading in headings]
+    left = [heading in to_the_left for heading in headings]
 
     def line(parts: Sequence[str]) -> str:
-        padded = (p.ljust(w) if to_left else p.rjust(w) for p, w, to_left in zip(parts, widths, left, strict=True))
+        padded = (p.ljust(w) if is_left else p.rjust(w) for p, w, is_left in zip(parts, widths, left, strict=True))
         return f"| {' | '.join(padded)} |"
 
-    rules = ["-" * width if to_left else "-" * (width - 1) + ":" for width, to_left in zip(widths, left, strict=True)]
-    return [line(headings), line(rules), *map(line, cells)]
+    rules = ["-" * width if is_left else "-" * (width - 1) + ":" for width, is_left in zip(widths, left, strict=True)]
+    return "\n".join([line(headings), line(rules), *map(line, cells)])
 
 
 def escape(text: str) -> str:
-    """Text that means itself in a cell of a Markdown table."""
+    """Return text escaped for a cell of a Markdown table."""
     # A _ within a word is one, as in Q4_K.
     return re.sub(r"([\\`*{}\[\]<>|~&!#]|\b_|_\b|(?<=_)_)", r"\\\1", _one_line(text))
 
 
 def _model_namer(rows: Sequence[BenchRow]) -> Callable[[BenchRow], str]:
-    """llama-bench's kind of model, and what tells two of one kind apart."""
+    """Return a function that names a row's model: llama-bench's kind, and the name where two are of one kind."""
     kinds = {row.model: row.model_type for row in rows}
     alike = {kind for kind in kinds.values() if list(kinds.values()).count(kind) > 1}
     return lambda row: f"{row.model_type} {row.model}" if row.model_type in alike else row.model_type or row.model
 
 
 def _shown_settings(rows: Sequence[BenchRow]) -> list[str]:
-    """The threads always, as llama-bench does on a processor; the others where they differ or aren't the default."""
+    """Return the settings to show: threads always, as llama-bench does on a CPU; others if varied or not default."""
     shown = ["n_threads"]
     for name in list(_VARYING)[1:]:
         values = {getattr(row, name) for row in rows}

@@ -1,7 +1,7 @@
-"""The results of earlier benches on this disk: keep, list, find, remove.
+"""The history of bench results on this disk: keep, list, find, remove.
 
-Owns one SQLite file; must not know what is in a row beyond what a list shows. Results are kept whole, as the JSON that
-`-o json` writes, with raw samples and machine. Nothing leaves this disk.
+Owns one SQLite file; must not know the fields of rows beyond those of a list. Results are stored whole, as the JSON of
+`-o json`, with raw samples and machine. Nothing leaves this disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmrun.storage import Database, SqliteSchema
 FILE = "bench.db"
 LAST = "last"
 
-# Entry n brings a file of version n to version n + 1; what is here never changes, new entries are added.
+# Entry n migrates a file of version n to version n + 1. Never change an entry; add new ones.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """CREATE TABLE results(
@@ -38,39 +38,29 @@ _COLUMNS = "id, time, machine, models, version, tests, origin"
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """A kept result, as a list shows it.
+    """A stored result, without its rows."""
 
-    Attributes:
-        number: that no other result ever gets.
-        time: when it was measured, seconds since 1970.
-        machine: its name.
-        models: that were measured.
-        version: of the program that measured, e.g. "0.1.0".
-        tests: e.g. "pp512, tg128".
-        origin: of a result from elsewhere, the file's name; "" for those measured here.
-    """
-
-    number: int
-    time: float
-    machine: str
-    models: tuple[str, ...]
-    version: str
-    tests: str
-    origin: str = ""
+    number: int  # unique; never reused
+    time: float  # of the measurement, seconds since 1970
+    machine: str  # its name
+    models: tuple[str, ...]  # their names
+    version: str  # of the program, e.g. "0.1.0"
+    tests: str  # e.g. "pp512, tg128"
+    origin: str = ""  # the file's name, of an imported result; "" for results measured here
 
 
 class History:
     """An open history; use it as a context manager or call close().
 
     Args:
-        settings: say where it is kept.
+        settings: with the folder.
         clock: seconds since 1970.
 
     Attributes:
-        note: what has to be told about the opening, "" for nothing.
+        note: a message for the user about the opening, "" for none.
 
     Raises:
-        UsageError: the file is of a newer llmrun.
+        UsageError: the file is from a newer llmrun.
         ResourceError: it can't be read or written.
     """
 
@@ -80,11 +70,10 @@ class History:
         self._clock = clock
 
     def add(self, result: Result, origin: str = "") -> HistoryEntry:
-        """Keep a result.
+        """Store a result.
 
         Args:
-            result: is kept whole.
-            origin: of one that somebody handed over, the file's name.
+            origin: the file's name, of an imported result.
         """
         models = list(dict.fromkeys(row.model or row.model_type for row in result.rows))
         versions = dict.fromkeys(row.version for row in result.rows)
@@ -106,12 +95,12 @@ class History:
         return self.find(str(cursor.lastrowid))
 
     def all(self, *, machine: str = "", model: str = "", version: str = "") -> list[HistoryEntry]:
-        """What is kept, the newest first.
+        """Return the stored entries, the newest first.
 
         Args:
-            machine: only of this one.
-            model: only with this one, or with one whose name begins so.
-            version: only of this one.
+            machine: only entries of this machine.
+            model: only entries with this model, or with one whose name begins so.
+            version: only entries of this version.
         """
         with self._database.explained():
             rows = self._connection.execute(f"SELECT {_COLUMNS} FROM results ORDER BY time DESC, id DESC").fetchall()  # noqa: S608 - a constant
@@ -125,7 +114,7 @@ class History:
         ]
 
     def find(self, which: str) -> HistoryEntry:
-        """One result, by its number, or "last": the newest that was measured here.
+        """Return an entry by number, or "last": the newest measured here.
 
         Raises:
             UsageError: there is none.
@@ -139,7 +128,7 @@ class History:
         return found
 
     def select(self, which: str) -> list[HistoryEntry]:
-        """Results by number, "last", or the newest first of a machine, a version, or a model.
+        """Return entries by number, "last", or, the newest first, by machine, version, or model.
 
         Raises:
             UsageError: there is none.
@@ -153,10 +142,10 @@ class History:
         raise _no_such(which, entries)
 
     def result(self, entry: HistoryEntry) -> Result:
-        """All of it.
+        """Return the whole result of an entry.
 
         Raises:
-            LlmrunError: it was removed meanwhile, or is damaged.
+            LlmrunError: the result was removed meanwhile, or is damaged.
         """
         with self._database.explained():
             row = self._connection.execute("SELECT data FROM results WHERE id = ?", (entry.number,)).fetchone()
@@ -168,7 +157,7 @@ class History:
             raise ResourceError(f"result {entry.number} of the history is damaged", why=str(error)) from None
 
     def remove(self, which: str) -> HistoryEntry:
-        """Forget one result.
+        """Remove one result.
 
         Raises:
             UsageError: there is none.
@@ -179,7 +168,6 @@ class History:
         return entry
 
     def close(self) -> None:
-        """Close the file."""
         self._database.close()
 
     def __enter__(self) -> History:
@@ -191,7 +179,7 @@ class History:
         self.close()
 
     def _measured(self, result: Result) -> float:
-        """When its first row says that it was measured; now where none does."""
+        """Return the time of the first row that has one; now if none has."""
         from datetime import datetime
 
         for row in result.rows:
@@ -215,17 +203,17 @@ def _entry(row: Sequence[object]) -> HistoryEntry:
 
 
 def _names(written: str) -> tuple[str, ...]:
-    """The names of a result's models; none where they are damaged."""
+    """Return the names of a result's models; none where the data is damaged."""
     try:
         return tuple(map(str, load_json(written)))
     except (ValueError, TypeError):
         return ()
 
 
-def _is_model(name: str, wanted: str) -> bool:
-    """Whether a name is what was meant: itself, how it begins, or the name of its file."""
-    name, wanted = name.lower(), wanted.lower()
-    return name.startswith(wanted) or name.rpartition("/")[2].startswith(wanted)
+def _is_model(name: str, text: str) -> bool:
+    """Return whether a user may mean this name: the name itself, its beginning, or its file's name."""
+    name, text = name.lower(), text.lower()
+    return name.startswith(text) or name.rpartition("/")[2].startswith(text)
 
 
 def _no_such(which: str, entries: Sequence[HistoryEntry]) -> UsageError:

@@ -1,7 +1,7 @@
-"""How fast a test could be at most: what it has to read and to multiply, over what the machine does at most.
+"""The speed limit of a test: the bytes to read and the products to compute, over the machine's best rates.
 
-Owns the arithmetic, and the best figures that this run has seen of the machine; must not know how they are measured
-(the job `limits`). A GPU's figures are not measured, so tests that use one have no limit.
+Owns the arithmetic, and the best rates measured in this run; must not know how they are measured (the job `limits`).
+A GPU's rates are not measured, so tests on one have no limit.
 
 Decode reads all weights and the KV cache for each token; prefill reads the weights once for each micro-batch. Every
 phase takes at least the longer one of reading and multiplying: the phases' sum is the limit.
@@ -19,34 +19,26 @@ from llmrun.planning.predict import Work, work_of
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.jobs.limits import MeasuredLimits, MeasureLimits
 
-_LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 30  # of what is read again and again; more is in no cache either way
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 30  # of a working set; more is in no cache either way
 _HALF = frozenset({"F16", "BF16"})
 _SINGLE = frozenset({"F32", "F64"})
 _ENOUGH = 3  # measurements with the same bytes and threads
-_BITS = 64  # of the bytes that are read, so many steps a doubling are told apart
+_BITS = 64  # steps per doubling at which working sets are rounded
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A prompt, or an answer: what one token of it takes on average.
+    """The average cost of a token of a prompt or an answer."""
 
-    Attributes:
-        tokens: of it.
-        weight_bytes: of weights that are read.
-        kv_bytes: of keys and values that are read.
-        products: kind of multiply_add_rate() -> multiply-adds.
-        working_set: bytes that are read in turns, for one token or for many at a time.
-    """
-
-    tokens: int
-    weight_bytes: float
-    kv_bytes: float
-    products: Mapping[str, float]
-    working_set: float
+    tokens: int  # their number
+    weight_bytes: float  # weights read
+    kv_bytes: float  # keys and values read
+    products: Mapping[str, float]  # kind of multiply_add_rate() -> multiply-adds
+    working_set: float  # bytes read again for each token, or for each micro-batch
 
     @property
     def n_bytes(self) -> float:
-        """That are read."""
+        """Bytes read per token."""
         return self.weight_bytes + self.kv_bytes
 
     def reading(self, machine: MeasuredLimits) -> float:
@@ -61,23 +53,18 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class TokenCost:
-    """What computing a token of a model takes.
+    """The cost of the tokens of a model."""
 
-    Attributes:
-        work: by the file's tensor table.
-        bytes_of: type -> bytes of a weight.
-    """
-
-    work: Work
-    bytes_of: Mapping[str, float]
+    work: Work  # of the file's tensor table
+    bytes_of: Mapping[str, float]  # type -> bytes of a weight
 
     @classmethod
     def of(cls, header: Header) -> TokenCost:
-        """By a model's header."""
+        """Return the costs of a model."""
         return cls(work_of(header), {share.type: share.bits_per_weight / 8 for share in header.type_shares})
 
     def phases(self, test: BenchTest, settings: BenchSettings, kv_element: float) -> tuple[Phase, ...]:
-        """The parts of a test.
+        """Return the phases of a test.
 
         Args:
             kv_element: bytes of an element of the KV cache.
@@ -90,7 +77,7 @@ class TokenCost:
         return tuple(found)
 
     def _prompt(self, test: BenchTest, settings: BenchSettings, kv_element: float) -> Phase:
-        """Weights and the KV cache are read once for a micro-batch; the output matrix is for the last token only."""
+        """Return the prompt's cost: a micro-batch reads weights and KV cache once; only the last token has logits."""
         micro_batch = min(settings.n_ubatch, settings.n_batch, test.n_prompt)
         middle = test.n_depth + test.n_prompt / 2
         products = _products(self.work.prefill_weights)
@@ -108,12 +95,12 @@ class TokenCost:
         return Phase(test.n_gen, weights, kv, products, weights + kv)
 
     def _add_attention(self, products: dict[str, float], depth: float) -> None:
-        """A head's query times a key, and a weight times its value."""
+        """Add the products of a head's queries with keys, and of weights with values."""
         products["half"] += 2 * self.work.looks(depth) * self.work.head_length
 
 
 def _products(weights: Mapping[str, float]) -> dict[str, float]:
-    """Type -> weights, as kind of product -> multiply-adds."""
+    """Turn type -> weights into kind of product -> multiply-adds."""
     found = {"int8": 0.0, "half": 0.0, "single": 0.0}
     for kind, count in weights.items():
         found["half" if kind in _HALF else "single" if kind in _SINGLE else "int8"] += count
@@ -121,7 +108,7 @@ def _products(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def limit_of(parts: tuple[Phase, ...], machine: MeasuredLimits) -> Limit:
-    """The limit of a test with these phases on that machine."""
+    """Return the limit of a test with these phases on that machine."""
     tokens = sum(part.tokens for part in parts)
     reading = [part.tokens * part.reading(machine) for part in parts]
     multiplying = [part.tokens * part.multiplying(machine) for part in parts]
@@ -146,21 +133,17 @@ def limit_of(parts: tuple[Phase, ...], machine: MeasuredLimits) -> Limit:
 
 
 class MachineLimits:
-    """What this run has seen of the machine: the best of all measurements with the same bytes and threads.
-
-    Args:
-        measure: does the job.
-    """
+    """The machine's rates: the best of all measurements of this run with the same bytes and threads."""
 
     def __init__(self, measure: Callable[[MeasureLimits], MeasuredLimits]) -> None:
         self._measure = measure
         self._seen: dict[MeasureLimits, list[MeasuredLimits]] = {}
 
     def at(self, n_bytes: float, threads: int) -> MeasuredLimits:
-        """The machine's figures, measured again until that was done often enough.
+        """Return the machine's rates, measured again in the first few calls.
 
         Args:
-            n_bytes: that are read in turns.
+            n_bytes: of the working set.
         """
         command = MeasureLimits(_rounded(n_bytes), threads)
         seen = self._seen.setdefault(command, [])
@@ -176,7 +159,7 @@ class MachineLimits:
 
 
 def _rounded(n_bytes: float) -> int:
-    """So that tests of one model have a measurement in common."""
+    """Round a working set, so that tests of one model share measurements."""
     whole = int(min(max(n_bytes, _LEAST_BYTES), _MOST_BYTES))
     step = max((1 << whole.bit_length()) // _BITS, 1 << 16)
     return whole // step * step

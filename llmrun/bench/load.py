@@ -1,8 +1,9 @@
-"""`llmrun bench --clients`: one engine that several clients ask at once, as `llmrun serve` has it, without HTTP; or a
-far server, with all that lies between.
+"""The load test of `llmrun bench --clients`: concurrent requests to one engine, or to a remote server.
 
-Owns the prompts, the order of the work and the figures; must not know terminals. Times are those of this side: what a
-client sees. What was measured when somebody stops it, or the engine dies, is not lost: it comes back beside the error.
+The engine gets them as from `llmrun serve`, but without HTTP.
+
+Owns the prompts, the order of the work and the figures; must not know terminals. Times are a
+client's. Rows measured before an interrupt or an engine's crash are returned beside the error.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from llmrun.runner.client import Client
 from llmrun.runner.requests import Put
 
 PROMPT_TOKENS = 512
-"""Of each client's prompt, about: it depends on the model's tokenizer."""
+"""The approximate length of each client's prompt: it depends on the tokenizer."""
 LEAST_FOR_A_KNEE = 3
 """Numbers of clients."""
-# A model goes on repeating this, so that no answer ends before it has all its tokens.
+# Models go on repeating this sentence, so that no answer ends early.
 _SENTENCE, _SENTENCES = "The quick brown fox jumps over the lazy dog. ", 48
 
 
 class LoadCase(NamedTuple):
-    """So many clients at once, each with a prompt of its own, or all with one that differs only at its end."""
+    """N concurrent clients, with prompts of their own, or with prompts that differ only at the end."""
 
     clients: int
     shares_prompt: bool
@@ -50,52 +51,46 @@ class LoadCase(NamedTuple):
 
 
 class LoadTarget(Protocol):
-    """Who is asked: an engine with its model, or a far server."""
+    """An engine with its model, or a remote server."""
 
     @property
     def next_request(self) -> Callable[[], int]:
-        """Gives a number for a command that has none yet."""
+        """Return the next request number."""
 
     def listen(self, command: Generate, put: Put) -> None:
-        """See runner.client."""
+        """Send a request; see runner.client."""
 
     def close(self) -> None:
-        """End what is open."""
+        """Close the connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """What is to be measured: answers of so many tokens, with the model loaded for the most clients.
-
-    Attributes:
-        load: None where the model is a far server's, and nobody here knows how it is loaded.
-        server: that far server's host.
-        ignores_end: answers go on to their last token, whatever the model says.
-    """
+    """The load test to run, with the model loaded for the largest number of clients."""
 
     model: str
-    load: Load | None
+    load: Load | None  # None for a remote server, whose load settings are unknown
     clients: tuple[int, ...]
     tokens: int = 64
     repetitions: int = 5
     warm_up: bool = True
-    server: str = ""
-    ignores_end: bool = False
+    server: str = ""  # the remote server's host
+    ignores_end: bool = False  # answers continue beyond the model's end token
 
     @property
     def cases(self) -> tuple[LoadCase, ...]:
-        """In the order in which they are measured."""
+        """The cases, in the order of measurement."""
         return tuple(itertools.starmap(LoadCase, itertools.product(self.clients, (False, True))))
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRow:
-    """What so many clients at once got. Quantiles are of all answers of all repetitions.
+    """The figures of N concurrent clients. Quantiles are over all answers of all repetitions.
 
     Attributes:
         prompt_tokens: of one prompt.
         samples_ts: tokens/s of all answers together, from the first request to the last token, of each repetition.
-        client_ts: tokens/s of one client behind its first token, the median.
+        client_ts: tokens/s of one client after its first token, the median.
         ttft_p50_ns, ttft_p95_ns: from a client's request to its first text.
         token_p50_ns, token_p95_ns, token_p99_ns: between two pieces of an answer's text.
         cached_share: of the prompts' tokens, found in the KV cache, 0 to 1.
@@ -121,19 +116,19 @@ class LoadRow:
 
     @property
     def power(self) -> float:
-        """Tokens/s for each second that an answer takes: L. Kleinrock's, ICC 1979; see knee()."""
+        """The power: tokens/s over the seconds of an answer (L. Kleinrock, ICC 1979); see knee()."""
         return 1e9 * self.avg_ts / self.answer_p50_ns if self.answer_p50_ns else 0.0
 
 
 class LoadOutcome(NamedTuple):
-    """What was measured, what disturbed it, and what ended it before its time."""
+    """The rows, the disturbances, and the error that ended the test early."""
 
     rows: tuple[LoadRow, ...]
     warnings: tuple[BenchWarning, ...]
     error: LlmrunError | None
 
     def knee(self, *, shares_prompt: bool) -> LoadRow | None:
-        """From where on more clients cost each one more time than they gain tokens/s: the row of the most power.
+        """Return the row of the most power: more clients cost each one more time than they gain tokens/s.
 
         None where it can't be told: with fewer than three numbers of clients, or where power still grows at the end.
         """
@@ -145,7 +140,7 @@ class LoadOutcome(NamedTuple):
 
 
 class _Stream:
-    """One client's answer as it comes. put() is called by the thread that reads, all else when it has ended."""
+    """One client's answer. The reading thread calls put(); everything else is called after the end."""
 
     def __init__(self, ended: SimpleQueue[None]) -> None:
         self._ended = ended
@@ -159,7 +154,7 @@ class _Stream:
             self.times.append(time.perf_counter_ns())
         elif isinstance(event, Finished):
             self.stats = event.stats
-            self.times = self.times or [time.perf_counter_ns()]  # no token of it had a text
+            self.times = self.times or [time.perf_counter_ns()]  # none of its tokens had a text
         elif isinstance(event, LlmrunError):
             self.error = event
         elif event is None:
@@ -167,7 +162,7 @@ class _Stream:
 
     @property
     def rate(self) -> float:
-        """Tokens/s behind the first; 0 of one."""
+        """Tokens/s after the first token; 0 of one token."""
         ns = self.times[-1] - self.times[0]
         return 1e9 * (self.stats.completion_tokens - 1) / ns if ns else 0.0
 
@@ -177,46 +172,46 @@ def measure(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     start: Callable[[], LoadTarget] | None = None,
 ) -> LoadOutcome:
-    """Measure everything; the numbers of clients take turns, so that drift hits all alike.
+    """Measure all cases. The numbers of clients take turns, so that drift hits all alike.
 
     Args:
-        start: gives who is asked; by default an engine that loads the model.
+        start: connects to the target; by default, an engine loads the model.
     """
-    crowds: dict[LoadCase, list[list[_Stream]]] = {case: [] for case in request.cases}
-    total = request.repetitions * len(crowds)
+    streams_of: dict[LoadCase, list[list[_Stream]]] = {case: [] for case in request.cases}
+    total = request.repetitions * len(streams_of)
     numbers = itertools.count(1) if request.load else new_numbers()
     watch, error = DisturbanceMonitor(), None
 
     def tell(case: LoadCase, phase: str, done: int = 0) -> None:
-        repetition = done // len(crowds) + 1
+        repetition = done // len(streams_of) + 1
         on_progress(Progress(request.model, case.name, done, total, phase, repetition, request.repetitions))
 
     try:
-        largest = max(crowds, key=lambda case: case.clients)
+        largest = max(streams_of, key=lambda case: case.clients)
         tell(largest, "loading")
         with closing(start() if start else loaded(Client(), request.load)) as client:
             if request.warm_up:
                 tell(largest, "warming up")
-                _crowd(client, largest, request, numbers)
+                _run_clients(client, largest, request, numbers)
             with watch:
-                for done, case in enumerate(itertools.chain.from_iterable([crowds] * request.repetitions)):
+                for done, case in enumerate(itertools.chain.from_iterable([streams_of] * request.repetitions)):
                     tell(case, "measuring", done)
-                    crowds[case].append(_crowd(client, case, request, numbers))
-                    watch.look()
+                    streams_of[case].append(_run_clients(client, case, request, numbers))
+                    watch.sample()
     except LlmrunError as stopped:  # Ctrl-C too
         error = stopped
-    rows = tuple(_row(case, found, request.tokens) for case, found in crowds.items() if found)
-    disturbed = watch.warnings if request.load else ()  # what happens here matters little to a far server
+    rows = tuple(_row(case, found, request.tokens) for case, found in streams_of.items() if found)
+    disturbed = watch.warnings if request.load else ()  # load on this machine hardly affects a remote server
     return LoadOutcome(rows, disturbed, error)
 
 
 def loaded(client: Client, load: Load | None) -> Client:
-    """An engine with its model.
+    """Start an engine with its model.
 
     Raises:
-        LlmrunError: it can't be loaded; the engine is closed.
+        LlmrunError: the model can't be loaded; the engine is closed.
     """
-    assert load is not None, "a far server's model is not loaded here"
+    assert load is not None, "a remote server's model is not loaded here"
     try:
         for _ in client.submit(load):
             pass
@@ -226,8 +221,8 @@ def loaded(client: Client, load: Load | None) -> Client:
     return client
 
 
-def _crowd(client: LoadTarget, case: LoadCase, request: LoadRequest, numbers: Iterator[int]) -> list[_Stream]:
-    """So many clients at once, to the end of the last answer.
+def _run_clients(client: LoadTarget, case: LoadCase, request: LoadRequest, numbers: Iterator[int]) -> list[_Stream]:
+    """Run concurrent clients until the last answer has ended.
 
     Raises:
         LlmrunError: an answer failed.
@@ -236,9 +231,9 @@ def _crowd(client: LoadTarget, case: LoadCase, request: LoadRequest, numbers: It
     streams = []
     limits = Limits(max_tokens=request.tokens, ignores_end=request.ignores_end)
     for prompt in prompts(case, numbers):
-        asked = AnswerRequest(prompt=prompt, sampling=SamplingParams(temperature=0), limits=limits)
+        answer_request = AnswerRequest(prompt=prompt, sampling=SamplingParams(temperature=0), limits=limits)
         streams.append(_Stream(ended))
-        client.listen(Generate(client.next_request(), asked), streams[-1].put)
+        client.listen(Generate(client.next_request(), answer_request), streams[-1].put)
     for _ in streams:
         ended.get()
     if error := next((stream.error for stream in streams if stream.error is not None), None):
@@ -247,21 +242,21 @@ def _crowd(client: LoadTarget, case: LoadCase, request: LoadRequest, numbers: It
 
 
 def new_numbers() -> Iterator[int]:
-    """Equally long ones that a far server has not seen in an earlier measurement either."""
+    """Yield prompts of equal length, unknown to a remote server from earlier measurements too."""
     while True:
         yield 10**8 + secrets.randbelow(9 * 10**8)
 
 
 def prompts(case: LoadCase, numbers: Iterator[int]) -> list[str]:
-    """Equally long ones that begin like none before them, so that only what clients share can be in the KV cache."""
+    """Return prompts of equal length with new beginnings, so that the KV cache can only have what clients share."""
     shared = next(numbers)
     starts = [shared if case.shares_prompt else next(numbers) for _ in range(case.clients)]
     return [f"{start}. {_SENTENCE * _SENTENCES}{end}. The quick" for end, start in enumerate(starts, 1)]
 
 
-def _row(case: LoadCase, crowds: Sequence[Sequence[_Stream]], tokens: int) -> LoadRow:
-    streams = [stream for crowd in crowds for stream in crowd]
-    rates = tuple(map(_rate, crowds))
+def _row(case: LoadCase, repetitions: Sequence[Sequence[_Stream]], tokens: int) -> LoadRow:
+    streams = [stream for streams in repetitions for stream in streams]
+    rates = tuple(map(_rate, repetitions))
     prompt_tokens = sum(stream.stats.prompt_tokens for stream in streams)
     first = sorted(stream.times[0] - stream.began for stream in streams)
     gaps = sorted(after - before for stream in streams for before, after in pairwise(stream.times))
@@ -284,7 +279,7 @@ def _row(case: LoadCase, crowds: Sequence[Sequence[_Stream]], tokens: int) -> Lo
     )
 
 
-def _rate(crowd: Sequence[_Stream]) -> float:
-    """Tokens/s of all together."""
-    ns = max(stream.times[-1] for stream in crowd) - min(stream.began for stream in crowd)
-    return 1e9 * sum(stream.stats.completion_tokens for stream in crowd) / ns
+def _rate(streams: Sequence[_Stream]) -> float:
+    """Return tokens/s of all together."""
+    ns = max(stream.times[-1] for stream in streams) - min(stream.began for stream in streams)
+    return 1e9 * sum(stream.stats.completion_tokens for stream in streams) / ns

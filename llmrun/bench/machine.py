@@ -1,7 +1,7 @@
-"""What is written beside every result about the machine it is from.
+"""The machine's description, stored with every result.
 
-Owns gathering and naming; hardware.py and hardware_details.py look. Anonymous: no host name, no user, no paths, and of
-the kernel only its number, so that a result can be handed to anybody.
+Owns gathering and naming; hardware.py and hardware_details.py probe. Anonymous: no host name, no user, no paths, and of
+the kernel only its number, so that results can be shared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llmrun.planning.hardware_details import probe_details
 
 _MOST_BYTES = 1 << 20
 _CONTAINERS = (".dockerenv", "run/.containerenv")
-# What of a processor's name tells nothing.
+# Parts of a processor's name without information.
 _PADDING = re.compile(
     r"\((?:r|tm)\)|\b(?:intel|amd|processor|cpu|technologies|generation|\d+th gen)\b|(?: w/| with | @ ).*",
     re.IGNORECASE,
@@ -34,14 +34,14 @@ def describe(
     build_commit: str = "",
     root: Path = Path("/"),
 ) -> Machine:
-    """This machine. Takes a few milliseconds; asks no engine.
+    """Describe this machine, in a few milliseconds and without an engine.
 
     Args:
-        hardware: when it has been probed already.
-        name: that a user wants to read; made of processor and fingerprint by default.
+        hardware: if it has been probed already.
+        name: a label; by default, processor and fingerprint.
         gpus: as ggml describes them.
-        build_commit: of ggml, as the engine tells it.
-        root: where proc, sys and etc are; tests put a tree of samples there.
+        build_commit: of ggml, as the engine reports it.
+        root: folder with proc, sys and etc; tests pass samples.
     """
     import llmrun
 
@@ -69,8 +69,8 @@ def describe(
 
 
 def fingerprint(machine: Machine) -> str:
-    """Six hex digits of what doesn't change with a reboot or an update; two machines of one kind share them."""
-    # As of whole GiB: how much the firmware keeps for itself changes.
+    """Return six hex digits of the facts that reboots and updates keep; equal machines share them."""
+    # In whole GiB: the firmware's share of the memory changes.
     facts = [machine.cpu, machine.cpu_flags, machine.cores, machine.threads, machine.memory_total >> 30, machine.gpus]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:6]
 
@@ -82,7 +82,7 @@ def _labelled(machine: Machine) -> Machine:
 
 
 def label(machine: Machine) -> str:
-    """A name that is nobody's, e.g. "ryzen-7-7840u-3fa2c1"."""
+    """Return a name without the user's or the host's, e.g. "ryzen-7-7840u-3fa2c1"."""
     words = re.findall(r"[a-z0-9]+", _PADDING.sub(" ", machine.cpu).lower())
     return "-".join([*(words[:4] or ["machine"]), fingerprint(machine)])
 
@@ -111,7 +111,7 @@ def _system(root: Path) -> str:
 def _kernel(root: Path) -> str:
     import platform
 
-    # Behind the number there may be anything, a host's name among it.
+    # Anything may follow the number, even a host's name.
     number = re.match(r"[\d.]*\d", platform.release())
     text = f"{platform.system()} {number[0] if number else ''}".strip()
     flags = re.search(rb"^flags\s*:(.*)$", _bytes(root / "proc/cpuinfo")[:8192], re.M)

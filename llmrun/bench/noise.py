@@ -1,7 +1,7 @@
-"""What disturbed a measurement: other load, heat, clocks, quotas, swapping, and what the samples show.
+"""Disturbances of a measurement: other load, heat, clocks, quotas, swapping, and outliers in the samples.
 
-Owns looking before and after, and the limits from which something is worth a warning; must not know what is measured.
-What a system does not tell is left out. Looking costs about a millisecond, and none of it during a repetition.
+Owns the readings before and after, and the thresholds of the warnings; must not know the measurement.
+Unknown facts are left out. A reading takes about a millisecond, never during a repetition.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _PAGE = 4096
 
 
 def sample_warnings(samples: Sequence[float]) -> tuple[BenchWarning, ...]:
-    """What the samples themselves show: scatter, a trend, single ones far off.
+    """Return warnings about the samples themselves: scatter, a trend, outliers.
 
     Args:
-        samples: rates, in their order.
+        samples: rates, in the order measured.
     """
     found = []
     interval = statistics.interval(samples)
@@ -43,7 +43,7 @@ def sample_warnings(samples: Sequence[float]) -> tuple[BenchWarning, ...]:
         direction = "faster" if drift > 0 else "slower"
         found.append(BenchWarning("drift", f"{abs(drift):.0%} {direction} at the end than at the beginning"))
     odd = statistics.outliers(samples)
-    # With more than that it is scatter, which is said already.
+    # More outliers are scatter, which is reported already.
     if odd and len(odd) <= len(samples) / 4:
         which = ", ".join(str(index + 1) for index in odd)
         found.append(BenchWarning("outliers", f"repetition{'s' if len(odd) > 1 else ''} {which} far from the others"))
@@ -52,81 +52,64 @@ def sample_warnings(samples: Sequence[float]) -> tuple[BenchWarning, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SystemCounters:
-    """Counters that only grow; 0 where the system has none.
+    """Counters that only grow; 0 where the system has none."""
 
-    Attributes:
-        wall: seconds.
-        busy: seconds of processor time of everybody.
-        own: of that, of this process and its descendants.
-        steal: seconds that a host gave to others.
-        throttled: how often a quota stopped us.
-        throttled_seconds: for how long.
-        swapped: bytes, in and out.
-        reread: bytes of files that were in memory before.
-        heat: how often heat slowed a core down.
-    """
-
-    wall: float = 0.0
-    busy: float = 0.0
-    own: float = 0.0
-    steal: float = 0.0
-    throttled: int = 0
-    throttled_seconds: float = 0.0
-    swapped: int = 0
-    reread: int = 0
-    heat: int = 0
+    wall: float = 0.0  # seconds
+    busy: float = 0.0  # seconds of processor time of all processes
+    own: float = 0.0  # the part of this process and its descendants
+    steal: float = 0.0  # seconds that the host gave to other guests
+    throttled: int = 0  # times that a quota stopped us
+    throttled_seconds: float = 0.0  # their duration
+    swapped: int = 0  # bytes, in and out
+    reread: int = 0  # bytes of files read again after eviction
+    heat: int = 0  # times that heat slowed a core down
 
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """A moment in the middle of the work.
+    """Clock and temperature during the work."""
 
-    Attributes:
-        clock: of the fastest core, in Hz; 0 when unknown.
-        degrees: of the hottest sensor of the processor, °C; 0 when unknown.
-    """
-
-    clock: float = 0.0
-    degrees: float = 0.0
+    clock: float = 0.0  # of the fastest core, in Hz; 0 when unknown
+    degrees: float = 0.0  # of the hottest sensor of the processor, °C; 0 when unknown
 
 
 class DisturbanceMonitor:
-    """Looks before and after what is inside it. Start it when the model is loaded, so that loading does not count.
+    """A context manager that compares the counters before and after. Enter it after loading, which would disturb too.
 
     Args:
-        root: where proc and sys are; tests put a tree of samples there.
+        root: folder with proc and sys; tests pass samples.
 
     Attributes:
-        warnings: what disturbed; complete when the block has ended.
+        warnings: the disturbances; complete after the block.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._before = SystemCounters()
-        self._looks: list[ClockSample] = []
+        self._samples: list[ClockSample] = []
         self.warnings: tuple[BenchWarning, ...] = ()
 
     def __enter__(self) -> DisturbanceMonitor:
         self._before = read(self._root)
         return self
 
-    def look(self) -> None:
-        """Note clock and temperature; call it right after a repetition, while they are those of the work."""
-        self._looks.append(look(self._root))
+    def sample(self) -> None:
+        """Record clock and temperature; call it right after a repetition, while they still show the work."""
+        self._samples.append(sample_clock(self._root))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.warnings = disturbances(self._before, read(self._root), self._looks, os.cpu_count() or 1)
+        self.warnings = disturbances(self._before, read(self._root), self._samples, os.cpu_count() or 1)
 
 
 def disturbances(
     before: SystemCounters, after: SystemCounters, looks: Sequence[ClockSample], cpus: int
 ) -> tuple[BenchWarning, ...]:
-    """What happened between two readings."""
+    """Return the warnings of the counters between two readings."""
     wall = max(after.wall - before.wall, 1e-3)
     found = []
-    stolen = after.steal - before.steal  # which counts as busy
+    stolen = after.steal - before.steal  # included in busy
     others = (after.busy - before.busy - stolen - (after.own - before.own)) / wall
     if others >= max(_OTHERS, _OTHERS_SHARE * cpus):
         found.append(BenchWarning("load", f"other programs used {others:.1f} of {cpus} cores"))
@@ -161,11 +144,11 @@ def _clock_warnings(heat: int, looks: Sequence[ClockSample]) -> list[BenchWarnin
     return found
 
 
-# ---- looking ---------------------------------------------------------------------------------------
+# ---- reading ---------------------------------------------------------------------------------------
 
 
 def read(root: Path = Path("/")) -> SystemCounters:
-    """The counters as of now."""
+    """Return the current counters."""
     from llmrun.planning.speed import Clock
 
     now = Clock.now()
@@ -185,15 +168,15 @@ def read(root: Path = Path("/")) -> SystemCounters:
     )
 
 
-def look(root: Path = Path("/")) -> ClockSample:
-    """Clock and temperature as of now."""
+def sample_clock(root: Path = Path("/")) -> ClockSample:
+    """Return the current clock and temperature."""
     cpus = root / "sys/devices/system/cpu"
     clocks = [1e3 * _number(path) for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
     if not clocks:
         lines = _text(root / "proc/cpuinfo").splitlines()
         clocks = [1e6 * _float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
     zones = (root / "sys/class/thermal").glob("thermal_zone*")
-    # "x86_pkg_temp", "cpu-thermal", "cpu0-thermal", "k10temp"; the others are of batteries and radios.
+    # "x86_pkg_temp", "cpu-thermal", "cpu0-thermal", "k10temp"; others are batteries and radios.
     hot = [_number(zone / "temp") / 1e3 for zone in zones if _is_processor(_text(zone / "type"))]
     return ClockSample(max(clocks, default=0.0), max(hot, default=0.0))
 
@@ -203,7 +186,7 @@ def _is_processor(kind: str) -> bool:
 
 
 def _own_seconds() -> float:
-    """Processor time of this process, its children that have ended, and those that live."""
+    """Return the processor time of this process and its children, ended and alive."""
     import psutil  # type: ignore[import-untyped,unused-ignore]
 
     times = os.times()
@@ -216,14 +199,14 @@ def _own_seconds() -> float:
 
 
 def _steal_seconds(text: str) -> float:
-    """Of the first line of /proc/stat: "cpu" user nice system idle iowait irq softirq steal ..."""
+    """Parse the first line of /proc/stat: "cpu" user nice system idle iowait irq softirq steal ..."""
     fields = text.partition("\n")[0].split()
     ticks = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
     return int(fields[8]) / ticks if len(fields) > 8 and fields[0] == "cpu" and fields[8].isdecimal() else 0.0
 
 
 def _throttled_seconds(text: str) -> float:
-    """Version 2 counts microseconds, version 1 nanoseconds."""
+    """Return the throttled seconds: cgroup version 2 counts microseconds, version 1 nanoseconds."""
     return parse_statistic(text, "throttled_usec") / 1e6 + parse_statistic(text, "throttled_time") / 1e9
 
 

@@ -1,8 +1,8 @@
-"""Ollama as a rival: its server on this machine, over its own HTTP API.
+"""Ollama as the other program: its server on this machine, over its own HTTP API.
 
-Owns the model that is imported for the measuring and removed afterwards, and turning what Ollama counts into a row;
-must not know how rows are compared. Only a server on this machine is spoken to. Ollama takes text, not tokens, and
-counts by itself: rates are computed from its own counts and times.
+Owns the temporary import of the model, and the conversion of Ollama's figures to a row; must not know how rows are
+compared. Only a server on this machine is used. Ollama takes text, not tokens: rates come from its own counts and
+times.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _PORT = 11434
 _QUICK, _PATIENT = 5.0, 1800.0  # seconds
 _PREFIX = "llmrun-bench-"
 _TRIES = 3
-_CLOSE = 0.02  # a prompt this near to the wanted length is good enough
-# Common, and in most vocabularies one token each with the space before it.
+_CLOSE = 0.02  # a prompt length this near to the target is good enough
+# Common words, one token each, with the space before, in most vocabularies.
 _WORDS = (
     "the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he",
     "his", "but", "at", "are", "this", "have", "from", "or", "had", "an", "they",
@@ -41,18 +41,13 @@ _WORDS = (
 
 
 class Ollama:
-    """A running server.
-
-    Args:
-        host: that it listens on.
-        port: of that host.
-    """
+    """A running server."""
 
     name = "ollama"
 
     def __init__(self, host: str, port: int) -> None:
         self.where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        # Neither a proxy nor a password of the environment is for a server on this machine.
+        # A proxy or password of the environment is not meant for a server on this machine.
         self._client = httpx2.Client(base_url=f"http://{self.where}", timeout=_PATIENT, trust_env=False)
         self._version = str(self._ask("GET", "/api/version", seconds=_QUICK).get("version", ""))
         self._imported: dict[Path, str] = {}
@@ -61,10 +56,10 @@ class Ollama:
 
     @classmethod
     def find(cls, environment: Mapping[str, str] = os.environ) -> Ollama:
-        """The server that OLLAMA_HOST names, or Ollama's default.
+        """Find the server of OLLAMA_HOST, or at Ollama's default address.
 
         Raises:
-            UsageError: it is on another machine, or not there.
+            UsageError: the server is on another machine, or not running.
         """
         host, port = address(environment.get("OLLAMA_HOST", ""))
         try:
@@ -77,7 +72,7 @@ class Ollama:
             raise UsageError(f"no Ollama answers at {host}:{port}", why=error.why, hint=hint) from None
 
     def measure(self, model: BenchedModel, case: Case) -> BenchRow:
-        """One repetition; see Rival."""
+        """Measure one repetition; see ExternalBenchmark."""
         name = self._imported.get(model.path) or self._import(model.path)
         test, settings = case.test, case.settings
         answer = self._generate(name, model, case)
@@ -105,7 +100,7 @@ class Ollama:
         )
 
     def notes(self, model: BenchedModel, case: Case) -> tuple[str, ...]:
-        """What Ollama does its own way."""
+        """Return the settings that Ollama decides itself."""
         test, settings = case.test, case.settings
         found = ["Ollama gets words, not token ids, and its own clock counts"]
         if test.n_gen and not test.chat:
@@ -118,13 +113,13 @@ class Ollama:
             "KV types": (settings.kv_type_k, settings.kv_type_v) != ("f16", "f16"),
             "repack": not settings.repack,
         }
-        wanted = [what for what, is_set in unsettable.items() if is_set]
-        if wanted:
-            found.append(f"Ollama chooses {', '.join(wanted)} by itself")
+        ignored = [name for name, is_set in unsettable.items() if is_set]
+        if ignored:
+            found.append(f"Ollama chooses {', '.join(ignored)} by itself")
         return tuple(found)
 
     def close(self) -> None:
-        """Remove what was imported."""
+        """Remove the imported models."""
         for name in self._imported.values():
             with suppress(LlmrunError):
                 self._ask("DELETE", "/api/delete", {"model": name})
@@ -132,7 +127,7 @@ class Ollama:
         self._client.close()
 
     def _import(self, path: Path) -> str:
-        """Bring the file into Ollama's store, which copies it, under a name of our own."""
+        """Import the file into Ollama's store, which copies it, under a temporary name."""
         digest = f"sha256:{sha256_of(path)}"
         name = f"{_PREFIX}{uuid.uuid4().hex[:12]}"
         self._imported[path] = name  # removed even if the import fails half-way
@@ -145,13 +140,13 @@ class Ollama:
         return name
 
     def _generate(self, name: str, model: BenchedModel, case: Case) -> dict[str, Any]:
-        """An answer; the prompt's length is found by asking, as Ollama does not count tokens beforehand."""
+        """Generate an answer. The prompt's length is adjusted by trying: Ollama does not count tokens beforehand."""
         test, settings = case.test, case.settings
-        wanted = test.n_depth + test.n_prompt
-        key = (model.path, wanted)
+        target = test.n_depth + test.n_prompt
+        key = (model.path, target)
         options = {
             "num_predict": test.n_gen or 1,
-            "num_ctx": wanted + test.n_gen + 64,
+            "num_ctx": target + test.n_gen + 64,
             "num_batch": settings.n_batch,
             "num_thread": settings.threads,
             "seed": 1,
@@ -159,20 +154,20 @@ class Ollama:
         }
         is_first = key not in self._words
         for _ in range(_TRIES):
-            words = self._words.setdefault(key, max(wanted, 1))
+            words = self._words.setdefault(key, max(target, 1))
             body = {"model": name, "prompt": self._prompt(words), "raw": True, "stream": False, "options": options}
             answer = self._ask("POST", "/api/generate", body)
-            got = int(answer.get("prompt_eval_count", 0))
-            near = not wanted or not got or abs(got - wanted) <= max(_CLOSE * wanted, 2)
+            counted = int(answer.get("prompt_eval_count", 0))
+            near = not target or not counted or abs(counted - target) <= max(_CLOSE * target, 2)
             if near and not is_first:
                 return answer
             is_first = False  # the first one loaded the model and warmed up
             if not near:
-                self._words[key] = max(1, round(words * wanted / got))
+                self._words[key] = max(1, round(words * target / counted))
         return answer
 
     def _prompt(self, words: int) -> str:
-        """Other words each time: a prompt that Ollama knows already would cost it nothing."""
+        """Return new words each time: Ollama would have a known prompt in its cache."""
         return " ".join(self._random.choice(_WORDS) for _ in range(words))
 
     # ---- HTTP --------------------------------------------------------------------------------------
@@ -195,7 +190,7 @@ class Ollama:
 
 @contextmanager
 def _told(where: str) -> Iterator[None]:
-    """What goes wrong on the way to a server, as our error.
+    """Turn network errors into LlmrunError.
 
     Raises:
         LlmrunError: with the reason.
@@ -207,7 +202,7 @@ def _told(where: str) -> Iterator[None]:
 
 
 def _checked(response: httpx2.Response) -> httpx2.Response:
-    """An answer that is good.
+    """Return a successful response.
 
     Raises:
         LlmrunError: in Ollama's words.
@@ -215,17 +210,17 @@ def _checked(response: httpx2.Response) -> httpx2.Response:
     if response.is_success:
         return response
     try:
-        told = str(load_json(response.content)["error"])
+        reason = str(load_json(response.content)["error"])
     except (ValueError, KeyError, TypeError):
-        told = f"status {response.status_code}"
-    raise LlmrunError("Ollama refused", why=told)
+        reason = f"status {response.status_code}"
+    raise LlmrunError("Ollama refused", why=reason)
 
 
 def _seconds_a_token(answer: Mapping[str, Any], phase: str) -> float:
-    """Of "prompt_eval" or "eval".
+    """Return the figures of a phase, "prompt_eval" or "eval".
 
     Raises:
-        LlmrunError: Ollama did not say.
+        LlmrunError: Ollama did not report them.
     """
     try:
         count, ns = int(answer[f"{phase}_count"]), int(answer[f"{phase}_duration"])
@@ -237,10 +232,10 @@ def _seconds_a_token(answer: Mapping[str, Any], phase: str) -> float:
 
 
 def address(text: str) -> tuple[str, int]:
-    """Host and port of OLLAMA_HOST: "", "127.0.0.1", ":11434", "http://localhost:1234".
+    """Return host and port of OLLAMA_HOST: "", "127.0.0.1", ":11434", "http://localhost:1234".
 
     Raises:
-        UsageError: it is another machine's, or is invalid.
+        UsageError: the host is another machine, or the value is invalid.
     """
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")

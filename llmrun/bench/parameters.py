@@ -1,4 +1,4 @@
-"""What is to be measured: lists and ranges as llama-bench takes them, and the cases that they make.
+"""The parameters of a bench: llama-bench's lists and ranges, and the cases they make.
 
 Pure; must not know models or machines. "512,1024" is a list, "128-512+128" and "128-1024*2" are ranges, and an option
 that comes several times adds to its list.
@@ -19,7 +19,7 @@ from llmrun.protocol.loading import Load
 Value = TypeVar("Value")
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-"""Types that the KV cache can have."""
+"""Types of the KV cache."""
 SWITCH = {"1": True, "on": True, "0": False, "off": False}
 FLASH_ATTENTION = {"auto": "auto", "-1": "auto", "on": "on", "1": "on", "off": "off", "0": "off"}
 DEFAULT_PROMPT, DEFAULT_ANSWER, DEFAULT_CHAT = 512, 128, (128, 64)
@@ -32,7 +32,7 @@ _MOST_CASES = 2000
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """How a model is loaded for a test; defaults are llama-bench's, but for the threads."""
+    """Load settings of a test, with llama-bench's defaults but for the threads."""
 
     threads: int
     n_batch: int = 2048
@@ -45,7 +45,7 @@ class BenchSettings:
     n_cpu_moe: int = 0
 
     def load(self, path: str) -> Load:
-        """For the engine; the test decides how large the context is."""
+        """Return the load settings for the engine; the test decides the context size."""
         return Load(
             path,
             n_ctx=0,
@@ -64,7 +64,7 @@ class BenchSettings:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row of the result, of each model."""
+    """Settings and a test: one row of the result for each model."""
 
     settings: BenchSettings
     test: BenchTest
@@ -72,15 +72,15 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class BenchGrid:
-    """Lists of everything; the cases are their combinations.
+    """Lists of parameters, whose combinations are the cases.
 
     Attributes:
         prompts: tokens of prompts; 0 is none.
         answers: tokens of answers; 0 is none.
         pairs: a prompt and an answer in one test.
         chats: the same, with our own sampling and text.
-        depths: tokens that are in the context before.
-        threads, batches, ubatches, flash_attention, types_k, types_v, repack, gpu_layers, n_cpu_moe: of Settings.
+        depths: tokens in the context before the test.
+        threads, batches, ubatches, flash_attention, types_k, types_v, repack, gpu_layers, n_cpu_moe: of BenchSettings.
     """
 
     threads: tuple[int, ...]
@@ -99,7 +99,7 @@ class BenchGrid:
     n_cpu_moe: tuple[int, ...] = (0,)
 
     def tests(self, depth: int) -> tuple[BenchTest, ...]:
-        """At that depth."""
+        """Return the tests at a depth."""
         return (
             *(BenchTest(n_prompt=tokens, n_depth=depth) for tokens in self.prompts if tokens),
             *(BenchTest(n_gen=tokens, n_depth=depth) for tokens in self.answers if tokens),
@@ -108,10 +108,10 @@ class BenchGrid:
         )
 
     def cases(self) -> tuple[Case, ...]:
-        """In llama-bench's order: weights change least often.
+        """Return the cases in llama-bench's order: weights change least often.
 
         Raises:
-            UsageError: there are too many.
+            UsageError: there are too many cases.
         """
         lists = (
             self.gpu_layers, self.n_cpu_moe, self.repack, self.batches, self.ubatches, self.types_k, self.types_v,
@@ -122,7 +122,7 @@ class BenchGrid:
             count *= len(values)
         if count > _MOST_CASES:
             raise UsageError(
-                f"these lists make {count:,} tests", why=f"{_MOST_CASES:,} are the most", hint="give shorter lists"
+                f"these lists make {count:,} tests", why=f"the limit is {_MOST_CASES:,}", hint="give shorter lists"
             )
         found: list[Case] = []
         for *where, repack, batch, ubatch, type_k, type_v, flash, threads, depth in itertools.product(*lists):
@@ -132,14 +132,14 @@ class BenchGrid:
 
 
 def numbers(texts: Sequence[str], option: str, *, least: int = 0) -> tuple[int, ...]:
-    """Whole numbers of lists and ranges, e.g. ("512,1024", "128-512+128").
+    """Parse lists and ranges of whole numbers, e.g. ("512,1024", "128-512+128").
 
     Args:
-        option: what the user calls it.
-        least: the smallest number that is allowed.
+        option: its name, for errors.
+        least: the smallest number allowed.
 
     Raises:
-        UsageError: it is none of that, or a range is endless or too long.
+        UsageError: a text is invalid, or a range is endless or too long.
     """
     found: list[int] = []
     for part in (part for text in texts for part in text.split(",")):
@@ -161,13 +161,13 @@ def _range(match: re.Match[str], option: str) -> list[int]:
     first, last = int(match[1]), int(match[2] or match[1])
     step = int(match[4] or 1)
     if last < first or (match[3] == "*" and (step < 2 or first < 1)) or step < 1:
-        raise UsageError(f"invalid {option} {match[0]}", why="this range has no end, or ends before it begins")
+        raise UsageError(f"invalid {option} {match[0]}", why="the range has no end, or ends before it begins")
     found = [first]
     while (following := found[-1] * step if match[3] == "*" else found[-1] + step) <= last:
         if len(found) == _MOST_VALUES:
             raise UsageError(
                 f"{option} {match[0]} is too long",
-                why=f"{_MOST_VALUES:,} values are the most",
+                why=f"the limit is {_MOST_VALUES:,} values",
                 hint=f"a larger step: {option} {first}-{last}+{max(1, (last - first) // 8)}",
             )
         found.append(following)
@@ -175,10 +175,10 @@ def _range(match: re.Match[str], option: str) -> list[int]:
 
 
 def pairs(texts: Sequence[str], option: str) -> tuple[tuple[int, int], ...]:
-    """Prompt and answer, e.g. ("512,128",).
+    """Parse pairs of prompt and answer tokens, e.g. ("512,128",).
 
     Raises:
-        UsageError: it is something else.
+        UsageError: a text is not a pair.
     """
     found = []
     for text in texts:
@@ -194,13 +194,13 @@ def pairs(texts: Sequence[str], option: str) -> tuple[tuple[int, int], ...]:
 
 
 def words(texts: Sequence[str], option: str, known: Mapping[str, Value]) -> tuple[Value, ...]:
-    """Values of a list of words, e.g. ("f16,q8_0",).
+    """Parse lists of words, e.g. ("f16,q8_0",).
 
     Args:
         known: word -> value.
 
     Raises:
-        UsageError: there is no such word.
+        UsageError: a word is unknown.
     """
     found = []
     for word in (part.strip() for text in texts for part in text.lower().split(",")):

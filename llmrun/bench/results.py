@@ -1,4 +1,4 @@
-"""What a bench found out: rows with raw samples, and the machine they are from, as data that can be written and read.
+"""Bench results: rows with raw samples, and the machine they were measured on, to and from JSON.
 
 Owns the names and the JSON of results; must not know how they are measured, printed or kept. A row has llama-bench's
 field names and ours, and carries its machine: rows of several files can be put into one list, and a list that
@@ -19,7 +19,7 @@ from llmrun.protocol.jobs.bench import BenchTest
 SCHEMA = 1
 """Version of the rows' fields; a reader refuses newer ones."""
 
-# Settings of llama-bench's that we never change: its own readers want to find them.
+# llama-bench's settings that llmrun never changes; readers of its files expect them.
 _CONSTANT: dict[str, Any] = {
     "cpu_mask": "0x0",
     "cpu_strict": False,
@@ -37,7 +37,7 @@ _CONSTANT: dict[str, Any] = {
     "fit_min_ctx": 0,
 }
 
-# In llama-bench's order, with what is computed from the samples.
+# In llama-bench's order, with the figures computed from the samples.
 _LLAMA_BENCH = (
     "build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename", "model_type", "model_size",
     "model_n_params", "n_batch", "n_ubatch", "n_threads", "cpu_mask", "cpu_strict", "poll", "type_k", "type_v",
@@ -50,93 +50,52 @@ _LLAMA_BENCH = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where something was measured. Sizes in bytes; "", 0 and None where the system does not tell.
+    """The machine of a measurement. Sizes are in bytes; unknown facts are "", 0 and None."""
 
-    Attributes:
-        name: a label that a user gave it, or the computer's own name.
-        cpu: as the vendor calls it.
-        cpu_flags: that matter to ggml, e.g. "avx512_vnni".
-        cores: physical ones that may be used.
-        threads: that can compute at the same time, of cores and a container's quota.
-        cpu_quota: processor time that a container allows, in cores; None is no limit.
-        memory_total: of the machine, or of the container when that is smaller.
-        memory_speed: e.g. "DDR5-4800".
-        gpus: as ggml describes them.
-        os: e.g. "Debian GNU/Linux 12".
-        kernel: e.g. "Linux 6.1.0".
-        governor: of the processor's frequency, e.g. "performance".
-        python: its version.
-        llmrun: our version.
-        llama: of llama-cpp-python.
-        build_commit: of ggml.
-    """
-
-    name: str = ""
-    cpu: str = ""
-    cpu_flags: tuple[str, ...] = ()
-    cores: int = 0
-    threads: int = 0
-    cpu_quota: float | None = None
-    memory_total: int = 0
-    memory_speed: str = ""
-    gpus: tuple[str, ...] = ()
-    os: str = ""
-    kernel: str = ""
-    governor: str = ""
-    python: str = ""
-    llmrun: str = ""
-    llama: str = ""
-    build_commit: str = ""
+    name: str = ""  # a label from the user, or a default made of processor and fingerprint
+    cpu: str = ""  # as the vendor calls it
+    cpu_flags: tuple[str, ...] = ()  # relevant to ggml, e.g. "avx512_vnni"
+    cores: int = 0  # usable physical cores
+    threads: int = 0  # that can compute at the same time, of cores and a container's quota
+    cpu_quota: float | None = None  # of the container, in cores; None is no limit
+    memory_total: int = 0  # of the machine, or of the container if smaller
+    memory_speed: str = ""  # e.g. "DDR5-4800"
+    gpus: tuple[str, ...] = ()  # as ggml describes them
+    os: str = ""  # e.g. "Debian GNU/Linux 12"
+    kernel: str = ""  # e.g. "Linux 6.1.0"
+    governor: str = ""  # of the processor's frequency, e.g. "performance"
+    python: str = ""  # its version
+    llmrun: str = ""  # our version
+    llama: str = ""  # of llama-cpp-python
+    build_commit: str = ""  # of ggml
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What the machine could do at most in a test.
+    """The machine's limit in a test."""
 
-    Attributes:
-        tokens_per_second: the lower one of the two ceilings below.
-        binds: "memory" or "compute", whichever ceiling that is.
-        memory_ceiling: tokens/s if only reading weights and KV cache took time.
-        compute_ceiling: tokens/s if only multiplying took time.
-        read_rate: bytes/s read from memory with the test's threads, as measured.
-        compute_rate: multiply-adds/s with the test's threads, as measured.
-        bytes_per_token: of weights and KV cache that one token of the answer reads, on average over the test.
-        kv_bytes_per_token: of these, the KV cache's.
-        multiply_adds: that one token takes, on average over the test.
-    """
-
-    tokens_per_second: float
-    binds: str
-    memory_ceiling: float
-    compute_ceiling: float
-    read_rate: float
-    compute_rate: float
-    bytes_per_token: float
-    kv_bytes_per_token: float
-    multiply_adds: float
+    tokens_per_second: float  # the lower one of the two ceilings below
+    binds: str  # "memory" or "compute", whichever ceiling that is
+    memory_ceiling: float  # tokens/s if only reading weights and KV cache took time
+    compute_ceiling: float  # tokens/s if only multiplying took time
+    read_rate: float  # bytes/s read from memory with the test's threads, as measured
+    compute_rate: float  # multiply-adds/s with the test's threads, as measured
+    bytes_per_token: float  # of weights and KV cache that one token of the answer reads, on average over the test
+    kv_bytes_per_token: float  # of these, the KV cache's
+    multiply_adds: float  # that one token takes, on average over the test
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTimes:
-    """Of answers with our own sampling and text: one entry for each repetition, or for all their tokens.
+    """Latencies of chat tests: one entry for each repetition, or one for all their tokens."""
 
-    Attributes:
-        ttft_ns: from the request to its first text.
-        token_p50_ns: between two tokens, the median.
-        token_p95_ns: between two tokens; one in twenty takes longer.
-        token_p99_ns: between two tokens; one in a hundred takes longer.
-        sampling_share: of the time behind the first token that choosing tokens took, 0 to 1.
-        text_share: the same of turning tokens into text and handing it on.
-        decode_ts: tokens/s behind the first token, of each repetition.
-    """
-
-    ttft_ns: tuple[int, ...]
-    token_p50_ns: int
-    token_p95_ns: int
-    token_p99_ns: int
-    sampling_share: float
-    text_share: float
-    decode_ts: tuple[float, ...]
+    ttft_ns: tuple[int, ...]  # from the request to its first text
+    token_p50_ns: int  # between two tokens, the median
+    token_p95_ns: int  # between two tokens; one in twenty takes longer
+    token_p99_ns: int  # between two tokens; one in a hundred takes longer
+    sampling_share: float  # of sampling in the time after the first token, 0 to 1
+    text_share: float  # of detokenizing and delivering the text, in the same time
+    decode_ts: tuple[float, ...]  # tokens/s after the first token, of each repetition
 
 
 WarningKind = Literal[
@@ -145,111 +104,64 @@ WarningKind = Literal[
 
 
 class BenchWarning(NamedTuple):
-    """What makes a figure doubtful.
+    """A reason to doubt a figure."""
 
-    Attributes:
-        kind: the first three are of the samples themselves; the others are what the machine did meanwhile.
-        text: the same with its figures, for people.
-    """
-
-    kind: WarningKind
-    text: str
+    kind: WarningKind  # the first three concern the samples; the others, the machine meanwhile
+    text: str  # with figures, for display
 
     @property
     def is_disturbance(self) -> bool:
-        """Whether the machine did something else meanwhile."""
+        """Whether it concerns the machine rather than the samples."""
         return self.kind not in {"noisy", "drift", "outliers"}
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One test of one model with one set of settings. Names are llama-bench's up to samples_ns; then ours.
+    """One test of one model with one set of settings. Names are llama-bench's up to samples_ns; then ours."""
 
-    Attributes:
-        build_commit: of ggml.
-        build_number: of llama.cpp; 0 where that is unknown.
-        cpu_info: as ggml describes the processor.
-        gpu_info: as ggml describes the GPUs.
-        backends: of ggml's, e.g. "CPU" or "CUDA".
-        model_filename: path of the GGUF file.
-        model_type: e.g. "llama 135M Q4_1".
-        model_size: bytes of the tensors.
-        model_n_params: weights.
-        n_batch: most tokens of one decode call.
-        n_ubatch: most tokens that are computed at once.
-        n_threads: that compute.
-        type_k: of the KV cache's keys, e.g. "f16".
-        type_v: of its values.
-        n_gpu_layers: on the GPU; -1 is all.
-        n_cpu_moe: of how many first layers the processor computes a mixture's experts.
-        split_mode: how layers are spread over GPUs.
-        flash_attn: -1 auto, 0 off, 1 on.
-        load_mode: "auto", which maps the file into memory, or "none".
-        repack: whether weights may be repacked.
-        n_prompt: tokens of the prompt.
-        n_gen: tokens that follow one by one.
-        n_depth: tokens that are there before.
-        test_time: when, e.g. "2026-11-21T10:00:00Z".
-        samples_ns: how long each repetition took.
-        test: e.g. "pp512", "tg128 @ d4096", "chat512+128".
-        model: what the user called it.
-        program: that measured: "llmrun", or another one's name.
-        version: of that program.
-        n_threads_batch: that compute in prefill; 0 is as many as in decode.
-        environment: of the engine, where it was changed.
-        repetitions: that were asked for; fewer samples mean that the bench was stopped.
-        load_ns: to load the model.
-        peak_bytes: largest resident set of the engine process.
-        joules: of each repetition; empty where no counter can be read.
-        limit: what the machine could do at most.
-        chat: of a chat test.
-        warnings: what makes this row doubtful.
-        machine: where it was measured.
-    """
-
-    build_commit: str = ""
-    build_number: int = 0
-    cpu_info: str = ""
-    gpu_info: str = ""
-    backends: str = "CPU"
-    model_filename: str = ""
-    model_type: str = ""
-    model_size: int = 0
-    model_n_params: int = 0
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    n_threads: int = 1
-    type_k: str = "f16"
-    type_v: str = "f16"
-    n_gpu_layers: int = -1
-    n_cpu_moe: int = 0
-    split_mode: str = "layer"
-    flash_attn: int = -1
-    load_mode: str = "auto"
-    repack: bool = True
-    n_prompt: int = 0
-    n_gen: int = 0
-    n_depth: int = 0
-    test_time: str = ""
-    samples_ns: tuple[int, ...] = ()
-    test: str = ""
-    model: str = ""
-    program: str = "llmrun"
-    version: str = ""
-    n_threads_batch: int = 0
-    environment: dict[str, str] = field(default_factory=dict)
-    repetitions: int = 0
-    load_ns: int | None = None
-    peak_bytes: int | None = None
-    joules: tuple[float, ...] = ()
-    limit: Limit | None = None
-    chat: ChatTimes | None = None
-    warnings: tuple[BenchWarning, ...] = ()
-    machine: Machine | None = None
+    build_commit: str = ""  # of ggml
+    build_number: int = 0  # of llama.cpp; 0 where that is unknown
+    cpu_info: str = ""  # as ggml describes the processor
+    gpu_info: str = ""  # as ggml describes the GPUs
+    backends: str = "CPU"  # of ggml's, e.g. "CPU" or "CUDA"
+    model_filename: str = ""  # path of the GGUF file
+    model_type: str = ""  # e.g. "llama 135M Q4_1"
+    model_size: int = 0  # bytes of the tensors
+    model_n_params: int = 0  # weights
+    n_batch: int = 2048  # most tokens of one decode call
+    n_ubatch: int = 512  # most tokens of one micro-batch
+    n_threads: int = 1  # of decode
+    type_k: str = "f16"  # of the KV cache's keys, e.g. "f16"
+    type_v: str = "f16"  # of its values
+    n_gpu_layers: int = -1  # on the GPU; -1 is all
+    n_cpu_moe: int = 0  # number of first layers whose experts the processor computes
+    split_mode: str = "layer"  # of layers over GPUs
+    flash_attn: int = -1  # -1 auto, 0 off, 1 on
+    load_mode: str = "auto"  # "auto", which maps the file into memory, or "none"
+    repack: bool = True  # whether weights may be repacked
+    n_prompt: int = 0  # tokens of the prompt
+    n_gen: int = 0  # tokens decoded one by one
+    n_depth: int = 0  # tokens in the context before
+    test_time: str = ""  # e.g. "2026-11-21T10:00:00Z"
+    samples_ns: tuple[int, ...] = ()  # duration of each repetition
+    test: str = ""  # e.g. "pp512", "tg128 @ d4096", "chat512+128"
+    model: str = ""  # as the user named it
+    program: str = "llmrun"  # "llmrun", or the name of another
+    version: str = ""  # of that program
+    n_threads_batch: int = 0  # of prefill; 0 is as many as in decode
+    environment: dict[str, str] = field(default_factory=dict)  # of the engine, where it was changed
+    repetitions: int = 0  # requested; fewer samples mean that the bench was stopped
+    load_ns: int | None = None  # to load the model
+    peak_bytes: int | None = None  # largest resident set of the engine process
+    joules: tuple[float, ...] = ()  # of each repetition; empty where no counter can be read
+    limit: Limit | None = None  # the machine's
+    chat: ChatTimes | None = None  # of a chat test
+    warnings: tuple[BenchWarning, ...] = ()  # reasons to doubt this row
+    machine: Machine | None = None  # of the measurement
 
     @property
     def n_tokens(self) -> int:
-        """That one sample covers."""
+        """Tokens of one repetition."""
         return self.n_prompt + self.n_gen
 
     @property
@@ -279,7 +191,7 @@ class BenchRow:
 
     @property
     def share_of_limit(self) -> float | None:
-        """Tokens/s divided by what the machine could do; None where that is unknown."""
+        """Tokens/s divided by the machine's limit; None where that is unknown."""
         if self.limit is None or not self.limit.tokens_per_second:
             return None
         return self.avg_ts / self.limit.tokens_per_second
@@ -298,7 +210,7 @@ class BenchRow:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether the machine did something else meanwhile."""
+        """Whether the machine was disturbed meanwhile."""
         return any(warning.is_disturbance for warning in self.warnings)
 
     @property
@@ -307,7 +219,7 @@ class BenchRow:
         return len(self.samples_ns) < self.repetitions
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able: llama-bench's fields in its order, then ours."""
+        """Return JSON data: llama-bench's fields in its order, then ours."""
         ours = as_dict(self)
         computed = {name: getattr(self, name) for name in ("avg_ns", "stddev_ns", "avg_ts", "stddev_ts")}
         known = {**_CONSTANT, **ours, **computed, "samples_ts": list(self.samples_ts)}
@@ -320,15 +232,15 @@ class BenchRow:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BenchRow:
-        """A row that to_json() made, or llama-bench; fields that neither of us knows are passed over.
+        """Read a row of to_json() or llama-bench; unknown fields are ignored.
 
         Raises:
-            LlmrunError: it is something else, or of a newer llmrun.
+            LlmrunError: the data is not a row, or from a newer llmrun.
         """
         try:
             if int(data.get("schema", SCHEMA)) > SCHEMA:
                 raise LlmrunError(
-                    "this bench result is of a newer llmrun",
+                    "this bench result is from a newer llmrun",
                     why=f"its schema is {data['schema']}, this version reads up to {SCHEMA}",
                     hint="pip install --upgrade llmrun",
                 )
@@ -341,7 +253,7 @@ class BenchRow:
 
 
 def _named(row: BenchRow) -> BenchRow:
-    """A row of llama-bench's, with what it leaves out and can be told from the rest."""
+    """Return a row of llama-bench with its missing fields derived from the others."""
     return replace(
         row,
         test=BenchTest(row.n_prompt, row.n_gen, row.n_depth).name,
@@ -354,28 +266,22 @@ def _named(row: BenchRow) -> BenchRow:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run of the bench.
+    """One run of the bench."""
 
-    Attributes:
-        rows: in the order in which they were asked for.
-        machine: that measured.
-        is_partial: whether it was stopped before its end.
-    """
-
-    rows: tuple[BenchRow, ...]
-    machine: Machine = Machine()
-    is_partial: bool = False
+    rows: tuple[BenchRow, ...]  # in the order requested
+    machine: Machine = Machine()  # of the measurement
+    is_partial: bool = False  # whether it was stopped early
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The rows, each with its machine."""
+        """Return the rows, each with its machine."""
         return [row.to_json() for row in self.rows]
 
     @classmethod
     def from_json(cls, data: Sequence[Mapping[str, Any]]) -> Result:
-        """What to_json(), or llama-bench with `-o json`, made.
+        """Read the data of to_json(), or of llama-bench with `-o json`.
 
         Raises:
-            LlmrunError: it is something else.
+            LlmrunError: the data is not a result.
         """
         if isinstance(data, Mapping):
             data = [data]
@@ -387,6 +293,6 @@ class Result:
 
 
 def _machine_of(row: BenchRow) -> Machine:
-    """What a row that carries no machine tells of it."""
+    """Return the facts about the machine that a row without one has."""
     gpus = tuple(gpu for gpu in row.gpu_info.split(", ") if gpu)
     return Machine(cpu=row.cpu_info, threads=row.n_threads, gpus=gpus, build_commit=row.build_commit)

@@ -1,7 +1,7 @@
-"""Runs the bench: cases in an order that spares loading or lets drift hit all models alike, and the rows they give.
+"""The bench run: the order of the cases, and the rows they give.
 
-Owns engines, order and rows; must not know terminals. What was measured when somebody stops it, or a test fails, is
-not lost: it comes back beside the error.
+Owns engines, order and rows; must not know terminals. The order spares loading, or lets drift hit all models alike.
+Rows measured before an interrupt or a failed test are returned beside the error.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 from llmrun.bench import limits
+from llmrun.bench.engines import EnginePool, Worker
 from llmrun.bench.machine import describe
 from llmrun.bench.noise import DisturbanceMonitor, sample_warnings
 from llmrun.bench.parameters import Case
@@ -24,33 +25,18 @@ from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.adapters import Adapter
-from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchAnswer, BenchModel, BenchResult, BenchUpdate, Repetition
 from llmrun.protocol.jobs.limits import LIMITS, MeasuredLimits, MeasureLimits
 from llmrun.protocol.loading import Load
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
 
-_Command = TypeVar("_Command")
-_Update = TypeVar("_Update")
-_Result = TypeVar("_Result")
-
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
-
-
-class Worker(Protocol):
-    """An engine process: runner.Runner, or what stands in for it in a test."""
-
-    def do(
-        self, kind: JobKind[_Command, _Update, _Result], command: _Command, on_update: Callable[[_Update], None] = ...
-    ) -> _Result: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How a model is loaded, and with which variables its engine is started."""
+    """A model's load settings and its engine's environment variables."""
 
     load: Load
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -58,26 +44,17 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class BenchedModel:
-    """A model that is measured.
+    """A model to measure."""
 
-    Attributes:
-        name: what the user called it.
-        path: of its file.
-        header: what that says.
-        usual: how `llmrun chat` would load it, for chat tests; None loads it for those as for all others.
-        adapters: LoRA adapters that it is loaded with.
-        spread: over which workers its layers lie, and how many on each, where there are any.
-    """
-
-    name: str
+    name: str  # as the user typed it
     path: Path
     header: Header
-    usual: Loading | None = None
+    usual: Loading | None = None  # for chat tests, as `llmrun chat` loads it; None: as for all other tests
     adapters: tuple[Adapter, ...] = ()
-    spread: Load | None = None
+    spread: Load | None = None  # the RPC workers, and the number of layers on each, where there are any
 
     def loading(self, case: Case, environment: Mapping[str, str]) -> Loading:
-        """For a test. environment is that of the other tests."""
+        """Return how to load the model for a case; environment is that of all tests but chats."""
         if case.test.chat and self.usual is not None:
             return self.usual
         load = replace(case.settings.load(str(self.path)), adapters=self.adapters)
@@ -89,63 +66,41 @@ class BenchedModel:
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """What is to be run.
+    """Models and the cases to run with each of them."""
 
-    Attributes:
-        models: at least one.
-        cases: of each of them.
-        repetitions: of each case.
-        warm_up: run each case once before, outside the clock.
-        interleave: the repetitions of models (and of other weights in memory) take turns, with all of them loaded.
-        delay: seconds to cool down before each test.
-        environment: of the engines.
-        with_limits: measure what the machine could do at most.
-        name: of this machine, where a user gave it one.
-    """
-
-    models: tuple[BenchedModel, ...]
+    models: tuple[BenchedModel, ...]  # at least one
     cases: tuple[Case, ...]
-    repetitions: int = 5
-    warm_up: bool = True
-    interleave: bool = False
-    delay: float = 0.0
-    environment: Mapping[str, str] = field(default_factory=dict)
-    with_limits: bool = True
-    name: str = ""
+    repetitions: int = 5  # of each case
+    warm_up: bool = True  # run each case once before, untimed
+    interleave: bool = False  # repetitions of models (and of other weights) take turns, with all of them loaded
+    delay: float = 0.0  # seconds to cool down before each test
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the engines
+    with_limits: bool = True  # measure the machine's limits
+    name: str = ""  # the machine's, where the user gave it one
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What happens now.
-
-    Attributes:
-        model: its name.
-        test: its name.
-        done: repetitions of all tests that are done.
-        total: repetitions of all tests.
-        phase: of BenchUpdate; "measuring the machine", "cooling down" and "next" are ours.
-        repetition: of this test, the one that runs, from 1 on.
-        repetitions: of this test.
-    """
+    """The current step of a bench."""
 
     model: str
     test: str
-    done: int
+    done: int  # repetitions of all tests
     total: int
-    phase: str
-    repetition: int
+    phase: str  # of BenchUpdate, or "measuring the machine", "cooling down", "next"
+    repetition: int  # of this test, from 1 on
     repetitions: int
 
 
 class BenchOutcome(NamedTuple):
-    """What was measured, and what ended it before its time."""
+    """A result, and the error that ended the bench early."""
 
     result: Result
     error: LlmrunError | None
 
 
 class BenchStep(NamedTuple):
-    """Repetitions in a row of one row of the result, by one engine. Numbers count from 0."""
+    """Consecutive repetitions of one row of the result on one engine. Numbers count from 0."""
 
     row: int
     engine: int
@@ -154,7 +109,7 @@ class BenchStep(NamedTuple):
 
 
 def engines_of(loadings: Sequence[Loading]) -> list[int]:
-    """Which engine measures each row, by how it is loaded: rows share one whose weights can stay as they are."""
+    """Return the number of the engine for each row: rows share one if they need the same weights in memory."""
     keys = [
         (load.path, load.gpu_layers, load.cpu_experts, load.repack, load.mmap, tuple(sorted(environment.items())))
         for load, environment in ((each.load, each.environment) for each in loadings)
@@ -164,7 +119,7 @@ def engines_of(loadings: Sequence[Loading]) -> list[int]:
 
 
 def steps(engines: Sequence[int], repetitions: int, *, interleave: bool) -> Iterator[BenchStep]:
-    """The order of the work. Interleaved, the n-th rows of all engines take turns, one repetition each."""
+    """Yield the steps in order. Interleaved, the n-th rows of all engines take turns, one repetition each."""
     rows: dict[int, list[int]] = {}
     for row, engine in enumerate(engines):
         rows.setdefault(engine, []).append(row)
@@ -185,11 +140,11 @@ def run(
     on_row: Callable[[BenchRow], None] = lambda row: None,
     start: Callable[[Mapping[str, str]], Worker] = lambda environment: Runner(launch(environment=environment)),
 ) -> BenchOutcome:
-    """Measure everything.
+    """Measure all cases of all models.
 
     Args:
-        on_row: gets each row as soon as it is complete.
-        start: an engine with these variables.
+        on_row: called with each row when it is complete.
+        start: starts an engine with these environment variables.
     """
     bench = _Run(request, hardware, on_progress, on_row, start)
     error = None
@@ -206,7 +161,7 @@ def run(
 
 @dataclass(slots=True)
 class _OpenRow:
-    """A row while it is measured."""
+    """A row under measurement."""
 
     model: BenchedModel
     case: Case
@@ -230,8 +185,8 @@ class _Run:
     ) -> None:
         self._request, self._hardware, self._start = request, hardware, start
         self._on_progress, self._on_row = on_progress, on_row
-        self._workers: dict[int, Worker] = {}
-        self._surveyor: Worker | None = None
+        self._engines = EnginePool(start)
+        self._limits_engine: Worker | None = None
         self._limits = limits.MachineLimits(self._measure_machine)
         self._needs = {model.path: limits.TokenCost.of(model.header) for model in request.models}
         self.rows = [
@@ -246,8 +201,8 @@ class _Run:
         engines = engines_of([row.loading for row in self.rows])
         for step in steps(engines, request.repetitions, interleave=request.interleave):
             row = self.rows[step.row]
-            if not request.interleave and step.engine not in self._workers:
-                self._end_workers()
+            if not request.interleave and step.engine not in self._engines:
+                self._engines.close()
             if step.is_first:
                 self._begin(row)
             self._measure(row, step)
@@ -255,54 +210,47 @@ class _Run:
                 self._on_row(self.row(step.row))
 
     def close(self) -> None:
-        self._end_workers()
-        if self._surveyor is not None:
-            self._surveyor.close()
-
-    def _end_workers(self) -> None:
-        for worker in self._workers.values():
-            worker.close()
-        self._workers.clear()
+        self._engines.close()
+        if self._limits_engine is not None:
+            self._limits_engine.close()
 
     def _begin(self, row: _OpenRow) -> None:
         row.began = time.time()
         if self._request.with_limits and not self._on_gpu(row.case):
-            self._tell(row, "measuring the machine")
+            self._report(row, "measuring the machine")
             parts = self._needs[row.model.path].phases(row.case.test, row.case.settings, kv_element_bytes(row.case))
             n_bytes = max(part.working_set for part in parts)
             row.limit = limits.limit_of(parts, self._limits.at(n_bytes, row.loading.load.threads))
         if self._request.delay:
-            self._tell(row, "cooling down")
+            self._report(row, "cooling down")
             time.sleep(self._request.delay)
 
     def _on_gpu(self, case: Case) -> bool:
         return case.settings.gpu_layers != 0 and bool(self._hardware.gpus or self._hardware.workers)
 
     def _measure_machine(self, command: MeasureLimits) -> MeasuredLimits:
-        if self._surveyor is None:
-            self._surveyor = self._start({})
-        return self._surveyor.do(LIMITS, command)
+        if self._limits_engine is None:
+            self._limits_engine = self._start({})
+        return self._limits_engine.do(LIMITS, command)
 
     def _measure(self, row: _OpenRow, step: BenchStep) -> None:
         request = self._request
-        worker = self._workers.get(step.engine)
-        if worker is None:
-            worker = self._workers[step.engine] = self._start(row.loading.environment)
+        engine = self._engines.engine(step.engine, row.loading.environment)
         seed = 1 + len(row.done)
         command = Bench(row.loading.load, row.case.test, step.repetitions, request.warm_up and step.is_first, seed)
         with ExitStack() as stack:
             watches: list[DisturbanceMonitor] = []
 
-            def hear(update: BenchUpdate) -> None:
+            def on_update(update: BenchUpdate) -> None:
                 if update.phase != "loading" and not watches:
                     watches.append(stack.enter_context(DisturbanceMonitor()))
                 if update.repetition is not None:
                     row.done.append(update.repetition)
-                    watches[0].look()
+                    watches[0].sample()
                 if update.phase != "answering":
-                    self._tell(row, update.phase)
+                    self._report(row, update.phase)
 
-            row.benched = worker.do(BENCH, command, hear)
+            row.benched = engine.do(BENCH, command, on_update)
         row.warnings.update((warning.kind, warning) for watch in watches for warning in watch.warnings)
         if not self.machine.build_commit:
             facts = row.benched.model
@@ -310,7 +258,7 @@ class _Run:
             self.machine = replace(self.machine, gpus=gpus, build_commit=facts.build_commit)
         row.peak_bytes = max(row.peak_bytes or 0, row.benched.peak_bytes or 0) or None
 
-    def _tell(self, row: _OpenRow, phase: str) -> None:
+    def _report(self, row: _OpenRow, phase: str) -> None:
         done, repetitions = len(row.done), self._request.repetitions
         self._on_progress(
             Progress(
@@ -325,13 +273,13 @@ class _Run:
         )
 
     def row(self, number: int) -> BenchRow:
-        """As far as it has been measured."""
+        """Return a row with the repetitions measured."""
         row = self.rows[number]
         facts = row.benched.model if row.benched else self._facts_of(row.model)
         return _row(row, facts, self.machine, self._request.repetitions)
 
     def _facts_of(self, model: BenchedModel) -> BenchModel | None:
-        """What another row of the same model knows."""
+        """Return the facts that another row of the same model has."""
         return next((each.benched.model for each in self.rows if each.model is model and each.benched), None)
 
 
@@ -396,5 +344,5 @@ def _chat(answers: Sequence[BenchAnswer], done: Sequence[Repetition]) -> ChatTim
 
 
 def quantile(ordered: Sequence[int], share: float) -> int:
-    """What that share of them does not exceed (nearest rank); 0 of none."""
+    """Return the value that this share of them does not exceed (nearest rank); 0 of none."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0

@@ -1,8 +1,8 @@
-"""`llmrun bench --speculate`: what drafting tokens gains, on prompts of named kinds, with and without in turns.
+"""The benchmark of speculation, `llmrun bench --speculate`: prompts of named kinds, with and without drafts in turns.
 
 Owns the prompts, the order of the work and the figures; must not know terminals. Answers are drawn with the same seed
-on both sides, so they are the same text but for roundings. What was measured when somebody stops it, or the engine
-dies, is not lost: it comes back beside the error.
+on both sides, so they are the same text but for roundings. Rows measured before an interrupt or an
+engine's crash are returned beside the error.
 """
 
 from __future__ import annotations
@@ -105,17 +105,11 @@ class Thermostat:
 
 
 class SpeculationPrompt(NamedTuple):
-    """A prompt of some kind.
+    """A prompt of some kind."""
 
-    Attributes:
-        question: of the user.
-        temperature: of the answer.
-        repeats: the answer is expected to repeat much of the prompt, or of itself.
-    """
-
-    question: str
-    temperature: float = 0.0
-    repeats: bool = True
+    question: str  # of the user
+    temperature: float = 0.0  # of the answer
+    repeats: bool = True  # the answer probably repeats much of the prompt, or of itself
 
 
 PROMPTS = {
@@ -140,16 +134,16 @@ PROMPTS = {
 
 @dataclass(frozen=True, slots=True)
 class SpeculationRow:
-    """What drafts gained on prompts of one kind.
+    """The gain of drafts on prompts of one kind.
 
     Attributes:
         kind: of PROMPTS.
         tokens: of the answer.
-        plain_ts, drafted_ts: tokens/s of decode without drafts and with, the n-th of both measured in turns.
-        verdict: of comparing these.
+        plain_ts, drafted_ts: decode rates without and with drafts, measured in turns.
+        verdict: of their comparison.
         acceptance: share of drafted tokens that were accepted; None where none were drafted.
         tokens_a_step: with drafts.
-        expected: the gain that the step times promise for that; None where none were drafted.
+        expected: the gain predicted by the step times; None where none were drafted.
         is_same: the answers were the same text.
     """
 
@@ -165,7 +159,7 @@ class SpeculationRow:
 
 
 class SpeculationOutcome(NamedTuple):
-    """What was measured, what disturbed it, and what ended it before its time."""
+    """The rows, the disturbances, and the error that ended the bench early."""
 
     rows: tuple[SpeculationRow, ...]
     times: tuple[StepTime, ...]
@@ -174,7 +168,7 @@ class SpeculationOutcome(NamedTuple):
 
     @property
     def mean_gain(self) -> float | None:
-        """Geometric mean over the kinds whose answers repeat something; None where there is none of them."""
+        """Geometric mean of the gain over the kinds whose answers repeat something; None without such rows."""
         ratios = [row.verdict.ratio for row in self.rows if PROMPTS[row.kind].repeats]
         return math.exp(fmean(map(math.log, ratios))) if ratios else None
 
@@ -196,29 +190,29 @@ def measure(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     start: Callable[[Model], Runner] = Model.new_engine,
 ) -> SpeculationOutcome:
-    """Measure the step times, and then all kinds; with drafts and without take turns.
+    """Measure the step times, then all kinds, with and without drafts in turns.
 
     Args:
         model: prepared, not started; it is closed in the end.
-        name: what the user called it.
+        name: as the user typed it.
         tokens: of an answer, at most.
         repetitions: of each side of each kind.
-        start: an engine for it.
+        start: starts the model's engine.
     """
     bench = _Bench(model, name, tokens, repetitions, on_progress)
     watch, error = DisturbanceMonitor(), None
     try:
-        bench.tell("", "loading")
+        bench.report("", "loading")
         model.start(start(model))
-        bench.tell("", "measuring decode steps")
+        bench.report("", "measuring decode steps")
         model.measure_steps()
         with watch:
             for kind in PROMPTS:
-                if warm_up:  # and all that is measured finds the prompt in the KV cache
-                    bench.tell(kind, "warming up")
+                if warm_up:  # all measured answers then find the prompt in the KV cache
+                    bench.report(kind, "warming up")
                     bench.answer(kind, OFF, _WARM_UP_TOKENS)
                 bench.row(kind)
-                watch.look()
+                watch.sample()
     except LlmrunError as stopped:  # Ctrl-C too
         error = stopped
     finally:
@@ -227,7 +221,7 @@ def measure(
 
 
 class _Bench:
-    """The rows so far."""
+    """The rows measured, and the progress."""
 
     def __init__(
         self, model: Model, name: str, tokens: int, repetitions: int, on_progress: Callable[[Progress], None]
@@ -236,8 +230,8 @@ class _Bench:
         self._tokens, self._repetitions = tokens, repetitions
         self.rows: list[SpeculationRow] = []
 
-    def tell(self, kind: str, phase: str, repetition: int = 0) -> None:
-        """What happens now."""
+    def report(self, kind: str, phase: str, repetition: int = 0) -> None:
+        """Report the progress."""
         done, total = len(self.rows) * self._repetitions + repetition, len(PROMPTS) * self._repetitions
         self._on_progress(Progress(self._name, kind, done, total, phase, repetition + 1, self._repetitions))
 
@@ -245,7 +239,7 @@ class _Bench:
         """Measure one kind: A B B A A B ..., so that a steady drift favours neither side."""
         answers: dict[int, list[_TimedAnswer]] = {OFF: [], AUTO: []}
         for repetition in range(self._repetitions):
-            self.tell(kind, "measuring", repetition)
+            self.report(kind, "measuring", repetition)
             for most in (OFF, AUTO) if repetition % 2 == 0 else (AUTO, OFF):
                 answers[most].append(self.answer(kind, most, self._tokens))
         self.rows.append(_row(kind, answers[OFF], answers[AUTO], self._model.drafting.measured))
@@ -253,7 +247,7 @@ class _Bench:
     def answer(self, kind: str, most: int, tokens: int) -> _TimedAnswer:
         """Answer a prompt once."""
         model, prompt = self._model, PROMPTS[kind]
-        asked = AnswerRequest(
+        request = AnswerRequest(
             messages=(Message("user", prompt.question),) if model.loaded.has_template else (),
             prompt=None if model.loaded.has_template else f"{prompt.question}\n\n",
             sampling=SamplingParams(temperature=prompt.temperature, seed=_SEED),
@@ -261,7 +255,7 @@ class _Bench:
             thinking=False,
             speculation=model.drafting.wanted(most),
         )
-        events = list(model.answer(asked))
+        events = list(model.answer(request))
         *_, finished = events
         assert isinstance(finished, Finished)
         return _TimedAnswer("".join(event.text for event in events if isinstance(event, TextDelta)), finished.stats)
@@ -271,7 +265,7 @@ def _row(
     kind: str, plain: Sequence[_TimedAnswer], drafted: Sequence[_TimedAnswer], times: StepTables
 ) -> SpeculationRow:
     rates = [tuple(max(answer.stats.decode_rate, 1e-9) for answer in answers) for answers in (plain, drafted)]
-    stats = drafted[-1].stats  # of each repetition alike: drafts are a function of the tokens
+    stats = drafted[-1].stats  # equal in all repetitions: drafts are a function of the tokens
     return SpeculationRow(
         kind=kind,
         tokens=stats.completion_tokens,

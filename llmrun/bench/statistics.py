@@ -1,9 +1,9 @@
-"""How sure a few measurements are, and whether two sets of them differ.
+"""Intervals of a few measurements, and the comparison of two sets.
 
-Pure functions over numbers; must not know what was measured. Samples are rates (tokens/s), more is better. All
-comparing is done on logarithms, so that a ratio and its inverse are treated alike.
+Pure functions over numbers; must not know what was measured. Samples are rates (tokens/s), more is better.
+Comparisons use logarithms, so that a ratio and its inverse are treated alike.
 
-Which tests, and why (tests/benchmarks/same_or_different.py prints how often each is wrong and right):
+The tests, and why (tests/benchmarks/same_or_different.py prints their rates of errors and hits):
 
 - Sets measured in turns, A B B A ...: the logarithms' differences within each pair. What slows a machine down for
   longer than a pair hits both sides and drops out. Student's t up to 7 pairs, where a rank test has too few levels
@@ -30,32 +30,27 @@ from llmrun.student import half_width, positive_interval, student
 
 CONFIDENCE = 0.95
 BETWEEN = 0.01
-"""Standard deviation of the speed of one program from start to start, as a share. Of sets that were not measured in
-turns; where history knows better, it is given to compare()."""
+"""Standard deviation of the speed of one program from start to start, as a share. For sets not measured
+in turns; compare() takes a better value from the history."""
 DISTURBED = 0.20
-"""The same while other programs computed. On two cores that nine people shared, medians of starts had 3 % (prefill) to
+"""The same while other programs computed. On two cores shared by nine users, medians of starts had 3 % (prefill) to
 11 % (decode), and 10 % still gave 3 false alarms in 24; with 20 %, only a difference of 1.7 times is believed."""
 RESOLUTION = 0.05
 """A comparison that could overlook a difference of this share is "too noisy to tell"; a row as uncertain is noisy."""
 
 _RANKS_FROM_PAIRS = 8
 _RANKS_FROM_SAMPLES = 4
-_CALM = 0.03  # standard deviation within a set, as a share, up to which it says nothing about other starts
-_EXACT = 50  # samples of a side up to which chances are counted; then a normal approximation is as good
-_TREND_CHANCE = 0.1  # a trend that chance makes less often is believed: here it is cheaper to believe one too many
-_MOST_ADVISED = 50  # repetitions; whoever needs more needs a quieter machine
+_CALM = 0.03  # standard deviation within a set, as a share, that suggests none between starts
+_EXACT = 50  # samples of a side up to which distributions are exact; beyond, a normal approximation is as good
+_TREND_CHANCE = 0.1  # level of the trend test: a false trend costs less than a missed one
+_MOST_ADVISED = 50  # repetitions; more would need a quieter machine
 _OUTLIER = 3.5  # modified z-score, after Iglewicz and Hoaglin (1993)
-_LEAST_SPREAD = 0.002  # nothing nearer than this share to the median is called an outlier
+_LEAST_SPREAD = 0.002  # samples nearer than this share to the median are no outliers
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Where a mean is, with CONFIDENCE.
-
-    Attributes:
-        low, high: its ends.
-        mean: of the samples.
-    """
+    """The confidence interval of a mean, at CONFIDENCE."""
 
     low: float
     mean: float
@@ -63,27 +58,27 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """As a share of the mean, on the scale of logarithms: 0.01 is "± 1 %"."""
+        """Half of the interval as a share of the mean, on a log scale: 0.01 is "± 1 %"."""
         return math.log(self.high / self.low) / 2 if self.low else math.inf
 
     @property
     def is_noisy(self) -> bool:
-        """Whether a difference of RESOLUTION would be lost in it."""
+        """Whether the interval hides a difference of RESOLUTION."""
         return self.half_width > RESOLUTION
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What comparing B with A gave.
+    """The outcome of comparing B with A.
 
     Attributes:
-        kind: "faster" or "slower": B is, with 95 % confidence. "same": no difference seen, and one of RESOLUTION
-            would have been. "noisy": too noisy to tell, or too few samples.
+        kind: "faster" or "slower": B, with 95 % confidence. "same": no difference, where one of RESOLUTION would
+            show. "noisy": too noisy to tell, or too few samples.
         ratio: of B's speed to A's.
         low, high: the 95 % interval of that ratio; 0 and infinity where there are too few samples.
         samples: of A and of B.
         paired: whether they were measured in turns.
-        why: of "noisy", or what widened the interval; "" for nothing.
+        why: the reason for "noisy", or for a wider interval; "" for none.
     """
 
     kind: Literal["faster", "slower", "same", "noisy"]
@@ -96,12 +91,12 @@ class Verdict:
 
     @property
     def is_different(self) -> bool:
-        """Whether a difference was seen."""
+        """Whether the speeds differ, with confidence."""
         return self.kind in {"faster", "slower"}
 
     @property
     def words(self) -> str:
-        """E.g. "faster", "no difference seen"."""
+        """The verdict for display, e.g. "faster", "no difference seen"."""
         return {"same": "no difference seen", "noisy": "too noisy to tell"}.get(self.kind, self.kind)
 
 
@@ -109,7 +104,7 @@ class Verdict:
 
 
 def interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """Where the mean of the sampled rates is, by Student's t; None for fewer than two samples.
+    """Return the interval of the mean of the sampled rates, by Student's t; None for fewer than two samples.
 
     The mean because that is what llama-bench prints. An outlier makes the interval wide rather than wrong. Rates are
     positive, and so are both ends.
@@ -122,13 +117,13 @@ def interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interv
 
 
 def noise(samples: Sequence[float]) -> float:
-    """Sample standard deviation as a share of the mean; 0 of one sample."""
+    """Return the sample standard deviation as a share of the mean; 0 of one sample."""
     mean = fmean(samples) if samples else 0.0
     return stdev(samples) / mean if len(samples) > 1 and mean else 0.0
 
 
 def outliers(samples: Sequence[float]) -> tuple[int, ...]:
-    """Positions of samples far from the rest, judged by the median absolute deviation; they are marked, never dropped.
+    """Return the positions of outliers by the median absolute deviation; they are marked, never dropped.
 
     Fewer than four samples have none: there is no telling which of them is odd.
     """
@@ -141,7 +136,7 @@ def outliers(samples: Sequence[float]) -> tuple[int, ...]:
 
 
 def drift(samples: Sequence[float]) -> float:
-    """Change from the first sample to the last as a share, e.g. -0.08; 0 where chance explains the order.
+    """Return the change from the first sample to the last as a share, e.g. -0.08; 0 where chance explains the order.
 
     Theil and Sen's slope where Kendall's test sees a trend.
     """
@@ -162,16 +157,16 @@ def _log_drift(logs: Sequence[float]) -> float:
 
 
 def compare(a: Sequence[float], b: Sequence[float], *, paired: bool = False, between: float = BETWEEN) -> Verdict:
-    """Whether B is faster than A.
+    """Compare B with A.
 
     Args:
         a, b: rates, in the order in which they were measured.
         paired: the n-th of A and of B were measured one right after the other. Measure A B B A A B ..., so that a
             steady drift favours neither.
-        between: what two starts of the same program differ by, standard deviation as a share; pairs don't need it.
+        between: standard deviation between starts of the same program, as a share; not needed for pairs.
 
     Raises:
-        ValueError: a rate is not above 0, or pairs are not as many on both sides.
+        ValueError: a rate is not above 0, or paired sides differ in length.
     """
     if paired and len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} samples are not pairs")
@@ -203,7 +198,7 @@ def _kind(low: float, high: float) -> Literal["faster", "slower", "same", "noisy
 
 
 def _too_few(reach: float, fixed: float, repetitions: int) -> str:
-    """How many repetitions would do: what they make narrower, they do with their square root."""
+    """Return the advice on repetitions: an interval narrows with the square root of their number."""
     room = math.log1p(RESOLUTION) ** 2 - fixed**2
     more = math.ceil(repetitions * (reach**2 - fixed**2) / room) if room > 0 else _MOST_ADVISED + 1
     text = "the samples spread too far for their number"
@@ -211,7 +206,7 @@ def _too_few(reach: float, fixed: float, repetitions: int) -> str:
 
 
 def _paired(changes: Sequence[float]) -> tuple[float, float, float]:
-    """Estimate and interval of the shift."""
+    """Return estimate and interval of the shift."""
     if len(changes) < _RANKS_FROM_PAIRS:
         middle = fmean(changes)
         half = half_width(changes)
@@ -222,7 +217,7 @@ def _paired(changes: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _apart(a: Sequence[float], b: Sequence[float], starts: float) -> tuple[float, float, float]:
-    """Estimate and interval of the shift, widened by what the samples can't show."""
+    """Return estimate and interval of the shift, widened by errors that the samples can't show."""
     shift, low, high = _welch(a, b) if min(len(a), len(b)) < _RANKS_FROM_SAMPLES else _mann_whitney(a, b)
     # A trend is a bias, not a scatter: each mean may be half of it away from where the other set was measured.
     trend = (abs(_log_drift(a)) + abs(_log_drift(b))) / 2
@@ -230,8 +225,8 @@ def _apart(a: Sequence[float], b: Sequence[float], starts: float) -> tuple[float
 
 
 def _starts(a: Sequence[float], b: Sequence[float], between: float) -> float:
-    """Half the width of the interval that two starts of one program alone would have."""
-    # A machine that is restless within a set is so between sets.
+    """Return the half-width of the interval due to starting a program twice."""
+    # Large scatter within a set suggests scatter between sets too.
     restless = max(0.0, variance(a) - _CALM**2, variance(b) - _CALM**2)
     return _normal(CONFIDENCE) * math.sqrt(2 * (between**2 + restless))
 
@@ -274,7 +269,7 @@ def _normal(confidence: float) -> float:
 
 @functools.cache
 def _mann_whitney_cut(n: int, m: int) -> int:
-    """How many of the n * m sorted differences lie outside the interval, on each side."""
+    """Return the number of the n * m sorted differences outside the interval, on each side."""
     if max(n, m) > _EXACT:
         deviation = math.sqrt(n * m * (n + m + 1) / 12)
         return max(int(n * m / 2 - _normal(CONFIDENCE) * deviation - 0.5), 0)
@@ -290,7 +285,7 @@ def _mann_whitney_cut(n: int, m: int) -> int:
 
 @functools.cache
 def _signed_rank_cut(n: int) -> int:
-    """How many of the sorted means of two lie outside the interval, on each side."""
+    """Return the number of the sorted means of two outside the interval, on each side."""
     if n > _EXACT:
         deviation = math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
         return int(n * (n + 1) / 4 - _normal(CONFIDENCE) * deviation - 0.5)
@@ -302,7 +297,7 @@ def _signed_rank_cut(n: int) -> int:
 
 
 def _cut(ways: Sequence[int], total: int, confidence: float) -> int:
-    """Largest k such that both tails of fewer than k together are as rare as 1 - confidence."""
+    """Return the largest k such that both tails of fewer than k together have a probability of 1 - confidence."""
     below = 0
     for k, count in enumerate(ways):
         below += count
@@ -313,7 +308,7 @@ def _cut(ways: Sequence[int], total: int, confidence: float) -> int:
 
 @functools.cache
 def _least_trend(n: int) -> int:
-    """Kendall's score (rises minus falls) that chance reaches, either way, in at most _TREND_CHANCE of cases."""
+    """Return the Kendall score (rises minus falls) that chance reaches in at most _TREND_CHANCE of cases."""
     if n > _EXACT:
         return int(_normal(1 - _TREND_CHANCE) * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)) + 1
     ways = [1]  # orders of i values, by inversions

@@ -1,4 +1,4 @@
-"""What can't be measured is refused by name before anything runs; what is merely odd is said.
+"""Validation of a bench before it runs: impossible cases are refused by name, odd ones are noted.
 
 Pure; must not know how anything is measured. Sizes are in bytes.
 """
@@ -19,7 +19,7 @@ from llmrun.protocol.sizes import readable_size
 
 MOST_REPETITIONS = 1000
 
-# KV type -> bytes of an element, and elements that it can only have together.
+# KV type -> bytes of an element, and elements of a block.
 _KV_ELEMENTS = {
     "f32": (4.0, 1), "f16": (2.0, 1), "bf16": (2.0, 1), "q8_0": (34 / 32, 32), "q5_1": (24 / 32, 32),
     "q5_0": (22 / 32, 32), "q4_1": (20 / 32, 32), "q4_0": (18 / 32, 32), "iq4_nl": (18 / 32, 32),
@@ -28,25 +28,25 @@ _PLAIN = frozenset({"f32", "f16", "bf16"})
 
 
 class NamedModel(NamedTuple):
-    """A model that is measured: what the user called it, and what its file says."""
+    """A model's name and header."""
 
     name: str
     header: Header
 
 
 def kv_element_bytes(case: Case) -> float:
-    """Of keys and values, on average."""
+    """Return the bytes of an element of the KV cache, the mean of keys and values."""
     return (_KV_ELEMENTS[case.settings.kv_type_k][0] + _KV_ELEMENTS[case.settings.kv_type_v][0]) / 2
 
 
-def refuse_cases(cases: Sequence[Case], hardware: Hardware, repetitions: int) -> list[str]:
-    """Look at what is to be measured before models are looked for.
+def check_cases(cases: Sequence[Case], hardware: Hardware, repetitions: int) -> list[str]:
+    """Check the cases before models are located.
 
     Returns:
-        What is odd, in plain words.
+        Notes about odd cases.
 
     Raises:
-        UsageError: something is impossible.
+        UsageError: a case is impossible.
     """
     require_within("--repetitions", repetitions, (1, MOST_REPETITIONS))
     if not cases:
@@ -63,14 +63,14 @@ def refuse_cases(cases: Sequence[Case], hardware: Hardware, repetitions: int) ->
     return _odd_threads(cases, hardware)
 
 
-def refuse_models(cases: Sequence[Case], subjects: Sequence[NamedModel], hardware: Hardware) -> list[str]:
-    """Look at the models that refuse_cases()'s cases are to be measured with, before the first test.
+def check_models(cases: Sequence[Case], subjects: Sequence[NamedModel], hardware: Hardware) -> list[str]:
+    """Check the models for the cases before the first test.
 
     Returns:
-        What is odd, in plain words.
+        Notes about odd models.
 
     Raises:
-        UsageError: a model can't be loaded so.
+        UsageError: a model can't be loaded with these settings.
         OutOfMemoryError: a model does not fit with the context that a test needs.
     """
     notes: list[str] = []
@@ -93,7 +93,7 @@ def _check_tokens(test: BenchTest) -> None:
     if test.n_tokens + test.n_depth > most:
         raise UsageError(
             f"invalid test {test.name}",
-            why=f"it needs a context of {test.n_tokens + test.n_depth:,} tokens, and {most:,} are the most",
+            why=f"it needs a context of {test.n_tokens + test.n_depth:,} tokens; the limit is {most:,}",
         )
 
 
@@ -106,7 +106,7 @@ def _check_settings(case: Case) -> None:
     if settings.flash_attention == "off" and settings.kv_type_v not in _PLAIN:
         raise UsageError(
             f"-ctv {settings.kv_type_v} needs flash attention",
-            why="llama.cpp computes with quantized values in no other way",
+            why="llama.cpp supports quantized values only with it",
             hint="leave out -fa off",
         )
 
@@ -116,7 +116,7 @@ def _check_threads(threads: int, hardware: Hardware) -> None:
     if not 1 <= threads <= most:
         raise UsageError(
             f"invalid -t {threads}",
-            why=f"this machine has {most} hardware thread{'s' if most > 1 else ''} for us",
+            why=f"this machine has {most} usable hardware thread{'s' if most > 1 else ''}",
             hint=f"-t {hardware.usable_cores}, which is the default",
         )
 
@@ -145,7 +145,7 @@ def _check_heads(case: Case, subject: NamedModel) -> None:
 
 
 def needed_memory(case: Case, header: Header) -> int:
-    """What has to be free for a test: weights, KV cache (twice behind a depth, whose state is kept), scratch."""
+    """Return the memory for a test: weights, KV cache (twice at a depth, whose state is saved), scratch."""
     n_ctx = case.test.n_tokens + case.test.n_depth
     parts = memory(header, n_ctx, start=n_ctx)
     kv = parts.kv * kv_element_bytes(case) / 2.0
@@ -168,12 +168,12 @@ def _check_memory(case: Case, subject: NamedModel, hardware: Hardware) -> None:
 
 
 def _has_gpu_memory(case: Case, hardware: Hardware) -> bool:
-    """Whether a part of it, nobody knows yet which, lies elsewhere."""
+    """Return whether a part of the model, not yet known, lies on GPUs or workers."""
     return case.settings.gpu_layers != 0 and (bool(hardware.workers) or any(not gpu.shared for gpu in hardware.gpus))
 
 
 def fit_together(cases: Sequence[Case], headers: Sequence[Header], hardware: Hardware) -> bool:
-    """Whether all models can be in memory at the same time."""
+    """Return whether all models fit into memory together."""
     needed = sum(max(needed_memory(case, header) for case in cases) for header in headers)
     return not hardware.memory_total or needed <= hardware.memory_available
 

@@ -73,29 +73,36 @@ RowsArgument = Annotated[
 ]
 OutOption = Annotated[
     Path | None,
-    typer.Option("-o", "--output", metavar="OUT.jsonl", help="Answers, a line for each row. Default: IN.answers.jsonl"),
+    typer.Option(
+        "-o", "--output", metavar="OUT.jsonl", help="Output file, one line per row. Default: IN.answers.jsonl"
+    ),
 ]
 RowPromptOption = Annotated[
     str | None,
     typer.Option(
-        "--prompt", metavar="TEXT", help='What to ask of each row: "Classify: {text}".', rich_help_panel="Prompt"
+        "--prompt",
+        metavar="TEXT",
+        help='Prompt for each row, with columns in braces: "Classify: {text}".',
+        rich_help_panel="Prompt",
     ),
 ]
 ParallelOption = Annotated[
     int | None,
-    typer.Option("--parallel", "-np", metavar="ROWS", help="Rows at the same time. Default: as many as fit, up to 64."),
+    typer.Option("--parallel", "-np", metavar="ROWS", help="Rows decoded together. Default: as many as fit, up to 64."),
 ]
 RayOption = Annotated[
     str | None,
     typer.Option(
         "--ray",
         metavar="ADDRESS|local",
-        help="On all nodes of a Ray cluster: of this address, auto, or one made here.",
+        help="Run on all nodes of a Ray cluster: its address, auto, or local to start one here.",
         rich_help_panel="Engine",
     ),
 ]
-RetryErrorsOption = Annotated[bool, typer.Option("--retry-errors", help="Ask rows that failed again.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say how much there is to do, and do nothing.")]
+RetryErrorsOption = Annotated[bool, typer.Option("--retry-errors", help="Ask failed rows again.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show the number of rows, tokens and minutes; do nothing.")
+]
 
 
 @with_options(asked=asked, loading=loading, flags=sampling_flags)
@@ -118,7 +125,7 @@ def batch(
     loading: LoadingOptions,
     flags: Mapping[str, Any],
 ) -> None:
-    """Answer a file of prompts, many side by side.
+    """Answer a file of prompts, many in parallel.
 
     A row is a text, an object with "prompt" or "messages", a table's row with --prompt, or a line of an OpenAI batch
     file. Answers are written as they come, so not in the order of the rows: each has its row's number and id. Stopped

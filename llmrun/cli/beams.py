@@ -28,7 +28,7 @@ BeamsOption = Annotated[
     typer.Option(
         "--beams",
         metavar="B",
-        help="Search for the likeliest answer with so many branches; see llmrun help beams.",
+        help="Search for the likeliest answer with B branches; see llmrun help beams.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -41,25 +41,30 @@ EarlyStoppingOption = Annotated[
     typer.Option(
         "--early-stopping",
         metavar="true|false|never",
-        help="Stop with B answers; when no branch looks better; or when none can become better.",
+        help="Stop with B answers, when no branch looks better, or when none can become better.",
         autocompletion=complete_words(*EARLY_STOPPING),
         rich_help_panel=_PANEL,
     ),
 ]
 BeamGroupsOption = Annotated[
     int | None,
-    typer.Option("--beam-groups", metavar="G", help="Groups of beams that differ.", rich_help_panel=_PANEL),
+    typer.Option(
+        "--beam-groups",
+        metavar="G",
+        help="Number of groups of beams that differ from each other.",
+        rich_help_panel=_PANEL,
+    ),
 ]
 DiversityOption = Annotated[
     float | None,
-    typer.Option("--diversity", help="How much these groups are to differ, such as 0.5.", rich_help_panel=_PANEL),
+    typer.Option("--diversity", help="Penalty that keeps the groups apart, such as 0.5.", rich_help_panel=_PANEL),
 ]
 LengthRuleOption = Annotated[
     str | None,
     typer.Option(
         "--length-rule",
         metavar="|".join(LENGTH_RULES),
-        help="Whose length penalty, stops and defaults hold.",
+        help="Library whose length penalty, stops and defaults are used.",
         autocompletion=complete_words(*LENGTH_RULES),
         rich_help_panel=_PANEL,
     ),

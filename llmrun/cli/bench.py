@@ -128,19 +128,21 @@ class MeasurementOptions:
 
 
 def measurement_options(
-    repetitions: Annotated[int, typer.Option("-r", "--repetitions", metavar="NUMBER", help="Of each test.")] = 5,
-    warm_up: Annotated[bool, typer.Option("--warmup/--no-warmup", help="Run each test once before.")] = True,
+    repetitions: Annotated[
+        int, typer.Option("-r", "--repetitions", metavar="NUMBER", help="Repetitions of each test.")
+    ] = 5,
+    warm_up: Annotated[bool, typer.Option("--warmup/--no-warmup", help="Run each test once before measuring.")] = True,
     interleave: Annotated[
         bool | None,
         typer.Option(
             "--interleave/--no-interleave",
-            help="Models take turns, so that drift hits all alike. Default: if they fit into memory together.",
+            help="Measure models in turns, so that drift affects all alike. Default: if they fit into memory together.",
         ),
     ] = None,
     delay: Annotated[
-        float, typer.Option("--delay", metavar="SECONDS", min=0, max=3600, help="Cool down before each test.")
+        float, typer.Option("--delay", metavar="SECONDS", min=0, max=3600, help="Pause before each test, to cool down.")
     ] = 0,
-    limits: Annotated[bool, typer.Option("--limits/--no-limits", help="Measure what the machine could do.")] = True,
+    limits: Annotated[bool, typer.Option("--limits/--no-limits", help="Measure the machine's limits too.")] = True,
 ) -> MeasurementOptions:
     """Options of the way to measure."""
     return MeasurementOptions(repetitions, warm_up, interleave, delay, limits)
@@ -187,17 +189,17 @@ def output_options(
         ),
     ] = "table",
     save: Annotated[
-        bool, typer.Option("--save/--no-save", help="Keep it in the history.", rich_help_panel=_RESULTS)
+        bool, typer.Option("--save/--no-save", help="Keep the result in the history.", rich_help_panel=_RESULTS)
     ] = True,
     machine: Annotated[
-        str, typer.Option("--machine", metavar="NAME", help="What to call this one.", rich_help_panel=_RESULTS)
+        str, typer.Option("--machine", metavar="NAME", help="Name of this result.", rich_help_panel=_RESULTS)
     ] = "",
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
             "--compare",
             metavar="A B",
-            help="Set B against A: files, numbers of the history, machines, versions or models.",
+            help="Compare B with A: files, numbers of the history, machines, versions or models.",
             rich_help_panel=_RESULTS,
         ),
     ] = None,
@@ -206,7 +208,7 @@ def output_options(
         typer.Option(
             "--vs",
             metavar="PROGRAM",
-            help="Measure it too, in turns: llama-bench, ollama.",
+            help="Measure another program in turns: llama-bench, ollama.",
             rich_help_panel=_RESULTS,
             autocompletion=complete_words("llama-bench", "ollama"),
         ),
@@ -267,13 +269,13 @@ def bench(
         bool,
         typer.Option(
             "--speculate",
-            help="In place of other tests: what drafting tokens gains, see llmrun help speculation.",
+            help="Measure the gain of speculation instead; see llmrun help speculation.",
             rich_help_panel=_TESTS,
         ),
     ] = False,
     yes: YesOption = False,
 ) -> None:
-    """Measure how fast models run here, and how sure that is.
+    """Measure the speed of models, with confidence intervals.
 
     Tests have llama-bench's names and are done its way: pp512 reads a prompt, tg128 makes an answer of random tokens.
     chat128+64 is what `llmrun run` does: with sampling, text and streaming.
@@ -401,12 +403,12 @@ def _cases(
     output: Output, lists: BenchArguments, how: MeasurementOptions, *, with_chat: bool
 ) -> tuple[Hardware, tuple[Case, ...]]:
     """What is to be measured, and where; what is impossible with any model is refused before one is looked for."""
-    from llmrun.bench.validation import refuse_cases
+    from llmrun.bench.validation import check_cases
     from llmrun.planning.machine import this_machine
 
     hardware = this_machine(lists.workers)
     cases = wanted(lists, hardware.usable_cores, with_chat=with_chat).cases()
-    for note in refuse_cases(cases, hardware, how.repetitions):
+    for note in check_cases(cases, hardware, how.repetitions):
         output.note(note)
     return hardware, cases
 
@@ -421,9 +423,9 @@ def _request(
 ) -> BenchRequest:
     """What is to be run; what is impossible with these models is refused."""
     from llmrun.bench.run import BenchRequest, engines_of
-    from llmrun.bench.validation import NamedModel, fit_together, refuse_models
+    from llmrun.bench.validation import NamedModel, check_models, fit_together
 
-    for note in refuse_models(cases, [NamedModel(model.name, model.header) for model in models], hardware):
+    for note in check_models(cases, [NamedModel(model.name, model.header) for model in models], hardware):
         output.note(note)
     several = len(set(engines_of([model.loading(case, {}) for model in models for case in cases]))) > 1
     together = several and fit_together(cases, [model.header for model in models], hardware)

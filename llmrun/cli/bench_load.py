@@ -69,7 +69,7 @@ def load_test_options(
         typer.Option(
             "--clients",
             metavar="NUMBER",
-            help="In place of other tests: so many ask one engine, e.g. 1,2,4,8.",
+            help="Measure N clients of one engine instead, e.g. 1,2,4,8.",
             rich_help_panel=_PANEL,
         ),
     ] = None,

@@ -64,15 +64,13 @@ class SessionOptions:
 
 
 def saving(
-    last: Annotated[
-        bool, typer.Option("--continue", help="Go on with the chat used last.", rich_help_panel="Chat")
-    ] = False,
+    last: Annotated[bool, typer.Option("--continue", help="Continue the last chat.", rich_help_panel="Chat")] = False,
     session: Annotated[
         str | None,
         typer.Option(
             "--session",
             metavar="NAME",
-            help="Go on with this chat, or begin it.",
+            help="Continue this chat, or start it.",
             autocompletion=complete_session,
             rich_help_panel="Chat",
         ),
@@ -81,13 +79,16 @@ def saving(
     overflow: Annotated[
         Overflow | None,
         typer.Option(
-            help="When the context window is full: stop, let the oldest turns or those in the middle go, or condense "
+            help="When the context window is full: stop, drop the oldest turns or those in the middle, or summarize "
             "the oldest. Default: ask on a terminal, else stop.",
             rich_help_panel="Chat",
         ),
     ] = None,
     keep: Annotated[
-        int, typer.Option(metavar="TURNS", min=0, help="How many first turns never leave it.", rich_help_panel="Chat")
+        int,
+        typer.Option(
+            metavar="TURNS", min=0, help="Number of first turns that are never dropped.", rich_help_panel="Chat"
+        ),
     ] = 0,
 ) -> SessionOptions:
     """The options that only a chat has.
@@ -121,7 +122,7 @@ def chat(
     loading: LoadingOptions,
     flags: Mapping[str, Any],
 ) -> None:
-    """Talk to a model. Ctrl-C stops an answer and keeps it, Ctrl-D leaves."""
+    """Chat with a model. Ctrl-C stops an answer and keeps it, Ctrl-D quits."""
     loading = replace(loading, server=remote_server(at, key_file))
     refuse_with_remote(loading)
     talk_with(model, stats, wanted, tooling, saving, loading, flags)

@@ -28,7 +28,7 @@ def convert(
         typer.Option(
             "--type",
             metavar="f16|bf16|f32|q8_0",
-            help="Of the weights. Default: as they are stored.",
+            help="Type of the weights. Default: as they are stored.",
             autocompletion=complete_words("f16", "bf16", "f32", "q8_0"),
         ),
     ] = "",
@@ -37,7 +37,7 @@ def convert(
         typer.Option(
             "--with",
             metavar="convert_hf_to_gguf.py",
-            help="Have llama.cpp's own converter do it, in a Python with torch; the file is verified.",
+            help="Use llama.cpp's own converter, in a Python with torch; the file is verified.",
         ),
     ] = None,
     python: Annotated[
@@ -48,7 +48,7 @@ def convert(
         str,
         typer.Option(
             metavar="MODEL",
-            help="Of a LoRA adapter (PEFT folder): the model it was made for, a folder, GGUF file or name.",
+            help="Base model of a LoRA adapter (PEFT folder): a folder, GGUF file or name.",
         ),
     ] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace OUT without asking.")] = False,

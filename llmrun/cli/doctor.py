@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    answer: Annotated[bool, typer.Option("--answer/--no-answer", help="Let a model on this disk answer.")] = True,
+    answer: Annotated[bool, typer.Option("--answer/--no-answer", help="Try a model on this disk.")] = True,
     json: JsonOption = False,
 ) -> None:
-    """Check this machine and installation, and say what to fix.
+    """Check this machine and installation, and recommend fixes.
 
     Ends with exit code 0 when nothing is broken, else with that of the first problem.
     """

@@ -54,20 +54,21 @@ def embedding(
         typer.Option(
             "--as",
             metavar="query|document|none",
-            help="What the texts are: the prompt that the model's makers ask for goes before each.",
+            help="Kind of text; adds the prompt that the model's makers recommend.",
             autocompletion=complete_words("query", "document", "none"),
         ),
     ] = "document",
-    prompt: Annotated[str | None, typer.Option("--prompt", help="Put before each text in place of that.")] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Text to put before each text instead.")] = None,
     dimensions: Annotated[
-        int | None, typer.Option("--dimensions", help="Shorten the vectors, where the model was trained for it.")
+        int | None,
+        typer.Option("--dimensions", help="Length of the vectors, if the model was trained for shorter ones."),
     ] = None,
     pooling: Annotated[
         str | None,
         typer.Option(
             "--pooling",
             metavar="mean|cls|last",
-            help="How tokens become one vector. Default: as the file says.",
+            help="Pooling of token vectors. Default: as the file says.",
             autocompletion=complete_words("mean", "cls", "last"),
         ),
     ] = None,
@@ -97,7 +98,7 @@ def embed(
     options: EmbedOptions,
     loading: LoadingOptions,
 ) -> None:
-    """Turn texts into vectors: similar meaning, similar direction.
+    """Turn texts into embedding vectors.
 
     In a pipe, a JSON object a line; on a terminal, how similar the texts are.
     """
@@ -124,12 +125,12 @@ def embed(
 @with_options(loading=embed_loading)
 def rerank(
     model: ModelArgument,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="What is looked for.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="Text to search for.")],
     documents: Annotated[
         list[str] | None,
         typer.Argument(metavar="DOCUMENT|FILE|-", help="Documents, and files with one a line; - is stdin."),
     ] = None,
-    top: Annotated[int | None, typer.Option("--top", "-n", min=1, help="Only the best so many.")] = None,
+    top: Annotated[int | None, typer.Option("--top", "-n", min=1, help="Number of best documents to show.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,
     loading: LoadingOptions,

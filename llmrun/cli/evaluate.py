@@ -36,17 +36,19 @@ class _TextSample:
 def _sample(
     text: Annotated[
         Path | None,
-        typer.Option("--text", metavar="FILE", help="What to predict. Default: Python's language reference."),
+        typer.Option("--text", metavar="FILE", help="Text to predict. Default: Python's language reference."),
     ] = None,
     ctx: Annotated[
         int | None,
-        typer.Option("--ctx", "-c", metavar="TOKENS", help="Of a chunk. Default: 512, or up to 8192 with --long."),
+        typer.Option(
+            "--ctx", "-c", metavar="TOKENS", help="Tokens per chunk. Default: 512, or up to 8192 with --long."
+        ),
     ] = None,
     chunks: Annotated[
-        str, typer.Option("--chunks", metavar="N|all", help="How many chunks at most. Default: 20,480 tokens.")
+        str, typer.Option("--chunks", metavar="N|all", help="Maximum number of chunks. Default: 20,480 tokens.")
     ] = "",
     long: Annotated[
-        bool, typer.Option("--long", help="Figures by position too, and facts to be found in long texts.")
+        bool, typer.Option("--long", help="Measure by position too, and hide facts in long texts to be found.")
     ] = False,
 ) -> _TextSample:
     """What is wrong with them is said before a model is looked for.
@@ -74,7 +76,7 @@ def evaluate(
             "--reference",
             "-r",
             metavar="MODEL",
-            help="Compare with this one: the same model in more bits.",
+            help="Reference model to compare with: the same one in more bits.",
             autocompletion=complete_model,
         ),
     ] = "",
@@ -111,7 +113,7 @@ def evaluate(
                 n_ctx=sample.n_ctx,
                 chunks=sample.chunks,
                 long=sample.long,
-                wishes=wishes,
+                preferences=wishes,
                 on_update=result.kept_before(show),
             )
             result.is_whole = True

@@ -37,19 +37,19 @@ def explain(
     model: ModelArgument,
     prompt: PromptArgument = None,
     answer: Annotated[
-        int, typer.Option("--answer", metavar="TOKENS", help="Length of the answer that is explained, at most.")
+        int, typer.Option("--answer", metavar="TOKENS", help="Maximum length of the explained answer.")
     ] = _ANSWER_TOKENS,
     raw: RawOption = False,
     system: SystemOption = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="All of it as a page that one can click through.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Write everything as one interactive HTML page.")
     ] = None,
     json: JsonOption = False,
     *,
     loading: LoadingOptions,
     flags: Mapping[str, Any],
 ) -> None:
-    """Show what a model does between a prompt and its answer.
+    """Show what a model computes between a prompt and its answer.
 
     The answer is the one that `llmrun run` gives with the same options. Then prompt and answer go through the model
     once more, and every step of that is looked at: tokens, layers, logit lens, attention, KV cache, time, sampling.

@@ -25,7 +25,7 @@ _MOST_MATCHES = 1000
 def pull(
     model: ModelArgument,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be downloaded, and download nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be downloaded; download nothing.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -85,10 +85,10 @@ def _show_download_size(output: Output, spec: ModelSpec, settings: Settings) -> 
 
 def list_models(
     every: Annotated[bool, typer.Option("--all", help="Also the models that llmrun knows by name.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only names, one a line.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only names, one per line.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the models on this disk, Ollama's and LM Studio's too."""
+    """List installed models, also Ollama's and LM Studio's."""
     from llmrun.ui.terminal.sanitize import clean
     from llmrun.ui.terminal.tables import InstalledRow, show_installed
 
@@ -111,8 +111,8 @@ def list_models(
 
 
 def search(
-    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="What the repository's name has in it.")],
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Most repositories to show.")] = 20,
+    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="Text in the repository's name.")],
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of repositories.")] = 20,
     json: JsonOption = False,
 ) -> None:
     """Search for models by name, here and on the hub."""

@@ -47,7 +47,7 @@ TemplateOption = Annotated[
     typer.Option(
         "--template",
         metavar="FILE|chatml",
-        help="Chat template in place of the model's own.",
+        help="Chat template instead of the model's own.",
         rich_help_panel="Prompt",
     ),
 ]
@@ -85,7 +85,7 @@ CacheTypeKOption = Annotated[
         "--cache-type-k",
         "-ctk",
         metavar="f16|q8_0",
-        help="Of keys in the KV cache.",
+        help="Type of keys in the KV cache.",
         autocompletion=_complete_cache_type,
         rich_help_panel="Engine",
     ),
@@ -96,7 +96,7 @@ CacheTypeVOption = Annotated[
         "--cache-type-v",
         "-ctv",
         metavar="f16|q8_0",
-        help="Of values in it.",
+        help="Type of values in the KV cache.",
         autocompletion=_complete_cache_type,
         rich_help_panel="Engine",
     ),
@@ -108,7 +108,7 @@ FlashAttentionOption = Annotated[
         "-fa",
         metavar="auto|on|off",
         autocompletion=complete_words(*FLASH_ATTENTION),
-        help="Attention without writing its scores to memory. Default: where it is faster.",
+        help="Use flash attention. Default: where it is faster.",
         rich_help_panel="Engine",
     ),
 ]
@@ -118,7 +118,7 @@ SpeculateOption = Annotated[
         "--speculate",
         metavar="auto|off|TOKENS",
         autocompletion=complete_words("auto", "off"),
-        help="Tokens that a decode step may draft; answers stay the same. Default: auto, where measured to pay.",
+        help="Draft up to TOKENS per decode step; answers stay the same. Default: auto, if measured to be faster.",
         rich_help_panel="Engine",
     ),
 ]
@@ -128,7 +128,7 @@ DraftOption = Annotated[
         "--draft",
         metavar="MODEL",
         autocompletion=complete_model,
-        help="Smaller model with the same vocabulary, which drafts; see llmrun help speculation.",
+        help="Draft model: smaller, with the same vocabulary; see llmrun help speculation.",
         rich_help_panel="Engine",
     ),
 ]
@@ -137,7 +137,7 @@ MmprojOption = Annotated[
     typer.Option(
         "--mmproj",
         metavar="FILE",
-        help="Projector for pictures. Default: the mmproj file beside the model.",
+        help="Projector for images. Default: the mmproj file beside the model.",
         rich_help_panel="Engine",
     ),
 ]
@@ -146,7 +146,7 @@ LoraOption = Annotated[
     typer.Option(
         "--lora",
         metavar="FILE[:SCALE]",
-        help="LoRA adapter, and how strongly it counts (default: 1); may be repeated. See llmrun help lora.",
+        help="LoRA adapter and its scale (default: 1); may be repeated. See llmrun help lora.",
         rich_help_panel="Engine",
     ),
 ]
@@ -159,22 +159,22 @@ MaxTokensOption = Annotated[
         "--max-tokens",
         "-n",
         metavar="TOKENS",
-        help="Longest answer. Default: up to the context window.",
+        help="Maximum length of the answer. Default: up to the context window.",
         rich_help_panel="Answer",
     ),
 ]
 StopOption = Annotated[
     list[str] | None,
-    typer.Option("--stop", help="Text that ends the answer; may be repeated.", rich_help_panel="Answer"),
+    typer.Option("--stop", help="Stop at this text; may be repeated.", rich_help_panel="Answer"),
 ]
 BanOption = Annotated[
     list[str] | None,
-    typer.Option("--ban", metavar="PHRASE", help="Text that never comes; may be repeated.", rich_help_panel="Answer"),
+    typer.Option("--ban", metavar="PHRASE", help="Never write this text; may be repeated.", rich_help_panel="Answer"),
 ]
 GrammarOption = Annotated[
     str | None,
     typer.Option(
-        "--grammar", metavar="FILE", help="The answer follows this GBNF or Lark grammar.", rich_help_panel="Answer"
+        "--grammar", metavar="FILE", help="Constrain the answer to a GBNF or Lark grammar.", rich_help_panel="Answer"
     ),
 ]
 JsonSchemaOption = Annotated[
@@ -182,7 +182,7 @@ JsonSchemaOption = Annotated[
     typer.Option(
         "--json-schema",
         metavar="FILE|JSON",
-        help="The answer is JSON that this JSON schema describes; {} is any.",
+        help="Constrain the answer to JSON of this schema; {} allows any JSON.",
         rich_help_panel="Answer",
     ),
 ]
@@ -190,7 +190,7 @@ StatsOption = Annotated[
     bool | None,
     typer.Option(
         "--stats/--no-stats",
-        help="All figures after the answer, on stderr. Default: a few, on a terminal.",
+        help="Print all figures on stderr after the answer. Default: a few, on a terminal.",
         rich_help_panel="Answer",
     ),
 ]
@@ -307,25 +307,26 @@ ThinkOption = Annotated[
     bool | None,
     typer.Option(
         "--think/--no-think",
-        help="Whether a reasoning model thinks before it answers. Default: as its template says.",
+        help="Turn reasoning on or off. Default: as the chat template says.",
         rich_help_panel="Answer",
     ),
 ]
 ThinkTokensOption = Annotated[
     int | None,
-    typer.Option("--think-tokens", metavar="TOKENS", help="Longest thoughts.", rich_help_panel="Answer"),
+    typer.Option("--think-tokens", metavar="TOKENS", help="Maximum length of the reasoning.", rich_help_panel="Answer"),
 ]
 ShowThoughtsOption = Annotated[
     Literal["on", "fold", "hide"],
     typer.Option(
         "--show-thoughts",
         metavar="on|fold|hide",
-        help="Thoughts whole, only their beginning, or not at all.",
+        help="Show the whole reasoning, only its beginning, or none of it.",
         rich_help_panel="Answer",
     ),
 ]
 PlainOption = Annotated[
-    bool, typer.Option("--plain", help="The answer as it is, not as Markdown.", rich_help_panel="Answer")
+    bool,
+    typer.Option("--plain", help="Print the answer as plain text, not as rendered Markdown.", rich_help_panel="Answer"),
 ]
 LoopGuardOption = Annotated[
     bool,
@@ -337,7 +338,7 @@ FilesOption = Annotated[
         "--file",
         "-f",
         metavar="FILE",
-        help="Text file, or a pattern like 'src/*.py', that goes before the prompt; may be repeated.",
+        help="Put a text file, or files like 'src/*.py', before the prompt; may be repeated.",
         rich_help_panel="Prompt",
     ),
 ]
@@ -348,7 +349,7 @@ ImagesOption = Annotated[
     typer.Option(
         "--image",
         metavar="FILE",
-        help="Picture that goes before the prompt, for a model that sees; may be repeated.",
+        help="Put an image before the prompt, for vision models; may be repeated.",
         rich_help_panel="Prompt",
     ),
 ]

@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 def plan(
     model: ModelArgument,
     ctx: Annotated[
-        str, typer.Option("--ctx", "-c", metavar="TOKENS,...", help="Context windows to look at, e.g. 4096,32k.")
+        str, typer.Option("--ctx", "-c", metavar="TOKENS,...", help="Context windows to compare, e.g. 4096,32k.")
     ] = "",
     cache_type_k: CacheTypeKOption = "f16",
     cache_type_v: CacheTypeVOption = "f16",
     draft: DraftOption = None,
     rpc: RpcOption = None,
-    every: Annotated[bool, typer.Option("--all", help="Every quant of the repository, even if one is here.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Show every quant of the repository, even if one is installed.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show what each quant of a model needs and gives on this machine.
+    """Predict memory and speed of each quant of a model on this machine.
 
     Downloads nothing. Speeds are predicted from what llama.cpp's kernels do here, which is measured once.
     """

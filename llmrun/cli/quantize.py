@@ -52,12 +52,12 @@ class TensorOptions:
 def tensors(
     tensor_type: Annotated[
         list[str] | None,
-        typer.Option(metavar="REGEX=TYPE", help="Tensors whose name matches get this type; may be repeated."),
+        typer.Option(metavar="REGEX=TYPE", help="Type for tensors whose name matches; may be repeated."),
     ] = None,
-    output_type: Annotated[str, typer.Option(metavar="TYPE", help="Of the output matrix.")] = "",
-    embedding_type: Annotated[str, typer.Option(metavar="TYPE", help="Of the token embedding.")] = "",
-    pure: Annotated[bool, typer.Option("--pure", help="No mix: every matrix gets the same type.")] = False,
-    keep_output: Annotated[bool, typer.Option("--keep-output", help="The output matrix stays as it is.")] = False,
+    output_type: Annotated[str, typer.Option(metavar="TYPE", help="Type of the output matrix.")] = "",
+    embedding_type: Annotated[str, typer.Option(metavar="TYPE", help="Type of the token embedding.")] = "",
+    pure: Annotated[bool, typer.Option("--pure", help="Use the same type for every matrix.")] = False,
+    keep_output: Annotated[bool, typer.Option("--keep-output", help="Leave the output matrix as it is.")] = False,
 ) -> TensorOptions:
     """Options of single tensors.
 
@@ -86,12 +86,12 @@ def _override(text: str) -> tuple[str, str]:
 
 def goal(
     size: Annotated[
-        str, typer.Option(metavar="SIZE", help="File size to stay under, e.g. 4GB or 900MB.", rich_help_panel=_MIX)
+        str, typer.Option(metavar="SIZE", help="Maximum file size, e.g. 4GB or 900MB.", rich_help_panel=_MIX)
     ] = "",
     bpw: Annotated[
-        float | None, typer.Option(metavar="BITS", help="Bits a weight on average, e.g. 4.5.", rich_help_panel=_MIX)
+        float | None, typer.Option(metavar="BITS", help="Average bits per weight, e.g. 4.5.", rich_help_panel=_MIX)
     ] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="What this machine can hold.", rich_help_panel=_MIX)] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="Fit this machine's memory.", rich_help_panel=_MIX)] = False,
     ctx: Annotated[
         int | None, typer.Option("--ctx", "-c", metavar="TOKENS", help="Context for --fit.", rich_help_panel=_MIX)
     ] = None,
@@ -124,7 +124,7 @@ def importance(
     imatrix: Annotated[
         str,
         typer.Option(
-            metavar="auto|FILE", help="Which weights matter: measured now, or a file.", rich_help_panel=_IMPORTANCE
+            metavar="auto|FILE", help="Importance matrix: measured now, or a file.", rich_help_panel=_IMPORTANCE
         ),
     ] = "",
     calibration: Annotated[
@@ -175,7 +175,7 @@ def several(
         str,
         typer.Option(
             metavar="TYPE,...",
-            help="Make each of these and measure its size, speed and quality; a folder as OUT keeps the files.",
+            help="Make each of these types and measure size, speed and quality; a folder as OUT keeps the files.",
             rich_help_panel=_SEVERAL,
         ),
     ] = "",
@@ -184,13 +184,13 @@ def several(
     ] = False,
     report_to: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The report as .html, .md or .json file.", rich_help_panel=_SEVERAL),
+        typer.Option(metavar="FILE", help="Write the report to a .html, .md or .json file.", rich_help_panel=_SEVERAL),
     ] = None,
     text: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What quality is measured on. Default: Python's language reference.",
+            help="Text to measure quality on. Default: Python's language reference.",
             rich_help_panel=_SEVERAL,
         ),
     ] = None,
@@ -232,7 +232,7 @@ TypeOption = Annotated[
     ),
 ]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=512, help="Default: all.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would come out.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the result without writing it.")]
 ReplaceOption = Annotated[bool, typer.Option("--yes", "-y", help="Replace files without asking.")]
 
 
@@ -281,7 +281,7 @@ def _quantize(
     from llmrun.quantize.choice import decide
     from llmrun.quantize.job import preview
     from llmrun.quantize.job import quantize as run
-    from llmrun.quantize.source import find, opened
+    from llmrun.quantize.source import find, open_source
     from llmrun.runner import runner
     from llmrun.ui.views.quantize import show_done, show_preview, stages
 
@@ -290,7 +290,7 @@ def _quantize(
     target = _Target(output, found, out, may_replace=may_replace)
     if wish.label:
         target(wish.label)  # asks before anything takes long
-    with stages(output, found.name) as progress, opened(found, target.folder, progress, progress.say) as header:
+    with stages(output, found.name) as progress, open_source(found, target.folder, progress, progress.say) as header:
         request = decide(wish, header, target, progress.say, progress, engine, check_file=target.check)
         outlook = preview(request, engine)
         for note in outlook.notes:
@@ -298,7 +298,7 @@ def _quantize(
         if dry_run:
             show_preview(output, outlook, request.type, str(request.target))
             return
-        done = run(request, progress, engine=engine, outlook=outlook)
+        done = run(request, progress, engine=engine, estimate=outlook)
     for note in done.notes[len(outlook.notes) :]:
         output.note(f"note: {note}")
     show_done(output, done)
@@ -314,10 +314,10 @@ def _report(
     may_replace: bool,
 ) -> None:
     """Make and measure several types; the files stay where OUT is a folder."""
-    from llmrun.quantize.choice import importance_matrix, settled
+    from llmrun.quantize.choice import importance_matrix, resolve_type
     from llmrun.quantize.report import make_report
     from llmrun.quantize.report.local_measurements import require_text
-    from llmrun.quantize.source import opened
+    from llmrun.quantize.source import open_source
     from llmrun.ui.views.quantize import stages
     from llmrun.ui.views.report import report_progress, show, write
 
@@ -327,10 +327,10 @@ def _report(
     if several.file is not None:
         check_file(several.file)
     folder = out or Path()
-    with stages(output, found.name) as progress, opened(found, folder, progress, progress.say) as header:
+    with stages(output, found.name) as progress, open_source(found, folder, progress, progress.say) as header:
         if several.text is not None:
             require_text(header.path, several.text)
-        types = [settled(kind, header, progress.say) for kind in several.types]
+        types = [resolve_type(kind, header, progress.say) for kind in several.types]
         path = folder / f"{found.name}.gguf"
         imatrix = importance_matrix(wish, header, path, progress.say, progress, check_file)
         progress.pause()
@@ -341,7 +341,7 @@ def _report(
                 name=found.name,
                 text=several.text,
                 imatrix=imatrix,
-                wishes=replace(several.wishes, threads=wish.threads),
+                preferences=replace(several.wishes, threads=wish.threads),
                 keep=out,
                 on_update=on_update,
             )

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from llmrun.remote.server import ServedModel, Server
     from llmrun.ui.terminal.output import Output
 
-_PANEL = "Far server"
+_PANEL = "Remote server"
 
 AtOption = Annotated[
     str | None,
     typer.Option(
         "--at",
         metavar="URL",
-        help="An OpenAI-compatible server is asked in place of an engine here. Default: LLMRUN_SERVER.",
+        help="Ask an OpenAI-compatible server instead of an engine here. Default: LLMRUN_SERVER.",
         autocompletion=complete_servers,
         rich_help_panel=_PANEL,
     ),
@@ -32,7 +32,7 @@ KeyFileOption = Annotated[
     typer.Option(
         "--key-file",
         metavar="FILE",
-        help="With the server's key. Default: LLMRUN_SERVER_KEY, or LLMRUN_SERVER_KEY_FILE.",
+        help="File with the server's API key. Default: LLMRUN_SERVER_KEY, or LLMRUN_SERVER_KEY_FILE.",
         rich_help_panel=_PANEL,
     ),
 ]

@@ -22,7 +22,7 @@ from llmrun.ui.terminal.output import Output
 
 @with_options(loading=loading)
 def replay(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `llmrun run --record FILE` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Recording that `llmrun run --record FILE` wrote.")],
     *,
     model: Annotated[
         str,
@@ -33,12 +33,12 @@ def replay(
         typer.Option(
             "--watermark-key",
             metavar="KEY",
-            help="Of a recorded answer with a watermark; @FILE to read it from a file.",
+            help="Watermark key of the recorded answer; @FILE reads it from a file.",
         ),
     ] = None,
     loading: LoadingOptions,
 ) -> None:
-    """Answer a recorded prompt again, and compare the bytes.
+    """Repeat a recorded answer and compare the bytes.
 
     The model is loaded as it was then, but for what an option changes.
     """

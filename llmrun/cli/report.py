@@ -30,15 +30,16 @@ def report(
     importance: ImportanceOptions,
     wishes: LoadPreferences,
     out: Annotated[
-        Path | None, typer.Argument(metavar="[FOLDER]", help="Keeps the files. Default: they are removed again.")
+        Path | None, typer.Argument(metavar="[FOLDER]", help="Folder that keeps the files. Default: they are removed.")
     ] = None,
     types: Annotated[str, typer.Option(metavar="TYPE,...", help=f"Default: {USUAL_TYPES}.")] = "",
     to: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The report as .html, .md or .json file.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the report to a .html, .md or .json file."),
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What quality is measured on. Default: Python's language reference."),
+        typer.Option(metavar="FILE", help="Text to measure quality on. Default: Python's language reference."),
     ] = None,
     yes: ReplaceOption = False,
 ) -> None:

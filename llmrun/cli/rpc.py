@@ -11,7 +11,7 @@ RpcOption = Annotated[
     typer.Option(
         "--rpc",
         metavar="HOST:PORT,...",
-        help="Machines that hold a part of the layers: `llmrun worker` runs on each.",
+        help="RPC workers that hold a part of the layers; each runs `llmrun worker`.",
         rich_help_panel="Engine",
     ),
 ]

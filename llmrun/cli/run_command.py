@@ -37,20 +37,20 @@ ModelOrServedArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A name of `llmrun list --all`, owner/repo[:quant], URL or path; with --at the server's name for it, or "
-        "default: its only one.",
+        help="A name of `llmrun list --all`, owner/repo[:quant], URL or path; with --at, the server's name for it, "
+        "or default.",
         autocompletion=complete_model,
     ),
 ]
-PromptArgument = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What to ask; - is stdin.")]
+PromptArgument = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Prompt; - reads stdin.")]
 RawOption = Annotated[
-    bool, typer.Option("--raw", help="Continue the text; no chat template.", rich_help_panel="Prompt")
+    bool, typer.Option("--raw", help="Continue the text without a chat template.", rich_help_panel="Prompt")
 ]
 PromptCacheOption = Annotated[
     bool,
     typer.Option(
         "--prompt-cache",
-        help="Keep the prompt's KV state on disk: the next prompt that begins alike starts from it.",
+        help="Save the prompt's KV state on disk and reuse it for prompts with the same prefix.",
         rich_help_panel="Prompt",
     ),
 ]
@@ -59,7 +59,7 @@ RecordOption = Annotated[
     typer.Option(
         "--record",
         metavar="FILE",
-        help="Keep all that made the answer, for llmrun replay.",
+        help="Write a recording for llmrun replay.",
         rich_help_panel="Answer",
     ),
 ]
@@ -69,7 +69,7 @@ AnswersOption = Annotated[
         "--answers",
         "-N",
         metavar="COUNT",
-        help="Answers to the one prompt, decoded together; each has its own seed.",
+        help="Number of answers, decoded together, each with its own seed.",
         rich_help_panel="Answer",
     ),
 ]
@@ -78,7 +78,7 @@ LogprobsOption = Annotated[
     typer.Option(
         "--logprobs",
         metavar="COUNT",
-        help="Shade the answer by how likely each token was, and name so many of the likeliest where it surprised.",
+        help="Shade each token by its probability, and list the COUNT likeliest ones where it was surprising.",
         rich_help_panel="Answer",
     ),
 ]
@@ -86,14 +86,14 @@ EventsOption = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Print the engine's events, one JSON object a line; with --answers, a list of the answers.",
+        help="Print the engine's events, one JSON object per line; with --answers, a list of answers.",
         rich_help_panel="Answer",
     ),
 ]
 ExplainOption = Annotated[
     bool,
     typer.Option(
-        "--explain-sampling", help="Say on stderr where each sampling value comes from.", rich_help_panel="Sampling"
+        "--explain-sampling", help="Print the origin of each sampling value on stderr.", rich_help_panel="Sampling"
     ),
 ]
 
@@ -118,7 +118,7 @@ def run(
     flags: Mapping[str, Any],
     beams: BeamSettings | None,
 ) -> None:
-    """Answer one prompt. What comes in on stdin stands before it."""
+    """Answer one prompt. Text from stdin is put before it."""
     output = Output(json=json)
     others = {
         "--record": record is not None,

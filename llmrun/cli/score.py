@@ -20,7 +20,7 @@ def score(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Show how likely each token of a text is to a model.
+    """Show the probability of each token of a text.
 
     And the text's perplexity. The text is read as it is, without a chat template. In a pipe each token is a line: its
     log-probability, and its text in quotes. A text that is longer than the context window is read in windows that
@@ -39,7 +39,7 @@ def score(
     content = read_content(output, text)
     path = model_file(output, model, yes=yes)
     with using(path), reading(output) as show:
-        found = measure(path, content, n_ctx=ctx, wishes=wishes, on_update=show)
+        found = measure(path, content, n_ctx=ctx, preferences=wishes, on_update=show)
     if json:
         output.result_json(score_json(path.name, found))
     else:

@@ -45,7 +45,7 @@ ModelsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MODEL...",
-        help="Loaded at start; the first answers requests that name none. Others load on first use.",
+        help="Models to load at start; the first answers requests that name none. Others load on first use.",
         autocompletion=complete_model,
     ),
 ]
@@ -54,7 +54,10 @@ PortOption = Annotated[int, typer.Option("--port", "-p", help="Port to listen on
 KeyFileOption = Annotated[
     Path | None,
     typer.Option(
-        "--key-file", metavar="FILE", help="API keys, one a line; needed beyond loopback.", rich_help_panel="Network"
+        "--key-file",
+        metavar="FILE",
+        help="File with API keys, one per line; required beyond loopback.",
+        rich_help_panel="Network",
     ),
 ]
 AllowOriginOption = Annotated[
@@ -62,7 +65,7 @@ AllowOriginOption = Annotated[
     typer.Option(
         "--allow-origin",
         metavar="ORIGIN",
-        help="Whose web pages may ask, e.g. https://example.org or app://; may be repeated.",
+        help="Origin of web pages that may send requests, e.g. https://example.org or app://; may be repeated.",
         rich_help_panel="Network",
     ),
 ]
@@ -71,17 +74,15 @@ AllowHostOption = Annotated[
     typer.Option(
         "--allow-host",
         metavar="NAME",
-        help="Another name of this server, as clients call it; may be repeated.",
+        help="Another host name of this server; may be repeated.",
         rich_help_panel="Network",
     ),
 ]
-KeepOption = Annotated[str, typer.Option("--keep", metavar="TIME", help="Unload a model that was idle for this long.")]
-ParallelOption = Annotated[int, typer.Option("--parallel", "-np", help="Answers generated at once.")]
-QueueOption = Annotated[int, typer.Option("--queue", help="Requests that may wait; more get 503.")]
-GraceOption = Annotated[
-    str, typer.Option("--grace", metavar="TIME", help="How long running answers may go on after Ctrl-C.")
-]
-TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="The longest an answer may take.")]
+KeepOption = Annotated[str, typer.Option("--keep", metavar="TIME", help="Unload a model after this idle time.")]
+ParallelOption = Annotated[int, typer.Option("--parallel", "-np", help="Number of answers decoded together.")]
+QueueOption = Annotated[int, typer.Option("--queue", help="Maximum number of queued requests; more get 503.")]
+GraceOption = Annotated[str, typer.Option("--grace", metavar="TIME", help="Time for running answers after Ctrl-C.")]
+TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="Maximum duration of an answer.")]
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log each request as a JSON object on stderr.")]
 
 

@@ -15,7 +15,7 @@ from llmrun.ui.terminal.output import Output
 
 
 def list_servers(json: JsonOption = False) -> None:
-    """List the servers that run, and their models."""
+    """List running servers and their models."""
     from llmrun.ui.views.serve import show_servers
 
     output = Output(json=json)
@@ -28,11 +28,11 @@ def list_servers(json: JsonOption = False) -> None:
 
 
 def stop(
-    port: Annotated[int | None, typer.Option("--port", "-p", help="Of the server, where several run.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    now: Annotated[bool, typer.Option("--now", help="End running answers with an error, without waiting.")] = False,
+    port: Annotated[int | None, typer.Option("--port", "-p", help="Port of the server, if several run.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Stop all servers.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="End running answers with an error instead of waiting.")] = False,
 ) -> None:
-    """End a server that runs.
+    """Stop a running server.
 
     Running answers are finished first, within the time of `serve --grace`.
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _HARMLESS = re.compile(r"[A-Za-z0-9_.+-]+")  # a shell evaluates what it completes
 
-app = typer.Typer(help="The saved chats.", add_completion=False)
+app = typer.Typer(help="List, show, search, export and repair saved chats.", add_completion=False)
 
 
 class ExportFormat(str, Enum):
@@ -60,20 +60,22 @@ NamesArgument = Annotated[
     list[str],
     typer.Argument(metavar="NAME...", help="Names of `llmrun sessions list`.", autocompletion=complete_session),
 ]
-BranchOption = Annotated[str, typer.Option("--branch", "-b", help="Which branch. Default: the current one.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask. Needed where nobody can be asked.")]
+BranchOption = Annotated[str, typer.Option("--branch", "-b", help="Branch. Default: the current one.")]
+YesOption = Annotated[
+    bool, typer.Option("--yes", "-y", help="Don't ask for confirmation; required without a terminal.")
+]
 
 
 @app.callback(invoke_without_command=True)
 def start(context: typer.Context) -> None:
-    """The saved chats. Without a command they are listed."""
+    """List, show, search, export and repair saved chats. Without a command they are listed."""
     if context.invoked_subcommand is None:
         list_sessions()
 
 
 @app.command("list")
 def list_sessions(
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only names, one a line.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only names, one per line.")] = False,
     json: JsonOption = False,
 ) -> None:
     """List the saved chats, the one used last first."""
@@ -117,7 +119,7 @@ def export_session(
         ),
     ] = None,
     to: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to. Default: stdout.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Output file. Default: stdout.")
     ] = None,
     branch: BranchOption = "",
     yes: YesOption = False,
@@ -147,7 +149,7 @@ def export_session(
 @app.command("import")
 def import_session(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Made by `llmrun sessions export --format json`.")],
-    name: Annotated[str, typer.Option("--name", help="What to call it. Default: as it was called.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Name. Default: as it was called.")] = "",
     json: JsonOption = False,
 ) -> None:
     """Save a chat that was exported as JSON."""
@@ -181,9 +183,7 @@ def repair_sessions() -> None:
 
 
 @app.command("rename")
-def rename_session(
-    name: NameArgument, new: Annotated[str, typer.Argument(metavar="NEW", help="What to call it.")]
-) -> None:
+def rename_session(name: NameArgument, new: Annotated[str, typer.Argument(metavar="NEW", help="New name.")]) -> None:
     """Call a saved chat something else."""
     output = Output()
     with _sessions(output) as sessions:
@@ -211,8 +211,8 @@ def remove_sessions(names: NamesArgument, yes: YesOption = False, json: JsonOpti
 
 @app.command("search")
 def search_sessions(
-    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="What was said: every word, or how it begins.")],
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Most messages to show.")] = 20,
+    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="Words of a message, or their beginnings.")],
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of messages.")] = 20,
     json: JsonOption = False,
 ) -> None:
     """Search in everything that was said, best match first."""

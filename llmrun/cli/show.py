@@ -18,7 +18,7 @@ from llmrun.ui.terminal.output import Output
 
 
 def show(model: ModelArgument, json: JsonOption = False) -> None:
-    """Show what a model's file says about itself, fetched or not.
+    """Show the facts in a model's file, installed or on the hub.
 
     Of a model that is not on this disk, only the file's start is fetched.
     """

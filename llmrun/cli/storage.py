@@ -23,7 +23,9 @@ from llmrun.ui.terminal.output import Output
 if TYPE_CHECKING:
     from llmrun.models.store.removal import Removal
 
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask. Needed where nobody can be asked.")]
+YesOption = Annotated[
+    bool, typer.Option("--yes", "-y", help="Don't ask for confirmation; required without a terminal.")
+]
 NamesArgument = Annotated[
     list[str],
     typer.Argument(metavar="MODEL...", help="Names of `llmrun list`.", autocompletion=complete_installed),
@@ -64,12 +66,12 @@ def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = Fal
 
 
 def collect_garbage(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
-    young_too: Annotated[bool, typer.Option("--all", help="Also what is younger than a day.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")] = False,
+    young_too: Annotated[bool, typer.Option("--all", help="Remove files younger than a day too.")] = False,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Remove what interrupted downloads and updates left behind.
+    """Remove leftovers of interrupted downloads and updates.
 
     That is: parts of downloads, bytes without a name, old revisions, locks. Shows them and asks before.
     """
@@ -101,15 +103,15 @@ def collect_garbage(
 
 
 def import_file(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A GGUF file; of a split model the first part.")],
-    name: Annotated[
-        str, typer.Option("--name", metavar="OWNER/NAME", help="What to call it. Default: local/FILE.")
-    ] = "",
-    move: Annotated[bool, typer.Option("--move", help="Take the file away from where it is.")] = False,
-    link: Annotated[bool, typer.Option("--link", help="Leave the bytes where they are; they must stay there.")] = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF file; the first part of a split model.")],
+    name: Annotated[str, typer.Option("--name", metavar="OWNER/NAME", help="Name. Default: local/FILE.")] = "",
+    move: Annotated[bool, typer.Option("--move", help="Move the file instead of copying it.")] = False,
+    link: Annotated[
+        bool, typer.Option("--link", help="Link to the file instead of copying it; it must stay there.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Give a model file a name that every command knows.
+    """Give a model file a name for all commands.
 
     The file is copied into the cache, where it is found.
     """
@@ -138,7 +140,7 @@ def verify(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Read all bytes of models again and compare their checksums."""
+    """Verify the checksums of installed models."""
     from llmrun.models.hashing import VerificationResult, verify
     from llmrun.ui.terminal.progress import download_progress
     from llmrun.ui.terminal.tables import FileRow, show_files

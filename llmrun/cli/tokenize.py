@@ -24,14 +24,16 @@ _MOST_BYTES = 4 << 20  # of a text; its tokens cross the pipe in one frame
 def tokenize(
     model: ModelArgument,
     text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="A text, or the name of a file; - is stdin.")],
-    merges: Annotated[bool, typer.Option("--merges", help="Show how each token came, as a tree.")] = False,
-    table: Annotated[bool, typer.Option("--table", help="A row for each token, of long texts too.")] = False,
+    merges: Annotated[bool, typer.Option("--merges", help="Show the merges of each token as a tree.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="Print a row for each token, for long texts too.")] = False,
     compare: Annotated[
         str,
-        typer.Option("--compare", metavar="MODEL", help="Beside another model's.", autocompletion=complete_model),
+        typer.Option(
+            "--compare", metavar="MODEL", help="Compare with another model's tokens.", autocompletion=complete_model
+        ),
     ] = "",
     plain: Annotated[
-        bool, typer.Option("--plain", help="Text of control tokens is text like any other; none is put in front.")
+        bool, typer.Option("--plain", help="Treat the text of control tokens as plain text; add none in front.")
     ] = False,
     yes: YesOption = False,
     json: JsonOption = False,

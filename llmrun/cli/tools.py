@@ -34,19 +34,19 @@ def tooling(
         typer.Option(
             "--tools",
             metavar="FILE.py|mcp:COMMAND",
-            help="The model may call the functions of a Python file, or the tools of an MCP server; may be repeated. "
-            "`llmrun help tools` says more.",
+            help="Let the model call the functions of a Python file, or the tools of an MCP server; may be repeated. "
+            "See `llmrun help tools`.",
             rich_help_panel=_PANEL,
         ),
     ] = None,
     yes_to: Annotated[
         list[str] | None,
         typer.Option(
-            "--yes-to", metavar="NAME", help="A tool that runs without asking; may be repeated.", rich_help_panel=_PANEL
+            "--yes-to", metavar="NAME", help="Run this tool without asking; may be repeated.", rich_help_panel=_PANEL
         ),
     ] = None,
     tool_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Longest time of a call.", rich_help_panel=_PANEL)
+        float, typer.Option(metavar="SECONDS", help="Maximum duration of a call.", rich_help_panel=_PANEL)
     ] = 60,
 ) -> ToolOptions:
     """The options of a command whose model may call tools.

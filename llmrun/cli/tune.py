@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 def tune(
     model: ModelArgument,
-    seconds: Annotated[float, typer.Option("--seconds", help="How long it may take.")] = 60.0,
+    seconds: Annotated[float, typer.Option("--seconds", help="Maximum duration.")] = 60.0,
     depth: Annotated[
         int | None,
-        typer.Option("--depth", metavar="TOKENS", help="Context behind which decode is measured. Default: by time."),
+        typer.Option("--depth", metavar="TOKENS", help="Context depth at which decode is measured. Default: by time."),
     ] = None,
-    kv: Annotated[bool, typer.Option("--cache-types", help="Try a q8_0 KV cache too, which is less precise.")] = False,
-    forget: Annotated[bool, typer.Option("--forget", help="Go back to the defaults.")] = False,
+    kv: Annotated[bool, typer.Option("--cache-types", help="Try a q8_0 KV cache too; it is less precise.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Forget the tuned settings.")] = False,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Find and remember the fastest settings for a model here.
+    """Find and save the fastest settings for a model on this machine.
 
     They hold for models of this shape on this machine. A setting is kept only if it is significantly faster than the
     default, measured in turns. Other threads, flash attention or repacking round otherwise, which can change an answer

@@ -17,14 +17,16 @@ from llmrun.ui.terminal.output import Output
 if TYPE_CHECKING:
     from llmrun.insight.watermark import WatermarkFinding
 
-app = typer.Typer(help="Find the mark that `--watermark` left in a text.", add_completion=False, no_args_is_help=True)
+app = typer.Typer(
+    help="Find the watermark that `--watermark` left in a text.", add_completion=False, no_args_is_help=True
+)
 
 _CERTAIN, _LIKELY = 1e-4, 1e-2
 
 
 @app.callback()
 def _group() -> None:
-    """Find the mark that `--watermark` left in a text."""
+    """Find the watermark that `--watermark` left in a text."""
 
 
 @app.command()
@@ -32,13 +34,13 @@ def detect(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="A text without its prompt; - is stdin.")],
     model: Annotated[
         str,
-        typer.Option("--model", metavar="MODEL", help="That gave the answer.", autocompletion=complete_model),
+        typer.Option("--model", metavar="MODEL", help="Model that gave the answer.", autocompletion=complete_model),
     ],
     watermark_key: Annotated[
         str | None, typer.Option("--watermark-key", metavar="KEY", help=FLAGS["watermark_key"][1])
     ] = None,
     watermark: Annotated[
-        str, typer.Option("--watermark", metavar="SCHEME", help="As it was for the answer.")
+        str, typer.Option("--watermark", metavar="SCHEME", help="Watermark parameters of the answer.")
     ] = "green",
     yes: YesOption = False,
     json: JsonOption = False,

@@ -35,14 +35,14 @@ def worker(
     port: Annotated[int, typer.Option("--port", "-p", help="Port to listen on.")] = PORT,
     threads: ThreadsOption = None,
     cache: Annotated[
-        bool, typer.Option("--cache", help="Keep large weights on this disk, so that they are sent only once.")
+        bool, typer.Option("--cache", help="Cache large weights on this disk, so that they are sent only once.")
     ] = False,
     anyone: Annotated[
-        bool, typer.Option("--allow-anyone", help="Needed with a --host beyond loopback: nothing protects this port.")
+        bool, typer.Option("--allow-anyone", help="Required with a --host beyond loopback: nothing protects this port.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show llama.cpp's log.")] = False,
 ) -> None:
-    """Hold layers of a model that runs on another machine.
+    """Run an RPC worker: hold layers of a model that runs on another machine.
 
     Computes them for `llmrun run MODEL --rpc HOST:PORT`; one program at a time, until Ctrl-C.
     """

@@ -1,4 +1,4 @@
-"""From a Hugging Face folder (safetensors) to a GGUF file: with numpy alone, one tensor in memory at a time.
+"""Conversion of a Hugging Face folder (safetensors) to a GGUF file with numpy alone, some rows in memory at a time.
 
-Nothing in the folder is run, unpickled or trusted. What llama.cpp could not compute the same way is refused by name.
+Nothing in the folder is executed, unpickled or trusted. A feature that llama.cpp would compute differently is refused.
 """

@@ -1,7 +1,7 @@
-"""Which architectures can be converted, and what their tensors are called here and there.
+"""Architectures that can be converted, and the names of their tensors in checkpoints and in GGUF files.
 
-Owns the tables; must not know how values are read or written. The names are those of llama.cpp's own converter. Every
-tensor of a table has to be in the model, and every tensor of the model in a table: nothing is left out in silence.
+Owns the tables; must not know how values are read or written. The GGUF names are those of llama.cpp's own converter.
+Every tensor of a table must be in the model, and every tensor of the model in a table: none is dropped silently.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llmrun.convert.folder import Json
 from llmrun.errors import BadModelError, UsageError
 
 ANOTHER_WAY = "llama.cpp's own converter may know it: add --with PATH/convert_hf_to_gguf.py"
-"""What to do about a model that is refused here."""
+"""The hint for a model that is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +23,16 @@ class Family:
     """Models that are converted the same way.
 
     Attributes:
-        name: of the architecture in llama.cpp.
-        outer: name in the checkpoint, without prefix and ".weight" -> name in the file.
-        layer: the same of every layer, without the layer's number.
-        experts: of every layer: name of one expert's matrix, with {} for its number -> name of the tensor with all.
-        halves: of every layer: name of a tensor of all experts' gates above their other matrices -> names of the two.
-        defaults: what config.json need not state, from transformers' configuration classes.
+        name: llama.cpp's name of the architecture.
+        outer: tensors outside the layers: checkpoint name without prefix and ".weight" -> GGUF name.
+        layer: the tensors of each layer, without the layer's number.
+        experts: per layer: checkpoint name of one expert's matrix, with {} for its number -> GGUF name of all experts'.
+        halves: per layer: checkpoint name of all experts' gate and up matrices in one tensor -> the two GGUF names.
+        defaults: settings that config.json may omit, from transformers' configuration classes.
         activation: the only activation function that llama.cpp computes for it.
-        permutes: whether rows of queries and keys change places.
-        norm_shift: what is added to the weights of norms.
-        tied: whether the output matrix always is the embeddings.
+        permutes: query and key rows are reordered, see sources.permute_heads().
+        norm_shift: constant added to the weights of norms.
+        tied: the embeddings always are the output matrix too.
     """
 
     name: str
@@ -141,7 +141,7 @@ _GEMMA3 = Family(
 _MISTRAL3 = Family("mistral3", _OUTER, _LLAMA, _MISTRAL3_DEFAULTS, permutes=True)
 _BERTS = Family("bert", _BERT_OUTER, _BERT, _BERT_DEFAULTS, "gelu", tied=True, layers_prefix="encoder.layer")
 
-# What config.json names as its architecture -> how it is converted.
+# The architecture named in config.json -> its family.
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": _LLAMAS,
     "MistralForCausalLM": _LLAMAS,
@@ -152,7 +152,7 @@ FAMILIES: Mapping[str, Family] = {
         {**_LLAMA_DEFAULTS, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "max_position_embeddings": 131_072,
          "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
         permutes=True,
-        experts={f"block_sparse_moe.experts.{{}}.w{n}": ours for n, ours in enumerate(_EXPERTS, 1)},
+        experts={f"block_sparse_moe.experts.{{}}.w{n}": gguf_name for n, gguf_name in enumerate(_EXPERTS, 1)},
     ),
     "Mistral3ForConditionalGeneration": _MISTRAL3,
     "Ministral3ForCausalLM": _MISTRAL3,
@@ -176,7 +176,7 @@ FAMILIES: Mapping[str, Family] = {
         _QWEN3_MOE,
         {**_LLAMA_DEFAULTS, "max_position_embeddings": 32_768, "num_key_value_heads": 4, "num_experts": 128,
          "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1, "mlp_only_layers": []},
-        experts={f"mlp.experts.{{}}.{theirs}_proj": f"ffn_{theirs}_exps" for theirs in ("down", "gate", "up")},
+        experts={f"mlp.experts.{{}}.{hf_name}_proj": f"ffn_{hf_name}_exps" for hf_name in ("down", "gate", "up")},
     ),
     "GraniteForCausalLM": Family("granite", _OUTER, _LLAMA, _GRANITE_DEFAULTS, permutes=True),
     "GraniteMoeForCausalLM": Family(
@@ -204,18 +204,18 @@ FAMILIES: Mapping[str, Family] = {
     "BertForMaskedLM": _BERTS,
 }  # fmt: skip
 
-# Parts that llama.cpp has no use for: buffers, and heads for training.
+# Parts that llama.cpp does not use: buffers and training heads.
 _UNUSED_ENDS = (".rotary_emb.inv_freq", ".attention.masked_bias", ".position_ids")
 _UNUSED_STARTS = {"bert": ("pooler.", "cls.predictions.", "cls.seq_relationship.")}
 _VISION = ("vision_tower.", "multi_modal_projector.", "vision_model.")
 
 
-def family_of(config: Json) -> tuple[str, Family]:
-    """The architecture that config.json names, and how it is converted.
+def find_family(config: Json) -> tuple[str, Family]:
+    """Return the architecture named in config.json, and its family.
 
     Raises:
-        BadModelError: it names none.
-        UsageError: it is none that can be converted; named.
+        BadModelError: config.json names none.
+        UsageError: the architecture is not supported.
     """
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
@@ -232,14 +232,14 @@ def family_of(config: Json) -> tuple[str, Family]:
 
 
 def text_config(config: Json, family: Family) -> Config:
-    """The settings of the text part: models that see keep them apart."""
+    """Return the settings of the text part, which vision models keep in an object of its own."""
     part = config.get("text_config")
     merged = {**config, **part} if isinstance(part, dict) else config
     return Config(merged, family.defaults)
 
 
 def bare_name(name: str, family: Family) -> str | None:
-    """A tensor's name without the prefixes that differ between classes; None when it has no use."""
+    """Return a tensor's name without the prefixes that differ between classes; None if the tensor is unused."""
     bare = _without_prefix(name, family)
     # Checkpoints of the first years: https://github.com/huggingface/transformers/pull/1129
     bare = _with_new_end(bare) if family.name == "bert" else bare
@@ -249,7 +249,7 @@ def bare_name(name: str, family: Family) -> str | None:
 
 
 def is_vision(name: str, family: Family) -> bool:
-    """Whether a tensor is of the part that looks at pictures."""
+    """Return whether a tensor belongs to the vision part."""
     return _without_prefix(name, family).startswith(_VISION)
 
 
@@ -265,25 +265,28 @@ def _with_new_end(name: str) -> str:
     return name
 
 
-def wanted_tensors(family: Family, n_layers: int) -> dict[str, str]:
-    """Bare name without ".weight" -> name in the file, of every tensor that a model has; in the file's order."""
-    wanted = dict(family.outer)
+def required_tensors(family: Family, n_layers: int) -> dict[str, str]:
+    """Return bare name without ".weight" -> GGUF name of every tensor of a model, in the file's order."""
+    required = dict(family.outer)
     for number in range(n_layers):
-        for theirs, ours in family.layer.items():
-            wanted[f"{family.layers_prefix}.{number}.{theirs}"] = f"blk.{number}.{ours}"
-    return wanted
+        for hf_name, gguf_name in family.layer.items():
+            required[f"{family.layers_prefix}.{number}.{hf_name}"] = f"blk.{number}.{gguf_name}"
+    return required
 
 
 def expert_tensors(family: Family, n_layers: int, n_experts: int) -> Iterator[tuple[str, list[str]]]:
-    """Name in the file of each tensor that is made of experts' matrices, and the bare names of these."""
+    """Yield the GGUF name of each tensor that stacks experts' matrices, and the bare names of these matrices."""
     for number in range(n_layers):
-        for theirs, ours in family.experts.items():
-            prefix = f"{family.layers_prefix}.{number}.{theirs}.weight"
-            yield f"blk.{number}.{ours}.weight", [prefix.format(expert) for expert in range(n_experts)]
+        for hf_name, gguf_name in family.experts.items():
+            prefix = f"{family.layers_prefix}.{number}.{hf_name}.weight"
+            yield f"blk.{number}.{gguf_name}.weight", [prefix.format(expert) for expert in range(n_experts)]
 
 
 def half_tensors(family: Family, n_layers: int) -> Iterator[tuple[str, list[str]]]:
-    """Bare name of each tensor that is cut in halves, and their names in the file."""
+    """Yield the bare name of each tensor that is split into halves, and the GGUF names of the halves."""
     for number in range(n_layers):
-        for theirs, two in family.halves.items():
-            yield f"{family.layers_prefix}.{number}.{theirs}.weight", [f"blk.{number}.{ours}.weight" for ours in two]
+        for hf_name, two in family.halves.items():
+            yield (
+                f"{family.layers_prefix}.{number}.{hf_name}.weight",
+                [f"blk.{number}.{gguf_name}.weight" for gguf_name in two],
+            )

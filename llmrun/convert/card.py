@@ -1,143 +1,98 @@
-"""Who made a model, and how they advise to sample: general.* metadata.
+"""general.* metadata: origin, names and advised sampling settings, from README.md and the JSON files of a folder.
 
-Owns what of README.md, config.json and generation_config.json is taken over; the keys and the guesses from a name are
-those of gguf-py's Metadata, so that the file says what llama.cpp's own converter would have written.
+Owns the limits on these untrusted files; gguf-py's Metadata chooses the keys and guesses from names, so a file says
+what llama.cpp's own converter would have written. Metadata.load() is not used: it reads the files without limits.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrun.convert.config import Config
 from llmrun.convert.folder import Folder, Json
+from llmrun.convert.write import SignedInt
 from llmrun.errors import BadModelError
+
+if TYPE_CHECKING:
+    from gguf.metadata import Metadata
 
 MAX_FRONT_MATTER = 64 * 1024
 MAX_ENTRIES = 256
 MAX_TEXT = 4096
 
-# GGUF's key -> keys of a model card, the first that is there counts.
-_CARD_TEXTS = {
-    "name": ("name", "model_name"),
-    "author": ("author", "model_author", "model_creator"),
-    "version": ("version", "model_version"),
-    "organization": ("organization", "model_organization"),
-    "finetune": ("finetune", "model_finetune"),
-    "basename": ("basename", "model_basename", "model_type"),
-    "description": ("description", "model_description"),
-    "size_label": ("size_label", "model_size_label"),
-    "license": ("license",),
-    "license.name": ("license_name",),
-    "license.link": ("license_link",),
-    "source.url": ("url", "model_url"),
-    "source.doi": ("doi", "model_doi"),
-    "source.repo_url": ("repo_url", "model_repo_url"),
-}
-_FROM_NAME = ("name", "organization", "basename", "finetune", "version", "size_label")
-# generation_config.json -> general.sampling.*; a later name counts only when the earlier is missing.
-_SAMPLING = {
-    "top_k": ("top_k",), "top_p": ("top_p",), "min_p": ("min_p",), "xtc_probability": ("xtc_probability",),
-    "xtc_threshold": ("xtc_threshold",), "temp": ("temperature",), "penalty_last_n": ("penalty_last_n",),
-    "penalty_repeat": ("penalty_repeat", "repetition_penalty"), "mirostat": ("mirostat",),
-    "mirostat_tau": ("mirostat_tau",), "mirostat_eta": ("mirostat_eta",),
-}  # fmt: skip
 _BASES = ("base_model", "base_models", "base_model_sources")
+_LISTS = frozenset({*_BASES, "datasets", "dataset", "dataset_sources", "tags", "pipeline_tag", "languages", "language"})
+_SAMPLING = (
+    "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold", "temp", "penalty_last_n", "penalty_repeat",
+    "mirostat", "mirostat_tau", "mirostat_eta",
+)  # fmt: skip
+# Names in generation_config.json where they differ; the first stated one counts.
+_SAMPLING_NAMES = {"temp": ("temperature",), "penalty_repeat": ("penalty_repeat", "repetition_penalty")}
 _WHOLE = frozenset({"top_k", "penalty_last_n", "mirostat"})
 
 
-@dataclass(frozen=True)
-class SignedInt:
-    """A whole number that is written as signed (GGUF's i32)."""
-
-    value: int
-
-
 def general_metadata(folder: Folder, config: Json, n_parameters: int, size_label: str) -> dict[str, Any]:
-    """All general.* keys but the architecture and those about the file itself.
+    """Return the general.* metadata except the architecture and the facts about the file itself.
 
     Args:
-        size_label: e.g. "135M", or "8x7B", where neither card nor name says it.
+        size_label: e.g. "135M" or "8x7B"; used if neither card nor name states one.
 
     Raises:
         BadModelError: generation_config.json is damaged.
     """
-    card = read_card(folder.text("README.md"))
-    found = {f"sampling.{key}": value for key, value in _sampling(folder).items()}
-    found |= _named(card, config, folder.path.resolve().name, n_parameters, size_label)
-    found |= _sources("base_model", card, _BASES, n_parameters)
-    found |= _sources("dataset", card, ("datasets", "dataset", "dataset_sources"), n_parameters)
-    found |= _lists(card)
-    return {f"general.{key}": value for key, value in found.items()}
+    name = config.get("_name_or_path")
+    metadata = _describe(folder, read_card(folder.text("README.md")), name, n_parameters)
+    metadata.size_label = metadata.size_label or size_label
+    for key, value in _sampling(Config(folder.json("generation_config.json"))).items():
+        setattr(metadata, f"sampling_{key}", value)
+    return _keys(metadata)
 
 
 def adapter_metadata(folder: Folder, base: str) -> dict[str, Any]:
-    """The general.* keys of an adapter but the architecture and those about the file itself.
+    """Return the general.* metadata of an adapter except the architecture and the facts about the file itself.
 
     Args:
-        base: of what it was made, where its card does not say; "owner/name", or a path.
+        base: the base model if the adapter's card names none: "owner/name" or a path.
     """
+    from gguf.metadata import Metadata
+
     card = read_card(folder.text("README.md"))
     if not any(name in card for name in _BASES):
-        card = {**card, "base_model": base if base.count("/") == 1 else base.rstrip("/").rpartition("/")[2]}
-    named = _named(card, {}, folder.path.resolve().name, 0, "")
-    found: dict[str, Any] = {name: named[name] for name in ("name", "author", "license") if name in named}
-    found |= _sources("base_model", card, _BASES, 0)
-    return {f"general.{key}": value for key, value in found.items()}
+        card["base_model"] = [base if base.count("/") == 1 else base.rstrip("/").rpartition("/")[2]]
+    full = _describe(folder, card, None, 0)
+    return _keys(Metadata(name=full.name, author=full.author, license=full.license, base_models=full.base_models))
 
 
 def read_card(text: str) -> Json:
-    """The front matter of a model card: YAML between two lines of dashes. Empty when there is none that can be read."""
+    """Return the bounded front matter of a model card: texts, and lists of texts under the keys that hold lists.
+
+    The front matter is YAML between two lines of dashes. The result is empty if there is none or it is damaged.
+    """
     import yaml  # type: ignore[import-untyped,unused-ignore]
 
     lines = text.splitlines()
     if not lines or lines[0] != "---" or "---" not in lines[1:]:
         return {}
     matter = "\n".join(lines[1 : lines.index("---", 1)]).replace("\t", "  ") + "\n"
-    # "no" is the code of Norwegian here, not a truth value.
+    # "no" is the code of Norwegian, not a boolean.
     matter = matter.replace("- no\n", '- "no"\n')
     if len(matter) > MAX_FRONT_MATTER or "<<" in matter:  # merged mappings may grow without end
         return {}
     try:
-        found = yaml.safe_load(matter)
+        card = yaml.safe_load(matter)
     except (yaml.YAMLError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    values = {key: _texts(value) if key in _LISTS else _text(value) for key, value in _items(card)}
+    return {key: value for key, value in values.items() if value}
 
 
-def _sampling(folder: Folder) -> dict[str, Any]:
-    advice = Config(folder.json("generation_config.json"))
-    found: dict[str, Any] = {}
-    for key, names in _SAMPLING.items():
-        name = next((name for name in names if advice.has(name)), None)
-        if name is None:
-            continue
-        try:
-            value = advice.number(name)
-        except BadModelError:
-            continue  # it is advice: without it the defaults count
-        found[key] = SignedInt(int(value)) if key in _WHOLE and abs(value) < 2**31 else value
-    return found
+def _items(card: Any) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value in card.items() if isinstance(key, str)] if isinstance(card, dict) else []
 
 
-def _named(card: Json, config: Json, folder_name: str, n_parameters: int, size_label: str) -> dict[str, str]:
-    """Texts about the model: from the card, else guessed from the name it goes by, else from the folder's."""
-    found: dict[str, str] = {}
-    for key, names in _CARD_TEXTS.items():
-        text = next((shown for name in names if (shown := _text(card.get(name)))), "")
-        if text:
-            found[key] = text
-    stated = config.get("_name_or_path")
-    ids = [stated] if isinstance(stated, str) and stated.count("/") <= 1 else []
-    for model_id in [*ids, folder_name]:
-        for key, value in _components(model_id[:MAX_TEXT], n_parameters).items():
-            found.setdefault(key, value)
-    found.setdefault("name", folder_name)
-    found.setdefault("size_label", size_label)
-    order = (*_CARD_TEXTS,)
-    return {key: found[key] for key in order if key in found}
+def _texts(value: Any) -> list[str]:
+    entries = value if isinstance(value, list) else [value]
+    return [entry[:MAX_TEXT] for entry in entries[:MAX_ENTRIES] if isinstance(entry, str)]
 
 
 def _text(value: Any) -> str:
@@ -148,61 +103,47 @@ def _text(value: Any) -> str:
     return value[:MAX_TEXT] if isinstance(value, str) else ""
 
 
-def _components(model_id: str, n_parameters: int) -> dict[str, str]:
-    """What a name like "owner/Name-2-7B-chat" tells."""
+def _describe(folder: Folder, card: Json, name: Any, n_parameters: int) -> Metadata:
+    """Return gguf-py's description of a model.
+
+    Args:
+        card: from read_card().
+        name: from config.json; ignored unless it is a string.
+    """
     from gguf.metadata import Metadata
 
-    full, owner, basename, finetune, version, size = Metadata.get_model_id_components(model_id, n_parameters)
-    found = {
-        "name": _title(full) if full else None,
-        "organization": _title(owner) if owner else None,
-        "basename": basename,
-        "finetune": finetune,
-        "version": version,
-        "size_label": size,
+    names = {"_name_or_path": name[:MAX_TEXT]} if name and isinstance(name, str) else {}
+    path = folder.path.resolve()
+    metadata = Metadata.apply_metadata_heuristic(Metadata(), card, names, path, n_parameters)
+    metadata.name = metadata.name or path.name
+    return metadata
+
+
+def _sampling(advice: Config) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key in _SAMPLING:
+        name = next((name for name in _SAMPLING_NAMES.get(key, (key,)) if advice.has(name)), None)
+        if name is None:
+            continue
+        try:
+            value = advice.number(name)
+        except BadModelError:
+            continue  # it is only advice: the defaults are used instead
+        if key not in _WHOLE:
+            values[key] = value
+        elif abs(value) < 2**31:
+            values[key] = int(value)
+    return values
+
+
+def _keys(metadata: Metadata) -> dict[str, Any]:
+    from gguf import GGUFValueType, GGUFWriter
+
+    writer = GGUFWriter(None, "")  # without a path it only collects keys
+    metadata.set_gguf_meta_model(writer)
+    entries = writer.kv_data[0].items()
+    return {
+        key: SignedInt(entry.value) if entry.type == GGUFValueType.INT32 else entry.value
+        for key, entry in entries
+        if key != "general.architecture"
     }
-    return {key: found[key] or "" for key in _FROM_NAME if found[key]}
-
-
-def _title(text: str) -> str:
-    """With capitals, but for acronyms and versions."""
-    words = text.strip().replace("-", " ").split()
-    return " ".join(
-        word.title() if word.islower() and not re.match(r"^(v\d+(?:\.\d+)*|\d.*)$", word) else word for word in words
-    )
-
-
-def _sources(kind: str, card: Json, names: tuple[str, ...], n_parameters: int) -> dict[str, Any]:
-    """The models or data sets that a model was made from."""
-    value = next((card[name] for name in names if name in card), None)
-    if value is None:
-        return {}
-    listed = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-    rows = [_source(one[:MAX_TEXT], n_parameters) for one in listed[:MAX_ENTRIES] if isinstance(one, str)]
-    found: dict[str, Any] = {f"{kind}.count": len(rows)}
-    for number, row in enumerate(rows):
-        found |= {f"{kind}.{number}.{key}": text for key, text in row.items()}
-    return found
-
-
-def _source(model_id: str, n_parameters: int) -> Mapping[str, str]:
-    hub = "https://huggingface.co/"
-    if model_id.startswith(("http://", "https://", "ssh://")):
-        match = re.fullmatch(r"https?://huggingface.co/([^/]+/[^/]+)", model_id)
-        parts = _components(match[1], n_parameters) if match else {}
-        url = model_id
-    else:
-        parts = _components(model_id, n_parameters)
-        url = f"{hub}{model_id}" if "/" in model_id and "organization" in parts else ""
-    found = {key: parts[key] for key in ("name", "version", "organization") if key in parts}
-    return found | ({"repo_url": url} if url else {})
-
-
-def _lists(card: Json) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for key, names in {"tags": ("tags", "pipeline_tag"), "languages": ("languages", "language")}.items():
-        for name in names:
-            value = card.get(name)
-            texts = value if isinstance(value, list) else [value]
-            found.setdefault(key, []).extend(text[:MAX_TEXT] for text in texts[:MAX_ENTRIES] if isinstance(text, str))
-    return {key: texts for key, texts in found.items() if texts}

@@ -1,6 +1,6 @@
-"""config.json, read with types: what a model says of its own shape.
+"""Typed access to the settings in config.json.
 
-Owns defaults and checks of single values; must not know what becomes of them.
+Owns defaults and checks of single values; must not know their meaning.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import Any, NoReturn
 
 from llmrun.errors import BadModelError
 
-MAX_NUMBER = 3.4028234663852886e38  # of float32, in which GGUF has its numbers
+MAX_NUMBER = 3.4028234663852886e38  # of float32, GGUF's type for these numbers
 
 
 class Config:
-    """The settings of a model's text part. A value that is null counts as not stated.
+    """The settings of a model's text part. A null value counts as missing.
 
     Args:
-        values: what config.json says.
-        defaults: what its architecture assumes of what is not stated.
+        values: the object in config.json.
+        defaults: the architecture's values of missing settings.
     """
 
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
@@ -26,40 +26,40 @@ class Config:
         self._defaults = defaults or {}
 
     def has(self, name: str) -> bool:
-        """Whether the setting is stated or has a default."""
+        """Return whether the setting is stated or has a default."""
         return name in self._values or name in self._defaults
 
     def get(self, name: str) -> Any:
-        """The value as it is, None when there is none."""
+        """Return the unchecked value, None if there is none."""
         return self._values.get(name, self._defaults.get(name))
 
     def part(self, name: str) -> dict[str, Any]:
-        """A setting that is an object; empty when it is not stated.
+        """Return a setting that is an object; empty if missing.
 
         Raises:
-            BadModelError: it is something else.
+            BadModelError: the setting has another type.
         """
         found = self.get(name)
         if found is not None and not isinstance(found, dict):
             self.fail(name, "an object")
         return found or {}
 
-    def count(self, name: str, most: int) -> int:
-        """A whole number from 1 to `most`: what the tensors, or llama.cpp, can bear.
+    def count(self, name: str, limit: int) -> int:
+        """Return an integer from 1 to `limit`, a bound set by the tensors or by llama.cpp.
 
         Raises:
-            BadModelError: it is missing or no such number.
+            BadModelError: the setting is missing, has another type or is out of range.
         """
         found = self.get(name)
-        if type(found) is not int or not 0 < found <= most:
-            self.fail(name, f"a whole number from 1 to {most:,}")
+        if type(found) is not int or not 0 < found <= limit:
+            self.fail(name, f"a whole number from 1 to {limit:,}")
         return found
 
     def flag(self, name: str) -> bool:
-        """A truth value; False when it is not stated.
+        """Return a boolean; False if missing.
 
         Raises:
-            BadModelError: it is something else.
+            BadModelError: the setting has another type.
         """
         found = self.get(name)
         if found is not None and not isinstance(found, bool):
@@ -67,30 +67,30 @@ class Config:
         return bool(found)
 
     def text(self, name: str) -> str:
-        """A text; empty when it is not stated.
+        """Return a string; empty if missing.
 
         Raises:
-            BadModelError: it is something else.
+            BadModelError: the setting has another type.
         """
         found = self.get(name)
         if found is not None and not isinstance(found, str):
-            self.fail(name, "a text")
+            self.fail(name, "a string")
         return found or ""
 
-    def number(self, name: str, least: float = -MAX_NUMBER, most: float = MAX_NUMBER) -> float:
-        """A finite number from `least` to `most`.
+    def number(self, name: str, minimum: float = -MAX_NUMBER, maximum: float = MAX_NUMBER) -> float:
+        """Return a finite number from `minimum` to `maximum`.
 
         Raises:
-            BadModelError: it is missing or no such number.
+            BadModelError: the setting is missing, has another type or is out of range.
         """
         found = self.get(name)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found <= most:
-            bounded = (least, most) != (-MAX_NUMBER, MAX_NUMBER)
-            self.fail(name, f"a number from {least:g} to {most:g}" if bounded else "a number")
+        if isinstance(found, bool) or not isinstance(found, int | float) or not minimum <= found <= maximum:
+            is_bounded = (minimum, maximum) != (-MAX_NUMBER, MAX_NUMBER)
+            self.fail(name, f"a number from {minimum:g} to {maximum:g}" if is_bounded else "a number")
         return float(found)
 
-    def fail(self, name: str, wanted: str) -> NoReturn:
-        """Refuse the value of a setting."""
+    def fail(self, name: str, required: str) -> NoReturn:
+        """Raise BadModelError for the value of a setting."""
         found = self.get(name)
-        why = f"{name} is missing" if found is None else f"{name} is {str(found)[:80]!r}; it has to be {wanted}"
+        why = f"{name} is missing" if found is None else f"{name} is {str(found)[:80]!r}; it must be {required}"
         raise BadModelError("config.json does not describe the model", why=why)

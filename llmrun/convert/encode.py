@@ -1,6 +1,6 @@
-"""Element types: what is stored becomes float32 by numpy, float32 becomes what is written by gguf-py.
+"""Element types: numpy decodes stored elements to float32, gguf-py encodes float32 for the output file.
 
-bfloat16, which numpy does not have, is kept as uint16: the upper half of a float32. float8 is kept as uint8.
+numpy has neither bfloat16 nor float8: bfloat16 is held as uint16, the upper half of a float32; float8 as uint8.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Array = npt.NDArray[Any]
-    Floats = npt.NDArray[Any]  # of float32: numpy's own types lose that on the way
+    Floats = npt.NDArray[Any]  # of float32; numpy's stubs lose the element type in most operations
 
-# Type of a safetensors file -> numpy's code of its elements, little-endian as the file is.
+# Element type in a safetensors file -> numpy's type code, little-endian like the file.
 STORED_TYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "F8_E5M2": "u1", "BOOL": "u1",
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
@@ -23,7 +23,7 @@ FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 
 
 def to_float32(values: Array, kind: str) -> Floats:
-    """What was stored, as float32; `kind` is one of FLOAT_TYPES."""
+    """Decode stored elements to float32; `kind` is one of FLOAT_TYPES."""
     import numpy as np
 
     if kind == "BF16":
@@ -35,12 +35,12 @@ def to_float32(values: Array, kind: str) -> Floats:
 
 
 def encode(values: Floats, kind: str) -> Array:
-    """Rows of float32 as F32, F16, BF16 or Q8_0; of Q8_0 the bytes of its blocks."""
+    """Encode float32 rows as F32, F16, BF16 or Q8_0; for Q8_0, return the bytes of its blocks."""
     import numpy as np
 
     if kind == "F32":
         return values
-    with np.errstate(over="ignore"):  # what becomes infinite is refused by who checks for it
+    with np.errstate(over="ignore"):  # the caller checks for infinite values, see all_finite()
         if kind == "F16":
             return values.astype(np.float16)
         from gguf import GGMLQuantizationType, quants
@@ -50,7 +50,7 @@ def encode(values: Floats, kind: str) -> Array:
 
 
 def all_finite(values: Array, kind: str) -> bool:
-    """Whether no element is infinite or no number, in a type that came from to_float32() or encode()."""
+    """Return whether every element is finite, in a type that to_float32() or encode() returns."""
     import numpy as np
 
     if kind == "BF16":
@@ -63,7 +63,7 @@ def all_finite(values: Array, kind: str) -> bool:
 
 @cache
 def _float8_values(kind: str) -> Floats:
-    """The 256 values of a float8, by its byte. E4M3 is the variant without infinities (E4M3FN)."""
+    """Return the values of the 256 bytes of a float8 type. E4M3 is the variant without infinities (E4M3FN)."""
     import numpy as np
 
     codes = np.arange(256, dtype=np.uint16)

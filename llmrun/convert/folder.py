@@ -1,7 +1,6 @@
-"""The small files of a Hugging Face folder: JSON and text, read with bounds.
+"""Bounded reader of the small files of a Hugging Face folder: JSON and text.
 
-Must not know what they mean. A folder is untrusted: sizes are checked before reading, names can't lead out of it, and
-what is not a JSON object is refused with the file's name.
+Must not know their meaning. A folder is untrusted: sizes are checked before reading, and errors name the file.
 """
 
 from __future__ import annotations
@@ -29,54 +28,52 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         if path.is_file():
-            raise UsageError(
-                f"{str(path)!r} is a file", why="a model's folder is needed", hint="name the folder that it is in"
-            )
+            raise UsageError(f"{str(path)!r} is a file", why="a model's folder is required", hint="name its folder")
         if not path.is_dir():
             raise ModelNotFoundError(f"there is no folder {str(path)!r}", hint="name a folder with a config.json")
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of that name."""
+        """Return whether the folder has a file of that name."""
         return is_file(self.path / name)
 
     def names(self) -> list[str]:
-        """What is in the folder, in alphabetical order."""
+        """Return the names of all entries in alphabetical order."""
         try:
             return sorted(entry.name for entry in self.path.iterdir())
         except OSError as error:
             raise ModelNotFoundError(f"can't read {str(self.path)!r}", why=error.strerror or str(error)) from error
 
     def json(self, name: str) -> Json:
-        """The object in a JSON file; empty when there is no such file.
+        """Return the object in a JSON file; empty if there is no such file.
 
         Raises:
-            BadModelError: it is not a JSON object, or larger than any real one.
+            BadModelError: the file is not a JSON object, or too large.
         """
         return parse_object(self.bytes(name, MAX_JSON_BYTES), str(self.path / name)) if self.has(name) else {}
 
     def text(self, name: str) -> str:
-        """A text file; empty when there is no such file."""
+        """Return the text of a file; empty if there is no such file."""
         return self.bytes(name, MAX_TEXT_BYTES).decode("utf-8", "replace") if self.has(name) else ""
 
-    def bytes(self, name: str, most: int) -> bytes:
-        """A whole file.
+    def bytes(self, name: str, limit: int) -> bytes:
+        """Return the content of a file.
 
         Raises:
-            BadModelError: it is larger than `most` bytes.
-            ModelNotFoundError: it can't be read.
+            BadModelError: the file is larger than `limit` bytes.
+            ModelNotFoundError: the file can't be read.
         """
         path = self.path / name
         with open_regular(path) as file:
-            size = file.seek(0, 2)  # a raw file allocates as much as it is asked for
+            size = file.seek(0, 2)  # a raw file allocates the size passed to read()
             file.seek(0)
-            data = file.read(min(size, most) + 1)
-        if len(data) > most:
-            raise BadModelError(f"{str(path)!r} is too large", why=f"it has more than {most:,} bytes")
+            data = file.read(min(size, limit) + 1)
+        if len(data) > limit:
+            raise BadModelError(f"{str(path)!r} is too large", why=f"it has more than {limit:,} bytes")
         return data
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file; False for a name that no file can have: too long, or with a zero byte."""
+    """Return whether a file exists; False for an impossible name: too long, or with a null byte."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -84,10 +81,10 @@ def is_file(path: Path) -> bool:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file, unbuffered. Anything else is refused before it is opened: a FIFO would hang.
+    """Open a regular file, unbuffered. Other kinds are refused before opening: a FIFO would hang.
 
     Raises:
-        ModelNotFoundError: there is none, or it can't be read.
+        ModelNotFoundError: there is no such file, or it can't be read.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -98,13 +95,13 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def parse_object(data: bytes, shown: str) -> Json:
-    """JSON text that is one object, without names that stand in it twice.
+    """Parse a JSON object; repeated names are refused.
 
     Args:
-        shown: what messages call it.
+        shown: name in messages.
 
     Raises:
-        BadModelError: it is something else.
+        BadModelError: the text is not such an object.
     """
     try:
         found = load_json(data, object_pairs_hook=_object)
@@ -119,8 +116,8 @@ def _object(pairs: list[tuple[str, Any]]) -> Json:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1) if len(names) < 1000 else "a name"
-        raise ValueError(f"{twice!r} is there twice")
+        repeated = next(name for name in names if names.count(name) > 1) if len(names) < 1000 else "a name"
+        raise ValueError(f"{repeated!r} is there twice")
     return found
 
 

@@ -1,22 +1,24 @@
-"""What config.json says of a model's shape, as the metadata that llama.cpp reads.
+"""The hyperparameters in config.json, as the metadata that llama.cpp reads.
 
-Owns the keys of each architecture, and refuses what llama.cpp would compute differently.
+Owns the keys of each architecture, and refuses settings that llama.cpp would compute differently.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmrun.convert.architectures import Family
-from llmrun.convert.bounds import MAX_WIDTH, Bounds
 from llmrun.convert.config import Config
 from llmrun.convert.folder import Folder
-from llmrun.convert.rope import local_base, rope_of
+from llmrun.convert.rope import local_base, read_rope
+from llmrun.convert.sources import TensorSource
 from llmrun.errors import BadModelError, UsageError
-from llmrun.gguf.rules import MAX_CONTEXT, MAX_EXPERTS
+from llmrun.gguf.rules import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_VOCABULARY
 from llmrun.protocol.codec import load_json
 
+MAX_WIDTH = 1 << 20
 _POOLING = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
 _POOLING_NAMES = {"mean": 1, "cls": 2, "lasttoken": 3}
 _MAX_MODULES = 100
@@ -26,15 +28,34 @@ _GRANITE_SCALES = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Upper bounds of the numbers in config.json; the defaults are for a config.json without tensors.
+
+    A number is checked before anything is allocated or repeated by it, so a hostile one costs neither memory nor time.
+    """
+
+    n_layers: int = MAX_LAYERS  # each has at least one tensor
+    n_experts: int = MAX_EXPERTS  # of a layer
+    width: int = MAX_WIDTH  # of vectors and heads; also the number of heads
+    n_tokens: int = MAX_VOCABULARY  # rows of the embeddings
+
+
+def bounds_of(sources: Mapping[str, TensorSource], n_tokens: int) -> Bounds:
+    """Return the bounds set by the number of tensors and by the longest dimension of a tensor that is not empty."""
+    longest = max((max(source.shape) for source in sources.values() if all(source.shape)), default=1)
+    return Bounds(min(MAX_LAYERS, len(sources)), min(MAX_EXPERTS, max(len(sources), longest)), longest, n_tokens)
+
+
 @dataclass
 class Shape:
     """A model's shape.
 
     Attributes:
-        metadata: key, without the architecture's name -> value.
-        dimensions: name of a tensor of the file, without its layer -> its shape as PyTorch has it.
-        factors: tensors that are made from the settings, name -> values.
-        notes: what the user should know.
+        metadata: key without the architecture's name -> value.
+        dimensions: GGUF name of a tensor without its layer -> required shape in PyTorch's order.
+        factors: tensors computed from the settings: name -> values.
+        notes: differences that the user should know.
     """
 
     n_layers: int
@@ -47,15 +68,12 @@ class Shape:
     notes: list[str] = field(default_factory=list)
 
 
-def shape_of(config: Config, family: Family, folder: Folder, bounds: Bounds) -> Shape:
-    """The shape that config.json describes.
-
-    Args:
-        bounds: of its numbers.
+def read_shape(config: Config, family: Family, folder: Folder, bounds: Bounds) -> Shape:
+    """Return the shape that config.json describes.
 
     Raises:
-        BadModelError: a setting is missing or is invalid.
-        UsageError: the model needs something that llama.cpp does not compute for this architecture; named.
+        BadModelError: a setting is missing or invalid.
+        UsageError: the model has a feature that llama.cpp does not compute for this architecture.
     """
     _check_activation(config, family)
     width = config.count("hidden_size", bounds.width)
@@ -85,11 +103,11 @@ def shape_of(config: Config, family: Family, folder: Folder, bounds: Bounds) -> 
     }
     if family.name.startswith("granite"):
         if head_length * heads != width:
-            config.fail("head_dim", f"{width // heads}, which llama.cpp takes for it")
+            config.fail("head_dim", f"{width // heads}, the value that llama.cpp assumes")
     elif config.has("head_dim") or (family.name == "llama" and not family.experts):
         shape.metadata |= {"attention.key_length": head_length, "attention.value_length": head_length}
     rotated = _rotated(config, family, shape, head_length)
-    rope = rope_of(config, family.name, rotated)
+    rope = read_rope(config, family.name, rotated)
     shape.metadata |= rope.metadata
     shape.factors, shape.notes = rope.factors, rope.notes
     if family.experts or family.halves:
@@ -100,11 +118,11 @@ def shape_of(config: Config, family: Family, folder: Folder, bounds: Bounds) -> 
 
 
 def _set_dimensions(family: Family, shape: Shape, head_length: int) -> None:
-    """Write down which shape each tensor has to have."""
+    """Set the required shape of each tensor."""
     width, inner = shape.metadata["embedding_length"], shape.metadata["feed_forward_length"]
     queries, keys, experts = shape.n_heads * head_length, shape.n_kv_heads * head_length, shape.n_experts
     routed = shape.metadata.get("expert_feed_forward_length", inner)
-    all_heads = family.name == "olmo2"  # whose norms of queries and keys are over all heads at once
+    all_heads = family.name == "olmo2"  # its norms of queries and keys are over all heads at once
     norms = {name for name in (*family.outer.values(), *family.layer.values()) if name.endswith("_norm")}
     shape.dimensions = dict.fromkeys(norms, (width,)) | {
         "position_embd": (shape.metadata["context_length"], width),
@@ -136,7 +154,7 @@ def _check_activation(config: Config, family: Family) -> None:
 
 
 def _rotated(config: Config, family: Family, shape: Shape, head_length: int) -> int:
-    """How many elements of a head are rotated; writes it where llama.cpp wants it stated."""
+    """Return the number of rotated elements of a head; add it to the metadata where llama.cpp requires it."""
     parameters = {**config.part("rope_scaling"), **config.part("rope_parameters")}
     share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     share = 1.0 if share is None else Config({"partial_rotary_factor": share}).number("partial_rotary_factor", 0, 1)
@@ -148,7 +166,8 @@ def _rotated(config: Config, family: Family, shape: Shape, head_length: int) -> 
         return rotated
     if share != 1.0:
         raise UsageError(
-            f"heads that are rotated in part ({share}) can't be converted", why=f"{family.name} models rotate all"
+            f"partial rotation of heads ({share}) can't be converted",
+            why=f"llama.cpp rotates whole heads in {family.name} models",
         )
     if family.permutes:
         shape.metadata["rope.dimension_count"] = head_length
@@ -156,7 +175,7 @@ def _rotated(config: Config, family: Family, shape: Shape, head_length: int) -> 
 
 
 def _own_settings(config: Config, family: Family, shape: Shape, folder: Folder, bounds: Bounds) -> None:
-    """What one architecture alone has."""
+    """Add the metadata that only one architecture has."""
     name = family.name
     if family.permutes:
         shape.metadata["vocab_size"] = config.count("vocab_size", bounds.n_tokens)
@@ -165,7 +184,7 @@ def _own_settings(config: Config, family: Family, shape: Shape, folder: Folder, 
     if name in ("llama", "mistral3") and config.get("sliding_window"):
         _note_window(config, shape)
     if name.startswith("granite"):
-        shape.metadata |= {ours: config.number(theirs) for theirs, ours in _GRANITE_SCALES.items()}
+        shape.metadata |= {gguf_name: config.number(hf_name) for hf_name, gguf_name in _GRANITE_SCALES.items()}
     if name in ("qwen2", "qwen3", "qwen3moe"):
         if config.flag("use_sliding_window"):
             _note_window(config, shape)
@@ -182,7 +201,7 @@ def _own_settings(config: Config, family: Family, shape: Shape, folder: Folder, 
 
 
 def _experts(config: Config, family: Family, shape: Shape, bounds: Bounds) -> None:
-    """How many experts there are, and how many of them a token goes to."""
+    """Read the number of experts, and the number of them used per token."""
     count = "num_experts" if family.name == "qwen3moe" else "num_local_experts"
     shape.n_experts = config.count(count, bounds.n_experts)
     used = config.count("num_experts_per_tok", MAX_EXPERTS)
@@ -192,16 +211,16 @@ def _experts(config: Config, family: Family, shape: Shape, bounds: Bounds) -> No
     if family.name == "qwen3moe":
         shape.metadata["expert_feed_forward_length"] = config.count("moe_intermediate_size", MAX_WIDTH)
         if config.get("decoder_sparse_step") != 1 or config.get("mlp_only_layers"):
-            raise UsageError("a qwen3moe model with dense layers can't be converted", why="llama.cpp has none in it")
+            raise UsageError("a qwen3moe model with dense layers can't be converted", why="llama.cpp expects none")
         if config.get("norm_topk_prob") is not True:
             raise UsageError(
-                "a qwen3moe model whose experts' shares don't add up to 1 can't be converted",
-                why="config.json has no norm_topk_prob: true, which llama.cpp takes for granted",
+                "a qwen3moe model without normalized expert weights can't be converted",
+                why="llama.cpp assumes norm_topk_prob: true, which config.json does not state",
             )
 
 
 def _phi3_context(config: Config) -> int:
-    """The context before it was stretched, which the new form of settings keeps with the rope."""
+    """Return the context before RoPE scaling; the newer form of config.json has it in rope_parameters."""
     inner = {**config.part("rope_scaling"), **config.part("rope_parameters")}
     name = "original_max_position_embeddings"
     return Config({name: inner.get(name, config.get(name))}).count(name, MAX_CONTEXT)
@@ -210,16 +229,16 @@ def _phi3_context(config: Config) -> int:
 def _note_window(config: Config, shape: Shape) -> None:
     window = config.count("sliding_window", MAX_CONTEXT)
     if window < shape.metadata["context_length"]:
-        shape.notes.append(f"the sliding window of {window:,} tokens is left out: llama.cpp attends to all of them")
+        shape.notes.append(f"the sliding window of {window:,} tokens is ignored: llama.cpp attends to all tokens")
 
 
 def _check_no_rope_layers(config: Config, shape: Shape) -> None:
-    """Every fourth layer has no positions: llama.cpp can't be told otherwise."""
+    """Refuse settings other than no RoPE in every fourth layer, which is fixed in llama.cpp."""
     stated = config.get("no_rope_layers")
     interval = config.get("no_rope_layer_interval")
-    usual = [int((number + 1) % 4 != 0) for number in range(shape.n_layers)]
-    if (stated is not None and stated != usual) or (stated is None and interval not in (None, 4)):
-        raise UsageError("no_rope_layers can't be converted", why="llama.cpp leaves positions out in every 4th layer")
+    expected = [int((number + 1) % 4 != 0) for number in range(shape.n_layers)]
+    if (stated is not None and stated != expected) or (stated is None and interval not in (None, 4)):
+        raise UsageError("no_rope_layers can't be converted", why="llama.cpp always skips RoPE in every 4th layer")
 
 
 def _gemma(config: Config, family: Family, shape: Shape) -> None:
@@ -250,14 +269,14 @@ def _gemma(config: Config, family: Family, shape: Shape) -> None:
 
 
 def _check_layer_types(config: Config, period: int, n_layers: int) -> None:
-    """Every period-th layer attends to everything: the order that llama.cpp assumes."""
-    usual = ["sliding_attention" if (number + 1) % period else "full_attention" for number in range(n_layers)]
+    """Refuse settings other than full attention in every period-th layer, the order fixed in llama.cpp."""
+    expected = ["sliding_attention" if (number + 1) % period else "full_attention" for number in range(n_layers)]
     stated = config.get("layer_types")
     pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
-    if (stated is not None and stated != usual) or (stated is None and pattern not in (None, period)):
+    if (stated is not None and stated != expected) or (stated is None and pattern not in (None, period)):
         raise UsageError(
             "layer_types of this model can't be converted",
-            why=f"llama.cpp takes every {period}th layer of it for one without a sliding window",
+            why=f"llama.cpp assumes full attention in every {period}th layer",
         )
 
 
@@ -272,13 +291,13 @@ def _bert(config: Config, shape: Shape, folder: Folder) -> None:
 
 
 def _pooling(shape: Shape, folder: Folder) -> None:
-    """How sentence-transformers makes one vector of those of all tokens."""
+    """Read the pooling of sentence-transformers: the way the vectors of all tokens become one."""
     for path in _pooling_folders(folder):
         settings = folder.json(f"{path}/config.json")
         found = next((number for name, number in _POOLING.items() if settings.get(name) is True), None)
         found = found or _POOLING_NAMES.get(str(settings.get("pooling_mode")))
         if found is None:
-            raise UsageError("the model's pooling can't be converted", why="mean, first and last token can")
+            raise UsageError("the model's pooling can't be converted", why="only mean, first and last token can")
         shape.metadata["pooling_type"] = found
         return
 
@@ -292,5 +311,5 @@ def _pooling_folders(folder: Folder) -> list[str]:
         raise BadModelError("modules.json is damaged", why=str(error), hint="download it again") from None
     rows = [row for row in modules[:_MAX_MODULES] if isinstance(row, dict)] if isinstance(modules, list) else []
     paths = [row.get("path") for row in rows if str(row.get("type", "")).endswith("Pooling")]
-    # A path is one folder inside this one, nothing else.
+    # Only a direct subfolder is allowed.
     return [path for path in paths if isinstance(path, str) and path.replace("_", "").isalnum()]

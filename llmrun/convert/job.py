@@ -1,6 +1,6 @@
-"""One conversion, from folder to file: what is read in which order, and what is told about it.
+"""The conversion of one folder to one file.
 
-Owns the order; every step is another module's.
+Owns the order of the steps; each step is in a module of its own.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from llmrun.convert.architectures import family_of, text_config
-from llmrun.convert.bounds import bounds_of
+from llmrun.convert.architectures import find_family, text_config
 from llmrun.convert.card import general_metadata
 from llmrun.convert.folder import Folder, Json
-from llmrun.convert.hyperparameters import shape_of
+from llmrun.convert.hyperparameters import bounds_of, read_shape
 from llmrun.convert.packed import weight_sources
 from llmrun.convert.safetensors import open_checkpoint
 from llmrun.convert.sources import TensorSource
@@ -31,21 +30,15 @@ QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 
 @dataclass(frozen=True, slots=True)
 class ConvertedModel:
-    """A file that was written.
-
-    Attributes:
-        architecture: as config.json names it.
-        type: of its matrices, e.g. "BF16".
-        notes: what became of things that GGUF has no place for; untrusted text.
-    """
+    """A converted file."""
 
     path: Path
-    architecture: str
-    type: str
+    architecture: str  # from config.json
+    type: str  # of the matrices, e.g. "BF16"
     n_bytes: int
     n_tensors: int
     n_parameters: int
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # features that GGUF can't represent; untrusted text
 
 
 def convert_folder(
@@ -55,31 +48,31 @@ def convert_folder(
     type: str = "",  # noqa: A002  # what the option is called
     on_progress: OnProgress = lambda done, total: None,
 ) -> ConvertedModel:
-    """Make a GGUF file from a Hugging Face folder.
+    """Convert a Hugging Face folder to a GGUF file.
 
     Args:
-        folder: with config.json, safetensors files and a tokenizer.
-        target: the file; what is there already is replaced once the new one is complete and verified.
-        type: one of TYPES, of the matrices; empty for what they are stored as (float16 for float32).
-        on_progress: gets (bytes done, bytes in all).
+        folder: has config.json, safetensors files and a tokenizer.
+        target: the GGUF file; an existing one is replaced once the new one is complete and verified.
+        type: of the matrices, one of TYPES; empty for their stored type (float16 for float32).
+        on_progress: called with (bytes written, total bytes).
 
     Raises:
-        UsageError: the model or its weights are of a kind that can't be converted; names it.
+        UsageError: the model, or the type of its weights, is not supported.
         BadModelError: a file of the folder is damaged or does not fit the others.
-        ModelNotFoundError: the folder, or a file of it, is not there.
+        ModelNotFoundError: the folder or one of its files is missing.
         DiskFullError: there is no room for the file.
     """
     if type and type not in TYPES:
         raise UsageError(f"--type {type} can't be written", hint=f"one of {', '.join(TYPES)}")
     source = Folder(folder)
     config = read_config(source)
-    name, family = family_of(config)
+    name, family = find_family(config)
     settings = text_config(config, family)
     with open_checkpoint(source) as stored:
         quantization = settings.part("quantization_config")
         sources = weight_sources(stored, quantization)
         n_rows = count_rows(sources, family)
-        shape = shape_of(settings, family, source, bounds_of(sources, n_rows))
+        shape = read_shape(settings, family, source, bounds_of(sources, n_rows))
         kind = type.upper() or _default_type(sources, quantization)
         tensors = plan_tensors(sources, family, settings, shape, kind)
         vocabulary = read_vocabulary(source, config, family.name, n_rows)
@@ -95,19 +88,19 @@ def convert_folder(
 
 
 def stored_type(folder: Path) -> str:
-    """The type of TYPES that convert_folder() takes when none is named. Errors as there."""
+    """Return the type of TYPES that convert_folder() uses by default; errors are the same."""
     source = Folder(folder)
     config = read_config(source)
-    settings = text_config(config, family_of(config)[1])
+    settings = text_config(config, find_family(config)[1])
     with open_checkpoint(source) as stored:
         quantization = settings.part("quantization_config")
         return _default_type(weight_sources(stored, quantization), quantization).lower()
 
 
 def _default_type(sources: Mapping[str, TensorSource], quantization: Json) -> str:
-    """bfloat16 or float16, whichever loses nothing, or least.
+    """Choose bfloat16 or float16, whichever loses less precision.
 
-    The first matrix tells: "torch_dtype" of config.json is not always right. AWQ and GPTQ have float16 scales.
+    The first matrix decides: "torch_dtype" in config.json is not always right. AWQ and GPTQ have float16 scales.
     """
     method = str(quantization.get("quant_method", "")).lower()
     if method:
@@ -117,16 +110,16 @@ def _default_type(sources: Mapping[str, TensorSource], quantization: Json) -> st
 
 
 def read_config(folder: Folder) -> Json:
-    """config.json.
+    """Return the content of config.json.
 
     Raises:
-        ModelNotFoundError: there is none.
+        ModelNotFoundError: there is no such file.
     """
     if not folder.has("config.json"):
         raise ModelNotFoundError(
             f"{str(folder.path)!r} has no config.json",
-            why="that is what a model's folder of Hugging Face begins with",
-            hint="name the folder that holds it",
+            why="every Hugging Face model has one",
+            hint="name the folder that contains it",
         )
     return folder.json("config.json")
 
@@ -135,9 +128,9 @@ def _size_label(tensors: list[OutputTensor], n_experts: int) -> str:
     from gguf.utility import size_label
 
     sizes = {tensor.name: prod(tensor.source.shape) for tensor in tensors}
-    of_experts = sum(size for name, size in sizes.items() if "_exps." in name)
+    expert_size = sum(size for name, size in sizes.items() if "_exps." in name)
     total = sum(sizes.values())
-    return size_label(total, total - of_experts, of_experts // max(n_experts, 1), n_experts)
+    return size_label(total, total - expert_size, expert_size // max(n_experts, 1), n_experts)
 
 
 def _type_notes(tensors: list[OutputTensor], kind: str) -> list[str]:

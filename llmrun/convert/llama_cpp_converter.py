@@ -1,6 +1,6 @@
-"""Conversion by llama.cpp's own script, in the user's Python with torch: for what our own converter does not know.
+"""Conversion by llama.cpp's own script in the user's Python with torch, for models that llmrun's converter refuses.
 
-Owns how the script is run and that nothing but a proven file gets the target's name; must not know architectures.
+Owns the script's process and the verification of its file before the rename; must not know architectures.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from llmrun.planning.hardware import probe
 from llmrun.protocol.jobs.trial import TRIAL, TryFile
 from llmrun.runner.runner import Runner
 
-_MOST_LINES = 50
-_MOST_WIDTH = 300
+_MAX_LINES = 50
+_MAX_WIDTH = 300
 
 
 def convert_with(
@@ -36,24 +36,24 @@ def convert_with(
     type: str = "",  # noqa: A002  # what the option is called
     on_line: Callable[[str], None] = lambda line: None,
 ) -> ConvertedModel:
-    """Have llama.cpp's convert_hf_to_gguf.py make the file, then prove that it is good.
+    """Convert with llama.cpp's convert_hf_to_gguf.py, and verify the file.
 
     Args:
-        script: the convert_hf_to_gguf.py.
-        folder: with config.json, safetensors files and a tokenizer.
-        target: the file; what is there already is replaced once the new one is proven.
+        script: path of convert_hf_to_gguf.py.
+        folder: has config.json, safetensors files and a tokenizer.
+        target: the GGUF file; an existing one is replaced once the new one is verified.
         python: the interpreter that has torch; empty for the virtual environment beside the script, else python3.
-        type: of --outtype; empty leaves it to the script.
-        on_line: gets each line that the script says; untrusted text.
+        type: value of --outtype; empty for the script's default.
+        on_line: called with each line of the script's output; untrusted text.
 
     Raises:
-        UsageError: the script fails; with its last words.
-        BadModelError: what it wrote is not a whole model, or llama.cpp does not load it.
-        ModelNotFoundError: the script, the folder or the interpreter is not there.
+        UsageError: the script fails; the error has its last line.
+        BadModelError: the script's file is not a complete model, or llama.cpp can't load it.
+        ModelNotFoundError: the script, the folder or the interpreter is missing.
         DiskFullError: there is no room for the file.
     """
     if not script.is_file():
-        hint = "it lies in the folder of llama.cpp's source"
+        hint = "it is in llama.cpp's source folder"
         raise ModelNotFoundError(f"there is no script {str(script)!r}", hint=hint)
     source = Folder(folder)
     names = read_config(source).get("architectures")
@@ -62,21 +62,21 @@ def convert_with(
         command = [python or _python_of(script), str(script.absolute()), str(source.path.absolute())]
         _run([*command, "--outfile", str(path.absolute()), *(["--outtype", type] if type else [])], on_line)
         header = read_header(path)
-        check(replace(header, path=target))  # the name that messages should say
+        check(replace(header, path=target))  # messages name the target
         check_vocabulary(header)
         _try(path)
     return _converted(target, header, str(names[0]) if isinstance(names, list) and names else "unknown")
 
 
 def _python_of(script: Path) -> str:
-    """The interpreter of the virtual environment that lies beside the script, else the one that people call."""
-    inside = Path("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    places = (script.absolute().parent / name / inside for name in (".venv", "venv"))
-    return next((str(place) for place in places if place.is_file()), "python" if os.name == "nt" else "python3")
+    """Return the interpreter of the virtual environment beside the script, else the default command."""
+    interpreter = Path("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    paths = (script.absolute().parent / name / interpreter for name in (".venv", "venv"))
+    return next((str(path) for path in paths if path.is_file()), "python" if os.name == "nt" else "python3")
 
 
 def _run(command: Sequence[str], on_line: Callable[[str], None]) -> None:
-    said: deque[str] = deque(maxlen=_MOST_LINES)
+    lines: deque[str] = deque(maxlen=_MAX_LINES)
     try:
         process = subprocess.Popen(
             command,
@@ -94,23 +94,23 @@ def _run(command: Sequence[str], on_line: Callable[[str], None]) -> None:
         try:
             for line in process.stdout or ():
                 if line.strip():
-                    said.append(line.strip()[:_MOST_WIDTH])
-                    on_line(said[-1])
+                    lines.append(line.strip()[:_MAX_WIDTH])
+                    on_line(lines[-1])
         except BaseException:
             process.kill()
             raise
     if process.returncode:
-        _refuse(command, process.returncode, list(said))
+        _refuse(command, process.returncode, list(lines))
 
 
-def _refuse(command: Sequence[str], status: int, said: list[str]) -> None:
-    last = said[-1] if said else f"it ended with the status {status} and said nothing"
+def _refuse(command: Sequence[str], status: int, lines: list[str]) -> None:
+    last = lines[-1] if lines else f"it exited with status {status} and no output"
     if "No space left on device" in last:
         raise DiskFullError(f"{Path(command[1]).name} found no room for the file", why=last)
     if "ModuleNotFoundError" in last or "ImportError" in last:
-        hint = f"{command[0]} has to have what the script needs; name another Python: --python PATH"
+        hint = f"install the script's requirements for {command[0]}, or name another Python: --python PATH"
     else:
-        hint = f"it runs without us too: {Path(command[1]).name} {command[2]}"
+        hint = f"run it alone to see more: {Path(command[1]).name} {command[2]}"
     raise UsageError(f"{Path(command[1]).name} failed", why=last, hint=hint)
 
 

@@ -1,7 +1,6 @@
-"""Checkpoints whose weights are quantized: AWQ, GPTQ and FP8 become floating-point rows again.
+"""Dequantization of AWQ, GPTQ and FP8 checkpoints to floating-point rows.
 
-Owns their layouts; must not know architectures. Of a tensor that is being unpacked the packed form is in memory, and
-some rows of the result.
+Owns their layouts; must not know architectures. Memory holds one packed tensor, and some rows of the result.
 """
 
 from __future__ import annotations
@@ -11,25 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.convert.encode import to_float32
 from llmrun.convert.safetensors import CheckpointTensor
-from llmrun.convert.sources import TensorSource, rows_at_once, stored_source
+from llmrun.convert.sources import TensorSource, chunk_rows, stored_source
 from llmrun.errors import BadModelError, UsageError
 
 if TYPE_CHECKING:
     from llmrun.convert.encode import Array, Floats
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # which nibble of an int32 holds the first, second ... of its 8 columns
-# What runtimes add and conversion has no use for: scales of activations and of the KV cache.
+# Scales of activations and of the KV cache, which only runtimes use.
 _UNUSED = ("activation_scale", ".input_scale", ".k_scale", ".v_scale", ".q_scale", ".prob_output_scale")
 
 
 def weight_sources(tensors: Mapping[str, CheckpointTensor], config: Mapping[str, Any]) -> dict[str, TensorSource]:
-    """Name -> values of all weights of a checkpoint, unpacked if config.json says that they are packed.
+    """Return name -> values of all weights of a checkpoint, dequantized if necessary.
 
     Args:
-        config: its "quantization_config"; empty when there is none.
+        config: "quantization_config" of config.json; empty if there is none.
 
     Raises:
-        UsageError: they are quantized in a way that can't be undone here; named.
+        UsageError: the quantization method is not supported.
         BadModelError: a part of a quantized tensor is missing or does not fit.
     """
     method = str(config.get("quant_method", "")).lower()
@@ -46,13 +45,13 @@ def weight_sources(tensors: Mapping[str, CheckpointTensor], config: Mapping[str,
     raise UsageError(
         f"weights quantized with {named}{layout:.60} can't be converted",
         why="AWQ, GPTQ and FP8 can be unpacked",
-        hint="take the model's original weights",
+        hint="use the model's original weights",
     )
 
 
 # ---- AWQ and GPTQ: integers, scales and zero points for groups of inputs
 
-# A packed matrix (inputs x outputs) from its parts: called with the outputs wanted, gives their rows.
+# Dequantizes a packed matrix (inputs x outputs): takes a range of outputs, returns their rows.
 _Rows = Callable[[int, int], "Floats"]
 
 
@@ -64,10 +63,10 @@ class _Parts:
         self._tensors = tensors
 
     def find(self, suffix: str, kinds: tuple[str, ...]) -> CheckpointTensor:
-        """One of them.
+        """Return one part.
 
         Raises:
-            BadModelError: it is missing, or of another type.
+            BadModelError: the part is missing, or has another type.
         """
         tensor = self._tensors.get(f"{self.base}.{suffix}")
         if tensor is None or tensor.kind not in kinds:
@@ -76,15 +75,13 @@ class _Parts:
         return tensor
 
     def has(self, suffix: str) -> bool:
-        """Whether there is a part of that name."""
         return f"{self.base}.{suffix}" in self._tensors
 
     def fail(self, why: str) -> BadModelError:
-        """The parts don't fit each other."""
         return BadModelError(f"the quantized tensor {self.base!r} is damaged", why=why)
 
 
-_Reader = Callable[[_Parts], "tuple[tuple[int, int], Callable[[], _Rows]]"]  # shape, and what reads it
+_Reader = Callable[[_Parts], "tuple[tuple[int, int], Callable[[], _Rows]]"]  # returns shape and loader
 _FLOATS = ("F16", "BF16", "F32")
 
 
@@ -97,7 +94,7 @@ def _unpacked(tensors: Mapping[str, CheckpointTensor], reader: _Reader) -> dict[
             found[f"{base}.weight"] = TensorSource(f"{base}.weight", "F32", shape, _row_chunks(shape, load))
         elif suffix in ("qzeros", "scales", "g_idx") and f"{base}.qweight" in tensors:
             continue
-        elif suffix != "bias" or 0 not in tensor.shape:  # some tools write an empty bias where there is none
+        elif suffix != "bias" or 0 not in tensor.shape:  # some tools write an empty tensor for a missing bias
             found[name] = stored_source(tensor)
     return found
 
@@ -105,7 +102,7 @@ def _unpacked(tensors: Mapping[str, CheckpointTensor], reader: _Reader) -> dict[
 def _row_chunks(shape: tuple[int, int], load: Callable[[], _Rows]) -> Callable[[int], Iterator[Array]]:
     def chunks(multiple: int) -> Iterator[Array]:
         rows = load()
-        step = rows_at_once(shape, multiple)
+        step = chunk_rows(shape, multiple)
         for start in range(0, shape[0], step):
             yield rows(start, min(start + step, shape[0]))
 
@@ -121,7 +118,7 @@ def _bits(config: Mapping[str, Any], allowed: tuple[int, ...]) -> int:
 
 
 def _gptq_reader(config: Mapping[str, Any]) -> _Reader:
-    """GPTQ: rows of inputs are packed into int32; zero points, for groups of inputs, along the outputs."""
+    """Return a reader of GPTQ: inputs are packed into int32; zero points of groups of inputs along the outputs."""
     import numpy as np
 
     bits = _bits(config, (2, 4, 8))
@@ -156,19 +153,19 @@ def _gptq_reader(config: Mapping[str, Any]) -> _Reader:
 
 
 def _gptq_groups(parts: _Parts, n_in: int, n_groups: int) -> Array:
-    """The group of each input."""
+    """Return the group of each input."""
     import numpy as np
 
     if not parts.has("g_idx"):
         return np.arange(n_in) // -(-n_in // n_groups)
     groups = parts.find("g_idx", ("I32", "I64")).whole()
     if groups.shape != (n_in,) or groups.min(initial=0) < 0 or groups.max(initial=0) >= n_groups:
-        raise parts.fail("its g_idx names groups that are not there")
+        raise parts.fail("its g_idx names groups that don't exist")
     return groups
 
 
 def _awq_reader(config: Mapping[str, Any]) -> _Reader:
-    """AWQ as its GEMM kernels have it: outputs are packed into int32, in an order of their own."""
+    """Return a reader of AWQ's GEMM layout: outputs are packed into int32, in the order _AWQ_PLACES."""
     import numpy as np
 
     bits = _bits(config, (4,))
@@ -212,7 +209,7 @@ def _awq_columns(packed: Array, bits: int) -> Floats:
 
 
 def _unpack(packed: Array, bits: int, axis: int) -> Floats:
-    """Unsigned numbers of some bits that are packed into int32 along a dimension, the lowest bits first."""
+    """Unpack unsigned integers of `bits` bits from int32 along a dimension, the lowest bits first."""
     import numpy as np
 
     words = np.expand_dims(packed.view(np.uint32), axis + 1)
@@ -247,7 +244,7 @@ def _float8(tensors: Mapping[str, CheckpointTensor], config: Mapping[str, Any]) 
 
 
 def _scaled(source: TensorSource, scale: CheckpointTensor, config: Mapping[str, Any]) -> TensorSource:
-    """float8 values times their scales."""
+    """Multiply float8 values by their scales."""
     import numpy as np
 
     block_rows, block_columns = _block(source, scale, config)
@@ -271,7 +268,7 @@ def _scale_shape(scale: CheckpointTensor) -> tuple[int, int]:
 
 
 def _block(source: TensorSource, scale: CheckpointTensor, config: Mapping[str, Any]) -> tuple[int, int]:
-    """Rows and columns that have one scale.
+    """Return the number of rows and columns that share one scale.
 
     Raises:
         BadModelError: the scales don't fit the tensor.

@@ -1,7 +1,7 @@
-"""A PEFT folder (adapter_config.json, adapter_model.safetensors) becomes the GGUF file of a LoRA adapter.
+"""Conversion of a PEFT folder (adapter_config.json, adapter_model.safetensors) to the GGUF file of a LoRA adapter.
 
-Owns what of PEFT a GGUF file can say; the tensors are those that llama.cpp's convert_lora_to_gguf.py writes. What that
-would leave out in silence is refused.
+Owns the list of PEFT features that GGUF can represent. The tensors equal the ones that llama.cpp's
+convert_lora_to_gguf.py writes; features that it drops silently are refused.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llmrun.convert.architectures import FAMILIES, Family, bare_name, family_of, text_config, wanted_tensors
-from llmrun.convert.bounds import MAX_WIDTH, Bounds
+from llmrun.convert.architectures import FAMILIES, Family, bare_name, find_family, required_tensors, text_config
 from llmrun.convert.card import adapter_metadata
 from llmrun.convert.config import Config
 from llmrun.convert.encode import to_float32
 from llmrun.convert.folder import Folder, is_file, open_regular
-from llmrun.convert.hyperparameters import shape_of
+from llmrun.convert.hyperparameters import MAX_WIDTH, Bounds, read_shape
 from llmrun.convert.job import FILE_TYPES, QUANTIZATION_VERSION, ConvertedModel, read_config
 from llmrun.convert.safetensors import CheckpointTensor, read_table
-from llmrun.convert.sources import TensorSource, array_source, permuted, stored_source
-from llmrun.convert.tensors import OutputTensor, embeddings_name, written
+from llmrun.convert.sources import TensorSource, array_source, permute_heads, stored_source
+from llmrun.convert.tensors import OutputTensor, embeddings_name, output_tensor
 from llmrun.convert.write import OnProgress, write_model
 from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
 from llmrun.gguf.adapter import adapter_facts, check_fits, ties_embeddings
@@ -40,36 +39,31 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?([AB])(?:\.default)?(?:\.weight)?")
 _HEAD = "lm_head.weight"
 _SHOWN = 3
-_LEAST_ALPHA = 1e-6
-_LONGEST_PATTERN, _MOST_REPEATS = 200, 2
-# Settings of PEFT that change what is computed, where they are on -> what they are.
+_MIN_ALPHA = 1e-6
+_MAX_PATTERN, _MAX_REPEATS = 200, 2
+# PEFT settings that change the computation -> their names in messages.
 _REFUSED = {
     "use_dora": "DoRA",
-    "modules_to_save": "whole layers that were trained (modules_to_save)",
+    "modules_to_save": "fully trained layers (modules_to_save)",
     "lora_bias": "biases",
-    "layer_replication": "layers that are used more than once (layer_replication)",
-    "trainable_token_indices": "single tokens that were trained (trainable_token_indices)",
-    "alora_invocation_tokens": "an activated LoRA, which counts behind certain tokens only",
-    "target_parameters": "parameters without a layer (target_parameters)",
+    "layer_replication": "layers used more than once (layer_replication)",
+    "trainable_token_indices": "trained single tokens (trainable_token_indices)",
+    "alora_invocation_tokens": "an activated LoRA, which applies only after certain tokens",
+    "target_parameters": "parameters outside of layers (target_parameters)",
     "fan_in_fan_out": "transposed weights (fan_in_fan_out)",
 }
-_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")  # ways to begin that subtract the adapter from the model
+_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")  # initializations that subtract the adapter from the model
 
 
 class BaseModel(NamedTuple):
-    """The model that an adapter was made for.
-
-    Attributes:
-        tied: its output matrix is the embeddings.
-        header: of its GGUF file; None where it is a Hugging Face folder.
-    """
+    """The base model of an adapter."""
 
     family: Family
     n_layers: int
     n_heads: int
     n_kv_heads: int
-    tied: bool
-    header: Header | None = None
+    tied: bool  # the embeddings are the output matrix too
+    header: Header | None = None  # of its GGUF file; None for a Hugging Face folder
 
 
 def convert_adapter(
@@ -80,20 +74,20 @@ def convert_adapter(
     type: str = "",  # noqa: A002  # what the option is called
     on_progress: OnProgress = lambda done, total: None,
 ) -> ConvertedModel:
-    """Make an adapter's GGUF file from a PEFT folder.
+    """Convert a PEFT folder to an adapter's GGUF file.
 
     Args:
-        folder: with adapter_config.json and adapter_model.safetensors.
-        base: the model that it was made for: a Hugging Face folder, its config.json or a GGUF file. None is the folder
-            that adapter_config.json names.
-        target: the file; what is there already is replaced once the new one is complete and verified.
-        type: one of job.TYPES; empty for what the matrices are stored as.
-        on_progress: gets (bytes done, bytes in all).
+        folder: has adapter_config.json and adapter_model.safetensors.
+        base: the base model: a Hugging Face folder, its config.json or a GGUF file; None for the folder named in
+            adapter_config.json.
+        target: the GGUF file; an existing one is replaced once the new one is complete and verified.
+        type: one of job.TYPES; empty for the stored type of the matrices.
+        on_progress: called with (bytes written, total bytes).
 
     Raises:
-        UsageError: the adapter is of a kind that can't be converted, or does not fit the base, or that is not named.
+        UsageError: the adapter is not supported, does not fit the base, or no base is named.
         BadModelError: a file of the folder is damaged.
-        ModelNotFoundError: the folder, a file of it or the base is not there.
+        ModelNotFoundError: the folder, one of its files or the base is missing.
         DiskFullError: there is no room for the file.
     """
     source = Folder(folder)
@@ -125,15 +119,11 @@ def convert_adapter(
     return ConvertedModel(target, model.family.name, kind, size, len(tensors), count, ())
 
 
-# ---- what the folder says --------------------------------------------------------------------------
+# ---- settings --------------------------------------------------------------------------------------
 
 
 def _refuse(config: Config) -> None:
-    """Refuse what an adapter's file can't say.
-
-    Raises:
-        UsageError: there is something of it; named.
-    """
+    """Raise UsageError for a setting that an adapter's file can't represent."""
     hint = "merge it into its model with PEFT (merge_and_unload), and convert that"
     kind = config.get("peft_type")
     if kind != "LORA":
@@ -149,69 +139,67 @@ def _refuse(config: Config) -> None:
 
 
 def _alpha(config: Config) -> float:
-    """By what llama.cpp multiplies, after it has divided by the rank."""
+    """Return the alpha that llama.cpp multiplies by, after dividing by the rank."""
     alpha = config.number("lora_alpha")
-    if abs(alpha) < _LEAST_ALPHA:
-        config.fail("lora_alpha", "more or less than 0")
+    if abs(alpha) < _MIN_ALPHA:
+        config.fail("lora_alpha", "different from 0")
     return alpha * math.sqrt(config.count("r", MAX_WIDTH)) if config.flag("use_rslora") else alpha
 
 
-def _stretch(config: Config, module: str, rank: int) -> float:
-    """By how much more a module's change is multiplied than llama.cpp will."""
+def _extra_scale(config: Config, module: str, rank: int) -> float:
+    """Return the ratio of a module's scale in PEFT to the scale that llama.cpp will use."""
     patterns = config.part("alpha_pattern")
     key = next((key for key in patterns if _pattern(key).fullmatch(module)), None)
     alpha = Config(patterns).number(key) if key is not None else config.number("lora_alpha")
-    wanted = alpha / (math.sqrt(rank) if config.flag("use_rslora") else rank)
-    return wanted / (_alpha(config) / rank)
+    scale = alpha / (math.sqrt(rank) if config.flag("use_rslora") else rank)
+    return scale / (_alpha(config) / rank)
 
 
 @cache
 def _pattern(key: str) -> re.Pattern[str]:
-    """The end of a layer's name that alpha_pattern gives an alpha of its own: a regular expression.
+    """Compile a key of alpha_pattern: a regular expression for the end of a layer's name.
 
     Raises:
-        UsageError: it is none, or may take for ever: a repeated group, or many repetitions one behind the other.
+        UsageError: the expression is invalid, or may take exponential time: repeated groups, or many repetitions.
     """
     repeats = re.findall(r"[*+?{]", key)
-    if len(key) <= _LONGEST_PATTERN and len(repeats) <= _MOST_REPEATS and not re.search(r"\)[*+?{]", key):
+    if len(key) <= _MAX_PATTERN and len(repeats) <= _MAX_REPEATS and not re.search(r"\)[*+?{]", key):
         with suppress(re.error):
             return re.compile(rf"(?:.*\.)?(?:{key})")
-    raise UsageError(
-        "this adapter can't be converted", why=f"alpha_pattern has the pattern {key[:80]!r}, which is not used here"
-    )
+    raise UsageError("this adapter can't be converted", why=f"alpha_pattern has the unsupported pattern {key[:80]!r}")
 
 
-# ---- the model that it was made for ----------------------------------------------------------------
+# ---- the base model --------------------------------------------------------------------------------
 
 
 def _read_base(folder: Path, base: Path | None, config: Config) -> BaseModel:
     named = str(config.get("base_model_name_or_path") or "")
     if base is None:
-        beside = [Path(named), folder / named] if named else []
-        base = next((place for place in beside if is_file(place / "config.json")), None)
+        candidates = [Path(named), folder / named] if named else []
+        base = next((path for path in candidates if is_file(path / "config.json")), None)
     if base is None:
         raise UsageError(
-            "the model that this adapter was made for is not named",
-            why=f"{CONFIG} names {named[:80]!r}, which is no folder here" if named else f"{CONFIG} names none",
+            "the adapter's base model is not named",
+            why=f"{CONFIG} names {named[:80]!r}, which is not a folder here" if named else f"{CONFIG} names none",
             hint=f"llmrun convert {folder} --base MODEL: its folder, its GGUF file or its name",
         )
     if base.is_file() and base.suffix != ".json":
         return _of_header(read_header(base))
-    place = Folder(base.parent if base.is_file() else base)
-    model = read_config(place)
-    family = family_of(model)[1]
+    source = Folder(base.parent if base.is_file() else base)
+    model = read_config(source)
+    family = find_family(model)[1]
     settings = text_config(model, family)
-    shape = shape_of(settings, family, place, Bounds())
+    shape = read_shape(settings, family, source, Bounds())
     tied = family.tied or settings.flag("tie_word_embeddings")
     return BaseModel(family, shape.n_layers, shape.n_heads, shape.n_kv_heads, tied)
 
 
 def _of_header(header: Header) -> BaseModel:
-    """What a GGUF file says of its model.
+    """Return the base model that a GGUF header describes.
 
     Raises:
-        UsageError: its architecture is not known here.
-        BadModelError: it breaks a rule of models.
+        UsageError: the architecture is not supported.
+        BadModelError: the header breaks a rule for model files.
     """
     check(header)
     known = (family for family in FAMILIES.values() if bool(family.experts or family.halves) == (header.n_experts > 0))
@@ -229,17 +217,17 @@ def _of_header(header: Header) -> BaseModel:
 def _planned(
     stored: Mapping[str, CheckpointTensor], config: Config, base: BaseModel, kind: str
 ) -> Iterator[OutputTensor]:
-    """The tensors of the file: of each pair the matrix that reads, then the one that writes.
+    """Yield the tensors of the file: A and B of each pair.
 
     Raises:
-        UsageError: there is one that can't be converted; named.
-        BadModelError: a pair is not whole.
+        UsageError: a tensor is not supported.
+        BadModelError: a pair is incomplete.
     """
     found = _pairs(stored)
-    places = _places(base)
+    names = _adaptable_tensors(base)
     bare = {module: bare_name(f"{module}.weight", base.family) or module for module in found}
-    _refuse_tensors([module for module in found if bare[module] not in places])
-    order = {name: number for number, name in enumerate(places)}
+    _refuse_tensors([module for module in found if bare[module] not in names])
+    order = {name: number for number, name in enumerate(names)}
     for module in sorted(found, key=lambda module: order[bare[module]]):
         pair = found[module]
         if len(pair) < 2:
@@ -247,12 +235,12 @@ def _planned(
         a, b = (stored_source(pair[each]) for each in "AB")
         if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or not all(a.shape + b.shape):
             raise BadModelError(f"the matrices for {module!r} have the shapes {list(a.shape)} and {list(b.shape)}")
-        stretch = _stretch(config, module, a.shape[0])
-        yield from _pair(places[bare[module]], bare[module], a, b, stretch, base, kind)
+        scale = _extra_scale(config, module, a.shape[0])
+        yield from _pair(names[bare[module]], bare[module], a, b, scale, base, kind)
 
 
 def _pairs(stored: Mapping[str, CheckpointTensor]) -> dict[str, dict[str, CheckpointTensor]]:
-    """Name of a layer of the model -> "A" and "B", the matrices that change it."""
+    """Return name of a model's layer -> its matrices by name, "A" and "B"."""
     found: dict[str, dict[str, CheckpointTensor]] = {}
     unknown: list[str] = []
     for name, tensor in stored.items():
@@ -267,14 +255,14 @@ def _pairs(stored: Mapping[str, CheckpointTensor]) -> dict[str, dict[str, Checkp
     return found
 
 
-def _places(base: BaseModel) -> dict[str, str]:
-    """Bare name of each tensor that an adapter may change -> its name in the file, in the file's order."""
-    wanted = wanted_tensors(base.family, base.n_layers)
-    places = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in wanted.items()}
+def _adaptable_tensors(base: BaseModel) -> dict[str, str]:
+    """Return bare name -> GGUF name of each tensor that an adapter may change, in the file's order."""
+    required = required_tensors(base.family, base.n_layers)
+    names = {f"{hf_name}.weight": f"{gguf_name}.weight" for hf_name, gguf_name in required.items()}
     if base.tied:
-        del places[embeddings_name(base.family)]
-        return places
-    return {**places, _HEAD: "output.weight"}
+        del names[embeddings_name(base.family)]
+        return names
+    return {**names, _HEAD: "output.weight"}
 
 
 def _refuse_tensors(names: list[str]) -> None:
@@ -285,18 +273,17 @@ def _refuse_tensors(names: list[str]) -> None:
 
 
 def _pair(
-    name: str, bare: str, a: TensorSource, b: TensorSource, stretch: float, base: BaseModel, kind: str
+    name: str, bare: str, a: TensorSource, b: TensorSource, scale: float, base: BaseModel, kind: str
 ) -> Iterator[OutputTensor]:
-    """Both matrices as they are written."""
-    if bare == embeddings_name(base.family):  # llama.cpp picks rows of it
+    if bare == embeddings_name(base.family):  # llama.cpp gets rows of A
         a = array_source(a.name, to_float32(_whole(a), a.kind).T)
     if base.family.permutes and bare.endswith(("q_proj.weight", "k_proj.weight")):
-        b = permuted(b, base.n_heads if bare.endswith("q_proj.weight") else base.n_kv_heads)
-    if not math.isclose(stretch, 1.0):
-        b = _scaled(b, stretch)
+        b = permute_heads(b, base.n_heads if bare.endswith("q_proj.weight") else base.n_kv_heads)
+    if not math.isclose(scale, 1.0):
+        b = _scaled(b, scale)
     for end, matrix in (("a", a), ("b", b)):
         stated = kind or (matrix.kind if matrix.kind in FILE_TYPES else "F32")
-        yield written(f"{name}.lora_{end}", matrix, stated)
+        yield output_tensor(f"{name}.lora_{end}", matrix, stated)
 
 
 def _whole(source: TensorSource) -> Array:
@@ -306,7 +293,7 @@ def _whole(source: TensorSource) -> Array:
 
 
 def _scaled(source: TensorSource, by: float) -> TensorSource:
-    """Every value times a number, as float32."""
+    """Multiply every value by a number, in float32."""
 
     def chunks(multiple: int) -> Iterator[Array]:
         for chunk in source.chunks(multiple):

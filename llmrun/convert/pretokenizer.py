@@ -1,8 +1,8 @@
-"""How text is cut into words before merges: the name that llama.cpp has for what tokenizer.json describes.
+"""llama.cpp's name for the pre-tokenizer in tokenizer.json, which splits text into words before merges.
 
-llama.cpp knows a fixed list of ways, each with its regular expressions written into it (llama-vocab.cpp). Its own
-converter recognizes a vocabulary by a checksum of test ids; here the description itself is compared, so that a model
-with another vocabulary and the same rules converts too. What is none of these ways is refused: text would be cut wrong.
+llama.cpp has a fixed list of pre-tokenizers with built-in regular expressions (llama-vocab.cpp). Its own converter
+recognizes a vocabulary by a checksum of test ids. This module compares the description instead, so a model with another
+vocabulary and the same rules converts too. An unknown pre-tokenizer is refused: text would be split wrongly.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DEEPSEEK3 = (
 )
 _GPT2, _DIGITS = "ByteLevel", "Digits"  # steps without a regular expression of their own
 
-# Steps, and whether a word that is a token needs no merges -> llama.cpp's name; None stands for both.
+# Steps, and "ignore_merges" (a word that is a token needs no merges; None for either value) -> llama.cpp's name.
 _NAMES: dict[tuple[tuple[str, ...], bool | None], str] = {
     ((_LLAMA3,), True): "llama-bpe",
     ((_LLAMA3,), False): "dbrx",
@@ -49,21 +49,21 @@ _NAMES: dict[tuple[tuple[str, ...], bool | None], str] = {
 _MAX_DEPTH = 8
 
 
-def name_of(description: Any, *, ignores_merges: bool) -> str:
-    """llama.cpp's name for a pre-tokenizer.
+def find_name(description: Any, *, ignores_merges: bool) -> str:
+    """Return llama.cpp's name for a pre-tokenizer.
 
     Args:
         description: "pre_tokenizer" of tokenizer.json.
-        ignores_merges: its model's "ignore_merges".
+        ignores_merges: "ignore_merges" of the model in tokenizer.json.
 
     Raises:
-        UsageError: llama.cpp has none that is the same.
+        UsageError: llama.cpp has no equivalent one.
     """
     steps = tuple(_steps(description, _MAX_DEPTH))
     name = _NAMES.get((steps, ignores_merges)) or _NAMES.get((steps, None))
     if name is None:
         shown = " then ".join(step if len(step) < 200 else step[:200] + "…" for step in steps) or "nothing"
-        _refuse(f"it cuts by {shown}{', and ignores merges' if ignores_merges else ''}")
+        _refuse(f"it splits by {shown}{', and ignores merges' if ignores_merges else ''}")
     return name
 
 
@@ -73,7 +73,7 @@ def _steps(description: Any, depth: int) -> list[str]:
         return [step for part in description["pretokenizers"] for step in _steps(part, depth - 1)]
     if kind == "ByteLevel":
         if description.get("add_prefix_space"):
-            _refuse("it puts a space before the text")
+            _refuse("it prepends a space to the text")
         return [_GPT2] if description.get("use_regex", True) else []
     if kind == "Digits" and description.get("individual_digits"):
         return [_DIGITS]
@@ -85,16 +85,12 @@ def _steps(description: Any, depth: int) -> list[str]:
 def _pattern(description: dict[str, Any]) -> str:
     pattern = description.get("pattern")
     regex = pattern.get("Regex") if isinstance(pattern, dict) else None
-    how = (description.get("behavior"), bool(description.get("invert")))
-    # Where the expression fits every character, taking what fits is the same as cutting at it.
-    if not isinstance(regex, str) or how not in (("Isolated", False), ("Removed", True)):
-        _refuse(f"it cuts at {str(pattern)[:120]} with {how[0]!r}")
+    mode = (description.get("behavior"), bool(description.get("invert")))
+    # An expression that matches every character splits the same way in both modes.
+    if not isinstance(regex, str) or mode not in (("Isolated", False), ("Removed", True)):
+        _refuse(f"it splits at {str(pattern)[:120]} with {mode[0]!r}")
     return regex
 
 
-def _refuse(why: str) -> NoReturn:
-    raise UsageError(
-        "the tokenizer's way to cut words is not one that llama.cpp knows",
-        why=why,
-        hint=ANOTHER_WAY,
-    )
+def _refuse(reason: str) -> NoReturn:
+    raise UsageError("llama.cpp has no such pre-tokenizer", why=reason, hint=ANOTHER_WAY)

@@ -1,7 +1,9 @@
-"""safetensors files: which tensors there are, and their elements, some rows at a time.
+"""Reader of safetensors files: the table of tensors, and the elements of any rows.
 
-Owns the format and its limits; must not know what the tensors are for. The file is untrusted: its header is bounded,
-every extent is checked, and the tensors must fill the data exactly, without holes or overlaps.
+Owns the format and its limits; must not know the purpose of a tensor. The file is untrusted: its header is bounded,
+every extent is checked, and the tensors must fill the data exactly, without holes or overlaps. The safetensors
+package is not used: it can't give BF16 and F8 to numpy, maps files (SIGBUS if one gets shorter) and accepts repeated
+names.
 
 The format: https://huggingface.co/docs/safetensors/index
 """
@@ -34,27 +36,20 @@ _ELEMENT_BYTES = {kind: int(code[-1]) for kind, code in STORED_TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTensor:
-    """A tensor in a file.
-
-    Attributes:
-        kind: the type of its elements, one of encode.STORED_TYPES.
-        shape: as PyTorch has it, the contiguous dimension last.
-        offset: of its data in the file, in bytes.
-    """
+    """A tensor in a file."""
 
     name: str
-    kind: str
-    shape: tuple[int, ...]
-    offset: int
+    kind: str  # type of the elements, one of encode.STORED_TYPES
+    shape: tuple[int, ...]  # in PyTorch's order, the contiguous dimension last
+    offset: int  # of the data in the file, in bytes
     file: BinaryIO
 
     @property
     def n_bytes(self) -> int:
-        """Of its data."""
         return prod(self.shape) * _ELEMENT_BYTES[self.kind]
 
     def rows(self, start: int, stop: int) -> Array:
-        """The elements of some rows (of the first dimension), in numpy's type for its kind.
+        """Return the elements of some rows of the first dimension, in numpy's type of STORED_TYPES.
 
         Raises:
             BadModelError: the file has become shorter.
@@ -69,7 +64,7 @@ class CheckpointTensor:
         return np.frombuffer(data, STORED_TYPES[self.kind]).reshape(stop - start, *self.shape[1:])
 
     def whole(self) -> Array:
-        """All of its elements."""
+        """Return all elements."""
         if not self.shape:
             return self._as_vector().rows(0, 1).reshape(())
         return self.rows(0, self.shape[0])
@@ -80,22 +75,22 @@ class CheckpointTensor:
 
 @contextmanager
 def open_checkpoint(folder: Folder) -> Iterator[dict[str, CheckpointTensor]]:
-    """All tensors of a folder, in one or many files: name -> tensor.
+    """Open all tensors of a folder, in one or many files: name -> tensor.
 
     Raises:
-        UsageError: the folder holds weights of a kind that can't be used: pickles, adapters, other formats.
+        UsageError: the folder holds only weights that can't be used: pickles, adapters, other formats.
         ModelNotFoundError: a file is missing.
-        BadModelError: a file is damaged, or the index names a tensor that is not there.
+        BadModelError: a file is damaged, or the index names a missing tensor.
     """
     parts = _parts(folder)
     with ExitStack() as files:
         found: dict[str, CheckpointTensor] = {}
-        for name, wanted in parts.items():
+        for name, listed in parts.items():
             file = files.enter_context(open_regular(folder.path / name))
             tensors = read_table(file, folder.path / name)
-            for tensor in wanted if wanted is not None else tensors:
+            for tensor in tensors if listed is None else listed:
                 if tensor not in tensors:
-                    raise BadModelError(f"{name} has no tensor {tensor!r}", why=f"{_INDEX} says that it is there")
+                    raise BadModelError(f"{name} has no tensor {tensor!r}", why=f"{_INDEX} lists it there")
                 if tensor in found:
                     raise BadModelError(f"tensor {tensor!r} is there twice", why=f"in {name} and in another file")
                 found[tensor] = tensors[tensor]
@@ -103,10 +98,10 @@ def open_checkpoint(folder: Folder) -> Iterator[dict[str, CheckpointTensor]]:
 
 
 def read_table(file: BinaryIO, path: Path) -> dict[str, CheckpointTensor]:
-    """The tensors of one open file.
+    """Return the tensors of one open file.
 
     Raises:
-        BadModelError: it is not safetensors, or damaged; says where.
+        BadModelError: the file is not safetensors, or damaged.
     """
     size = file.seek(0, 2)
     file.seek(0)
@@ -114,7 +109,7 @@ def read_table(file: BinaryIO, path: Path) -> dict[str, CheckpointTensor]:
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
     if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
         raise BadModelError(
-            f"{str(path)!r} is not a safetensors file, or cut off",
+            f"{str(path)!r} is not a safetensors file, or truncated",
             why=f"its header would be {length:,} bytes long, the file has {size:,}",
             hint="download it again; with git, run `git lfs pull` in the folder",
         )
@@ -133,14 +128,13 @@ def read_table(file: BinaryIO, path: Path) -> dict[str, CheckpointTensor]:
 
 
 def _row(name: str, row: Any, data_start: int, file: BinaryIO, path: Path) -> CheckpointTensor:
-    """One entry of the header."""
     if len(name) > MAX_NAME:
         _damaged(path, f"a tensor has a name of {len(name):,} characters")
     kind = row.get("dtype") if isinstance(row, dict) else None
     if not isinstance(row, dict) or not isinstance(kind, str):
         _damaged(path, f"the entry of tensor {name!r} names no type")
     if kind not in STORED_TYPES:
-        _damaged(path, f"tensor {name!r} has the type {kind[:40]!r}, which is not known here")
+        _damaged(path, f"tensor {name!r} has the unknown type {kind[:40]!r}")
     shape, offsets = _counts(row.get("shape")), _counts(row.get("data_offsets"))
     if shape is None or len(shape) > MAX_DIMENSIONS or prod(shape) >= 2**60:
         _damaged(path, f"tensor {name!r} has the impossible shape {str(row.get('shape'))[:80]}")
@@ -153,14 +147,14 @@ def _row(name: str, row: Any, data_start: int, file: BinaryIO, path: Path) -> Ch
 
 
 def _counts(values: Any) -> tuple[int, ...] | None:
-    """A list of whole numbers from 0 on; None when it is none."""
+    """Return a list of integers of at least 0 as a tuple; None if it is not such a list."""
     if not isinstance(values, list) or not all(type(value) is int and 0 <= value < 2**60 for value in values):
         return None
     return tuple(values)
 
 
 def _read(file: BinaryIO, length: int) -> bytes:
-    """So many bytes, fewer at the end of the file: the operating system gives at most 2 GB at a time."""
+    """Read N bytes, fewer at the end of the file: one read() of the operating system returns at most 2 GB."""
     parts = []
     while length and (part := file.read(min(length, 1 << 30))):
         parts.append(part)
@@ -168,15 +162,15 @@ def _read(file: BinaryIO, length: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _damaged(path: Path, why: str) -> NoReturn:
-    raise BadModelError(f"{str(path)!r} is damaged", why=why, hint="download it again")
+def _damaged(path: Path, reason: str) -> NoReturn:
+    raise BadModelError(f"{str(path)!r} is damaged", why=reason, hint="download it again")
 
 
 # ---- which files
 
 
 def _parts(folder: Folder) -> Mapping[str, list[str] | None]:
-    """File -> the tensors that are to be taken from it, None for all."""
+    """Return file -> names of the tensors to take from it, None for all."""
     if folder.has(_INDEX):
         return _indexed(folder)
     names = folder.names()
@@ -195,10 +189,10 @@ def _indexed(folder: Folder) -> dict[str, list[str] | None]:
     parts: dict[str, list[str] | None] = {}
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name:
-            raise BadModelError(f"{_INDEX} is damaged", why=f"tensor {tensor!r} is said to be in {name!r:.80}")
-        wanted = parts.setdefault(name, [])
-        assert wanted is not None
-        wanted.append(tensor)
+            raise BadModelError(f"{_INDEX} is damaged", why=f"it lists tensor {tensor!r} in {name!r:.80}")
+        listed = parts.setdefault(name, [])
+        assert listed is not None
+        listed.append(tensor)
     missing = [name for name in parts if not folder.has(name)]
     if missing or len(parts) > MAX_PARTS:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -211,7 +205,7 @@ def _indexed(folder: Folder) -> dict[str, list[str] | None]:
 
 
 def _refuse_weights(folder: Folder, names: list[str]) -> NoReturn:
-    """Say why there is nothing to convert."""
+    """Raise an error that explains why there is nothing to convert."""
     pickles = [name for name in names if name.endswith(_PICKLES)]
     what = f"{str(folder.path)!r} has no model.safetensors"
     if any(name.startswith("adapter_model") for name in names):
@@ -219,13 +213,13 @@ def _refuse_weights(folder: Folder, names: list[str]) -> NoReturn:
     if pickles:
         raise UsageError(
             f"{pickles[0]} is a pickle file",
-            why="loading one can run any program that its maker put in, so pickles (.bin, .pt) are never read",
-            hint="look for a revision of the model with .safetensors files, or save it as safetensors yourself",
+            why="loading a pickle can run arbitrary code, so pickles (.bin, .pt) are never read",
+            hint="find a revision of the model with .safetensors files, or save it as safetensors",
         )
     if any(name.endswith(".gguf") for name in names):
         raise UsageError(what, why="it holds GGUF files, which need no conversion", hint="llmrun run FOLDER/NAME.gguf")
     if any(name.startswith("consolidated") for name in names):
-        raise UsageError(what, why="it is in Mistral's own format", hint="take the files in Hugging Face's format")
+        raise UsageError(what, why="it is in Mistral's own format", hint="use the files in Hugging Face's format")
     if any(name.endswith((".h5", ".msgpack", ".onnx", ".ot")) for name in names):
         raise UsageError(what, why="weights of TensorFlow, Flax or ONNX can't be converted")
-    raise ModelNotFoundError(what, why="there are no weights in it", hint="name a folder of a downloaded model")
+    raise ModelNotFoundError(what, why="there are no weights in it", hint="name the folder of a downloaded model")

@@ -1,7 +1,7 @@
-"""tokenizer.model: the pieces of a SentencePiece vocabulary, read from its protobuf without that library.
+"""Reader of tokenizer.model: the pieces of a SentencePiece vocabulary, parsed without the protobuf library.
 
-Owns as much of the wire format and of sentencepiece_model.proto as is needed. The file is untrusted: lengths are
-checked before they are used, and nothing recurses.
+Owns the required parts of the wire format and of sentencepiece_model.proto. The file is untrusted: lengths are checked
+before they are used, and nothing recurses.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _SHOWN = "tokenizer.model"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A token: its text with ▁ for a space, its score (the higher, the earlier it is merged), its type."""
+    """A token."""
 
-    text: bytes
-    score: float
+    text: bytes  # with ▁ for a space
+    score: float  # higher scores are merged earlier
     type: int
 
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    """A vocabulary, in the order of its ids, and whether a space is put before the text."""
+    """A vocabulary."""
 
-    pieces: tuple[Piece, ...]
-    adds_space: bool
+    pieces: tuple[Piece, ...]  # by id
+    adds_space: bool  # a space is prepended to the text
 
 
 def read_pieces(data: bytes) -> SentencePieceModel:
-    """The vocabulary in the bytes of a tokenizer.model.
+    """Parse the bytes of a tokenizer.model.
 
     Raises:
-        BadModelError: it is damaged.
-        UsageError: it is not a BPE vocabulary.
+        BadModelError: the file is damaged.
+        UsageError: the model type is not BPE.
     """
     pieces: list[Piece] = []
     kind, adds_space = 1, True
@@ -60,7 +60,7 @@ def read_pieces(data: bytes) -> SentencePieceModel:
     if kind != _BPE:
         raise UsageError(
             "the SentencePiece vocabulary is not a BPE vocabulary",
-            why="a unigram model cuts words in another way than llama.cpp does in models of this architecture",
+            why="llama.cpp does not use a unigram model's way of splitting words for this architecture",
         )
     return SentencePieceModel(tuple(pieces), adds_space)
 
@@ -79,16 +79,16 @@ def _piece(data: bytes, number: int) -> Piece:
     return Piece(text, score, kind)
 
 
-def _number_in(data: bytes, wanted: int, default: int) -> int:
-    """The last whole number of that field."""
+def _number_in(data: bytes, number: int, default: int) -> int:
+    """Return the last integer of a field."""
     for field, value in _fields(data):
-        if field == wanted and isinstance(value, int):
+        if field == number and isinstance(value, int):
             default = value
     return default
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
-    """Number and value of each field of a message; what is 8 bytes long is skipped."""
+    """Yield number and value of each field of a message, except fields of 8 bytes."""
     position = 0
     while position < len(data):
         tag, position = _varint(data, position)
@@ -112,7 +112,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, the lowest first, and the position after it."""
+    """Return a number of 7 bits per byte, the lowest first, and the position after it."""
     value = 0
     for place in range(10):
         if position >= len(data):
@@ -125,5 +125,5 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
     raise _damaged("a number does not end")
 
 
-def _damaged(why: str) -> BadModelError:
-    return BadModelError(f"{_SHOWN} is damaged", why=why, hint="download it again; with git, run `git lfs pull`")
+def _damaged(reason: str) -> BadModelError:
+    return BadModelError(f"{_SHOWN} is damaged", why=reason, hint="download it again; with git, run `git lfs pull`")

@@ -1,6 +1,6 @@
-"""Where a tensor's values come from: rows of a file, perhaps turned round or shifted on the way.
+"""Lazy sources of a tensor's values: rows of a file, optionally reordered or shifted.
 
-Nothing is read before somebody walks through the chunks, and then only some rows at a time.
+Rows are read only while the chunks are iterated, some at a time.
 """
 
 from __future__ import annotations
@@ -24,28 +24,21 @@ Chunks = Callable[[int], "Iterator[Array]"]
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """A tensor's values.
+    """A tensor's values."""
 
-    Attributes:
-        name: of the tensor in the checkpoint.
-        kind: the type of what the chunks hold, one of encode.FLOAT_TYPES.
-        shape: as PyTorch has it, the contiguous dimension last.
-        chunks: gives rows one group after another; their number is a multiple of its argument.
-    """
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    chunks: Chunks
+    name: str  # in the checkpoint
+    kind: str  # type of the chunks' elements, one of encode.FLOAT_TYPES
+    shape: tuple[int, ...]  # in PyTorch's order, the contiguous dimension last
+    chunks: Chunks  # yields groups of rows; the size of a group is a multiple of the argument
 
 
-def rows_at_once(shape: tuple[int, ...], multiple: int = 1) -> int:
-    """How many rows make a chunk: a multiple of `multiple`."""
+def chunk_rows(shape: tuple[int, ...], multiple: int = 1) -> int:
+    """Return the number of rows of a chunk, a multiple of `multiple`."""
     return max(1, CHUNK_ELEMENTS // max(prod(shape[1:]) * multiple, 1)) * multiple
 
 
 def stored_source(tensor: CheckpointTensor) -> TensorSource:
-    """A tensor as it is in its file.
+    """Return the source of a stored tensor, unchanged.
 
     Raises:
         BadModelError: its elements are not floating-point numbers.
@@ -53,13 +46,13 @@ def stored_source(tensor: CheckpointTensor) -> TensorSource:
     if tensor.kind not in FLOAT_TYPES:
         raise BadModelError(
             f"tensor {tensor.name!r} holds {tensor.kind} numbers",
-            why="weights are floating-point numbers, unless config.json says how they are quantized",
+            why="weights must be floating-point numbers, unless config.json describes their quantization",
         )
     shape = tensor.shape or (1,)
     whole = replace(tensor, shape=shape)
 
     def chunks(multiple: int) -> Iterator[Array]:
-        step = rows_at_once(shape, multiple)
+        step = chunk_rows(shape, multiple)
         for start in range(0, shape[0], step):
             yield whole.rows(start, min(start + step, shape[0]))
 
@@ -67,15 +60,14 @@ def stored_source(tensor: CheckpointTensor) -> TensorSource:
 
 
 def array_source(name: str, values: Floats) -> TensorSource:
-    """Values that were computed."""
     return TensorSource(name, "F32", values.shape, lambda multiple: iter((values,)))
 
 
-def permuted(source: TensorSource, n_heads: int) -> TensorSource:
-    """Query or key rows in ggml's order of rotation: pairs side by side, not half a head apart.
+def permute_heads(source: TensorSource, n_heads: int) -> TensorSource:
+    """Reorder query or key rows for ggml's rotation: pairs are adjacent, not half a head apart.
 
     Raises:
-        BadModelError: the rows don't divide into so many heads of even length.
+        BadModelError: the rows don't divide into `n_heads` heads of even length.
     """
     n_rows = source.shape[0]
     if n_heads < 1 or n_rows % (2 * n_heads):
@@ -85,7 +77,7 @@ def permuted(source: TensorSource, n_heads: int) -> TensorSource:
     head = n_rows // n_heads
 
     def chunks(multiple: int) -> Iterator[Array]:
-        assert multiple == 1, "rows are turned round once"
+        assert multiple == 1, "rows are reordered once"
         for chunk in source.chunks(head):
             halves = chunk.reshape(len(chunk) // head, 2, head // 2, *chunk.shape[1:])
             yield halves.swapaxes(1, 2).reshape(chunk.shape)
@@ -93,11 +85,11 @@ def permuted(source: TensorSource, n_heads: int) -> TensorSource:
     return replace(source, chunks=chunks)
 
 
-def stacked(name: str, experts: Sequence[TensorSource]) -> TensorSource:
-    """The same matrix of all experts as one tensor.
+def stack_experts(name: str, experts: Sequence[TensorSource]) -> TensorSource:
+    """Stack the same matrix of all experts into one tensor.
 
     Raises:
-        BadModelError: they differ in shape or type.
+        BadModelError: the matrices differ in shape or type.
     """
     first = experts[0]
     other = next((one for one in experts if (one.shape, one.kind) != (first.shape, first.kind)), None)
@@ -111,11 +103,11 @@ def stacked(name: str, experts: Sequence[TensorSource]) -> TensorSource:
     return TensorSource(name, first.kind, (len(experts), *first.shape), chunks)
 
 
-def half(source: TensorSource, number: int) -> TensorSource:
-    """The upper (0) or lower (1) half of each expert's rows.
+def take_half(source: TensorSource, number: int) -> TensorSource:
+    """Take the upper (0) or lower (1) half of each expert's rows.
 
     Raises:
-        BadModelError: it is not a tensor of matrices with an even number of rows.
+        BadModelError: the tensor is not three-dimensional with an even number of rows.
     """
     if len(source.shape) != 3 or source.shape[1] % 2:
         raise BadModelError(f"tensor {source.name!r} has the shape {list(source.shape)}")
@@ -128,8 +120,8 @@ def half(source: TensorSource, number: int) -> TensorSource:
     return replace(source, shape=(n_experts, n_rows, n_columns), chunks=chunks)
 
 
-def shifted(source: TensorSource, by: float) -> TensorSource:
-    """Every value plus a number, as float32."""
+def shift(source: TensorSource, by: float) -> TensorSource:
+    """Add a number to every value, in float32."""
     import numpy as np
 
     def chunks(multiple: int) -> Iterator[Array]:

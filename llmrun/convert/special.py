@@ -1,6 +1,7 @@
-"""Special tokens: which begin, end and fill, whether they are added by themselves, and the chat template.
+"""Special tokens: the first, last and padding tokens, automatic insertion, and the chat template.
 
-The rules are those of gguf-py's SpecialVocab, so that the metadata are what llama.cpp's own converter writes.
+The rules are those of gguf-py's SpecialVocab, so the metadata are what llama.cpp's own converter writes. SpecialVocab
+itself is not used: it parses the untrusted files again, without limits or type checks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 # GGUF's keys; "seperator" is its own spelling.
 _KEYS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}
 _ADDED_KEYS = ("bos", "eos", "sep")
-# Texts that llama.cpp takes for the end of an answer by themselves (llama-vocab.cpp, special_eog_ids).
+# Texts that llama.cpp recognizes as the end of an answer (llama-vocab.cpp, special_eog_ids).
 _KNOWN_ENDS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>",
     "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
@@ -24,24 +25,24 @@ _KNOWN_ENDS = frozenset({
 
 
 def special_metadata(
-    folder: Folder, tokenizer: Json, config: Json, texts: Mapping[int, str], usual: Mapping[str, str]
+    folder: Folder, tokenizer: Json, config: Json, texts: Mapping[int, str], defaults: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Metadata of special tokens and the chat template.
+    """Return the metadata of the special tokens and the chat template.
 
     Args:
-        tokenizer: tokenizer.json; empty when there is none.
+        tokenizer: tokenizer.json; empty if there is none.
         config: config.json.
         texts: id -> text of the vocabulary.
-        usual: kind -> text of the special tokens that the folder need not name.
+        defaults: kind -> text of special tokens that the folder may omit.
     """
     settings = dict(folder.json("tokenizer_config.json"))
     added = {row["content"]: row["id"] for row in added_tokens(tokenizer)}
-    for kind, text in usual.items():
+    for kind, text in defaults.items():
         settings.setdefault(f"{kind}_token", text)
-    added |= {text: number for number, text in texts.items() if text in usual.values()}
+    added |= {text: number for number, text in texts.items() if text in defaults.values()}
     adds: dict[str, bool] = {}
     kinds = list(_KINDS)
-    if tokenizer or usual:
+    if tokenizer or defaults:
         _read_post_processor(tokenizer, settings, adds, kinds)
     ids: dict[str, int] = {}
     for kind in kinds:
@@ -51,7 +52,7 @@ def special_metadata(
     for kind in kinds:
         ids |= _id_of(kind, _stated_id(config, kind), texts, ids)
     ids |= _further_ends(folder, config, texts, ids)
-    written = {kind: number for kind, number in ids.items() if kind != "cls"}  # llama.cpp takes bos for it
+    written = {kind: number for kind, number in ids.items() if kind != "cls"}  # llama.cpp uses bos instead
     found: dict[str, Any] = {f"{_KEYS.get(kind, kind)}_token_id": number for kind, number in written.items()}
     found |= {f"add_{kind}_token": adds[kind] for kind in _ADDED_KEYS if kind in adds}
     metadata: dict[str, Any] = {f"tokenizer.ggml.{key}": value for key, value in found.items()}
@@ -60,7 +61,7 @@ def special_metadata(
 
 
 def added_tokens(tokenizer: Json) -> list[Json]:
-    """The added tokens of tokenizer.json, those that are as they should be."""
+    """Return the valid added tokens of tokenizer.json."""
     rows = tokenizer.get("added_tokens")
     return [
         row
@@ -70,7 +71,7 @@ def added_tokens(tokenizer: Json) -> list[Json]:
 
 
 def _text(entry: Any) -> str:
-    """A token as tokenizer_config.json names it: a text, or an object with one."""
+    """Return the text of a token in tokenizer_config.json: a string, or an object with one."""
     if isinstance(entry, dict):
         entry = entry.get("content")
     return entry if isinstance(entry, str) else ""
@@ -81,7 +82,7 @@ def _id_of(kind: str, number: Any, texts: Mapping[int, str], known: Mapping[str,
 
 
 def _stated_id(config: Json, kind: str) -> Any:
-    """What config.json says; of several ends the first."""
+    """Return the id in config.json; the first one of a list."""
     inner = config.get("text_config")
     found = config.get(f"{kind}_token_id")
     if found is None and isinstance(inner, dict):
@@ -90,7 +91,7 @@ def _stated_id(config: Json, kind: str) -> Any:
 
 
 def _further_ends(folder: Folder, config: Json, texts: Mapping[int, str], known: Mapping[str, int]) -> dict[str, int]:
-    """Ends of an answer beside the first, which llama.cpp would not recognize by their text."""
+    """Return the additional end tokens that llama.cpp would not recognize by their text."""
     stated = [folder.json("generation_config.json").get("eos_token_id"), config.get("eos_token_id")]
     numbers = [number for value in stated for number in (value if isinstance(value, list) else [value])]
     ends: dict[str, int] = {}
@@ -108,7 +109,7 @@ def _further_ends(folder: Folder, config: Json, texts: Mapping[int, str], known:
 
 
 def _read_post_processor(tokenizer: Json, settings: Json, adds: dict[str, bool], kinds: list[str]) -> None:
-    # What BERT calls its first and last token.
+    # BERT's names of the first and last token.
     for plain, bert in (("bos", "cls"), ("eos", "sep")):
         if not settings.get(f"{plain}_token") and settings.get(f"{bert}_token"):
             settings[f"{plain}_token"] = settings[f"{bert}_token"]
@@ -127,7 +128,7 @@ def _processors(post: Any) -> Iterator[Json]:
 
 
 def _read_template(processor: Json, settings: Json, adds: dict[str, bool], kinds: list[str]) -> None:
-    """Whether a token stands at the beginning and at the end of every text."""
+    """Read the first, last and separator tokens that the template adds to every text."""
     single, pair = _entries(processor.get("single")), _entries(processor.get("pair"))
     first = last = ""
     if len(single) > 1:
@@ -156,7 +157,7 @@ def _read_template(processor: Json, settings: Json, adds: dict[str, bool], kinds
 
 
 def _entries(template: Any) -> list[tuple[str, str]]:
-    """Special token, and sequence, of each entry of a template; one of them is empty."""
+    """Return special token and sequence of each entry of a template; one of them is empty."""
     found = []
     for row in template if isinstance(template, list) else []:
         special = row.get("SpecialToken") if isinstance(row, dict) else None
@@ -170,7 +171,7 @@ def _entries(template: Any) -> list[tuple[str, str]]:
 
 
 def _chat_template(folder: Folder, settings: Json) -> str:
-    """tokenizer_config.json's, or that of a file of its own; of several the one called "default"."""
+    """Return the template in tokenizer_config.json or in a separate file; of several the one named "default"."""
     found = settings.get("chat_template")
     if found is None and folder.has("chat_template.jinja"):
         found = folder.text("chat_template.jinja")
@@ -180,5 +181,5 @@ def _chat_template(folder: Folder, settings: Json) -> str:
         named = {str(row.get("name")): row.get("template") for row in found if isinstance(row, dict)}
         found = named.get("default") or next(iter(named.values()), None)
     if found is not None and not isinstance(found, str):
-        raise BadModelError("the chat template is not text", why=f"tokenizer_config.json has {str(found)[:80]!r}")
+        raise BadModelError("the chat template is not a string", why=f"tokenizer_config.json has {str(found)[:80]!r}")
     return found or ""

@@ -1,4 +1,4 @@
-"""Which tensors the file gets, each with its type, its size, and where its values come from.
+"""The tensors of the GGUF file: name, type, size and source of each.
 
 Owns the mapping from a checkpoint to a file; must not know how either is read or written.
 """
@@ -17,19 +17,19 @@ from llmrun.convert.architectures import (
     expert_tensors,
     half_tensors,
     is_vision,
-    wanted_tensors,
+    required_tensors,
 )
 from llmrun.convert.config import Config
 from llmrun.convert.encode import all_finite, encode, to_float32
 from llmrun.convert.hyperparameters import Shape
-from llmrun.convert.sources import TensorSource, array_source, half, permuted, shifted, stacked
+from llmrun.convert.sources import TensorSource, array_source, permute_heads, shift, stack_experts, take_half
 from llmrun.errors import BadModelError, UsageError
 from llmrun.gguf.types import TENSOR_TYPES
 
 if TYPE_CHECKING:
     from llmrun.convert.encode import Array
 
-MAX_NAME_BYTES = 63  # GGML_MAX_NAME, without its end mark
+MAX_NAME_BYTES = 63  # GGML_MAX_NAME without the null byte
 _ALWAYS_F32 = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
 _HEAD = "lm_head.weight"
 _SHOWN = 5
@@ -37,32 +37,28 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """A tensor of the file.
-
-    Attributes:
-        kind: F32, F16, BF16 or Q8_0.
-    """
+    """A tensor of the file."""
 
     name: str
-    kind: str
+    kind: str  # F32, F16, BF16 or Q8_0
     source: TensorSource
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """ggml's order, the contiguous dimension first."""
+        """Dimensions in ggml's order, the contiguous one first."""
         return tuple(reversed(self.source.shape))
 
     @property
     def n_bytes(self) -> int:
-        """Of its data, without padding."""
+        """Size of the data without padding."""
         kind = TENSOR_TYPES[self.kind]
         return prod(self.source.shape) // kind.block * kind.block_bytes
 
     def data(self) -> Iterator[Array]:
-        """Its data, some rows at a time.
+        """Yield the encoded data, some rows at a time.
 
         Raises:
-            BadModelError: a value is infinite or no number, or becomes so in the type it is written in.
+            BadModelError: a value is infinite or NaN, or becomes infinite in the output type.
         """
         for chunk in self.source.chunks(1):
             if self.source.kind == self.kind:
@@ -80,7 +76,7 @@ class OutputTensor:
         if hint and self.source.kind != self.kind:
             raise BadModelError(f"tensor {self.source.name!r} has values too large for {kind}", hint=hint)
         raise BadModelError(
-            f"tensor {self.source.name!r} has values that are infinite or no numbers",
+            f"tensor {self.source.name!r} has infinite or NaN values",
             why="the model is damaged, or its training went wrong",
         )
 
@@ -88,44 +84,44 @@ class OutputTensor:
 def plan_tensors(
     sources: Mapping[str, TensorSource], family: Family, config: Config, shape: Shape, kind: str
 ) -> list[OutputTensor]:
-    """The tensors of the file, in its order.
+    """Return the tensors of the file, in its order.
 
     Args:
-        sources: name in the checkpoint -> values.
-        kind: the type of matrices.
+        sources: checkpoint name -> values.
+        kind: type of the matrices.
 
     Raises:
         BadModelError: a tensor is missing, or does not fit the shape that config.json describes.
-        UsageError: there are tensors that are not known; named.
+        UsageError: there are unknown tensors.
     """
     bare = _bare_sources(sources, family)
     n_vision = sum(is_vision(name, family) for name in sources)
     if n_vision:
-        shape.notes.append(f"the vision part ({n_vision} tensors) is left out: the file reads text only")
+        shape.notes.append(f"the vision part ({n_vision} tensors) is left out: the file takes text only")
     tied = family.tied or config.flag("tie_word_embeddings")
     head = None if family.tied else bare.get(_HEAD)
     if tied and head is not None and _is_same(head, bare.get(embeddings_name(family))):
         head = None
-    planned = [written(name, array_source(name, _floats(values)), kind) for name, values in shape.factors.items()]
+    planned = [output_tensor(name, array_source(name, _floats(values)), kind) for name, values in shape.factors.items()]
     taken = {_HEAD} if family.name != "bert" else set()
-    for theirs, ours in wanted_tensors(family, shape.n_layers).items():
-        planned.append(_planned(bare, theirs, "weight", ours, family, shape, kind))
-        taken.add(f"{theirs}.weight")
-        if f"{theirs}.bias" in bare:
-            planned.append(_planned(bare, theirs, "bias", ours, family, shape, kind))
-            taken.add(f"{theirs}.bias")
-    for ours, parts in expert_tensors(family, shape.n_layers, shape.n_experts):
-        experts = stacked(ours, [_found(bare, name, family, shape) for name in parts])
-        planned.append(written(ours, experts, kind))
+    for hf_name, gguf_name in required_tensors(family, shape.n_layers).items():
+        planned.append(_planned(bare, hf_name, "weight", gguf_name, family, shape, kind))
+        taken.add(f"{hf_name}.weight")
+        if f"{hf_name}.bias" in bare:
+            planned.append(_planned(bare, hf_name, "bias", gguf_name, family, shape, kind))
+            taken.add(f"{hf_name}.bias")
+    for gguf_name, parts in expert_tensors(family, shape.n_layers, shape.n_experts):
+        experts = stack_experts(gguf_name, [_found(bare, name, family, shape) for name in parts])
+        planned.append(output_tensor(gguf_name, experts, kind))
         taken.update(parts)
-    for theirs, two in half_tensors(family, shape.n_layers):
-        both = _found(bare, theirs, family, shape)
-        planned += [written(ours, half(both, number), kind) for number, ours in enumerate(two)]
-        taken.add(theirs)
+    for hf_name, two in half_tensors(family, shape.n_layers):
+        both = _found(bare, hf_name, family, shape)
+        planned += [output_tensor(gguf_name, take_half(both, number), kind) for number, gguf_name in enumerate(two)]
+        taken.add(hf_name)
     if head is not None:
-        planned.append(written("output.weight", head, kind))
+        planned.append(output_tensor("output.weight", head, kind))
     elif not tied:
-        shape.notes.append("there is no lm_head.weight: the embeddings are used for the output too")
+        shape.notes.append("lm_head.weight is missing: the embeddings are used as the output matrix too")
     _refuse_unknown([name for name in bare if name not in taken])
     rows = (bare[embeddings_name(family)].shape[0], shape.metadata["embedding_length"])
     for tensor in planned:
@@ -138,22 +134,22 @@ def _bare_sources(sources: Mapping[str, TensorSource], family: Family) -> dict[s
     for name, source in sources.items():
         short = bare_name(name, family)
         if short is not None and short in bare:
-            raise BadModelError(f"the tensors {name!r} and {bare[short].name!r} are for the same place")
+            raise BadModelError(f"the tensors {name!r} and {bare[short].name!r} have the same role")
         if short is not None:
             bare[short] = source
     return bare
 
 
 def embeddings_name(family: Family) -> str:
-    """The bare name of the embeddings."""
+    """Return the bare name of the embeddings."""
     return next(iter(family.outer)) + ".weight"
 
 
 def count_rows(sources: Mapping[str, TensorSource], family: Family) -> int:
-    """Rows of the embeddings: the number of tokens.
+    """Return the number of rows of the embeddings, which is the number of tokens.
 
     Raises:
-        BadModelError: there are none.
+        BadModelError: there are no embeddings.
     """
     found = next((s for name, s in sources.items() if bare_name(name, family) == embeddings_name(family)), None)
     if found is None or len(found.shape) != 2 or not found.shape[0]:
@@ -170,14 +166,14 @@ def _is_same(one: TensorSource, other: TensorSource | None) -> bool:
 
 
 def _planned(
-    bare: Mapping[str, TensorSource], theirs: str, end: str, ours: str, family: Family, shape: Shape, kind: str
+    bare: Mapping[str, TensorSource], hf_name: str, end: str, gguf_name: str, family: Family, shape: Shape, kind: str
 ) -> OutputTensor:
-    source = _found(bare, f"{theirs}.{end}", family, shape)
-    if family.permutes and theirs.endswith(("q_proj", "k_proj")):
-        source = permuted(source, shape.n_heads if theirs.endswith("q_proj") else shape.n_kv_heads)
-    if family.norm_shift and theirs.endswith("norm"):
-        source = shifted(source, family.norm_shift)
-    return written(f"{ours}.{end}", source, kind)
+    source = _found(bare, f"{hf_name}.{end}", family, shape)
+    if family.permutes and hf_name.endswith(("q_proj", "k_proj")):
+        source = permute_heads(source, shape.n_heads if hf_name.endswith("q_proj") else shape.n_kv_heads)
+    if family.norm_shift and hf_name.endswith("norm"):
+        source = shift(source, family.norm_shift)
+    return output_tensor(f"{gguf_name}.{end}", source, kind)
 
 
 def _found(bare: Mapping[str, TensorSource], name: str, family: Family, shape: Shape) -> TensorSource:
@@ -194,8 +190,8 @@ def _found(bare: Mapping[str, TensorSource], name: str, family: Family, shape: S
     return source
 
 
-def written(name: str, source: TensorSource, kind: str) -> OutputTensor:
-    """Vectors and norms are always float32; a row that doesn't divide into blocks is float16."""
+def output_tensor(name: str, source: TensorSource, kind: str) -> OutputTensor:
+    """Choose a tensor's type: float32 for vectors and norms, float16 if rows don't divide into blocks, else `kind`."""
     assert len(name) <= MAX_NAME_BYTES, "the tables hold short names"
     if len(source.shape) < 2 or name.endswith(_ALWAYS_F32):
         return OutputTensor(name, "F32", source)
@@ -214,18 +210,18 @@ def _refuse_unknown(names: list[str]) -> None:
     if names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         raise UsageError(
-            "the model has tensors that are not known here",
+            "the model has unknown tensors",
             why=f"{', '.join(sorted(names)[:_SHOWN])}{more}",
             hint=ANOTHER_WAY,
         )
 
 
 def _check_shape(tensor: OutputTensor, dimensions: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare a tensor with what config.json says of its model."""
-    place, _, end = tensor.name.rpartition(".")
-    wanted = dimensions.get(place.rpartition(".")[2])
-    found, wanted = tensor.source.shape, wanted[:1] if wanted and end == "bias" else wanted
-    if wanted is not None and found != wanted:
+    """Raise BadModelError if a tensor's shape is not the one that config.json describes."""
+    module, _, end = tensor.name.rpartition(".")
+    required = dimensions.get(module.rpartition(".")[2])
+    found, required = tensor.source.shape, required[:1] if required and end == "bias" else required
+    if required is not None and found != required:
         raise BadModelError(
-            f"tensor {tensor.source.name!r} has the shape {list(found)}", why=f"config.json describes {list(wanted)}"
+            f"tensor {tensor.source.name!r} has the shape {list(found)}", why=f"config.json describes {list(required)}"
         )

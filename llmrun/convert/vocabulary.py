@@ -1,8 +1,8 @@
-"""A model's vocabulary as llama.cpp wants it: texts, types, and scores or merges.
+"""A model's vocabulary in llama.cpp's form: texts, types, and scores or merges.
 
-Owns which of the folder's files is read, and the three kinds that can be converted: byte-level BPE (tokenizer.json),
-SentencePiece BPE (tokenizer.model, or tokenizer.json) and WordPiece (BERT). The number of tokens is that of the
-embeddings' rows: what the tokenizer does not name is padding.
+Owns the choice of the tokenizer file, and the three supported kinds: byte-level BPE (tokenizer.json), SentencePiece BPE
+(tokenizer.model or tokenizer.json) and WordPiece (BERT). The number of tokens equals the number of rows of the
+embeddings; rows without a token become padding.
 """
 
 from __future__ import annotations
@@ -18,28 +18,23 @@ from llmrun.convert.special import added_tokens, special_metadata
 from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
 
 MAX_MODEL_BYTES = 64 * 1024 * 1024
-_SPACE = "\u2581"  # SentencePiece's sign for a space
+_SPACE = "\u2581"  # SentencePiece's space character
 _BERT_TOKENS = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
-_MOST_DIGITS = 10  # of an id
+_MAX_DIGITS = 10  # of an id
 _ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
 
 
 @dataclass
 class ConvertedVocabulary:
-    """Everything about tokens.
+    """A vocabulary as GGUF metadata."""
 
-    Attributes:
-        metadata: keys in the file's order.
-        notes: what the user should know.
-    """
-
-    metadata: dict[str, Any]
-    notes: list[str] = field(default_factory=list)
+    metadata: dict[str, Any]  # in the file's order
+    notes: list[str] = field(default_factory=list)  # differences that the user should know
 
 
 @dataclass
 class _Tokens:
-    """Tokens by their ids, while they are collected."""
+    """Tokens by id, under construction."""
 
     texts: list[bytes]
     types: list[int]
@@ -47,7 +42,7 @@ class _Tokens:
     ignored: int = 0
 
     def put(self, number: int, text: str | bytes, kind: int, score: float) -> None:
-        """Set one; one that the embeddings have no row for is counted only."""
+        """Set a token; only count it if the embeddings have no row for it."""
         if number >= len(self.texts):
             self.ignored += 1
             return
@@ -57,7 +52,7 @@ class _Tokens:
 
     @property
     def by_id(self) -> dict[int, str]:
-        """Texts of those that are not padding."""
+        """Texts of the tokens that are not padding."""
         return {
             number: text.decode("utf-8", "replace")
             for number, text in enumerate(self.texts)
@@ -66,17 +61,17 @@ class _Tokens:
 
 
 def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> ConvertedVocabulary:
-    """The vocabulary of a folder.
+    """Read the vocabulary of a folder.
 
     Args:
         config: config.json.
-        family: the architecture's name in llama.cpp.
-        n_rows: of the embeddings.
+        family: llama.cpp's name of the architecture.
+        n_rows: number of rows of the embeddings.
 
     Raises:
         ModelNotFoundError: there is no tokenizer.
-        UsageError: it works in a way that llama.cpp does not know; says which.
-        BadModelError: it is damaged, or has more tokens than the embeddings have rows.
+        UsageError: llama.cpp does not support the tokenizer.
+        BadModelError: the tokenizer is damaged, or has more tokens than the embeddings have rows.
     """
     tokens = _Tokens([b"[PAD%d]" % number for number in range(n_rows)], [UNUSED] * n_rows, [_PADDING_SCORE] * n_rows)
     tokenizer = folder.json("tokenizer.json")
@@ -88,7 +83,7 @@ def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> C
         raise ModelNotFoundError(
             f"{str(folder.path)!r} has no tokenizer",
             why="neither tokenizer.json nor tokenizer.model is there",
-            hint="download it into the folder; tokenizers made of Python code can't be converted",
+            hint="download it into the folder; tokenizers in Python code can't be converted",
         )
     elif _has_byte_fallback(tokenizer):
         own = _sentencepiece_as_json(tokenizer, folder, tokens)
@@ -106,10 +101,10 @@ def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> C
 
 
 def _added(folder: Folder, tokenizer: Json) -> dict[int, tuple[str, bool]]:
-    """Added tokens: id -> text, and whether it is special. tokenizer_config.json has the last word, as in transformers.
+    """Return the added tokens: id -> (text, is special). tokenizer_config.json takes precedence, as in transformers.
 
     Raises:
-        BadModelError: a row is not as it should be.
+        BadModelError: a row is invalid.
     """
     found = {row["id"]: (row["content"], bool(row.get("special"))) for row in added_tokens(tokenizer)}
     decoder = folder.json("tokenizer_config.json").get("added_tokens_decoder", {})
@@ -125,7 +120,7 @@ def _added(folder: Folder, tokenizer: Json) -> dict[int, tuple[str, bool]]:
 
 
 def _is_id(text: str) -> bool:
-    return text.isdecimal() and len(text) <= _MOST_DIGITS
+    return text.isdecimal() and len(text) <= _MAX_DIGITS
 
 
 def _put_added(tokens: _Tokens, added: Mapping[int, tuple[str, bool]]) -> None:
@@ -137,7 +132,7 @@ def _put_added(tokens: _Tokens, added: Mapping[int, tuple[str, bool]]) -> None:
 
 
 def _looks_special(text: str) -> bool:
-    """Some makers mark tokens as ordinary that no user should be able to write."""
+    """Return whether a token should be special although some models mark it as ordinary."""
     if text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]"):
         return True
     return any(
@@ -153,14 +148,14 @@ def _model_of(tokenizer: Json, kind: str) -> Json:
     found = model.get("type", kind) if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict) or found != kind:
         raise UsageError(
-            f"a tokenizer of the kind {str(found)[:40]!r} can't be converted",
-            why=f"a model of this architecture needs {kind}",
+            f"a tokenizer of the type {str(found)[:40]!r} can't be converted",
+            why=f"models of this architecture require {kind}",
         )
     return model
 
 
 def _vocabulary_of(model: Json, tokens: _Tokens, added: Mapping[int, object]) -> dict[str, int]:
-    """Text -> id of the model's own tokens."""
+    """Return text -> id of the model's own tokens."""
     vocabulary: dict[str, int] = model["vocab"]
     for text, number in vocabulary.items():
         if type(number) is not int or number < 0:
@@ -178,8 +173,8 @@ def _byte_level(tokenizer: Json, folder: Folder, tokens: _Tokens) -> dict[str, A
     normalizer = tokenizer.get("normalizer")
     kind = normalizer.get("type") if isinstance(normalizer, dict) else None
     if normalizer is not None and kind != "NFC":
-        raise UsageError(f"a tokenizer that changes text first ({str(kind)[:40]}) can't be converted")
-    pre = pretokenizer.name_of(tokenizer.get("pre_tokenizer"), ignores_merges=bool(model.get("ignore_merges")))
+        raise _normalizer_error(kind)
+    pre = pretokenizer.find_name(tokenizer.get("pre_tokenizer"), ignores_merges=bool(model.get("ignore_merges")))
     added = _added(folder, tokenizer)
     for text, number in _vocabulary_of(model, tokens, added).items():
         tokens.put(number, text, NORMAL, 0.0)
@@ -189,7 +184,7 @@ def _byte_level(tokenizer: Json, folder: Folder, tokens: _Tokens) -> dict[str, A
 
 
 def _merges(model: Json) -> list[str]:
-    """Pairs with a space between, whichever of the two forms the file has; a space inside becomes Ġ."""
+    """Return the merges as pairs separated by a space, from either form of the file; a space inside becomes Ġ."""
     merges = model.get("merges")
     rows = merges if isinstance(merges, list) else []
     found = []
@@ -214,7 +209,7 @@ def _sentencepiece(folder: Folder, tokenizer: Json, tokens: _Tokens) -> dict[str
             why=f"it has {len(found.pieces):,} tokens, the embeddings have {len(tokens.texts):,} rows",
         )
     for number, piece in enumerate(found.pieces):
-        # llama.cpp's converter takes user-defined pieces for ordinary ones, unless they are added tokens too.
+        # llama.cpp's converter treats user-defined pieces as ordinary ones, unless they are added tokens too.
         kind = NORMAL if piece.type == USER_DEFINED else piece.type
         tokens.put(number, piece.text, kind, piece.score)
     for text, number in folder.json("added_tokens.json").items():
@@ -226,7 +221,7 @@ def _sentencepiece(folder: Folder, tokenizer: Json, tokens: _Tokens) -> dict[str
 
 
 def _space_prefix(folder: Folder, adds_space: bool) -> dict[str, Any]:
-    """Whether a space is put before the text; llama.cpp does it unless it is told otherwise."""
+    """Return the metadata for prepending a space to the text, which is llama.cpp's default."""
     stated = folder.json("tokenizer_config.json").get("add_prefix_space")
     if isinstance(stated, bool):
         return {"add_space_prefix": stated and adds_space}
@@ -234,14 +229,14 @@ def _space_prefix(folder: Folder, adds_space: bool) -> dict[str, Any]:
 
 
 def _has_byte_fallback(tokenizer: Json) -> bool:
-    """Whether it is a SentencePiece vocabulary in the clothes of a tokenizer.json."""
+    """Return whether a tokenizer.json contains a SentencePiece vocabulary."""
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) and model.get("byte_fallback") else None
     return isinstance(vocabulary, dict) and "<0x00>" in vocabulary
 
 
 def _sentencepiece_as_json(tokenizer: Json, folder: Folder, tokens: _Tokens) -> dict[str, Any]:
-    """The scores that SentencePiece had are gone, but merges are in their order."""
+    """Read a SentencePiece vocabulary from tokenizer.json, which has no scores, but the merges in their order."""
     model = _model_of(tokenizer, "BPE")
     adds_space = _prepends_space(tokenizer)
     ranks: dict[str, int] = {}
@@ -258,14 +253,14 @@ def _sentencepiece_as_json(tokenizer: Json, folder: Folder, tokens: _Tokens) -> 
 
 
 def _prepends_space(tokenizer: Json) -> bool:
-    """Whether a space is put before the text.
+    """Return whether a space is prepended to the text.
 
     Raises:
-        UsageError: text is changed in another way too.
+        UsageError: the text is changed in another way too.
     """
-    normalizer, cutter = tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer")
+    normalizer, splitter = tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer")
     steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else []
-    steps = [*steps, cutter] if isinstance(steps, list) and cutter else steps
+    steps = [*steps, splitter] if isinstance(steps, list) and splitter else steps
     prepends = False
     for step in steps if isinstance(steps, list) else []:
         kind = step.get("type") if isinstance(step, dict) else None
@@ -274,8 +269,12 @@ def _prepends_space(tokenizer: Json) -> bool:
         elif kind == "Metaspace":
             prepends = step.get("prepend_scheme", "always") != "never" and step.get("add_prefix_space", True)
         elif kind not in ("Replace", "Split"):
-            raise UsageError(f"a tokenizer that changes text first ({str(kind)[:40]}) can't be converted")
+            raise _normalizer_error(kind)
     return prepends
+
+
+def _normalizer_error(kind: object) -> UsageError:
+    return UsageError(f"a tokenizer that normalizes text ({str(kind)[:40]}) can't be converted")
 
 
 # ---- WordPiece
@@ -289,7 +288,9 @@ def _wordpiece(folder: Folder, tokenizer: Json, config: Json, tokens: _Tokens) -
         lines = folder.text("vocab.txt").split("\n")
         vocabulary = {text.rstrip("\r"): number for number, text in enumerate(lines) if text}
     if not vocabulary:
-        raise ModelNotFoundError(f"{str(folder.path)!r} has no tokenizer", why="tokenizer.json or vocab.txt is needed")
+        raise ModelNotFoundError(
+            f"{str(folder.path)!r} has no tokenizer", why="tokenizer.json or vocab.txt is required"
+        )
     tokens.texts[:] = [_SPACE.encode() + text for text in tokens.texts]
     added = _added(folder, tokenizer) or {
         vocabulary[text]: (text, True) for text in _BERT_TOKENS.values() if text in vocabulary
@@ -305,11 +306,11 @@ def _wordpiece(folder: Folder, tokenizer: Json, config: Json, tokens: _Tokens) -
 
 
 def _normalizer(tokenizer: Json) -> dict[str, Any]:
-    """Whether text is made lower case before, and accents are taken away."""
+    """Return the metadata for lower-casing the text and removing accents."""
     normalizer = tokenizer.get("normalizer")
     if not isinstance(normalizer, dict):
         return {}
     if normalizer.get("type") != "BertNormalizer":
-        raise UsageError(f"a tokenizer that changes text first ({str(normalizer.get('type'))[:40]}) can't be converted")
+        raise _normalizer_error(normalizer.get("type"))
     keys = {"normalizer.lowercase": "lowercase", "normalizer.strip_accents": "strip_accents"}
     return {key: normalizer[name] for key, name in keys.items() if isinstance(normalizer.get(name), bool)}

@@ -1,1 +1,1 @@
-"""Inference made visible: how text becomes tokens, and what a model does with them."""
+"""Explanations of inference: tokens, merges, watermarks, and the engine's view of one answer."""

@@ -1,6 +1,6 @@
-"""An answer explained: what the engine saw of it, how its tokens were chosen, and what that means on this machine.
+"""The explanation of one answer: the engine's activations, the sampler's choices, the KV cache, the machine's limits.
 
-Owns how these are put together; must not print.
+Owns their combination; must not print.
 """
 
 from __future__ import annotations
@@ -21,63 +21,44 @@ from llmrun.protocol.jobs.explain import EXPLAIN, ExplainRun, RunCollected
 from llmrun.protocol.jobs.limits import LIMITS, MeasureLimits
 
 MOST_TOKENS = 64
-"""Of an answer whose choices can be explained; the logits of each are kept."""
+"""Limit of an answer's tokens with explained choices: the logits of each are stored."""
 CANDIDATES = 5
 PAGE_CANDIDATES = 200
-"""Of each choice, from which a page computes what other settings would have made of it."""
+"""Candidates of each choice for a page, which computes the effect of other sampler settings from them."""
 _MEASURED_SECONDS = 0.05  # for reading, and for each kind of multiplying
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What the KV cache takes.
+    """The memory use of a KV cache."""
 
-    Attributes:
-        bytes_per_token: in all layers together.
-        layers: that keep keys and values.
-        unshared_bytes_per_token: what it would be if each head had keys and values of its own; 0 where that is unknown.
-        window: how many tokens the layers with a sliding window look back; 0 where there are none.
-        window_layers: of those.
-        n_ctx: the context window.
-        full_bytes: of a full context window.
-    """
-
-    bytes_per_token: float
-    layers: int
-    unshared_bytes_per_token: float
-    window: int
-    window_layers: int
+    bytes_per_token: float  # of all layers together
+    layers: int  # with keys and values
+    unshared_bytes_per_token: float  # if each head had keys and values of its own (no GQA); 0 if unknown
+    window: int  # tokens of the sliding window; 0 without one
+    window_layers: int  # with a sliding window
     n_ctx: int
-    full_bytes: float
+    full_bytes: float  # of a full context window
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedAnswer:
-    """Everything about one answer.
+    """The explanation of one answer."""
 
-    Attributes:
-        model: its name.
-        run: what the engine saw.
-        choices: how the answer's tokens were chosen, in order; only the last of a long one.
-        cache: what the KV cache takes.
-        prefill_limit: how fast the machine could read the watched part of the prompt at most; None where unknown.
-        decode_limit: the same of a single token.
-    """
-
-    model: str
+    model: str  # name
     run: RunCollected
-    choices: tuple[Choice, ...]
+    choices: tuple[Choice, ...]  # of the answer's tokens, in order; only the last ones of a long answer
     cache: CacheUse
-    prefill_limit: Limit | None
-    decode_limit: Limit | None
+    prefill_limit: Limit | None  # of the machine, for the watched part of the prompt; None if unknown
+    decode_limit: Limit | None  # the same for a single token
 
 
 def explain_answer(model: Model, *, everywhere: bool = False, candidates: int = CANDIDATES) -> ExplainedAnswer:
-    """Explain the answer that a model gave last; it has to have been told to remember its choices.
+    """Return the explanation of a model's last answer, whose request must have had `remember` set.
 
     Args:
         everywhere: see llmrun.protocol.jobs.explain.ExplainRun.
-        candidates: how many of the likeliest to name for each choice.
+        candidates: number of the likeliest candidates of each choice.
 
     Raises:
         UsageError: there is no such answer.
@@ -92,7 +73,7 @@ def explain_answer(model: Model, *, everywhere: bool = False, candidates: int = 
 
 
 def cache_use(model: Model) -> CacheUse:
-    """By the model's header, and how it is loaded."""
+    """Return the KV cache's memory use, from the model's header and load parameters."""
     header, element = model.header, _element_bytes(model)
     per_token = header.kv_bytes_per_token(element)
     return CacheUse(
@@ -107,7 +88,7 @@ def cache_use(model: Model) -> CacheUse:
 
 
 def _heads_per_kv_head(header: Header) -> float:
-    """How many heads share keys and values; 0 where what is kept is no head's."""
+    """Return the number of heads that share keys and values; 0 for latent attention."""
     if header.is_latent or not isinstance(header.n_kv_heads, int) or not isinstance(header.n_heads, int):
         return 0.0
     return header.n_heads / header.n_kv_heads if header.n_kv_heads else 0.0
@@ -118,18 +99,18 @@ def _element_bytes(model: Model) -> float:
 
 
 def _limits(model: Model, run: RunCollected) -> tuple[Limit | None, Limit | None]:
-    """What this machine could do at most, of the watched prefill and of a decode step; unknown with a GPU."""
+    """Return this machine's limits of the watched prefill and of a decode step; None with a GPU."""
     if model.load.gpu_layers and this_machine().gpus:
         return None, None
     watched = len(run.tokens) - run.first
     settings = BenchSettings(model.load.threads, n_batch=watched, n_ubatch=watched)
-    needs, engine = TokenCost.of(model.header), model.last_answer()[0]
+    cost, engine = TokenCost.of(model.header), model.last_answer()[0]
     tests = (BenchTest(n_prompt=watched, n_depth=run.first), BenchTest(n_gen=1, n_depth=len(run.tokens) - 1))
-    phases = [needs.phases(test, settings, _element_bytes(model)) for test in tests]
-    n_bytes = int(max(phase.working_set for found in phases for phase in found))
+    phases = [cost.phases(test, settings, _element_bytes(model)) for test in tests]
+    n_bytes = int(max(phase.working_set for test_phases in phases for phase in test_phases))
     try:
         machine = engine.do(LIMITS, MeasureLimits(min(n_bytes, 1 << 30), model.load.threads, _MEASURED_SECONDS))
     except LlmrunError:
         return None, None
-    prefill, decode = (limit_of(found, machine) for found in phases)
+    prefill, decode = (limit_of(test_phases, machine) for test_phases in phases)
     return prefill, decode

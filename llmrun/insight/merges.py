@@ -1,7 +1,7 @@
-"""How tokens came to be: the tokenizers' own rules, applied to the vocabulary that a model's header carries.
+"""Merge trees of tokens: the tokenizers' algorithms, applied to the vocabulary in a model's header.
 
-Owns the rules, which are llama.cpp's (src/llama-vocab.cpp) without their speed: for a few tokens at a time. Which
-tokens a text has is llama.cpp's to say; where these rules lead to other ones, nothing is said of how they came.
+Owns the algorithms, which are llama.cpp's (src/llama-vocab.cpp) without the optimizations: for a few tokens at a time.
+llama.cpp tokenizes; a token that these algorithms do not lead to has no tree.
 """
 
 from __future__ import annotations
@@ -22,43 +22,32 @@ _SPACE = "\u2581".encode()  # what vocabularies write for a space
 
 @dataclass(frozen=True, slots=True)
 class MergeNode:
-    """A piece of text on its way to a token, or the token itself.
+    """A node of a token's merge tree; the token itself is the root."""
 
-    Attributes:
-        data: UTF-8 bytes, maybe not whole characters.
-        value: what the rule went by, see its words; None where it went by nothing.
-        parts: see the rule's words; none of what was there from the start.
-    """
-
-    data: bytes
-    value: float | None = None
-    parts: tuple[MergeNode, ...] = ()
+    data: bytes  # UTF-8, maybe of incomplete characters
+    value: float | None = None  # rank or score, see MergeRule.words; None without one
+    parts: tuple[MergeNode, ...] = ()  # see MergeRule.words; none of a leaf
 
 
 class TokenOrigin(NamedTuple):
-    """How the next tokens of a text came: mostly one. node is None where no rule made them."""
+    """The tree of the next tokens of a text, mostly one; node is None for tokens that no rule made."""
 
     n_tokens: int
     node: MergeNode | None
 
 
 class MergeRule(Protocol):
-    """A kind of tokenizer, with the vocabulary it works on.
-
-    Attributes:
-        name: that people know it by.
-        words: what it does, and how its trees are read.
-    """
+    """A tokenizer's algorithm with a vocabulary."""
 
     name: ClassVar[str]
-    words: ClassVar[str]
+    words: ClassVar[str]  # explanation of the algorithm and of its trees, for users
 
     def origins(self, tokens: Sequence[int]) -> Iterator[TokenOrigin]:
-        """How each token of a text came."""
+        """Yield the merge trees of a text's tokens, in order."""
 
 
 def merge_rule(path: Path) -> MergeRule | None:
-    """The rule of a model's vocabulary; None where it is one that has no trees.
+    """Return the rule of a model's vocabulary; None if its kind has no trees.
 
     Raises:
         BadModelError: the header is damaged.
@@ -78,8 +67,8 @@ def merge_rule(path: Path) -> MergeRule | None:
 
 
 def _array(metadata: Mapping[str, Any], key: str) -> tuple[Any, ...]:
-    found = metadata.get(key)
-    return found if isinstance(found, tuple) else ()
+    value = metadata.get(key)
+    return value if isinstance(value, tuple) else ()
 
 
 class BytePairs:
@@ -87,9 +76,9 @@ class BytePairs:
 
     name: ClassVar[str] = "BPE"
     words: ClassVar[str] = (
-        "Byte pair encoding starts from single bytes or characters and joins the two neighbours that stand first in "
-        "the model's list of merges, again and again. Below a token stands what it was joined from; the number is the "
-        "merge's place in that list, where frequent ones come first."
+        "Byte pair encoding starts from single bytes or characters and repeatedly merges the two neighbours that are "
+        "first in the model's list of merges. Below a token are the two parts it was merged from; the number is the "
+        "merge's rank in that list, where frequent ones come first."
     )
 
     def __init__(self, words: Sequence[bytes | None], merges: Sequence[bytes], *, is_byte_level: bool) -> None:
@@ -98,10 +87,10 @@ class BytePairs:
         self._is_byte_level = is_byte_level
 
     def origins(self, tokens: Sequence[int]) -> Iterator[TokenOrigin]:
-        """See MergeRule. No merge crosses the end of a token, so that each one's own letters give its tree."""
+        """Yield a tree for each token: no merge crosses a token's end, so its own characters suffice."""
         for token in tokens:
-            made = _joined(self._words[token], self._rank)
-            yield TokenOrigin(1, made and _translated(made, self._bytes))
+            root = _merged(self._words[token], self._rank)
+            yield TokenOrigin(1, root and _readable(root, self._bytes))
 
     def _rank(self, left: bytes, right: bytes) -> float | None:
         return self._ranks.get(left + b" " + right)
@@ -117,8 +106,8 @@ class SentencePiece:
 
     name: ClassVar[str] = "SentencePiece"
     words: ClassVar[str] = (
-        "SentencePiece's BPE starts from single characters and joins the two neighbours whose union has the highest "
-        "score in the vocabulary, again and again. Below a token stands what it was joined from; the number is that "
+        "SentencePiece's BPE starts from single characters and repeatedly merges the two neighbours whose union has "
+        "the highest score in the vocabulary. Below a token are the two parts it was merged from; the number is that "
         "score. A character that the vocabulary lacks is spelled in byte tokens."
     )
 
@@ -127,10 +116,10 @@ class SentencePiece:
         self._scores = {word: score for word, score in zip(words, scores, strict=False) if word is not None}
 
     def origins(self, tokens: Sequence[int]) -> Iterator[TokenOrigin]:
-        """See MergeRule. No union crosses the end of a token, so that each one's own characters give its tree."""
+        """Yield a tree for each token: no merge crosses a token's end, so its own characters suffice."""
         for token in tokens:
-            made = _joined(self._words[token], self._rank)
-            yield TokenOrigin(1, made and _translated(made, _spaced, sign=-1))
+            root = _merged(self._words[token], self._rank)
+            yield TokenOrigin(1, root and _readable(root, _spaced, sign=-1))
 
     def _rank(self, left: bytes, right: bytes) -> float | None:
         score = self._scores.get(left + right)
@@ -143,7 +132,7 @@ class WordPiece:
     name: ClassVar[str] = "WordPiece"
     words: ClassVar[str] = (
         "WordPiece takes the longest beginning of a word that is in the vocabulary, then the longest beginning of the "
-        "rest. The number says how many longer ones were looked for in vain."
+        "rest. The number is how many longer beginnings were tried first."
     )
 
     def __init__(self, words: Sequence[bytes | None]) -> None:
@@ -152,7 +141,7 @@ class WordPiece:
         self._longest = max(map(len, self._known), default=0)
 
     def origins(self, tokens: Sequence[int]) -> Iterator[TokenOrigin]:
-        """See MergeRule. A word's tokens have one tree; a token that begins a word has a space in front."""
+        """Yield a tree for each word; a token that begins a word has a leading space."""
         start = 0
         while start < len(tokens):
             end = start + 1
@@ -166,16 +155,16 @@ class WordPiece:
         if None in pieces:
             return None
         rest = word = b"".join(piece for piece in pieces if piece)
-        found: list[MergeNode] = []
+        nodes: list[MergeNode] = []
         for piece in pieces:
             letters = [len(rest[:end].decode("utf-8", "ignore").encode()) for end in range(1, len(rest) + 1)]
-            tried = sorted({end for end in letters if 0 < end <= self._longest}, reverse=True)
-            taken = next((end for end in tried if rest[:end] in self._known), 0)
+            lengths = sorted({end for end in letters if 0 < end <= self._longest}, reverse=True)
+            taken = next((end for end in lengths if rest[:end] in self._known), 0)
             if rest[:taken] != piece:
                 return None
-            found.append(MergeNode(_spaced(rest[:taken]), sum(end > taken for end in tried)))
+            nodes.append(MergeNode(_spaced(rest[:taken]), sum(end > taken for end in lengths)))
             rest = rest[taken:]
-        return MergeNode(_spaced(word), None, tuple(found)) if len(found) > 1 else found[0]
+        return MergeNode(_spaced(word), None, tuple(nodes)) if len(nodes) > 1 else nodes[0]
 
 
 class Unigram:
@@ -184,7 +173,7 @@ class Unigram:
     name: ClassVar[str] = "Unigram"
     words: ClassVar[str] = (
         "The unigram model cuts a text so that the scores of its pieces, logarithms of how likely they are, have the "
-        "highest sum; Viterbi's algorithm finds that cut. The number is a piece's score. Below stands the best cut "
+        "highest sum; Viterbi's algorithm finds that cut. The number is a piece's score. Below it is the best cut "
         "without it."
     )
 
@@ -193,7 +182,7 @@ class Unigram:
         self._scores = {word: score for word, score in zip(words, scores, strict=False) if word}
 
     def origins(self, tokens: Sequence[int]) -> Iterator[TokenOrigin]:
-        """See MergeRule."""
+        """Yield a tree for each token; none for a token whose text has a better cut."""
         for token in tokens:
             word = self._words[token]
             score = self._scores.get(word or b"")
@@ -205,7 +194,7 @@ class Unigram:
             yield TokenOrigin(1, MergeNode(_spaced(word), score, other) if is_best else None)
 
     def _best_cut(self, word: bytes) -> tuple[MergeNode, ...]:
-        """The pieces with the highest sum of scores that a word can be cut into, without itself; none if it can't."""
+        """Return the cut of a word into two or more pieces with the highest sum of scores; () if there is none."""
         best: list[tuple[float, tuple[MergeNode, ...]] | None] = [(0.0, ())]
         for end in range(1, len(word) + 1):
             cuts = []
@@ -218,15 +207,15 @@ class Unigram:
         return best[-1][1] if best[-1] else ()
 
 
-def _joined(word: bytes | None, rank: Callable[[bytes, bytes], float | None]) -> MergeNode | None:
-    """A word, joined from its characters: the neighbours of lowest rank first, the left ones of equals.
+def _merged(word: bytes | None, rank: Callable[[bytes, bytes], float | None]) -> MergeNode | None:
+    """Return a word merged from its characters, the leftmost neighbours of the lowest rank first.
 
-    None for no word, and where it does not become one piece.
+    None without a word, and if the merges don't lead to one piece.
     """
     parts = [MergeNode(letter.encode()) for letter in (word or b"").decode("utf-8", "replace")]
     while len(parts) > 1:
-        found = [(rank(left.data, right.data), at) for at, (left, right) in enumerate(pairwise(parts))]
-        value, at = min(((value, at) for value, at in found if value is not None), default=(None, 0))
+        ranks = [(rank(left.data, right.data), at) for at, (left, right) in enumerate(pairwise(parts))]
+        value, at = min(((value, at) for value, at in ranks if value is not None), default=(None, 0))
         if value is None:
             return None
         left, right = parts[at : at + 2]
@@ -234,9 +223,9 @@ def _joined(word: bytes | None, rank: Callable[[bytes, bytes], float | None]) ->
     return parts[0] if parts else None
 
 
-def _translated(node: MergeNode, text: Callable[[bytes], bytes], sign: int = 1) -> MergeNode:
-    """A tree in people's letters."""
-    parts = tuple(_translated(part, text, sign) for part in node.parts)
+def _readable(node: MergeNode, text: Callable[[bytes], bytes], sign: int = 1) -> MergeNode:
+    """Return a tree with text instead of the vocabulary's spelling."""
+    parts = tuple(_readable(part, text, sign) for part in node.parts)
     return replace(node, data=text(node.data), value=None if node.value is None else sign * node.value, parts=parts)
 
 
@@ -245,7 +234,7 @@ def _spaced(text: bytes) -> bytes:
 
 
 def _byte_letters() -> dict[str, int]:
-    """GPT-2's letters for bytes: itself for a printable one of Latin-1, else one from U+0100 on."""
+    """Return GPT-2's letters of bytes: printable ones of Latin-1 are their own, others count from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

@@ -1,6 +1,6 @@
-"""A text as a model's tokens, and what a text of each script costs in them.
+"""The tokens of a text, and their number for each script.
 
-Owns what is counted; llama.cpp tokenizes, in the engine. Must not print.
+Owns the counts; llama.cpp tokenizes, in the engine. Must not print.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from llmrun.runner import runner
 
 _OTHERS = "digits, signs, spaces"
 _NAMES = {"CJK": "Chinese", _OTHERS: _OTHERS}
-# Scripts that put no spaces between words, and what is no word.
+# Scripts without spaces between words, and characters that are no words.
 _SPACELESS = frozenset({"Chinese", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan", _OTHERS})
 
 
 class Token(NamedTuple):
-    """One token of a text: its id, its UTF-8 bytes, maybe not whole characters, and whether it is no text at all."""
+    """One token of a text: id, UTF-8 bytes, maybe of incomplete characters; a control token is no text."""
 
     id: int
     data: bytes
@@ -34,7 +34,7 @@ class Token(NamedTuple):
 
 
 class TokenGroup(NamedTuple):
-    """Tokens that are whole characters together, mostly one token, and their text."""
+    """Tokens, mostly one, that together are whole characters, and their text."""
 
     tokens: tuple[Token, ...]
     text: str
@@ -42,41 +42,28 @@ class TokenGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenizedFile:
-    """A text as a model's tokens.
+    """A text's tokens in a model's vocabulary of n_vocab tokens."""
 
-    Attributes:
-        path: of the model's file.
-        tokens: of the text, in order.
-        n_vocab: tokens of the vocabulary.
-    """
-
-    path: Path
+    path: Path  # of the model's file
     tokens: tuple[Token, ...]
     n_vocab: int
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptCount:
-    """What the part of a text that is written in one script has.
+    """The size of the part of a text that is written in one script."""
 
-    Attributes:
-        script: such as "Latin"; digits, signs and spaces count together.
-        characters, n_bytes: of the text.
-        tokens: a token counts where its first letter does.
-        words: None where words have no spaces between them.
-    """
-
-    script: str
+    script: str  # e.g. "Latin"; digits, signs and spaces count together
     characters: int
     n_bytes: int
-    tokens: int
-    words: int | None
+    tokens: int  # a token counts for the script of its first letter
+    words: int | None  # None for scripts without spaces between words
 
 
 def open_vocabulary_ahead(name: str) -> None:
-    """Let the prestarted engine load a model's vocabulary while the command line is still being read.
+    """Make the prestarted engine load a model's vocabulary while the command line is still being parsed.
 
-    A guess: if it is wrong, or there is no such model, what comes later finds out and says so.
+    Errors are ignored: the command itself raises them again later.
     """
     with suppress(LlmrunError):
         path = locate(name, load_settings()).path
@@ -85,13 +72,13 @@ def open_vocabulary_ahead(name: str) -> None:
 
 
 def tokenize_text(engine: runner.Runner, path: Path, text: str, *, special: bool) -> TokenizedFile:
-    """A text's tokens.
+    """Return a text's tokens.
 
     Args:
         special: see llmrun.protocol.jobs.tokenize.TokenizeText.
 
     Raises:
-        BadModelError: the vocabulary can't be loaded, or can't write the text.
+        BadModelError: the vocabulary can't be loaded, or can't spell the text.
         EngineCrashedError: the engine died.
     """
     found = engine.do(TOKENIZE, TokenizeText(str(path.absolute()), text, special))
@@ -99,50 +86,50 @@ def tokenize_text(engine: runner.Runner, path: Path, text: str, *, special: bool
 
 
 def as_tokens(found: TextTokens) -> tuple[Token, ...]:
-    """What the engine told, token by token."""
+    """Return the engine's result as one entry for each token of the text."""
     known = {piece.token: Token(piece.token, bytes.fromhex(piece.data), piece.is_control) for piece in found.pieces}
     return tuple(known[token] for token in found.tokens)
 
 
 def groups(tokens: Sequence[Token]) -> Iterator[TokenGroup]:
-    """Tokens, those together that share a character. What is no character at all becomes U+FFFD."""
+    """Yield tokens, grouped if they share a character. Invalid UTF-8 becomes U+FFFD."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    held: list[Token] = []
+    pending: list[Token] = []
     text = ""
     for token in tokens:
-        if token.is_control and held:
-            yield TokenGroup(tuple(held), text + decoder.decode(b"", final=True))
-            held, text = [], ""
-        held.append(token)
+        if token.is_control and pending:
+            yield TokenGroup(tuple(pending), text + decoder.decode(b"", final=True))
+            pending, text = [], ""
+        pending.append(token)
         text += decoder.decode(token.data)
         if not decoder.getstate()[0]:
-            yield TokenGroup(tuple(held), text)
-            held, text = [], ""
-    if held:
-        yield TokenGroup(tuple(held), text + decoder.decode(b"", final=True))
+            yield TokenGroup(tuple(pending), text)
+            pending, text = [], ""
+    if pending:
+        yield TokenGroup(tuple(pending), text + decoder.decode(b"", final=True))
 
 
 def script_counts(tokens: Sequence[Token]) -> list[ScriptCount]:
-    """What each script takes, the one with most tokens first; control tokens don't count."""
-    found: dict[str, _Count] = {}
-    script, begins = _OTHERS, True  # of the character before; whether a space came since the last word
+    """Return the counts of each script, the one with most tokens first, without control tokens."""
+    counts: dict[str, _Count] = {}
+    script, begins_word = _OTHERS, True  # script of the previous character
     for group in groups([token for token in tokens if not token.is_control]):
-        owner = ""
+        first_script = ""
         for character in group.text:
             script = _script(character) or script
-            count = found.setdefault(script, _Count())
+            count = counts.setdefault(script, _Count())
             count.characters += 1
             count.n_bytes += len(character.encode())
             if script != _OTHERS:
-                owner = owner or script
-                count.words += begins
-            begins = character.isspace() or (begins and script == _OTHERS)
-        found.setdefault(owner or _OTHERS, _Count()).tokens += len(group.tokens)
-    counts = [
+                first_script = first_script or script
+                count.words += begins_word
+            begins_word = character.isspace() or (begins_word and script == _OTHERS)
+        counts.setdefault(first_script or _OTHERS, _Count()).tokens += len(group.tokens)
+    found = [
         ScriptCount(script, each.characters, each.n_bytes, each.tokens, None if script in _SPACELESS else each.words)
-        for script, each in found.items()
+        for script, each in counts.items()
     ]
-    return sorted(counts, key=lambda count: -count.tokens)
+    return sorted(found, key=lambda count: -count.tokens)
 
 
 @dataclass(slots=True)
@@ -154,7 +141,7 @@ class _Count:
 
 
 def _script(character: str) -> str:
-    """A letter's script: the first word of its name in Unicode. "" for a mark, which has that of its letter."""
+    """Return a letter's script, the first word of its Unicode name; "" for a mark, which has its letter's script."""
     if not unicodedata.category(character).startswith(("L", "M")):
         return _OTHERS
     script = unicodedata.name(character, _OTHERS).partition(" ")[0]

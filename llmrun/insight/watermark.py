@@ -1,6 +1,6 @@
-"""Whether a text carries a watermark: how often it did what a key wants, and how likely that is by chance.
+"""Watermark detection: the number of tokens that follow a key, and the probability of that number by chance.
 
-Owns the test; the native part counts, and must not print.
+Owns the statistical test; the native library counts. Must not print.
 """
 
 from __future__ import annotations
@@ -12,42 +12,32 @@ from typing import NamedTuple
 from llmrun.protocol.watermark import Watermark
 
 ENOUGH_TOKENS = 200
-"""Judged tokens from which a text without a finding most likely has no mark."""
+"""Number of scored tokens above which a negative result most likely means no watermark."""
 _CHANCE_FOR_SYNTHID = 0.5
 
 
 class WatermarkFinding(NamedTuple):
-    """What a text tells about a key.
+    """The result of the test of one key on one text."""
 
-    Attributes:
-        tokens: of the text.
-        judged: of these, that could be: not those whose context is not known, nor repetitions.
-        trials: one for each judged token; for synthid one for each and each round.
-        hits: trials that went as the key wants.
-        expected: share of hits without a watermark.
-        z: how many standard deviations the hits are over what is expected.
-        p: how likely as many hits are without a watermark.
-    """
-
-    tokens: int
-    judged: int
-    trials: int
-    hits: int
-    expected: float
-    z: float
-    p: float
+    tokens: int  # of the text
+    judged: int  # tokens that were scored: without those of unknown context and without repetitions
+    trials: int  # one for each scored token; for synthid one for each token and round
+    hits: int  # trials that follow the key
+    expected: float  # share of hits without a watermark
+    z: float  # standard deviations of the hits above the expected number
+    p: float  # probability of as many hits without a watermark
 
 
 def find_watermark(
     watermark: Watermark, key: str, n_vocab: int, tokens: Sequence[int], *, repeats: bool = False
 ) -> WatermarkFinding:
-    """Look for a key's mark.
+    """Test a text for a key's watermark.
 
     Args:
-        n_vocab: of the model, which decides which tokens are green.
-        tokens: of the answer alone; a prompt before it only hides the mark.
-        repeats: count repeated n-grams, too, as transformers' detector does. Repetition is no new evidence, and texts
-            without a mark look marked by it.
+        n_vocab: size of the model's vocabulary, on which the green tokens depend.
+        tokens: of the answer without its prompt, which only dilutes the watermark.
+        repeats: count repeated n-grams too, as transformers' detector does. Repetition is no new evidence and makes
+            texts without a watermark look marked.
 
     Raises:
         UsageError: the key can't be used.

@@ -1,1 +1,1 @@
-"""`llmrun quantize`: from a model to a smaller file of it, with what is lost said in figures."""
+"""`llmrun quantize`: smaller files of a model, and the measurement of the loss."""

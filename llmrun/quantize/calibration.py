@@ -1,7 +1,7 @@
-"""Collects an importance matrix: which columns of a model's matrices matter, because large numbers meet them.
+"""Collection of an importance matrix: the mean squared activations that each column of a model's matrices meets.
 
-Owns what text that is seen on, how much of it, and that the file is there whole or not at all; the engine reads (and,
-where there is no text, writes) it, gguf/imatrix.py and imatrix_file.py know the file.
+Owns the choice and amount of the calibration text; the engine reads the text, and writes it if there is none.
+gguf/imatrix.py and imatrix_file.py own the file format.
 """
 
 from __future__ import annotations
@@ -26,38 +26,27 @@ from llmrun.storage import disk_errors
 OnUpdate = Callable[[ImportanceUpdate], None]
 
 N_TOKENS = 4_096
-"""As many as the model writes at most: in tests/benchmarks/imatrix.py, 1,024 were as good as 5,120."""
-MOST_SECONDS = 600.0
-"""Of writing. Large models get fewer tokens; those tell nearly as much."""
-MOST_READ_TOKENS = 131_072
-"""Of somebody's own text: 256 pieces, more than anybody has found a use for."""
+"""Maximum number of tokens that the model writes: in tests/benchmarks/imatrix.py, 1,024 were as good as 5,120."""
+MAX_SECONDS = 600.0
+"""Time limit of writing. Slow models write fewer tokens, which are nearly as good."""
+MAX_READ_TOKENS = 131_072
+"""Maximum number of tokens of the user's text: 256 chunks, beyond which no benefit is known."""
 
 _FEW_TOKENS = 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
-    """An importance matrix that was written.
-
-    Attributes:
-        path: of the file.
-        n_tensors: how many matrices it knows.
-        n_tokens: of the text that was read.
-        written_tokens: how many of them the model wrote itself; 0 where there was a text.
-        writing_seconds: how long that took.
-        reading_seconds: how long reading took.
-        text: what the model wrote.
-        notes: what somebody should know, a sentence each.
-    """
+    """A collected importance matrix."""
 
     path: Path
-    n_tensors: int
-    n_tokens: int
-    written_tokens: int
+    n_tensors: int  # number of matrices in it
+    n_tokens: int  # that were read
+    written_tokens: int  # by the model itself; 0 if there was a text
     writing_seconds: float
     reading_seconds: float
-    text: str
-    notes: tuple[str, ...] = ()
+    text: str  # written by the model
+    notes: tuple[str, ...] = ()  # for the user, a sentence each
 
 
 def collect(
@@ -68,32 +57,32 @@ def collect(
     threads: int | None = None,
     on_update: OnUpdate = lambda update: None,
     n_tokens: int | None = None,
-    seconds: float = MOST_SECONDS,
+    seconds: float = MAX_SECONDS,
     seed: int = 0,
     gpu_layers: int = -1,
     includes_output: bool = False,
     engine: Runner | None = None,
 ) -> CalibrationResult:
-    """Let the model read a text, and write what that shows as llama.cpp's imatrix GGUF.
+    """Collect an importance matrix while the model reads a text, and write it as llama.cpp's imatrix GGUF.
 
-    The same model, text and seed give the same file, unless writing took too long or threads differ.
+    The same model, text and seed give the same file, unless writing reached its time limit or threads differ.
 
     Args:
-        model: the (first) GGUF file of the model, as precise as there is one.
-        target: the file to write; what is there stays until the new one is complete.
-        text: the text, in UTF-8; None lets the model write one.
-        threads: None is all cores.
-        on_update: is told how far it is.
-        n_tokens: how many tokens to write, or to read of the text, at most.
-        seconds: how long to write at most.
-        includes_output: as Importance.
-        engine: a running one that may be used; it is closed if anything goes wrong.
+        model: the (first) GGUF file of the model, as precise as available.
+        target: the file to write; an existing one stays until the new one is complete.
+        text: the text file in UTF-8; None lets the model write a text.
+        threads: None for all cores.
+        on_update: called with the progress.
+        n_tokens: maximum number of tokens to write, or to read from the text.
+        seconds: time limit of writing.
+        includes_output: as in Importance.
+        engine: a running engine to use; it is closed after an error.
 
     Raises:
         UsageError: the text is too short, or the model can't write one; the target is the model or the text.
-        ModelNotFoundError: the text, or the model, is not there.
-        BadModelError: the model is damaged, or computes something that is not a number.
-        OutOfMemoryError: there is no memory for the model.
+        ModelNotFoundError: the text or the model is missing.
+        BadModelError: the model is damaged, or computes NaN.
+        OutOfMemoryError: the model does not fit into memory.
         DiskFullError, ResourceError: the file can't be written.
         EngineCrashedError: llama.cpp crashed.
     """
@@ -104,7 +93,7 @@ def collect(
         sums=str(new_file.temporary(target, "sums").absolute()),
         text=str(text.absolute()) if text else "",
         prompts=() if text else tuple(_prompts()),
-        n_tokens=n_tokens or (MOST_READ_TOKENS if text else N_TOKENS),
+        n_tokens=n_tokens or (MAX_READ_TOKENS if text else N_TOKENS),
         seconds=seconds,
         seed=seed,
         threads=threads or probe().usable_cores,
@@ -117,31 +106,31 @@ def collect(
     return _collected(target, imatrix, summed)
 
 
-def prepared(imatrix: Path, model: Path, target: Path, check_file: Callable[[Path], None]) -> Path:
-    """An importance matrix that somebody has, ready for the engine: checked, and in GGUF.
+def prepare_imatrix(imatrix: Path, model: Path, target: Path, check_file: Callable[[Path], None]) -> Path:
+    """Check the user's importance matrix, and convert the older format to GGUF.
 
     Args:
         imatrix: the file.
-        model: the (first) GGUF file of the model it should fit.
-        target: where to write it in GGUF if it is of the older format.
-        check_file: called with the target before it is written; raises if that must not be.
+        model: the (first) GGUF file of its model.
+        target: path of the GGUF file if the matrix has the older format.
+        check_file: called with the target before it is written; raises to forbid writing.
 
     Returns:
-        Which of the two to use.
+        The path of the matrix in GGUF.
 
     Raises:
-        UsageError: it is not an importance matrix, or of another model.
-        BadModelError: it is damaged.
-        ModelNotFoundError: one of the files is not there.
+        UsageError: the file is not an importance matrix, or one of another model.
+        BadModelError: the file is damaged.
+        ModelNotFoundError: one of the files is missing.
     """
-    read = read_imatrix(imatrix)
-    require_fit(read, read_header(model), imatrix)
+    content = read_imatrix(imatrix)
+    require_fit(content, read_header(model), imatrix)
     with imatrix.open("rb") as file:
         if file.read(4) == b"GGUF":
             return imatrix
     new_file.refuse_inputs(target, [imatrix, model])
     check_file(target)
-    write_imatrix(target, read)
+    write_imatrix(target, content)
     return target
 
 
@@ -161,11 +150,11 @@ def _collected(target: Path, imatrix: ImatrixFile, summed: ImportanceSums) -> Ca
 def _sum(
     command: Importance, target: Path, engine: Runner | None, on_update: OnUpdate
 ) -> tuple[ImportanceSums, dict[str, ImatrixEntry]]:
-    """Have the engine do it, and read what it left."""
+    """Collect the sums in the engine, and read them from its file."""
     sums = Path(command.sums)
     new_file.remove_leftovers(target.parent)
     with disk_errors(target):
-        sums.touch()  # better now than after minutes
+        sums.touch()  # raises now rather than after minutes
     own = engine or Runner()
     try:
         summed = own.do(IMPORTANCE, command, on_update)
@@ -177,7 +166,7 @@ def _sum(
 
 
 def _prompts() -> Iterator[CalibrationPrompt]:
-    """Both kinds in turn."""
+    """Yield questions and openings alternately."""
     pairs = zip(QUESTIONS, OPENINGS, strict=True)
     return chain.from_iterable(
         (CalibrationPrompt(question, True), CalibrationPrompt(opening, False)) for question, opening in pairs
@@ -185,7 +174,7 @@ def _prompts() -> Iterator[CalibrationPrompt]:
 
 
 def _entries(path: Path, summed: ImportanceSums) -> dict[str, ImatrixEntry]:
-    """What the engine left in its file."""
+    """Read the sums and counts in the engine's file."""
     import numpy as np
 
     with disk_errors(path):
@@ -199,7 +188,7 @@ def _entries(path: Path, summed: ImportanceSums) -> dict[str, ImatrixEntry]:
     if at != numbers.size or not entries:
         raise BadModelError(
             "no activations could be collected from this model",
-            why="" if entries else "none of its matrices has a name that llama.cpp's importance matrices know",
+            why="" if entries else "none of its matrices has a name that importance matrices contain",
         )
     return entries
 
@@ -207,18 +196,18 @@ def _entries(path: Path, summed: ImportanceSums) -> dict[str, ImatrixEntry]:
 def _dataset(text: Path | None, summed: ImportanceSums, seed: int) -> str:
     if text:
         return text.name
-    return f"{summed.written_tokens} tokens that the model wrote itself (llmrun, seed {seed})"
+    return f"{summed.written_tokens} tokens written by the model itself (llmrun, seed {seed})"
 
 
 def _notes(imatrix: ImatrixFile, summed: ImportanceSums) -> Iterator[str]:
     if not summed.written_tokens and summed.n_tokens < _FEW_TOKENS:
-        yield f"the calibration text has only {summed.n_tokens:,} tokens; {N_TOKENS:,} show more"
-    if not summed.written_tokens and summed.n_tokens > MOST_READ_TOKENS - summed.chunk_size:
+        yield f"the calibration text has only {summed.n_tokens:,} tokens; {N_TOKENS:,} are better"
+    if not summed.written_tokens and summed.n_tokens > MAX_READ_TOKENS - summed.chunk_size:
         yield f"only the first {summed.n_tokens:,} tokens of the calibration text were read"
     unused = unused_experts(imatrix)
     if unused:
         count, total = sum(unused.values()), sum(entry.counts.size for entry in imatrix.entries.values())
         yield (
-            f"{count:,} of {total:,} experts were never used by the text: their columns count evenly; "
+            f"{count:,} of {total:,} experts were never used by the text, so their columns count equally; "
             "a longer text reaches more of them"
         )

@@ -1,6 +1,6 @@
-"""From what somebody wishes to what is to be done: the type, the mix, the importance matrix.
+"""The decisions that turn a user's options into a quantization request: the type, the mix, the importance matrix.
 
-Owns the order of these decisions and what is said about them; each is made elsewhere.
+Owns the order of these decisions and the messages about them; other modules make each decision.
 """
 
 from __future__ import annotations
@@ -29,55 +29,50 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
-    """What somebody wishes. Fields as in job.Request, but for these.
+    """The user's options; fields without a comment are those of job.QuantizeRequest."""
 
-    Attributes:
-        type: a name of types.FILE_TYPES or types.BEST_4_BIT.
-        goal: a size in place of a type.
-        imatrix: "", AUTO or a path.
-        calibration: text to collect the importance matrix on; None is what the model writes itself.
-    """
-
-    type: str = BEST_4_BIT
-    goal: SizeGoal = field(default_factory=SizeGoal)
+    type: str = BEST_4_BIT  # a name of types.FILE_TYPES or types.BEST_4_BIT
+    goal: SizeGoal = field(default_factory=SizeGoal)  # a size instead of a type
     overrides: tuple[tuple[str, str], ...] = ()
     output_type: str = ""
     embedding_type: str = ""
     pure: bool = False
     keeps_output: bool = False
-    imatrix: str = ""
-    calibration: Path | None = None
+    imatrix: str = ""  # "", AUTO or a path
+    calibration: Path | None = None  # text for the importance matrix; None for one written by the model
     threads: int | None = None
 
     @property
     def label(self) -> str:
-        """What tells the new file's name from others of the model; "" as long as the type is not known."""
+        """Suffix of the new file's name; "" until the type is resolved."""
         return self.goal.label if self.goal else "" if self.type == BEST_4_BIT else self.type
 
 
-def read_options(type_: str, wish: QuantizeOptions) -> QuantizeOptions:
-    """A wish with its type, checked as far as that goes without the model.
+def read_options(type_: str, options: QuantizeOptions) -> QuantizeOptions:
+    """Return the options with a parsed type, after the checks that don't need the model.
 
     Args:
-        type_: as typed; "" is the best 4-bit type.
+        type_: as typed; "" for the best 4-bit type.
 
     Raises:
-        UsageError: it is invalid; says what is not.
+        UsageError: an option is invalid, or two exclude each other.
     """
-    if wish.goal and type_:
+    if options.goal and type_:
         raise UsageError("--type and a size exclude each other", why="all types follow from the size")
-    if wish.goal and (wish.overrides or wish.output_type or wish.embedding_type or wish.pure or wish.keeps_output):
+    if options.goal and (
+        options.overrides or options.output_type or options.embedding_type or options.pure or options.keeps_output
+    ):
         raise UsageError("a size and types of single tensors exclude each other", why="they all follow from the size")
     kind = file_type(type_) if type_ else BEST_4_BIT
-    if kind in NEED_IMATRIX and not wish.imatrix:
+    if kind in NEED_IMATRIX and not options.imatrix:
         raise needs_imatrix(kind)
-    if kind in UNQUANTIZED and wish.imatrix:
-        raise UsageError(f"an importance matrix does nothing for {kind}", why="it is for quantized types")
-    return replace(wish, type=kind)
+    if kind in UNQUANTIZED and options.imatrix:
+        raise UsageError(f"an importance matrix has no effect on {kind}", why="it is for quantized types")
+    return replace(options, type=kind)
 
 
 def decide(
-    wish: QuantizeOptions,
+    options: QuantizeOptions,
     header: Header,
     target: Callable[[str], Path],
     say: Callable[[str], None],
@@ -86,39 +81,39 @@ def decide(
     *,
     check_file: Callable[[Path], None],
 ) -> QuantizeRequest:
-    """Choose what was left open. Collecting an importance matrix and finding a mix take their time.
+    """Resolve the open options; collecting an importance matrix and finding a mix may take minutes.
 
     Args:
-        header: of what is quantized.
-        target: gives the file to write, from a label for its name.
-        say: gets sentences about what was chosen, and why.
-        engine: a running one that may be used, and goes on living.
-        check_file: called with each other file before it is written; raises if that must not be.
+        header: of the source.
+        target: returns the file to write for a label.
+        say: called with each message about a choice and its reason.
+        engine: a running engine to use; it stays open.
+        check_file: called with each additional file before it is written; raises to forbid writing.
 
     Raises:
-        UsageError: it can't be done; says why.
+        UsageError: the options don't fit the model.
     """
-    kind = wish.type if wish.goal else settled(wish.type, header, say)
+    kind = options.type if options.goal else resolve_type(options.type, header, say)
     if slow := slow_prompts(kind, probe().cpu_flags):
         say(f"note: {slow}")
-    path = target(wish.goal.label if wish.goal else kind)
-    threads = wish.threads or all_cores(probe())
+    path = target(options.goal.label if options.goal else kind)
+    threads = options.threads or all_cores(probe())
     request = QuantizeRequest(
         source=header.path,
         target=path,
         type=kind,
-        overrides=wish.overrides,
-        output_type=wish.output_type,
-        embedding_type=wish.embedding_type,
+        overrides=options.overrides,
+        output_type=options.output_type,
+        embedding_type=options.embedding_type,
         threads=threads,
-        pure=wish.pure,
-        keeps_output=wish.keeps_output,
+        pure=options.pure,
+        keeps_output=options.keeps_output,
     )
-    n_bytes = goal_bytes(wish.goal, header, probe()) if wish.goal else 0
-    if wish.imatrix == AUTO and not wish.goal and kind not in NEED_IMATRIX:
-        preview(request, engine)  # what is invalid is refused before minutes of collecting
-    imatrix = importance_matrix(wish, header, path, say, on_progress, check_file)
-    if wish.goal:
+    n_bytes = goal_bytes(options.goal, header, probe()) if options.goal else 0
+    if options.imatrix == AUTO and not options.goal and kind not in NEED_IMATRIX:
+        preview(request, engine)  # refuses an invalid request before minutes of collecting
+    imatrix = importance_matrix(options, header, path, say, on_progress, check_file)
+    if options.goal:
         from llmrun.quantize.mix import choose
 
         mix = choose(
@@ -135,10 +130,10 @@ def decide(
 
 
 def _describe(mix: Mix, n_bytes: int, say: Callable[[str], None]) -> None:
-    """The mix by kinds of tensors, those with most bytes first."""
+    """Report the mix by kind of tensor, the largest first."""
     say(
         f"the best mix within {readable_size(n_bytes)} ({n_bytes:,} bytes) takes {mix.n_bytes:,}; "
-        f"a KLD of {mix.divergence:.4f} is to be expected:"
+        f"expected KLD {mix.divergence:.4f}:"
     )
     width = max((len(row.kind) for row in mix.table), default=0)
     for row in mix.table:
@@ -146,8 +141,8 @@ def _describe(mix: Mix, n_bytes: int, say: Callable[[str], None]) -> None:
         say(f"  {row.kind:{width}}  {readable_size(row.n_bytes):>9}  {types}")
 
 
-def settled(kind: str, header: Header, say: Callable[[str], None]) -> str:
-    """A type in place of types.BEST_4_BIT; others stay."""
+def resolve_type(kind: str, header: Header, say: Callable[[str], None]) -> str:
+    """Return the best 4-bit type of this machine for types.BEST_4_BIT, and any other type unchanged."""
     if kind != BEST_4_BIT:
         return kind
     hardware = probe()
@@ -157,40 +152,40 @@ def settled(kind: str, header: Header, say: Callable[[str], None]) -> str:
 
 
 def importance_matrix(
-    wish: QuantizeOptions,
+    options: QuantizeOptions,
     header: Header,
     target: Path,
     say: Callable[[str], None],
     on_progress: OnProgress,
     check_file: Callable[[Path], None],
 ) -> Path | None:
-    """The importance matrix: the file that was named, or one that is collected and kept beside the target.
+    """Return the importance matrix: the user's file, or one that is collected and stored beside the target.
 
     Args:
         check_file: as in decide().
     """
-    if not wish.imatrix:
+    if not options.imatrix:
         return None
-    from llmrun.quantize.calibration import collect, prepared
+    from llmrun.quantize.calibration import collect, prepare_imatrix
 
     path = target.with_name(f"{target.name.removesuffix('.gguf')}.imatrix.gguf")
-    if wish.imatrix != AUTO:
-        return prepared(Path(wish.imatrix), header.path, path, check_file)
+    if options.imatrix != AUTO:
+        return prepare_imatrix(Path(options.imatrix), header.path, path, check_file)
     new_file.refuse_inputs(path, [header.path])
     check_file(path)
     collected = collect(
         header.path,
         path,
-        text=wish.calibration,
-        threads=wish.threads,
+        text=options.calibration,
+        threads=options.threads,
         on_update=lambda update: on_progress(f"importance matrix, {update.phase}", update.share),
     )
     for note in collected.notes:
         say(f"note: {note}")
-    say(f"the importance matrix is in {path}: --imatrix {path} uses it again")
+    say(f"the importance matrix is in {path}; reuse it with --imatrix {path}")
     return path
 
 
 def _has_gpu(hardware: Hardware) -> bool:
-    """Whether a GPU will compute: one that ggml was seen to use, or a Mac's."""
+    """Return whether a GPU will compute: one that ggml reported, or a Mac's."""
     return bool(hardware.gpus) or sys.platform == "darwin"

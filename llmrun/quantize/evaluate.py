@@ -1,7 +1,7 @@
-"""How good a model is: on a text, alone or beside a reference model, and with long contexts.
+"""Quality of a model: on a text, alone or compared with a reference model, and with long contexts.
 
-Owns which text is read and how much of it, whether that fits here, and the verdict in words; the engine does the work.
-Must not print.
+Owns the choice of text and context, the memory check, and the verdict in words; the engine does the work. Must not
+print.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from llmrun.protocol.sizes import readable_size
 from llmrun.runner.runner import Runner
 
 CONTEXT = 512
-"""Tokens of a chunk, as everybody else takes them: figures compare only where chunks are as long."""
+"""Tokens of a chunk, as in other tools: only figures for chunks of the same length are comparable."""
 LONG_CONTEXT = 8192
-SHORTEST_CONTEXT, SHORTEST_LONG_CONTEXT = 32, 1024
+MIN_CONTEXT, MIN_LONG_CONTEXT = 32, 1024
 TOKENS = 20_480
-"""How much is read by default: with that the intervals are small enough to tell neighbouring quants apart."""
+"""Default number of tokens; the intervals are then small enough to distinguish neighbouring quants."""
 ALL_CHUNKS = 1 << 30
-_MOST_BYTES = 32 << 20  # of a text; a language model reads that for days
+_MAX_BYTES = 32 << 20  # of a text, which takes a language model days
 
-# Mean KLD up to which the words hold, best first. LLaMA-3-8B against F16, by llama.cpp's own figures: Q8_0 0.001,
+# Upper bound of the mean KLD for each verdict, best first. LLaMA-3-8B against F16 in llama.cpp's figures: Q8_0 0.001,
 # Q5_K_M 0.011, Q4_K_M 0.031, Q3_K_M 0.1; small models lose several times as much.
 _VERDICTS = (
     (0.0, "the same as the reference"),
@@ -48,26 +48,26 @@ _WORST = "hardly related to the reference"
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedText:
-    """What a model is measured on. name is for people; figures compare only where content is the same."""
+    """A text for measurements; only figures on the same content are comparable."""
 
-    name: str
+    name: str  # for display
     content: str
 
     @property
     def sha256(self) -> str:
-        """Of its UTF-8 bytes, in hex."""
+        """Hash of the UTF-8 bytes, in hex."""
         return hashlib.sha256(self.content.encode()).hexdigest()
 
 
 def read_text(path: Path) -> EvaluatedText:
-    """A file's text.
+    """Read a text file.
 
     Raises:
-        UsageError: it can't be read, is too long, or no UTF-8.
+        UsageError: the file can't be read, is too long, or is not UTF-8.
     """
     try:
         with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+            data = file.read(_MAX_BYTES + 1)
         content = data.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"--text {path} can't be read", why=error.strerror or str(error)) from None
@@ -75,21 +75,21 @@ def read_text(path: Path) -> EvaluatedText:
         raise UsageError(
             f"--text {path} is not UTF-8",
             why=f"byte {error.start:,} is {data[error.start]:#04x}",
-            hint=f"iconv -f latin1 -t utf-8 {path} > text.txt, if that is what it is",
+            hint=f"iconv -f latin1 -t utf-8 {path} > text.txt, if it is Latin-1",
         ) from None
-    if len(data) > _MOST_BYTES:
+    if len(data) > _MAX_BYTES:
         raise UsageError(
-            f"--text {path} is longer than {readable_size(_MOST_BYTES)}",
+            f"--text {path} is longer than {readable_size(_MAX_BYTES)}",
             hint=f"head -c 2M {path} > text.txt",
         )
     return EvaluatedText(path.name, content)
 
 
 def default_text() -> EvaluatedText:
-    """English prose with code, which every Python brings along: the reference of its own language.
+    """Return Python's language reference, English prose with code that is part of every Python.
 
     Raises:
-        UsageError: this Python came without it.
+        UsageError: this Python has no documentation.
     """
     import platform
 
@@ -98,7 +98,7 @@ def default_text() -> EvaluatedText:
     except ImportError:
         raise UsageError(
             "a --text is missing",
-            why="this Python came without the documentation that is read by default",
+            why="this Python has no language reference, which is the default text",
             hint="--text FILE, some hundred kB of text",
         ) from None
     version = ".".join(platform.python_version_tuple()[:2])
@@ -113,26 +113,27 @@ def evaluate(
     n_ctx: int | None = None,
     chunks: int | None = None,
     long: bool = False,
-    wishes: LoadPreferences = LoadPreferences(),
+    preferences: LoadPreferences = LoadPreferences(),
     on_update: Callable[[EvaluateUpdate], None] = lambda update: None,
 ) -> EvaluateResult:
     """Measure how well a model predicts a text.
 
     Args:
-        model: its GGUF file, the first part of a split one.
-        reference: the model it is compared with: a better quant of the same one.
-        text: None is default_text().
-        n_ctx: tokens of a chunk; None is CONTEXT, or up to LONG_CONTEXT of a long one.
-        chunks: how many are read at most; None is as many as make TOKENS.
-        long: figures by position too, and facts that have to be found in long texts.
-        wishes: how both are loaded. The reference has its KV cache in f16 always; n_ctx does not count.
-        on_update: how far it is, and the figures so far after each chunk. What it raises ends the engine.
+        model: the GGUF file, or the first part of a split one.
+        reference: the model to compare with: a better quant of the same model.
+        text: None for default_text().
+        n_ctx: tokens of a chunk; None for CONTEXT, or up to LONG_CONTEXT if `long`.
+        chunks: maximum number of chunks; None for TOKENS tokens.
+        long: also measure by position, and the retrieval of facts from long texts.
+        preferences: load settings of both models; n_ctx is ignored, and the reference always has an f16 KV cache.
+        on_update: called with the progress and the partial figures after each chunk; an exception from it stops the
+            engine.
 
     Raises:
         UsageError: an argument is out of bounds, the text is too short, or the vocabularies differ.
-        BadModelError: a file is damaged, or no model that predicts text.
-        OutOfMemoryError: it does not fit.
-        EngineCrashedError: the engine died.
+        BadModelError: a file is damaged, or not a generative model.
+        OutOfMemoryError: the models don't fit into memory.
+        EngineCrashedError: the engine crashed.
     """
     check_sample(n_ctx, chunks, long=long)
     headers = [read_header(path) for path in (model, reference) if path is not None]
@@ -150,28 +151,28 @@ def evaluate(
         chunks=chunks or max(1, TOKENS // n_ctx),
         every_position=long,
         needles=long,
-        threads=wishes.threads or hardware.usable_cores,
-        gpu_layers=ALL_LAYERS if wishes.gpu_layers is None else wishes.gpu_layers,
-        flash_attention=wishes.flash_attention,
-        kv_type_k=wishes.cache_type_k,
-        kv_type_v=wishes.cache_type_v,
+        threads=preferences.threads or hardware.usable_cores,
+        gpu_layers=ALL_LAYERS if preferences.gpu_layers is None else preferences.gpu_layers,
+        flash_attention=preferences.flash_attention,
+        kv_type_k=preferences.cache_type_k,
+        kv_type_v=preferences.cache_type_v,
     )
     with closing(Runner()) as engine:
         return engine.do(EVALUATE, command, on_update)
 
 
-def choose_context(headers: list[Header], wish: int | None, *, long: bool) -> int:
-    """Tokens of a chunk.
+def choose_context(headers: list[Header], requested: int | None, *, long: bool) -> int:
+    """Choose the tokens of a chunk.
 
     Raises:
-        UsageError: the wish is out of bounds.
+        UsageError: the requested number is out of bounds.
     """
     trained = min((header.n_ctx_train for header in headers if header.n_ctx_train), default=LONG_CONTEXT)
-    shortest = SHORTEST_LONG_CONTEXT if long else SHORTEST_CONTEXT
+    shortest = MIN_LONG_CONTEXT if long else MIN_CONTEXT
     if trained < shortest:
         what = "this model can't be measured" + " with --long" * long
         raise UsageError(what, why=f"it was trained on {trained:,} tokens only")
-    chosen = wish if wish is not None else min(LONG_CONTEXT if long else CONTEXT, trained)
+    chosen = requested if requested is not None else min(LONG_CONTEXT if long else CONTEXT, trained)
     if chosen > trained:
         why = f"the model was trained on {trained:,} tokens"
         raise UsageError(f"invalid --ctx {chosen}", why=why, hint=f"--ctx {trained}")
@@ -179,38 +180,30 @@ def choose_context(headers: list[Header], wish: int | None, *, long: bool) -> in
 
 
 def check_sample(n_ctx: int | None, chunks: int | None, *, long: bool) -> None:
-    """What can be refused before there is a model. Arguments as evaluate()'s.
-
-    Raises:
-        UsageError: one is out of bounds.
-    """
-    require_within("--ctx", n_ctx, (SHORTEST_LONG_CONTEXT if long else SHORTEST_CONTEXT, CONTEXT_BOUNDS[1]))
+    """Raise UsageError if an argument of evaluate() is out of bounds; needs no model."""
+    require_within("--ctx", n_ctx, (MIN_LONG_CONTEXT if long else MIN_CONTEXT, CONTEXT_BOUNDS[1]))
     require_within("--chunks", chunks, (1, ALL_CHUNKS))
 
 
 def check_memory(headers: list[Header], n_ctx: int, scored: int, free: int) -> None:
-    """Both models are there at the same time, each with a batch's logits as they are computed and as they are kept.
-
-    Raises:
-        OutOfMemoryError: they don't fit.
-    """
-    logits = 2 * 4 * min(UBATCH, scored)  # bytes for each token of the vocabulary
+    """Raise OutOfMemoryError if the models don't fit into memory together, each with two copies of a batch's logits."""
+    logits = 2 * 4 * min(UBATCH, scored)  # bytes per token of the vocabulary
     needed = sum(memory(header, n_ctx, start=n_ctx).needed + logits * header.n_vocab for header in headers)
     if needed <= free:
         return
     both = len(headers) > 1
     raise OutOfMemoryError(
         "both models together do not fit into memory" if both else "the model does not fit into memory",
-        why=f"that takes {readable_size(needed)}, and {readable_size(free)} are free",
+        why=f"{readable_size(needed)} are needed, and {readable_size(free)} are free",
         hint="a smaller --reference: Q8_0 is nearly as good as F16" if both else "a smaller quant, or a smaller --ctx",
     )
 
 
 def verdict(evaluated: EvaluateResult) -> str:
-    """Return one sentence about what was measured; "" if nothing was, or too little for an interval."""
+    """Return one sentence about the result; "" if it has no figures, or too few for an interval."""
     perplexity, words = evaluated.perplexity, ""
     if perplexity is not None and perplexity.half is not None:
-        words = f"at each token of this text as unsure as among {perplexity.value:,.1f} equally likely ones"
+        words = f"as uncertain at each token as a choice among {perplexity.value:,.1f} equally likely ones"
         if evaluated.divergence is not None:
             words = _compared(evaluated.divergence)
     return "; ".join(part for part in (words, _retrieval(evaluated.needles)) if part)

@@ -1,6 +1,6 @@
-"""Importance matrices of ours: written as llama.cpp's GGUF, and whether one belongs to a model.
+"""Writer of importance matrices in llama.cpp's GGUF format, and the check that one belongs to a model.
 
-Must not know how one is read (gguf/imatrix.py), collected, nor what it is used for.
+Must not know reading (gguf/imatrix.py), collection or use.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from llmrun.gguf.imatrix import CHUNK_SIZE, COUNTS, DATASETS, N_CHUNKS, SUMS, Im
 from llmrun.gguf.reader import DEFAULT_ALIGNMENT, padded
 from llmrun.models.store import new_file
 
-_MOST_NAME_BYTES = 63 - len(SUMS)  # GGML_MAX_NAME
+_MAX_NAME_BYTES = 63 - len(SUMS)  # GGML_MAX_NAME
 _SHOWN = 3
 
 
 def write_imatrix(target: Path, imatrix: ImatrixFile) -> None:
-    """Write a file that llama-quantize reads, whole or not at all.
+    """Write a file for llama-quantize; after an error the target is unchanged.
 
     Raises:
-        DiskFullError: there is no room for it.
-        ResourceError: it can't be written there.
+        DiskFullError: there is no room for the file.
+        ResourceError: the file can't be written there.
         UsageError: a tensor's name is too long for the format.
     """
     tensors = []
     for name, entry in sorted(imatrix.entries.items()):
-        if len(name.encode()) > _MOST_NAME_BYTES:
+        if len(name.encode()) > _MAX_NAME_BYTES:
             raise UsageError(f"tensor {name!r} has a name too long for an importance matrix")
         tensors.append(OutputTensor(name + SUMS, "F32", array_source(name, entry.sums)))
         tensors.append(OutputTensor(name + COUNTS, "F32", array_source(name, entry.counts.reshape(-1, 1))))
@@ -52,34 +52,30 @@ def write_imatrix(target: Path, imatrix: ImatrixFile) -> None:
 
 
 def require_fit(imatrix: ImatrixFile, header: Header, path: Path) -> None:
-    """See that an importance matrix was collected on this model, or one of the same shape.
+    """Raise UsageError unless an importance matrix is of this model, or of one of the same shape.
 
     Args:
         header: of the model.
         path: of the importance matrix, for the message.
-
-    Raises:
-        UsageError: it was not; names the tensors.
     """
     tensors = {tensor.name: tensor for tensor in header.tensors}
     hint = "collect one on this model: --imatrix auto"
-    strange = [name for name in imatrix.entries if name not in tensors]
-    if strange:
+    unknown = [name for name in imatrix.entries if name not in tensors]
+    if unknown:
         raise UsageError(
             f"the importance matrix {str(path)!r} is of another model",
-            why=f"{header.path.name} has no {_listed(strange)}",
+            why=f"{header.path.name} has no {_listed(unknown)}",
             hint=hint,
         )
     pairs = [(tensors[name], entry) for name, entry in imatrix.entries.items()]
-    wrong = [_misfit(tensor, entry) for tensor, entry in pairs if entry.sums.size != _n_columns(tensor)]
-    if wrong:
+    misfits = [_misfit(tensor, entry) for tensor, entry in pairs if entry.sums.size != _n_columns(tensor)]
+    if misfits:
         raise UsageError(
-            f"the importance matrix {str(path)!r} is of another model", why="; ".join(wrong[:_SHOWN]), hint=hint
+            f"the importance matrix {str(path)!r} is of another model", why="; ".join(misfits[:_SHOWN]), hint=hint
         )
 
 
 def _n_columns(tensor: Tensor) -> int:
-    """Of all its matrices."""
     return tensor.shape[0] * prod(tensor.shape[2:])
 
 
@@ -93,6 +89,6 @@ def _listed(names: list[str]) -> str:
 
 
 def unused_experts(imatrix: ImatrixFile) -> dict[str, int]:
-    """Tensor -> how many of its experts the calibration text never reached; only those where there are some."""
+    """Return tensor -> number of experts that the calibration text never reached, if any."""
     found = {name: int((entry.counts == 0).sum()) for name, entry in imatrix.entries.items()}
     return {name: count for name, count in found.items() if count}

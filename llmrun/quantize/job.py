@@ -1,6 +1,6 @@
-"""One quantization, from the wish to the file: what would come out, whether that makes sense, and the file itself.
+"""Quantization of one model: checks of the request, an estimate of the result, and the file itself.
 
-Owns the order and what is refused; the engine computes, cli shows it.
+Owns the order and the refusals; the engine computes, cli shows the result.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from llmrun.quantize.types import (
 from llmrun.runner.runner import Runner
 
 OnProgress = Callable[[str, float], None]
-"""Gets (what is being done, how much of it: 0 to 1)."""
+"""Called with (phase, share done: 0 to 1)."""
 
 _OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeRequest:
-    """What is to be made of what.
+    """The settings of one quantization.
 
     Attributes:
         source: the (first) GGUF file.
-        target: the file to write; what is there stays until the new one is complete and verified.
+        target: the file to write; an existing one stays until the new one is complete and verified.
         type: a name of types.FILE_TYPES.
         overrides: (regular expression, name of types.TENSOR_TYPES) for tensors whose name contains a match; the first
-            that fits counts.
-        output_type: of the output matrix, a name of types.TENSOR_TYPES; "" leaves it to the type.
+            match counts.
+        output_type: type of the output matrix, a name of types.TENSOR_TYPES; "" for that of `type`.
         embedding_type: the same for the token embedding.
-        imatrix: an importance matrix of llama.cpp's, in GGUF.
-        threads: None is all cores.
+        imatrix: llama.cpp's importance matrix in GGUF.
+        threads: None for all cores.
         pure: every matrix gets the same type.
-        keeps_output: the output matrix stays as it is.
+        keeps_output: the output matrix stays unchanged.
     """
 
     source: Path
@@ -67,23 +67,16 @@ class QuantizeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What would come out.
-
-    Attributes:
-        source: header of what is read.
-        types: tensor -> type it gets, in the order in which they are written.
-        n_bytes: of the file.
-        notes: what somebody should know before they wait for it, a sentence each.
-    """
+    """The expected result of a quantization."""
 
     source: Header
-    types: Mapping[str, str]
-    n_bytes: int
-    notes: tuple[str, ...]
+    types: Mapping[str, str]  # tensor -> new type, in the order of writing
+    n_bytes: int  # of the file
+    notes: tuple[str, ...]  # warnings before a long wait, a sentence each
 
     @property
     def bits_per_weight(self) -> float:
-        """Of the whole model, scales counted."""
+        """Average over all weights, scales included."""
         tensors = {tensor.name: tensor for tensor in self.source.tensors}
         n_bytes = sum(tensor_bytes(tensors[name], kind) for name, kind in self.types.items())
         return 8 * n_bytes / max(self.source.n_parameters, 1)
@@ -91,39 +84,29 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedFile:
-    """A file that was written and verified.
-
-    Attributes:
-        type: as in the request; what most tensors are.
-        n_overrides: of the request.
-        source_type: e.g. "F16".
-        source_bytes, n_bytes: of the files.
-        bytes_per_type: type of tensors -> bytes, the most first.
-        seconds: from the first look to the file being safe on the disk.
-        notes: as in Preview, and what became of the importance matrix.
-    """
+    """A file that was written and verified."""
 
     path: Path
-    type: str
-    source_type: str
+    type: str  # of the request; most tensors have it
+    source_type: str  # e.g. "F16"
     source_bytes: int
     n_bytes: int
     n_parameters: int
     bits_per_weight: float
-    bytes_per_type: Mapping[str, int]
-    seconds: float
-    notes: tuple[str, ...] = ()
+    bytes_per_type: Mapping[str, int]  # type of tensors -> bytes, in descending order
+    seconds: float  # from the preview to the flushed file
+    notes: tuple[str, ...] = ()  # of Preview, and about the importance matrix
     n_overrides: int = 0
 
 
 def preview(request: QuantizeRequest, engine: Runner | None = None) -> Preview:
-    """Say what would be written, in some hundredths of a second; nothing is.
+    """Return the expected result without writing it; takes some hundredths of a second.
 
     Args:
-        engine: a running one that may be used, and goes on living.
+        engine: a running engine to use; it stays open.
 
     Raises:
-        UsageError: that is invalid; says why, and what is not.
+        UsageError: the request is invalid.
         BadModelError: the source is damaged, or llama.cpp can't load it.
     """
     header = read_header(request.source)
@@ -137,9 +120,9 @@ def preview(request: QuantizeRequest, engine: Runner | None = None) -> Preview:
     if planned.needs_imatrix and request.imatrix is None:
         raise needs_imatrix(request.type)
     if planned.types.keys() != {tensor.name for tensor in header.tensors}:
-        raise BadModelError(f"{request.source.name!r} has tensors of names that can't be told apart in llama.cpp's log")
+        raise BadModelError(f"{request.source.name!r} has tensors with ambiguous names in llama.cpp's log")
     sizes = {tensor.name: tensor_bytes(tensor, planned.types[tensor.name]) for tensor in header.tensors}
-    # What stands before the tensors grows by a key or two at most.
+    # The part before the tensors grows by a key or two at most.
     head = header.file_size - header.weight_bytes
     found = Preview(header, planned.types, head + sum(map(padded, sizes.values())), ())
     _refuse_growth(request, header, found, sum(sizes.values()))
@@ -152,61 +135,61 @@ def quantize(
     on_update: OnProgress = lambda phase, share: None,
     *,
     engine: Runner | None = None,
-    outlook: Preview | None = None,
+    estimate: Preview | None = None,
 ) -> QuantizedFile:
-    """Write a quantized file. Whatever is raised meanwhile, Ctrl-C too, leaves the target as it was.
+    """Write a quantized file; an exception, Ctrl-C included, leaves the target unchanged.
 
     Args:
-        on_update: gets ("quantizing", 0 to 1).
-        engine: a running one that may be used; it is closed if anything goes wrong.
-        outlook: what preview() said of this request.
+        on_update: called with ("quantizing", 0 to 1).
+        engine: a running engine to use; it is closed after an error.
+        estimate: result of preview() for this request.
 
     Raises:
-        UsageError: that is invalid; says why, and what is not.
-        BadModelError: the source is damaged, or what came out of it is.
+        UsageError: the request is invalid.
+        BadModelError: the source or the new file is damaged.
         DiskFullError: there is no room for the file.
-        ResourceError: it can't be written there.
+        ResourceError: the file can't be written there.
         EngineCrashedError: llama.cpp crashed.
     """
     began = time.monotonic()
     own = engine or Runner()
     try:
-        outlook = outlook or preview(request, own)
+        estimate = estimate or preview(request, own)
         inputs = [request.source, *([request.imatrix] if request.imatrix else [])]
         new_file.refuse_inputs(request.target, inputs)
         new_file.remove_leftovers(request.target.parent)
-        new_file.require_room(request.target, outlook.n_bytes)
-        with new_file.arriving(request.target, outlook.n_bytes) as path:
-            written = _write(request, path, outlook, own, on_update)
+        new_file.require_room(request.target, estimate.n_bytes)
+        with new_file.arriving(request.target, estimate.n_bytes) as path:
+            written = _write(request, path, estimate, own, on_update)
             made = read_header(path)
-            if written.types != outlook.types:
-                raise BadModelError("the new file's tensors are not those that were meant", hint="try again")
+            if written.types != estimate.types:
+                raise BadModelError("the new file's tensors have unexpected types", hint="try again")
     finally:
         if engine is None:
             own.close()
     return QuantizedFile(
         path=request.target,
         type=request.type,
-        source_type=outlook.source.quant,
-        source_bytes=outlook.source.file_size,
+        source_type=estimate.source.quant,
+        source_bytes=estimate.source.file_size,
         n_bytes=made.file_size,
         n_parameters=made.n_parameters,
         bits_per_weight=made.bits_per_weight,
         bytes_per_type=made.bytes_per_type,
         seconds=time.monotonic() - began,
-        notes=(*outlook.notes, *_unimportant(request, written)),
+        notes=(*estimate.notes, *_unimportant(request, written)),
         n_overrides=len(request.overrides),
     )
 
 
-def _write(request: QuantizeRequest, path: Path, outlook: Preview, engine: Runner, on_update: OnProgress) -> Quantized:
-    pace = _Share(outlook, weighted=request.imatrix is not None)
+def _write(request: QuantizeRequest, path: Path, estimate: Preview, engine: Runner, on_update: OnProgress) -> Quantized:
+    pace = _Share(estimate, weighted=request.imatrix is not None)
     try:
         return engine.do(
             QUANTIZE, _command(request, str(path)), lambda update: on_update("quantizing", pace.of(update))
         )
     except ResourceError:
-        new_file.probe(path)  # raises what the system said to llama.cpp, which only knows that it failed
+        new_file.probe(path)  # raises the system's error, which llama.cpp does not pass on
         raise
 
 
@@ -227,26 +210,26 @@ def _command(request: QuantizeRequest, target: str) -> Quantize:
 
 
 def all_cores(hardware: Hardware) -> int:
-    """How many threads to quantize with: it does not wait for memory, so both threads of a core count."""
+    """Return the number of threads for quantizing: all, since the work is not memory-bound and hyper-threads help."""
     quota = hardware.cpu_quota
     return max(1, hardware.logical_cores if quota is None else min(hardware.logical_cores, round(quota)))
 
 
 class _Share:
-    """How much of the work is done: tensors weighed by what their type costs, within one by bytes."""
+    """The share of work done: tensors are weighted by the cost of their type; within a tensor, bytes count."""
 
-    def __init__(self, outlook: Preview, *, weighted: bool = False) -> None:
-        tensors = {tensor.name: tensor for tensor in outlook.source.tensors}
-        at, work = outlook.source.file_size - outlook.source.weight_bytes, 0.0
-        self._bytes, self._work = [at], [work]  # as they are when so many tensors are done
-        for name, kind in outlook.types.items():
+    def __init__(self, estimate: Preview, *, weighted: bool = False) -> None:
+        tensors = {tensor.name: tensor for tensor in estimate.source.tensors}
+        at, work = estimate.source.file_size - estimate.source.weight_bytes, 0.0
+        self._bytes, self._work = [at], [work]  # after N tensors
+        for name, kind in estimate.types.items():
             at += padded(tensor_bytes(tensors[name], kind))
             work += cost(tensors[name].n_elements, tensors[name].type, kind, weighted=weighted)
             self._bytes.append(at)
             self._work.append(work)
 
     def of(self, update: QuantizeUpdate) -> float:
-        """0 to 1."""
+        """Return the share, 0 to 1."""
         done = min(update.tensors, len(self._work) - 1)
         work = self._work[done]
         if done + 1 < len(self._work):
@@ -256,14 +239,14 @@ class _Share:
         return work / max(self._work[-1], 1.0)
 
 
-# ---- what is invalid, and what should be known -------------------------------------------------
+# ---- errors and notes --------------------------------------------------------------------------
 
 
 def needs_imatrix(name: str) -> UsageError:
-    """The error for a type that has to know which weights matter."""
+    """Return the error for a type that requires an importance matrix."""
     return UsageError(
         f"{name} needs an importance matrix",
-        why="with so few bits it has to be known which weights matter; llama.cpp refuses without",
+        why="with so few bits per weight, llama.cpp refuses to quantize without one",
         hint="add --imatrix auto, which collects one from the model itself, or --imatrix FILE",
     )
 
@@ -274,10 +257,13 @@ def _refuse_nonsense(request: QuantizeRequest, header: Header) -> None:
     tensors = {tensor.name: tensor for tensor in header.tensors}
     if request.type in UNQUANTIZED and (request.overrides or request.pure):
         flag = "--tensor-type" if request.overrides else "--pure"
-        raise UsageError(f"{flag} does nothing with {request.type}", why="it is for quantized types")
+        raise UsageError(f"{flag} has no effect with {request.type}", why="it is for quantized types")
     tied = _OUTPUT not in tensors
-    wishes = [(_OUTPUT, request.output_type, "--output-type"), (_EMBEDDING, request.embedding_type, "--embedding-type")]
-    for name, kind, flag in wishes:
+    requested = [
+        (_OUTPUT, request.output_type, "--output-type"),
+        (_EMBEDDING, request.embedding_type, "--embedding-type"),
+    ]
+    for name, kind, flag in requested:
         rows = unfit(tensors, _EMBEDDING if tied else name, kind) if kind else 0
         if rows:
             raise UsageError(
@@ -287,15 +273,15 @@ def _refuse_nonsense(request: QuantizeRequest, header: Header) -> None:
             )
 
 
-def _refuse_growth(request: QuantizeRequest, header: Header, outlook: Preview, weight_bytes: int) -> None:
+def _refuse_growth(request: QuantizeRequest, header: Header, estimate: Preview, weight_bytes: int) -> None:
     name = header.path.name
-    if all(outlook.types[tensor.name] == tensor.type for tensor in header.tensors):
+    if all(estimate.types[tensor.name] == tensor.type for tensor in header.tensors):
         raise UsageError(f"{name!r} is {header.quant} already: nothing would change", hint="choose another --type")
     if request.type not in UNQUANTIZED and weight_bytes >= header.weight_bytes:
         raise UsageError(
-            f"{request.type} is larger than what {name!r} is now",
-            why=f"its weights have {header.bits_per_weight:.2f} bits; in {outlook.bits_per_weight:.2f} bits they would "
-            "be no better, for what is lost is lost",
+            f"{request.type} would be larger than {name!r}",
+            why=f"its weights have {header.bits_per_weight:.2f} bits; {estimate.bits_per_weight:.2f} bits would not "
+            "restore lost precision",
             hint="choose a smaller --type, or quantize a file in F16 or BF16 of the same model",
         )
 
@@ -304,25 +290,25 @@ def _requantizing(request: QuantizeRequest, header: Header) -> list[str]:
     if not is_quantized(header.bytes_per_type):
         return []
     if request.type in UNQUANTIZED:
-        return [f"the source is {header.quant}: as {request.type} it gets larger, not better"]
+        return [f"the source is {header.quant}: {request.type} is larger, but not better"]
     return [
-        f"the source is quantized already ({header.quant}), and what it lost stays lost: "
-        f"from a file in F16 or BF16, {request.type} answers better"
+        f"the source is quantized already ({header.quant}), and lost precision is not restored: "
+        f"{request.type} from a file in F16 or BF16 is better"
     ]
 
 
 def _without_experts(request: QuantizeRequest, header: Header) -> list[str]:
     if request.type != "MXFP4_MOE" or header.n_experts:
         return []
-    return ["MXFP4_MOE is for experts, and this model has none: all of it gets Q8_0"]
+    return ["MXFP4_MOE is for experts, and this model has none: all tensors get Q8_0"]
 
 
 def _fallbacks(header: Header, planned: Quantized) -> list[str]:
     if not planned.wanted:
         return []
     rows = Counter(tensor.shape[0] for tensor in header.tensors if tensor.name in planned.wanted)
-    swaps = Counter((planned.types.get(name, "?"), wanted) for name, wanted in planned.wanted.items())
-    swapped = ", ".join(f"{count} {new} in place of {old}" for (new, old), count in swaps.most_common())
+    swaps = Counter((planned.types.get(name, "?"), requested) for name, requested in planned.wanted.items())
+    swapped = ", ".join(f"{count} {new} instead of {old}" for (new, old), count in swaps.most_common())
     length = rows.most_common(1)[0][0] if rows else 0
     verb = "gets" if len(planned.wanted) == 1 else "get"
     return [
@@ -335,4 +321,4 @@ def _unimportant(request: QuantizeRequest, written: Quantized) -> list[str]:
     missing = [name for name in written.unimportant if name not in (_EMBEDDING, _OUTPUT)]
     if request.imatrix is None or not missing:
         return []
-    return [f"{len(missing)} tensors are not in the importance matrix, {missing[0]} for one: they count evenly"]
+    return [f"{len(missing)} tensors, e.g. {missing[0]}, are not in the importance matrix: their weights count equally"]

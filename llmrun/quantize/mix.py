@@ -1,9 +1,9 @@
-"""Quantizing to a size: which type each tensor should get so that the file fits and the answers suffer least.
+"""Quantization to a target size: a type for each tensor such that the file fits and the loss is smallest.
 
-Owns what may be chosen and the choice; the engine measures what each type costs each tensor (engine/mix.py), and
-knapsack.py weighs that against bytes. What may be chosen are types with fast kernels: Q4_1 and Q5_1 have none for
-prompts on x86, Q4_0 is no smaller than IQ4_NL, and IQ3_S no smaller than Q3_K but slow to unpack. Types of fewer bits
-are slow too, so they are there only with an importance matrix, for who wants very small files.
+Owns the candidates and the choice; the engine's mix job measures the loss of each type per tensor, and knapsack.py
+weighs it against bytes. The candidates are types with fast kernels: Q4_1 and Q5_1 have none for prompts on x86, Q4_0 is
+no smaller than IQ4_NL, and IQ3_S is no smaller than Q3_K but slow to unpack. Types of fewer bits are slow too; they are
+candidates only with an importance matrix, for very small files.
 """
 
 from __future__ import annotations
@@ -29,46 +29,39 @@ from llmrun.quantize.types import FILE_TYPES, TENSOR_TYPES, UNQUANTIZED, tensor_
 from llmrun.runner.runner import Runner
 
 CANDIDATES = ("Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K")
-"""Types that a tensor can get, the largest first."""
+"""Candidate types, the largest first."""
 SMALL_CANDIDATES = ("IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS")
-"""The same, only for tensors in the importance matrix."""
+"""More candidates for tensors in the importance matrix."""
 
-# Mixes whose name says what most weights are; of others llama.cpp's name is the type's own.
+# Type of most weights -> llama.cpp's mix of that type; other types have a mix of the same name.
 _BASES = {"Q6_K": "Q6_K", "Q5_K": "Q5_K_S", "Q4_K": "Q4_K_S", "Q3_K": "Q3_K_S", "MXFP4": "Q4_0"}
-_USUAL_BASE = "Q8_0"
-_NEW_KEYS = 1024  # bytes at most that llama.cpp adds to the metadata
-_TEXT = 16_384  # characters that the model reads at most, some 4,000 tokens
+_DEFAULT_BASE = "Q8_0"
+_NEW_KEYS = 1024  # upper bound of the bytes that llama.cpp adds to the metadata
+_TEXT = 16_384  # characters of the measured text at most, some 4,000 tokens
 _SECONDS = 60.0
 _LAYER = re.compile(r"blk\.\d+\.")
 
 
 @dataclass(frozen=True, slots=True)
 class MixRow:
-    """Tensors of one kind, e.g. all of "ffn_down.weight".
+    """All tensors of one kind, e.g. "ffn_down.weight"."""
 
-    Attributes:
-        kind: their name without the layer.
-        types: type -> how many of them get it, most first.
-        n_bytes: of all of them.
-        divergence: that they are expected to add, in nats a token.
-    """
-
-    kind: str
-    types: Mapping[str, int]
+    kind: str  # name without the layer
+    types: Mapping[str, int]  # type -> number of tensors, in descending order
     n_bytes: int
-    divergence: float
+    divergence: float  # expected contribution, in nats per token
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Which type each tensor gets.
+    """A type for each tensor.
 
     Attributes:
-        types: tensor -> type, of those that are quantized.
-        base: a name of types.FILE_TYPES, which the file calls itself and everything else gets.
-        n_bytes: of the file, at most; some hundred bytes less where the metadata are short.
-        divergence: Kullback-Leibler divergence from the full model that is to be expected, in nats a token.
-        table: the mix by kinds of tensors, the largest first.
+        types: tensor -> type of the quantized tensors.
+        base: a name of types.FILE_TYPES: the file's type, and that of all other tensors.
+        n_bytes: upper bound of the file's size; short metadata save some hundred bytes.
+        divergence: expected Kullback-Leibler divergence from the full model, in nats per token.
+        table: the mix by kind of tensor, the largest first.
     """
 
     types: Mapping[str, str]
@@ -79,7 +72,7 @@ class Mix:
 
     @property
     def overrides(self) -> tuple[tuple[str, str], ...]:
-        """(regular expression, type) for quantize.job.Request: one for each tensor, and no other matches it."""
+        """Overrides of QuantizeRequest: one regular expression per tensor, which matches no other."""
         return tuple((f"^{re.escape(name)}$", kind) for name, kind in self.types.items())
 
 
@@ -92,19 +85,19 @@ def choose(
     text: str | None = None,
     on_update: Callable[[MeasureUpdate], None] = lambda update: None,
 ) -> Mix:
-    """Find the best mix that makes a file of no more than so many bytes.
+    """Find the best mix for a file of at most `target_bytes`.
 
     Args:
         source: the model's (first) file.
-        imatrix: the importance matrix that it will be quantized with.
-        threads: None is all cores.
-        text: what the model reads to find out which tensors matter; None is evaluate.default_text().
-        on_update: how far it is. What it raises ends the engine.
+        imatrix: the importance matrix for the quantization.
+        threads: None for all cores.
+        text: the text to measure on; None for evaluate.default_text().
+        on_update: called with the progress; an exception from it stops the engine.
 
     Raises:
-        UsageError: no mix is as small as that.
+        UsageError: no mix is small enough.
         BadModelError: the model is damaged.
-        OutOfMemoryError: it can't be loaded.
+        OutOfMemoryError: the model can't be loaded.
     """
     header = read_header(source)
     threads = threads or all_cores(probe())
@@ -136,7 +129,7 @@ def _files(header: Header) -> list[Path]:
 
 
 def _quantizable(header: Header, engine: Runner) -> list[Tensor]:
-    """What llama.cpp would quantize: what changes its type when it is asked for either of two."""
+    """Return the tensors that llama.cpp would quantize: those whose type changes for one of two bases."""
     changed = set()
     for base in ("Q8_0", "Q4_0"):
         command = Quantize(str(header.path.absolute()), "", FILE_TYPES[base], threads=1, pure=True)
@@ -146,7 +139,7 @@ def _quantizable(header: Header, engine: Runner) -> list[Tensor]:
 
 
 def _candidates(header: Header, tensors: list[Tensor], imatrix: Path | None) -> dict[str, tuple[str, ...]]:
-    """Of each tensor the type that it has, and those that its rows allow and that make it smaller."""
+    """Return tensor -> current type, and all candidates that fit its rows and are smaller."""
     important: set[str] = set()
     if imatrix is not None:
         from llmrun.gguf.imatrix import read_imatrix
@@ -154,8 +147,8 @@ def _candidates(header: Header, tensors: list[Tensor], imatrix: Path | None) -> 
         important = set(read_imatrix(imatrix).entries)
     found = {}
     for tensor in tensors:
-        wanted = CANDIDATES + (SMALL_CANDIDATES if tensor.name in important else ())
-        fitting = [kind for kind in wanted if tensor.shape[0] % TENSOR_TYPES[kind].block == 0]
+        all_kinds = CANDIDATES + (SMALL_CANDIDATES if tensor.name in important else ())
+        fitting = [kind for kind in all_kinds if tensor.shape[0] % TENSOR_TYPES[kind].block == 0]
         smaller = [kind for kind in fitting if tensor_bytes(tensor, kind) < tensor.n_bytes]
         half = ["F16"] if smaller and tensor.type == "F32" else []
         found[tensor.name] = (tensor.type, *half, *smaller)
@@ -163,10 +156,10 @@ def _candidates(header: Header, tensors: list[Tensor], imatrix: Path | None) -> 
 
 
 class _Room:
-    """How the file's bytes are shared out.
+    """The bytes available to the tensors of the new file.
 
     Raises:
-        UsageError: the smallest types need more than there are.
+        UsageError: even the smallest types don't fit.
     """
 
     def __init__(self, header: Header, candidates: Mapping[str, tuple[str, ...]], target_bytes: int) -> None:
@@ -175,27 +168,27 @@ class _Room:
         self._fixed = header.file_size - header.weight_bytes + _NEW_KEYS
         self._fixed += sum(padded(tensor.n_bytes) for tensor in header.tensors if tensor.name not in candidates)
         self._room = target_bytes - self._fixed
-        least = self._fixed + sum(min(self._sizes(name)) for name in candidates)
-        if least > target_bytes:
+        minimum = self._fixed + sum(min(self._sizes(name)) for name in candidates)
+        if minimum > target_bytes:
             raise UsageError(
                 f"no mix of types makes {header.path.name!r} as small as {_exact(target_bytes)}",
-                why=f"the smallest that its rows allow takes {_exact(least)}",
-                hint=f"--size {-(-least // 10**6)}MB, or choose a smaller model",
+                why=f"the smallest types that fit its rows take {_exact(minimum)}",
+                hint=f"--size {-(-minimum // 10**6)}MB, or choose a smaller model",
             )
 
     def _sizes(self, name: str) -> list[int]:
         return [padded(tensor_bytes(self._tensors[name], kind)) for kind in self._candidates[name]]
 
     def mix(self, measured: MixMeasurement) -> Mix:
-        """The best mix, by what the types cost."""
-        things = {
+        """Return the mix with the smallest measured loss."""
+        options = {
             name: [Option(*pair) for pair in zip(sizes, measured.losses.get(name, (0.0,)), strict=True)]
             for name, sizes in zip(self._candidates, map(self._sizes, self._candidates), strict=True)
         }
-        numbers = choose_options(list(things.values()), self._room)
+        numbers = choose_options(list(options.values()), self._room)
         assert numbers is not None
-        chosen = {name: things[name][number] for name, number in zip(things, numbers, strict=True)}
-        types = {name: self._candidates[name][number] for name, number in zip(things, numbers, strict=True)}
+        chosen = {name: options[name][number] for name, number in zip(options, numbers, strict=True)}
+        types = {name: self._candidates[name][number] for name, number in zip(options, numbers, strict=True)}
         return Mix(
             types=types,
             base=self._base(types),
@@ -205,13 +198,13 @@ class _Room:
         )
 
     def _base(self, types: Mapping[str, str]) -> str:
-        """The mix that is nearest to what most weights are."""
+        """Return llama.cpp's mix for the type of most weights."""
         weights: Counter[str] = Counter()
         for name, kind in types.items():
             weights[kind] += self._tensors[name].n_elements
-        kind = weights.most_common(1)[0][0] if weights else _USUAL_BASE
+        kind = weights.most_common(1)[0][0] if weights else _DEFAULT_BASE
         base = _BASES.get(kind, kind)
-        return base if base in FILE_TYPES and base not in UNQUANTIZED else _USUAL_BASE
+        return base if base in FILE_TYPES and base not in UNQUANTIZED else _DEFAULT_BASE
 
 
 def _exact(n_bytes: int) -> str:

@@ -1,7 +1,7 @@
-"""What a model is asked, or given to continue, when it writes the text that its importance matrix is collected on.
+"""Prompts for the calibration text that a model writes for its own importance matrix.
 
-Data only. The spread is the point: what a model is used for should be there, each in few words so that nearly all of
-the text is the model's own. Neighbours differ, because small amounts of text use only the first ones.
+Data only. The prompts cover the uses of a model; they are short, so that nearly all of the text is the model's own.
+Neighbours differ, because a short text uses only the first ones.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How likely each token of a text is to a model.
+"""Log-probability of each token of a text.
 
-Owns how much is read together, and whether that fits here; the engine does the work. Must not print.
+Owns the choice of the window, and the memory check; the engine does the work. Must not print.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, choose_flash_a
 from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.jobs.evaluate import EvaluateUpdate
 from llmrun.protocol.jobs.score import SCORE, ScoredText, ScoreText
-from llmrun.quantize.evaluate import SHORTEST_CONTEXT, check_memory, choose_context
+from llmrun.quantize.evaluate import MIN_CONTEXT, check_memory, choose_context
 from llmrun.runner.runner import Runner
 
-MOST_TOGETHER = 8192
-"""Tokens of a window, where the model was trained on as many and nobody says otherwise."""
+MAX_WINDOW = 8192
+"""Upper bound of the default window, in tokens."""
 
 
 def check_window(n_ctx: int | None) -> None:
-    """Raise UsageError where no window is that long."""
-    require_within("--ctx", n_ctx, (SHORTEST_CONTEXT, CONTEXT_BOUNDS[1]))
+    """Raise UsageError if a window is out of bounds."""
+    require_within("--ctx", n_ctx, (MIN_CONTEXT, CONTEXT_BOUNDS[1]))
 
 
 def score(
@@ -34,29 +34,29 @@ def score(
     text: str,
     *,
     n_ctx: int | None = None,
-    wishes: LoadPreferences = LoadPreferences(),
+    preferences: LoadPreferences = LoadPreferences(),
     on_update: Callable[[EvaluateUpdate], None] = lambda update: None,
 ) -> ScoredText:
     """Score a text.
 
     Args:
-        model: its GGUF file, the first part of a split one.
-        text: read in windows where it is longer than one.
-        n_ctx: tokens of a window; None is what the model was trained on, MOST_TOGETHER at most.
-        wishes: how it is loaded; n_ctx does not count.
-        on_update: how far it is. What it raises ends the engine.
+        model: the GGUF file, or the first part of a split one.
+        text: scored in several windows if it is longer than one.
+        n_ctx: tokens of a window; None for the trained context, at most MAX_WINDOW.
+        preferences: load settings; n_ctx is ignored.
+        on_update: called with the progress; an exception from it stops the engine.
 
     Raises:
         UsageError: the window is out of bounds, or the text too short.
-        BadModelError: the file is damaged, or no model that predicts text.
-        OutOfMemoryError: it does not fit.
-        EngineCrashedError: the engine died.
+        BadModelError: the file is damaged, or not a generative model.
+        OutOfMemoryError: the model does not fit into memory.
+        EngineCrashedError: the engine crashed.
     """
     check_window(n_ctx)
     header = read_header(model)
     check(header)
-    window = choose_context([header], n_ctx, long=False) if n_ctx else min(header.n_ctx_train or 512, MOST_TOGETHER)
-    window = min(window, max(len(text.encode()) + 1, SHORTEST_CONTEXT))  # a token is a byte at least
+    window = choose_context([header], n_ctx, long=False) if n_ctx else min(header.n_ctx_train or 512, MAX_WINDOW)
+    window = min(window, max(len(text.encode()) + 1, MIN_CONTEXT))  # a token has at least one byte
     hardware = this_machine()
     if hardware.memory_total:
         check_memory([header], window, window, hardware.memory_available)
@@ -64,11 +64,11 @@ def score(
         str(model.absolute()),
         text,
         window,
-        threads=wishes.threads or hardware.usable_cores,
-        gpu_layers=ALL_LAYERS if wishes.gpu_layers is None else wishes.gpu_layers,
-        flash_attention=choose_flash_attention(header, hardware, wishes),  # as `run` without --ctx
-        kv_type_k=wishes.cache_type_k,
-        kv_type_v=wishes.cache_type_v,
+        threads=preferences.threads or hardware.usable_cores,
+        gpu_layers=ALL_LAYERS if preferences.gpu_layers is None else preferences.gpu_layers,
+        flash_attention=choose_flash_attention(header, hardware, preferences),  # like `run` without --ctx
+        kv_type_k=preferences.cache_type_k,
+        kv_type_v=preferences.cache_type_v,
     )
     with closing(Runner()) as engine:
         return engine.do(SCORE, command, on_update)

@@ -1,6 +1,6 @@
-"""What is quantized: a GGUF file, a model by its name, or a folder of Hugging Face, which is converted first.
+"""Source of a quantization: a GGUF file, a model by its name, or a Hugging Face folder, which is converted first.
 
-Owns finding it and saying what it is not; must not know types or how it is quantized.
+Owns the search and its errors; must not know types or quantization.
 """
 
 from __future__ import annotations
@@ -18,30 +18,24 @@ from llmrun.gguf.rules import check
 from llmrun.models.store.new_file import temporary
 
 OnProgress = Callable[[str, float], None]
-"""Gets (what is being done, how much of it: 0 to 1)."""
+"""Called with (phase, share done: 0 to 1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """What a name leads to.
+    """A located source."""
 
-    Attributes:
-        path: of the first GGUF file, or of a folder that has to be converted.
-        name: what files made of it are called.
-        is_folder: whether it is such a folder.
-    """
-
-    path: Path
-    name: str
+    path: Path  # of the first GGUF file, or of a Hugging Face folder
+    name: str  # stem of the names of new files
     is_folder: bool
 
 
 def find(text: str) -> SourceFile:
-    """Find what is to be quantized, without the network.
+    """Find a source on this disk, without the network.
 
     Raises:
-        ModelNotFoundError: it is not on this disk; says how it gets there.
-        UsageError: it can't be a model's name.
+        ModelNotFoundError: the source is not on this disk; the hint says how to get it.
+        UsageError: the text can't be a model's name.
     """
     from llmrun.models.location import locate, not_on_disk
 
@@ -51,8 +45,8 @@ def find(text: str) -> SourceFile:
     if folder.is_dir() and not any(folder.glob("*.gguf")):
         raise ModelNotFoundError(
             f"there is no model in the folder {text!r}",
-            why="it has neither a config.json of Hugging Face nor a .gguf file",
-            hint="name a .gguf file, or the folder that holds config.json",
+            why="it has neither Hugging Face's config.json nor a .gguf file",
+            hint="name a .gguf file, or the folder that contains config.json",
         )
     located = locate(text, load_settings())
     if located.path is None:
@@ -61,7 +55,7 @@ def find(text: str) -> SourceFile:
 
 
 def _stem(path: Path, alias: str | None) -> str:
-    """A file's name without what tells its type and part, or the catalogue's name where files have none."""
+    """Return a file's name without type and part, or the catalogue's name if nothing else is left."""
     from llmrun.gguf.filenames import is_later_part, quant_of
 
     if is_later_part(path.name):
@@ -76,30 +70,30 @@ def _stem(path: Path, alias: str | None) -> str:
 
 
 @contextmanager
-def opened(
-    found: SourceFile, beside: Path, on_progress: OnProgress, say: Callable[[str], None] = lambda text: None
+def open_source(
+    source: SourceFile, folder: Path, on_progress: OnProgress, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[Header]:
-    """The header of the GGUF file to read; of a folder that of a conversion, which is gone when the block ends.
+    """Yield the header of the GGUF file to read; a folder is converted to a temporary file for the block.
 
     Args:
-        beside: folder that a conversion is kept in meanwhile.
-        say: gets what a conversion has to say.
+        folder: folder of the temporary file.
+        say: called with each note about a conversion.
 
     Raises:
-        BadModelError: it is damaged, or no model that llama.cpp can run.
-        UsageError: a folder's model can't be converted.
+        BadModelError: the model is damaged, or llama.cpp can't run it.
+        UsageError: the model can't be converted.
     """
-    if not found.is_folder:
-        header = read_header(found.path)
+    if not source.is_folder:
+        header = read_header(source.path)
         check(header)
         yield header
         return
     from llmrun.convert.job import convert_folder
 
-    path = temporary(beside / f"{found.name}.gguf", "converted")
+    path = temporary(folder / f"{source.name}.gguf", "converted")
     try:
         converted = convert_folder(
-            found.path, path, on_progress=lambda done, total: on_progress("converting", done / total if total else 1.0)
+            source.path, path, on_progress=lambda done, total: on_progress("converting", done / total if total else 1.0)
         )
         for note in converted.notes:
             say(f"note: {note}")

@@ -1,6 +1,6 @@
-"""What weights can be stored as: the names people type, llama.cpp's numbers for them, and the best 4-bit type here.
+"""Types of weights: their names, llama.cpp's numbers, their cost, and the best 4-bit type of a machine.
 
-Pure: must not know files, processes, or this machine; whoever asks says what it has.
+Pure: must not know files, processes or this machine; callers pass the machine's features.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llmrun.gguf import types
 from llmrun.gguf.header import Tensor
 from llmrun.planning.memory import repacked_types
 
-# llama_ftype, in the order in which the help shows them: the largest first.
+# llama_ftype, in the order of the help: the largest first.
 FILE_TYPES: dict[str, int] = {
     "F32": 0, "BF16": 32, "F16": 1, "Q8_0": 7, "Q6_K": 18, "Q5_K_M": 17, "Q5_K_S": 16, "Q5_1": 9, "Q5_0": 8,
     "Q4_K_M": 15, "Q4_K_S": 14, "Q4_1": 3, "Q4_0": 2, "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4_MOE": 38, "Q3_K_L": 13,
@@ -21,26 +21,26 @@ FILE_TYPES: dict[str, int] = {
     "IQ2_M": 29, "IQ2_S": 28, "IQ2_XS": 20, "IQ2_XXS": 19, "Q2_0": 41, "TQ2_0": 37, "TQ1_0": 36, "IQ1_M": 31,
     "IQ1_S": 24, "Q1_0": 40,
 }  # fmt: skip
-"""Name of a mix of types, as llama-quantize spells it -> its number in llama.h."""
+"""llama-quantize's name of a mix of types -> number in llama.h."""
 
 ALIASES = {
     "INT8": "Q8_0", "Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "FP16": "F16", "FP32": "F32",
     "MXFP4": "MXFP4_MOE",
 }  # fmt: skip
 BEST_4_BIT = "INT4"
-"""What stands for the best 4-bit type of this machine and model, see best_4_bit()."""
+"""Name for the best 4-bit type of this machine and model, see best_4_bit()."""
 
 UNQUANTIZED = frozenset({"F32", "BF16", "F16"})
 
 NEED_IMATRIX = frozenset({
     "IQ3_XS", "IQ3_XXS", "Q2_K_S", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S",
 })  # fmt: skip
-"""Mixes that llama.cpp refuses to write without an importance matrix."""
+"""Mixes that llama.cpp refuses without an importance matrix."""
 
 TENSOR_TYPES = {name: types.TENSOR_TYPES[name] for name in types.WEIGHT_TYPES}
-"""Name of a tensor's type, of those that ggml can quantize to -> what it is."""
+"""Tensor types that ggml can quantize to, by name."""
 
-# Nanoseconds that ggml takes for an element on one core of 2024, without and with an importance matrix.
+# Nanoseconds per element on one core of 2024, without and with an importance matrix.
 _COST: dict[str, tuple[float, float]] = {
     "F32": (0.5, 0.5), "F16": (1.4, 1.4), "BF16": (0.4, 0.4), "Q8_0": (3.5, 3.5), "Q6_K": (27, 27), "Q5_K": (50, 110),
     "Q5_1": (2.1, 104), "Q5_0": (2.5, 23), "Q4_K": (59, 106), "Q4_1": (1.4, 104), "Q4_0": (1.5, 23),
@@ -52,14 +52,14 @@ _COST: dict[str, tuple[float, float]] = {
 _COPY_COST, _READ_COST = 0.5, 1.0
 
 _K_BLOCK = 256
-_SMALL_SHARE = 0.1  # of the weights in rows that don't divide: no reason to leave K-quants
+_SMALL_SHARE = 0.1  # of the weights in rows that don't divide: K-quants are still best
 
 
 def file_type(text: str) -> str:
-    """The name in FILE_TYPES, or BEST_4_BIT, that somebody means.
+    """Parse a name of FILE_TYPES, or BEST_4_BIT.
 
     Raises:
-        UsageError: there is no such type; names the nearest.
+        UsageError: there is no such type; the hint names the nearest.
     """
     name = text.strip().upper().replace("-", "_")
     name = ALIASES.get(name, name)
@@ -71,13 +71,13 @@ def file_type(text: str) -> str:
 
 
 def tensor_type(text: str, label: str) -> str:
-    """The name in TENSOR_TYPES that somebody means.
+    """Parse a name of TENSOR_TYPES.
 
     Args:
-        label: what stands before it, e.g. "--output-type ".
+        label: text before it in messages, e.g. "--output-type ".
 
     Raises:
-        UsageError: a tensor can't be stored so; names the nearest.
+        UsageError: there is no such type of tensors; the hint names the nearest.
     """
     name = text.strip().upper().replace("-", "_")
     if name in TENSOR_TYPES:
@@ -95,11 +95,11 @@ def _unknown(kind: str, text: str, known: Iterable[str], otherwise: str) -> Usag
 
 
 def cost(elements: int, before: str, after: str, *, weighted: bool = False) -> float:
-    """How long a tensor takes, in some unit of time.
+    """Return the relative time to quantize a tensor.
 
     Args:
         before, after: types of the tensor.
-        weighted: whether there is an importance matrix.
+        weighted: there is an importance matrix.
     """
     if before == after:
         return _COPY_COST * elements
@@ -107,49 +107,45 @@ def cost(elements: int, before: str, after: str, *, weighted: bool = False) -> f
 
 
 def is_quantized(tensor_types: Iterable[str]) -> bool:
-    """Whether any of these types of tensors has lost something already."""
+    """Return whether any of these types of tensors is a lossy one."""
     return any(name not in UNQUANTIZED for name in tensor_types if not name.startswith(("I8", "I16", "I32", "I64")))
 
 
 @dataclass(frozen=True, slots=True)
 class TypeChoice:
-    """A type, and why it is the one."""
+    """A type, and the reason for it."""
 
     type: str
     why: str
 
 
 def best_4_bit(tensors: Iterable[Tensor], cpu_flags: Collection[str], *, gpu: bool = False) -> TypeChoice:
-    """The best 4-bit type by kernel, size and quality.
+    """Choose the best 4-bit type by kernel, size and quality.
 
-    K-quants answer best for their size, but their blocks of 256 want rows that divide by it: others become Q5_0 and
-    Q8_0, which are larger. Of the types with blocks of 32, IQ4_NL answers better than Q4_0 at the same size, and
-    llama.cpp brings both into an order that fast kernels like. Q4_1 has no such kernel for prompts.
+    K-quants have the best quality for their size, but rows must divide into their blocks of 256: other rows become
+    Q5_0 and Q8_0, which are larger. Of the types with blocks of 32, IQ4_NL is better than Q4_0 at the same size, and
+    llama.cpp repacks both for fast kernels. Q4_1 has no such kernel for prompts.
 
     Args:
         tensors: of the model.
         cpu_flags: as in Hardware.
-        gpu: whether a GPU will compute.
+        gpu: a GPU will compute.
     """
     share, rows = _undivided(tensors)
     fast = repacked_types(cpu_flags)
     where = "on a GPU" if gpu else "on this processor"
     if share <= _SMALL_SHARE:
         if gpu or "Q4_K" in fast:
-            return TypeChoice("Q4_K_M", f"it answers best among the 4-bit types and has fast kernels {where}")
-        return TypeChoice(
-            "Q4_K_M", "it answers best among the 4-bit types; this processor has a fast kernel for none of them"
-        )
-    because = f"rows of {rows} weights don't divide into K-quants' blocks of {_K_BLOCK}, so Q4_K_M would grow"
+            return TypeChoice("Q4_K_M", f"it is the best of the 4-bit types and has fast kernels {where}")
+        return TypeChoice("Q4_K_M", "it is the best of the 4-bit types; this processor has fast kernels for none")
+    reason = f"rows of {rows} weights don't divide into K-quants' blocks of {_K_BLOCK}, so Q4_K_M would be larger"
     if gpu or "IQ4_NL" in fast:
-        return TypeChoice(
-            "IQ4_NL", f"{because}; it answers better than Q4_0 at the same size, with fast kernels {where}"
-        )
-    return TypeChoice("Q4_0", f"{because}, and without fast kernels Q4_0 is the simplest to unpack")
+        return TypeChoice("IQ4_NL", f"{reason}; it is better than Q4_0 at the same size, with fast kernels {where}")
+    return TypeChoice("Q4_0", f"{reason}, and without fast kernels Q4_0 is the simplest to unpack")
 
 
 def slow_prompts(kind: str, cpu_flags: Collection[str]) -> str:
-    """A sentence about a type that reads prompts several times slower than others of its size here; "" for the others.
+    """Return a warning for a type whose prefill is several times slower than that of its neighbours, else "".
 
     On x86 ggml has no matrix kernel for blocks of 32 with a minimum: SmolLM2 in Q4_1 reads 290 tokens/s, in Q4_0 800.
     """
@@ -159,7 +155,7 @@ def slow_prompts(kind: str, cpu_flags: Collection[str]) -> str:
 
 
 def _undivided(tensors: Iterable[Tensor]) -> tuple[float, int]:
-    """The share of all weights that lie in rows K-quants can't hold, and the length most of these rows have."""
+    """Return the share of all weights in rows that don't divide into K-quants' blocks, and their commonest length."""
     total, rows = 0, dict[int, int]()
     for tensor in tensors:
         if len(tensor.shape) < 2:
@@ -173,14 +169,14 @@ def _undivided(tensors: Iterable[Tensor]) -> tuple[float, int]:
 
 
 def tensor_bytes(tensor: Tensor, kind: str) -> int:
-    """What a tensor takes when it is stored as a type, without padding."""
+    """Return the size of a tensor in a type, without padding."""
     if kind == tensor.type:
         return tensor.n_bytes
     return tensor.n_elements // TENSOR_TYPES[kind].block * TENSOR_TYPES[kind].block_bytes
 
 
 def unfit(tensors: Mapping[str, Tensor], name: str, kind: str) -> int:
-    """The length of a tensor's rows when blocks of a type don't divide it; 0 when all is well, or it is not there."""
+    """Return the length of a tensor's rows if a type's blocks don't divide it, else 0; 0 for a missing tensor."""
     tensor = tensors.get(name)
     if tensor is None or tensor.shape[0] % TENSOR_TYPES[kind].block == 0:
         return 0

@@ -1,7 +1,7 @@
-"""One HTTP request for an answer: the body comes in, what an engine says goes out, in the client's protocol.
+"""One HTTP exchange: read the request, ask an engine, and write its answer in the client's protocol.
 
-Owns when headers are sent, what fills silence, and what ends an answer early: the client left, reads too slowly, or
-the server is about to end. Must not know JSON shapes or how engines are kept.
+Owns when headers and keep-alive comments are sent, and what ends an answer early: a client that disconnects or stalls,
+a timeout, a server that shuts down. Must not know JSON shapes or how engines are pooled.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import Pool, PooledModel
 
 SILENCE_SECONDS = 5.0
-"""After so long without a byte a client is told that the server lives."""
+"""Silence after which a stream gets a keep-alive comment."""
 STALL_SECONDS = 60.0
-"""A client that takes nothing for so long has left."""
-_LONG_BODY = 16 * 1024  # bytes: reading it is worth another thread
+"""Time after which a client that reads nothing counts as disconnected."""
+_LONG_BODY = 16 * 1024  # bytes; a longer body is parsed in another thread
 _RETRY_SECONDS = b"2"
 MOST_CONTAINERS = 65_536
-"""Objects and lists of a body, several times those of the longest real ones: each is copied some times."""
-_LAST_WORDS_SECONDS = 1.0  # for the errors that streams end with
+"""Maximum number of objects and lists in a body: several times that of the longest real requests."""
+_ERROR_SECONDS = 1.0  # for the error events that end open streams at shutdown
 
 
 class Dialect(NamedTuple):
-    """One way to ask for an answer.
+    """A completion protocol: the functions of one module of protocols/.
 
     Attributes:
-        read, writer, error_body: as every module of protocols/ has them.
-        prefix: of an answer's id.
-        streams_overflow: a stream's client is told in the stream that its prompt is too long, not by HTTP.
+        prefix: of the ids of responses.
+        streams_overflow: a prompt that is too long is an error event of the stream, not an HTTP error.
     """
 
     read: Callable[[Mapping[str, Any]], CompletionRequest]
@@ -53,27 +52,27 @@ class Dialect(NamedTuple):
 
 
 class _Signal(Enum):
-    """What an exchange hears besides events."""
+    """What interrupts the wait for the engine's events."""
 
-    GONE = auto()  # the client has left
-    TICK = auto()  # nothing was said for a while
-    DRAIN = auto()  # the time to end is over
-    LATE = auto()  # the answer takes too long
+    DISCONNECTED = auto()
+    SILENCE = auto()  # time for a keep-alive
+    SHUTDOWN = auto()  # the grace period is over
+    TIMEOUT = auto()
 
 
 class _ClientDisconnected(Exception):  # noqa: N818 - not an error of ours
-    """Nobody is there to be answered."""
+    pass
 
 
 class Traffic:
-    """The requests that are being answered.
+    """Counts the running requests, limits them, and drains them at shutdown.
 
     Args:
-        most: answers at the same time, those that wait included.
-        answer_seconds: that an answer may take, waiting included.
+        most: maximum number of running and queued answers.
+        answer_seconds: maximum duration of an answer, queueing included.
 
     Attributes:
-        is_draining: no more are taken.
+        is_draining: new requests are refused.
     """
 
     def __init__(self, most: int, answer_seconds: float) -> None:
@@ -83,19 +82,19 @@ class Traffic:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is being answered."""
+        """True while a request is being answered."""
         return self._answers > 0
 
     @contextmanager
     def admitted(self, answers: int, exchange: HttpExchange | None = None) -> Iterator[None]:
-        """Count so many answers until the block ends.
+        """Count a request's answers while the block runs.
 
         Args:
-            exchange: is told when the time to end is over; a request without one is cancelled then.
+            exchange: is notified when the grace period is over; a request without one is cancelled then.
 
         Raises:
-            BusyError: there are too many.
-            DrainingError: the server is about to end.
+            BusyError: the limit is reached.
+            DrainingError: the server is shutting down.
         """
         if self.is_draining:
             raise DrainingError("the server is shutting down")
@@ -111,26 +110,26 @@ class Traffic:
             self._exchanges -= exchanges
 
     def end_within(self, seconds: float) -> None:
-        """Take no more requests, and let running answers go on for some time; a shorter time than before counts."""
+        """Refuse new requests and limit the time of running ones; the shortest limit given counts."""
         self.is_draining = True
         self._drained_at = min(self._drained_at, time.monotonic() + seconds)
 
     async def drain(self) -> None:
-        """Wait for running answers; those that are not finished in time end with an error."""
+        """Wait for running answers, then end the unfinished ones with an error."""
         while self.is_busy and time.monotonic() < self._drained_at:
             await asyncio.sleep(0.05)
         for exchange in list(self._exchanges):
-            exchange.put(_Signal.DRAIN)
-        ends_at = time.monotonic() + _LAST_WORDS_SECONDS
+            exchange.put(_Signal.SHUTDOWN)
+        ends_at = time.monotonic() + _ERROR_SECONDS
         while self._exchanges and time.monotonic() < ends_at:
             await asyncio.sleep(0.01)
 
 
 class ServerState(NamedTuple):
-    """What all exchanges of a server have in common: the models, who is being answered, what is counted.
+    """State that all exchanges of a server share.
 
     Attributes:
-        sampling: fields of SamplingParams that clients can't change.
+        sampling: fields of SamplingParams that the command line fixes for every client.
     """
 
     pool: Pool
@@ -140,137 +139,136 @@ class ServerState(NamedTuple):
 
 
 class HttpExchange:
-    """One request and its answer.
-
-    Args:
-        dialect: the protocol it is in.
-        shared: with all others.
-    """
+    """One request and its response."""
 
     def __init__(self, dialect: Dialect, shared: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
         self._dialect = dialect
         self._pool, self._traffic, self._metrics, self._sampling = shared
         self._log: dict[str, Any] = scope["state"]
         self._receive, self._send = receive, send
-        self._heard: asyncio.Queue[Heard | _Signal] = asyncio.Queue()
-        self.put = self._heard.put_nowait
+        self._inbox: asyncio.Queue[Heard | _Signal] = asyncio.Queue()
+        self.put = self._inbox.put_nowait
         self._writer: Writer | None = None
         self._is_stream = False
-        self._has_begun = False
+        self._has_started = False
         self._task = _this_task()
-        self._spoke_at = time.monotonic()
+        self._last_sent_at = time.monotonic()
         self._is_sending = False
 
     async def run(self) -> None:
-        """Answer it."""
+        """Read the request, answer it, and map every error to the protocol's."""
         try:
             data = await read_body(self._receive)
-            body, asked = await asyncio.to_thread(self._read, data) if len(data) > _LONG_BODY else self._read(data)
-            with self._traffic.admitted(asked.n, self):
-                async with self._pool.lease(asked.model, asked.keep_seconds) as kept:
-                    await self._answer(body, asked, kept)
+            body, request = await asyncio.to_thread(self._parse, data) if len(data) > _LONG_BODY else self._parse(data)
+            with self._traffic.admitted(request.n, self):
+                async with self._pool.lease(request.model, request.keep_seconds) as model:
+                    await self._answer(body, request, model)
         except LlmrunError as error:
             await self._fail(error)
         except _ClientDisconnected:
             self._log["reason"] = "left"
 
-    def _read(self, data: bytes) -> tuple[dict[str, Any], CompletionRequest]:
+    def _parse(self, data: bytes) -> tuple[dict[str, Any], CompletionRequest]:
         body = parse_json(data)
-        asked = self._dialect.read(body)
-        return body, asked._replace(sampling={**asked.sampling, **self._sampling})
+        request = self._dialect.read(body)
+        return body, request._replace(sampling={**request.sampling, **self._sampling})
 
-    async def _answer(self, body: Mapping[str, Any], asked: CompletionRequest, kept: PooledModel) -> None:
-        name = asked.model or kept.name
+    async def _answer(self, body: Mapping[str, Any], request: CompletionRequest, model: PooledModel) -> None:
+        name = request.model or model.name
         self._log["model"] = name
         envelope = Envelope(f"{self._dialect.prefix}{secrets.token_hex(12)}", int(time.time()), name)
         self._writer = writer = self._dialect.writer(body, envelope)
-        self._is_stream = asked.stream
-        if not asked.request.messages and asked.request.prompt is None:  # it is only to be loaded, or to go
-            if asked.keep_seconds != 0:
-                await self._pool.ready(kept)
+        self._is_stream = request.stream
+        if not request.request.messages and request.request.prompt is None:  # only loads or unloads the model
+            if request.keep_seconds != 0:
+                await self._pool.ready(model)
             await respond(self._send, 200, writer.whole())
             return
-        answers = ResponseStreams(self._pool, kept, asked, self.put, self._metrics)
+        responses = ResponseStreams(self._pool, model, request, self.put, self._metrics)
         watching = [asyncio.ensure_future(self._watch_client()), asyncio.ensure_future(self._watch_clock())]
         try:
-            answers.start()
-            while not answers.is_done:
-                await self._take(answers, writer, is_stream=asked.stream)
-            if asked.stream:
-                await self._say(writer.end(), is_last=True)
+            responses.start()
+            while not responses.is_done:
+                await self._forward(responses, writer)
+            if request.stream:
+                await self._send_chunk(writer.end(), is_last=True)
             else:
                 await respond(self._send, 200, writer.whole())
         finally:
-            answers.cancel()
+            responses.cancel()
             for task in watching:
                 task.cancel()
 
-    async def _take(self, answers: ResponseStreams, writer: Writer, *, is_stream: bool) -> None:
-        """Wait for what comes, and say all that has come at once."""
-        said = bytearray()
+    async def _forward(self, responses: ResponseStreams, writer: Writer) -> None:
+        """Wait for events, and send everything that has arrived as one chunk.
+
+        Raises:
+            _ClientDisconnected: the client has left.
+            DrainingError, AnswerTimeoutError: the answer ends early.
+            LlmrunError: the engine failed.
+        """
+        chunk = bytearray()
         try:
-            for heard in await self._all_heard():
-                if heard is _Signal.GONE:
+            for item in await self._next_items():
+                if item is _Signal.DISCONNECTED:
                     raise _ClientDisconnected
-                if heard is _Signal.DRAIN:
+                if item is _Signal.SHUTDOWN:
                     raise DrainingError("the server is shutting down")
-                if heard is _Signal.LATE:
+                if item is _Signal.TIMEOUT:
                     raise AnswerTimeoutError(f"the answer takes longer than {self._traffic.answer_seconds:g} seconds")
-                if isinstance(heard, _Signal):
-                    said += await self._break_silence(writer) if is_stream else b""
+                if isinstance(item, _Signal):
+                    chunk += await self._keep_alive(writer) if self._is_stream else b""
                     continue
-                for part in answers.take(heard):
-                    if isinstance(part, ResponseStarted) and is_stream:
-                        said += await self._begin(writer)
-                    said += writer.feed(part)
+                for part in responses.take(item):
+                    if isinstance(part, ResponseStarted) and self._is_stream:
+                        chunk += await self._start_stream(writer)
+                    chunk += writer.feed(part)
                     if isinstance(part, (ResponseStarted, ResponseFinished)):
-                        self._note(part)
+                        self._log_part(part)
         finally:
-            if is_stream and said:
-                await self._say(bytes(said))
+            if self._is_stream and chunk:
+                await self._send_chunk(bytes(chunk))
 
-    async def _all_heard(self) -> list[Heard | _Signal]:
-        found = [await self._heard.get()]
-        while not self._heard.empty():
-            found.append(self._heard.get_nowait())
-        return found
+    async def _next_items(self) -> list[Heard | _Signal]:
+        items = [await self._inbox.get()]
+        while not self._inbox.empty():
+            items.append(self._inbox.get_nowait())
+        return items
 
-    async def _begin(self, writer: Writer) -> bytes:
-        """Send the headers of a stream, once; gives what comes first in it."""
-        if self._has_begun:
+    async def _start_stream(self, writer: Writer) -> bytes:
+        """Send the headers of a stream if they were not sent yet; return its first bytes."""
+        if self._has_started:
             return b""
-        self._has_begun = True
+        self._has_started = True
         head: Headers = [(b"content-type", writer.media_type.encode()), (b"x-accel-buffering", b"no")]
         await self._send({"type": "http.response.start", "status": 200, "headers": head})
         return writer.begin()
 
-    async def _break_silence(self, writer: Writer) -> bytes:
-        """What shows a client, and whatever is between, that the server lives."""
-        if not self._has_begun:
-            return await self._begin(writer)
+    async def _keep_alive(self, writer: Writer) -> bytes:
+        """Return bytes that keep clients and proxies from timing out."""
+        if not self._has_started:
+            return await self._start_stream(writer)
         return sse.COMMENT if writer.media_type == sse.EVENT_STREAM else b""
 
-    async def _say(self, data: bytes, *, is_last: bool = False) -> None:
-        """Send a piece of the stream."""
-        self._spoke_at, self._is_sending = time.monotonic(), True
+    async def _send_chunk(self, data: bytes, *, is_last: bool = False) -> None:
+        self._last_sent_at, self._is_sending = time.monotonic(), True
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
-        self._spoke_at, self._is_sending = time.monotonic(), False
+        self._last_sent_at, self._is_sending = time.monotonic(), False
 
     async def _fail(self, error: LlmrunError) -> None:
-        """End with an error: one of HTTP where nothing was sent yet, else one in the stream."""
+        """Send an error: as an HTTP status before the first byte, after it as an event of the stream."""
         self._log["reason"] = error.code
         if error.http_status >= 500:
             self._log["error"] = str(error)
-        writer, begin = self._writer, b""
+        writer, start = self._writer, b""
         if writer and self._is_stream and self._dialect.streams_overflow and isinstance(error, ContextOverflowError):
-            begin = await self._begin(writer)
-        if self._has_begun and writer is not None:
-            await self._say(begin + writer.error(error), is_last=True)
+            start = await self._start_stream(writer)
+        if self._has_started and writer is not None:
+            await self._send_chunk(start + writer.error(error), is_last=True)
         else:
             await refuse(self._send, error, self._dialect.error_body)
 
-    def _note(self, part: ResponseStarted | ResponseFinished) -> None:
-        """For the log."""
+    def _log_part(self, part: ResponseStarted | ResponseFinished) -> None:
         if isinstance(part, ResponseStarted):
             self._log["prompt_tokens"], self._log["cached_tokens"] = part.prompt_tokens, part.cached_tokens
         else:
@@ -278,26 +276,25 @@ class HttpExchange:
             self._log["reason"] = part.reason
 
     async def _watch_client(self) -> None:
-        """Hear that the client has left."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.put(_Signal.GONE)
+        self.put(_Signal.DISCONNECTED)
 
     async def _watch_clock(self) -> None:
-        """Break silence, and give up a client that takes nothing."""
+        """Signal silence and the timeout; cancel the exchange if the client stalls."""
         ends_at = time.monotonic() + self._traffic.answer_seconds
         while True:
-            left = ends_at - time.monotonic()
-            await asyncio.sleep(max(min(SILENCE_SECONDS, left), 0.0))
-            silent = time.monotonic() - self._spoke_at
+            remaining = ends_at - time.monotonic()
+            await asyncio.sleep(max(min(SILENCE_SECONDS, remaining), 0.0))
+            silent = time.monotonic() - self._last_sent_at
             if self._is_sending and silent > STALL_SECONDS:
                 self._log["reason"] = "left"
                 self._task.cancel()
             elif time.monotonic() >= ends_at:
-                self.put(_Signal.LATE)
+                self.put(_Signal.TIMEOUT)
                 ends_at = math.inf
             elif not self._is_sending and silent >= SILENCE_SECONDS:
-                self.put(_Signal.TICK)
+                self.put(_Signal.SILENCE)
 
 
 def _this_task() -> asyncio.Task[Any]:
@@ -307,11 +304,11 @@ def _this_task() -> asyncio.Task[Any]:
 
 
 async def read_body(receive: Receive) -> bytes:
-    """A request's whole body.
+    """Return a request's whole body.
 
     Raises:
-        BodyTooLargeError: it is.
-        MalformedRequestError: the client left before its end.
+        BodyTooLargeError: the body exceeds the limit.
+        MalformedRequestError: the client disconnected before its end.
     """
     data = bytearray()
     while True:
@@ -324,10 +321,10 @@ async def read_body(receive: Receive) -> bytes:
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
-    """A body's JSON object.
+    """Parse a body that has to be a JSON object.
 
     Raises:
-        MalformedRequestError: it is none, or nested too deeply.
+        MalformedRequestError: it is something else, or nested too deep.
     """
     try:
         body = load_json(data, parse_constant=_refuse_constant)
@@ -340,11 +337,7 @@ def parse_json(data: bytes) -> dict[str, Any]:
 
 
 def _check_size(body: dict[str, Any]) -> None:
-    """Refuse a body that takes long to read.
-
-    Raises:
-        MalformedRequestError: it has too many objects and lists.
-    """
+    """Raise MalformedRequestError if a body has so many objects and lists that reading it takes long."""
     level: list[Any] = [body]
     count = 0
     while level:
@@ -360,17 +353,17 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 async def refuse(send: Send, error: LlmrunError, body: Callable[[LlmrunError, int], dict[str, Any]]) -> None:
-    """Answer with an error."""
+    """Send an error response."""
     extra: Headers = [(b"retry-after", _RETRY_SECONDS)] if error.http_status == 503 else []
     if error.http_status == 401:
         extra.append((b"www-authenticate", b"Bearer"))
     if error.http_status == 400:
-        extra.append((b"connection", b"close"))  # of what follows nobody knows where it begins
+        extra.append((b"connection", b"close"))  # the start of a next request is unknown
     await respond(send, error.http_status, body(error, error.http_status), extra)
 
 
 async def respond(send: Send, status: int, body: Any, extra: Headers | None = None) -> None:
-    """Answer with JSON."""
+    """Send a JSON response."""
     data = sse.to_json(body).encode()
     head: Headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*head, *(extra or ())]})

@@ -1,4 +1,4 @@
-"""What belongs together is compared, what differs is said, and what can't be compared is refused."""
+"""The comparison of results: pairs, differences, and refusals."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_other_settings_are_compared_only_with_a_word() -> None:
 
 
 def test_which_of_several_belongs_to_a_row_is_not_guessed() -> None:
-    with pytest.raises(UsageError, match="no rows that belong together") as raised:
+    with pytest.raises(UsageError, match="no rows in common") as raised:
         compared((row(n_threads=2),), (row(n_threads=4), row(n_threads=8)))
     assert raised.value.why.startswith("one has tg128 of llama 1B Q4_K - Medium (799.9 MB) with 2 threads; the other")
 

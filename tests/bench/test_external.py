@@ -1,4 +1,4 @@
-"""The other program gets the same test, in turns with ours; what it can't do or is missing is said by name."""
+"""The comparison with other programs: the same test, in turns; missing features are named."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def case(test: BenchTest = DECODE, **settings: Any) -> Case:
 
 
 class Scripted:
-    """A rival that is as fast as a list says, and notes in a shared log that it was asked."""
+    """A program with scripted speeds, which logs its calls."""
 
     name, where = "scripted", "here"
 
@@ -56,7 +56,7 @@ class Scripted:
         self._log.append("closed")
 
 
-def test_both_take_turns_and_nobody_is_always_first(model: BenchedModel) -> None:
+def test_both_take_turns_and_neither_is_always_first(model: BenchedModel) -> None:
     log: list[str] = []
     seen: list[tuple[int, int]] = []
     ours = iter([40, 41, 39, 40.5, 39.5])
@@ -277,7 +277,7 @@ def test_an_answer_that_ends_early_still_gives_a_rate(model: BenchedModel, serve
     assert find("ollama", server.environment).measure(model, case()).avg_ts == pytest.approx(20)
 
 
-def test_what_ollama_does_its_own_way_is_said(model: BenchedModel, server: StandInOllama) -> None:
+def test_settings_that_ollama_decides_are_reported(model: BenchedModel, server: StandInOllama) -> None:
     found = find("ollama", server.environment)
     assert len(found.notes(model, case(PREFILL))) == 1
     notes = found.notes(model, case(BOTH, repack=False, kv_type_v="q8_0"))

@@ -1,4 +1,4 @@
-"""A result that somebody hands over is read in every shape, and no value in it is trusted."""
+"""Result files are read in every format, and no value in them is trusted."""
 
 from __future__ import annotations
 

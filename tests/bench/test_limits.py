@@ -13,7 +13,7 @@ from support.gguf_writer import TensorSpec
 from llmrun import _native
 from llmrun.bench.limits import MachineLimits, TokenCost, limit_of
 from llmrun.bench.parameters import BenchSettings
-from llmrun.engine.jobs.machine.roofline import run
+from llmrun.engine.jobs.limits import run
 from llmrun.gguf.reader import read_header
 from llmrun.planning.predict import Work
 from llmrun.protocol.jobs.bench import BenchTest

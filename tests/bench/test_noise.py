@@ -100,7 +100,7 @@ def test_counters_are_read_from_proc_and_sys(tmp_path: Path) -> None:
     reading = noise.read(root)
     assert (reading.steal, reading.throttled, reading.throttled_seconds, reading.heat) == (2.5, 4, 1.5, 7)
     assert (reading.swapped, reading.reread) == (5 * 4096, 10 * 4096)
-    assert noise.look(root) == ClockSample(4.2e9, 71.5)
+    assert noise.sample_clock(root) == ClockSample(4.2e9, 71.5)
 
 
 def test_cgroups_of_version_1_and_a_processor_that_tells_megahertz(tmp_path: Path) -> None:
@@ -114,18 +114,18 @@ def test_cgroups_of_version_1_and_a_processor_that_tells_megahertz(tmp_path: Pat
     )
     reading = noise.read(root)
     assert (reading.throttled, reading.throttled_seconds) == (2, 0.5)
-    assert noise.look(root) == ClockSample(2700.5e6, 0)
+    assert noise.sample_clock(root) == ClockSample(2700.5e6, 0)
 
 
 def test_where_nothing_can_be_read_nothing_is_said(tmp_path: Path) -> None:
     reading = noise.read(tmp_path)
     assert (reading.steal, reading.throttled, reading.swapped, reading.heat) == (0, 0, 0, 0)
-    assert noise.look(tmp_path) == ClockSample()
+    assert noise.sample_clock(tmp_path) == ClockSample()
     garbage = tree(
         tmp_path, {"proc/stat": "cpu x y", "proc/vmstat": "pswpin many\n", "proc/cpuinfo": "cpu MHz : fast\n"}
     )
     assert noise.read(garbage).steal == 0
-    assert noise.look(garbage) == ClockSample()
+    assert noise.sample_clock(garbage) == ClockSample()
 
 
 def test_own_work_is_not_others_even_in_a_living_child() -> None:
@@ -138,12 +138,13 @@ def test_own_work_is_not_others_even_in_a_living_child() -> None:
         alive = noise.read().own - before.own
         assert alive > 0.2
         child.communicate(b"\n")
-    assert noise.read().own - before.own >= alive, "and its time is not lost when it has ended"
+    tick = 0.01  # the counters are sums of clock ticks
+    assert noise.read().own - before.own > alive - 2 * tick, "its time is not lost when it has ended"
 
 
-def test_a_watch_looks_before_and_after() -> None:
+def test_a_monitor_reads_before_and_after() -> None:
     with DisturbanceMonitor() as watch:
         time.sleep(0.01)
-        watch.look()
+        watch.sample()
         assert watch.warnings == ()
     assert isinstance(watch.warnings, tuple)

@@ -11,11 +11,11 @@ from support.gguf_writer import runnable_model, write
 from llmrun.bench.parameters import KV_TYPES, BenchSettings, Case
 from llmrun.bench.validation import (
     NamedModel,
+    check_cases,
+    check_models,
     fit_together,
     kv_element_bytes,
     needed_memory,
-    refuse_cases,
-    refuse_models,
 )
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
@@ -36,7 +36,7 @@ def header(tmp_path: Path) -> Header:
 
 
 def refuse(cases: list[Case], subjects: list[NamedModel], hardware: Hardware, repetitions: int) -> list[str]:
-    return [*refuse_cases(cases, hardware, repetitions), *refuse_models(cases, subjects, hardware)]
+    return [*check_cases(cases, hardware, repetitions), *check_models(cases, subjects, hardware)]
 
 
 def refused(

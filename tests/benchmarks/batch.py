@@ -4,12 +4,12 @@
     python tests/benchmarks/batch.py --ray 500
 
 First, in turns: rows/s and tokens/s of as many rows side by side as llmrun chooses, and of one after another. The rows
-are short questions behind the same instructions. Then the batch is killed so often (SIGKILL, to the whole process
-group) and limited so often in how large its file may become, each time at a random moment, and goes on; told are rows
-that are lost or twice, and how many greedy answers are those of the run that nobody disturbed. Run it on a machine that
+are short questions behind the same instructions. Then the batch is killed --kills times (SIGKILL, to the whole process
+group), gets a full disk --full times, each at a random moment, and resumes; the output counts lost and repeated rows,
+and greedy answers equal to those of an undisturbed run. Run it on a machine that
 does nothing else.
 
-With --ray: so many rows on a Ray cluster of two nodes on this machine, each with half of its cores, in turns with one
+With --ray: N rows on a Ray cluster of two nodes on this machine, each with half of its cores, in turns with one
 engine that has them all, timed from when the engines are loaded. Then again, while the process of one node's engine is
 killed and later the other node.
 """
@@ -30,6 +30,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import peers
 import psutil
 
 INSTRUCTIONS = (
@@ -79,12 +80,14 @@ def compare(model: str, folder: Path, n_rows: int, n_alone: int, turns: int) -> 
             for rate, facts in zip(rates, (together, alone), strict=True)
         ]
         print(f"turn {turn + 1}: {together['parallel']} side by side {speeds[0]}; alone {speeds[1]}: {ratios[-1]:.2f}x")
-    print(f"median {sorted(ratios)[len(ratios) // 2]:.2f}x")
+    report = peers.Report()
+    report.add("rows/s side by side / one after another", ratios, "x", "ratio")
+    report.finish()
     bound(model)
 
 
 def bound(model: str) -> None:
-    """What rows side by side can give at most: a step of many costs at least what so many tokens of a prompt do."""
+    """Print the upper bound of rows side by side: a step of N rows costs at least N tokens of a prompt."""
     bench = f"-m llmrun bench {model} -p 512 -n 64 -r 3 --no-limits --json"
     rows = json.loads(subprocess.run([sys.executable, *bench.split()], capture_output=True, check=True).stdout)
     prompt, answer = (row["avg_ts"] for row in rows)
@@ -132,7 +135,7 @@ def disturb(model: str, folder: Path, n_rows: int, kills: int, full: int, *more:
         end="",
     )
     print(f" {before} of {n_rows} rows were done before the last run")
-    print(f"greedy answers that are those of the run that nobody disturbed: {same} of {n_rows}")
+    print(f"greedy answers equal to those of the undisturbed run: {same} of {n_rows}")
 
 
 def on_ray(model: str, folder: Path, n_rows: int, turns: int) -> None:

@@ -29,9 +29,9 @@ ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[78DM])")
 
 
 class Decoded(NamedTuple):
-    """Tokens/s of one answer: as llmrun says, and as the terminal saw."""
+    """Tokens/s of one answer, reported by llmrun and timed at the terminal."""
 
-    told: float
+    reported: float
     seen: float
 
 
@@ -39,7 +39,7 @@ def on_a_terminal(command: list[str]) -> Decoded:
     """One answer, streamed to a pseudo-terminal with its live line."""
     terminal = opened(command)
     text = ""
-    live: list[tuple[float, int]] = []  # when a live line came, and the tokens in the context that it told
+    live: list[tuple[float, int]] = []  # time of a live line, and its tokens in the context
     while True:
         try:
             piece = terminal.read_nonblocking(1 << 16).decode("utf-8", "replace")
@@ -50,11 +50,11 @@ def on_a_terminal(command: list[str]) -> Decoded:
             live.append((time.perf_counter(), number(found[-1])))
     terminal.close()
     plain = ESCAPES.sub("", text)
-    told = SUMMARY.search(plain)
-    if terminal.exitstatus != 0 or told is None or len(live) < 2:
+    reported = SUMMARY.search(plain)
+    if terminal.exitstatus != 0 or reported is None or len(live) < 2:
         sys.exit(f"llmrun failed, or its answer is too short: {plain[-500:]}")
     (began, first), (ended, last) = live[0], live[-1]
-    return Decoded(float(told[1].replace(",", "")), (last - first) / (ended - began))
+    return Decoded(float(reported[1].replace(",", "")), (last - first) / (ended - began))
 
 
 def llama_completion(command: list[str]) -> float:
@@ -120,17 +120,17 @@ def main() -> int:
             "overhead": lambda: overhead(ours),
         },
     )
-    told, seen = zip(*results["llmrun"], strict=True)
-    print(f"llmrun on a terminal, its own figure  {peers.spread(told, 't/s', 1)}")
-    print(f"llmrun on a terminal, by the watch     {peers.spread(seen, 't/s', 1)}")
-    print(f"llama-completion on a terminal         {peers.spread(results['llama-completion'], 't/s', 1)}")
-    print(f"llama-bench tg{tokens:23} {peers.spread(results['llama-bench'], 't/s', 1)}")
-    print(f"outside llama_decode, per token       {peers.spread(results['overhead'], 'µs', 0)}")
-    holds = peers.verdict("overhead in µs", statistics.median(results["overhead"]), 100, at_most=True)
+    reported, seen = zip(*results["llmrun"], strict=True)
+    report = peers.Report()
+    report.add("decode on a terminal, reported", reported, "t/s")
+    report.add("decode on a terminal, timed", seen, "t/s")
+    report.add("time per token outside llama_decode", results["overhead"], "µs")
+    report.bound("overhead in µs", statistics.median(results["overhead"]), 100, at_most=True)
     for peer, bound in (("llama-completion", 0.98), ("llama-bench", 0.97)):
-        ratio = statistics.median(mine / other for mine, other in zip(told, results[peer], strict=True))
-        holds &= peers.verdict(f"decode, llmrun / {peer}, median of pairs", ratio, bound, at_most=False)
-    return 0 if holds else 1
+        report.add("decode", results[peer], "t/s", peer)
+        ratio = report.ratio(f"decode, llmrun / {peer}", reported, results[peer])
+        report.bound(f"decode, llmrun / {peer}, median of pairs", ratio, bound, at_most=False)
+    return report.finish()
 
 
 if __name__ == "__main__":

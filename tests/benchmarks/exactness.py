@@ -58,7 +58,7 @@ DEPTH = 300  # tokens before them
 
 
 class Setting(NamedTuple):
-    """How logits are computed, and behind how many tokens."""
+    """A way to compute logits, and the tokens in the context before."""
 
     name: str
     depth: int = 0
@@ -69,7 +69,7 @@ class Setting(NamedTuple):
 SETTINGS = (
     Setting("as it is"),
     Setting("not repacked", repack=False),
-    Setting(f"behind {DEPTH}", DEPTH),
+    Setting(f"after {DEPTH} tokens", DEPTH),
     Setting("flash attention", DEPTH, flash_attention="on"),
 )
 

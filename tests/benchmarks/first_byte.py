@@ -1,4 +1,4 @@
-"""Cold start as a person feels it: seconds from the start of the process to the first byte of the answer.
+"""Cold start: seconds from the start of the process to the first byte of the answer.
 
     python tests/benchmarks/first_byte.py [--llama-completion PATH] [--runs 15]
 
@@ -73,15 +73,16 @@ def main() -> int:
     peers.warn_if_busy()
     sides = {label: lambda command=command: measure(command) for label, command in commands(options).items()}
     results = peers.take_turns(options.runs, sides)
+    report = peers.Report()
     for label, starts in results.items():
-        first = peers.spread([start.first for start in starts], "s")
-        total = peers.spread([start.total for start in starts], "s")
-        print(f"{label:18} first byte {first}   total {total}")
+        report.add("first byte", [start.first for start in starts], "s", label)
+        report.add("total", [start.total for start in starts], "s", label)
     answers = {label: {start.answer for start in starts} for label, starts in results.items()}
-    same = answers["llmrun"] == answers["llama-completion"]
-    print("the answers are the same" if same else f"THE ANSWERS DIFFER: {answers}")
+    n_different = len(answers["llmrun"] ^ answers["llama-completion"])
+    report.bound("answers that differ", n_different, 0, at_most=True)
     ours, theirs = (statistics.median(start.first for start in starts) for starts in results.values())
-    return 0 if peers.verdict("first byte, llmrun / llama-completion", ours / theirs, 1.0, at_most=True) and same else 1
+    report.bound("first byte, llmrun / llama-completion", ours / theirs, 1.0, at_most=True)
+    return report.finish()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python imatrix.py MODEL.gguf HELD_OUT.txt [--types Q4_K_S Q4_0] [--tokens 4096] [--calibration FILE] [--padded]
 
 Each type is made without one, with one on the text that the model writes itself (for each of --tokens), with --random
-on words drawn at random, and on a text of the person's own; all are compared with the model on the held-out text.
+on words drawn at random, and on the user's own text; all are compared with the model on the held-out text.
 Everything goes through llmrun's own functions. --padded first puts zeros around a llama: every dimension becomes a
 multiple of 256, which K-quants need, and the function stays the same. So a small real model shows what large ones do.
 """
@@ -63,7 +63,7 @@ def main() -> None:
                     text=text,
                     n_ctx=512,
                     chunks=arguments.chunks,
-                    wishes=LoadPreferences(threads=arguments.threads),
+                    preferences=LoadPreferences(threads=arguments.threads),
                 ).divergence
                 assert found is not None
                 mean, interval = found.mean.value, f"{found.mean.low:.5f}..{found.mean.high:.5f}"
@@ -139,7 +139,7 @@ def padded(source: Path, target: Path) -> Path:
 
 
 def _around(name: str, values: Any, width: int, sizes: dict[str, int], head: int) -> Any:
-    """A tensor with zeros behind its rows and columns."""
+    """Return a tensor padded with zeros after its rows and columns."""
     after = sizes[_WIDTH]
     if values.ndim == 1:
         out = np.zeros(after, np.float32)

@@ -5,8 +5,8 @@
 A tiny model with random weights is served. Requests are of mixed length in all protocols, streamed or not; 20 % of the
 clients leave early, 5 % send what is malformed, and now and then the engine is killed, so that about 1 % of the
 requests see it. The first tenth and the last third run without kills: memory, descriptors and threads of both
-processes are compared between the ends of them, when nobody is answered. Then as many prompts as there are sequences
-fill the KV cache at once, which only goes where no sequence and no cell was lost.
+processes are compared between the ends of them, while no request is running. Then a prompt for each sequence
+fills the KV cache at once, which only works if no sequence and no cell was lost.
 
 The wait of a streamed request is the time to its first text. Requests of one length are compared, those that waited
 while an engine was replaced left out, in turns: how many others got their first text meanwhile, which is the same
@@ -104,7 +104,7 @@ class Load:
     kills: list[tuple[float, float]] = field(default_factory=list)
 
     async def run(self, numbers: range, n_clients: int, kill_every: int = 0) -> None:
-        """Send these requests, so many at a time, and kill the engine whenever so many more were answered."""
+        """Send these requests from concurrent clients, and kill the engine after each kill_every answers."""
         left = iter(numbers)
         killing: list[asyncio.Task[None]] = []
 
@@ -127,7 +127,7 @@ class Load:
         self.kills[index] = began, time.monotonic()
 
     async def usages(self) -> list[Usage]:
-        """Of front and engine, when nobody is answered any more."""
+        """Return the usages of front and engine once no request is running."""
         while busy := await self._busy():
             print(f"waiting for {busy}")
             await asyncio.sleep(1.0)
@@ -137,7 +137,7 @@ class Load:
         ]
 
     async def _busy(self) -> list[str]:
-        """The lines of /metrics that say that somebody runs or waits."""
+        """Return the lines of /metrics with running or waiting requests."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         lines = (await reader.read()).decode().splitlines()
@@ -145,7 +145,7 @@ class Load:
         return [line for line in lines if line.startswith("vllm:num_requests_") and not line.endswith(" 0")]
 
     async def fills(self, n_parallel: int) -> bool:
-        """Whether so many prompts that together fill the KV cache are answered side by side."""
+        """Return whether N prompts that together fill the KV cache are answered side by side."""
         text = "x" * (N_CTX * 3 // 4)
         found = await asyncio.gather(
             *(ask(self.port, question(f"{number} {text}", 256)) for number in range(n_parallel))
@@ -176,10 +176,10 @@ def tell_answers(load: Load, seconds: float) -> bool:
 
 
 def tell_waits(load: Load) -> bool:
-    """A line for each length; whether nobody waited much longer than others."""
+    """Print a line for each length, and return whether no request waited much longer than others."""
     spoken = sorted(each.spoken for each in load.outcomes if each.spoken is not None)
     print(f"\n{'wait for first text':22}{'requests':>10}{'median':>10}{'longest':>10}{'in turns':>12}{'longest':>10}")
-    held = []
+    report = peers.Report()
     for name, is_long in (("short prompts", False), ("long prompts", True)):
         waits = [
             (each.spoken - each.began, bisect_left(spoken, each.spoken) - bisect_left(spoken, each.began))
@@ -190,8 +190,8 @@ def tell_waits(load: Load) -> bool:
         middle, middle_turn = 1000 * statistics.median(seconds), statistics.median(turns)
         line = f"{name:22}{len(waits):>10,}{middle:>7.0f} ms{1000 * max(seconds):>7.0f} ms"
         print(f"{line}{middle_turn:>12}{max(turns):>10}")
-        held.append((f"longest wait in turns / median, {name}", max(turns) / middle_turn))
-    return all([peers.verdict(*each, _STARVES, at_most=True) for each in held])  # noqa: C419 - all are told
+        report.bound(f"longest wait in turns / median, {name}", max(turns) / middle_turn, _STARVES, at_most=True)
+    return report.finish() == 0
 
 
 def _saw_a_kill(outcome: Outcome, kills: Sequence[tuple[float, float]]) -> bool:

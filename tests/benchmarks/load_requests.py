@@ -18,12 +18,12 @@ _WORDS = ("river", "stone", "of", "the", "seven", "green", "mountains", "and", "
 
 
 class Protocol(NamedTuple):
-    """A path, and how its answers are told.
+    """A path, and the fields of its answers.
 
     Attributes:
-        limit: the field that says how many tokens an answer may have; behind a dot is one of `options`.
+        limit: the field with the token limit of an answer; after a dot, one of `options`.
         piece: in a stream, what the first piece of text has.
-        end: in a stream, what the last event of an answer has; an error is told by `failed`.
+        end: in a stream, what the last event of an answer has; `failed` marks an error.
         whole: the keys of an answer in one.
     """
 
@@ -101,7 +101,7 @@ def make_request(number: int) -> LoadRequest:
 
 
 def question(text: str, n_tokens: int = 1) -> LoadRequest:
-    """A streamed request whose client stays, for an answer of so many tokens."""
+    """A streamed request whose client stays, for an answer of N tokens."""
     protocol = PROTOCOLS[0]
     body = {"stream": True, "messages": [{"role": "user", "content": text}], "logit_bias": {_END: -100}}
     data = json.dumps({**body, protocol.limit: n_tokens}).encode()

@@ -1,4 +1,4 @@
-"""What the benchmarks beside llama.cpp's own tools share: finding the programs, taking turns, and summing up.
+"""The runner of the benchmarks: finds the programs, lets the sides take turns, prints one table and one JSON document.
 
 Not a benchmark itself.
 """
@@ -20,7 +20,7 @@ BUSY = 0.3  # other processes' load, from which on figures mean little
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """With the options that all benchmarks have."""
+    """Return a parser with the options of all benchmarks."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument(
         "--llmrun", metavar="PATH", default=None, help="the command; default: beside this Python, or PATH"
@@ -31,25 +31,25 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def find_llmrun(given: str | None) -> str:
-    """Path of the command."""
+    """Return the path of the command."""
     found = given or shutil.which("llmrun", path=str(Path(sys.executable).parent)) or shutil.which("llmrun")
     return found or sys.exit("llmrun is not installed: pip install .")
 
 
 def find_tool(name: str, given: str | None) -> str:
-    """Path of one of llama.cpp's tools; it should be of the commit that llama-cpp-python vendors."""
+    """Return the path of one of llama.cpp's tools, best built from the commit that llama-cpp-python vendors."""
     found = shutil.which(given or name)
     return found or sys.exit(f"{given or name} is not on PATH; build llama.cpp, or give --{name} PATH")
 
 
 def model_file(llmrun: str, model: str) -> str:
-    """Path of the model's file."""
+    """Return the path of the model's file."""
     shown = subprocess.run([llmrun, "show", model, "--json"], stdout=subprocess.PIPE, check=True)
     return str(json.loads(shown.stdout)["path"])
 
 
 def cores() -> int:
-    """Physical cores, which is what llmrun gives a model."""
+    """Return the number of physical cores, llmrun's default for threads."""
     import psutil
 
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -57,7 +57,7 @@ def cores() -> int:
 
 
 def warn_if_busy() -> None:
-    """Say that the machine is busy: OpenMP's threads spin for each other, so a shared core slows them manyfold."""
+    """Warn of a busy machine: OpenMP's threads spin for each other, so a shared core slows them manyfold."""
     import psutil
 
     load = psutil.cpu_percent(1.0) / 100 * (os.cpu_count() or 1)
@@ -77,14 +77,36 @@ def take_turns(runs: int, sides: dict[str, Callable[[], Any]]) -> dict[str, list
     return results
 
 
-def spread(values: Sequence[float], unit: str, digits: int = 3) -> str:
-    """Median and extremes."""
-    low, middle, high = min(values), statistics.median(values), max(values)
-    return f"{middle:.{digits}f} {unit} [{low:.{digits}f}..{high:.{digits}f}]"
+class Report:
+    """The figures of a benchmark, in the order they were added."""
 
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
 
-def verdict(name: str, ratio: float, bound: float, *, at_most: bool) -> bool:
-    """Print a ratio beside its bound; whether it holds."""
-    holds = ratio <= bound if at_most else ratio >= bound
-    print(f"{name}: {ratio:.3f}, wanted at {'most' if at_most else 'least'} {bound}: {'holds' if holds else 'MISSED'}")
-    return holds
+    def add(self, figure: str, values: Sequence[float], unit: str = "", side: str = "llmrun") -> None:
+        """Add what was measured once or several times."""
+        low, middle, high = min(values), statistics.median(values), max(values)
+        row = {"figure": figure, "side": side, "unit": unit, "median": middle, "low": low, "high": high}
+        self._append(row, f"{middle:,.3f} {unit} [{low:,.3f}..{high:,.3f}]")
+
+    def ratio(self, figure: str, ours: Sequence[float], theirs: Sequence[float]) -> float:
+        """Add the median ratio of pairs measured in turns, and return it."""
+        ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+        self.add(figure, ratios, "x", "ratio")
+        return statistics.median(ratios)
+
+    def bound(self, figure: str, value: float, bound: float, *, at_most: bool) -> None:
+        """Add a value with the bound that it must keep."""
+        holds = value <= bound if at_most else value >= bound
+        row = {"figure": figure, "value": value, "bound": bound, "at_most": at_most, "holds": holds}
+        wanted = f"at {'most' if at_most else 'least'} {bound}"
+        self._append(row, f"{value:,.3f}, must be {wanted}: {'holds' if holds else 'MISSED'}")
+
+    def _append(self, row: dict[str, Any], text: str) -> None:
+        self.rows.append(row)
+        print(f"{row['figure']:<60} {row.get('side', ''):<18} {text}", file=sys.stderr, flush=True)
+
+    def finish(self) -> int:
+        """Print the JSON document on stdout; return the exit status, 1 where a bound is missed."""
+        print(json.dumps(self.rows, indent=1))
+        return 0 if all(row.get("holds", True) for row in self.rows) else 1

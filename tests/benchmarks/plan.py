@@ -215,9 +215,10 @@ def main() -> int:
         print("predicted / measured")
         errors = [report(case, path, used[case], results[case], speed) for case, path in paths.items()]
     worst_memory, worst_rate = (max(column) for column in zip(*errors, strict=True))
-    holds = peers.verdict("largest error of memory", worst_memory, MEMORY_BOUND, at_most=True)
-    holds &= peers.verdict("largest error of decode speed", worst_rate, SPEED_BOUND, at_most=True)
-    return 0 if holds else 1
+    bounds = peers.Report()
+    bounds.bound("largest error of memory", worst_memory, MEMORY_BOUND, at_most=True)
+    bounds.bound("largest error of decode speed", worst_rate, SPEED_BOUND, at_most=True)
+    return bounds.finish()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Makes the README's pictures: real commands on an emulated terminal, what stands on it at the end as SVG.
+"""Make the README's images: real commands on an emulated terminal, its last screen as SVG.
 
     python tests/benchmarks/screens.py [--llmrun PATH] [--columns 80] [NAME ...]
 
-Not a benchmark. Saved chats and settings of a folder of its own are used, so that nobody's own get into a picture.
+Not a benchmark. A temporary home keeps the user's chats and settings out of the images.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python tests/benchmarks/serving.py [--llama-server PATH] [--clients 1 2 4 8] [--tokens 64] [--prompt 0] [--runs 3]
 
 Both serve the same file on the same threads with 8 sequences, and take turns. Every client asks /v1/chat/completions
-for an answer of so many tokens, greedy, to a question of its own, which stands behind --prompt tokens of its own. Told
-are tokens/s of all clients together, time to first token, and inter-token latency as the clients see it, between events
+for an answer of --tokens tokens, greedy, to a question of its own after --prompt tokens of its own. The figures are
+tokens/s of all clients together, time to first token, and inter-token latency as the clients see it, between events
 with text. With --prompt that is all.
 
 Then, on each: what 3 streaming clients notice of a prompt of 6,000 tokens (their longest silence); how long a short
@@ -54,7 +54,7 @@ class Stream(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What so many clients at once got: tokens/s together, and seconds."""
+    """The figures of N concurrent clients: tokens/s together, and seconds."""
 
     rate: float
     ttft: float
@@ -63,13 +63,13 @@ class Served(NamedTuple):
 
 
 async def ask(port: int, messages: list[dict[str, str]], n_tokens: int, leaves: float | None = None) -> Stream:
-    """One streamed answer, to its end, or until the client has waited for so many seconds."""
+    """Stream one answer, to its end or until the client leaves after some seconds."""
     options = {"temperature": 0, "max_tokens": n_tokens, "stream": True, "stream_options": {"include_usage": True}}
     body = json.dumps({"messages": messages, **options}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-    began, times, told = time.perf_counter(), [], 0
+    began, times, n_tokens_reported = time.perf_counter(), [], 0
     writer.write(head.encode() + body)
     try:
         async with asyncio.timeout(leaves):
@@ -78,14 +78,14 @@ async def ask(port: int, messages: list[dict[str, str]], n_tokens: int, leaves: 
                 if line.startswith(b"data: {"):
                     now, event = time.perf_counter(), json.loads(line[6:])
                     times += [now] if _has_text(event) else []
-                    told = (event.get("usage") or {}).get("completion_tokens", told)
+                    n_tokens_reported = (event.get("usage") or {}).get("completion_tokens", n_tokens_reported)
             if b" 200 " not in status or not times:
                 sys.exit(f"no answer: {status!r}")
     except TimeoutError:
         pass
     finally:
         writer.close()
-    return Stream(began, times, told)
+    return Stream(began, times, n_tokens_reported)
 
 
 def _has_text(event: dict[str, Any]) -> bool:
@@ -95,14 +95,14 @@ def _has_text(event: dict[str, Any]) -> bool:
 
 
 def question(number: int, n_before: int = 0) -> list[dict[str, str]]:
-    """A conversation of its own: a short question, behind about so many tokens."""
+    """Return a new conversation: about n_before tokens, then a short question."""
     before = f"{number}. {SENTENCE * (n_before // SENTENCE_TOKENS)}" if n_before else ""
-    asked = f"{before}Tell me a long story about {QUESTIONS[number % 8]}, number {number}."
-    return [{"role": "user", "content": asked}]
+    text = f"{before}Tell me a long story about {QUESTIONS[number % 8]}, number {number}."
+    return [{"role": "user", "content": text}]
 
 
-async def crowd(port: int, n_clients: int, n_tokens: int, n_before: int, numbers: Iterator[int]) -> Served:
-    """So many clients at once."""
+async def load_from(port: int, n_clients: int, n_tokens: int, n_before: int, numbers: Iterator[int]) -> Served:
+    """Measure n_clients concurrent clients."""
     questions = [question(next(numbers), n_before) for _ in range(n_clients)]
     streams = await asyncio.gather(*(ask(port, each, n_tokens) for each in questions))
     first, last = min(each.began for each in streams), max(each.times[-1] for each in streams)
@@ -164,7 +164,7 @@ def main() -> int:
     path, threads = peers.model_file(llmrun, options.model), options.threads or peers.cores()
     theirs = peers.find_tool("llama-server", options.llama_server)
     peers.warn_if_busy()
-    numbers = itertools.count()
+    numbers, report = itertools.count(), peers.Report()
     with serving(llmrun, path, threads) as ours, llama_serving(theirs, path, threads) as other:
         ports = {"llmrun": ours, "llama-server": other}
 
@@ -174,35 +174,33 @@ def main() -> int:
 
         for n_clients in options.clients:
             sizes = n_clients, options.tokens, options.prompt
-            tell(n_clients, turns(lambda port, sizes=sizes: crowd(port, *sizes, numbers), options.runs))
+            add_load(report, n_clients, turns(lambda port, sizes=sizes: load_from(port, *sizes, numbers), options.runs))
         if options.prompt:
-            return 0
-        for name, work in (
+            return report.finish()
+        for name, unit, work in (
             (
-                "longest silence of 3 streams beside a prompt of 6,000 tokens, s",
+                "longest silence of 3 streams beside a prompt of 6,000 tokens",
+                "s",
                 lambda port: silence(port, 128, numbers),
             ),
-            ("TTFT after 3 clients left long prompts, s", lambda port: after_leaving(port, numbers)),
-            ("TTFT with a known system prompt / the first's", lambda port: shared(port, numbers)),
+            ("TTFT after 3 clients left long prompts", "s", lambda port: after_leaving(port, numbers)),
+            ("TTFT with a known system prompt / the first's", "x", lambda port: shared(port, numbers)),
         ):
             found = turns(work, 1)
-            print(f"{name}: " + ", ".join(f"{side} {values[0]:.2f}" for side, values in found.items()), flush=True)
-    return 0
+            for side, values in found.items():
+                report.add(name, values, unit, side)
+    return report.finish()
 
 
-def tell(n_clients: int, results: dict[str, list[Served]]) -> None:
-    """A line for each side, and tokens/s as a ratio."""
+def add_load(report: peers.Report, n_clients: int, results: dict[str, list[Served]]) -> None:
+    """Add the figures of one number of clients, and tokens/s as a ratio."""
     for side, values in results.items():
-        rate, ttft, p50, p95 = (statistics.median(each) for each in zip(*values, strict=True))
-        print(
-            f"{n_clients} clients, {side:13} {rate:6.1f} t/s   TTFT {1000 * ttft:5.0f} ms   "
-            f"inter-token p50 {1000 * p50:5.1f} p95 {1000 * p95:5.1f} ms"
-        )
-    pairs = zip(*results.values(), strict=True)
-    print(
-        f"   llmrun / llama-server: {statistics.median(mine.rate / other.rate for mine, other in pairs):.2f}x",
-        flush=True,
-    )
+        rate, ttft, p50, p95 = zip(*values, strict=True)
+        report.add(f"{n_clients} clients, all together", rate, "t/s", side)
+        for name, seconds in (("TTFT", ttft), ("inter-token p50", p50), ("inter-token p95", p95)):
+            report.add(f"{n_clients} clients, {name}", [1000 * each for each in seconds], "ms", side)
+    ours, theirs = ([each.rate for each in values] for values in results.values())
+    report.ratio(f"{n_clients} clients, llmrun / llama-server", ours, theirs)
 
 
 if __name__ == "__main__":

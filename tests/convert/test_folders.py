@@ -1,4 +1,4 @@
-"""Folders that are wrong, hostile or of another kind are refused with words, and leave nothing behind."""
+"""Invalid, hostile and unsupported folders: refused with an explanation, without leftovers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QWEN = "Qwen3ForCausalLM"
 
 
 def refused(folder: Path, files: dict[str, Any], kind: type[LlmrunError] = LlmrunError) -> str:
-    """What is said of a folder with these files; that nothing was written is checked too."""
+    """Return the error for a folder with these files, after checking that nothing was written."""
     source = write(folder / "in", files)
     (folder / "out").mkdir()
     with pytest.raises(kind) as caught:
@@ -43,7 +43,7 @@ def refused(folder: Path, files: dict[str, Any], kind: type[LlmrunError] = Llmru
 
 
 def tensors_in(path: Path) -> dict[str, Any]:
-    """Name -> float32 values of a file of F32 tensors."""
+    """Return name -> float32 values of a file of F32 tensors."""
     header, data = read_header(path), path.read_bytes()
     return {
         row.name: np.frombuffer(data, "<f4", row.n_elements, row.offset).reshape(row.shape[::-1])
@@ -101,7 +101,7 @@ def test_a_sharded_model_is_read_by_its_index(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/x.safetensors", "model.bin", 3])
 def test_an_index_leads_nowhere_else(name: Any, tmp_path: Path) -> None:
     index = {"weight_map": {"a": name}}
-    assert "is said to be in" in refused(tmp_path, files_of(QWEN) | {"model.safetensors.index.json": index})
+    assert "it lists tensor" in refused(tmp_path, files_of(QWEN) | {"model.safetensors.index.json": index})
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_other_kinds_of_weights_are_refused_by_name(name: str, said: str, tmp_pa
         (QWEN, {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         (QWEN, {"rope_theta": 1e300}, "rope_theta is '1e+300'"),
         (QWEN, {"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
-        (QWEN, {"partial_rotary_factor": 0.5}, "in part"),
+        (QWEN, {"partial_rotary_factor": 0.5}, "partial rotation"),
         (QWEN, {"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 7}, "query_pre_attn_scalar"),
         ("Gemma3ForCausalLM", {"layer_types": ["full_attention"] * 2}, "layer_types"),
@@ -165,7 +165,7 @@ def test_unknown_tensors_are_named(tmp_path: Path) -> None:
     assert "layers.0.extra.weight" in refused(tmp_path, files, UsageError)
 
 
-def test_an_unknown_way_to_cut_words_is_shown(tmp_path: Path) -> None:
+def test_an_unknown_pre_tokenizer_is_shown(tmp_path: Path) -> None:
     files = files_of(QWEN) | {"tokenizer.json": byte_level(regex=r"\S+|\s+")}
     assert r"\S+|\s+" in refused(tmp_path, files, UsageError)
 
@@ -198,7 +198,7 @@ def test_float8_is_read_by_its_definition() -> None:
     assert not all_finite(np.array([0x7F80], np.uint16), "BF16")
 
 
-@pytest.mark.parametrize(("value", "said"), [(1e6, "--type bf16"), (np.inf, "no numbers"), (np.nan, "no numbers")])
+@pytest.mark.parametrize(("value", "said"), [(1e6, "--type bf16"), (np.inf, "NaN"), (np.nan, "NaN")])
 def test_values_that_do_not_fit_are_refused(value: float, said: str, tmp_path: Path) -> None:
     tensors = llama_like(N_BYTE_LEVEL, head_norms=True)
     tensors["lm_head.weight"][3, 4] = value
@@ -226,7 +226,7 @@ def test_a_head_that_repeats_the_embeddings_is_left_out(tmp_path: Path) -> None:
 
 
 def packed(method: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Files whose down_proj is quantized, and the values it stands for."""
+    """Return files whose down_proj is quantized, and its dequantized values."""
     random = np.random.default_rng(1)
     tensors = llama_like(N_BYTE_LEVEL, head_norms=True)
     name = "model.layers.0.mlp.down_proj"

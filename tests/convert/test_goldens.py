@@ -1,4 +1,4 @@
-"""Converted files hold what llama.cpp's own converter writes, and compute what transformers computes.
+"""Converted files against those of llama.cpp's own converter, and their logits against those of transformers.
 
 goldens.json was made by tests/upstream/convert_goldens.py. Keys and tensors stand in another order in our files: ours
 is that of the tables in architectures.py, theirs that of the checkpoint.
@@ -48,7 +48,7 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
 
 
 def encoded(model: Any, ids: list[int], n_vocab: int) -> Any:
-    """The last layer's outputs of an encoder, which our engine does not run."""
+    """Return the last layer's outputs of an encoder, which the engine does not run."""
     llama = import_llama()
     params = llama.llama_context_default_params()
     params.embeddings, params.pooling_type = True, llama.LLAMA_POOLING_TYPE_NONE

@@ -1,4 +1,4 @@
-"""Numbers of a config.json that the tensors can't bear, and other hostile values: refused before any work."""
+"""Hostile values, e.g. numbers in config.json beyond the tensors' sizes: refused before any work."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from support.hf_writer import (
 )
 from support.peft_writer import lora, write_peft
 
+from llmrun.convert.card import MAX_ENTRIES, MAX_TEXT, general_metadata
+from llmrun.convert.folder import Folder
 from llmrun.convert.job import convert_folder
 from llmrun.convert.peft import convert_adapter
 from llmrun.convert.sentencepiece import read_pieces
@@ -52,7 +54,7 @@ NO_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, -math.inf, 1e300, -1e300, 10*
 
 
 def refuse(folder: Path, **changes: Any) -> BadModelError:
-    """Convert a folder whose config.json is changed, which must fail; give the error."""
+    """Convert a folder with changes to config.json, which must fail; return the error."""
     path = folder / "config.json"
     before = path.read_text(encoding="utf-8")
     config = json.loads(before)
@@ -69,7 +71,7 @@ def refuse(folder: Path, **changes: Any) -> BadModelError:
 
 
 def refuse_cheaply(folder: Path, **changes: Any) -> BadModelError:
-    """The same, with little memory and work."""
+    """Check that refuse() needs little memory and work; return its error."""
     found: list[BadModelError] = []
     tracemalloc.start()
     try:
@@ -175,7 +177,7 @@ def test_values_of_another_type(architecture: str, changes: dict[str, Any], tmp_
 
 
 def no_columns() -> bytes:
-    """Embeddings of 2**58 rows without a column: no bytes at all."""
+    """Return a file with embeddings of 2**58 rows and no columns: zero bytes."""
     tensors = llama_like(N_BYTE_LEVEL, head_norms=True)
     raw = safetensors({name: values for name, values in tensors.items() if "embed_tokens" not in name})
     length = int.from_bytes(raw[:8], "little")
@@ -224,6 +226,19 @@ def test_a_card_that_grows_without_end_is_left_out(tmp_path: Path) -> None:
     assert loops(lambda: convert_folder(folder, tmp_path / "out.gguf")) < MOST_LOOPS
     folder = write(tmp_path / "in", {"README.md": f"---\nlicense: 0x{'f' * 9000}\n---\n"})
     convert_folder(folder, tmp_path / "out.gguf")
+
+
+def test_a_card_with_values_of_other_types_and_lengths(tmp_path: Path) -> None:
+    rows = {"name": {"a": 1}, "author": [1], "license": "x" * 9000, "tags": [None, "y" * 9000], "language": 5}
+    rows |= {"base_model": ["owner/" + "Name-" * 900, *([{"name": 5}, "", "a//b"] * 200)], "datasets": {}, "5": 5}
+    files = {"README.md": f"---\n{json.dumps(rows)}\n---\n", "config.json": {}}
+    advice = {"top_k": 2**31, "mirostat": 1e300, "temperature": 10**400, "min_p": [0.1]}
+    folder = write(tmp_path / "Tiny-1B", {**files, "generation_config.json": advice})
+    found = general_metadata(Folder(folder), {"_name_or_path": ["x"]}, 10**9, "1B")
+    assert found["general.name"] == "Tiny 1B"
+    assert len(found["general.license"]) == len(found["general.tags"][0]) == MAX_TEXT
+    assert found["general.base_model.count"] <= MAX_ENTRIES
+    assert not any("sampling" in key or "author" in key for key in found)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Converted files: llama.cpp loads them, computes what numpy computes, and cuts text as the tokenizer says."""
+"""Converted files in llama.cpp: logits against numpy, and tokens against tokenizer.json."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IDS = [3, 70, 71, 260, 9, 42, 13]
 
 
 def converted(folder: Path, files: dict[str, Any], kind: str = "f32") -> Path:
-    """The GGUF file of a folder with these files."""
+    """Convert a folder with these files; return the GGUF file."""
     target = folder / "out.gguf"
     convert_folder(write(folder / "Tiny-1B", files), target, type=kind)
     return target
@@ -60,7 +60,7 @@ def test_logits_are_those_of_the_plain_twin(architecture: str, options: dict[str
 
 
 def simple_bpe(text: str) -> list[int]:
-    """What tokenizer.json says, one merge after another; for texts whose letters Python's `re` knows too."""
+    """Tokenize by tokenizer.json, one merge after another; for letters that Python's `re` recognizes too."""
     pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\w]?[^\W\d_]+|\d| ?[^\s\w]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     names = [*byte_texts(), *(merge.replace(" ", "") for merge in MERGES)]
     ids: list[int] = []

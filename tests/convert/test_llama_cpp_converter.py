@@ -1,4 +1,4 @@
-"""llama.cpp's own converter, played by scripts that fail, lie, write half of a file, or are stopped."""
+"""Conversion by llama.cpp's own converter, with scripts that fail, write invalid or partial files, or are stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ good = pathlib.Path(__file__).with_name("good.gguf").read_bytes()
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model of which good.gguf, beside the script, is the conversion."""
+    """Write a model; its conversion is good.gguf beside the script."""
     convert_folder(write(tmp_path / "Known", files_of("Qwen2ForCausalLM")), tmp_path / "good.gguf")
     return write(tmp_path / "Tiny", files_of("Qwen2ForCausalLM", architectures=["NewForCausalLM"]))
 
@@ -38,7 +38,7 @@ def script(folder: Path, body: str) -> Path:
 
 
 def run(folder: Path, body: str, **options: str) -> list[str]:
-    """What the script said; the file is out/x.gguf."""
+    """Convert to out/x.gguf; return the script's output."""
     said: list[str] = []
     (folder.parent / "out").mkdir(exist_ok=True)
     target = folder.parent / "out" / "x.gguf"

@@ -1,4 +1,4 @@
-"""PEFT folders become adapters that compute what the merged model computes; what can't be converted is refused."""
+"""Converted PEFT folders: logits against those of the merged model, and refusals."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_logits_are_those_of_peft(case: str, tmp_path: Path) -> None:
 
 
 def folders(place: Path, **changes: Any) -> tuple[Path, Path]:
-    """A base and an adapter for it."""
+    """Write a base and an adapter for it."""
     files = files_of("LlamaForCausalLM")
     return write(place / "base", files), write_peft(place / "style", lora(weights_of(files)), **changes)
 

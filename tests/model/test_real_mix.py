@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from support.gguf_writer import TensorSpec, runnable_model, write
 
 from llmrun._native import CancelFlag
-from llmrun.engine.jobs.mix.sensitivity import Reader
+from llmrun.engine.jobs.sensitivity import Reader
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.quants import F16, F32, Quants
 from llmrun.errors import UsageError

@@ -36,7 +36,7 @@ class Said:
     name: str
 
 
-SAY = JobKind("say", Say, Done, Said, "say.say")
+SAY = JobKind("say", Say, Done, Said)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Files of importance matrices: the bytes, wrong ones, and whether they belong to a model."""
+"""Files of importance matrices: their bytes, invalid files, and files of another model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.gguf_writer import TensorSpec, gguf, tiny_model, write
 from llmrun.errors import BadModelError, LlmrunError, ModelNotFoundError, UsageError
 from llmrun.gguf.imatrix import ImatrixEntry, ImatrixFile, read_imatrix
 from llmrun.gguf.reader import read_header
-from llmrun.quantize.calibration import prepared
+from llmrun.quantize.calibration import prepare_imatrix
 from llmrun.quantize.imatrix_file import require_fit, unused_experts, write_imatrix
 
 DENSE, EXPERTS = "blk.0.attn_q.weight", "blk.0.ffn_up_exps.weight"
@@ -32,7 +32,7 @@ def some(columns: int = 64) -> ImatrixFile:
 
 
 def by_hand(imatrix: ImatrixFile) -> bytes:
-    """The file as llama-imatrix lays it out: tensors by name, sums before counts, a row for each matrix."""
+    """Return a file in llama-imatrix's layout: tensors by name, sums before counts, a row for each matrix."""
     specs, data = [], b""
     for name, entry in sorted(imatrix.entries.items()):
         for end, values in ((".in_sum2", entry.sums), (".counts", entry.counts.reshape(-1, 1))):
@@ -48,7 +48,7 @@ def by_hand(imatrix: ImatrixFile) -> bytes:
 
 
 def legacy(imatrix: ImatrixFile, *, ending: bool = True) -> bytes:
-    """The older format: means times the number of calls."""
+    """Return a file in the older format: means times the number of calls."""
     out = struct.pack("<i", len(imatrix.entries))
     for name, entry in sorted(imatrix.entries.items()):
         counts = np.where(entry.counts, entry.counts, 1)[:, None]
@@ -103,15 +103,15 @@ def test_the_older_format_is_read(ending: bool, tmp_path: Path) -> None:
 def test_one_of_the_older_format_becomes_gguf_for_the_engine(tmp_path: Path) -> None:
     old, target = write(tmp_path / "im.dat", legacy(some())), tmp_path / "new.gguf"
     checked: list[Path] = []
-    assert prepared(old, model(tmp_path), target, checked.append) == target
+    assert prepare_imatrix(old, model(tmp_path), target, checked.append) == target
     assert checked == [target]
     assert same(read_imatrix(target), read_imatrix(old))
-    assert prepared(target, model(tmp_path), tmp_path / "unneeded.gguf", checked.append) == target
+    assert prepare_imatrix(target, model(tmp_path), tmp_path / "unneeded.gguf", checked.append) == target
     assert checked == [target]
     assert not (tmp_path / "unneeded.gguf").exists()
 
 
-def test_experts_that_nobody_asked_are_counted() -> None:
+def test_unused_experts_are_counted() -> None:
     assert unused_experts(some()) == {EXPERTS: 1}
 
 
@@ -133,7 +133,7 @@ def test_sums_are_divided_by_counts() -> None:
 # ---- wrong files
 
 
-def test_what_is_no_importance_matrix_is_said_to_be_what_it_is(tmp_path: Path) -> None:
+def test_files_of_other_formats_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"not an importance matrix: it is a model \(llama\)"):
         read_imatrix(model(tmp_path))
     with pytest.raises(UsageError, match="neither as GGUF nor"):
@@ -153,7 +153,7 @@ def damaged(name: str, sums: list[float], counts: list[float]) -> ImatrixFile:
     ("sums", "counts"),
     [([1.0, 2.0, 3.0], [1.0, 1.0]), ([float("nan")], [1.0]), ([-1.0], [1.0]), ([1.0], [float("inf")]), ([1.0], [-1.0])],
 )
-def test_numbers_that_can_not_be_are_named(sums: list[float], counts: list[float], tmp_path: Path) -> None:
+def test_impossible_numbers_are_named(sums: list[float], counts: list[float], tmp_path: Path) -> None:
     content = by_hand(damaged(DENSE, sums, counts))
     with pytest.raises(BadModelError, match=rf"is damaged: {DENSE} h"):
         read_imatrix(write(tmp_path / "im.gguf", content))
@@ -181,7 +181,7 @@ def test_a_broken_file_is_one_of_our_errors(make: Callable[[ImatrixFile], bytes]
 # ---- and a model
 
 
-def test_it_has_to_be_of_the_model(tmp_path: Path) -> None:
+def test_a_matrix_of_another_model_is_refused(tmp_path: Path) -> None:
     header = read_header(model(tmp_path))
     require_fit(some(), header, Path("im.gguf"))
     with pytest.raises(UsageError, match=r"another model: blk\.0\.attn_q\.weight has 64 columns in the model, 96 in"):

@@ -1,4 +1,4 @@
-"""One quantization with an engine that is none: what is refused and said, how far it is, what comes of failures."""
+"""Quantization with a fake engine: refusals, notes, progress and failures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_file_is_made(request_: QuantizeRequest) -> None:
     assert shares == [0.0, 1.0]
 
 
-def test_what_the_engine_is_told(request_: QuantizeRequest, tmp_path: Path) -> None:
+def test_the_command_for_the_engine(request_: QuantizeRequest, tmp_path: Path) -> None:
     engine = Engine("Q4_0")
     asked = replace(request_, overrides=(("ffn", "Q8_0"),), embedding_type="Q8_0", pure=True, imatrix=tmp_path / "i")
     run(asked, engine)
@@ -70,8 +70,8 @@ def test_a_type_that_is_larger_than_the_source(request_: QuantizeRequest) -> Non
     write(request_.source, model("Q4_0"))
     with pytest.raises(UsageError) as error:
         look(replace(request_, type="Q8_0"), Engine("Q8_0"))
-    assert error.value.what == "Q8_0 is larger than what 'model-F16.gguf' is now"
-    assert "what is lost is lost" in error.value.why
+    assert error.value.what == "Q8_0 would be larger than 'model-F16.gguf'"
+    assert "would not restore lost precision" in error.value.why
 
 
 def test_nothing_would_change(request_: QuantizeRequest) -> None:
@@ -98,7 +98,7 @@ def test_a_tensor_that_needs_one(request_: QuantizeRequest, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("change", [{"overrides": (("ffn", "Q8_0"),)}, {"pure": True}])
 def test_unquantized_types_have_no_mix(request_: QuantizeRequest, change: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="does nothing with BF16"):
+    with pytest.raises(UsageError, match="has no effect with BF16"):
         look(replace(request_, type="BF16", **change), Engine("BF16"))
 
 
@@ -123,7 +123,7 @@ def test_the_source_is_never_the_target(request_: QuantizeRequest) -> None:
 
 def test_names_that_llama_cpp_garbles(request_: QuantizeRequest) -> None:
     write(request_.source, gguf(metadata(), [*specs("F16"), TensorSpec("odd [1, 2]", (4,), 0, 16)]))
-    with pytest.raises(BadModelError, match="can't be told apart"):
+    with pytest.raises(BadModelError, match="ambiguous names"):
         look(request_, Engine("Q4_0"))
 
 
@@ -135,15 +135,15 @@ def test_requantizing_is_warned_about(request_: QuantizeRequest) -> None:
     (note,) = look(request_, Engine("Q4_0")).notes
     assert note.startswith("the source is quantized already (Q8_0)")
     (note,) = look(replace(request_, type="F16"), Engine("F16")).notes
-    assert note == "the source is Q8_0: as F16 it gets larger, not better"
+    assert note == "the source is Q8_0: F16 is larger, but not better"
 
 
-def test_other_types_than_were_wanted(request_: QuantizeRequest) -> None:
+def test_other_types_than_requested(request_: QuantizeRequest) -> None:
     wanted = {"blk.0.attn_q.weight": "Q4_K", "blk.0.ffn_down.weight": "Q4_K"}
     (note,) = look(replace(request_, type="Q4_K_M"), Engine("Q4_0", wanted)).notes
     assert note == (
         "2 of 4 tensors get another type, because rows of 64 weights don't divide into its blocks: "
-        "2 Q4_0 in place of Q4_K"
+        "2 Q4_0 instead of Q4_K"
     )
 
 
@@ -152,11 +152,11 @@ def test_experts_of_a_model_that_has_none(request_: QuantizeRequest) -> None:
     assert "has none" in note
 
 
-def test_tensors_that_the_importance_matrix_forgot(request_: QuantizeRequest, tmp_path: Path) -> None:
+def test_tensors_missing_in_the_importance_matrix(request_: QuantizeRequest, tmp_path: Path) -> None:
     engine = Engine("Q4_0")
     engine.unimportant = ("token_embd.weight", "blk.0.attn_q.weight")
     (note,) = run(replace(request_, imatrix=tmp_path / "i.gguf"), engine).notes
-    assert note.startswith("1 tensors are not in the importance matrix, blk.0.attn_q.weight for one")
+    assert note.startswith("1 tensors, e.g. blk.0.attn_q.weight, are not in the importance matrix")
 
 
 # ---- failures: the target is as it was, and nothing is left ----------------------------------------
@@ -190,8 +190,8 @@ def test_a_file_that_is_not_what_was_planned(request_: QuantizeRequest) -> None:
     engine = Engine("Q4_0")
     outlook = look(request_, engine)
     outlook = replace(outlook, types={**outlook.types, "token_embd.weight": "Q8_0"})
-    with pytest.raises(BadModelError, match="not those that were meant"):
-        run(request_, engine, outlook=outlook)
+    with pytest.raises(BadModelError, match="unexpected types"):
+        run(request_, engine, estimate=outlook)
     assert not request_.target.exists()
 
 

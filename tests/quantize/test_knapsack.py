@@ -1,4 +1,4 @@
-"""The knapsack beside trying everything."""
+"""The knapsack solver against exhaustive search."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmrun.quantize.knapsack import Option, choose_options
 
 
 def tried(things: list[list[Option]], room: int) -> float:
-    """The least cost of all combinations that fit."""
+    """Return the smallest cost of all combinations that fit."""
     fitting = (chosen for chosen in itertools.product(*things) if sum(option.size for option in chosen) <= room)
     return min((sum(option.cost for option in chosen) for chosen in fitting), default=float("inf"))
 

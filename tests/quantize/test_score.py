@@ -1,4 +1,4 @@
-"""`llmrun score`: how it is loaded; tests/engine/jobs/test_score.py has what is computed."""
+"""Load settings of `llmrun score`; tests/engine/jobs/test_score.py tests the computation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from llmrun.quantize import score as module
 
 
 @pytest.mark.parametrize("flags", [("avx2",), ("neon",)])
-@pytest.mark.parametrize("wishes", [LoadPreferences(), LoadPreferences(flash_attention="on")])
+@pytest.mark.parametrize("preferences", [LoadPreferences(), LoadPreferences(flash_attention="on")])
 def test_a_text_is_scored_with_the_attention_that_run_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], wishes: LoadPreferences
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], preferences: LoadPreferences
 ) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf_writer.tiny_model({"llama.context_length": 4096}))
@@ -34,7 +34,7 @@ def test_a_text_is_scored_with_the_attention_that_run_has(
 
     monkeypatch.setattr(module, "this_machine", lambda: hardware)
     monkeypatch.setattr(module, "Runner", Engine)
-    module.score(path, "Some text that is read.", n_ctx=256, wishes=wishes)
+    module.score(path, "Some text that is read.", n_ctx=256, preferences=preferences)
     (command,) = commands
     assert command.n_ctx < 4096
-    assert command.flash_attention == make_plan(read_header(path), hardware, wishes).flash_attention
+    assert command.flash_attention == make_plan(read_header(path), hardware, preferences).flash_attention

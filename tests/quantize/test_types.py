@@ -1,4 +1,4 @@
-"""Types: what people type, llama.cpp's numbers, and the best 4-bit type of made-up machines and models."""
+"""Types: names, llama.cpp's numbers, and the best 4-bit type of made-up machines and models."""
 
 from __future__ import annotations
 

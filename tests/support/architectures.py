@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import llmrun
 from llmrun.engine.llama.library import import_llama
-from llmrun.engine.llama.quantization import listening
+from llmrun.engine.llama.quantization import log_to
 from support.gguf_writer import TensorSpec, gguf, runnable_metadata
 
 F32, F16 = 0, 1  # ggml_type
@@ -62,7 +62,7 @@ def load(path: Path, *, only_vocabulary: bool = False) -> tuple[Any, str]:
     params.n_gpu_layers, params.vocab_only = 0, only_vocabulary
     params.load_mode = llama.LLAMA_LOAD_MODE_NONE
     log: list[str] = []
-    with listening(log.append):
+    with log_to(log.append):
         model = llama.llama_model_load_from_file(os.fsencode(path), params)
     return model, "".join(log)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from llmrun.engine.jobs.beams.search import Beam, BeamSearch
+from llmrun.engine.jobs.beam_search import Beam, BeamSearch
 from llmrun.protocol.jobs.beams import BeamSettings
 
 NOTHING = -1e9

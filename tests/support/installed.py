@@ -252,8 +252,10 @@ class Terminal:
 
     def ask(self, text: str, seconds: float = SECONDS) -> list[str]:
         """Type a line and wait for the next prompt; gives the lines between the two."""
+        echo = f"{PROMPT} {text}"
+        before = self.lines.count(echo)  # the same was typed earlier
         self.type(text)
-        self.wait(lambda: self.between(text) is not None, seconds)
+        self.wait(lambda: self.lines.count(echo) > before and self.between(text) is not None, seconds)
         return self.between(text) or []
 
     def exported(self, folder: Path) -> list[str]:

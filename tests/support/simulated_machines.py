@@ -19,7 +19,7 @@ from llmrun.protocol.jobs.bench import BenchTest
 
 
 class SimulatedMachine:
-    """See tune.search.Machine.
+    """A tune.search.TuneBackend of formulas.
 
     Args:
         seed: of everything that is drawn.
@@ -94,20 +94,20 @@ class SimulatedMachine:
         return tuple(found)
 
     def pending(self, settings: EngineSettings, depth: int) -> tuple[bool, bool]:
-        """See Machine."""
+        """See TuneBackend."""
         weights = _weights(settings)
         return weights not in self._loaded, depth > 0 and (weights, depth) not in self._filled
 
     def load_seconds(self, settings: EngineSettings) -> float:
-        """See Machine."""
+        """See TuneBackend."""
         return self._load * (1.0 if settings.repack else 0.3)
 
     def was_busy(self) -> bool:
-        """See Machine."""
+        """See TuneBackend."""
         return self.busy
 
     def clock(self) -> float:
-        """See Machine."""
+        """See TuneBackend."""
         return self.now
 
 

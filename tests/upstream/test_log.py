@@ -14,7 +14,7 @@ from support.gguf_writer import RUNNABLE_VOCABULARY, TensorSpec, runnable_model,
 
 from llmrun import _native
 from llmrun.convert.pretokenizer import _NAMES
-from llmrun.engine.jobs.quantize.quantize import run
+from llmrun.engine.jobs.quantize import run
 from llmrun.errors import BadModelError, ResourceError, UsageError
 from llmrun.gguf import rules
 from llmrun.gguf.imatrix import ImatrixEntry, ImatrixFile

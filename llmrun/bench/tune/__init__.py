@@ -1,1 +1,1 @@
-"""Which settings of the engine are the fastest for a model on this machine: found by trying. Nothing here prints."""
+"""Tuning: the search for the fastest engine settings for a model on this machine."""

@@ -1,6 +1,6 @@
-"""What can be tried: each setting with the values that make sense for a model on a machine.
+"""The settings to try, with the values that make sense for a model on a machine.
 
-Owns which values those are, and in which order they are worth trying; must not know how fast anything is.
+Owns the values and their order; must not know how fast anything is.
 """
 
 from __future__ import annotations
@@ -18,49 +18,40 @@ from llmrun.planning.memory import repacked_types
 from llmrun.planning.settings import EngineSettings, words
 
 PREFILL, DECODE = "prefill", "decode"
-"""What can be made faster; they want different settings."""
+"""Goals of tuning; they want different settings."""
 
 Change = tuple[tuple[str, Any], ...]
-"""Fields of EngineSettings and what they become."""
+"""Fields of EngineSettings with their new values."""
 
 _UBATCHES = (256, 128)
 _SPINS = (0, 300_000)  # passive waiting; and libgomp's own default
-_COPIES = 2.2  # times its weights a model takes while it is read into memory beside one that is there
+_COPIES = 2.2  # memory, in sizes of the weights, to read them beside a copy that is loaded
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One thing to try.
-
-    Attributes:
-        name: in words.
-        changes: values to try.
-        goals: which of PREFILL and DECODE it can change.
-        at_depth: it matters behind many tokens only.
-        whole_batch: it matters for prompts of a whole batch only.
-        wants_quiet: what is best while other programs compute is not what is best without them.
-    """
+    """One setting to try."""
 
     name: str
-    changes: tuple[Change, ...]
-    goals: tuple[str, ...]
-    at_depth: bool = False
-    whole_batch: bool = False
-    wants_quiet: bool = False
+    changes: tuple[Change, ...]  # the values to try
+    goals: tuple[str, ...]  # which of PREFILL and DECODE it affects
+    at_depth: bool = False  # it matters only with many tokens in the context
+    whole_batch: bool = False  # it matters only for prompts of a whole batch
+    wants_quiet: bool = False  # the best value differs while other programs compute
 
     def rivals(self, settings: EngineSettings) -> dict[EngineSettings, str]:
-        """Other settings that this axis leads to, with the change in words."""
+        """Return the other settings along this axis, each with its change in words."""
         found = {replace(settings, **dict(change)): change for change in self.changes}
         found.pop(settings, None)
-        return {rival: ", ".join(words(*part) for part in change) for rival, change in found.items()}
+        return {candidate: ", ".join(words(*part) for part in change) for candidate, change in found.items()}
 
 
 def axes_for(header: Header, hardware: Hardware, default: EngineSettings, *, kv: bool = False) -> tuple[Axis, ...]:
-    """What to try, the most promising first; what needs the model to be loaded again comes late.
+    """Return the axes to try, the most promising first; axes that load the model again come late.
 
     Args:
-        kv: the KV cache may be quantized, which loses precision.
+        kv: include a quantized KV cache, which loses precision.
     """
     both = (PREFILL, DECODE)
     flips = "on" if default.flash_attention == "off" else "off"
@@ -82,7 +73,7 @@ def axes_for(header: Header, hardware: Hardware, default: EngineSettings, *, kv:
 
 
 def thread_counts(hardware: Hardware) -> tuple[int, ...]:
-    """Numbers of threads that may be fastest: all cores, all hardware threads, and parts of the cores."""
+    """Return thread counts that may be fastest: all cores, all hardware threads, and parts of the cores."""
     cores = hardware.usable_cores
     counts = {cores, cores - 1, -(-cores * 3 // 4), -(-cores // 2), -(-cores // 4)}
     if hardware.cpu_quota is None:
@@ -91,7 +82,7 @@ def thread_counts(hardware: Hardware) -> tuple[int, ...]:
 
 
 def _memory_axes(header: Header, hardware: Hardware, *, huge_pages: Path) -> list[Axis]:
-    """Pages of 2 MiB: a mapped file never has them, weights that were read or brought into another order may."""
+    """Return the axes of huge pages (a mapped file has none; weights read or repacked may) and of waiting threads."""
     if not sys.platform.startswith("linux"):
         return []
     changes: list[Change] = []
@@ -108,7 +99,7 @@ def _memory_axes(header: Header, hardware: Hardware, *, huge_pages: Path) -> lis
 
 
 def _policy(file: Path) -> str:
-    """Who gets huge pages from Linux: "always", "madvise" (those who ask) or "never"."""
+    """Return Linux's policy for huge pages: "always", "madvise" (on request) or "never"."""
     try:
         found = re.search(r"\[(\w+)\]", file.read_text(encoding="ascii", errors="replace"))
     except OSError:

@@ -1,18 +1,21 @@
-"""Tune one model: what to try, on what engines, and keeping what was found.
+"""Tuning one model: from a file to an entry of tune.json.
 
-Owns the way from a file to an entry of tune.json; must not know terminals.
+Owns the engines of a search and what is remembered; must not know terminals.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llmrun.bench.engines import EnginePool
 from llmrun.bench.noise import DisturbanceMonitor
 from llmrun.bench.results import BenchWarning
 from llmrun.bench.tune.axes import axes_for
-from llmrun.bench.tune.measure import EngineBackend
 from llmrun.bench.tune.search import SearchResult, Step, search
 from llmrun.errors import require_within
 from llmrun.gguf.header import Header
@@ -22,15 +25,74 @@ from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, margin
 from llmrun.planning.settings import EngineSettings
 from llmrun.planning.tuned import TunedSettings, remember, remembered
+from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
+from llmrun.protocol.loading import Load
 from llmrun.protocol.speculation import StepTime
+from llmrun.runner.launch import launch
+from llmrun.runner.runner import Runner
 
 SECONDS_BOUNDS = (10.0, 3600.0)
+_MOST_ENGINES = 4
 _PROCESS_BYTES = 400 << 20  # of an engine besides its weights: KV cache, scratch memory, Python
+
+
+class EngineBackend:
+    """A search.TuneBackend of real engines: one for each way of loading, so that two of them can take turns.
+
+    Args:
+        load: the model, with default settings.
+        n_engines: that fit into memory together.
+    """
+
+    def __init__(self, load: Load, n_engines: int) -> None:
+        self.clock = time.monotonic
+        self._load = load
+        self._engines = EnginePool(lambda environment: Runner(launch(environment=environment)), n_engines)
+        self._depths: dict[EngineSettings, int] = {}  # tokens in the KV state that an engine holds
+        self._load_seconds: dict[EngineSettings, float] = {}
+        self._watch = DisturbanceMonitor().__enter__()
+
+    def rates(self, settings: EngineSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
+        key, load = _engine_key(settings), settings.applied(self._load)
+        is_new = key not in self._engines
+        engine = self._engines.engine(key, settings.environment)
+        try:
+            if is_new:  # one token touches all weights, so that no measurement waits for their pages
+                self._depths[key] = 0
+                engine.do(BENCH, Bench(load, BenchTest(n_gen=1), 1, warm_up=False))
+            done = engine.do(BENCH, Bench(load, test, repetitions, warm_up=not test.n_prompt))
+        except BaseException:
+            self._engines.drop(key)
+            raise
+        self._depths[key] = test.n_depth or self._depths[key]
+        self._load_seconds[key] = min(done.load_ns / 1e9, self._load_seconds.get(key, math.inf))
+        return tuple(1e9 * test.n_tokens / each.ns for each in done.repetitions)
+
+    def pending(self, settings: EngineSettings, depth: int) -> tuple[bool, bool]:
+        key = _engine_key(settings)
+        is_new = key not in self._engines
+        return is_new, depth > 0 and (is_new or self._depths[key] != depth)
+
+    def load_seconds(self, settings: EngineSettings) -> float:
+        return self._load_seconds[_engine_key(settings)]
+
+    def was_busy(self) -> bool:
+        watch, self._watch = self._watch, DisturbanceMonitor().__enter__()
+        watch.__exit__(None, None, None)
+        return bool(watch.warnings)
+
+    def close(self) -> None:
+        self._engines.close()
+
+
+def _engine_key(settings: EngineSettings) -> EngineSettings:
+    """Return what needs an engine of its own: settings of loading, and of the form of the KV state."""
+    return replace(settings, threads=0, threads_batch=0, n_ubatch=0)
 
 
 @dataclass(frozen=True, slots=True)
 class TuneOutcome:
-    """What was found, and what disturbed meanwhile."""
+    """A search and the disturbances during it."""
 
     found: SearchResult
     warnings: tuple[BenchWarning, ...]
@@ -46,12 +108,12 @@ def tune(
     kv: bool = False,
     on_step: Callable[[Step], None] = lambda step: None,
 ) -> TuneOutcome:
-    """Search for faster settings than the plan's. Nothing is remembered yet.
+    """Search for faster settings than the plan's, without remembering them.
 
     Args:
-        plan: of the defaults.
-        seconds: that it may take.
-        depth: tokens in the context while decode is measured; None is what the time allows.
+        plan: with the default settings.
+        seconds: the time limit.
+        depth: tokens in the context while attention is measured; None: as many as the time allows.
         kv: try a quantized KV cache too, which loses precision.
 
     Raises:
@@ -61,17 +123,19 @@ def tune(
     check_preferences(seconds, depth, plan.n_ctx)
     load = plan.load(header.path)
     default = EngineSettings.of(load)
-    axes = axes_for(header, hardware, default, kv=kv)
     room = hardware.memory_available - margin(hardware.memory_available)
-    with EngineBackend(load, room, header.weight_bytes + _PROCESS_BYTES) as machine, DisturbanceMonitor() as watch:
+    n_engines = room // (header.weight_bytes + _PROCESS_BYTES)
+    machine = EngineBackend(load, max(1, min(_MOST_ENGINES, n_engines)))
+    with closing(machine), DisturbanceMonitor() as watch:
+        axes = axes_for(header, hardware, default, kv=kv)
         found = search(machine, default, axes, seconds=seconds, depth=depth, on_step=on_step)
     return TuneOutcome(found, watch.warnings)
 
 
 def measure_steps(spec: ModelSpec, path: Path) -> tuple[StepTime, ...]:
-    """How long decode steps take as `llmrun chat` loads the model now, which speculation needs; it is remembered.
+    """Measure and remember the decode step times that speculation needs, with the model loaded as for `llmrun chat`.
 
-    () where drafts can't pay, however long they take.
+    Return () where drafts can't pay at any step time.
 
     Raises:
         LlmrunError: the model can't be loaded, or the folder can't be written.
@@ -84,10 +148,10 @@ def measure_steps(spec: ModelSpec, path: Path) -> tuple[StepTime, ...]:
 
 
 def check_preferences(seconds: float, depth: int | None, n_ctx: int = CONTEXT_BOUNDS[1]) -> None:
-    """What can be refused before there is a model. Arguments as tune()'s.
+    """Check the preferences of tune().
 
     Args:
-        n_ctx: the model's context window.
+        n_ctx: the model's context window, where it is known.
 
     Raises:
         UsageError: one is out of bounds.
@@ -97,10 +161,12 @@ def check_preferences(seconds: float, depth: int | None, n_ctx: int = CONTEXT_BO
 
 
 def keep(outcome: TuneOutcome, header: Header, hardware: Hardware, folder: Path, name: str = "") -> TunedSettings:
-    """Remember what was found, unless it is nothing, found in noise, and more was known; gives what is remembered now.
+    """Remember the tuned settings, and return what is remembered now.
+
+    A noisy search that found nothing does not replace settings known from before.
 
     Args:
-        name: of the model, for people.
+        name: the model's, for display.
 
     Raises:
         LlmrunError: the folder can't be written.

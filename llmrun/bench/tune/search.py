@@ -1,9 +1,9 @@
-"""Finds fast settings in little time: one setting after another, each against the best so far, in turns.
+"""The search for fast settings: a sweep of one axis after another, then a confirmation beside the default.
 
-Owns the order, how long is measured and what is kept; must not know engines (measure.py) nor how it is shown. Prefill
-and decode are two searches, since they want different settings. The scatter of a busy machine is met by pairs that are
-measured right after each other; what was found is measured again beside the default, and only what is significantly
-faster there is kept.
+Owns the order, the time spent and what is worth keeping; must not know engines (run.py) nor the display. Prefill and
+decode are tuned separately, since they want different settings. Candidates and their base are measured in turns,
+A B B A, and judged by bench's own comparison of pairs. Only what is significantly faster than the default in
+measurements of its own is kept.
 """
 
 from __future__ import annotations
@@ -12,87 +12,80 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from llmrun.bench.statistics import Verdict, compare
 from llmrun.bench.tune.axes import DECODE, PREFILL, Axis
-from llmrun.bench.tune.ratios import Ratio, Scatter
 from llmrun.errors import BadModelError, EngineCrashedError, ResourceError, UsageError
 from llmrun.planning.settings import EngineSettings
 from llmrun.planning.tuned import Profile, TunedSettings
 from llmrun.protocol.jobs.bench import BenchTest
+from llmrun.student import student
 
 SECONDS = 60.0
 LEAST_DEPTH, MOST_DEPTH = 1024, 2048
-"""Tokens. What attention gains in front of fewer says nothing about conversations: it can be the other way round."""
-_SEARCH_SHARE = 0.67  # of the time; the rest is for the comparison with the default
-_ALL = 0.96  # of the time; what is measured last may take longer than expected
-_MOST_ROUNDS = 8
-_MOST_PAIRS = 20
-_FEWEST_ROUNDS = 2
-_FEWEST_CONFIRMED = 3
-_REPEATED_SHARE = 0.25  # of all measurements
-_DISTURBED = 0.85  # of the speed that was seen before
-_MATTERS = 1.01
-_HOPELESS = 0.75
-_PREFILL_SHARE, _DECODE_SHARE, _DEPTH_SHARE = 1 / 120, 1 / 300, 1 / 8  # of the time, for one measurement
+"""Tokens. The gain of attention over fewer says nothing about conversations: it can be the other way round."""
+_SEARCH_SHARE, _TOTAL_SHARE = 0.67, 0.96  # of the time, when sweep and confirmation end
 _CALIBRATION_SHARE = 0.4
-_SPARE = 1.5  # other programs may be busier the next time
-_LONGEST_SHARE = 1 / 40
-_LEAST_PROMPT = 32
+_PREFILL_SHARE, _DECODE_SHARE = 1 / 160, 1 / 400  # of the time, for one measurement
+_DEPTH_SHARES = {MOST_DEPTH: 1 / 16, LEAST_DEPTH: 1 / 8}  # at most, for the prefill of a depth
+_SWEEP_ROUNDS, _CONFIRM_ROUNDS = (2, 8), (3, 20)  # minimum and maximum
+_MATTERS = 1.01  # the smallest ratio worth a change
+_DISTURBED = 0.85  # of the rate seen before: the measurement is repeated
 _BATCH = 512
-_START_SECONDS = 0.5  # of an engine
-_OVERHEAD_SECONDS = 0.05  # of a measurement: context, threads, the pipe
+_SETUP_SECONDS = 0.55  # of starting an engine, besides loading
+
+_Rates = Mapping[tuple[EngineSettings, str], list[float]]
 
 
 class TuneBackend(Protocol):
-    """What can be measured."""
+    """Engines to measure with."""
 
     def rates(self, settings: EngineSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
-        """Tokens/s of each repetition.
+        """Return the tokens/s of each repetition.
 
         Raises:
-            LlmrunError: it does not work with these settings.
+            LlmrunError: the model can't be loaded, or computed with, under these settings.
         """
 
     def pending(self, settings: EngineSettings, depth: int) -> tuple[bool, bool]:
-        """Whether the model would have to be loaded, and that many tokens to be prefilled, before a measurement."""
+        """Return whether a measurement would load the model first, and prefill `depth` tokens."""
 
     def load_seconds(self, settings: EngineSettings) -> float:
-        """How long loading with these settings took; they were measured before."""
+        """Return the load time with settings measured before."""
 
     def was_busy(self) -> bool:
-        """Whether other programs computed since this was asked before."""
+        """Return whether other programs computed since the last call."""
 
     def clock(self) -> float:
-        """Monotonic seconds."""
+        """Return monotonic seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Speed of one thing divided by that of another, with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How one change did.
+    """The outcome of one change."""
 
-    Attributes:
-        change: in words, e.g. "repack off".
-        goal: PREFILL or DECODE.
-        verdict: "faster" (and kept), "slower", "no difference", "unclear", "failed", "no time", or "busy": other
-            programs computed, which changes what is best.
-        ratio: to the best before; None where it was not measured.
-        depth: tokens that were in the context.
-    """
-
-    change: str
-    goal: str
-    verdict: str
-    ratio: Ratio | None = None
-    depth: int = 0
+    change: str  # e.g. "repack off"
+    goal: str  # PREFILL or DECODE
+    verdict: str  # "faster" (and adopted), "slower", "no difference", "unclear", "failed", "no time", "busy"
+    ratio: Ratio | None = None  # to the best settings before; None where it was not measured
+    depth: int = 0  # tokens in the context
 
 
 @dataclass(frozen=True, slots=True)
 class TuneProgress:
-    """What is being measured now, in words, and how many seconds have passed."""
+    """The current measurement, in words, and the seconds passed."""
 
     what: str
     seconds: float
@@ -103,7 +96,7 @@ Step = TuneProgress | Trial
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
-    """Settings beside the default: what to count on, and the comparison as it was."""
+    """Settings compared with the default. The profile counts only gains that are certain."""
 
     profile: Profile
     prefill: Verdict
@@ -111,29 +104,19 @@ class Improvement:
 
     @property
     def is_faster(self) -> bool:
-        """Significantly, in one of the two: worth keeping."""
+        """Significantly faster in prefill or decode."""
         return "faster" in (self.prefill.kind, self.decode.kind)
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What the search came to.
-
-    Attributes:
-        tuned: what is worth remembering.
-        compared: its profiles that are not the default, as they were confirmed.
-        unsure: what the search took for faster, and the comparison did not confirm.
-        tried: every change.
-        prefill_test: with which the final figures were measured.
-        decode_test: the same.
-        seconds: that it took.
-    """
+    """Everything a search found."""
 
     tuned: TunedSettings
-    compared: tuple[Improvement, ...]
-    unsure: tuple[Improvement, ...]
+    compared: tuple[Improvement, ...]  # tuned.others, with their comparison
+    unsure: tuple[Improvement, ...]  # found by the sweep, not confirmed
     tried: tuple[Trial, ...]
-    prefill_test: BenchTest
+    prefill_test: BenchTest  # of the final figures
     decode_test: BenchTest
     seconds: float
 
@@ -147,243 +130,207 @@ def search(
     depth: int | None = None,
     on_step: Callable[[Step], None] = lambda step: None,
 ) -> SearchResult:
-    """Look for faster settings than the default.
+    """Search for faster settings than the default.
 
     Args:
-        axes: what to try, in this order.
-        seconds: after which it is over; a measurement that has begun is finished.
-        depth: tokens in the context while attention matters; None is what the time allows, LEAST_DEPTH to MOST_DEPTH.
+        axes: in the order to try them.
+        seconds: the time limit; a measurement that has begun is finished.
+        depth: tokens in the context while attention is measured; None: LEAST_DEPTH to MOST_DEPTH as the time allows.
 
     Raises:
         UsageError: the time is too short for this model.
         LlmrunError: the default settings do not work.
     """
-    return _Search(machine, default, seconds, on_step).run(axes, depth)
+    sweep = _Sweep(machine, default, seconds, on_step)
+    sweep.calibrate(depth)
+    steps = [(axis, goal) for axis in axes for goal in axis.goals]
+    for index, (axis, goal) in enumerate(steps):
+        sweep.sweep(axis, goal, share=min(1.0, 2 / (len(steps) - index)))
+    compared = sweep.confirm()
+    kept = tuple(each for each in compared if each.is_faster)
+    unsure = tuple(each for each in compared if not each.is_faster)
+    prefill, decode = sweep.tests[PREFILL], sweep.tests[DECODE]
+    others = tuple(each.profile for each in kept)
+    tuned = TunedSettings(sweep.profile(default), others, decode.n_depth, time.time())
+    return SearchResult(tuned, kept, unsure, tuple(sweep.tried), prefill, decode, sweep.passed)
 
 
-class _Search:
+class _Sweep:
     def __init__(
         self, machine: TuneBackend, default: EngineSettings, seconds: float, on_step: Callable[[Step], None]
     ) -> None:
-        self._machine = machine
-        self._default = default
+        self._machine, self._default, self._seconds, self._on_step = machine, default, seconds, on_step
         self._began = machine.clock()
-        self._seconds = seconds
-        self._on_step = on_step
         self._best = {PREFILL: default, DECODE: default}
-        self._scatter = {PREFILL: Scatter(), DECODE: Scatter()}
-        self._rates: defaultdict[tuple[EngineSettings, BenchTest], list[float]] = defaultdict(list)
-        self._tried: list[Trial] = []
+        self._default_rates: defaultdict[BenchTest, list[float]] = defaultdict(list)
+        self._fastest: dict[tuple[EngineSettings, BenchTest], float] = {}
         self._speed = {PREFILL: 1.0, DECODE: 1.0}
-        self._races = self._measured = self._repeated = 0
-        self._slack = 1.0
-        self._tries_attention = True
-
-    def run(self, axes: Sequence[Axis], depth: int | None) -> SearchResult:
-        self._calibrate(depth)
-        self._descend(axes)
-        compared = self._confirm()
-        default = self._profile(self._default, {PREFILL: 1.0, DECODE: 1.0})
-        kept = tuple(each for each in compared if each.is_faster)
-        unsure = tuple(each for each in compared if not each.is_faster)
-        tuned = TunedSettings(default, tuple(each.profile for each in kept), self._tests[DECODE].n_depth, time.time())
-        return SearchResult(
-            tuned, kept, unsure, tuple(self._tried), self._tests[PREFILL], self._tests[DECODE], self._passed
-        )
-
-    # ---- sizes -------------------------------------------------------------------------------------
-
-    def _calibrate(self, depth: int | None) -> None:
-        """How much fits into the time: a few tokens show how fast this is at all."""
-        self._on_step(TuneProgress("the default settings", self._passed))
-        for goal, test in ((PREFILL, BenchTest(n_prompt=32)), (DECODE, BenchTest(n_gen=4))):
-            self._speed[goal] = max(self._machine.rates(self._default, test, 2))
-        if self._passed > self._seconds * _CALIBRATION_SHARE:
-            raise UsageError(
-                f"{self._seconds:g} seconds are not enough for this model",
-                why=f"loading it and computing a few tokens took {self._passed:.0f} of them",
-                hint=f"--seconds {math.ceil(_SPARE * self._passed / _CALIBRATION_SHARE / 30) * 30}",
-            )
-        prefill, decode = self._speed[PREFILL], self._speed[DECODE]
-        n_prompt = _step_down(prefill * self._seconds * _PREFILL_SHARE, 64, 128, _BATCH)
-        n_gen = _step_down(decode * self._seconds * _DECODE_SHARE, 4, 4, 64)
-        while n_prompt > _LEAST_PROMPT and n_prompt / prefill > self._seconds * _LONGEST_SHARE:
-            n_prompt //= 2
-        if depth is None:
-            depth = _step_down(prefill * self._seconds * _DEPTH_SHARE, LEAST_DEPTH, 0, MOST_DEPTH)
-            self._tries_attention = depth > 0
-        self._depth = depth
-        self._tests = {PREFILL: BenchTest(n_prompt=n_prompt), DECODE: BenchTest(n_gen=n_gen)}
-
-    def _test(self, axis: Axis, goal: str) -> BenchTest:
-        test = self._tests[goal]
-        if axis.at_depth:
-            test = replace(test, n_depth=self._depth)
-        return replace(test, n_prompt=_BATCH) if axis.whole_batch and goal == PREFILL else test
-
-    # ---- time --------------------------------------------------------------------------------------
+        self._slack = 1.0  # measured over expected time, smoothed
+        self.tests = {PREFILL: BenchTest(n_prompt=_BATCH), DECODE: BenchTest(n_gen=4)}
+        self.tried: list[Trial] = []
 
     @property
-    def _passed(self) -> float:
+    def passed(self) -> float:
+        """Seconds since the start."""
         return self._machine.clock() - self._began
 
-    def _cost(self, settings: EngineSettings, test: BenchTest, rounds: int = 1) -> float:
-        """Seconds that measurements will take, by what the others took."""
-        loads, fills = self._machine.pending(settings, test.n_depth)
-        compute = test.n_prompt / self._speed[PREFILL] + test.n_gen / self._speed[DECODE]
-        once = test.n_depth / self._speed[PREFILL] * fills
-        once += (_START_SECONDS + self._machine.load_seconds(self._default)) * loads
-        return (once + rounds * (_repetitions(test) * compute + _OVERHEAD_SECONDS)) * self._slack
+    def calibrate(self, depth: int | None) -> None:
+        """Choose the sizes of the tests so that the sweep fits into the time."""
+        self._on_step(TuneProgress("the default settings", self.passed))
+        for goal, test in ((PREFILL, BenchTest(n_prompt=32)), (DECODE, BenchTest(n_gen=4))):
+            self._speed[goal] = max(self._machine.rates(self._default, test, 2))
+        if self.passed > self._seconds * _CALIBRATION_SHARE:
+            raise UsageError(
+                f"{self._seconds:g} seconds are not enough for this model",
+                why=f"loading it and computing a few tokens took {self.passed:.0f} of them",
+                hint=f"--seconds {math.ceil(1.5 * self.passed / _CALIBRATION_SHARE / 30) * 30}",
+            )
+        prefill, decode = (self._speed[goal] * self._seconds for goal in (PREFILL, DECODE))
+        n_prompt = 32 if prefill / 40 < 64 else _multiple(prefill * _PREFILL_SHARE, 64, 64, _BATCH)
+        affordable = [tokens for tokens, share in _DEPTH_SHARES.items() if prefill * share >= tokens]
+        self._has_depth = depth is not None or bool(affordable)
+        self._depth = max(affordable, default=0) if depth is None else depth
+        n_gen = _multiple(decode * _DECODE_SHARE, 4, 4, 64)
+        self.tests = {PREFILL: BenchTest(n_prompt=n_prompt), DECODE: BenchTest(n_gen=n_gen)}
+
+    def sweep(self, axis: Axis, goal: str, share: float) -> None:
+        """Measure the candidates of one axis beside the best settings, and adopt the fastest if it is faster.
+
+        Args:
+            share: of the time left.
+        """
+        base, test = self._best[goal], self._test(goal, at_depth=axis.at_depth, whole_batch=axis.whole_batch)
+        candidates = axis.rivals(base)
+        if axis.wants_quiet and self._machine.was_busy():
+            self._skip(candidates.values(), goal, "busy")
+            return
+        rates: _Rates = defaultdict(list)
+        if self._has_depth or not axis.at_depth:
+            latest = min(self._confirmation_start({**self._best, goal: each}, axis) for each in (base, *candidates))
+            limit = self.passed + (latest - self.passed) * share
+            rates = self._rounds(base, candidates, {goal: test}, _SWEEP_ROUNDS, (latest, limit), drops=True)
+        if axis.wants_quiet and self._machine.was_busy():
+            self._skip(candidates.values(), goal, "busy")
+            return
+        verdicts = {each: _verdict(rates, base, each, goal) for each in candidates if len(rates[each, goal]) > 1}
+        faster = [each for each, verdict in verdicts.items() if _is_promising(verdict)]
+        failed = {trial.change for trial in self.tried if trial.verdict == "failed"}
+        for each, change in candidates.items():
+            if each in verdicts:
+                verdict = verdicts[each]
+                ratio = Ratio(verdict.ratio, verdict.low, verdict.high)
+                self._report(Trial(change, goal, _words(verdict), ratio, test.n_depth))
+            elif change not in failed:
+                self._report(Trial(change, goal, "no time"))
+        self._best[goal] = max(faster, key=lambda each: verdicts[each].ratio, default=base)
+
+    def confirm(self) -> list[Improvement]:
+        """Measure the settings found in turns with the default; measurements of the sweep do not count."""
+        candidates, default = self._candidates(self._best), self._default
+        self.tests = self._final_tests(candidates)
+        changes = {each: ", ".join(each.changes(default)) for each in candidates}
+        limit = self._seconds * _TOTAL_SHARE
+        rates = self._rounds(default, changes, self.tests, _CONFIRM_ROUNDS, (limit, limit), drops=False)
+        for test in self.tests.values():
+            if not self._default_rates[test]:
+                self._measure(default, test)
+        found = []
+        for each in candidates:
+            if len(rates[each, DECODE]) < 2:
+                self._skip([changes[each]], PREFILL, "no time")
+                continue
+            verdicts = {goal: _verdict(rates, default, each, goal) for goal in self.tests}
+            profile = self.profile(each, {goal: _certain(verdict) for goal, verdict in verdicts.items()})
+            found.append(Improvement(profile, verdicts[PREFILL], verdicts[DECODE]))
+        return found
+
+    def profile(self, settings: EngineSettings, ratios: Mapping[str, float] | None = None) -> Profile:
+        """Return settings with the default's rates times these ratios."""
+        rates = [statistics.median(self._default_rates[test]) for test in self.tests.values()]
+        if ratios:
+            rates = [rate * ratios[goal] for rate, goal in zip(rates, self.tests, strict=True)]
+        return Profile(settings, self._machine.load_seconds(settings), *rates)
+
+    # ---- measuring ---------------------------------------------------------------------------------
+
+    def _rounds(
+        self,
+        base: EngineSettings,
+        candidates: Mapping[EngineSettings, str],
+        tests: Mapping[str, BenchTest],
+        bounds: tuple[int, int],
+        limits: tuple[float, float],
+        *,
+        drops: bool,
+    ) -> _Rates:
+        """Return the rates of base and candidates, measured in turns.
+
+        Args:
+            bounds: minimum and maximum of rounds.
+            limits: seconds at which the minimum and further rounds have to be done.
+            drops: stop measuring candidates that are hopeless, and all when all others are clearly faster.
+        """
+        rates: _Rates = defaultdict(list)
+        alive = list(candidates)
+        for number in range(bounds[1]):
+            cost = sum(self._cost(each, test) for test in tests.values() for each in (base, *alive))
+            if not alive or self.passed + cost > limits[number >= bounds[0]]:
+                break
+            label = f"{' or '.join(candidates[each] for each in alive)} ({', '.join(tests)})"
+            self._on_step(TuneProgress(label, self.passed))
+            for goal, test in tests.items():
+                for each in (base, *alive) if number % 2 == 0 else (*alive[::-1], base):
+                    try:
+                        rates[each, goal].append(self._measure(each, test))
+                    except (BadModelError, EngineCrashedError, ResourceError):
+                        if each == base or not drops:
+                            raise
+                        self._report(Trial(candidates[each], goal, "failed"))
+                        alive.remove(each)
+            if drops and number:
+                verdicts = {each: _verdict(rates, base, each, goal) for each in alive for goal in tests}
+                alive = [each for each in alive if max(_ratios(rates, base, each, *tests)) >= _MATTERS]
+                if all(verdicts[each].kind == "faster" for each in alive):
+                    break
+        return rates
 
     def _measure(self, settings: EngineSettings, test: BenchTest) -> float:
-        """Tokens/s. What was much faster before has been disturbed, and is measured once more."""
+        """Return tokens/s; a measurement much slower than one before was disturbed, and is repeated once."""
         rate = self._measure_once(settings, test)
-        seen = self._rates[settings, test]
-        if rate < _DISTURBED * max(seen, default=0.0) and self._repeated < _REPEATED_SHARE * self._measured:
-            self._repeated += 1
+        before = self._fastest.get((settings, test), 0.0)
+        if rate < _DISTURBED * before:
             rate = max(rate, self._measure_once(settings, test))
-        seen.append(rate)
-        self._measured += 1
+        self._fastest[settings, test] = max(rate, before)
+        if settings == self._default:
+            self._default_rates[test].append(rate)
         return rate
 
     def _measure_once(self, settings: EngineSettings, test: BenchTest) -> float:
-        expected = self._cost(settings, test)
-        began = self._machine.clock()
+        expected, began = self._cost(settings, test), self._machine.clock()
         rate = max(self._machine.rates(settings, test, _repetitions(test)))
         took = self._machine.clock() - began
-        self._slack = min(max(1.0, 0.7 * self._slack + 0.3 * self._slack * took / expected), 10.0)
+        self._slack = min(max(1.0, self._slack * (0.7 + 0.3 * took / expected)), 10.0)
         return rate
 
-    # ---- one setting after another -----------------------------------------------------------------
+    def _cost(self, settings: EngineSettings, test: BenchTest, rounds: int = 1) -> float:
+        """Return the seconds that measurements are expected to take."""
+        loads, fills = self._machine.pending(settings, test.n_depth)
+        once = (_SETUP_SECONDS + self._machine.load_seconds(self._default)) * loads
+        once += test.n_depth / self._speed[PREFILL] * fills
+        compute = test.n_prompt / self._speed[PREFILL] + test.n_gen / self._speed[DECODE]
+        return (once + rounds * (_repetitions(test) * compute + 0.05)) * self._slack
 
-    def _descend(self, axes: Sequence[Axis]) -> None:
-        """Every axis once; then, while there is time, those again whose base has changed since."""
-        based_on: dict[tuple[str, str], EngineSettings] = {}
-        for _ in range(2):
-            steps = [(axis, goal) for axis in axes for goal in axis.goals]
-            steps = [(axis, goal) for axis, goal in steps if based_on.get((axis.name, goal)) != self._best[goal]]
-            first_pass = not based_on
-            for index, (axis, goal) in enumerate(steps):
-                left = self._search_ends(axis, goal) - self._passed
-                self._race(axis, goal, left * min(1.0, 2 / (len(steps) - index)), says_skipped=first_pass)
-                based_on[axis.name, goal] = self._best[goal]
+    # ---- the confirmation --------------------------------------------------------------------------
 
-    def _race(self, axis: Axis, goal: str, seconds: float, *, says_skipped: bool) -> None:
-        """Measure the values of one axis in turns with the best so far, until it is clear which is the fastest."""
-        incumbent, test = self._best[goal], self._test(axis, goal)
-        rivals = axis.rivals(incumbent)
-        if self._machine.was_busy() and axis.wants_quiet:
-            self._skip(rivals, goal, "busy")
-            return
-        if axis.at_depth and not self._tries_attention:
-            if says_skipped:
-                self._skip(rivals, goal, "no time")
-            return
-        ends = self._passed + seconds
-        logs: dict[EngineSettings, list[float]] = {rival: [] for rival in rivals}
-        keys = {rival: (self._races, number) for number, rival in enumerate(rivals)}
-        self._races += 1
-        alive = list(rivals)
-        for number in range(_MOST_ROUNDS):
-            if not alive:
-                break
-            latest = ends if number >= _FEWEST_ROUNDS else self._search_ends(axis, goal)
-            if self._passed + self._round_cost([incumbent, *alive], test) > latest:
-                break
-            self._on_step(TuneProgress(f"{' or '.join(rivals[rival] for rival in alive)} ({goal})", self._passed))
-            order = [incumbent, *alive] if number % 2 == 0 else [*alive[::-1], incumbent]
-            rates, alive = self._round(order, incumbent, test, goal, rivals)
-            for rival in alive:
-                logs[rival].append(math.log(rates[rival] / rates[incumbent]))
-                self._scatter[goal].note(keys[rival], logs[rival])
-            alive = [rival for rival in alive if not self._is_hopeless(logs[rival], goal)]
-            if number + 1 >= _FEWEST_ROUNDS and all(self._ratio(logs[rival], goal).is_faster for rival in alive):
-                break
-        if axis.wants_quiet and self._machine.was_busy():
-            self._skip(rivals, goal, "busy")
-        else:
-            self._judge(goal, rivals, logs, test, says_skipped=says_skipped)
-
-    def _search_ends(self, axis: Axis, goal: str) -> float:
-        """When the comparison with the default has to begin, if this axis changes something."""
-        rivals = [self._best[goal]] if axis.at_depth else [self._best[goal], *axis.rivals(self._best[goal])]
-        last = max(self._final_cost(self._candidates({**self._best, goal: rival}), axis) for rival in rivals)
-        return min(self._seconds * _SEARCH_SHARE, self._seconds * _ALL - last)
-
-    def _final_cost(self, candidates: Sequence[EngineSettings], axis: Axis | None = None) -> float:
-        """Seconds that the shortest comparison takes, if this axis changes something."""
-        tests = self._final_tests(candidates)
-        if axis is not None and axis.whole_batch:
-            tests[PREFILL] = replace(tests[PREFILL], n_prompt=_BATCH)
-        if axis is not None and axis.at_depth:
-            tests[DECODE] = replace(tests[DECODE], n_depth=self._depth)
-        everyone = [self._default, *candidates]
-        return sum(self._cost(each, test, _FEWEST_CONFIRMED) for each in everyone for test in tests.values())
-
-    def _skip(self, rivals: Mapping[EngineSettings, str], goal: str, why: str) -> None:
-        for change in rivals.values():
-            self._say(Trial(change, goal, why))
-
-    def _round_cost(self, settings: Sequence[EngineSettings], test: BenchTest) -> float:
-        return sum(self._cost(each, test) for each in settings)
-
-    def _round(
-        self,
-        order: Sequence[EngineSettings],
-        incumbent: EngineSettings,
-        test: BenchTest,
-        goal: str,
-        rivals: dict[EngineSettings, str],
-    ) -> tuple[dict[EngineSettings, float], list[EngineSettings]]:
-        """Rates of all that work, and which rivals those are."""
-        rates = {}
-        for settings in order:
-            try:
-                rates[settings] = self._measure(settings, test)
-            except (BadModelError, EngineCrashedError, ResourceError):
-                if settings == incumbent:
-                    raise
-                self._say(Trial(rivals[settings], goal, "failed"))
-        return rates, [settings for settings in order if settings != incumbent and settings in rates]
-
-    def _ratio(self, logs: Sequence[float], goal: str) -> Ratio:
-        return self._scatter[goal].ratio(logs)
-
-    def _is_hopeless(self, logs: Sequence[float], goal: str) -> bool:
-        """Whether it can't be faster by enough to matter. One pair alone may have been disturbed."""
-        ratio = self._ratio(logs, goal)
-        return ratio.high < _MATTERS if len(logs) >= _FEWEST_ROUNDS else ratio.high < _HOPELESS
-
-    def _judge(
-        self,
-        goal: str,
-        rivals: dict[EngineSettings, str],
-        logs: dict[EngineSettings, list[float]],
-        test: BenchTest,
-        *,
-        says_skipped: bool,
-    ) -> None:
-        """Keep the fastest rival if it is significantly faster, and say how all of them did."""
-        ratios = {rival: self._ratio(found, goal) for rival, found in logs.items() if found}
-        faster = [rival for rival, ratio in ratios.items() if ratio.is_probably_faster]
-        winner = max(faster, key=lambda rival: ratios[rival].mean, default=None)
-        failed = {tried.change for tried in self._tried if tried.verdict == "failed"}
-        for rival, change in rivals.items():
-            if rival in ratios:
-                self._say(Trial(change, goal, _verdict(ratios[rival]), ratios[rival], test.n_depth))
-            elif says_skipped and change not in failed:
-                self._say(Trial(change, goal, "no time"))
-        if winner is not None:
-            self._best[goal] = winner
-
-    def _say(self, tried: Trial) -> None:
-        self._tried.append(tried)
-        self._on_step(tried)
-
-    # ---- beside the default ------------------------------------------------------------------------
+    def _confirmation_start(self, best: Mapping[str, EngineSettings], axis: Axis) -> float:
+        """Return the seconds at which the sweep has to end to confirm these settings."""
+        candidates = self._candidates(best)
+        tests = self._final_tests(candidates, at_depth=axis.at_depth, whole_batch=axis.whole_batch).values()
+        costs = (self._cost(each, test, _CONFIRM_ROUNDS[0]) for each in (self._default, *candidates) for test in tests)
+        return min(self._seconds * _SEARCH_SHARE, self._seconds * _TOTAL_SHARE - sum(costs))
 
     def _candidates(self, best: Mapping[str, EngineSettings]) -> list[EngineSettings]:
-        """What the two searches found, each with the other's settings that its own goal does not depend on."""
+        """Return the best for each goal, with the other's settings that do not affect its own goal."""
         prefill, decode = best[PREFILL], best[DECODE]
         merged = (
             replace(prefill, threads=decode.threads),
@@ -391,95 +338,63 @@ class _Search:
         )
         return [settings for settings in dict.fromkeys(merged) if settings != self._default]
 
-    def _confirm(self) -> list[Improvement]:
-        """Measure what was found in turns with the default; nothing of the search counts here."""
-        candidates = self._affordable()
-        if not candidates:
-            self._measure_default()
-            return []
-        self._tests = self._final_tests(candidates)
-        everyone = [self._default, *candidates]
-        rates: dict[tuple[EngineSettings, str], list[float]] = defaultdict(list)
-        for number in range(_MOST_PAIRS):
-            costs = sum(self._round_cost(everyone, test) for test in self._tests.values())
-            if self._passed + costs > self._seconds * _ALL:
-                break
-            self._on_step(TuneProgress("what was found beside the default", self._passed))
-            for goal, test in self._tests.items():
-                for settings in everyone if number % 2 == 0 else everyone[::-1]:
-                    rates[settings, goal].append(self._measure(settings, test))
-        if len(rates[self._default, DECODE]) < _FEWEST_ROUNDS:
-            self._measure_default()
-            for each in candidates:
-                self._say(Trial(", ".join(each.changes(self._default)), PREFILL, "no time"))
-            return []
-        return [self._compared(each, rates) for each in candidates]
-
-    def _final_tests(self, candidates: Sequence[EngineSettings]) -> dict[str, BenchTest]:
-        """Behind many tokens if attention changes, a whole batch if the micro-batch does."""
-        prefill, decode = self._tests[PREFILL], self._tests[DECODE]
+    def _final_tests(
+        self, candidates: Sequence[EngineSettings], *, at_depth: bool = False, whole_batch: bool = False
+    ) -> dict[str, BenchTest]:
+        """Return the tests that show the candidates' changes: at depth for attention, whole batches for n_ubatch."""
         default = self._default
-        if any(
-            (each.flash_attention, each.kv_type) != (default.flash_attention, default.kv_type) for each in candidates
-        ):
-            decode = replace(decode, n_depth=self._depth)
-        if any(each.n_ubatch != default.n_ubatch for each in candidates):
-            prefill = replace(prefill, n_prompt=_BATCH)
-        return {PREFILL: prefill, DECODE: decode}
+        attention = {(each.flash_attention, each.kv_type) for each in candidates}
+        at_depth = at_depth or not attention <= {(default.flash_attention, default.kv_type)}
+        whole_batch = whole_batch or any(each.n_ubatch != default.n_ubatch for each in candidates)
+        return {PREFILL: self._test(PREFILL, whole_batch=whole_batch), DECODE: self._test(DECODE, at_depth=at_depth)}
 
-    def _compared(
-        self, settings: EngineSettings, rates: Mapping[tuple[EngineSettings, str], list[float]]
-    ) -> Improvement:
-        verdicts = {
-            goal: compare(rates[self._default, goal], rates[settings, goal], paired=True) for goal in self._tests
-        }
-        profile = self._profile(settings, {goal: _believed(verdict) for goal, verdict in verdicts.items()})
-        return Improvement(profile, verdicts[PREFILL], verdicts[DECODE])
+    def _test(self, goal: str, *, at_depth: bool = False, whole_batch: bool = False) -> BenchTest:
+        test = replace(self.tests[goal], n_depth=self._depth) if at_depth else self.tests[goal]
+        return replace(test, n_prompt=_BATCH) if whole_batch and goal == PREFILL else test
 
-    def _affordable(self) -> list[EngineSettings]:
-        """The candidates; where the time is too short to compare them, without what takes long to compare."""
-        default = self._default
-        short = {"n_ubatch": default.n_ubatch}
-        shorter = {**short, "flash_attention": default.flash_attention, "kv_type": default.kv_type}
-        found: list[EngineSettings] = []
-        for dropped in ({}, short, shorter):
-            found = self._candidates({goal: replace(best, **dropped) for goal, best in self._best.items()})
-            if self._passed + self._final_cost(found) <= self._seconds * _ALL:
-                break
-        return found
+    # ---- reporting ---------------------------------------------------------------------------------
 
-    def _measure_default(self) -> None:
-        """Nothing was better: figures of the default, where the races have not made them."""
-        for test in self._tests.values():
-            if not self._rates[self._default, test]:
-                self._measure(self._default, test)
+    def _skip(self, changes: Iterable[str], goal: str, reason: str) -> None:
+        for change in changes:
+            self._report(Trial(change, goal, reason))
 
-    def _profile(self, settings: EngineSettings, ratios: Mapping[str, float]) -> Profile:
-        """Settings whose rates are so many times the default's."""
-        default = {goal: statistics.median(self._rates[self._default, test]) for goal, test in self._tests.items()}
-        seconds = self._machine.load_seconds(settings)
-        return Profile(settings, seconds, default[PREFILL] * ratios[PREFILL], default[DECODE] * ratios[DECODE])
+    def _report(self, trial: Trial) -> None:
+        self.tried.append(trial)
+        self._on_step(trial)
 
 
-def _believed(verdict: Verdict) -> float:
-    """The ratio to count on: nothing is gained where that is not sure."""
+def _ratios(rates: _Rates, base: EngineSettings, candidate: EngineSettings, goal: str) -> list[float]:
+    return [mine / other for mine, other in zip(rates[candidate, goal], rates[base, goal], strict=False)]
+
+
+def _verdict(rates: _Rates, base: EngineSettings, candidate: EngineSettings, goal: str) -> Verdict:
+    samples = rates[candidate, goal]
+    return compare(rates[base, goal][: len(samples)], samples, paired=True)
+
+
+def _is_promising(verdict: Verdict) -> bool:
+    """Return whether a candidate is faster by its standard error, and by enough to matter: the confirmation decides."""
+    error = math.log(verdict.high / verdict.low) / 2 / student(verdict.samples[0] - 1)
+    return verdict.ratio > _MATTERS and math.log(verdict.ratio) > error
+
+
+def _certain(verdict: Verdict) -> float:
+    """Return the ratio to count on: uncertain gains are none."""
     if verdict.is_different:
         return verdict.ratio
     return 1.0 if verdict.kind == "same" else min(verdict.ratio, 1.0)
 
 
-def _verdict(ratio: Ratio) -> str:
-    if ratio.is_probably_faster:
+def _words(verdict: Verdict) -> str:
+    if _is_promising(verdict):
         return "faster"
-    if ratio.is_slower:
-        return "slower"
-    return "no difference" if ratio.high < _MATTERS + 0.01 else "unclear"
+    return {"same": "no difference", "slower": "slower"}.get(verdict.kind, "unclear")
 
 
 def _repetitions(test: BenchTest) -> int:
     return 2 if test.n_gen else 1
 
 
-def _step_down(value: float, step: int, low: int, high: int) -> int:
-    """The largest multiple of a step that is at most value, within bounds."""
+def _multiple(value: float, step: int, low: int, high: int) -> int:
+    """Return the largest multiple of step up to value, within bounds."""
     return min(max(int(value / step) * step, low), high)

@@ -1,1 +1,1 @@
-"""What the engine does besides answering, one package for each job."""
+"""The engine's jobs besides answering: one module a job, named as in protocol/jobs, with run(); helpers beside it."""

@@ -1,6 +1,6 @@
-"""What the generation loop needs from whatever computes logits: tokens in, logits out.
+"""The interface between the generation loop and the model: tokens in, logits out.
 
-Owns the seam; knows nothing of text layout, chat, sampling or scheduling.
+Must not know text layout, chat, sampling or scheduling.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from llmrun.errors import LlmrunError
 from llmrun.protocol.adapters import AdapterScale
 
 ALLOCATING = threading.Lock()
-"""Held while a KV cache grows, and while a chat template runs: the cap on its memory is the whole process's."""
+"""Held while a KV cache grows, and while a chat template runs: the template's memory limit counts the whole process."""
 
 
 class Aborted(Exception):  # noqa: N818 - an answer, not an error
-    """A decode call was stopped by the cancel flag; the batch's positions may be half written."""
+    """A decode call stopped by the cancel flag; the batch's positions may be partly written."""
 
 
 class CacheFull(Exception):  # noqa: N818 - an answer, not an error
-    """The KV cache has no cells for this batch and can't grow: evict or preempt. Nothing was written."""
+    """A KV cache without cells for this batch that can't grow: evict or preempt. Nothing was written."""
 
 
 class DecodeError(LlmrunError):
-    """llama.cpp refused or failed a batch."""
+    """A batch that llama.cpp refused or failed to compute."""
 
 
 class Entry(NamedTuple):
-    """One token of a batch: where it stands in its sequence, and whether its logits are wanted."""
+    """One token of a batch."""
 
     token: int
     position: int
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 class ImageSpan(NamedTuple):
-    """Where a picture stands: the indexes of its first token and of the one behind it, and the positions it takes."""
+    """The token indexes [start, end) of an image in its sequence, and the number of positions it takes."""
 
     start: int
     end: int
@@ -46,18 +46,17 @@ class ImageSpan(NamedTuple):
 
     @property
     def saved(self) -> int:
-        """How many positions fewer than tokens."""
+        """Tokens less positions."""
         return self.end - self.start - self.n_positions
 
 
 class EmbeddedInput(Protocol):
-    """Part of a picture, which goes through the model in a decode call of its own: vectors in place of tokens.
+    """Part of an image, decoded in a call of its own: embedding vectors instead of tokens.
 
     Attributes:
-        n_tokens: in place of how many.
-        span: of the whole picture.
-        sequence_id: of its sequence.
-        causal: whether each position sees only those before it.
+        n_tokens: number of vectors.
+        span: the whole image's.
+        causal: each position attends only to those before it.
     """
 
     @property
@@ -73,13 +72,13 @@ class EmbeddedInput(Protocol):
     def causal(self) -> bool: ...
 
     def positions(self, first: int) -> Sequence[int]:
-        """Of its tokens, if the picture begins at position first; with M-RoPE one dimension after another."""
+        """Return the tokens' positions if the image begins at position `first`; with M-RoPE dimension by dimension."""
 
     def address(self) -> int:
-        """Of its vectors, floats; computed where nobody has asked for them before.
+        """Return the address of the vectors, floats; the first call computes them.
 
         Raises:
-            LlmrunError: they can't be.
+            LlmrunError: encoding the image failed.
         """
 
 
@@ -87,11 +86,11 @@ class Vocabulary(Protocol):
     """The tokens of one model: built once, read-only, safe from any thread.
 
     Attributes:
-        n_tokens: how many there are, and floats of one row of logits.
-        suppressed: tokens the model's makers say must never be sampled.
+        n_tokens: size of the vocabulary, and floats of one row of logits.
+        suppressed: tokens that must never be sampled, according to the model file.
         control_texts: texts that tokenize(special=True) turns into control tokens.
-        bos_text: of the begin-of-sequence token, "" where there is none.
-        eos_text: the same for the end-of-sequence token.
+        bos_text: text of the begin-of-sequence token, "" without one.
+        eos_text: text of the end-of-sequence token, "" without one.
     """
 
     @property
@@ -110,37 +109,40 @@ class Vocabulary(Protocol):
     def eos_text(self) -> str: ...
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
-        """Token ids of text, without a begin-of-sequence token; with special, text of control tokens becomes those."""
+        """Return the token ids of a text, without a begin-of-sequence token.
+
+        Args:
+            special: turn the texts of control tokens into control tokens.
+        """
 
     def with_bos(self, tokens: list[int]) -> list[int]:
-        """The prompt's tokens with exactly one begin-of-sequence token, where the model wants one."""
+        """Return a prompt's tokens with exactly one begin-of-sequence token, if the model uses one."""
 
     def piece(self, token: int) -> bytes:
-        """The UTF-8 bytes a token stands for, maybe not whole characters; none for a control token."""
+        """Return a token's UTF-8 bytes, possibly not whole characters; b"" for a control token."""
 
     def control_piece(self, token: int) -> bytes:
-        """The same, but a control token has its text too: for those that a request shows."""
+        """Return a token's UTF-8 bytes, for a control token its text."""
 
     def is_end(self, token: int) -> bool:
-        """Whether the model ends its answer with this token."""
+        """Return whether this token ends an answer (EOS, EOT, ...)."""
 
 
 class Context(Protocol):
-    """Tokens and logits of one model, and the KV cache between them.
+    """A model's context: computes logits and holds the KV cache.
 
     Attributes:
-        vocabulary: the model's.
         n_ctx: context window of each sequence, in tokens.
-        n_batch: most entries of one decode call.
-        n_seq_max: most sequences of one decode call.
-        n_parked: sequence ids are 0 .. n_seq_max + n_parked - 1: more can be kept than run.
-        n_cells: of the KV cache in all, when it has grown to the end.
-        shares: whether a sequence can begin with another one's tokens, and all together have n_cells; otherwise each
+        n_batch: maximum number of entries in one decode call.
+        n_seq_max: maximum number of sequences in one decode call.
+        n_parked: more sequences than run can be cached: sequence ids are 0 .. n_seq_max + n_parked - 1.
+        n_cells: cells of the KV cache in total, when fully grown.
+        shares: a sequence can begin with another one's tokens, and all sequences together have n_cells; otherwise each
             has n_ctx of its own.
-        unified: whether sequences share one pool of cells now; otherwise each has a stream of them, and a batch goes
-            through the model at once only where the sequences in it are neighbours and have as many tokens each.
-        n_outputs: most entries of one decode call whose logits are wanted.
-        cuts: whether forget() can drop the last positions of any sequence.
+        unified: sequences share one pool of cells now; otherwise each has its own stream, and only sequences with
+            adjacent ids and equally many tokens in the batch are computed together.
+        n_outputs: maximum number of entries with logits in one decode call.
+        cuts: forget() can drop the last positions of any sequence.
     """
 
     @property
@@ -174,49 +176,50 @@ class Context(Protocol):
     def cuts(self) -> bool: ...
 
     def adapt(self, adapters: tuple[AdapterScale, ...]) -> None:
-        """Choose the LoRA adapters that the next batches are computed with, as adapters.applied() orders them."""
+        """Choose the LoRA adapters of the next batches, as adapters.applied() orders them."""
 
     def decode(self, batch: Sequence[Entry] | EmbeddedInput) -> None:
-        """Run the model over a batch, or over part of a picture, and append it to the KV cache.
+        """Run the model over a batch, or over part of an image, and append it to the KV cache.
 
         Raises:
             Aborted: the cancel flag was set meanwhile.
             CacheFull: the KV cache is full.
-            DecodeError: llama.cpp could not.
+            DecodeError: llama.cpp failed.
         """
 
     def logits(self, index: int) -> int:
-        """Address of n_tokens floats: the logits of the batch's entry at index. Valid until the next decode."""
+        """Return the address of the logits of the batch's entry at index: n_tokens floats, valid until decode()."""
 
     def forget(self, sequence_id: int, start: int) -> bool:
-        """Drop a sequence's positions from start on; False if the model's memory can't go on from there.
+        """Drop a sequence's positions from start on; return False if the model can't continue from there.
 
-        A recurrent state can't be cut, nor a sliding window that has passed. What is cut off at 0 always goes.
+        A recurrent state can't be cut, nor a sliding window that has passed. Start 0 always succeeds.
         """
 
     def drop(self, sequence_id: int, start: int, end: int) -> bool:
-        """Drop the positions start to end - 1 of a sequence and move those behind them there; False if it can't be.
+        """Drop positions [start, end) of a sequence and shift the later ones down; return False if unsupported.
 
-        Keys are turned to their new positions. What the tokens behind saw of the dropped ones stays in their values.
+        Keys are rotated to their new positions. The later tokens' values still depend on the dropped tokens.
         """
 
     def copy(self, source: int, target: int, length: int) -> bool:
-        """Let an empty sequence begin with another one's first positions; False if it can't be, and it stays empty.
+        """Give an empty sequence another one's first positions; return False, and leave it empty, if unsupported.
 
-        Nothing is computed. Where the cache is unified the cells are shared, else they are copied.
+        Nothing is computed. A unified cache shares the cells; otherwise they are copied.
         """
 
     def choose_kv_layout(self, longest: int) -> bool:
-        """Give each sequence a stream of its own, or all of them one pool, for some that become so long.
+        """Choose between one stream per sequence and one shared pool, for sequences of up to `longest` tokens.
 
-        Streams are faster, while every sequence fits into one. Some that grow longer move into a pool by themselves.
+        Streams are faster while every sequence fits into one. A sequence that outgrows its stream moves all into the
+        pool.
 
         Returns:
-            Whether cells that were shared no longer are.
+            True if cells that were shared are shared no longer.
         """
 
     def state(self, sequence_id: int) -> bytearray:
-        """A sequence's part of the KV cache, for set_state() of the same model and build."""
+        """Return a sequence's part of the KV cache, for set_state() of the same model and build."""
 
     def set_state(self, sequence_id: int, state: bytes | bytearray, n_tokens: int) -> bool:
-        """Put what state() gave for n_tokens tokens in place of a sequence; False, and an empty one, if it can't be."""
+        """Replace a sequence by the state() of n_tokens tokens; return False, and leave it empty, if that fails."""

@@ -1,6 +1,6 @@
 """A model's context and its KV cache.
 
-The only owner of a llama_context and of everything that is set on it; must not know chat, sampling or scheduling.
+The only owner of a llama_context and its settings; must not know chat, sampling or scheduling.
 """
 
 from __future__ import annotations
@@ -31,31 +31,28 @@ KV_TYPES = {
     name: TENSOR_TYPES[name.upper()].number
     for name in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 }
-"""Types that llama.cpp's KV cache can have -> ggml's number."""
-_NO_ROOM, _ABORTED = 1, 2  # what llama_decode returns
+"""Types that llama.cpp supports for the KV cache -> ggml's number."""
+_NO_ROOM, _ABORTED = 1, 2  # status of llama_decode
 _TO_THE_END = _ALL = -1
-_STEP = 256  # cells: a stream has a multiple of it
-# A sequence's state is a mark, how many streams there are, and how many cells it has in each, with these cells.
-_MARK, _COUNT = 8, struct.Struct("=I")
-_MOST_VERIFIED = 16  # rows of logits of a step that verifies drafts
+_STEP = 256  # cells; the size of a stream is a multiple
+# A sequence's state: a magic number, the number of streams, then for each stream its number of cells and the cells.
+_MAGIC_BYTES, _COUNT = 8, struct.Struct("=I")
+_MAX_VERIFIED = 16  # rows of logits of a step that verifies drafts
 
 Watch = Callable[["GgmlTensor", bool], bool]
-"""Called with everything that is computed: first with True, to ask whether it is wanted; then, if it is, with False,
-when its numbers are there: False in return ends the computation. What it raises, decode() raises."""
+"""Evaluation callback, called for each tensor: with True to ask whether to observe it; if so, again with False when its
+numbers are available. Returning False then ends the computation. decode() raises its exceptions."""
 
 
 class LlamaContext:
     """base.Context over llama.cpp.
 
-    The KV cache begins small and doubles when there is no room left, up to what was asked for: a window of 128k tokens
-    costs its gigabytes only when they are used, and no start waits for their zeroing.
+    The KV cache starts small and doubles when it is full, up to the requested size: a window of 128k tokens takes its
+    gigabytes only when they are used, and loading does not wait for their zeroing.
 
-    While all of several sequences are short, each has a stream of cells to itself, so that nobody looks at the cells of
-    others: behind 1,000 tokens, steps of 8 rows take 0.75 of the time, behind 100 0.85. When one needs more than
-    Load.n_stream, all move into one pool, of which each can have as much as it needs.
-
-    Attributes:
-        n_outputs: most entries of one decode call whose logits are wanted.
+    While all sequences are short, each has its own stream of cells, so that attention skips the cells of the others:
+    after 1,000 tokens, steps of 8 rows take 0.75 of the time, after 100 tokens 0.85. When a sequence needs more than
+    Load.n_stream, all move into one shared pool.
     """
 
     def __init__(
@@ -69,18 +66,17 @@ class LlamaContext:
         pooling: str = "none",
         encodes: bool = False,
     ) -> None:
-        """Make the context.
+        """Create the context.
 
         Args:
-            n_outputs: 0 is one for each sequence. More take memory: a row of logits each.
-            watch: sees what is computed.
-            on_processor: nothing of it is put on a GPU, so that tensors are where the weights are.
-            pooling: one of POOLINGS; but for "none", sequences have an embedding(), and all entries are wanted.
-            encodes: a model that can't generate text will do.
+            n_outputs: maximum rows of logits of a batch, each of which takes memory; 0 is one per sequence.
+            watch: evaluation callback.
+            on_processor: compute nothing on a GPU, so that tensors stay in the memory of the weights.
+            pooling: one of POOLINGS; unless "none", sequences have an embedding(), and all entries need outputs.
+            encodes: accept a model that can't generate text.
 
         Raises:
-            BadModelError: the model has no KV cache, so it can't generate text, and that is wanted of it; or an adapter
-                can't be used.
+            BadModelError: the model can't generate text (without `encodes`), or llama.cpp refuses an adapter.
             OutOfMemoryError: the context does not fit.
         """
         self.model, self.vocabulary = model, model.vocabulary
@@ -90,29 +86,29 @@ class LlamaContext:
         for adapter in load.adapters:
             model.adapter(adapter)
         self.n_ctx, self.n_seq_max = load.n_ctx, load.n_seq_max
-        # One pool of cells is one window to llama.cpp, which would choose the factors of LongRoPE by its size.
+        # llama.cpp takes a shared pool for one window, and would choose the factors of LongRoPE by its size.
         self.shares = load.n_seq_max > 1 and not load.exact and not model.rope_depends_on_window
         self.n_cells = load.n_ctx * load.n_seq_max
         if self.shares and load.n_cells:
             self.n_cells = min(load.n_cells, self.n_cells)
-        # No batch is longer than the cache, or llama.cpp would abort.
+        # A batch longer than the cache would make llama.cpp abort.
         self.n_batch = min(load.n_batch, self.n_cells if self.shares else load.n_ctx)
-        self._stream = self._longest_stream()
+        self._stream = self._max_stream()
         self.unified = self.shares and not self._stream
-        # A recurrent state takes its memory whether or not it is used, and can't be shared in part.
+        # A recurrent state takes its memory even if unused, and can't be shared in part.
         self.n_parked = load.n_parked if self.unified and not model.is_recurrent else 0
         self.cuts = not model.is_recurrent
-        verified = _MOST_VERIFIED if self.cuts and not load.exact else 0
-        self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp wants no fewer
-        self._watched = self._llama.ggml_backend_sched_eval_callback(self._called(watch)) if watch else None
-        self._failure: BaseException | None = None  # what a watcher raised
-        self._shifted: set[int] = set()  # sequences whose keys the next decode turns to their new positions
-        self._open(self._first_room())
-        nothing = _MARK + _COUNT.size * (1 + self.n_seq_max)
-        if self._is_streamed and self._llama.llama_state_seq_get_size(self._pointer, 0) != nothing:
-            self.close()  # it is not the plain cache that state() knows
+        verified = _MAX_VERIFIED if self.cuts and not load.exact else 0
+        self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
+        self._callback = self._llama.ggml_backend_sched_eval_callback(self._guarded(watch)) if watch else None
+        self._failure: BaseException | None = None  # raised by the evaluation callback
+        self._shifted: set[int] = set()  # sequences whose keys the next decode rotates to their new positions
+        self._open(self._initial_room())
+        empty = _MAGIC_BYTES + _COUNT.size * (1 + self.n_seq_max)
+        if self._is_streamed and self._llama.llama_state_seq_get_size(self._pointer, 0) != empty:
+            self.close()  # not the plain cache whose format _state() converts
             self._stream, self.unified = 0, True
-            self._open(self._first_room())
+            self._open(self._initial_room())
         self._positions = Positions()
         self._batch = LlamaBatch(self._llama, self.n_batch, self._positions)
         self._get_logits = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
@@ -120,49 +116,49 @@ class LlamaContext:
             self._warm_up()
 
     def close(self) -> None:
-        """Free the context and its KV cache; it can't be used any more."""
+        """Free the context and its KV cache; it is unusable afterwards."""
         self._llama.llama_free(self._pointer)
 
-    # ---- making it ----
+    # ---- creation and growth ----
 
     @property
-    def _most(self) -> int:
+    def _max_room(self) -> int:
         """Cells that the cache may grow to: of all sequences together, or of each."""
         return self.n_cells if self.unified else self._stream or self.n_ctx
 
     @property
     def _can_grow(self) -> bool:
-        return self._room < self._most or self._is_streamed
+        return self._room < self._max_room or self._is_streamed
 
     @property
     def _is_streamed(self) -> bool:
-        """Whether sequences that could share one pool have streams of their own."""
+        """Separate streams of sequences that could share one pool."""
         return self.shares and not self.unified
 
-    def _longest_stream(self) -> int:
-        """Most cells of each sequence's stream; none where they share one pool from the start, or never do.
+    def _max_stream(self) -> int:
+        """Return the maximum cells of a sequence's stream; 0 if sequences share a pool from the start, or never.
 
-        Caches of other kinds stay in one pool: what state() gives has to go into either layout.
+        Caches with a sliding window or a recurrent state stay in one pool: state() must fit either layout.
         """
         cells = min(self._load.n_stream, self.n_cells // self.n_seq_max) // _STEP * _STEP
         model, enough = self.model, cells * self.n_seq_max >= self.n_batch
         return cells if self.shares and enough and not model.sliding_window and not model.is_recurrent else 0
 
-    def _first_room(self) -> int:
-        """Cells to begin with: of all sequences together, or of each."""
+    def _initial_room(self) -> int:
+        """Return the initial number of cells: of all sequences together, or of each."""
         start = max(self._load.n_ctx_start, self.n_batch)
         if self._is_streamed:
             return min(_rounded(-(-start // self.n_seq_max)), self._stream)
-        return min(start, self._most) if self.unified or self.n_seq_max == 1 else self.n_ctx
+        return min(start, self._max_room) if self.unified or self.n_seq_max == 1 else self.n_ctx
 
     def _open(self, room: int) -> None:
-        """Make the llama_context with so many cells."""
+        """Create the llama_context with `room` cells."""
         llama, load = self._llama, self._load
         params = llama.llama_context_default_params()
         params.n_ctx = room if self.unified else room * load.n_seq_max
         params.n_batch = load.n_batch
         params.n_ubatch = min(load.n_batch, load.n_ubatch)
-        # Ids beyond llama.cpp's n_seq_max could hold cells, but would be lost where all moves into a larger cache.
+        # Parked ids need to count: sequences beyond llama.cpp's n_seq_max are lost when the state moves.
         params.n_seq_max = load.n_seq_max + self.n_parked
         params.n_outputs_max = self.n_outputs
         params.kv_unified = self.unified
@@ -174,8 +170,8 @@ class LlamaContext:
             params.embeddings, params.pooling_type = True, self._pooling
         if self._on_processor:
             params.op_offload = params.offload_kqv = False
-        if self._watched is not None:
-            params.cb_eval = self._watched
+        if self._callback is not None:
+            params.cb_eval = self._callback
         params.abort_callback = llama.ggml_abort_callback(_native.abort_callback_address)
         params.abort_callback_data = self.model.flag.address
         context = llama.llama_init_from_model(self.model.pointer, params)
@@ -191,32 +187,32 @@ class LlamaContext:
         if self._adapters:
             self._set_adapters()
 
-    def _called(self, watch: Watch) -> Callable[[int, bool, Any], bool]:
-        """llama_context_params.cb_eval. Nothing can be raised through C++."""
+    def _guarded(self, watch: Watch) -> Callable[[int, bool, Any], bool]:
+        """Return llama_context_params.cb_eval, which stores exceptions: none may pass through C++."""
         from llmrun.engine.llama.tensors import GgmlTensor, check_layout
 
         check_layout()
 
-        def called(address: int, ask: bool, data: Any) -> bool:
+        def callback(address: int, ask: bool, data: Any) -> bool:
             try:
                 return watch(GgmlTensor.from_address(address), ask)
             except BaseException as failure:
                 self._failure = failure
                 return False
 
-        return called
+        return callback
 
     def _warm_up(self) -> None:
-        """One decode of one token, so that pages and threads are there when the first prompt comes."""
+        """Decode one token, so that pages are mapped and threads run when the first prompt comes."""
         self.decode([Entry(max(self.vocabulary.bos, 0), 0, 0, False)])
         self.forget(0, 0)
 
     def _rebuild(self, room: int, *, unified: bool) -> None:
-        """Move everything into another context. The old one goes before: both beside the copy may not fit.
+        """Move the KV cache into a new context. The old one is freed first: both and the copy may not fit.
 
         Raises:
-            OutOfMemoryError: it does not fit; all is as before.
-            DecodeError: llama.cpp can't move it; all is as before.
+            OutOfMemoryError: the new context does not fit; the old one is restored.
+            DecodeError: llama.cpp can't move the state; the old context is restored.
         """
         before = self._room, self.unified
         states = {_ALL: self._whole_state()} if unified == self.unified else self._states()
@@ -228,7 +224,7 @@ class LlamaContext:
         except (OutOfMemoryError, DecodeError) as failure:
             if isinstance(failure, DecodeError):
                 self._llama.llama_free(self._pointer)
-            # Should that fail too, nobody knows what the cache holds: the process has to end.
+            # If restoring fails too, the content of the cache is unknown: the process has to end.
             try:
                 self._room, self.unified = before
                 self._open(self._room)
@@ -238,7 +234,7 @@ class LlamaContext:
             raise
 
     def _states(self) -> dict[int, bytearray]:
-        """Of each sequence that has one. Where several share cells, each has its own copy."""
+        """Return the state of each sequence that has tokens; shared cells are copied for each."""
         try:
             return {each: self._state(each) for each in range(self.n_seq_max) if self._length(each)}
         except MemoryError:
@@ -252,7 +248,7 @@ class LlamaContext:
                 raise DecodeError("llama.cpp could not move the KV cache into another layout")
 
     def _whole_state(self) -> bytearray:
-        """The KV cache of all sequences: cells that several share once, and also those that a window has passed."""
+        """Return the state of all sequences: shared cells once, cells that a sliding window has passed included."""
         llama = self._llama
         try:
             state = bytearray(llama.llama_state_get_size(self._pointer))
@@ -266,10 +262,9 @@ class LlamaContext:
         if self._llama.llama_state_set_data(self._pointer, _bytes_of(state), len(state)) != len(state):
             raise DecodeError("llama.cpp could not move the KV cache into a larger context")
 
-    # ---- computing ----
+    # ---- computation ----
 
     def adapt(self, adapters: tuple[AdapterScale, ...]) -> None:
-        """See base.Context."""
         if adapters != self._adapters:
             self._adapters = adapters
             self._set_adapters()
@@ -283,7 +278,7 @@ class LlamaContext:
             raise DecodeError("llama.cpp could not set the adapters")
 
     def decode(self, batch: Sequence[Entry] | EmbeddedInput) -> None:
-        """See base.Context; an OutOfMemoryError, where one sequence's cache can't grow, leaves all as it was."""
+        """Decode as base.Context.decode(); unless cells are shared, raise OutOfMemoryError if the cache can't grow."""
         if self._batch.fill(batch) > self.n_outputs:
             raise DecodeError(f"at most {self.n_outputs} entries of a batch can have logits")
         status = self._batch.decode(self._pointer)
@@ -291,13 +286,13 @@ class LlamaContext:
         while status == _NO_ROOM:
             self._make_room(self._batch.n_tokens)
             status = self._batch.decode(self._pointer)
-        if self._watched is not None:
+        if self._callback is not None:
             self._raise_failure()
         if status == _ABORTED:
             raise Aborted
         if status != 0:
-            what = f"llama.cpp could not decode a batch of {self._batch.n_tokens} tokens"
-            raise DecodeError(what, why=f"status {status}")
+            message = f"llama.cpp could not decode a batch of {self._batch.n_tokens} tokens"
+            raise DecodeError(message, why=f"status {status}")
 
     def _raise_failure(self) -> None:
         self.synchronize()
@@ -306,18 +301,19 @@ class LlamaContext:
             raise failure
 
     def _make_room(self, n_tokens: int) -> None:
-        """Double the cache; where streams are as long as they may be, let all share one pool.
+        """Double the cache; if streams have reached their maximum, move all sequences into one pool.
 
         Raises:
-            CacheFull: it has reached its limit, or there is no more memory, and other sequences could free cells.
-            OutOfMemoryError: there is no memory for it, and nobody else to give some up.
+            CacheFull: the cache has reached its limit, or the memory its end; other sequences could free cells.
+            OutOfMemoryError: there is no more memory, and no other sequence that could free cells.
         """
         if not self._can_grow:
             raise CacheFull
         try:
             with ALLOCATING:
-                if self._room < self._most:
-                    self._rebuild(min(self._most, max(2 * self._room, self._room + n_tokens)), unified=self.unified)
+                if self._room < self._max_room:
+                    room = max(2 * self._room, self._room + n_tokens)
+                    self._rebuild(min(self._max_room, room), unified=self.unified)
                 else:
                     self._share(n_tokens)
         except OutOfMemoryError:
@@ -327,12 +323,11 @@ class LlamaContext:
             raise CacheFull from None
 
     def _share(self, n_tokens: int) -> None:
-        """Let all sequences share one pool, with room for so many more tokens; errors as of _rebuild()."""
-        most = min(self.n_cells, self._used() + max(n_tokens, self.n_batch))
-        self._rebuild(max(most, min(self._load.n_ctx_start, self.n_cells)), unified=True)
+        """Move all sequences into one pool with room for n_tokens more; raises as _rebuild()."""
+        room = min(self.n_cells, self._used() + max(n_tokens, self.n_batch))
+        self._rebuild(max(room, min(self._load.n_ctx_start, self.n_cells)), unified=True)
 
     def choose_kv_layout(self, longest: int) -> bool:
-        """See base.Context."""
         if not self._stream or self._shifted:
             return False
         lengths = [longest, *map(self._length, range(self.n_seq_max))]
@@ -353,15 +348,15 @@ class LlamaContext:
 
     @property
     def predicts(self) -> bool:
-        """Whether the model generates text; encoders don't."""
+        """The model generates text; encoders don't."""
         return bool(self._memory)
 
     def logits(self, index: int) -> int:
-        """See base.Context; negative indexes count from the last row that was wanted."""
+        """Return the address as base.Context.logits(); negative indexes count from the last row of logits."""
         return self._get_logits(self._pointer, index) or 0
 
     def embedding(self, sequence_id: int) -> bytes:
-        """The vector of a sequence of the last batch, or its scores where the pooling is "rank": float32."""
+        """Return the embedding of a sequence of the last batch, or its scores if the pooling is "rank": float32."""
         llama, model = self._llama, self.model.pointer
         ranks = self._pooling == POOLINGS.index("rank")
         width = int(llama.llama_model_n_cls_out(model) if ranks else llama.llama_model_n_embd_out(model))
@@ -371,10 +366,10 @@ class LlamaContext:
         return ctypes.string_at(found, width * ctypes.sizeof(ctypes.c_float))
 
     def synchronize(self) -> None:
-        """Wait until what was decoded is computed; whoever reads logits waits for them anyway."""
+        """Wait until the last batch is computed; logits() waits by itself."""
         self._llama.llama_synchronize(self._pointer)
 
-    # ---- what the cache holds ----
+    # ---- content of the cache ----
 
     def clear(self) -> None:
         """Empty the KV cache."""
@@ -384,33 +379,31 @@ class LlamaContext:
         self._positions.clear()
 
     def forget(self, sequence_id: int, start: int) -> bool:
-        """See base.Context."""
         position = self._positions.at(sequence_id, start)
         if position is None or (start > 0 and not self._has_window(sequence_id, position)):
             return False
-        gone = bool(self._llama.llama_memory_seq_rm(self._memory, sequence_id, position, _TO_THE_END))
-        if gone:
+        is_removed = bool(self._llama.llama_memory_seq_rm(self._memory, sequence_id, position, _TO_THE_END))
+        if is_removed:
             self._positions.cut(sequence_id, start)
-        return gone
+        return is_removed
 
     def _has_window(self, sequence_id: int, start: int) -> bool:
-        """Whether all that a token at position start looks back at is there. What goes on at the end always has it."""
+        """Return whether the whole sliding window of a token at position start is cached, as always at the end."""
         window = self.model.sliding_window
         if not window or start > self._llama.llama_memory_seq_pos_max(self._memory, sequence_id):
             return True
         return bool(self._first(sequence_id) <= max(0, start - window + 1))
 
     def _first(self, sequence_id: int) -> int:
-        """The first position of a sequence from which on all cells are there, negative if it has none."""
+        """Return the first position of a sequence from which on all cells are cached, negative if it has none."""
         return int(self._llama.llama_memory_seq_pos_min(self._memory, sequence_id))
 
     def drop(self, sequence_id: int, start: int, end: int) -> bool:
-        """See base.Context."""
         llama, memory = self._llama, self._memory
         if not llama.llama_memory_can_shift(memory):
             return False
         if self.model.sliding_window and self._first(sequence_id) > 0:
-            return False  # cells before the window would be in it again
+            return False  # cells missing before the window would be inside it again
         if not llama.llama_memory_seq_rm(memory, sequence_id, start, end):
             return False
         llama.llama_memory_seq_add(memory, sequence_id, end, _TO_THE_END, start - end)
@@ -418,7 +411,6 @@ class LlamaContext:
         return True
 
     def copy(self, source: int, target: int, length: int) -> bool:
-        """See base.Context."""
         if not self.shares or source in self._shifted:
             return False
         # Not every kind of memory can copy a part.
@@ -433,32 +425,32 @@ class LlamaContext:
         return False
 
     def state(self, sequence_id: int) -> bytearray:
-        """See base.Context; without the cells that a sliding window has passed."""
-        # Where the tokens stand is not in it.
-        is_known = sequence_id not in self._shifted and not self._positions.differ(sequence_id)
-        return self._state(sequence_id) if is_known else bytearray()
+        """Return the state without the cells that a sliding window has passed; empty if it can't be saved."""
+        # A state does not include pending shifts, nor the positions of images.
+        is_complete = sequence_id not in self._shifted and not self._positions.differ(sequence_id)
+        return self._state(sequence_id) if is_complete else bytearray()
 
     def _state(self, sequence_id: int) -> bytearray:
         llama = self._llama
         state = bytearray(llama.llama_state_seq_get_size(self._pointer, sequence_id))
         copied = llama.llama_state_seq_get_data(self._pointer, _bytes_of(state), len(state), sequence_id)
         del state[copied:]
-        if self._is_streamed:  # as if it were the only stream: without the others' counts, which are 0
-            mark = state[:_MARK]
+        if self._is_streamed:  # convert to the only stream: remove the other streams' counts, which are 0
+            magic = state[:_MAGIC_BYTES]
             del state[len(state) - _COUNT.size * (self.n_seq_max - 1 - sequence_id) :]
             del state[: _COUNT.size * sequence_id]
-            state[: _MARK + _COUNT.size] = mark + _COUNT.pack(1)
+            state[: _MAGIC_BYTES + _COUNT.size] = magic + _COUNT.pack(1)
         return state
 
     def set_state(self, sequence_id: int, state: bytes | bytearray, n_tokens: int) -> bool:
-        """See base.Context; never raises, for it is only a cache that is missed."""
+        """Replace a sequence's state; never raises, because a failure is only a cache miss."""
         if n_tokens > self.n_ctx:
             return False
         self.forget(sequence_id, 0)
         while not self._put_state(sequence_id, state):
             self.forget(sequence_id, 0)
-            held = self._used() if self.unified else 0
-            if not self._can_grow or self._room >= held + n_tokens or self._shifted:
+            used = self._used() if self.unified else 0
+            if not self._can_grow or self._room >= used + n_tokens or self._shifted:
                 return False
             try:
                 self._make_room(n_tokens)
@@ -467,23 +459,24 @@ class LlamaContext:
         return True
 
     def _put_state(self, sequence_id: int, state: bytes | bytearray) -> bool:
-        if len(state) < _MARK + _COUNT.size:
+        header = _MAGIC_BYTES + _COUNT.size
+        if len(state) < header:
             return False
         if self._is_streamed:
             others = bytes(_COUNT.size * (self.n_seq_max - 1))
-            seen = memoryview(state)
-            state = b"".join((seen[:_MARK], _COUNT.pack(self.n_seq_max), seen[_MARK + _COUNT.size :], others))
-        held = _bytes_of(state) if isinstance(state, bytearray) else ctypes.c_char_p(state)
-        pointer = ctypes.cast(held, ctypes.POINTER(ctypes.c_uint8))
+            view = memoryview(state)
+            state = b"".join((view[:_MAGIC_BYTES], _COUNT.pack(self.n_seq_max), view[header:], others))
+        buffer = _bytes_of(state) if isinstance(state, bytearray) else ctypes.c_char_p(state)
+        pointer = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_uint8))
         copied = self._llama.llama_state_seq_set_data(self._pointer, pointer, len(state), sequence_id)
         return bool(copied == len(state))
 
     def _used(self) -> int:
-        """How many cells are used at most: those that are shared are counted for each."""
+        """Return the maximum number of cells in use: shared cells count for each sequence."""
         return sum(map(self._length, range(self.n_seq_max + self.n_parked)))
 
     def _length(self, sequence_id: int) -> int:
-        """How many tokens a sequence has."""
+        """Return the number of tokens of a sequence."""
         last = int(self._llama.llama_memory_seq_pos_max(self._memory, sequence_id))
         return self._positions.n_tokens(sequence_id, last + 1)
 
@@ -493,5 +486,5 @@ def _rounded(cells: int) -> int:
 
 
 def _bytes_of(data: bytearray) -> Any:
-    """A bytearray's memory for llama.cpp; nothing is copied."""
+    """Return a bytearray's memory for llama.cpp, without a copy."""
     return (ctypes.c_uint8 * len(data)).from_buffer(data)

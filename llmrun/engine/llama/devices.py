@@ -1,7 +1,4 @@
-"""What ggml can compute on in this process, and what its build says of itself.
-
-Owns ggml's registry of devices; must not know models.
-"""
+"""ggml's devices in this process, and the description of its build. Must not know models."""
 
 from __future__ import annotations
 
@@ -18,28 +15,20 @@ CPU, _GPU, _INTEGRATED, _ACCELERATOR = 0, 1, 2, 3  # enum ggml_backend_dev_type
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A processor or a GPU.
+    """A processor or a GPU."""
 
-    Attributes:
-        name: ggml's, e.g. "CUDA0".
-        description: e.g. of the processor's maker.
-        kind: enum ggml_backend_dev_type.
-        pointer: ggml's.
-    """
-
-    name: str
-    description: str
-    kind: int
-    pointer: int
+    name: str  # ggml's, e.g. "CUDA0"
+    description: str  # e.g. the processor's model name
+    kind: int  # enum ggml_backend_dev_type
+    pointer: int  # ggml_backend_dev_t
 
     @property
     def is_processor(self) -> bool:
-        """Not a GPU."""
         return self.kind in (CPU, _ACCELERATOR)
 
 
 def devices() -> tuple[Device, ...]:
-    """All of them, e.g. "CUDA0" and "CPU"."""
+    """Return all of ggml's devices, e.g. "CUDA0" and "CPU"."""
     get = function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
     name = function("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
     description = function("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
@@ -50,41 +39,41 @@ def devices() -> tuple[Device, ...]:
 
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
-    """Every GPU, with its memory as it was when this was first asked: before this process has put weights there."""
+    """Return every GPU with its memory at the first call: before this process has loaded weights."""
     return tuple(memory_of(device) for device in devices() if device.kind in (_GPU, _INTEGRATED))
 
 
 def memory_of(device: Device) -> Gpu:
-    """A device with its memory as it is now."""
+    """Return a device with its present memory."""
     size = ctypes.POINTER(ctypes.c_size_t)
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    ask = function("ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)
-    ask(device.pointer, ctypes.byref(free), ctypes.byref(total))
+    get = function("ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)
+    get(device.pointer, ctypes.byref(free), ctypes.byref(total))
     # A Mac's GPU has the machine's memory, though ggml does not call it integrated.
     shared = device.kind == _INTEGRATED or sys.platform == "darwin"
     return Gpu(device.name, device.description, total.value, free.value, shared)
 
 
 def backends() -> list[str]:
-    """Names of what ggml was built with, e.g. "CPU" and "CUDA"."""
+    """Return the names of ggml's backends, e.g. "CPU" and "CUDA"."""
     get = function("ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t)
     name = function("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
     return [_text(name(get(index))) for index in range(function("ggml_backend_reg_count", ctypes.c_size_t)())]
 
 
 def build() -> tuple[str, str]:
-    """ggml's commit and version."""
+    """Return ggml's commit and version."""
     commit, version = (function(f"ggml_{name}", ctypes.c_char_p)() for name in ("commit", "version"))
     return _text(commit), _text(version)
 
 
 def features() -> str:
-    """What the backends were built with: "CPU : AVX2 = 1 | FMA = 1 | CUDA : ARCHS = 500 | "."""
+    """Return the backends' build features: "CPU : AVX2 = 1 | FMA = 1 | CUDA : ARCHS = 500 | "."""
     return _text(import_llama().llama_print_system_info())
 
 
 def supports_offload() -> bool:
-    """Whether a GPU could be used at all."""
+    """Return whether this build can use a GPU."""
     return bool(import_llama().llama_supports_gpu_offload())
 
 

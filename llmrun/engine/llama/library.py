@@ -1,8 +1,7 @@
-"""Finds llama.cpp's library and loads it through the ctypes layer of llama-cpp-python.
+"""llama.cpp's library, loaded through the ctypes layer of llama-cpp-python.
 
-Owns the version, what has to be set before the library decides about its kernels, and its log; must not know models.
-llama-cpp-python's package `__init__` is not executed: it drags in numpy, jinja2 and diskcache, a third of a second for
-nothing.
+Owns the version and the choice of kernels at load time; must not know models. llama-cpp-python's package `__init__` is
+not executed: it imports numpy, jinja2 and diskcache, which takes a third of a second and is never used.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from llmrun.engine.llama.submodules import import_submodule, package_folder
 from llmrun.errors import LlmrunError
 
 VERSION = "0.3.36"
-# sizeof of what crosses the border by value, on 64-bit machines; another layout would corrupt memory silently.
+# sizeof of structs passed by value, on 64-bit machines; another layout would corrupt memory silently.
 _SIZES = {"llama_model_params": 80, "llama_context_params": 160, "llama_batch": 56}
 _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 _SMALL_STACK = ctypes.create_string_buffer(2048)  # Linux's MINSIGSTKSZ on x86; tiles need 8 KiB more
@@ -27,10 +26,10 @@ _SMALL_STACK = ctypes.create_string_buffer(2048)  # Linux's MINSIGSTKSZ on x86; 
 
 @functools.cache
 def import_llama() -> Any:
-    """llama_cpp.llama_cpp without its package's `__init__`.
+    """Import llama_cpp.llama_cpp without its package's `__init__`.
 
     Raises:
-        LlmrunError: it is missing, or not the version this file was written for.
+        LlmrunError: llama-cpp-python is missing, or has another version.
     """
     folder = package_folder("llama_cpp")
     if folder is None:
@@ -52,18 +51,18 @@ def import_llama() -> Any:
 
 
 def import_mtmd() -> Any:
-    """llama_cpp.mtmd_cpp, which turns pictures into vectors, in the same way."""
+    """Import llama_cpp.mtmd_cpp, which encodes images, without its package's `__init__`."""
     import_llama()
     return import_submodule("llama_cpp", "mtmd_cpp")
 
 
 def start() -> None:
-    """Load the library, and let it look for devices."""
+    """Load the library and detect devices."""
     import_llama().llama_backend_init()
 
 
 def function(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of the library with this C signature, of our own: llama-cpp-python's stays as it is."""
+    """Return a function of the library with this C signature; llama-cpp-python's own binding stays unchanged."""
     found = import_llama()._lib[name]
     found.restype, found.argtypes = result, arguments
     return found
@@ -75,11 +74,11 @@ class _SignalStack(ctypes.Structure):
 
 @contextmanager
 def _small_signal_stack() -> Iterator[None]:
-    """Inside, the kernel refuses Intel's AMX tiles on Linux, where GCC miscompiles their set-up: prompts would crash.
+    """Make Linux refuse Intel's AMX tiles in the block: GCC miscompiles ggml's tile set-up, and prompts would crash.
 
     See ggml-org/llama.cpp issue 20824 and pull request 26954. The kernel grants tiles only if every thread's signal
-    stack could hold them, so a small one on this thread makes ggml fall back to its AVX-512 kernels. Afterwards the
-    thread has its own again: a signal handler would not fit on the small one.
+    stack could hold them, so a small one on this thread makes ggml fall back to its AVX-512 kernels. The thread gets
+    its own stack back afterwards: a signal handler would not fit on the small one.
     """
     if not sys.platform.startswith("linux"):
         yield
@@ -95,7 +94,7 @@ def _small_signal_stack() -> Iterator[None]:
 
 
 def _choose_kernels(library: Any) -> None:
-    """Let ggml decide now, and for good, which of the processor's special kernels it uses."""
+    """Make ggml choose now which of the processor's special kernels it uses; the choice is final."""
     pointer, names = ctypes.c_void_p, "ggml_backend_dev_by_type ggml_backend_dev_backend_reg"
     for name in (*names.split(), "ggml_backend_reg_get_proc_address"):
         getattr(library, name).restype = pointer

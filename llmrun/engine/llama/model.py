@@ -1,6 +1,6 @@
 """The weights of one model file.
 
-Owns a llama_model: loading, progress, what it says about itself. Must not know contexts, chat or sampling.
+Owns a llama_model: loading, progress and metadata. Must not know contexts, chat or sampling.
 """
 
 from __future__ import annotations
@@ -23,30 +23,22 @@ from llmrun.protocol.loading import Load
 
 
 class _Override(ctypes.Structure):
-    """llama_model_tensor_buft_override: where tensors lie whose names match a pattern. An empty one is the last."""
+    """llama_model_tensor_buft_override: the buffer type of tensors whose names match; an empty one ends a list."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
 
 def experts_of(layers: tuple[int, ...]) -> str:
-    """A pattern that names of these layers' experts match, as llama.cpp's --n-cpu-moe has it."""
+    """Return the pattern of the names of these layers' experts, as llama.cpp's --n-cpu-moe has it."""
     return rf"blk\.({'|'.join(map(str, layers))})\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 
 
 class LlamaModel:
-    """Weights and vocabulary of one model file.
+    """Weights and vocabulary of one model file; the load options are attributes too.
 
     Attributes:
-        path: of the file.
-        gpu_layers: how many layers are on the GPU, as asked.
-        repack: whether weights may be repacked, as asked.
-        mmap: whether the file may be mapped into memory, as asked.
-        cpu_experts: layers whose experts stay with the processor, as asked.
-        workers: that compute some of its layers, as asked.
-        layer_counts: of each device, as asked.
-        vocabulary: its tokens.
         n_ctx_train: context window the model was trained on.
-        sliding_window: how many tokens some layers look back at, 0 where all look at everything.
+        sliding_window: tokens of the sliding attention window of some layers; 0 without one.
         description: llama.cpp's, e.g. "llama 135M Q4_1".
         chat_template: Jinja text from the file, or None.
     """
@@ -68,16 +60,16 @@ class LlamaModel:
         """Load the weights.
 
         Args:
-            flag: setting it stops the load; its progress tells how far it is.
-            verbose: llama.cpp's whole log goes to stderr, not only its warnings.
-            repack: weights may be brought into the order that this processor's kernels like best.
-            mmap: the file is mapped into memory, not read.
-            cpu_experts: layers whose experts stay with the processor, though the rest of the layer is on a GPU.
+            flag: setting it stops the load; it also reports the progress.
+            verbose: send llama.cpp's whole log to stderr, not only its warnings.
+            repack: allow weights to be repacked for this processor's kernels.
+            mmap: map the file into memory instead of reading it.
+            cpu_experts: layers whose experts stay in RAM although the rest of the layer is on a GPU.
             workers, layer_counts: as in Load.
-            vocabulary_only: there are no weights then, and nothing can be computed.
+            vocabulary_only: load no weights; nothing can be computed then.
 
         Raises:
-            BadModelError: llama.cpp refuses the file; its log says why.
+            BadModelError: llama.cpp refuses the file; its log has the reason.
             CancelledError: the flag was set.
         """
         self.llama = llama = import_llama()
@@ -87,7 +79,7 @@ class LlamaModel:
         self._log = llama.llama_log_callback(_native.log_callback_address)
         llama.llama_log_set(self._log, ctypes.c_void_p(int(verbose)))
         llama.llama_backend_init()
-        gpus()  # what was free is asked for later
+        gpus()  # caches the free memory before the weights take some
         if workers:
             from llmrun.engine.llama.rpc import add_workers
 
@@ -108,7 +100,7 @@ class LlamaModel:
         self._adapters: dict[str, Any] = {}  # path -> llama_adapter_lora; llama.cpp frees them with the model
 
     def _load(self, *, vocabulary_only: bool) -> Any:
-        """The llama_model; nothing where it can't be loaded."""
+        """Return the llama_model, null if it can't be loaded."""
         llama = self.llama
         params = llama.llama_model_default_params()
         params.n_gpu_layers = self.gpu_layers
@@ -121,7 +113,7 @@ class LlamaModel:
         shares = (ctypes.c_float * llama.llama_max_devices())(*self.layer_counts)
         if self.layer_counts:
             params.tensor_split = shares
-        if not self.mmap or self.cpu_experts:  # as llama.cpp advises: what is read is copied to a GPU faster
+        if not self.mmap or self.cpu_experts:  # llama.cpp's advice: copies to a GPU are faster from read memory
             params.load_mode = llama.LLAMA_LOAD_MODE_NONE
         params.progress_callback = llama.llama_progress_callback(_native.progress_callback_address)
         params.progress_callback_user_data = self.flag.address
@@ -129,7 +121,7 @@ class LlamaModel:
 
     @classmethod
     def of(cls, load: Load, flag: _native.CancelFlag) -> LlamaModel:
-        """The weights as this asks for. Raises as the constructor."""
+        """Load the weights as `load` describes; raises as the constructor."""
         return cls(
             load.path,
             load.gpu_layers,
@@ -144,58 +136,54 @@ class LlamaModel:
 
     @cached_property
     def header(self) -> Header:
-        """Of the file."""
         return read_header(Path(self.path))
 
     @cached_property
     def rope_depends_on_window(self) -> bool:
-        """Whether positions are encoded differently when the context window is made larger (LongRoPE)."""
+        """Position encoding that changes with the size of the context window (LongRoPE)."""
         return self.header.rope_depends_on_window
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether some layers keep a state of what they have read, in place of keys and values for each token."""
+        """Layers with a recurrent state instead of keys and values for each token."""
         llama = self.llama
         return bool(llama.llama_model_is_recurrent(self.pointer) or llama.llama_model_is_hybrid(self.pointer))
 
     @property
     def rerank_template(self) -> str:
-        """How a query and a document are put together to be scored; "" where the file does not say."""
+        """The template that joins a query and a document for reranking; "" if the file has none."""
         template = self.llama.llama_model_chat_template(self.pointer, b"rerank")
         return template.decode("utf-8", "replace") if template else ""
 
     @property
     def translates(self) -> bool:
-        """Whether it has an encoder and a decoder."""
+        """An encoder-decoder architecture."""
         llama = self.llama
         return bool(llama.llama_model_has_encoder(self.pointer) and llama.llama_model_has_decoder(self.pointer))
 
     @property
     def n_bytes(self) -> int:
-        """Of its tensors."""
+        """Bytes of the tensors."""
         return int(self.llama.llama_model_size(self.pointer))
 
     @property
     def n_params(self) -> int:
-        """How many weights it has."""
         return int(self.llama.llama_model_n_params(self.pointer))
 
     @property
     def n_layers(self) -> int:
-        """Blocks."""
         return int(self.llama.llama_model_n_layer(self.pointer))
 
     def is_for(self, load: Load) -> bool:
-        """Whether these weights were loaded as this asks for."""
-        asked = (load.path, load.gpu_layers, load.repack, load.mmap, load.cpu_experts, load.workers, load.layer_counts)
-        own = (self.path, self.gpu_layers, self.repack, self.mmap, self.cpu_experts, self.workers, self.layer_counts)
-        return own == asked
+        """Return whether these weights were loaded with the same options."""
+        names = ("path", "gpu_layers", "repack", "mmap", "cpu_experts", "workers", "layer_counts")
+        return all(getattr(self, name) == getattr(load, name) for name in names)
 
     def adapter(self, adapter: Adapter) -> Any:
-        """The llama_adapter_lora of a file, which is read once.
+        """Return the llama_adapter_lora of a file, which is read once.
 
         Raises:
-            BadModelError: llama.cpp refuses it; its log says why.
+            BadModelError: llama.cpp refuses the file; its log has the reason.
         """
         if adapter.path not in self._adapters:
             found = self.llama.llama_adapter_lora_init(self.pointer, os.fsencode(adapter.path))
@@ -205,6 +193,6 @@ class LlamaModel:
         return self._adapters[adapter.path]
 
     def close(self) -> None:
-        """Free the weights; the model can't be used any more."""
+        """Free the weights; the model is unusable afterwards."""
         self.vocabulary.close()
         self.llama.llama_model_free(self.pointer)

@@ -1,6 +1,6 @@
-"""Single operations of ggml on the processor, or on a worker's device: tensors without a model, computed and timed.
+"""Timing of single ggml operations, without a model, on the processor or an RPC worker's device.
 
-Owns ggml's contexts, graphs and buffers; must not know what is computed, or why.
+Owns ggml's contexts, graphs and buffers; must not know which operations are measured, or why.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from llmrun.engine.llama.devices import CPU
 from llmrun.engine.llama.library import function
 
-_FILL = 0x2C  # as every byte of a tensor: an ordinary number in all types, so that no denormal slows anything
+_FILL = 0x2C  # every byte of a tensor: an ordinary number in all types, because denormals would be slow
 _Pointer = ctypes.c_void_p
 
 
@@ -50,16 +50,16 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 class Operations:
-    """ggml's operations on one device. Each of its functions above is a method, without the "ggml_".
+    """ggml's operations on one device. Each function above is a method, without "ggml_".
 
     Args:
-        threads: that compute, on the processor.
+        threads: number of threads on the processor.
         remote: ggml's pointer to a worker's device; 0 is the processor.
 
     Attributes:
-        plain: the kind of buffers that leave matrices as they are.
-        repacking: kinds of buffers that reorder some types of matrices when they are loaded.
-        is_remote: whether it is a worker's device.
+        plain: the buffer type that stores matrices unchanged.
+        repacking: buffer types that repack some types of matrices when they are loaded.
+        is_remote: the device is a worker's.
     """
 
     def __init__(self, threads: int, remote: int = 0) -> None:
@@ -89,12 +89,12 @@ class Operations:
             index += 1
 
     def supports(self, result: int) -> bool:
-        """Whether an operation can be computed with its tensors where they are."""
+        """Return whether the device can compute an operation with its tensors in their buffers."""
         return bool(self.backend_dev_supports_op(self._device, result))
 
     @contextlib.contextmanager
     def tensors(self) -> Iterator[int]:
-        """A ggml context, which holds descriptions of tensors and graphs."""
+        """Yield a ggml context, which holds descriptions of tensors and graphs."""
         context = self.init(_InitParams(1 << 20, None, True))
         try:
             yield context
@@ -103,7 +103,7 @@ class Operations:
 
     @contextlib.contextmanager
     def memory(self, context: int, kind: int) -> Iterator[bool]:
-        """Memory for the context's tensors that have none yet, filled; whether there was some."""
+        """Allocate and fill memory for the context's tensors without memory; yield False if there is none."""
         buffer = self.backend_alloc_ctx_tensors_from_buft(context, kind)
         if buffer:
             self.backend_buffer_clear(buffer, _FILL)
@@ -114,15 +114,15 @@ class Operations:
                 self.backend_buffer_free(buffer)
 
     def tensor(self, context: int, kind: int, *shape: int) -> int:
-        """Description of a tensor, the contiguous dimension first."""
+        """Describe a tensor, the contiguous dimension first."""
         return int(self.new_tensor_4d(context, kind, *(*shape, 1, 1, 1)[:4]))
 
     def seconds(self, result: int, enough: float, repeats: int) -> float:
-        """To compute a tensor and what it depends on: the median of some times, after one that warms up.
+        """Compute a tensor and its inputs repeatedly, after one warm-up; return the median of the times.
 
         Args:
-            enough: seconds after which it is not repeated.
-            repeats: at most.
+            enough: seconds in total after which it is not repeated.
+            repeats: maximum number of repetitions.
         """
         with self.tensors() as place:
             graph = self.new_graph(place)
@@ -137,14 +137,14 @@ class Operations:
 
     def _compute(self, graph: int, result: int) -> None:
         self.backend_graph_compute(self._backend, graph)
-        if self.is_remote:  # it was only sent
+        if self.is_remote:  # the call returns when the graph is sent
             self._read(result)
 
     def _read(self, result: int) -> None:
         self.backend_tensor_get(result, ctypes.create_string_buffer(4), 0, 4)
 
     def _round_trip(self, result: int) -> float:
-        """Seconds of a question and its answer, which are not the device's."""
+        """Return the network's part of a measurement, in seconds."""
         if not self.is_remote:
             return 0.0
         times = []

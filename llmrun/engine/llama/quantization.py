@@ -1,6 +1,6 @@
-"""Writes quantized model files with llama_model_quantize, and listens to llama.cpp meanwhile.
+"""Quantization of a model file with llama_model_quantize, and capture of llama.cpp's log.
 
-Owns its parameters and their layout; must not know what they are chosen for, nor what the log means.
+Owns its parameters and their layout; must not know how they are chosen, nor what the log means.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from llmrun.engine.llama.library import import_llama
 from llmrun.errors import LlmrunError
 from llmrun.protocol.jobs.quantize import Quantize
 
-_SLAB_BYTES = 16 << 20  # of a tensor's rows in memory at a time: 5 to 10 % faster than all of them, by the caches
-# sizeof of what crosses the border; another layout would corrupt memory silently.
+_SLAB_BYTES = 16 << 20  # of a tensor's rows in memory at a time: 5 to 10 % faster than whole tensors, by the caches
+# sizeof of the structs passed; another layout would corrupt memory silently.
 _SIZES = {
     "llama_model_quantize_params": 64,
     "llama_model_imatrix_data": 24,
@@ -29,7 +29,7 @@ _KV_BYTES = 127
 
 
 def check_layout() -> None:
-    """Compare the structs that cross the border with those this file was written for.
+    """Compare the sizes of the structs passed with those this file was written for.
 
     Raises:
         LlmrunError: one has another size.
@@ -40,17 +40,17 @@ def check_layout() -> None:
 
 
 def quantize(command: Quantize, weights: Mapping[str, Any], facts: Mapping[str, str | int]) -> bool:
-    """Write a file, or with no target only log what would be written. False where llama.cpp's log says why not.
+    """Write a quantized file, or without a target only log its types; return False if llama.cpp's log has an error.
 
     Args:
-        weights: the importance matrix: tensor -> float32 of each column.
-        facts: written into the file's metadata.
+        weights: the importance matrix: tensor -> float32 for each column.
+        facts: additional metadata of the file.
     """
     llama = import_llama()
     params = llama.llama_model_quantize_default_params()
     params.ftype = command.file_type
     params.nthread = command.threads
-    params.allow_requantize = True  # the front has warned
+    params.allow_requantize = True  # the front has warned the user
     params.pure = command.pure
     params.quantize_output_tensor = not command.keeps_output
     params.max_buf_size = _SLAB_BYTES
@@ -59,7 +59,7 @@ def quantize(command: Quantize, weights: Mapping[str, Any], facts: Mapping[str, 
         params.output_tensor_type = command.output_type
     if command.embedding_type >= 0:
         params.token_embedding_type = command.embedding_type
-    # Each array ends with an entry of zeros, and has to live until the call returns.
+    # Each array ends with an entry of zeros, and must not be collected before the call returns.
     patterns = [(pattern.encode(), kind) for pattern, kind in command.overrides]
     overrides = (llama.llama_model_tensor_override * (len(patterns) + 1))(*patterns)
     rows, metadata = _importance(llama, weights), _metadata(llama, facts)
@@ -91,7 +91,7 @@ def _metadata(llama: Any, facts: Mapping[str, str | int]) -> Any:
 
 
 def loads_without_weights(path: str) -> bool:
-    """Whether llama.cpp loads everything but the weights: metadata, vocabulary, every tensor's name and shape."""
+    """Return whether llama.cpp loads all but the weights: metadata, vocabulary, every tensor's name and shape."""
     llama = import_llama()
     params = llama.llama_model_default_params()
     params.n_gpu_layers = 0
@@ -105,12 +105,12 @@ def loads_without_weights(path: str) -> bool:
 
 
 @contextmanager
-def listening(hear: Callable[[str], None]) -> Iterator[None]:
-    """Inside, somebody hears llama.cpp's log, in pieces of lines; afterwards all is as before."""
+def log_to(receive: Callable[[str], None]) -> Iterator[None]:
+    """Pass llama.cpp's log to a function inside the block, in pieces of lines; restore the usual log afterwards."""
     llama = import_llama()
     usual = llama.llama_log_callback(_native.log_callback_address)
-    heard = llama.llama_log_callback(lambda level, text, data: hear(text.decode("utf-8", "replace")))
-    llama.llama_log_set(heard, None)
+    callback = llama.llama_log_callback(lambda level, text, data: receive(text.decode("utf-8", "replace")))
+    llama.llama_log_set(callback, None)
     try:
         yield
     finally:

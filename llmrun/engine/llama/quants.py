@@ -1,6 +1,6 @@
-"""ggml's quantization, one piece of a matrix at a time: rows to blocks and back, and the error between them.
+"""ggml's quantization of rows: to blocks and back.
 
-Owns the border to ggml's functions; must not know models, or what errors mean for them. Rows are float32 arrays.
+Owns the calls of ggml's functions; must not know models. Rows are float32 arrays.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from llmrun.engine.llama.library import function
 from llmrun.engine.llama.tensors import type_numbers
 
-Array = Any  # of numpy; its own types say little more
+Array = Any  # NumPy's array; its own types say little more
 
 F32, F16 = 0, 1  # ggml_type
-_PIECE_ELEMENTS = 1 << 20  # that one thread works on at a time
+_PIECE_ELEMENTS = 1 << 20  # per thread at a time
 
 
 class _Traits(ctypes.Structure):
@@ -35,14 +35,11 @@ class _Traits(ctypes.Structure):
 
 
 class Quants:
-    """ggml's types.
-
-    Args:
-        threads: that work at the same time.
+    """ggml's quantization functions on several threads.
 
     Attributes:
-        numbers: ggml's name of a type, upper case -> its number.
-        run: map(), on all threads.
+        numbers: ggml's upper-case name of a type -> its number.
+        run: map() on all threads.
     """
 
     def __init__(self, threads: int) -> None:
@@ -58,12 +55,12 @@ class Quants:
         return self._get_traits(kind).contents  # type: ignore[no-any-return]
 
     def row_bytes(self, kind: int, columns: int) -> int:
-        """Of a row of so many elements."""
+        """Return the bytes of a row of `columns` elements."""
         traits = self._traits(kind)
         return int(columns // traits.blck_size * traits.type_size)
 
     def unpack(self, kind: int, data: Array, columns: int) -> Array:
-        """Rows from what is stored.
+        """Dequantize rows.
 
         Args:
             data: contiguous bytes of whole rows, uint8.
@@ -96,18 +93,18 @@ class Quants:
         return out
 
     def rounded(self, kind: int, rows: Array, importance: Array | None = None) -> Array:
-        """What remains of rows after they were quantized."""
+        """Quantize rows and dequantize them again: float32 [rows, columns]."""
         return self.unpack(kind, self.pack(kind, rows, importance), rows.shape[1])
 
     def repack(self, before: int, data: Array, columns: int, through: int | None, after: int) -> Array:
-        """A whole tensor in another type, on all threads.
+        """Convert a whole tensor to another type, on all threads.
 
         Args:
-            data: as it is stored, uint8.
-            through: type whose loss it suffers on the way, None for none.
+            data: bytes of type `before`, uint8.
+            through: type to round the values to on the way, None for none.
 
         Returns:
-            bytes, uint8.
+            bytes of type `after`, uint8.
         """
         row = self.row_bytes(before, columns)
         step = max(1, _PIECE_ELEMENTS // columns) * row

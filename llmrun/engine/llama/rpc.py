@@ -1,7 +1,7 @@
-"""ggml's RPC: devices of other machines beside our own, and our own for other machines.
+"""ggml's RPC backend: use other machines' devices, and serve this machine's.
 
-Owns every call of that backend; must not know models. ggml aborts the process where a worker does not do what it
-expects: the front has asked each one before (runner/workers.py), and explains such a death.
+Owns every call of that backend; must not know models. ggml aborts the process if a worker breaks the protocol: the
+front checks each worker before (runner/workers.py), and explains such a crash.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from llmrun.engine.llama.devices import Device, devices
 from llmrun.engine.llama.library import VERSION, function
 from llmrun.errors import UsageError
 
-_APART = "GGML_BACKEND_PATH"  # ggml's own variable for a backend that was built apart from the library
+_BACKEND_PATH = "GGML_BACKEND_PATH"  # ggml's own variable for a backend that was built separately
 _added: set[str] = set()
 
 
 def is_built() -> bool:
-    """Whether this build has it."""
+    """Return whether this build has RPC."""
     return bool(_backend())
 
 
 @functools.cache
 def _backend() -> int:
-    """0 where there is none."""
+    """Return ggml's pointer to the backend, 0 without one."""
     found = function("ggml_backend_reg_by_name", ctypes.c_void_p, ctypes.c_char_p)(b"RPC")
-    if not found and _APART in os.environ:
-        found = function("ggml_backend_load", ctypes.c_void_p, ctypes.c_char_p)(os.fsencode(os.environ[_APART]))
+    if not found and _BACKEND_PATH in os.environ:
+        path = os.fsencode(os.environ[_BACKEND_PATH])
+        found = function("ggml_backend_load", ctypes.c_void_p, ctypes.c_char_p)(path)
     return int(found or 0)
 
 
 def require_build() -> None:
-    """Raises UsageError where this build can't."""
+    """Raise UsageError if this build has no RPC."""
     if not is_built():
         rebuild = "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python"
         raise UsageError(
@@ -44,19 +45,19 @@ def require_build() -> None:
         )
 
 
-def _of_backend(name: str, result: Any, *arguments: Any) -> Any:
+def _function(name: str, result: Any, *arguments: Any) -> Any:
     require_build()
     find = function("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
     return ctypes.CFUNCTYPE(result, *arguments)(find(_backend(), name.encode()))
 
 
 def add_workers(endpoints: Sequence[str]) -> None:
-    """Let llama.cpp see the devices of workers, in this order, before a model is loaded.
+    """Register the devices of workers with llama.cpp, in this order, before a model is loaded.
 
     Raises:
-        UsageError: this build can't.
+        UsageError: this build has no RPC.
     """
-    add = _of_backend("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
+    add = _function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
     register = function("ggml_backend_register", None, ctypes.c_void_p)
     for endpoint in endpoints:
         if endpoint not in _added:
@@ -65,28 +66,28 @@ def add_workers(endpoints: Sequence[str]) -> None:
 
 
 def worker_device(endpoint: str, index: int) -> int:
-    """ggml's pointer to one of a worker's devices, which is added.
+    """Register a worker; return ggml's pointer to one of its devices.
 
     Raises:
-        UsageError: this build can't.
+        UsageError: this build has no RPC.
     """
     add_workers((endpoint,))
     return [each.pointer for each in devices() if each.description == endpoint][index]
 
 
 def served() -> tuple[Device, ...]:
-    """What a worker serves: the GPUs, or the processor where there are none."""
+    """Return the devices that a worker serves: the GPUs, or the processor if there are none."""
     return tuple(each for each in devices() if not each.is_processor) or devices()[:1]
 
 
 def serve(endpoint: str, threads: int, cache: str, chosen: Sequence[Device]) -> None:
-    """Compute for one engine after the other; comes back only where it can't listen.
+    """Serve one engine after another; return only if listening fails.
 
     Args:
         endpoint: "ADDRESS:PORT", an IPv4 address.
-        cache: folder that keeps large tensors, "" for none.
+        cache: folder that caches large tensors, "" for none.
     """
-    begin = _of_backend(
+    begin = _function(
         "ggml_backend_rpc_start_server",
         None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p),
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Imports modules of other packages without running the package's `__init__`, which imports much that we never use.
+"""Import of a package's submodule without running the package's `__init__`, which imports much that we never use.
 
-Owns the trick alone: an empty package object that knows where its submodules lie stands in for the real one. Only the
-engine process does this, where nobody else imports these packages.
+An empty package object with the right `__path__` stands in for the real one. Only the engine process does this: no
+other code there imports these packages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import ModuleType
 
 
 def package_folder(package: str) -> Path | None:
-    """Where an installed package lies, without importing it; None if it is not installed."""
+    """Return an installed package's folder without importing it; None if it is not installed."""
     spec = importlib.util.find_spec(package)
     locations = spec.submodule_search_locations if spec else None
     return Path(next(iter(locations))) if locations else None
@@ -31,6 +31,6 @@ def import_submodule(package: str, name: str) -> ModuleType:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
         stand_in = ModuleType(package)
         stand_in.__path__ = [str(folder)]
-        stand_in.__spec__ = importlib.util.find_spec(package)  # or who looks for the package fails
+        stand_in.__spec__ = importlib.util.find_spec(package)  # or find_spec() would raise later
         sys.modules[package] = stand_in
     return importlib.import_module(f"{package}.{name}")

@@ -1,6 +1,6 @@
-"""ggml's tensors as they lie in memory: their names, shapes and numbers, while a model computes or in its file.
+"""ggml's tensors in memory: names, shapes and numbers, while a model computes or in its file.
 
-Owns struct ggml_tensor and ggml's numbers of types and operations; must not know what is made of them.
+Owns struct ggml_tensor and ggml's numbers of types and operations; must not know what they are used for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GgmlTensor(ctypes.Structure):
         ("type", ctypes.c_int32),
         ("buffer", ctypes.c_void_p),
         ("ne", ctypes.c_int64 * 4),  # elements of each dimension, the contiguous one first
-        ("nb", ctypes.c_size_t * 4),  # bytes from one to the next
+        ("nb", ctypes.c_size_t * 4),  # stride of each dimension in bytes
         ("op", ctypes.c_int32),
         ("op_params", ctypes.c_int32 * (_PARAMETER_BYTES // 4)),
         ("flags", ctypes.c_int32),
@@ -39,12 +39,12 @@ class GgmlTensor(ctypes.Structure):
 
     @property
     def plain_name(self) -> str:
-        """Its name without what ggml puts around it for its copy on another device: "CUDA0#NAME#0"."""
+        """The tensor's name; ggml calls its copy on another device "CUDA0#NAME#0"."""
         text: str = self.name.decode("utf-8", "replace")
         return text.split("#")[1] if "#" in text else text
 
     def source(self, index: int) -> GgmlTensor:
-        """What it is computed from."""
+        """Return an input of the operation that computes this tensor."""
         return GgmlTensor.from_address(self.src[index])
 
 
@@ -52,27 +52,27 @@ def check_layout() -> None:
     """Compare our struct ggml_tensor with the library's.
 
     Raises:
-        LlmrunError: it has another layout.
+        LlmrunError: the layouts differ.
     """
     if function("ggml_tensor_overhead", ctypes.c_size_t)() != ctypes.sizeof(GgmlTensor) + _OBJECT_BYTES:
         raise LlmrunError("ggml_tensor has an unexpected size on this platform")
 
 
 def operation_numbers() -> dict[str, int]:
-    """ggml's name of an operation -> its number, e.g. of MUL_MAT."""
+    """Return ggml's operations: name, e.g. "MUL_MAT" -> number."""
     name = function("ggml_op_name", ctypes.c_char_p, ctypes.c_int)
     return {name(number).decode(): number for number in range(_OPERATIONS)}
 
 
 def type_numbers() -> dict[str, int]:
-    """ggml's name of a type, upper case -> its number."""
+    """Return ggml's types: upper-case name -> number."""
     name = function("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
     names = ((name(number), number) for number in range(import_llama().GGML_TYPE_COUNT))
     return {text.decode().upper(): number for text, number in names if text}
 
 
 def row_check() -> Callable[[int, int, int], bool]:
-    """A function that says whether all numbers are finite: of a type's number, an address, and so many bytes."""
+    """Return a function of a type's number, an address and a number of bytes: are all numbers there finite?"""
     check: Callable[[int, int, int], bool] = function(
         "ggml_validate_row_data", ctypes.c_bool, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
     )
@@ -80,7 +80,7 @@ def row_check() -> Callable[[int, int, int], bool]:
 
 
 class TensorNumbers:
-    """Reads the numbers of tensors while they are computed."""
+    """A reader of tensors' numbers while a model computes."""
 
     def __init__(self) -> None:
         pointer = ctypes.c_void_p
@@ -89,18 +89,18 @@ class TensorNumbers:
         self._bytes = function("ggml_nbytes", ctypes.c_size_t, pointer)
 
     def __call__(self, tensor: GgmlTensor, kind: Any = ctypes.c_float) -> Any:
-        """A tensor's elements as an array of four dimensions, the contiguous one last; from a GPU they are copied."""
+        """Return a tensor's elements as a 4-dimensional array, the contiguous dimension last; copied from a GPU."""
         import numpy as np
 
         address = ctypes.addressof(tensor)
         size = self._bytes(address)
-        if self._is_here(tensor):
+        if self._is_readable(tensor):
             flat: Any = np.frombuffer((ctypes.c_char * size).from_address(tensor.data), kind)
         else:
             flat = np.empty(size // ctypes.sizeof(kind), kind)
             self._get(address, flat.ctypes.data, 0, size)
         return np.lib.stride_tricks.as_strided(flat, tensor.ne[::-1], tensor.nb[::-1], writeable=False)
 
-    def _is_here(self, tensor: GgmlTensor) -> bool:
-        """Whether its data can be read where they are."""
+    def _is_readable(self, tensor: GgmlTensor) -> bool:
+        """Return whether the process can read the data in place."""
         return not tensor.buffer or bool(self._is_host(tensor.buffer))

@@ -1,6 +1,6 @@
-"""A model's tokens: text in and out of them, which of them end an answer, and which are control tokens.
+"""A model's vocabulary: tokenizer, text of tokens, end tokens and control tokens.
 
-Owns all that llama.cpp's llama_vocab is asked; must not know contexts or prompts.
+Owns every call about llama.cpp's llama_vocab; must not know contexts or prompts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ from typing import Any
 from llmrun.errors import BadModelError
 
 _NO_TOKEN = -1
-_SENTENCE_PIECE, _WORD_PIECE, _RWKV = (
-    1,
-    3,
-    5,
-)  # enum llama_vocab_type, of those whose tokenizers can't do without some tokens
+_SENTENCE_PIECE, _WORD_PIECE, _RWKV = 1, 3, 5  # enum llama_vocab_type
 
 
 class LlamaVocabulary:
@@ -25,15 +21,13 @@ class LlamaVocabulary:
 
     Attributes:
         pointer: the llama_vocab.
-        bos: the begin-of-sequence token, negative where there is none.
-        adds_bos: whether prompts begin with it.
-        bos_text: its text, "" where there is none.
-        eos_text: the same for the end-of-sequence token.
-        end_of_turn: the token that ends a turn, or else the text; negative where there is none.
+        bos: the begin-of-sequence token, negative without one.
+        adds_bos: prompts begin with it.
+        end_of_turn: the token that ends a turn, or else the text; negative without either.
     """
 
     def __init__(self, llama: Any, model: Any) -> None:
-        """Look at the vocabulary of a llama_model, which has to live until close()."""
+        """Read the vocabulary of a llama_model, which must not be freed before close()."""
         self._llama = llama
         self.pointer = vocab = llama.llama_model_get_vocab(model)
         self.n_tokens = int(llama.llama_vocab_n_tokens(vocab))
@@ -50,23 +44,22 @@ class LlamaVocabulary:
         self._ends: list[bool | None] = [None] * self.n_tokens
         self._control_texts: tuple[str, ...] = ()
         self._kind = int(llama.llama_vocab_type(vocab))
-        self._damage = ""  # why llama.cpp's tokenizer would die of this vocabulary, or never return
-        # Beside the making of the context, which needs no Python.
+        self._damage = ""  # the reason for which llama.cpp's tokenizer would abort or never return
+        # In parallel with the creation of the context, which does not need the GIL.
         self._collecting = threading.Thread(target=self._collect, daemon=True)
         self._collecting.start()
 
     def close(self) -> None:
-        """Wait until nothing looks at the vocabulary any more; call it before the model is freed."""
+        """Wait for the thread that reads the vocabulary; call it before the model is freed."""
         self._collecting.join()
 
     @property
     def control_texts(self) -> tuple[str, ...]:
-        """See base.Vocabulary."""
         self._collecting.join()
         return self._control_texts
 
     def _collect(self) -> None:
-        """Find the texts of all control tokens, and what the tokenizer can't do without."""
+        """Collect the texts of all control tokens; check for tokens that the tokenizer requires."""
         llama, vocab = self._llama, self.pointer
         attribute = llama.llama_vocab_get_attr
         attributes = [attribute(vocab, token) for token in range(self.n_tokens)]
@@ -79,19 +72,18 @@ class LlamaVocabulary:
             self._damage = self._missing_beginning()
 
     def _missing_byte(self, tokens: Iterable[int]) -> str:
-        """SentencePiece spells what it does not know in byte tokens, and throws where there is none."""
+        """Return the damage of a SentencePiece vocabulary without all byte tokens: the tokenizer throws."""
         texts = set(map(self._raw_text, tokens))
         missing = [byte for byte in range(256) if not texts & {b"<0x%02X>" % byte, bytes([byte])}]
         return f"it has no token for the byte 0x{missing[0]:02X}" if missing else ""
 
     def _missing_beginning(self) -> str:
-        """RWKV's tokenizer goes on for ever where a text begins like a token, but is none, nor its first byte."""
+        """Return the damage of an RWKV vocabulary with a token whose first byte is no token: its tokenizer may hang."""
         pieces = [self.control_piece(token) for token in range(self.n_tokens)]
         missing = {piece[:1] for piece in pieces} - set(pieces)
         return f"it has longer tokens that begin with {min(missing)!r}, but no such token" if missing else ""
 
     def _text(self, token: int) -> str:
-        """A token's text in the vocabulary; "" for no token."""
         if token == _NO_TOKEN:
             return ""
         return self._raw_text(token).decode("utf-8", "replace")
@@ -100,10 +92,10 @@ class LlamaVocabulary:
         return bytes(self._llama.llama_vocab_get_text(self.pointer, token))
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
-        """See base.Vocabulary; a lone surrogate becomes a question mark.
+        """Tokenize as base.Vocabulary.tokenize(); a lone surrogate becomes a question mark.
 
         Raises:
-            BadModelError: llama.cpp can't do it with this vocabulary.
+            BadModelError: llama.cpp's tokenizer fails with this vocabulary.
         """
         if self._kind in (_SENTENCE_PIECE, _RWKV):
             self._collecting.join()
@@ -123,7 +115,7 @@ class LlamaVocabulary:
 
     @property
     def around_text(self) -> tuple[list[int], list[int]]:
-        """What an encoder reads before a text and behind it, e.g. [CLS] and [SEP]."""
+        """The tokens before and after a text for an encoder, e.g. [CLS] and [SEP]."""
         tokens = (ctypes.c_int32 * 4)()
         both = tokens[: max(self._llama.llama_tokenize(self.pointer, b"", 0, tokens, len(tokens), True, False), 0)]
         begins = int(len(both) > 1 or (self.adds_bos and both == [self.bos]))
@@ -131,26 +123,23 @@ class LlamaVocabulary:
 
     @property
     def between_texts(self) -> list[int]:
-        """What stands between a query and a document that are scored together."""
+        """The separator tokens between a query and a document that are scored together."""
         llama, ends = self._llama, self.around_text[1]
         separates = self._kind != _WORD_PIECE and llama.llama_vocab_get_add_sep(self.pointer)
         return [*ends, *([int(llama.llama_vocab_sep(self.pointer))] if separates else [])]
 
     def with_bos(self, tokens: list[int]) -> list[int]:
-        """See base.Vocabulary."""
         if not self.adds_bos or tokens[:1] == [self.bos]:
             return tokens
         return [self.bos, *tokens]
 
     def piece(self, token: int) -> bytes:
-        """See base.Vocabulary."""
-        known = self._pieces[token]
-        if known is None:
-            self._pieces[token] = known = self._piece(token, control=False)
-        return known
+        piece = self._pieces[token]
+        if piece is None:
+            self._pieces[token] = piece = self._piece(token, control=False)
+        return piece
 
     def control_piece(self, token: int) -> bytes:
-        """See base.Vocabulary."""
         return self._piece(token, control=True)
 
     def _piece(self, token: int, *, control: bool) -> bytes:
@@ -163,12 +152,11 @@ class LlamaVocabulary:
             room = -count
 
     def is_end(self, token: int) -> bool:
-        """See base.Vocabulary."""
-        known = self._ends[token]
-        if known is None:
-            self._ends[token] = known = bool(self._llama.llama_vocab_is_eog(self.pointer, token))
-        return known
+        is_end = self._ends[token]
+        if is_end is None:
+            self._ends[token] = is_end = bool(self._llama.llama_vocab_is_eog(self.pointer, token))
+        return is_end
 
 
-def _damaged(why: str) -> BadModelError:
-    return BadModelError("this model's vocabulary can't be used", why=why, hint="try another file of this model")
+def _damaged(reason: str) -> BadModelError:
+    return BadModelError("this model's vocabulary can't be used", why=reason, hint="try another file of this model")

@@ -1,7 +1,6 @@
-"""What the engine process does besides answering: one module a job, with its command, its updates and its result.
+"""Jobs of the engine process besides answering: one module a job, with its command, its updates and its result.
 
-Owns what makes a job; must not know what it does. Only the job that is wanted is imported, so that an answer does not
-wait for all of them.
+Owns JobKind; must not know single jobs. Only the requested job is imported, so that an answer does not wait for all.
 """
 
 from __future__ import annotations
@@ -19,36 +18,25 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """Of a job that has nothing to be told, or nothing to tell meanwhile."""
+    """The command, update or result of a job without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobKind(Generic[Command, Update, Result]):
-    """One kind of job.
+    """One kind of job."""
 
-    Attributes:
-        name: of the module of protocol/jobs/ that describes it.
-        command: dataclass that says what is to be done.
-        update: dataclass of what is told meanwhile.
-        result: dataclass of what comes out.
-        module: of engine/jobs/, whose run() does it.
-        models: the files that a command lets the engine read; where it dies, they are looked at.
-        needs_model: run() gets the engine's loaded model, too.
-    """
-
-    name: str
-    command: type[Command]
+    name: str  # of its modules in protocol/jobs/ and engine/jobs/, whose run() does it
+    command: type[Command]  # these three are dataclasses
     update: type[Update]
     result: type[Result]
-    module: str
-    models: Callable[[Command], tuple[str, ...]] = lambda command: ()
-    needs_model: bool = False
+    models: Callable[[Command], tuple[str, ...]] = lambda command: ()  # files the engine reads; checked if it crashes
+    needs_model: bool = False  # run() also gets the engine's loaded model
 
     def read(self, arguments: Any) -> Command:
-        """Return the command that as_dict() made these arguments of.
+        """Return the command for arguments made by as_dict().
 
         Raises:
-            UsageError: they are of something else.
+            UsageError: the arguments are not a command's.
         """
         try:
             return from_json(self.command, arguments)

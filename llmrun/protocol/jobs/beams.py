@@ -1,4 +1,4 @@
-"""The job `beams`: the likeliest answers that beam search finds, and the tree that it grew."""
+"""The job `beams`: the most likely answers that beam search finds, and its tree."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ LENGTH_RULES = ("transformers", "vllm", "tensorrt")
 EARLY_STOPPING = ("true", "false", "never")
 MOST_BEAMS = 64
 ROOT = -1
-"""Parent of the nodes that stand for an answer's first token."""
+"""Parent of the nodes of an answer's first token."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeamSettings:
-    """How beam search chooses.
+    """Settings of a beam search.
 
     Attributes:
-        beams: how many branches are kept at each step.
-        length_penalty: exponent of the length by which a sum of log-probabilities is divided.
-        early_stopping: "true" stops at as many finished answers as beams, "false" when no running one is better than
-            they are by its own length, "never" when none can become better.
-        groups: that choose one after the other, each its share of the beams.
-        diversity: taken from a token's log-probability for each beam of earlier groups that chose it in the same step.
-        length_rule: whose lengths and stops hold, see LENGTH_RULES: vLLM counts the prompt in the length, the end token
-            not, and goes on to the limit; TensorRT-LLM differs from transformers in its defaults only, see of().
+        beams: number of beams.
+        length_penalty: exponent of the length that divides a sum of log-probabilities.
+        early_stopping: "true" stops when as many answers as beams have finished, "false" when no running beam scores
+            higher at its present length, "never" when none can ever score higher.
+        groups: number of groups for diverse beam search; they choose in turn, each its share of the beams.
+        diversity: penalty on a token's log-probability for each beam of earlier groups that chose it in the same step.
+        length_rule: one of LENGTH_RULES: vLLM counts the prompt in the length but not the end token, and continues to
+            the limit; TensorRT-LLM differs from transformers only in its defaults, see of().
     """
 
     beams: int = 4
@@ -53,7 +53,7 @@ class BeamSettings:
         if (self.groups > 1) != (self.diversity > 0):
             raise UsageError(
                 "--beam-groups and --diversity need each other",
-                why="groups that may choose alike would all find the same",
+                why="groups without a diversity penalty would all find the same answers",
                 hint="--beam-groups 2 --diversity 0.5",
             )
         if self.length_rule == "vllm" and (self.groups > 1 or self.early_stopping != "never"):
@@ -69,7 +69,7 @@ class BeamSettings:
         diversity: float = 0.0,
         length_rule: str = "transformers",
     ) -> BeamSettings:
-        """Settings of which None is what the rule's makers take."""
+        """Return settings; None is the default of the length rule's program."""
         penalty, stopping = {"vllm": (1.0, "never"), "tensorrt": (0.0, "true")}.get(length_rule, (1.0, "false"))
         return cls(
             beams,
@@ -88,89 +88,54 @@ def _require_one_of(label: str, value: str, known: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SearchBeams:
-    """What to answer, and how to search. Of the request's sampling, penalties and biases count."""
+    """Search for answers. Of the request's sampling parameters, penalties and biases are used."""
 
     asked: AnswerRequest
     settings: BeamSettings
 
 
 class TreeNode(NamedTuple):
-    """A token of the tree: one that was kept for at least a step, or that ended an answer.
+    """A token of the search tree: part of a beam for at least one step, or the end of an answer."""
 
-    Attributes:
-        parent: number of the node before it, ROOT where there is none; nodes are numbered as they come.
-        token: its id.
-        text: what it stands for; bytes that are not a whole character as U+FFFD.
-        logprob: natural logarithm of its probability, after penalties.
-        total: sum of those from the root to here.
-        ended: an answer ends with it.
-    """
-
-    parent: int
+    parent: int  # number of the node before it, or ROOT; nodes are numbered in order of creation
     token: int
-    text: str
-    logprob: float
-    total: float
-    ended: bool
+    text: str  # bytes that are not a whole character as U+FFFD
+    logprob: float  # natural logarithm, after penalties
+    total: float  # sum of the log-probabilities from the root to this node
+    ended: bool  # an answer ends with it
 
 
 class BeamStep(NamedTuple):
-    """A step was made.
+    """One step of the search."""
 
-    Attributes:
-        nodes: that are new.
-        running: numbers of the nodes that go on, the best one first.
-    """
-
-    nodes: tuple[TreeNode, ...]
-    running: tuple[int, ...]
+    nodes: tuple[TreeNode, ...]  # the new ones
+    running: tuple[int, ...]  # numbers of the beams' last nodes, the best first
 
 
 class BeamAnswer(NamedTuple):
-    """An answer that was found.
+    """A finished answer."""
 
-    Attributes:
-        tokens: with the end token, where it has one.
-        text: without what ended it.
-        total: sum of the tokens' log-probabilities, after penalties.
-        score: the same, with the length penalty.
-        reason: "stop" (end token or stop string) or "length".
-        node: number of its last node.
-    """
-
-    tokens: tuple[int, ...]
-    text: str
-    total: float
-    score: float
-    reason: str
-    node: int
+    tokens: tuple[int, ...]  # the end token included
+    text: str  # without end token or stop string
+    total: float  # sum of the tokens' log-probabilities, after penalties
+    score: float  # the same with the length penalty
+    reason: str  # "stop" (end token or stop string) or "length"
+    node: int  # number of its last node
 
 
 @dataclass(frozen=True, slots=True)
 class BeamsFound:
-    """What came of a search.
+    """The result of a search."""
 
-    Attributes:
-        answers: the best one first.
-        prompt_tokens: of the prompt.
-        prefill_seconds: for them.
-        steps: of the search.
-        rows: that went through the model in them.
-        decode_seconds: for all steps.
-        cells: of the KV cache that all beams share, at the end.
-        is_full: the search ended because there was no room for more.
-        is_cancelled: the search was ended by a cancel.
-    """
-
-    answers: tuple[BeamAnswer, ...]
+    answers: tuple[BeamAnswer, ...]  # the best first
     prompt_tokens: int
     prefill_seconds: float
     steps: int
-    rows: int
+    rows: int  # tokens decoded in all steps
     decode_seconds: float
-    cells: int
-    is_full: bool
+    cells: int  # of the KV cache that all beams share, at the end
+    is_full: bool  # the search ended because the KV cache was full
     is_cancelled: bool
 
 
-BEAMS = JobKind("beams", SearchBeams, BeamStep, BeamsFound, "beams.beams", needs_model=True)
+BEAMS = JobKind("beams", SearchBeams, BeamStep, BeamsFound, needs_model=True)

@@ -1,7 +1,7 @@
-"""The job that measures how fast a model computes: one test of one model, as often as asked.
+"""The job `bench`: one speed test of one model, with repetitions.
 
-Must not know how it is measured. An engine keeps the model of its last job: the next one with the same settings of
-loading finds it in memory, so tests of one model, or of several in turns, need no job of their own for that.
+Must not know the measuring. An engine keeps the model of its last job in memory for the next one with the same load
+settings.
 """
 
 from __future__ import annotations
@@ -14,23 +14,16 @@ from llmrun.protocol.loading import Load
 
 @dataclass(frozen=True, slots=True)
 class BenchTest:
-    """What is measured.
+    """The numbers of tokens of one test."""
 
-    Attributes:
-        n_prompt: tokens of a prompt, decoded in batches; llama-bench's "pp".
-        n_gen: tokens that follow one by one; llama-bench's "tg".
-        n_depth: tokens that are in the context before, outside the clock.
-        chat: an answer as `llmrun run` makes it, with sampling and text, in place of random tokens.
-    """
-
-    n_prompt: int = 0
-    n_gen: int = 0
-    n_depth: int = 0
-    chat: bool = False
+    n_prompt: int = 0  # tokens of a prompt, decoded in batches; llama-bench's "pp"
+    n_gen: int = 0  # tokens decoded one by one after it; llama-bench's "tg"
+    n_depth: int = 0  # tokens in the context before, not timed
+    chat: bool = False  # an answer as in `llmrun run`, with sampling and text, instead of random tokens
 
     @property
     def name(self) -> str:
-        """As llama-bench writes it: "pp512", "tg128", "pp512+tg128", "pp512 @ d4096"; "chat512+128" is our own."""
+        """llama-bench's name: "pp512", "tg128", "pp512+tg128", "pp512 @ d4096"; "chat512+128" is our own."""
         if self.chat:
             name = f"chat{self.n_prompt}+{self.n_gen}"
         else:
@@ -40,120 +33,73 @@ class BenchTest:
 
     @property
     def n_tokens(self) -> int:
-        """That the clock covers."""
+        """Timed tokens."""
         return self.n_prompt + self.n_gen
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Measure one test.
+    """Measure one test."""
 
-    Attributes:
-        load: how the model is loaded; n_ctx is made as large as the test needs.
-        test: what is measured.
-        repetitions: how often.
-        warm_up: run once before the first repetition, outside the clock.
-        seed: of the random tokens.
-    """
-
-    load: Load
+    load: Load  # n_ctx is replaced by what the test needs
     test: BenchTest
     repetitions: int = 5
-    warm_up: bool = True
-    seed: int = 1
+    warm_up: bool = True  # run once before the first repetition, not timed
+    seed: int = 1  # of the random tokens
 
 
 @dataclass(frozen=True, slots=True)
 class BenchAnswer:
-    """One answer of a chat test, as the engine's own clock saw it.
+    """Times of one answer of a chat test, by the engine's clock."""
 
-    Attributes:
-        ttft_ns: from the request to its first text, prefill included.
-        token_ns: from each token to the next.
-        sampling_ns: of the whole answer: choosing tokens.
-        text_ns: of the whole answer: tokens to text, stop strings, and handing the text on.
-    """
-
-    ttft_ns: int
-    token_ns: tuple[int, ...]
-    sampling_ns: int
-    text_ns: int
+    ttft_ns: int  # from the request to the first text, prefill included
+    token_ns: tuple[int, ...]  # from each token to the next
+    sampling_ns: int  # in total
+    text_ns: int  # in total: detokenizing, stop strings, and sending the text
 
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """One measurement.
-
-    Attributes:
-        ns: that it took.
-        joules: of processor, memory and GPUs, as far as their counters can be read; None when none can.
-        answer: of a chat test.
-    """
+    """One measurement."""
 
     ns: int
-    joules: float | None = None
-    answer: BenchAnswer | None = None
+    joules: float | None = None  # of processor, memory and GPUs with readable counters; None without any
+    answer: BenchAnswer | None = None  # of a chat test
 
 
 @dataclass(frozen=True, slots=True)
 class BenchUpdate:
-    """How far it is.
+    """Progress of a test."""
 
-    Attributes:
-        phase: "loading", "warming up", "depth" (the context is being filled), "answering" (a chat test), "measured".
-        repetition: that was measured, else None.
-        text: of an answer; it is sent because an answer's text always is.
-    """
-
-    phase: str
-    repetition: Repetition | None = None
-    text: str = ""
+    phase: str  # "loading", "warming up", "depth" (filling the context), "answering" (a chat test), "measured"
+    repetition: Repetition | None = None  # of the phase "measured"
+    text: str = ""  # of an answer; sent because a real answer's text is sent too
 
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """What llama.cpp says of the model and of itself.
+    """llama.cpp's description of the model, the machine and its build."""
 
-    Attributes:
-        description: e.g. "llama 135M Q4_1".
-        size: bytes of the tensors.
-        n_params: weights.
-        n_layers: transformer blocks.
-        n_ctx_train: context window that it was trained on.
-        build_commit: of ggml.
-        version: of ggml.
-        backends: ggml's besides "CPU", comma-separated; "CPU" when there are no others.
-        cpu: as ggml describes it.
-        gpus: as ggml describes them.
-    """
-
-    description: str
-    size: int
+    description: str  # e.g. "llama 135M Q4_1"
+    size: int  # bytes of the tensors
     n_params: int
     n_layers: int
-    n_ctx_train: int
-    build_commit: str
-    version: str
-    backends: str
+    n_ctx_train: int  # context window that it was trained on
+    build_commit: str  # ggml's
+    version: str  # ggml's
+    backends: str  # ggml's other than "CPU", comma-separated; "CPU" if there are no others
     cpu: str
     gpus: str
 
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """What one test gave.
-
-    Attributes:
-        model: that was measured.
-        repetitions: in their order.
-        load_ns: to load the weights and make the context, at the last time that was needed.
-        peak_bytes: largest resident set of the engine process during the test; None where the system does not tell.
-    """
+    """The result of one test."""
 
     model: BenchModel
     repetitions: tuple[Repetition, ...]
-    load_ns: int
-    peak_bytes: int | None
+    load_ns: int  # time of the last load of these weights
+    peak_bytes: int | None  # largest resident set of the engine process; None if the system does not report it
 
 
-BENCH = JobKind("bench", Bench, BenchUpdate, BenchResult, "bench.bench", lambda command: (command.load.path,))
+BENCH = JobKind("bench", Bench, BenchUpdate, BenchResult, lambda command: (command.load.path,))

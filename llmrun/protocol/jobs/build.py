@@ -1,4 +1,4 @@
-"""The job that tells what llama.cpp was built with, and on what it can compute."""
+"""The job `build`: the build features and devices of the installed llama.cpp."""
 
 from __future__ import annotations
 
@@ -10,19 +10,12 @@ from llmrun.protocol.jobs import Empty, JobKind
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What the installed llama.cpp is.
+    """The installed llama.cpp."""
 
-    Attributes:
-        features: backend -> what it was built with, e.g. "CPU" -> ("AVX2", "FMA").
-        gpus: that it sees.
-        offload: whether a GPU could be used at all.
-        rpc: whether layers can lie on other machines.
-    """
-
-    features: dict[str, tuple[str, ...]]
+    features: dict[str, tuple[str, ...]]  # backend -> its build features, e.g. "CPU" -> ("AVX2", "FMA")
     gpus: tuple[Gpu, ...]
-    offload: bool
-    rpc: bool = False
+    offload: bool  # the build can use a GPU
+    rpc: bool = False  # the build can use RPC workers
 
 
-BUILD = JobKind("build", Empty, Empty, Build, "machine.build")
+BUILD = JobKind("build", Empty, Empty, Build)

@@ -1,4 +1,4 @@
-"""The job `embed`: texts become vectors, or scores of texts against a query."""
+"""The job `embed`: embeddings of texts, or scores of texts against a query."""
 
 from __future__ import annotations
 
@@ -9,36 +9,22 @@ from llmrun.protocol.jobs import Empty, JobKind
 
 @dataclass(frozen=True, slots=True)
 class EmbedTexts:
-    """What to embed.
+    """Embed texts, or score them."""
 
-    Attributes:
-        texts: each becomes a vector; none of them is empty.
-        pooling: "mean", "cls", "last" or "rank": what makes one vector of those of all tokens.
-        query: what the texts are scored against, by a model with a ranking head; None where there is none.
-        tokens: token ids in place of texts, taken as they are.
-        truncates: what is longer than the context window loses its end; otherwise it is refused.
-    """
-
-    texts: tuple[str, ...]
-    pooling: str
-    query: str | None = None
-    tokens: tuple[tuple[int, ...], ...] = ()
-    truncates: bool = True
+    texts: tuple[str, ...]  # not empty
+    pooling: str  # "mean", "cls", "last" or "rank"
+    query: str | None = None  # score the texts against it, with a model that has a ranking head
+    tokens: tuple[tuple[int, ...], ...] = ()  # token ids instead of texts, used unchanged
+    truncates: bool = True  # cut the end of a text longer than the context window, or else raise an error
 
 
 @dataclass(frozen=True, slots=True)
 class TextsEmbedded:
-    """What came of it.
+    """The embeddings or scores."""
 
-    Attributes:
-        vectors: of all texts, one behind the other: float32, little endian, in base64; not normalized.
-        tokens: how many tokens of each text went through the model.
-        truncated: indexes of the texts that lost their end.
-    """
-
-    vectors: str
-    tokens: tuple[int, ...]
-    truncated: tuple[int, ...] = ()
+    vectors: str  # of all texts, concatenated: float32, little endian, in base64; not normalized
+    tokens: tuple[int, ...]  # number of tokens computed for each text
+    truncated: tuple[int, ...] = ()  # indexes of the truncated texts
 
 
-EMBED = JobKind("embed", EmbedTexts, Empty, TextsEmbedded, "embed.embed", needs_model=True)
+EMBED = JobKind("embed", EmbedTexts, Empty, TextsEmbedded, needs_model=True)

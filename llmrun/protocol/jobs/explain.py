@@ -1,6 +1,6 @@
-"""The job `explain`: what a loaded model did, layer by layer, when it gave the answer that ended last.
+"""The job `explain`: the computation of a finished answer, layer by layer.
 
-All positions are those of the whole sequence, prompt and answer; figures are of the positions that were watched, from
+Positions count in the whole sequence, prompt and answer; figures are those of the observed positions, from
 RunCollected.first on. Norms are Euclidean lengths of vectors.
 """
 
@@ -15,170 +15,110 @@ from llmrun.protocol.jobs.tokenize import VocabularyPiece
 
 @dataclass(frozen=True, slots=True)
 class ExplainRun:
-    """What to look at.
+    """Explain a finished answer."""
 
-    Attributes:
-        answer: the request that was answered.
-        everywhere: the logit lens for each position that is watched, not only for those that chose a token.
-    """
-
-    answer: int
-    everywhere: bool = False
+    answer: int  # number of its request
+    everywhere: bool = False  # the logit lens for every observed position, not only those that chose a token
 
 
 class HeadFigures(NamedTuple):
-    """What an attention head does on average.
+    """The average behaviour of an attention head."""
 
-    Attributes:
-        previous: share of its attention that the token before gets.
-        first: share that the first token gets.
-        spread: entropy over that of looking at all tokens alike, 0 to 1.
-    """
-
-    previous: float
-    first: float
-    spread: float
+    previous: float  # share of its attention on the token before
+    first: float  # share on the first token
+    spread: float  # entropy relative to uniform attention, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedLayer:
-    """One layer. Tuples are empty where the model has nothing of that name.
+    """One layer. Tuples are empty if the model has no tensor of that name."""
 
-    Attributes:
-        residual: norm of each position's vector in the residual stream behind the layer.
-        attention: norm of what attention added to it.
-        feed_forward: norm of what the feed-forward part added.
-        heads: in order.
-        experts: which ones each position woke, the heaviest first.
-        prefill_seconds: for all watched positions together; 0 where that can't be told.
-        decode_seconds: for a single one; 0 where that can't be told.
-    """
-
-    residual: tuple[float, ...] = ()
-    attention: tuple[float, ...] = ()
-    feed_forward: tuple[float, ...] = ()
+    residual: tuple[float, ...] = ()  # norm of each position's vector in the residual stream after the layer
+    attention: tuple[float, ...] = ()  # norm of the attention's contribution
+    feed_forward: tuple[float, ...] = ()  # norm of the feed-forward part's contribution
     heads: tuple[HeadFigures, ...] = ()
-    experts: tuple[tuple[int, ...], ...] = ()
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
+    experts: tuple[tuple[int, ...], ...] = ()  # the active ones of each position, the largest weight first
+    prefill_seconds: float = 0.0  # for all observed positions together; 0 if unknown
+    decode_seconds: float = 0.0  # for one position; 0 if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class HeadAttention:
-    """The attention of one head.
+    """The attention weights of one head."""
 
-    Attributes:
-        role: what it was chosen for: "previous", "first", "spread" or "sharp".
-        layer, head: which it is, from 0 on.
-        rows: of each watched position, the shares of positions 0 to its own.
-    """
-
-    role: str
+    role: str  # the reason for its choice: "previous", "first", "spread" or "sharp"
     layer: int
     head: int
-    rows: tuple[tuple[float, ...], ...]
+    rows: tuple[tuple[float, ...], ...]  # for each observed position, the weights of positions 0 to its own
 
 
 @dataclass(frozen=True, slots=True)
 class LensCell:
-    """What the model would say if it ended behind a layer.
-
-    Attributes:
-        layer: from 0 on.
-        candidates: ids of the likeliest tokens, the likeliest first.
-        probabilities: theirs.
-        next: probability of the token that really came next; 0 where none did.
-        rank: how many tokens are likelier than that one; -1 where none came.
-    """
+    """The prediction of the model if it ended after a layer."""
 
     layer: int
-    candidates: tuple[int, ...]
-    probabilities: tuple[float, ...]
-    next: float
-    rank: int
+    candidates: tuple[int, ...]  # ids of the most likely tokens, the most likely first
+    probabilities: tuple[float, ...]  # of the candidates
+    next: float  # probability of the actual next token; 0 without one
+    rank: int  # number of tokens more likely than that one; -1 without one
 
 
 @dataclass(frozen=True, slots=True)
 class LensColumn:
-    """The logit lens at one position, from the first layer to the last.
+    """The logit lens at one position, from the first layer to the last."""
 
-    Attributes:
-        position: whose vector is looked at; it predicts the token behind it.
-        next: probability that the model itself gave to that token; 0 where none came.
-        cells: of the layers.
-    """
-
-    position: int
-    next: float
+    position: int  # its vector predicts the token after it
+    next: float  # probability of that token in the model itself; 0 without one
     cells: tuple[LensCell, ...]
 
 
 class Neighbour(NamedTuple):
-    """A token of the vocabulary whose embedding points nearly the same way as another's.
-
-    Attributes:
-        token: its id.
-        similarity: cosine of the angle between them.
-        x, y: see EmbeddedToken.
-    """
+    """A token of the vocabulary with an embedding similar to another's."""
 
     token: int
-    similarity: float
-    x: float
+    similarity: float  # cosine
+    x: float  # as in EmbeddedToken
     y: float
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedToken:
-    """Where a token's embedding lies.
-
-    Attributes:
-        token: its id.
-        x, y: in the plane that shows most of how these tokens' embeddings differ (PCA).
-        neighbours: the nearest of the whole vocabulary; none of a control token, nor are any of those among them.
-    """
+    """A token's place in the embedding space."""
 
     token: int
-    x: float
+    x: float  # in the plane of the first two principal components of these tokens' embeddings
     y: float
-    neighbours: tuple[Neighbour, ...]
+    neighbours: tuple[Neighbour, ...]  # the nearest of the whole vocabulary; none of, or among, control tokens
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingPlane:
-    """The input embeddings of the watched tokens.
+    """The input embeddings of the observed tokens."""
 
-    Attributes:
-        width: numbers that one has.
-        shown: share of their variance that the plane shows.
-        tokens: each once.
-    """
-
-    width: int
-    shown: float
-    tokens: tuple[EmbeddedToken, ...]
+    width: int  # dimensions of an embedding
+    shown: float  # share of the variance that the plane shows
+    tokens: tuple[EmbeddedToken, ...]  # each once
 
 
 @dataclass(frozen=True, slots=True)
 class RunCollected:
-    """What was seen.
+    """The observations.
 
     Attributes:
-        tokens: of prompt and answer.
-        pieces: what they, and the lens's candidates, stand for.
-        n_prompt: how many of the tokens are the prompt.
-        first: first position that was watched.
-        embedding: norms of the watched positions' vectors before the first layer.
-        embeddings: where the watched tokens lie in the embedding matrix; None where the file has none.
-        layers: in order.
-        flash_attention: the answer may have been computed with it, which rounds otherwise; what was watched was not.
-        pictures: heads worth looking at.
-        lens: for positions that chose a token, or for all; empty where `lens_refused` says why.
-        lens_refused: "" or "names", "norm", "differs": what the lens stands on is missing, of another kind, or does not
-            give the model's own logits.
-        lens_difference: largest one between its logits at the last layer and the model's own, over their range.
-        prefill_seconds: to compute all watched positions.
-        decode_seconds: to compute a single one; 0 where that can't be told.
+        pieces: texts of all tokens that occur.
+        n_prompt: number of prompt tokens.
+        first: the first observed position.
+        embedding: norms of the observed positions' vectors before the first layer.
+        embeddings: None if the file has no embedding matrix.
+        flash_attention: the answer may have been computed with it, which rounds differently; the observed run was not.
+        pictures: the heads that fit a role best.
+        lens: for positions that chose a token, or for all; empty with a reason in `lens_refused`.
+        lens_refused: "", "names" (tensors missing), "norm" (another kind of norm), or "differs" (the lens does not give
+            the model's own logits).
+        lens_difference: maximum difference between the lens's logits at the last layer and the model's own, relative to
+            their range.
+        prefill_seconds: for all observed positions.
+        decode_seconds: for one position; 0 if unknown.
     """
 
     tokens: tuple[int, ...]
@@ -197,4 +137,4 @@ class RunCollected:
     decode_seconds: float
 
 
-EXPLAIN = JobKind("explain", ExplainRun, Empty, RunCollected, "explain.explain", needs_model=True)
+EXPLAIN = JobKind("explain", ExplainRun, Empty, RunCollected, needs_model=True)

@@ -1,4 +1,4 @@
-"""The job that measures how fast ggml computes here what a model is made of: figures, and how they are looked up."""
+"""The job `kernels`: the speed of ggml's kernels for a model's operations on this machine, and its lookup."""
 
 from __future__ import annotations
 
@@ -9,39 +9,31 @@ from dataclasses import dataclass
 from llmrun.protocol.jobs import Empty, JobKind
 
 STAND_IN = "Q4_K"
-"""Stands in for a type that can't be measured."""
+"""Used for a type that can't be measured."""
 
 LONG_ROW, SHORT_ROW = 2048, 512
-"""Elements of a row of the matrices that are measured. A row costs something however short it is."""
+"""Elements of a row of the measured matrices. Each row has a fixed cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureKernels:
-    """Measure with so many threads.
+    """Measure with `threads` threads."""
 
-    Attributes:
-        threads: that compute; a worker's are its own.
-        types: ggml's names, e.g. "Q4_K"; what it does not know is left out.
-        cache: bytes of the last-level cache; 0 when that isn't known.
-        worker: "HOST:PORT" of the RPC worker that is measured, "" for this machine.
-        device: which of its devices.
-    """
-
-    threads: int
-    types: tuple[str, ...]
-    cache: int = 0
-    worker: str = ""
-    device: int = 0
+    threads: int  # not used for a worker
+    types: tuple[str, ...]  # ggml's names, e.g. "Q4_K"; unknown ones are left out
+    cache: int = 0  # bytes of the last-level cache; 0 if unknown
+    worker: str = ""  # "HOST:PORT" of the RPC worker to measure, "" for this machine
+    device: int = 0  # index of the worker's device
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of one type of weights.
+    """Rates of one type of weights.
 
     Attributes:
-        decode: (bytes, bytes/s) of matrices times one token, the smaller first; empty when it can't be measured.
+        decode: (bytes, bytes/s) of matrices times one token, the smaller first; empty if the type can't be measured.
         prefill: multiply-adds/s of a matrix times many tokens.
-        short_rows: how many times as long a matrix takes in decode whose rows have SHORT_ROW elements, not LONG_ROW.
+        short_rows: decode time of a matrix with rows of SHORT_ROW elements relative to LONG_ROW.
     """
 
     decode: tuple[tuple[float, float], ...] = ()
@@ -49,14 +41,14 @@ class Rates:
     short_rows: float = 1.0
 
     def at(self, size: float, row: float = LONG_ROW) -> float:
-        """Bytes/s in decode when all matrices of the model have that size: caches are faster than memory.
+        """Return bytes/s in decode for a model with matrices of `size` bytes: caches are faster than memory.
 
         Args:
             row: elements of a row of these matrices; more than LONG_ROW gain nothing.
         """
         (small, fast), (large, slow) = self.decode[0], self.decode[-1]
         share = 0.0 if size <= small or small == large else min(math.log(size / small) / math.log(large / small), 1.0)
-        # What a row costs besides its elements is spread over them.
+        # The fixed cost of a row is spread over its elements.
         spread = max(LONG_ROW / row - 1, 0.0) / (LONG_ROW / SHORT_ROW - 1)
         return (fast + share * (slow - fast)) / (1 + max(self.short_rows - 1, 0.0) * spread)
 
@@ -66,12 +58,12 @@ class MachineSpeed:
     """Figures of one machine with one number of threads.
 
     Attributes:
-        read: bytes/s that all threads read from memory.
-        operation: seconds of a small operation, mostly for the threads to meet.
-        looks: KV type -> head length -> seconds for a query head to look at one position, in decode.
+        read: memory bandwidth of all threads, bytes/s.
+        operation: seconds of a small operation, mostly thread synchronization.
+        looks: KV type -> head length -> seconds of attention for one query head and one position, in decode.
         prefill_looks: the same in prefill.
         types: type -> its rates.
-        others: cores that other programs used while this was measured.
+        others: cores that other programs used during the measurement.
     """
 
     read: float
@@ -82,12 +74,12 @@ class MachineSpeed:
     others: float = 0.0
 
     def decode(self, kind: str, size: float, row: float = LONG_ROW) -> float:
-        """Bytes/s of this type's matrices in decode, with rows of so many elements, in a model of that size."""
+        """Return bytes/s of a type's matrices in decode, with rows of `row` elements, in a model of `size` bytes."""
         rates = self._rates(kind)
         return rates.at(size, row) if rates.decode else self.read
 
     def prefill(self, kind: str) -> float:
-        """Multiply-adds/s of this type's matrices in prefill."""
+        """Return multiply-adds/s of a type's matrices in prefill."""
         return self._rates(kind).prefill or self.read
 
     def _rates(self, kind: str) -> Rates:
@@ -95,7 +87,7 @@ class MachineSpeed:
         return rates if rates.decode else self.types.get(STAND_IN, Rates())
 
     def attention(self, kv_type: str, head_length: int, *, prefill: bool = False) -> float:
-        """Seconds for a query head to look at one position; between measured lengths in proportion to the nearest."""
+        """Return seconds of attention for one query head and one position, scaled from the nearest measured length."""
         table = (self.prefill_looks if prefill else self.looks).get(kv_type.upper(), {})
         if not table:
             return 0.0
@@ -103,4 +95,4 @@ class MachineSpeed:
         return table[nearest] * head_length / nearest
 
 
-KERNELS = JobKind("kernels", MeasureKernels, Empty, MachineSpeed, "machine.kernels")
+KERNELS = JobKind("kernels", MeasureKernels, Empty, MachineSpeed)

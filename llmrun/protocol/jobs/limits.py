@@ -1,4 +1,4 @@
-"""The job that measures what the machine could do at most: nothing but reading, and nothing but multiplying."""
+"""The job `limits`: the machine's peak memory bandwidth and peak multiply-add rates."""
 
 from __future__ import annotations
 
@@ -9,34 +9,21 @@ from llmrun.protocol.jobs import Empty, JobKind
 
 @dataclass(frozen=True, slots=True)
 class MeasureLimits:
-    """Measure with so many threads.
+    """Measure with `threads` threads."""
 
-    Attributes:
-        n_bytes: what is read again and again: as much as a model reads in turns, so that caches help as much.
-        threads: that read and multiply.
-        seconds: for reading, and for multiplying.
-    """
-
-    n_bytes: int
+    n_bytes: int  # read repeatedly: the size of the model, so that caches help equally
     threads: int
-    seconds: float = 0.15
+    seconds: float = 0.15  # for reading, and again for multiplying
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLimits:
-    """What came out.
+    """The machine's peak rates."""
 
-    Attributes:
-        read: bytes/s.
-        int8: multiply-adds/s of 8-bit integers; 0 where the processor has no instruction that we know.
-        half: of 16-bit floats.
-        single: of 32-bit floats.
-    """
-
-    read: float
-    int8: float
-    half: float
-    single: float
+    read: float  # bytes/s
+    int8: float  # multiply-adds/s of 8-bit integers; 0 if the processor has no instruction that we use
+    half: float  # of 16-bit floats
+    single: float  # of 32-bit floats
 
 
-LIMITS = JobKind("limits", MeasureLimits, Empty, MeasuredLimits, "machine.roofline")
+LIMITS = JobKind("limits", MeasureLimits, Empty, MeasuredLimits)

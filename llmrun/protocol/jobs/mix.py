@@ -1,4 +1,4 @@
-"""The job `mix`: how much a model's answers would suffer from each type that each of its tensors could get."""
+"""The job `mix`: the loss of a model's quality from each type that each of its tensors could get."""
 
 from __future__ import annotations
 
@@ -9,42 +9,32 @@ from llmrun.protocol.jobs import JobKind
 
 @dataclass(frozen=True, slots=True)
 class MeasureMix:
-    """Measure what each type would cost each tensor.
+    """Measure the loss of each tensor with each type."""
 
-    Attributes:
-        files: paths of the model's files, absolute, in their order.
-        candidates: tensor -> ggml's numbers of the types it could get.
-        text: that the model reads; only its beginning is used.
-        imatrix: path of an importance matrix in GGUF, absolute; "" for none.
-        threads: at least 1.
-        seconds: that the model may read for, roughly: the longer, the finer the parts that are told apart.
-    """
-
-    files: tuple[str, ...]
-    candidates: dict[str, tuple[int, ...]]
-    text: str
-    imatrix: str = ""
+    files: tuple[str, ...]  # paths of the model's files, absolute, in their order
+    candidates: dict[str, tuple[int, ...]]  # tensor -> ggml's numbers of possible types
+    text: str  # only its beginning is used
+    imatrix: str = ""  # path of an importance matrix in GGUF, absolute; "" for none
     threads: int = 1
-    seconds: float = 60.0
+    seconds: float = 60.0  # approximate time of the model's passes; more time gives smaller groups of tensors
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureUpdate:
-    """How much of the work is done, 0 to 1."""
+    """Progress, 0 to 1."""
 
     share: float
 
 
 @dataclass(frozen=True, slots=True)
 class MixMeasurement:
-    """What was measured.
+    """The expected losses.
 
     Attributes:
-        losses: tensor -> for each of its candidates the Kullback-Leibler divergence, in nats a token, that it is
-            expected to add to the model's.
-        groups: of how many groups of tensors the sensitivity was measured; 0 where the model predicts no text, so
-            that each tensor counts by its relative error.
-        positions: at how many places of the text.
+        losses: tensor -> for each candidate the expected increase of the Kullback-Leibler divergence, nats per token.
+        groups: number of groups of tensors whose sensitivity was measured; 0 if the model predicts no text, and each
+            tensor's loss is its relative error.
+        positions: number of compared positions in the text.
     """
 
     losses: dict[str, tuple[float, ...]]
@@ -52,4 +42,4 @@ class MixMeasurement:
     positions: int
 
 
-MIX = JobKind("mix", MeasureMix, MeasureUpdate, MixMeasurement, "mix.mix", lambda command: command.files[:1])
+MIX = JobKind("mix", MeasureMix, MeasureUpdate, MixMeasurement, lambda command: command.files[:1])

@@ -1,4 +1,4 @@
-"""The job `score`: how likely each token of a text is to a model, and the whole text's perplexity."""
+"""The job `score`: the log-probability of each token of a text, and the text's perplexity."""
 
 from __future__ import annotations
 
@@ -11,18 +11,11 @@ from llmrun.protocol.jobs.evaluate import EvaluateUpdate, Figure
 
 @dataclass(frozen=True, slots=True)
 class ScoreText:
-    """Score a text.
+    """Score a text; for the load settings see loading.Load."""
 
-    Attributes:
-        model: path of its GGUF file, absolute.
-        text: what is scored.
-        n_ctx: most tokens that are read together.
-        threads, gpu_layers, flash_attention, kv_type_k, kv_type_v: as in jobs.evaluate.Evaluate.
-    """
-
-    model: str
+    model: str  # path of its GGUF file, absolute
     text: str
-    n_ctx: int
+    n_ctx: int  # maximum tokens of a window
     threads: int = 1
     gpu_layers: int = -1
     flash_attention: str = "auto"
@@ -31,36 +24,22 @@ class ScoreText:
 
 
 class ScoredToken(NamedTuple):
-    """A token of the text.
-
-    Attributes:
-        id: in the vocabulary.
-        data: its bytes, in hex.
-        logprob: natural logarithm of its probability behind those before it; None where nothing is before it.
-    """
+    """A token of the text."""
 
     id: int
-    data: str
-    logprob: float | None
+    data: str  # its bytes, in hex
+    logprob: float | None  # natural logarithm, given the tokens before it; None for the first
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredText:
-    """What came out.
-
-    Attributes:
-        tokens: of the text, in order.
-        n_ctx: tokens that were read together.
-        windows: how often; where more than once, each window begins with half of the one before, which is not scored.
-        perplexity: exp of the mean negative log-probability.
-        bits_per_byte: of the text that was scored.
-    """
+    """The scores of a text."""
 
     tokens: tuple[ScoredToken, ...]
-    n_ctx: int
-    windows: int
-    perplexity: Figure
+    n_ctx: int  # tokens of a window
+    windows: int  # each later one begins with at least half of the one before, which is not scored again
+    perplexity: Figure  # exp of the mean negative log-probability
     bits_per_byte: float
 
 
-SCORE = JobKind("score", ScoreText, EvaluateUpdate, ScoredText, "evaluate.score", lambda command: (command.model,))
+SCORE = JobKind("score", ScoreText, EvaluateUpdate, ScoredText, lambda command: (command.model,))

@@ -1,4 +1,4 @@
-"""The job `tokenize`: a text as a model's tokens, of its vocabulary alone; no weights are read."""
+"""The job `tokenize`: the tokens of a text. It loads a model's vocabulary, not its weights."""
 
 from __future__ import annotations
 
@@ -9,47 +9,29 @@ from llmrun.protocol.jobs import Empty, JobKind
 
 @dataclass(frozen=True, slots=True)
 class TokenizeText:
-    """What to tokenize.
+    """Tokenize a text."""
 
-    Attributes:
-        model: path of the model's (first) file, absolute.
-        text: whatever it is.
-        special: text of control tokens becomes those, and the begin-of-sequence token is put in front.
-    """
-
-    model: str
+    model: str  # path of the model's (first) file, absolute
     text: str
-    special: bool = True
+    special: bool = True  # turn the texts of control tokens into these, and begin with the begin-of-sequence token
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyPiece:
-    """What a token stands for.
-
-    Attributes:
-        token: its id.
-        data: UTF-8 bytes in hex, maybe not whole characters; of a control token its name.
-        is_control: it steers the model, and is no text.
-    """
+    """The text of a token."""
 
     token: int
-    data: str
+    data: str  # UTF-8 bytes in hex, possibly not whole characters; for a control token its name
     is_control: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TextTokens:
-    """A text's tokens.
-
-    Attributes:
-        tokens: ids in the order of the text.
-        pieces: of all tokens that occur, each once.
-        n_vocab: tokens of the vocabulary.
-    """
+    """A text's tokens."""
 
     tokens: tuple[int, ...]
-    pieces: tuple[VocabularyPiece, ...]
+    pieces: tuple[VocabularyPiece, ...]  # of all tokens that occur, each once
     n_vocab: int
 
 
-TOKENIZE = JobKind("tokenize", TokenizeText, Empty, TextTokens, "tokenize.tokenize", lambda command: (command.model,))
+TOKENIZE = JobKind("tokenize", TokenizeText, Empty, TextTokens, lambda command: (command.model,))

@@ -1,4 +1,4 @@
-"""The job that tries whether a file which another program made is good."""
+"""The job `trial`: verify a GGUF file made by another program."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from llmrun.protocol.jobs import Empty, JobKind
 
 @dataclass(frozen=True, slots=True)
 class TryFile:
-    """Try a file.
+    """Verify a file."""
 
-    Attributes:
-        path: of the GGUF file, absolute.
-        threads: that look through its numbers.
-    """
-
-    path: str
+    path: str  # absolute
     threads: int
 
 
-TRIAL = JobKind("trial", TryFile, Empty, Empty, "trial", lambda command: (command.path,))
+TRIAL = JobKind("trial", TryFile, Empty, Empty, lambda command: (command.path,))

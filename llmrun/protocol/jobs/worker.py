@@ -1,4 +1,4 @@
-"""The job of a worker: to serve this machine's devices to engines of other machines, until the process ends."""
+"""The job `worker`: serve this machine's devices to engines of other machines, until the process ends."""
 
 from __future__ import annotations
 
@@ -10,30 +10,19 @@ from llmrun.protocol.jobs import Empty, JobKind
 
 @dataclass(frozen=True, slots=True)
 class ServeDevices:
-    """Serve.
+    """Serve devices."""
 
-    Attributes:
-        endpoint: "ADDRESS:PORT" to listen at, an IPv4 address.
-        threads: that compute, where a processor does.
-        cache: folder that keeps weights, so that they need not be sent again; "" for none.
-    """
-
-    endpoint: str
-    threads: int
-    cache: str = ""
+    endpoint: str  # "ADDRESS:PORT" to listen on, an IPv4 address
+    threads: int  # of the processor
+    cache: str = ""  # folder that caches weights, so that they need not be sent again; "" for none
 
 
 @dataclass(frozen=True, slots=True)
 class ServedDevices:
-    """What is served, told just before it begins.
+    """The served devices, sent just before the worker listens."""
 
-    Attributes:
-        devices: GPUs, or the processor where there are none.
-        build: ggml's version and commit.
-    """
-
-    devices: tuple[Gpu, ...]
-    build: str
+    devices: tuple[Gpu, ...]  # GPUs, or the processor if there are none
+    build: str  # ggml's version and commit
 
 
-WORKER = JobKind("worker", ServeDevices, ServedDevices, Empty, "worker")
+WORKER = JobKind("worker", ServeDevices, ServedDevices, Empty)

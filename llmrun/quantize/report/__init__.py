@@ -1,7 +1,7 @@
-"""The report card of `llmrun quantize --report`: several types of one model, made, measured side by side, and judged.
+"""The report card of `llmrun quantize --report`: several types of one model, quantized, measured and rated.
 
-Owns what is measured in which order and what is said about it; making, timing and comparing are quantize's, bench's
-and evaluate's. Shown by llmrun.ui.views.report.
+Owns the order of the measurements and the verdicts; quantize, bench and evaluate do the work. Shown by
+llmrun.ui.views.report.
 """
 
 from llmrun.quantize.report.card import Card

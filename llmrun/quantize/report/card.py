@@ -1,6 +1,6 @@
-"""The report card as data: a row for each type with its size, speed and quality as measured, and how that was done.
+"""The report card as data: the measured size, speed and quality of each type, and the method.
 
-Owns the names, also in JSON; must not know how anything is measured or shown.
+Owns the names, also in JSON; must not know measuring or display.
 """
 
 from __future__ import annotations
@@ -15,22 +15,18 @@ from llmrun.bench.results import Machine
 from llmrun.protocol.codec import as_dict
 
 VERSION = 1
-"""Of the JSON; it grows when a name goes or changes its meaning."""
+"""Version of the JSON; it increases when a name is removed or changes its meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class CardSpeed:
-    """Tokens/s of several rounds; all types take turns, so that a busy minute slows all of them down.
+    """Tokens/s of several rounds; all types take turns, so that a busy minute slows all of them down."""
 
-    Attributes:
-        samples: of each round.
-    """
-
-    samples: tuple[float, ...] = ()
+    samples: tuple[float, ...] = ()  # one per round
 
     @property
     def median(self) -> float | None:
-        """None when it was not measured."""
+        """None if not measured."""
         return statistics.median(self.samples) if self.samples else None
 
     @property
@@ -46,122 +42,79 @@ class CardSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How far a model's next-token distributions are from the source's, over the same text.
-
-    Attributes:
-        perplexity: on the text.
-        perplexity_error: half of its 95 % interval; so are the other errors.
-        kld: mean Kullback-Leibler divergence from the source, in nats; 0 is identical.
-        same_top: share of positions where both find the same token most likely, 0 to 1.
-    """
+    """Distance of a model's next-token distributions from the source's, on the same text."""
 
     perplexity: float | None = None
-    perplexity_error: float | None = None
-    kld: float | None = None
+    perplexity_error: float | None = None  # half of the 95 % interval, like the other errors
+    kld: float | None = None  # mean Kullback-Leibler divergence from the source, in nats; 0 is identical
     kld_error: float | None = None
-    same_top: float | None = None
+    same_top: float | None = None  # share of positions with the same most likely token, 0 to 1
     same_top_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CardRow:
-    """One type.
+    """One type."""
 
-    Attributes:
-        type: e.g. "Q4_K_M".
-        is_source: it is what the others are made from, and compared with.
-        n_bytes: of the file(s).
-        bits_per_weight: of all weights.
-        prefill: of a prompt, tokens/s.
-        decode: of an answer, tokens/s.
-        peak_memory: bytes; the largest resident set of the engine process, file pages included.
-        seconds: that making it took.
-        path: where the file was kept; "" when it is gone.
-        notes: about this type, for people.
-        failure: why it could not be made or measured; "" when all went well.
-    """
-
-    type: str
-    is_source: bool = False
-    n_bytes: int | None = None
-    bits_per_weight: float | None = None
+    type: str  # e.g. "Q4_K_M"
+    is_source: bool = False  # the others are made from it, and compared with it
+    n_bytes: int | None = None  # of the file(s)
+    bits_per_weight: float | None = None  # average over all weights
     prefill: CardSpeed = CardSpeed()
     decode: CardSpeed = CardSpeed()
-    peak_memory: int | None = None
+    peak_memory: int | None = None  # bytes; the largest resident set of the engine process, file pages included
     quality: Quality = Quality()
-    seconds: float | None = None
-    path: str = ""
-    notes: tuple[str, ...] = ()
-    failure: str = ""
+    seconds: float | None = None  # for quantizing
+    path: str = ""  # of the file; "" if removed
+    notes: tuple[str, ...] = ()  # for display
+    failure: str = ""  # reason why it could not be made or measured; "" for none
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How it was measured.
+    """The method of the measurements."""
 
-    Attributes:
-        text: what quality was measured on, for people.
-        text_sha256: of its UTF-8 bytes.
-        n_tokens: of it that were evaluated; 0 when none were.
-        prompt_tokens: of the prompt that prefill was measured with.
-        answer_tokens: of the answer that decode was measured with.
-        rounds: of measuring speed that were asked for.
-        threads: that computed.
-        imatrix: name of the importance matrix; "" for none.
-    """
-
-    text: str = ""
-    text_sha256: str = ""
-    n_tokens: int = 0
-    prompt_tokens: int = 0
-    answer_tokens: int = 0
-    rounds: int = 0
+    text: str = ""  # name of the text for quality
+    text_sha256: str = ""  # of the UTF-8 bytes
+    n_tokens: int = 0  # evaluated tokens of the text
+    prompt_tokens: int = 0  # for prefill
+    answer_tokens: int = 0  # for decode
+    rounds: int = 0  # of speed measurements, as requested
     threads: int = 0
-    imatrix: str = ""
+    imatrix: str = ""  # name of the importance matrix; "" for none
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The whole report.
+    """The whole report."""
 
-    Attributes:
-        name: of the model.
-        source: name of the file that the types were made from.
-        rows: the source first, then by size, the largest first; what failed comes last.
-        machine: where it was measured, as `llmrun bench` describes it.
-        started: seconds since 1970.
-        seconds: that everything took.
-        is_complete: nobody stopped it.
-        notes: about the whole, for people.
-    """
-
-    name: str
-    source: str
-    rows: tuple[CardRow, ...] = ()
+    name: str  # of the model
+    source: str  # name of the source file
+    rows: tuple[CardRow, ...] = ()  # the source, then the largest first; failures last
     method: Method = Method()
     machine: Machine = field(default_factory=Machine)
-    started: float = 0.0
-    seconds: float = 0.0
-    is_complete: bool = True
-    notes: tuple[str, ...] = ()
+    started: float = 0.0  # seconds since 1970
+    seconds: float = 0.0  # of the whole job
+    is_complete: bool = True  # not interrupted
+    notes: tuple[str, ...] = ()  # for display
 
     @property
     def source_row(self) -> CardRow | None:
-        """What the others are compared with."""
+        """The source's row."""
         return next((row for row in self.rows if row.is_source), None)
 
 
 def iso_time(seconds: float) -> str:
-    """Seconds since 1970 as ISO 8601, in UTC, to the second."""
+    """Format seconds since 1970 as ISO 8601 in UTC."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def to_json(card: Card, verdicts: Sequence[str], best: str) -> dict[str, Any]:
-    """The card as JSON data, with units in the names and null for what was not measured.
+    """Return the card as JSON data, with units in the names and null for missing figures.
 
     Args:
-        verdicts: what is to be said about each row.
-        best: the type that is recommended; "" for none.
+        verdicts: one per row.
+        best: the recommended type; "" for none.
     """
     method = card.method
     return {

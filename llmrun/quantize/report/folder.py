@@ -1,6 +1,6 @@
-"""Where the files of a report are while it lasts: in a folder that stays, or in one that is gone afterwards.
+"""Folder for the files of a report: one named by the user, or a temporary one.
 
-Owns room on the disk and what the killed left behind; must not know what is in the files.
+Owns the check of disk space, and the cleanup after killed processes; must not know the files' content.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from pathlib import Path
 from llmrun.errors import DiskFullError
 from llmrun.storage import disk_errors, free_bytes
 
-_SPARE = 1.02  # file systems need some room for themselves
+_SPARE = 1.02  # overhead of the file system
 _PREFIX, _LOCK = ".llmrun-report-", ".lock"
 
 
 @contextmanager
 def working_folder(keep: Path | None, n_bytes: int) -> Iterator[Path]:
-    """A folder with room for so many bytes.
+    """Yield a folder with room for `n_bytes`.
 
     Args:
-        keep: the folder itself, which stays; None is a new one here, or else where temporary files go, which is removed
-            when the block ends.
+        keep: the folder, which stays; None for a temporary one in the current directory, or else in the system's
+            folder for temporary files.
 
     Raises:
         DiskFullError: there is no room.
-        ResourceError: it can't be made.
+        ResourceError: the folder can't be created.
     """
     needed = int(n_bytes * _SPARE)
     if keep is not None:
@@ -38,24 +38,24 @@ def working_folder(keep: Path | None, n_bytes: int) -> Iterator[Path]:
             keep.mkdir(parents=True, exist_ok=True)
         yield keep
         return
-    places = [place for place in (Path.cwd(), Path(tempfile.gettempdir())) if os.access(place, os.W_OK)]
-    for place in places:
-        _remove_leftovers(place)
-    place = _require_room(places, needed)
-    with disk_errors(place / _PREFIX):
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    parents = [parent for parent in (Path.cwd(), Path(tempfile.gettempdir())) if os.access(parent, os.W_OK)]
+    for parent in parents:
+        _remove_leftovers(parent)
+    parent = _require_room(parents, needed)
+    with disk_errors(parent / _PREFIX):
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     try:
-        with _held(folder):
+        with _locked(folder):
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _require_room(places: list[Path], needed: int) -> Path:
-    for place in places:
-        if free_bytes(place) >= needed:
-            return place
-    free = ", ".join(f"{free_bytes(place):,} in {str(place)!r}" for place in places) or "nothing can be written here"
+def _require_room(folders: list[Path], needed: int) -> Path:
+    for folder in folders:
+        if free_bytes(folder) >= needed:
+            return folder
+    free = ", ".join(f"{free_bytes(folder):,} in {str(folder)!r}" for folder in folders) or "no folder is writable"
     raise DiskFullError(
         "the disk is too full for the files of all types",
         why=f"{needed:,} bytes are needed, free are: {free}",
@@ -64,19 +64,19 @@ def _require_room(places: list[Path], needed: int) -> Path:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """The folder is in use as long as this process lives, and the block lasts."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Mark the folder as used during the block; the lock ends with the process."""
     from filelock import FileLock
 
     with FileLock(folder / _LOCK):
         yield
 
 
-def _remove_leftovers(place: Path) -> None:
-    """Folders of reports whose process was killed; those of other users stay."""
+def _remove_leftovers(parent: Path) -> None:
+    """Remove the folders of killed processes; those of other users stay."""
     from filelock import FileLock, Timeout
 
-    for folder in place.glob(f"{_PREFIX}*"):
+    for folder in parent.glob(f"{_PREFIX}*"):
         try:
             with FileLock(folder / _LOCK, timeout=0):
                 pass

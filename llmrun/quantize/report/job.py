@@ -1,6 +1,7 @@
-"""Making a report card: which measurement comes when, what is kept of it, and what an interruption leaves.
+"""The job that makes a report card.
 
-Owns the order; the measurements are measure.py's, the words verdict.py's.
+Owns the order of the measurements and the behaviour at an interruption; measure.py declares the measurements, and
+verdict.py has the words.
 """
 
 from __future__ import annotations
@@ -19,28 +20,20 @@ from llmrun.quantize.report.measure import Measurements, SourceModel
 from llmrun.quantize.report.timetable import ReportStep, Timetable
 
 ROUNDS = 5
-"""How often the speed of each type is measured."""
+"""Number of speed measurements of each type."""
 
 _EFFORT = {"timing": 4.0, "judging": 20.0}  # seconds, for a small model
 
 
 @dataclass(frozen=True, slots=True)
 class ReportUpdate:
-    """How far it is.
+    """Progress of the job."""
 
-    Attributes:
-        doing: "quantizing", "judging" or "timing".
-        type: of which weights.
-        share: of the whole job that is done, 0 to 1.
-        seconds_left: None while nobody can tell.
-        row: what is known of a type now, when a step with it has ended; else None.
-    """
-
-    doing: str
-    type: str
-    share: float
-    seconds_left: float | None
-    row: CardRow | None = None
+    doing: str  # "quantizing", "judging" or "timing"
+    type: str  # of the weights
+    share: float  # of the whole job, 0 to 1
+    seconds_left: float | None  # None if unknown
+    row: CardRow | None = None  # the type's figures so far, at the end of a step
 
 
 OnUpdate = Callable[[ReportUpdate], None]
@@ -53,37 +46,37 @@ def make_report(
     name: str = "",
     text: EvaluatedText | None = None,
     imatrix: Path | None = None,
-    wishes: LoadPreferences = LoadPreferences(),
+    preferences: LoadPreferences = LoadPreferences(),
     keep: Path | None = None,
     on_update: OnUpdate = lambda update: None,
     measures: Measurements | None = None,
     rounds: int = ROUNDS,
 ) -> Card:
-    """Make every type of a model, measure all of them, and the source, side by side.
+    """Quantize a model to several types, and measure all of them and the source.
 
-    Ctrl-C ends it early: the card has what was measured by then. A type that can't be made gets a row with the reason.
+    Ctrl-C ends the job early: the card has the figures so far. A type that can't be made gets a row with the reason.
 
     Args:
         source: the (first) GGUF file.
-        types: names of llmrun.quantize.types.FILE_TYPES; twice the same is once.
-        name: what the model is called; "" takes it from the file's name.
-        text: what quality is measured on; None is what `llmrun evaluate` reads by default.
-        imatrix: an importance matrix of llama.cpp's, in GGUF.
-        wishes: how models are loaded; n_ctx does not count.
-        keep: folder where the files stay; None keeps none.
-        on_update: told now and then how far it is.
-        measures: how it is measured; None is with llama.cpp, here.
-        rounds: how often the speed is measured.
+        types: names of llmrun.quantize.types.FILE_TYPES; repeated ones count once.
+        name: the model's name; "" for the stem of the file's name.
+        text: text to measure quality on; None for the default of `llmrun evaluate`.
+        imatrix: llama.cpp's importance matrix in GGUF.
+        preferences: load settings; n_ctx is ignored.
+        keep: folder for the files; None to remove them.
+        on_update: called with the progress.
+        measures: the measurements; None for LocalMeasurements.
+        rounds: number of speed measurements of each type.
 
     Raises:
-        UsageError: no type can be made; says why. A file is in the way.
-        DiskFullError: there is no room for all of them.
-        LlmrunError: the source itself, or none of the types, can be measured.
+        UsageError: no type can be made, or a file exists already.
+        DiskFullError: there is no room for the files.
+        LlmrunError: the source, or every type, can't be measured.
     """
     if measures is None:
         from llmrun.quantize.report.local_measurements import LocalMeasurements
 
-        measures = LocalMeasurements(source, name=name, text=text, imatrix=imatrix, wishes=wishes)
+        measures = LocalMeasurements(source, name=name, text=text, imatrix=imatrix, preferences=preferences)
     kinds = list(dict.fromkeys(types))
     if not kinds:
         raise UsageError("a report needs at least one type", hint="--types Q8_0,Q4_K_M,Q4_0")
@@ -92,13 +85,13 @@ def make_report(
     targets = _targets(original, [kind for kind in kinds if kind not in failures], keep)
     with working_folder(keep, needed) as folder:
         work = _Work(source, original, measures, {kind: folder / name for kind, name in targets.items()}, on_update)
-        for kind, why in failures.items():
-            work.fail(kind, why)
+        for kind, reason in failures.items():
+            work.fail(kind, reason)
         return work.run(rounds, keeps=keep is not None, imatrix=imatrix)
 
 
 def _expected(measures: Measurements, kinds: Sequence[str]) -> tuple[dict[str, str], int]:
-    """Type -> why it can't be made, and the bytes that the others need together."""
+    """Return type -> reason why it can't be made, and the total size of the other types."""
     failures, needed = {}, 0
     errors = []
     for kind in kinds:
@@ -114,10 +107,10 @@ def _expected(measures: Measurements, kinds: Sequence[str]) -> tuple[dict[str, s
 
 def _targets(original: SourceModel, kinds: Sequence[str], keep: Path | None) -> dict[str, str]:
     names = {kind: f"{original.name}-{kind}.gguf" for kind in kinds}
-    in_the_way = [name for name in names.values() if keep is not None and (keep / name).exists()]
-    if in_the_way:
+    existing = [name for name in names.values() if keep is not None and (keep / name).exists()]
+    if existing:
         raise UsageError(
-            f"{str(keep and keep / in_the_way[0])!r} is there already",
+            f"{str(keep and keep / existing[0])!r} is there already",
             why="a report replaces no file",
             hint="name another folder, or remove it",
         )
@@ -125,7 +118,7 @@ def _targets(original: SourceModel, kinds: Sequence[str], keep: Path | None) -> 
 
 
 class _Work:
-    """The steps, and what came out of them so far."""
+    """The steps of the job, and their results so far."""
 
     def __init__(
         self, source: Path, original: SourceModel, measures: Measurements, targets: dict[str, Path], on_update: OnUpdate
@@ -141,13 +134,13 @@ class _Work:
         )
         self._timetable = Timetable([])
 
-    def fail(self, kind: str, why: str) -> None:
-        """Note that a type can't be made or measured."""
-        self._rows[kind] = replace(self._rows.get(kind, CardRow(kind)), failure=why)
+    def fail(self, kind: str, reason: str) -> None:
+        """Record that a type can't be made or measured."""
+        self._rows[kind] = replace(self._rows.get(kind, CardRow(kind)), failure=reason)
         self._timetable.drop(kind)
 
     def run(self, rounds: int, *, keeps: bool, imatrix: Path | None) -> Card:
-        """Take all steps, or as many as there is time for."""
+        """Run all steps until the end or an interruption."""
         started, began = time.time(), time.monotonic()
         steps = self._steps(rounds)
         self._timetable = Timetable(steps)
@@ -155,7 +148,7 @@ class _Work:
         try:
             for step in steps:
                 if step.type == _SOURCE or not self._rows[step.type].failure:
-                    self._take(step)
+                    self._run_step(step)
         except (KeyboardInterrupt, CancelledError):
             is_complete = False
         rows = [self._with_path(row, keeps) for row in self._rows.values()]
@@ -172,7 +165,7 @@ class _Work:
         )
 
     def _steps(self, rounds: int) -> list[ReportStep]:
-        """Each type is made, judged and timed once; then all types take turns in being timed again."""
+        """Return the steps: each type is made, judged and timed once; then all types are timed again in turns."""
         steps = [_timing(_SOURCE)]
         for kind in self._targets:
             steps += [
@@ -184,10 +177,10 @@ class _Work:
             steps += [_timing(kind) for kind in (_SOURCE, *self._targets)]
         return steps
 
-    def _take(self, step: ReportStep) -> None:
+    def _run_step(self, step: ReportStep) -> None:
         began = time.monotonic()
 
-        def tell(share: float, row: CardRow | None = None) -> None:
+        def report(share: float, row: CardRow | None = None) -> None:
             running = time.monotonic() - began
             timetable = self._timetable
             name = self._original.type if step.type == _SOURCE else step.type
@@ -197,9 +190,9 @@ class _Work:
                 done, left = timetable.share_done(), timetable.seconds_left()
             self._on_update(ReportUpdate(step.kind, name, done, left, row))
 
-        tell(0.0)
+        report(0.0)
         try:
-            self._measure(step, tell)
+            self._measure(step, report)
         except (CancelledError, TerminatedError):
             raise
         except LlmrunError as error:
@@ -210,25 +203,25 @@ class _Work:
                 raise
         else:
             self._timetable.finish(time.monotonic() - began)
-        tell(1.0, self._rows[step.type])
+        report(1.0, self._rows[step.type])
 
-    def _measure(self, step: ReportStep, tell: Callable[[float], None]) -> None:
+    def _measure(self, step: ReportStep, report: Callable[[float], None]) -> None:
         row = self._rows[step.type]
         path = self._source if step.type == _SOURCE else self._targets[step.type]
         if step.kind == "quantizing":
-            made = self._measures.make(step.type, path, tell)
+            made = self._measures.make(step.type, path, report)
             row = replace(
                 row, n_bytes=made.n_bytes, bits_per_weight=made.bits_per_weight, seconds=made.seconds, notes=made.notes
             )
         elif step.kind == "judging":
-            judged = self._measures.judge(path, tell)
+            judged = self._measures.judge(path, report)
             row = replace(row, quality=judged.quality)
             self._rows[_SOURCE] = replace(self._rows[_SOURCE], quality=judged.source)
             self._method = replace(
                 self._method, text=judged.text, text_sha256=judged.text_sha256, n_tokens=judged.n_tokens
             )
         else:
-            timed = self._measures.time(path, tell)
+            timed = self._measures.time(path, report)
             peaks = [peak for peak in (row.peak_memory, timed.peak_memory) if peak is not None]
             row = replace(
                 row,
@@ -245,7 +238,7 @@ class _Work:
         return replace(row, path=str(self._targets[row.type])) if made else row
 
 
-_SOURCE = ""  # stands for the source where types are told apart: one of the types may be the source's own
+_SOURCE = ""  # the source's key: one of the types may be the source's own
 
 
 def _source_row(original: SourceModel) -> CardRow:
@@ -253,7 +246,7 @@ def _source_row(original: SourceModel) -> CardRow:
 
 
 def _file_name(source: Path, original: SourceModel) -> str:
-    """The source's, or what a folder's model is called: the file it was converted to is a temporary one."""
+    """Return the source's file name; for a Hugging Face folder the model's name, since its file is temporary."""
     return source.name if source.suffix == ".gguf" else f"{original.name} ({original.type})"
 
 
@@ -266,5 +259,5 @@ def _timing(kind: str) -> ReportStep:
 
 
 def _effort(kind: str) -> float:
-    """Guessed seconds of quantizing a small model: IQ types search long, K-quants a while."""
+    """Return the estimated seconds for quantizing a small model: IQ types are slow, K-quants less so."""
     return 15.0 if kind.startswith("IQ") else 6.0 if kind.endswith(("_K", "_S", "_M", "_L")) else 1.0

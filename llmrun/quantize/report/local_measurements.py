@@ -1,7 +1,7 @@
-"""The measurements of a report card, made on this machine with llama.cpp: the one implementation of Measures.
+"""The measurements of a report card on this machine with llama.cpp: the implementation of Measurements.
 
-Owns which sizes of prompt, answer and text are enough; quantize, bench and evaluate do the work, each in an engine
-process of its own, so that no type's memory or threads are another's.
+Owns the sizes of prompt, answer and text; quantize, bench and evaluate do the work, each in its own engine process so
+that types share neither memory nor threads.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from llmrun.quantize.report.measure import OnShare, QualityMeasurement, Quantize
 from llmrun.runner.runner import Runner
 
 _PROMPT, _ANSWER = 256, 32
-_CHUNK, _MOST_CHUNKS, _LEAST_CHUNKS = 512, 16, 4
-_JUDGE_SECONDS = 240.0  # for one type, about: less text where the model is slow
-_MOST_TOKEN_LENGTH = 32  # characters, on average
+_CHUNK, _MAX_CHUNKS, _MIN_CHUNKS = 512, 16, 4
+_JUDGE_SECONDS = 240.0  # approximate limit per type; slow models read less text
+_MAX_TOKEN_LENGTH = 32  # characters, on average
 
 
 def require_text(model: Path, text: EvaluatedText) -> None:
@@ -40,31 +40,31 @@ def require_text(model: Path, text: EvaluatedText) -> None:
 
     Args:
         model: the (first) GGUF file; its vocabulary is loaded.
-        text: what quality is to be measured on.
+        text: text to measure quality on.
     """
     n_ctx = choose_context([read_header(model)], None, long=False)
     needed = least_chunks(n_ctx) * n_ctx
-    command = TokenizeText(str(model.absolute()), text.content[: needed * _MOST_TOKEN_LENGTH], special=False)
+    command = TokenizeText(str(model.absolute()), text.content[: needed * _MAX_TOKEN_LENGTH], special=False)
     with closing(Runner()) as engine:
         n_tokens = len(engine.do(TOKENIZE, command).tokens)
     if n_tokens < needed:
         raise UsageError(
             "the text is too short for a report",
             why=f"{text.name} has {n_tokens:,} tokens, and at least {needed:,} are needed",
-            hint="a longer --text, or none: then Python's language reference is read",
+            hint="use a longer --text, or none, for Python's language reference",
         )
 
 
 class LocalMeasurements:
-    """Measures a model's types on this machine.
+    """Measurements of a model's types on this machine.
 
     Args:
         source: the (first) GGUF file.
-        name: what the model is called; "" takes it from the file's name.
-        text: what quality is measured on; None is what `llmrun evaluate` reads by default.
+        name: the model's name; "" for the stem of the file's name.
+        text: text to measure quality on; None for the default of `llmrun evaluate`.
         imatrix: an importance matrix in GGUF.
-        wishes: how models are loaded; n_ctx does not count.
-        chunks: of the text, how many are read at most; fewer where that would take long.
+        preferences: load settings; n_ctx is ignored.
+        chunks: maximum number of chunks of the text; slow models read fewer.
 
     Raises:
         BadModelError, ModelNotFoundError: the source is not a model's file.
@@ -80,26 +80,26 @@ class LocalMeasurements:
         name: str = "",
         text: EvaluatedText | None = None,
         imatrix: Path | None = None,
-        wishes: LoadPreferences = LoadPreferences(),
-        chunks: int = _MOST_CHUNKS,
+        preferences: LoadPreferences = LoadPreferences(),
+        chunks: int = _MAX_CHUNKS,
     ) -> None:
         self._source = source
         self._name = name or _stem(source)
         self._text = text or default_text()
         self._imatrix = imatrix
-        self._wishes = wishes
+        self._preferences = preferences
         self._chunks = chunks
         self._header = read_header(source)
         self._build_commit = ""
         self._previews: dict[str, Preview] = {}
-        self.threads = wishes.threads or probe().usable_cores
+        self.threads = preferences.threads or probe().usable_cores
 
     def machine(self) -> Machine:
-        """As `llmrun bench` describes it."""
+        """Return the description that `llmrun bench` prints."""
         return describe(build_commit=self._build_commit)
 
     def original(self) -> SourceModel:
-        """What the file's header tells."""
+        """Return the facts in the file's header."""
         header = self._header
         return SourceModel(
             name=self._name,
@@ -107,32 +107,34 @@ class LocalMeasurements:
             n_bytes=header.file_size,
             bits_per_weight=header.bits_per_weight,
             n_parameters=header.n_parameters,
-            notes=tuple(_unusual(self._wishes)),
+            notes=tuple(_unusual(self._preferences)),
         )
 
     def expected_bytes(self, kind: str) -> int:
-        """From llama.cpp's own plan for the file."""
+        """Return the size in llama.cpp's plan for the file."""
         if kind not in self._previews:
             self._previews[kind] = preview(self._request(kind, self._source.with_name("none.gguf")))
         return self._previews[kind].n_bytes
 
     def make(self, kind: str, target: Path, on_share: OnShare) -> QuantizedModel:
-        """By `llmrun quantize`."""
-        done = quantize(self._request(kind, target), lambda _, share: on_share(share), outlook=self._previews.get(kind))
+        """Quantize like `llmrun quantize`."""
+        done = quantize(
+            self._request(kind, target), lambda _, share: on_share(share), estimate=self._previews.get(kind)
+        )
         return QuantizedModel(done.n_bytes, done.bits_per_weight, done.seconds, done.notes)
 
     def time(self, model: Path, on_share: OnShare) -> SpeedMeasurement:
-        """By `llmrun bench`: a prompt and an answer."""
-        wishes = self._wishes
+        """Measure a prompt and an answer like `llmrun bench`."""
+        preferences = self._preferences
         load = Load(
             str(model.absolute()),
             n_ctx=0,
             n_ctx_start=0,
             threads=self.threads,
-            gpu_layers=ALL_LAYERS if wishes.gpu_layers is None else wishes.gpu_layers,
-            flash_attention=wishes.flash_attention,
-            kv_type_k=wishes.cache_type_k,
-            kv_type_v=wishes.cache_type_v,
+            gpu_layers=ALL_LAYERS if preferences.gpu_layers is None else preferences.gpu_layers,
+            flash_attention=preferences.flash_attention,
+            kv_type_k=preferences.cache_type_k,
+            kv_type_v=preferences.cache_type_v,
         )
         with closing(Runner()) as engine:
             on_share(0.1)
@@ -146,49 +148,54 @@ class LocalMeasurements:
         return SpeedMeasurement(_rate(prefill, _PROMPT), _rate(decode, _ANSWER), max(peaks, default=None))
 
     def judge(self, model: Path, on_share: OnShare) -> QualityMeasurement:
-        """By `llmrun evaluate`, beside the source."""
+        """Compare with the source like `llmrun evaluate`."""
 
-        def tell(update: EvaluateUpdate) -> None:
+        def report(update: EvaluateUpdate) -> None:
             on_share(update.done / update.total if update.total else 0.0)
 
         text = self._text
         found = evaluate(
-            model, reference=self._source, text=text, chunks=self._chunks, wishes=self._wishes, on_update=tell
+            model,
+            reference=self._source,
+            text=text,
+            chunks=self._chunks,
+            preferences=self._preferences,
+            on_update=report,
         )
         return QualityMeasurement(*_qualities(found), text.name, text.sha256, found.chunks * found.n_ctx)
 
     def _request(self, kind: str, target: Path) -> QuantizeRequest:
-        return QuantizeRequest(self._source, target, kind, imatrix=self._imatrix, threads=self._wishes.threads)
+        return QuantizeRequest(self._source, target, kind, imatrix=self._imatrix, threads=self._preferences.threads)
 
 
-def chunks_for(prefill: float, most: int) -> int:
-    """How many chunks of text can be read in reasonable time, by a model and by its source.
+def chunks_for(prefill: float, limit: int) -> int:
+    """Return the number of chunks that a model and its source can read in reasonable time.
 
     Args:
         prefill: tokens/s of the source.
-        most: not more than these, and not fewer than a few, unless that is less.
+        limit: maximum; it takes precedence over the minimum of a few chunks.
     """
     readable = int(_JUDGE_SECONDS * prefill / (2 * _CHUNK))
-    return min(max(readable, _LEAST_CHUNKS), most)
+    return min(max(readable, _MIN_CHUNKS), limit)
 
 
-def _unusual(wishes: LoadPreferences) -> Iterator[str]:
-    """How models are loaded otherwise than by default, a sentence each."""
-    if (wishes.cache_type_k, wishes.cache_type_v) != ("f16", "f16"):
-        kinds = f"{wishes.cache_type_k} keys and {wishes.cache_type_v} values"
+def _unusual(preferences: LoadPreferences) -> Iterator[str]:
+    """Yield a sentence about each load setting that is not the default."""
+    if (preferences.cache_type_k, preferences.cache_type_v) != ("f16", "f16"):
+        kinds = f"{preferences.cache_type_k} keys and {preferences.cache_type_v} values"
         yield f"the KV cache has {kinds}; quality is compared with the source's in f16"
-    if wishes.flash_attention != "auto":
-        yield f"flash attention is {wishes.flash_attention}"
-    if wishes.gpu_layers is not None and wishes.gpu_layers != ALL_LAYERS:
-        yield f"{wishes.gpu_layers} layers are on the GPU"
+    if preferences.flash_attention != "auto":
+        yield f"flash attention is {preferences.flash_attention}"
+    if preferences.gpu_layers is not None and preferences.gpu_layers != ALL_LAYERS:
+        yield f"{preferences.gpu_layers} layers are on the GPU"
 
 
 def _qualities(found: EvaluateResult) -> tuple[Quality, Quality]:
-    """Of the model, and of the source."""
+    """Return the quality of the model, and of the source."""
     divergence = found.divergence
     if divergence is None or found.perplexity is None:
         raise LlmrunError("nothing was evaluated")
-    mine = Quality(
+    quality = Quality(
         perplexity=found.perplexity.value,
         perplexity_error=found.perplexity.half,
         kld=divergence.mean.value,
@@ -197,7 +204,7 @@ def _qualities(found: EvaluateResult) -> tuple[Quality, Quality]:
         same_top_error=divergence.same_top.half,
     )
     reference = divergence.reference_perplexity
-    return mine, Quality(perplexity=reference.value, perplexity_error=reference.half)
+    return quality, Quality(perplexity=reference.value, perplexity_error=reference.half)
 
 
 def _rate(done: BenchResult, n_tokens: int) -> float:
@@ -205,11 +212,11 @@ def _rate(done: BenchResult, n_tokens: int) -> float:
 
 
 def _ignore(update: BenchUpdate) -> None:
-    """There is nothing to tell of a test of a second."""
+    """Report nothing: a test takes about a second."""
 
 
 def _stem(path: Path) -> str:
-    """A file's name without what tells its type, part and format."""
+    """Return a file's name without type, part and format."""
     name = path.name.removesuffix(".gguf").partition("-00001-of-")[0]
     quant = quant_of(name)
     return re.sub(rf"[-_.]{re.escape(quant)}$", "", name, flags=re.IGNORECASE) if quant else name

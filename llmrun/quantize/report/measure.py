@@ -1,6 +1,6 @@
-"""The measurements that a report card is made of, and who makes them: quantize, bench and evaluate.
+"""The interface of the measurements for a report card, and their results.
 
-Owns how they are called; must not know in which order, or what comes of it.
+Owns the signatures; must not know the order of the measurements, or the use of the results.
 """
 
 from __future__ import annotations
@@ -14,20 +14,15 @@ from llmrun.bench.results import Machine
 from llmrun.quantize.report.card import Quality
 
 OnShare = Callable[[float], None]
-"""Gets how much of one measurement is done, 0 to 1."""
+"""Called with the share of one measurement that is done, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceModel:
-    """The source.
-
-    Attributes:
-        type: e.g. "F16".
-        n_parameters: weights.
-    """
+    """The source of the quantized types."""
 
     name: str
-    type: str
+    type: str  # e.g. "F16"
     n_bytes: int
     bits_per_weight: float
     n_parameters: int
@@ -36,55 +31,51 @@ class SourceModel:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedModel:
-    """A file that was written. seconds: that it took."""
+    """A quantized file."""
 
     n_bytes: int
     bits_per_weight: float
-    seconds: float
+    seconds: float  # for quantizing
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedMeasurement:
-    """One round: tokens/s, and the largest resident set of the engine process in bytes where the system tells."""
+    """One round of speed measurements."""
 
-    prefill: float
-    decode: float
-    peak_memory: int | None
+    prefill: float  # tokens/s
+    decode: float  # tokens/s
+    peak_memory: (
+        int | None
+    )  # largest resident set of the engine process in bytes; None if the system does not report it
 
 
 @dataclass(frozen=True, slots=True)
 class QualityMeasurement:
-    """Quality of a model and of the source on the same text.
-
-    Attributes:
-        text: what text that was, for people.
-        text_sha256: of its UTF-8 bytes: only figures on the same text can be compared.
-        n_tokens: of it that were evaluated.
-    """
+    """Quality of a model and of the source on the same text."""
 
     quality: Quality
     source: Quality
-    text: str
-    text_sha256: str
-    n_tokens: int
+    text: str  # name for display
+    text_sha256: str  # of the UTF-8 bytes; only figures on the same text are comparable
+    n_tokens: int  # evaluated tokens
 
 
 class Measurements(Protocol):
-    """What can be measured. Everything raises LlmrunError when it can't be done, and may be interrupted."""
+    """The measurements. Each raises LlmrunError after a failure, and can be interrupted."""
 
     prompt_tokens: int
     answer_tokens: int
     threads: int
 
     def machine(self) -> Machine:
-        """Where this is."""
+        """Return a description of this machine."""
 
     def original(self) -> SourceModel:
-        """The source."""
+        """Return the facts about the source."""
 
     def expected_bytes(self, kind: str) -> int:
-        """How large the file of a type will be; refuses types that are invalid."""
+        """Return the expected file size of a type; raise UsageError if the type is invalid."""
 
     def make(self, kind: str, target: Path, on_share: OnShare) -> QuantizedModel:
         """Write the file of a type."""

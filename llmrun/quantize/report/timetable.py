@@ -1,4 +1,4 @@
-"""How far a long job of known steps is, and how long it will still take. Pure; the clock is the caller's."""
+"""Progress and remaining time of a long job of known steps. Pure; the caller passes the time."""
 
 from __future__ import annotations
 
@@ -8,65 +8,56 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReportStep:
-    """One thing to do.
+    """A step of the job."""
 
-    Attributes:
-        kind: "quantizing", "judging" or "timing"; steps of a kind teach how long the others of it take.
-        type: of the weights it is done with.
-        effort: guessed seconds; only ratios count.
-    """
-
-    kind: str
-    type: str
-    effort: float
+    kind: str  # "quantizing", "judging" or "timing"; finished steps improve the estimates for others of their kind
+    type: str  # of the weights
+    effort: float  # estimated seconds; only ratios count
 
 
 class Timetable:
-    """Learns from finished steps.
+    """Estimates from the durations of finished steps.
 
     Args:
-        steps: all there are, in order.
+        steps: all steps, in order.
     """
 
     def __init__(self, steps: Sequence[ReportStep]) -> None:
         self._left = list(steps)
-        self._taken: dict[str, tuple[float, float]] = {}  # kind -> effort and seconds of what is done
+        self._taken: dict[str, tuple[float, float]] = {}  # kind -> effort and seconds of the finished steps
         self._seconds = 0.0
         self._share = 0.0
 
     def finish(self, seconds: float) -> None:
-        """The first step that was left is done, in so many seconds."""
+        """Record that the first remaining step is finished, and its duration."""
         step = self._left.pop(0)
         effort, taken = self._taken.get(step.kind, (0.0, 0.0))
         self._taken[step.kind] = effort + step.effort, taken + seconds
         self._seconds += seconds
 
     def drop(self, kind: str) -> None:
-        """What is left to do with a type will not be done."""
+        """Remove the remaining steps of a type."""
         self._left = [step for step in self._left if step.type != kind]
 
     def seconds_left(self, share: float = 0.0, running: float = 0.0) -> float | None:
-        """None while nobody can tell.
+        """Return the estimated remaining seconds; None if unknown.
 
         Args:
-            share: of the first step left that is done, 0 to 1.
-            running: seconds since it began.
+            share: finished share of the first remaining step, 0 to 1.
+            running: seconds since that step began.
         """
         if not self._taken and share <= 0.0:
             return None
         expected = [self._expected(step) for step in self._left]
         if share > 0.0 and running > 0.0 and expected:
-            # The nearer its end, the better its own pace tells.
+            # The closer to its end, the more its own pace counts.
             by_pace = running / share
             expected[0] = share * by_pace + (1 - share) * expected[0] if self._taken else by_pace
             expected[0] = max(expected[0] - running, 0.0)
         return sum(expected)
 
     def share_done(self, share: float = 0.0, running: float = 0.0) -> float:
-        """Of everything, 0 to 1; never less than before.
-
-        Args: as in seconds_left().
-        """
+        """Return the finished share of the whole job, 0 to 1, which never decreases. Arguments as in seconds_left()."""
         left = self.seconds_left(share, running)
         if left is not None:
             done = self._seconds + running
@@ -74,7 +65,7 @@ class Timetable:
         return self._share
 
     def _expected(self, step: ReportStep) -> float:
-        """By the steps of its kind; before there is one, by all."""
+        """Estimate a step by the finished steps of its kind, or by all of them if there are none."""
         effort, seconds = self._taken.get(step.kind, (0.0, 0.0))
         if effort <= 0.0:
             effort = sum(effort for effort, _ in self._taken.values())

@@ -1,1 +1,1 @@
-"""What each command shows."""
+"""The output of each command: on a terminal, in a pipe, as a page."""

@@ -1,7 +1,7 @@
-"""The tree of a beam search as rows of text: branches that go on or have ended are alive, others pruned.
+"""The tree of a beam search as rows of text. Running and finished branches are alive, the others are pruned.
 
-Pure; must not know the terminal. Tokens without a fork between them are one row, so that a tree of a few beams fits
-any screen however long its answers are.
+Pure; must not know the terminal. Tokens without a fork between them share a row, so a tree of a few beams fits any
+screen.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ _LINES, _ASCII_LINES = ("├─", "└─", "│ ", "…", "■"), ("|-", "`-", 
 
 
 class TreeRow(NamedTuple):
-    """A row of the tree.
-
-    Attributes:
-        text: with the lines in front of it.
-        alive: something goes on from here, or ended here.
-    """
+    """A row of the tree, with its branch lines."""
 
     text: str
     alive: bool
@@ -31,23 +26,24 @@ class TreeRow(NamedTuple):
 def tree_rows(
     tree: Sequence[TreeNode], running: Sequence[int], rows: int, columns: int, *, unicode: bool = True
 ) -> list[TreeRow]:
-    """What of a tree fits so many rows: first what goes on, then what has ended, then what was pruned last.
+    """Return the part of a tree that fits: running branches first, then finished ones, then the last pruned ones.
 
     Args:
-        running: numbers of the nodes that go on, the best one first.
+        running: numbers of the running nodes, the best one first.
+        rows, columns: size of the screen.
     """
     alive_ends = [*running, *sorted(_ended(tree), key=lambda node: -tree[node].total)]
     alive = _with_ancestors(tree, alive_ends)
     inner = {node.parent for node in tree}
     pruned = [node for node in reversed(range(len(tree))) if node not in inner and node not in alive]
     shown = [*alive_ends, *pruned]
-    most = max(1, rows)
+    n_leaves = max(1, rows)
     while True:  # each further leaf may need a row for its fork, too
-        drawing = _Drawing(tree, shown[:most], alive, columns, _LINES if unicode else _ASCII_LINES)
+        drawing = _Drawing(tree, shown[:n_leaves], alive, columns, _LINES if unicode else _ASCII_LINES)
         drawn = drawing.rows()
-        if len(drawn) <= rows or most == 1:
+        if len(drawn) <= rows or n_leaves == 1:
             return drawn[-rows:]
-        most = min(most, len(shown)) - 1
+        n_leaves = min(n_leaves, len(shown)) - 1
 
 
 def _ended(tree: Sequence[TreeNode]) -> Iterable[int]:
@@ -64,7 +60,7 @@ def _with_ancestors(tree: Sequence[TreeNode], nodes: Iterable[int]) -> set[int]:
 
 
 class _Drawing:
-    """A part of a tree: some leaves, and what leads to them."""
+    """The rows of some leaves and their ancestors."""
 
     def __init__(
         self, tree: Sequence[TreeNode], leaves: Sequence[int], alive: set[int], columns: int, lines: Sequence[str]
@@ -77,16 +73,16 @@ class _Drawing:
         self._rows: list[TreeRow] = []
 
     def rows(self) -> list[TreeRow]:
-        """From the root down, a fork's branches in the order in which they came."""
-        waiting = [(child, "", "") for child in reversed(self._children.get(ROOT, []))]
-        while waiting:
-            node, before, line = waiting.pop()
+        """Return rows from the root down, branches in the order of their creation."""
+        stack = [(child, "", "") for child in reversed(self._children.get(ROOT, []))]
+        while stack:
+            node, before, line = stack.pop()
             path = [node]
             while len(children := self._children.get(path[-1], [])) == 1:
                 path.append(children[0])
             self._add(before + line, path)
             inner = before + (self._pass if line == self._fork else " " * len(line))
-            waiting += [
+            stack += [
                 (child, inner, self._fork if number else self._last) for number, child in enumerate(reversed(children))
             ]
         return self._rows
@@ -97,6 +93,6 @@ class _Drawing:
         end = f" {self._end}" if last.ended else ""
         score = f"{end} {last.total:.2f}" if path[-1] not in self._children else ""
         room = self._columns - width(before) - width(score)
-        if width(text) > room:  # its end is where something happens
+        if width(text) > room:  # the end of a branch is the news
             text = self._more + cut(text[::-1], room - len(self._more))[::-1]
         self._rows.append(TreeRow(cut(f"{before}{text}{score}", self._columns), path[-1] in self._alive))

@@ -1,6 +1,6 @@
-"""What a beam search shows: its tree while it grows, what else it found, and what that cost.
+"""The output of a beam search: its growing tree, the other answers, and the cost.
 
-Owns the drawing on stderr; the best answer itself is shown like any other one.
+Owns the drawing on stderr; the best answer itself is shown like any other answer.
 """
 
 from __future__ import annotations
@@ -21,19 +21,15 @@ from llmrun.ui.terminal.suspend import Suspendable
 from llmrun.ui.terminal.tables import Column, show_table
 from llmrun.ui.views.beam_tree import tree_rows
 
-_PAUSE = 0.1  # seconds between two drawings
+_REDRAW_SECONDS = 0.1
 _LEFT_ROWS = 2  # of the terminal, for the cursor and a ^C
 _COLUMNS = (Column("SCORE", right=True), Column("SUM", right=True), Column("TOKENS", right=True), Column("ANSWER"))
-_MOST_COMMON = 24  # characters that two answers begin with, and both show
-_OPEN_ENDED = 64  # tokens, from which on an answer without a grammar is free text
+_MAX_COMMON = 24  # characters of a common beginning that is shown in both answers
+_OPEN_ENDED = 64  # tokens; a longer answer without a grammar counts as free text
 
 
 class BeamsView:
-    """Draws the tree in a `with` block; where the terminal can't, it only keeps it.
-
-    Attributes:
-        tree: all nodes so far.
-    """
+    """The live tree of a search, in a `with` block; `tree` has all nodes, also if the terminal can't draw them."""
 
     def __init__(self, output: Output, clock: Callable[[], float] = time.monotonic) -> None:
         self.tree: list[TreeNode] = []
@@ -59,10 +55,10 @@ class BeamsView:
             self._live = None
 
     def step(self, step: BeamStep) -> None:
-        """The tree has grown."""
+        """Add the nodes of a step, and redraw the tree."""
         self.tree += step.nodes
         now = self._clock()
-        if self._draws and now - self._drawn_at >= _PAUSE:
+        if self._draws and now - self._drawn_at >= _REDRAW_SECONDS:
             self._drawn_at = now
             with self._suspendable.writing():
                 self._draw(step)
@@ -82,7 +78,7 @@ class BeamsView:
 
 
 def show_others(output: Output, found: BeamsFound) -> None:
-    """The answers behind the best one, on stderr."""
+    """Print the answers and their scores on stderr, the best one first."""
     best = found.answers[0].text
     texts = ["(this answer)", *(_difference(best, each.text) for each in found.answers[1:])]
     rows = [
@@ -94,14 +90,14 @@ def show_others(output: Output, found: BeamsFound) -> None:
 
 
 def _difference(best: str, other: str) -> str:
-    """Another answer from the word on that differs."""
+    """Return another answer from the first different word on."""
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(best, other, strict=False)))
     common = other.rfind(" ", 0, same) + 1
-    return f"… {other[common:]}" if common > _MOST_COMMON else other
+    return f"… {other[common:]}" if common > _MAX_COMMON else other
 
 
 def show_cost(output: Output, settings: BeamSettings, found: BeamsFound, kv_bytes: int, *, is_free: bool) -> None:
-    """What the search took, and when another way would have been better."""
+    """Print the cost of the search, and advise sampling for free text."""
     speed = rate(found.rows / found.decode_seconds) if found.decode_seconds > 0 else "-"
     output.note(
         f"{settings.beams} beams: {counted(found.steps, 'step')} of {found.rows / max(found.steps, 1):.1f} rows in "
@@ -110,11 +106,11 @@ def show_cost(output: Output, settings: BeamSettings, found: BeamsFound, kv_byte
     )
     if is_free and len(found.answers[0].tokens) >= _OPEN_ENDED:
         output.note(
-            "For free text sampling is mostly better: the likeliest text is often dull, and repeats itself. Beams are "
-            "for answers of which one is right, such as translations, names, code, or what a grammar describes."
+            "For free text use sampling: the likeliest text is often dull and repeats itself. Beams are for answers "
+            "with one correct result, such as translations, names, code, or text with a grammar."
         )
 
 
 def as_json(settings: BeamSettings, found: BeamsFound, tree: list[TreeNode]) -> dict[str, Any]:
-    """Everything about a search."""
+    """Return a search as JSON data."""
     return {"settings": as_dict(settings), **as_dict(found), "tree": [as_dict(node) for node in tree]}

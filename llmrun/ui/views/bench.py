@@ -1,4 +1,4 @@
-"""The bench on a terminal or in a pipe: rows as soon as they are measured, a line on what runs, and details at the end.
+"""The output of `llmrun bench`: each row once it is measured, a live progress line, details at the end.
 
 Owns columns, words and the live line; must not know how anything is measured. Names in rows are untrusted text.
 """
@@ -14,10 +14,11 @@ from llmrun.bench.parameters import Case
 from llmrun.bench.results import BenchRow, Limit, Result
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.cells import cut, width
-from llmrun.ui.terminal.format import milliseconds, rate_of_bytes, seconds
+from llmrun.ui.terminal.format import counted, milliseconds, rate_of_bytes, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.terminal.tables import Column, show_record
+from llmrun.ui.views.bench_labels import labels
 
 if TYPE_CHECKING:
     from llmrun.bench.run import Progress
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 _DIM, _BOLD, _YELLOW, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[33m", "\x1b[0m"
 _CLEAR = "\r\x1b[2K"
 _GAP = "  "
-_MOST_NAME = 22
+_MAX_NAME = 22
 _NOTE_WIDTH = 14
 _LIMIT = "OF LIMIT"
-_SIZE_GUESS = re.compile(r" \d[\d.x]*[KMBT] ")  # llama.cpp tells it from the number of layers, mostly wrong
+_SIZE_GUESS = re.compile(r" \d[\d.x]*[KMBT] ")  # llama.cpp guesses it from the number of layers, mostly wrong
 
-# Of rows -> heading, cell, in the order of the table. Only those that vary are shown.
+# Setting -> heading and cell, in the order of the table. Only settings that vary are shown.
 _SETTINGS: dict[str, tuple[str, Callable[[Case], str]]] = {
     "threads": ("THREADS", lambda case: str(case.settings.threads)),
     "n_batch": ("BATCH", lambda case: str(case.settings.n_batch)),
@@ -64,12 +65,12 @@ class _Column:
 
 
 class BenchView:
-    """Shows a bench while it runs, and its end.
+    """The view of a running bench.
 
     Args:
-        models: their names.
-        cases: of each model; none where only progress is shown.
-        shows_rows: the table is the result; else rows are only told on stderr.
+        models: names.
+        cases: of each model; none if only progress is shown.
+        shows_rows: print rows as a table on stdout; else as notes on stderr.
     """
 
     def __init__(self, output: Output, models: Sequence[str], cases: Sequence[Case], *, shows_rows: bool) -> None:
@@ -81,19 +82,19 @@ class BenchView:
         self._last = ""
 
     def progress(self, progress: Progress) -> None:
-        """What runs now: a line that is overwritten, or, off a terminal, one for each phase that takes long."""
+        """Redraw the progress line, on a terminal."""
         output = self._output
         if not output.stderr_cursor_moves or output.json:
             return
         share = progress.done / max(progress.total, 1)
-        what = {"measured": "measuring", "answering": "measuring"}.get(progress.phase, progress.phase)
+        phase = {"measured": "measuring", "answering": "measuring"}.get(progress.phase, progress.phase)
         text = f"{share:4.0%}  {clean(progress.model)}  {progress.test}  {progress.repetition}/{progress.repetitions}"
-        line = f"{text}  {what}"
+        line = f"{text}  {phase}"
         if line != self._last:
             self._write_line(line)
 
     def row(self, row: BenchRow) -> None:
-        """A finished row."""
+        """Print a finished row."""
         self.clear()
         if not self._shows_rows:
             self._output.note(f"{row.model} {row.test}: {_speed(row)} t/s{_limit_words(row)}")
@@ -108,19 +109,19 @@ class BenchView:
             self._output.text(self._styled(_DIM, _GAP.join(headings).rstrip()))
             self._has_heading = True
         cells = [_set(clean(column.cell(row)), column) for column in self._columns]
-        *most, note = cells
-        text = _GAP.join([*most, self._styled(_YELLOW, note.rstrip()) if note.strip() else ""])
+        *others, note = cells
+        text = _GAP.join([*others, self._styled(_YELLOW, note.rstrip()) if note.strip() else ""])
         self._output.text(text.rstrip())
 
     def clear(self) -> None:
-        """Take the live line away."""
+        """Remove the live line."""
         if self._has_line:
             self._output.stderr.write(_CLEAR)
             self._output.stderr.flush()
             self._has_line, self._last = False, ""
 
     def end(self, result: Result) -> None:
-        """What does not fit into a row: half-measured ones, answers, models, limits; and on stderr what disturbed."""
+        """Print partial rows and details on stdout, and disturbances on stderr."""
         self.clear()
         if self._shows_rows:
             for row in result.rows:
@@ -145,10 +146,10 @@ class BenchView:
 
 
 def _columns(models: Sequence[str], cases: Sequence[Case]) -> list[_Column]:
-    """MODEL where there are several, settings that vary, and what was measured. Widths are known beforehand."""
+    """Return the columns: model and settings that vary, then figures. Rows are streamed, so widths are fixed."""
     found = []
     if len(models) > 1:
-        longest = min(max(width(clean(name)) for name in models), _MOST_NAME)
+        longest = min(max(width(clean(name)) for name in models), _MAX_NAME)
         found.append(_Column("MODEL", longest, lambda row: cut(clean(row.model), longest), right=False))
     for name, (heading, cell) in _SETTINGS.items():
         values = {cell(case) for case in cases}
@@ -176,7 +177,7 @@ def _deviation(row: BenchRow) -> str:
 
 
 def _interval(row: BenchRow) -> str:
-    """How far the mean may be off, with 95 % confidence."""
+    """Return the half width of the mean's 95 % confidence interval."""
     from llmrun.bench.statistics import interval
 
     found = interval(row.samples_ts)
@@ -200,7 +201,7 @@ def _limit_words(row: BenchRow) -> str:
 
 
 def _note(row: BenchRow) -> str:
-    """A word on what makes a row doubtful; the rest stands below the table."""
+    """Return a short warning; its details are below the table."""
     if row.is_partial:
         return f"stopped at {len(row.samples_ns)}/{row.repetitions}"
     if any(warning.kind == "noisy" for warning in row.warnings):
@@ -209,7 +210,7 @@ def _note(row: BenchRow) -> str:
 
 
 def details(result: Result) -> list[str]:
-    """What does not fit into the table, one line each."""
+    """Return lines with answers' latencies, models and limits, for which the table has no room."""
     lines = [""] if result.rows else []
     for row in result.rows:
         lines += _chat(row, several=len({each.model for each in result.rows}) > 1)
@@ -237,7 +238,7 @@ def _chat(row: BenchRow, *, several: bool) -> list[str]:
 
 
 def _model(rows: Sequence[BenchRow]) -> str:
-    """What a model is, and what it cost to have it."""
+    """Return a model's type and size, load time, peak memory and energy."""
     row = rows[0]
     kind = _SIZE_GUESS.sub(" ", row.model_type)
     parts = [f"{kind}, {readable_size(row.model_size)}, {_count(row.model_n_params)} parameters, {row.backends}"]
@@ -256,25 +257,21 @@ def _count(parameters: int) -> str:
 
 
 def _limits(rows: Sequence[BenchRow]) -> list[str]:
-    """What the machine can do, as measured, with each number of threads."""
+    """Return the machine's measured limits for each number of threads."""
     lines = []
     for threads in dict.fromkeys(row.n_threads for row in rows):
         own: list[Limit] = [row.limit for row in rows if row.limit and row.n_threads == threads]
         read, compute = max(limit.read_rate for limit in own), max(limit.compute_rate for limit in own)
-        words = f"{threads} thread{'s' if threads > 1 else ''}"
-        lines.append(
-            f"limit with {words}: {rate_of_bytes(read)} read, {compute / 1e9:,.0f} billion multiply-adds/s, as measured"
-        )
+        figures = f"{rate_of_bytes(read)} read, {compute / 1e9:,.0f} billion multiply-adds/s, as measured"
+        lines.append(f"limit with {counted(threads, 'thread')}: {figures}")
     return lines
 
 
 def disturbances(result: Result) -> list[str]:
-    """What makes rows doubtful, one line a row."""
-    from llmrun.ui.views.bench_html import labels
-
+    """Return a line of warnings for each row that has some."""
     names = [f"{label} {row.test}".strip() for label, row in zip(labels(result.rows), result.rows, strict=True)]
     lines = [f"{name}: {row.warning_text}" for name, row in zip(names, result.rows, strict=True) if row.warnings]
     if result.is_partial:
-        whole = sum(not row.is_partial for row in result.rows)
-        lines.append(f"stopped before the end: {whole} row{'' if whole == 1 else 's'} complete")
+        complete = sum(not row.is_partial for row in result.rows)
+        lines.append(f"stopped before the end: {counted(complete, 'row')} complete")
     return lines

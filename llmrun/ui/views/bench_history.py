@@ -1,6 +1,6 @@
-"""Results of before as a list, and two of them side by side with a verdict.
+"""The list of earlier bench results, and two results side by side with a verdict.
 
-Must not know how verdicts are found. Names of models and machines are untrusted text.
+Must not know how verdicts are computed. Names of models and machines are untrusted text.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from llmrun.bench.results import Result
 from llmrun.bench.statistics import Verdict
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, ago, show_table
-from llmrun.ui.views.bench_html import labels
+from llmrun.ui.views.bench import details, disturbances
+from llmrun.ui.views.bench_labels import labels
 
 if TYPE_CHECKING:
     from llmrun.bench.results import BenchRow
 
 
 def show_entries(output: Output, entries: Sequence[HistoryEntry]) -> None:
-    """The history, the newest first, on stdout."""
+    """Print the history on stdout, the newest result first."""
     columns = (
         Column("NUMBER", right=True, style="bold"),
         Column("WHEN"),
@@ -41,9 +42,7 @@ def show_entries(output: Output, entries: Sequence[HistoryEntry]) -> None:
 
 
 def show_result(output: Output, result: Result) -> None:
-    """One result again, as it looked when it was measured; settings stand in the row's name where they vary."""
-    from llmrun.ui.views.bench import details, disturbances
-
+    """Print one result; settings that vary are part of a row's name."""
     columns = (Column("TEST"), Column("TOKENS/S", right=True), Column("±", right=True), Column("OF LIMIT"))
     rows = [
         (f"{label} {row.test}".strip(), f"{row.avg_ts:,.2f}", f"{row.stddev_ts:,.2f}", _limit(row))
@@ -65,7 +64,7 @@ def _limit(row: BenchRow) -> str:
 
 
 def show_comparison(output: Output, comparison: Comparison) -> None:
-    """Ratios with their intervals and verdicts, on stdout; what else differs below."""
+    """Print ratios with intervals and verdicts on stdout, other differences below."""
     columns = (
         Column("TEST"),
         Column("A", right=True),
@@ -79,16 +78,16 @@ def show_comparison(output: Output, comparison: Comparison) -> None:
     output.sentence(f"A is {comparison.a}, B is {comparison.b}: {comparison.summary}")
     for difference in comparison.machines:
         output.sentence(f"  {difference}")
-    for words, rows in (("A", comparison.only_a), ("B", comparison.only_b)):
+    for side, rows in (("A", comparison.only_a), ("B", comparison.only_b)):
         if rows:
-            output.sentence(f"only in {words}: " + ", ".join(dict.fromkeys(row.test for row in rows)))
+            output.sentence(f"only in {side}: " + ", ".join(dict.fromkeys(row.test for row in rows)))
     for pair in comparison.pairs:
         for note in [*map(str, pair.differences), *pair.notes]:
             output.note(f"{pair.a.test}: {note}")
 
 
 def show_versus(output: Output, found: Sequence[ExternalComparison], rival: str) -> None:
-    """Both sides of each test with their ratio, on stdout; what was not the same on stderr."""
+    """Print both sides of each test and their ratio on stdout, differences of the setup on stderr."""
     columns = (
         Column("TEST"),
         Column("LLMRUN", right=True),

@@ -1,4 +1,4 @@
-"""What `llmrun bench --clients` shows: a table and a small chart, and as JSON everything behind it.
+"""The output of `llmrun bench --clients`: a table and a small chart, or JSON.
 
 Owns columns and words; must not know how anything is measured.
 """
@@ -40,10 +40,10 @@ KNEE = (
 
 
 def show_outcome(output: Output, request: LoadRequest, outcome: LoadOutcome, machine: str) -> None:
-    """The rows on stdout, and on stderr what makes them doubtful.
+    """Print the rows on stdout, and warnings on stderr.
 
     Args:
-        machine: what the user calls this one; "" is its own name.
+        machine: the user's name for this machine; "" for its own name.
     """
     if output.json:
         output.result_json(as_json(request, outcome, machine))
@@ -57,8 +57,8 @@ def show_outcome(output: Output, request: LoadRequest, outcome: LoadOutcome, mac
     for row in outcome.rows:
         for warning in sample_warnings(row.samples_ts):
             output.note(f"{LoadCase(row.clients, row.shares_prompt).name}: {warning.text}")
-    if words := early(request, outcome):
-        output.note(words)
+    if note := early(request, outcome):
+        output.note(note)
     for warning in outcome.warnings:
         output.note(f"meanwhile {warning.text}")
     if outcome.error is not None:
@@ -67,12 +67,12 @@ def show_outcome(output: Output, request: LoadRequest, outcome: LoadOutcome, mac
 
 
 def knows_cached(request: LoadRequest, outcome: LoadOutcome) -> bool:
-    """Whether it is known what was in the KV cache: few servers tell it."""
+    """Return whether the share of cached prompt tokens is known: few servers report it."""
     return request.load is not None or any(row.cached_share for row in outcome.rows)
 
 
 def as_json(request: LoadRequest, outcome: LoadOutcome, machine: str) -> dict[str, Any]:
-    """Everything, as JSON data."""
+    """Return the whole outcome as JSON data."""
     return {
         "model": request.model,
         "version": llmrun.__version__,
@@ -88,7 +88,7 @@ def as_json(request: LoadRequest, outcome: LoadOutcome, machine: str) -> dict[st
 
 
 def knees(outcome: LoadOutcome) -> tuple[tuple[str, LoadRow | None], ...]:
-    """The knee with each kind of prompts, which is "own" or "shared"."""
+    """Return the knee for each kind of prompts, "own" and "shared"."""
     return ("own", outcome.knee(shares_prompt=False)), ("shared", outcome.knee(shares_prompt=True))
 
 
@@ -99,10 +99,10 @@ def _place(request: LoadRequest) -> dict[str, Any]:
 
 
 def _explained(request: LoadRequest, outcome: LoadOutcome, *, with_cached: bool) -> list[str]:
-    """What the table's words mean."""
+    """Return explanations of the table's columns."""
     words = [
         f"{prompts(outcome)}, answers of {request.tokens:,}",
-        "EACH: one client's tokens/s behind its first token",
+        "EACH: one client's tokens/s after its first token",
     ]
     if with_cached:
         words.append("CACHED: prompt tokens found in the KV cache")
@@ -110,30 +110,30 @@ def _explained(request: LoadRequest, outcome: LoadOutcome, *, with_cached: bool)
 
 
 def prompts(outcome: LoadOutcome) -> str:
-    """How long they are; not every server says it."""
+    """Return the length of the prompts; not every server reports it."""
     tokens = outcome.rows[-1].prompt_tokens
     return f"prompts of {tokens:,} tokens" if tokens else f"prompts of about {PROMPT_TOKENS} tokens"
 
 
 def early(request: LoadRequest, outcome: LoadOutcome) -> str:
-    """How many answers were shorter than they should be; "" for none."""
+    """Return a note about answers that ended early; "" if there are none."""
     total = sum(row.clients * len(row.samples_ts) for row in outcome.rows)
-    short = sum(row.early for row in outcome.rows)
-    return f"{short:,} of {counted(total, 'answer')} ended before {request.tokens} tokens" if short else ""
+    n_early = sum(row.early for row in outcome.rows)
+    return f"{n_early:,} of {counted(total, 'answer')} ended before {request.tokens} tokens" if n_early else ""
 
 
 def _show_chart(output: Output, outcome: LoadOutcome) -> None:
-    """Tokens/s against clients where there are enough of them for a knee, and the knee."""
+    """Print tokens/s against the number of clients, and the knee, if there are enough rows for one."""
     found = [knee for _, knee in knees(outcome)]
     if len({row.clients for row in outcome.rows}) < LEAST_FOR_A_KNEE:
         return
-    most = max(row.avg_ts for row in outcome.rows)
+    fastest = max(row.avg_ts for row in outcome.rows)
     rows = sorted(outcome.rows, key=lambda row: (row.shares_prompt, row.clients))
     cells = [
         (
             str(row.clients),
             "shared" if row.shares_prompt else "own",
-            bar(row.avg_ts / most, _BAR_CELLS) if most else "",
+            bar(row.avg_ts / fastest, _BAR_CELLS) if fastest else "",
             f"{_short(row.answer_p50_ns / 1e9, 2)} s",
             "◀ knee" if row in found else "",
         )
@@ -159,5 +159,5 @@ def _cells(row: LoadRow, with_cached: bool) -> tuple[str, ...]:
 
 
 def _short(value: float, decimals: int) -> str:
-    """Three digits, so that several fit into a cell; more where they stand before the point."""
+    """Return a number with about three digits, so that several fit into a cell."""
     return f"{value:.{decimals if value < 10 else 1 if value < 100 else 0}f}"

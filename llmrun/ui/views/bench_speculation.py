@@ -1,4 +1,4 @@
-"""What `llmrun bench --speculate` shows: a table, and as JSON everything behind it.
+"""The output of `llmrun bench --speculate`: a table, or JSON.
 
 Owns columns and words; must not know how anything is measured.
 """
@@ -29,11 +29,11 @@ _COLUMNS = (
 
 
 def show_outcome(output: Output, name: str, load: Load, outcome: SpeculationOutcome, machine: str) -> None:
-    """The rows on stdout, and on stderr what makes them doubtful.
+    """Print the rows on stdout, and warnings on stderr.
 
     Args:
         name: of the model.
-        machine: what the user calls this one; "" is its own name.
+        machine: the user's name for this machine; "" for its own name.
     """
     if output.json:
         output.result_json(as_json(name, load, outcome, machine))
@@ -44,7 +44,7 @@ def show_outcome(output: Output, name: str, load: Load, outcome: SpeculationOutc
         if row.verdict.kind == "noisy":
             output.note(f"{row.kind}: {row.verdict.words}, {row.verdict.why}")
         if not row.is_same and row.acceptance is not None:
-            output.note(f"{row.kind}: the answers differ, because steps of other widths are rounded otherwise")
+            output.note(f"{row.kind}: the answers differ, because decode steps of other widths round differently")
     for warning in outcome.warnings:
         output.note(f"meanwhile {warning.text}")
     if outcome.error is not None:
@@ -52,7 +52,7 @@ def show_outcome(output: Output, name: str, load: Load, outcome: SpeculationOutc
 
 
 def as_json(name: str, load: Load, outcome: SpeculationOutcome, machine: str) -> dict[str, Any]:
-    """Everything, as JSON data."""
+    """Return the whole outcome as JSON data."""
     return {
         "model": name,
         "version": llmrun.__version__,

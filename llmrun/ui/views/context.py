@@ -1,6 +1,6 @@
-"""What fills the context window, drawn: `/context` in a chat.
+"""The use of the context window: `/context` in a chat.
 
-Owns the drawing; must not know where the counts come from.
+Owns the drawing; must not know the source of the counts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _TEXT = 32
 def show_context(
     output: Output, messages: Sequence[Message], counted: TokenCount, n_ctx: int, *, about: bool = False
 ) -> None:
-    """One line for each message, for what the chat template writes around them, and for what is free; on stderr.
+    """Print a line for each message, for the chat template, and for free space, on stderr.
 
     Args:
         messages: as they are sent.
         counted: their tokens.
-        n_ctx: tokens of the context window; 0 is unknown.
+        n_ctx: tokens of the context window; 0 if unknown.
         about: the counts are an estimate.
     """
     template = max(0, counted.total - sum(counted.each))

@@ -1,6 +1,6 @@
-"""Vectors of a few texts on a terminal: how similar they are; and documents in the order of a query.
+"""The similarities of a few texts on a terminal, and documents ranked for a query.
 
-Owns the drawing; must not know how vectors come to be.
+Owns the drawing; must not know how vectors are computed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SHORT_TEXT = 28  # cells
 
 
 def show_similarities(output: Output, texts: Sequence[str], found: TextVectors) -> None:
-    """The cosine of each two texts; of a single one its vector's beginning."""
+    """Print the cosine similarity of each pair of texts, or the beginning of a single text's vector."""
     vectors = found.vectors
     size = f"{counted(vectors.shape[1], 'dimension')} of {counted(sum(found.tokens), 'token')}"
     if len(texts) == 1:
@@ -44,7 +44,7 @@ def show_similarities(output: Output, texts: Sequence[str], found: TextVectors) 
 
 
 def show_ranked(output: Output, documents: Sequence[str], ranked: Sequence[RankedDocument]) -> None:
-    """Scores and documents, the best first."""
+    """Print scores and documents, the best one first."""
     columns = (Column("SCORE", right=True, style="cyan"), Column("#", right=True, style="dim"), Column("DOCUMENT"))
     rows = [(f"{one.score:.4f}", str(one.index + 1), documents[one.index]) for one in ranked]
     show_table(output, columns, rows)

@@ -1,6 +1,6 @@
-"""What `llmrun evaluate` shows: the running figures on stderr while it reads, tables at the end.
+"""The output of `llmrun evaluate`: partial figures on stderr, tables at the end.
 
-Owns words, columns and digits; must not know where figures come from.
+Owns words, columns and digits; must not know the source of the figures.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from llmrun.protocol.jobs.evaluate import (
     least_chunks,
 )
 from llmrun.ui.terminal.activity import Activity
+from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.progress import Pace, time_left
 from llmrun.ui.terminal.tables import Column, show_facts, show_table
@@ -29,7 +30,7 @@ from llmrun.ui.terminal.tables import Column, show_facts, show_table
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSubject:
-    """What was measured, in words for people: the models' names, the text's, and its SHA-256."""
+    """The names of the models and of the text, and the text's SHA-256."""
 
     model: str
     reference: str
@@ -37,36 +38,36 @@ class EvaluationSubject:
     sha256: str
 
 
-# ---- while it goes on ------------------------------------------------------------------------------
+# ---- progress
 
 
 @contextmanager
 def reading(
     output: Output, *, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[EvaluateUpdate], None]]:
-    """Show how far it is, and the figures so far, until the block ends, however it ends."""
-    pace, words = Pace(), "loading"
+    """Show progress and partial figures until the end of the block."""
+    pace, text = Pace(), "loading"
     with Activity(output, clock=clock) as activity:
 
         def show(update: EvaluateUpdate) -> None:
-            nonlocal words
+            nonlocal text
             if not update.done:
-                pace.restart()  # loading is another thing
+                pace.restart()  # the speed of loading says nothing about reading
             pace.update(update.done, clock())
             if update.so_far is not None:
-                words = so_far(update.so_far)
-            elif update.total and words == "loading":
-                words = "reading"
+                text = partial_figures(update.so_far)
+            elif update.total and text == "loading":
+                text = "reading"
             left = pace.seconds_left(update.total) if update.done < update.total else None
             share = update.done / update.total if update.total else None
-            activity.show(words, share, time_left(left))
+            activity.show(text, share, time_left(left))
 
         yield show
 
 
-def so_far(evaluated: EvaluateResult) -> str:
-    """One line of figures that still change."""
-    parts = [f"{evaluated.chunks:,} chunk{'s' if evaluated.chunks != 1 else ''}"]
+def partial_figures(evaluated: EvaluateResult) -> str:
+    """Return one line of the figures that are known before the end."""
+    parts = [counted(evaluated.chunks, "chunk")]
     if evaluated.perplexity is not None:
         parts.append(f"perplexity {_with_half(evaluated.perplexity)}")
     if evaluated.divergence is not None:
@@ -76,11 +77,11 @@ def so_far(evaluated: EvaluateResult) -> str:
     return ", ".join(parts)
 
 
-# ---- the result ------------------------------------------------------------------------------------
+# ---- the result
 
 
 def show_evaluated(output: Output, about: EvaluationSubject, found: EvaluateResult, verdict: str) -> None:
-    """All of it on stdout, from what was measured to the verdict."""
+    """Print the result on stdout: the subject, tables, and the verdict."""
     show_facts(output, _facts(about, found))
     if found.perplexity is not None:
         output.text("")
@@ -93,7 +94,7 @@ def show_evaluated(output: Output, about: EvaluationSubject, found: EvaluateResu
         show_table(output, columns, _figures(found))
     if found.by_position:
         output.text("")
-        _show_stretches(output, found.by_position)
+        _show_positions(output, found.by_position)
     if found.needles:
         output.text("")
         _show_needles(output, found.needles)
@@ -148,15 +149,19 @@ def _interval(figure: Figure, show: Callable[[float], str]) -> str:
 
 
 def _too_few(found: EvaluateResult) -> str:
-    """Return the sentence about a sample that is too small for intervals; "" for one that is not."""
+    """Return a warning about a sample that is too small for intervals; "" if it is large enough."""
     if found.perplexity is None or found.perplexity.half is not None:
         return ""
-    least = least_chunks(found.n_ctx)
-    more = f"--chunks {least}" if found.chunks_there >= least else f"a longer --text: this one has {found.chunks_there}"
-    return f"too few chunks for an interval: at least {least} ({more})"
+    minimum = least_chunks(found.n_ctx)
+    more = (
+        f"--chunks {minimum}"
+        if found.chunks_there >= minimum
+        else f"a longer --text: this one has {found.chunks_there}"
+    )
+    return f"too few chunks for an interval: at least {minimum} ({more})"
 
 
-def _show_stretches(output: Output, rows: Sequence[PositionRange]) -> None:
+def _show_positions(output: Output, rows: Sequence[PositionRange]) -> None:
     columns = [Column("POSITIONS"), Column("PERPLEXITY", right=True), Column("95 % INTERVAL")]
     compared = rows[0].divergence is not None
     if compared:
@@ -176,7 +181,7 @@ def _show_stretches(output: Output, rows: Sequence[PositionRange]) -> None:
 
 
 def _show_needles(output: Output, needles: Sequence[Needle]) -> None:
-    """A row for each length: the probability of the right answer by depth, and how many were found."""
+    """Print a row for each length: the probability of the right answer by depth, and the number of facts found."""
     depths = sorted({needle.depth for needle in needles})
     columns = [Column("FACTS IN"), *(Column(f"{depth:.0%}".replace("%", " %"), right=True) for depth in depths)]
     columns.append(Column("FOUND", right=True))
@@ -198,15 +203,15 @@ def _found(row: Sequence[Needle]) -> str:
 
 
 def digits(value: float) -> str:
-    """Four digits that count, e.g. "14.66", "0.02539"; never in exponents."""
+    """Return a number with four significant digits and without an exponent, e.g. "14.66", "0.02539"."""
     if not value or not math.isfinite(value):
         return f"{value:g}"
-    behind = max(0, min(6, 3 - math.floor(math.log10(abs(value)))))
-    return f"{value:,.{behind}f}"
+    decimals = max(0, min(6, 3 - math.floor(math.log10(abs(value)))))
+    return f"{value:,.{decimals}f}"
 
 
 def _with_half(figure: Figure) -> str:
-    """Return the figure, with half of its interval as soon as that says anything."""
+    """Return the figure, with half of its interval unless that is larger than the figure."""
     half = figure.half
     return digits(figure.value) + (f" ± {digits(half)}" if half is not None and half < figure.value else "")
 

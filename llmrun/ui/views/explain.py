@@ -1,6 +1,6 @@
-"""An answer explained on a terminal: the story of an inference in about two screens, a sentence to each part.
+"""An answer explained on a terminal, in about two screens: one section for each part of inference.
 
-Owns the drawing; explain_words.py has the words. Must not know where the figures come from.
+Owns the drawing; explain_words.py has the words. Must not know the source of the figures.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHADES = " ░▒▓█"
-_LATE_TOKENS = 24  # of the prompt, whose neighbours may be shown
-_SHORT = 2  # bytes that make no word
+_LATE_TOKENS = 24  # last ones of the prompt, whose neighbours may be shown
+_SHORT = 2  # bytes; a longer token is a word
 _EMBEDDED_ROWS, _NEAREST = 6, 3
 _LENS_ROWS = 8  # layers of the lens, the last one among them
 _LENS_CANDIDATES = 3
-_HEAD_CELLS = 24  # tokens of an attention picture, in each direction
-_MOST_ROWS = 12  # of the answer's tokens
-_PREFERRED = ("sharp", "previous", "spread", "first")  # whose picture is drawn, the first that there is
+_HEAD_CELLS = 24  # rows and columns of an attention map
+_MAX_ROWS = 12  # of the answer's tokens
+_PREFERRED = ("sharp", "previous", "spread", "first")  # roles; the map of the first one found is drawn
 
 
 def show_explained(output: Output, found: ExplainedAnswer) -> None:
-    """The whole story, on stdout."""
+    """Print all sections on stdout."""
     run = found.run
     tokens = known_tokens(run)
     _show_tokens(output, run, tokens)
@@ -76,18 +76,20 @@ def _heading(output: Output, title: str, text: str) -> None:
 
 
 def _show_tokens(output: Output, run: RunCollected, tokens: Mapping[int, Token]) -> None:
-    """The prompt, and the answer below it."""
+    """Print the tokens of the prompt, and below them those of the answer."""
     color, console = output.stdout_has_color, output.console()
     n_answer = len(run.tokens) - run.n_prompt
     _heading(output, "Tokens", about_tokens(run))
     shown = [tokens[token] for token in run.tokens[run.first : run.n_prompt]]
     console.print(pieces_text(shown, color=color))
-    output.sentence(f"The answer, {counted(n_answer, 'token')}, each chosen from what the model made of all before it:")
+    output.sentence(
+        f"The answer, {counted(n_answer, 'token')}, each chosen from the model's prediction after all tokens before it:"
+    )
     console.print(pieces_text([tokens[token] for token in run.tokens[run.n_prompt :]], color=color))
 
 
 def _show_embeddings(output: Output, run: RunCollected, tokens: Mapping[int, Token]) -> None:
-    """What lies near the rarest of the prompt's last words: vocabularies count from frequent to rare."""
+    """Print the neighbours of the rarest of the prompt's last words: ids grow from frequent to rare tokens."""
     _heading(output, "Embeddings", about_embeddings(run.embeddings))
     if run.embeddings is None:
         return
@@ -107,15 +109,15 @@ def _near(neighbours: Sequence[Neighbour], tokens: Mapping[int, Token]) -> list[
 
 
 def _show_layers(output: Output, run: RunCollected) -> None:
-    """How long the last prompt token's vector is behind each layer, and what was added to it."""
+    """Print the norm of the last prompt token's vector after each layer, and the norms of the additions."""
     if not run.layers or not run.layers[-1].residual:
         return
     at, where = looked_at(run)
     _heading(
         output,
         "Layers",
-        f"{about_layers(run)} Below, from the first layer to the last, is its length (norm) at {where}, and that of "
-        "what each part added.",
+        f"{about_layers(run)} Below, from the first layer to the last, are its norm at {where}, and the norms of the "
+        "two additions.",
     )
     rows = [
         ("residual stream", [layer.residual[at] for layer in run.layers]),
@@ -133,19 +135,19 @@ def _show_layers(output: Output, run: RunCollected) -> None:
 
 
 def _at(layers: Sequence[WatchedLayer], name: str, place: int) -> list[float]:
-    """A figure of each layer at one place; none where a layer lacks it."""
+    """Return a figure of each layer at one place; none if a layer lacks it."""
     found: list[tuple[float, ...]] = [getattr(layer, name) for layer in layers]
     return [values[place] for values in found] if all(found) else []
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A bar for each value, as high as it is beside the largest."""
-    most = max(values, default=0.0) or 1.0
-    return "".join(_BARS[min(int(value / most * len(_BARS)), len(_BARS) - 1)] for value in values)
+    """Return a bar for each value, relative to the largest one."""
+    maximum = max(values, default=0.0) or 1.0
+    return "".join(_BARS[min(int(value / maximum * len(_BARS)), len(_BARS) - 1)] for value in values)
 
 
 def _show_lens(output: Output, run: RunCollected, tokens: Mapping[int, Token]) -> None:
-    """What the model would have said behind some of its layers, at the prompt's last token."""
+    """Print the predictions after some of the layers, at the prompt's last token."""
     at, where = looked_at(run)
     _heading(output, "Logit lens", about_lens(run, where))
     if run.lens_refused:
@@ -157,7 +159,7 @@ def _show_lens(output: Output, run: RunCollected, tokens: Mapping[int, Token]) -
 
 
 def _some(count: int) -> list[int]:
-    """A few places from the first to the last, closer together towards the end, where most is decided."""
+    """Return a few places from the first to the last, closer together towards the end, where most is decided."""
     found = {count - 1 - round((count - 1) * (step / (_LENS_ROWS - 1)) ** 1.5) for step in range(_LENS_ROWS)}
     return sorted(found) if count else []
 
@@ -171,32 +173,32 @@ def _lens_row(column: LensColumn, number: int, tokens: Mapping[int, Token]) -> t
 
 
 def _show_attention(output: Output, run: RunCollected, tokens: Mapping[int, Token]) -> None:
-    """What heads do, and the picture of one."""
+    """Print a few heads with their roles, and the attention map of one."""
     if not run.pictures:
         _heading(output, "Attention", NO_ATTENTION)
         return
-    pictures = {picture.role: picture for picture in run.pictures}
+    heads = {head.role: head for head in run.pictures}
     _heading(output, "Attention", about_attention(run))
     rows = []
-    for role, picture in pictures.items():
-        figures = run.layers[picture.layer].heads[picture.head]
+    for role, head in heads.items():
+        figures = run.layers[head.layer].heads[head.head]
         shares = (percent(figures.previous), percent(figures.first), f"{figures.spread:.2f}")
-        rows.append((head_name(picture), ROLES[role], *shares))
+        rows.append((head_name(head), ROLES[role], *shares))
     columns = (Column("HEAD", style="bold"), Column(""), *(Column(name, right=True) for name in _FIGURES))
     show_table(output, columns, rows)
-    chosen = pictures[next(role for role in _PREFERRED if role in pictures)]
+    chosen = heads[next(role for role in _PREFERRED if role in heads)]
     output.text("")
     output.sentence(
-        f"{head_name(chosen).capitalize()}: each row is a token, each column one that it looks at, the darker the more:"
+        f"{head_name(chosen).capitalize()}: rows are tokens, columns the tokens that they attend to; darker is more:"
     )
-    output.console().print(_picture(run, chosen, tokens))
+    output.console().print(_attention_map(run, chosen, tokens))
 
 
 _FIGURES = ("TOKEN BEFORE", "FIRST TOKEN", "SPREAD")
 
 
-def _picture(run: RunCollected, picture: HeadAttention, tokens: Mapping[int, Token]) -> Text:
-    """The last rows and columns of a head's attention, as shaded cells; two characters are about a square."""
+def _attention_map(run: RunCollected, head: HeadAttention, tokens: Mapping[int, Token]) -> Text:
+    """Return the last rows and columns of a head's attention as shaded cells, two characters wide."""
     from rich.text import Text
 
     from llmrun.ui.terminal.cells import cut, width
@@ -205,7 +207,7 @@ def _picture(run: RunCollected, picture: HeadAttention, tokens: Mapping[int, Tok
     start = max(end - _HEAD_CELLS, 0)
     text = Text()
     for position in range(max(start, run.first), end):
-        row = picture.rows[position - run.first]
+        row = head.rows[position - run.first]
         name = cut(quoted(tokens[run.tokens[position]]), 14)
         text.append(" " * (14 - width(name)) + name + " ", "bold")
         text.append("".join(_shade(share) * 2 for share in row[start:]) + "\n", "cyan")
@@ -214,23 +216,23 @@ def _picture(run: RunCollected, picture: HeadAttention, tokens: Mapping[int, Tok
 
 
 def _shade(share: float) -> str:
-    """A share of attention; even a little can be seen."""
+    # The square root makes small shares visible.
     return _SHADES[min(int(share**0.5 * len(_SHADES)), len(_SHADES) - 1)]
 
 
 def _show_experts(output: Output, run: RunCollected) -> None:
-    """Which experts a token woke, layer by layer."""
+    """Print the active experts of the prompt's last token in each layer."""
     at, where = looked_at(run)
-    woken = [(number, layer.experts[at]) for number, layer in enumerate(run.layers) if len(layer.experts) > at]
-    if not woken:
+    active = [(number, layer.experts[at]) for number, layer in enumerate(run.layers) if len(layer.experts) > at]
+    if not active:
         return
     _heading(output, "Experts", f"{EXPERTS} Those of {where}:")
-    rows = [(str(number + 1), " ".join(map(str, experts))) for number, experts in woken]
+    rows = [(str(number + 1), " ".join(map(str, experts))) for number, experts in active]
     show_table(output, (Column("LAYER", right=True, style="bold"), Column("EXPERTS, THE HEAVIEST FIRST")), rows)
 
 
 def _show_time(output: Output, found: ExplainedAnswer) -> None:
-    """Prefill against decode, layer by layer."""
+    """Print the times of prefill and decode, in total and for each layer."""
     _heading(output, "Time", TIME)
     timed = phases(found)
     rows = [
@@ -248,22 +250,22 @@ def _show_time(output: Output, found: ExplainedAnswer) -> None:
 
 
 def _show_choices(output: Output, found: ExplainedAnswer, tokens: Mapping[int, Token]) -> None:
-    """The sampler's steps for the first token, and a row for each."""
+    """Print the sampler's steps for the first token, and a row for each token."""
     if not found.choices:
         return
     run, choices = found.run, found.choices
-    which = "The first" if len(choices) == len(run.tokens) - run.n_prompt else "The first that is remembered"
-    _heading(output, "Sampling", f"{SAMPLING} {which}:")
+    first = "The first" if len(choices) == len(run.tokens) - run.n_prompt else "The first one with stored logits"
+    _heading(output, "Sampling", f"{SAMPLING} {first}:")
     show_choice(output, choices[0], stderr=False)
     columns = {column.position: column for column in run.lens}
     start = len(run.tokens) - len(choices)
-    rows = [_choice_row(choice, columns.get(start + place - 1)) for place, choice in enumerate(choices[:_MOST_ROWS])]
+    rows = [_choice_row(choice, columns.get(start + place - 1)) for place, choice in enumerate(choices[:_MAX_ROWS])]
     output.text("")
-    output.sentence("And all of the answer's tokens, with the layer from which on the lens has the chosen one first:")
+    output.sentence("All tokens of the answer, with the layer from which on the lens ranks the chosen token first:")
     names = ("TOKEN", "MODEL", "DRAWN WITH", "OUT OF", "FIRST FROM LAYER")
     show_table(output, (Column(names[0], style="bold"), *(Column(name, right=True) for name in names[1:])), rows)
-    if len(choices) > _MOST_ROWS:
-        output.note(f"{len(choices) - _MOST_ROWS:,} more: --json has all of them")
+    if len(choices) > _MAX_ROWS:
+        output.note(f"{len(choices) - _MAX_ROWS:,} more: use --json for all of them")
 
 
 def _choice_row(choice: Choice, column: LensColumn | None) -> tuple[str, ...]:

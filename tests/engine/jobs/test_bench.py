@@ -113,7 +113,7 @@ def test_what_the_front_raises_ends_the_engine(engine: Runner, model: Path) -> N
 
 def test_the_same_seed_decodes_the_same_tokens(model: Path) -> None:
     from llmrun import _native
-    from llmrun.engine.jobs.bench.bench import BenchContext
+    from llmrun.engine.jobs.bench import BenchContext
     from llmrun.engine.llama.model import LlamaModel
 
     weights = LlamaModel(str(model), 0, _native.CancelFlag())
@@ -131,7 +131,7 @@ def test_the_same_seed_decodes_the_same_tokens(model: Path) -> None:
 
 def test_the_cache_holds_what_a_test_says(model: Path) -> None:
     from llmrun import _native
-    from llmrun.engine.jobs.bench.bench import BenchContext
+    from llmrun.engine.jobs.bench import BenchContext
     from llmrun.engine.llama.model import LlamaModel
 
     weights = LlamaModel(str(model), 0, _native.CancelFlag())

@@ -18,7 +18,7 @@ from support.embedding_models import EMBEDDING_CASES, GOLDENS, QUERY, RANKING_CA
 
 from llmrun import _native
 from llmrun.engine.embedding import BATCH_TOKENS, batches
-from llmrun.engine.jobs.embed.embed import run
+from llmrun.engine.jobs.embed import run
 from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel

@@ -13,9 +13,9 @@ from support import gguf_writer
 from support.fake_context import BEGIN, N_VOCAB, FakeContext, tokens_of
 from support.noisy import TEXT, nll_of, noisy
 
-from llmrun.engine.jobs.evaluate import needles as needles
-from llmrun.engine.jobs.evaluate.evaluate import Evaluation, Layout, check_vocabulary
-from llmrun.engine.jobs.evaluate.scores import Rows
+from llmrun.engine.jobs import needles
+from llmrun.engine.jobs.evaluate import Evaluation, Layout, check_vocabulary
+from llmrun.engine.jobs.evaluate_scores import Rows
 from llmrun.errors import BadLogitsError, OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
@@ -195,9 +195,9 @@ class FakeModel:
 @pytest.mark.parametrize(
     ("reference", "why"),
     [
-        (FakeModel(n_vocab=300), "knows 260 tokens and the reference 300"),
-        (FakeModel(shift=1), "cut the text differently"),
-        (FakeModel(other=ord("s")), "token 115 is another text"),
+        (FakeModel(n_vocab=300), "has 260 tokens and the reference 300"),
+        (FakeModel(shift=1), "split the text differently"),
+        (FakeModel(other=ord("s")), "token 115 has another text"),
     ],
 )
 def test_models_of_different_vocabularies_are_not_compared(reference: Any, why: str) -> None:

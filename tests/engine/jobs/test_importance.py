@@ -14,9 +14,9 @@ from support.numpy_llama import logits
 
 from llmrun import _native
 from llmrun.convert.job import convert_folder
-from llmrun.engine.jobs.importance.activations import Activations
-from llmrun.engine.jobs.importance.calibration import PARALLEL
-from llmrun.engine.jobs.importance.importance import run
+from llmrun.engine.jobs.activations import Activations
+from llmrun.engine.jobs.calibration import PARALLEL
+from llmrun.engine.jobs.importance import run
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.tensors import GgmlTensor, TensorNumbers, operation_numbers
 from llmrun.errors import BadModelError, ModelNotFoundError, ResourceError, UsageError
@@ -127,7 +127,7 @@ def test_what_is_on_a_gpu_is_copied_first(tmp_path: Path, monkeypatch: pytest.Mo
     model, text = model_file(tmp_path, llama_like(N_BYTE_LEVEL)), text_file(tmp_path)
     for name, is_here in (("here", True), ("copied", False)):
         if not is_here:  # ggml copies from a processor's memory just as well
-            monkeypatch.setattr(TensorNumbers, "_is_here", lambda self, tensor: False)
+            monkeypatch.setattr(TensorNumbers, "_is_readable", lambda self, tensor: False)
         command = Importance(str(model), str(tmp_path / name), str(text), gpu_layers=0)
         run(command, lambda update: None, _native.CancelFlag())
     assert (tmp_path / "here").read_bytes() == (tmp_path / "copied").read_bytes()
@@ -180,7 +180,7 @@ def test_questions_are_asked_where_the_chat_template_leaves_room(template: str, 
 def test_the_rest_of_a_very_long_text_is_left_out_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibration, "MOST_READ_TOKENS", 2 * N_CTX)
+    monkeypatch.setattr(calibration, "MAX_READ_TOKENS", 2 * N_CTX)
     model = model_file(tmp_path, llama_like(N_BYTE_LEVEL))
     collected = collect(model, tmp_path / "im.gguf", text=text_file(tmp_path), threads=1)
     assert collected.n_tokens == 2 * N_CTX

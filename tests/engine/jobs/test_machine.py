@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from llmrun.engine.jobs.machine.build import parse_system_info
+from llmrun.engine.jobs.build import parse_system_info
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.build import BUILD
 from llmrun.runner.runner import Runner

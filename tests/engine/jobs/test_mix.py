@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmrun.engine.jobs.mix.mix import grouped
+from llmrun.engine.jobs.mix import grouped
 from llmrun.engine.llama.quants import Quants
 from llmrun.errors import UsageError
 from llmrun.gguf.header import Header, Tensor

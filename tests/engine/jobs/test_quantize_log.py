@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.engine.jobs.quantize.quantize import _Log
+from llmrun.engine.jobs.quantize import _Log
 
 # As llama.cpp writes them, with their long lines.
 # ruff: noqa: E501, W291

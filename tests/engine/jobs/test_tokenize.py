@@ -8,7 +8,7 @@ import pytest
 from support.gguf_writer import SPELLING_VOCABULARY, spelling_model, write
 
 from llmrun import _native
-from llmrun.engine.jobs.tokenize.tokenize import run
+from llmrun.engine.jobs.tokenize import run
 from llmrun.errors import BadModelError
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.tokenize import TextTokens, TokenizeText, VocabularyPiece

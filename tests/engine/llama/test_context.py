@@ -416,7 +416,7 @@ def test_streams_that_no_pool_can_follow_stay_as_they_were(model: LlamaModel, mo
 
 
 def test_caches_of_other_kinds_are_one_pool(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context_module, "_MARK", 4)  # so that a state is not what it is for the plain cache
+    monkeypatch.setattr(context_module, "_MAGIC_BYTES", 4)  # so that the state seems not to be a plain cache's
     with opened(model, 1024, n_seq_max=2, n_stream=STEP) as context:
         assert context.unified
         assert same(read(context, tokens(28, 300)), alone(model, tokens(28, 300)))

@@ -1,4 +1,4 @@
-"""How the measurements of a report card are asked for, without a model."""
+"""The commands of a report card's measurements, without a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def source(tmp_path: Path) -> Path:
 
 
 class Engine:
-    """Takes 1 ms for a token, or half of that in prefill; a later engine takes twice the memory."""
+    """A fake engine: 1 ms per token, half of that in prefill; a later engine takes twice the memory."""
 
     started = 0
 
@@ -72,12 +72,12 @@ def test_quality_is_measured_beside_the_source(source: Path, monkeypatch: pytest
 
     monkeypatch.setattr(local_measurements, "evaluate", evaluate)
     text = EvaluatedText("text.txt", "Once upon a time")
-    judged = LocalMeasurements(source, text=text, wishes=LoadPreferences(threads=3), chunks=5).judge(
+    judged = LocalMeasurements(source, text=text, preferences=LoadPreferences(threads=3), chunks=5).judge(
         tmp_path / "q.gguf", lambda share: None
     )
     assert asked["reference"] == source
     assert asked["text"] == text
-    assert (asked["wishes"], asked["chunks"]) == (LoadPreferences(threads=3), 5)
+    assert (asked["preferences"], asked["chunks"]) == (LoadPreferences(threads=3), 5)
     assert judged.quality.kld == 0.03
     assert judged.quality.kld_error == pytest.approx(0.002)
     assert judged.quality.same_top_error == pytest.approx(0.01)

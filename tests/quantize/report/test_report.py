@@ -1,4 +1,4 @@
-"""Making a report card: the order of measurements, what an interruption and a failure leave, and the verdicts."""
+"""Report cards: the order of measurements, interruptions, failures, and the verdicts."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_progress_only_grows_and_says_what_is_done(source: Path) -> None:
     assert {update.type for update in updates} == {"F16", *KINDS}
 
 
-def test_a_full_disk_is_told_before_anything_is_measured(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_anything_is_measured(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_folder, "free_bytes", lambda place: 1_000_000)
     measures = FakeMeasures()
     with pytest.raises(DiskFullError, match="too full"):
@@ -170,7 +170,7 @@ def test_a_full_disk_is_told_before_anything_is_measured(source: Path, monkeypat
     assert {what for what, _ in measures.calls} == {"expect"}
 
 
-def test_what_the_killed_left_is_removed_but_not_what_is_in_use(
+def test_leftovers_of_killed_processes_are_removed_but_not_used_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -216,12 +216,12 @@ def test_a_type_that_is_worse_at_everything_is_named() -> None:
     by_type = dict(zip((row.type for row in rows), verdicts(rows), strict=True))
     assert by_type["F16"] == "the source of the others"
     assert by_type["Q4_1"] == "beaten by IQ4_NL, which is smaller, faster and more exact; the loss is visible"
-    assert by_type["Q8_0"] == "nearest to the source; no loss to speak of"
+    assert by_type["Q8_0"] == "closest to the source; no loss to speak of"
     assert by_type["Q4_K_M"] == "recommended, most exact 4-bit type; a small loss"
     assert by_type["Q4_0"] == "fastest here, smallest; the loss is visible"
 
 
-def test_noise_beats_nobody() -> None:
+def test_noise_beats_no_type() -> None:
     one = row("Q4_0", decode=CardSpeed((100.0, 130.0, 90.0)), quality=Quality(kld=0.05, kld_error=0.01))
     other = row(
         "IQ4_NL",
@@ -234,7 +234,7 @@ def test_noise_beats_nobody() -> None:
     assert contenders([one, other]) == [one, other]
 
 
-def test_nobody_beats_each_other_in_a_circle() -> None:
+def test_types_do_not_beat_each_other_in_a_circle() -> None:
     rows = card().rows
     for one in rows:
         better = beaten_by(one, rows)
@@ -253,7 +253,7 @@ def test_the_recommended_type_loses_little_and_is_fast() -> None:
     best = recommended(lossy)
     assert best is not None
     assert best.type == "IQ4_NL"  # as little as possible
-    assert verdict(best, lossy) == "loses least, nearest to the source; broken: it answers differently"
+    assert verdict(best, lossy) == "loses least, closest to the source; broken: it answers differently"
     assert recommended([row("F16")]) is None
 
 

@@ -1,20 +1,24 @@
-"""What an explained answer's page is made of: its script computes what the sampler computes, its markup is inert."""
+"""The page of an explained answer: its sliders compute what the sampler computes, its charts show the figures."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import quickjs
+from support.explained import FOUND, LAYER, RUN, column
 from support.sampler_cases import OFF, native_sampler
 
+from llmrun.protocol.jobs.explain import HeadAttention, RunCollected
 from llmrun.protocol.params import SamplingParams
-from llmrun.ui.html.explain import HeatCell, Slider, TokenSpan, chips, heads, lens_grid, script, sliders, strip
+from llmrun.ui.html import render
+from llmrun.ui.views.explain_html import explain_page
 
 ORDER = ["top_k", "top_p", "min_p", "temperature"]
-HOSTILE = "</script><img src=x onerror=alert(1)>\"'\u2028\x1b[2J"
 
 
 def recomputed(
@@ -22,7 +26,7 @@ def recomputed(
 ) -> tuple[list[float], int]:
     """What is left of the candidates, and how many those and the others are."""
     context = quickjs.Context()
-    context.eval(script({}).code)
+    context.eval((Path(render.__file__).parent / "explain.js").read_text(encoding="utf-8"))
     values = {name: getattr(params, name) for name in ORDER}
     arguments = ",".join(map(json.dumps, (probabilities, others, order, values)))
     found = json.loads(context.eval(f"JSON.stringify(recompute({arguments}))"))
@@ -57,44 +61,26 @@ def test_the_sliders_compute_what_the_sampler_does(changed: dict[str, float], or
     assert left == steps[-1][1]
 
 
-def test_the_script_makes_no_markup_of_data() -> None:
-    code = script({}).code
-    for unsafe in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "fetch("):
-        assert unsafe not in code
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        chips([TokenSpan(HOSTILE, "prompt")]),
-        lens_grid([HOSTILE], [[HeatCell(HOSTILE, 0.5)]]),
-        heads([(HOSTILE, [[1.0]])]),
-        sliders([Slider("min_p", HOSTILE, 0.1, 1.0, 0.01)]),
-    ],
-)
-def test_texts_are_no_markup(made: object) -> None:
-    shown = str(made)
-    assert "onerror" in shown
-    assert "<img" not in shown
-    assert "</script" not in shown
-    assert "\x1b" not in shown
+def page_of(run: RunCollected) -> str:
+    return explain_page(replace(FOUND, run=run), SamplingParams(), None)
 
 
 def test_attention_is_shaded_by_its_share() -> None:
-    shown = heads([("a head", [[1.0], [0.04, 0.96]])]).markup
-    full, faint = 'd="M0 0h1v1h-1zM1 1h1v1h-1z" fill-opacity="1"', 'd="M0 1h1v1h-1z" fill-opacity="0.2"'
-    assert full in shown
-    assert faint in shown
+    page = page_of(replace(RUN, pictures=(HeadAttention("first", 0, 0, ((1.0,), (0.04, 0.96), (0.0, 1.0, 0.0))),)))
+    full, faint = 'd="M0 0h1v1h-1zM1 1h1v1h-1zM1 2h1v1h-1z" fill-opacity="1.0"', 'd="M0 1h1v1h-1z" fill-opacity="0.2"'
+    assert full in page
+    assert faint in page
 
 
-def test_equal_numbers_have_one_colour() -> None:
-    shown = strip([[7, 1], [1, 1]], "experts").markup
-    assert 'viewBox="0 0 2 2"' in shown
-    assert '<path d="M0 0h1v1h-1zM1 0h1v1h-1zM1 1h1v1h-1z" fill="hsl(138 55% 58%)"><title>1<' in shown
-    assert '<path d="M0 1h1v1h-1z"' in shown, "the first layer is below"
+def test_equal_experts_have_one_colour() -> None:
+    upper, lower = replace(LAYER, experts=((7,), (1,), (1,))), replace(LAYER, experts=((1,), (1,), (1,)))
+    page = page_of(replace(RUN, layers=(lower, upper)))
+    assert 'viewBox="0 0 3 2"' in page
+    assert 'd="M1 0h1v1h-1zM2 0h1v1h-1zM0 1h1v1h-1zM1 1h1v1h-1zM2 1h1v1h-1z" fill="hsl(138 55% 58%)"><title>1<' in page
+    assert '<path d="M0 0h1v1h-1z" fill="hsl(242 55% 58%)"><title>7<' in page, "the last layer is on top"
 
 
 def test_the_last_layer_is_on_top() -> None:
-    shown = lens_grid(["a"], [[HeatCell("early", 0.1)], [HeatCell("late", 0.9)]]).markup
-    assert shown.index("late") < shown.index("early")
-    assert 'style="--s:0.90" data-layer="1">late<' in shown
+    page = page_of(replace(RUN, lens=tuple(column(at, 7, 0) for at in range(3))))
+    rows = re.findall(r'<th scope="row">(\d)</th><td style="--s:0.75" data-layer="(\d)">', page)
+    assert rows == [("2", "1"), ("1", "0")]

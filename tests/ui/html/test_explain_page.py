@@ -84,3 +84,15 @@ def test_the_lens_is_printed_whole(page: Chromium) -> None:
     page.ask("Emulation.setDeviceMetricsOverride", width=700, height=1000, deviceScaleFactor=1, mobile=False)
     cut = "[...document.querySelectorAll('.lens td')].filter(each => each.scrollWidth > each.clientWidth).length"
     assert page.evaluate(cut) == 0
+
+
+def test_a_click_on_a_heading_sorts(page: Chromium) -> None:
+    table = "[...document.querySelectorAll('table')].find(each => each.innerText.startsWith('\\ttokens'))"
+    column = f"[...{table}.tBodies[0].rows].map(row => row.cells[1].innerText)"
+    click = f"{table}.querySelectorAll('thead button')[1].click()"
+    page.evaluate(click)
+    assert page.evaluate(column) == ["1", "3"]
+    page.evaluate(click)
+    assert page.evaluate(column) == ["3", "1"]
+    assert page.evaluate(f"{table}.querySelector('[aria-sort]:not([aria-sort=none])').innerText") == "tokens"
+    assert not page.errors

@@ -124,6 +124,7 @@ def test_events_are_lines_of_json_without_control_characters() -> None:
         "tokens": 1,
         "logprobs": [],
         "drafted": False,
+        "parts": None,
     }
     assert json.loads(second)["stats"]["seed"] == 5
 

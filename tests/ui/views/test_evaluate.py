@@ -18,7 +18,7 @@ from llmrun.errors import CancelledError, UsageError
 from llmrun.protocol.jobs.evaluate import Divergence, EvaluateResult, EvaluateUpdate, Figure, Needle, PositionRange
 from llmrun.quantize import evaluate as front
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.evaluate import EvaluationSubject, digits, reading, show_evaluated, so_far
+from llmrun.ui.views.evaluate import EvaluationSubject, digits, partial_figures, reading, show_evaluated
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
@@ -91,7 +91,7 @@ def test_too_few_chunks_have_no_intervals_and_say_how_many_would_do() -> None:
     assert cells(lines, "perplexity") == ["14.66", "0.2932"]
     assert lines[-1] == "Too few chunks for an interval: at least 3 (--chunks 3)."
     assert " to " not in "".join(lines)
-    assert so_far(few) == "2 chunks, perplexity 14.66"
+    assert partial_figures(few) == "2 chunks, perplexity 14.66"
     (line,) = shown(replace(few, chunks_there=2), verdict="")[-1:]
     assert line == "Too few chunks for an interval: at least 3 (a longer --text: this one has 2)."
 
@@ -140,9 +140,12 @@ def test_digits(value: float, text: str) -> None:
 
 
 def test_intervals_wider_than_their_figure_are_left_out_while_it_runs() -> None:
-    assert so_far(ALONE) == "3 chunks, perplexity 14.66 ± 1.466"
-    assert so_far(replace(ALONE, chunks=1, perplexity=Figure(12.0, 3.0, 1.0, 90.0))) == "1 chunk, perplexity 12.00"
-    words = so_far(replace(COMPARED, needles=NEEDLES))
+    assert partial_figures(ALONE) == "3 chunks, perplexity 14.66 ± 1.466"
+    assert (
+        partial_figures(replace(ALONE, chunks=1, perplexity=Figure(12.0, 3.0, 1.0, 90.0)))
+        == "1 chunk, perplexity 12.00"
+    )
+    words = partial_figures(replace(COMPARED, needles=NEEDLES))
     assert words.endswith("KLD 0.2539 ± 0.02539, 4 of 6 facts found")
 
 
@@ -195,7 +198,7 @@ def test_json(invoke: Any) -> None:
     assert (found["model"], found["text"], found["complete"]) == ("m.gguf", "text.txt", True)
     assert found["divergence"]["mean"]["value"] == DIVERGENCE.mean.value
     assert found["verdict"].startswith("much worse")
-    assert (asked["chunks"], asked["n_ctx"], asked["long"], asked["wishes"].threads) == (7, 2048, True, 1)
+    assert (asked["chunks"], asked["n_ctx"], asked["long"], asked["preferences"].threads) == (7, 2048, True, 1)
     assert asked["text"].content == "some text"
     assert asked["reference"] is None
 

@@ -56,12 +56,12 @@ def test_the_lens_says_how_likely_the_token_was_that_came() -> None:
 
 def test_a_lens_that_was_refused_says_why() -> None:
     lines = shown(replace(FOUND, run=replace(RUN, lens=(), lens_refused="differs")))
-    assert any("not shown" in line and "own logits" in line for line in lines)
+    assert any("not shown" in line and "model's logits" in line for line in lines)
 
 
 def test_attention_is_shaded_row_by_row() -> None:
     lines = shown(FOUND)
-    rows = lines[next(number for number, line in enumerate(lines) if "each row is a token" in line) + 1 :][:3]
+    rows = lines[next(number for number, line in enumerate(lines) if "rows are tokens" in line) + 1 :][:3]
     assert [line.rstrip()[15:] for line in rows] == ["██", "▓▓▓▓", "  ██"]
     assert row(lines, "layer 2, head 2")[-3:] == ["10.0%", "90.0%", "0.10"]
 
@@ -89,7 +89,7 @@ def test_each_token_has_the_layer_that_decided_it() -> None:
 def test_what_shared_heads_and_windows_save() -> None:
     text = " ".join(shown(FOUND))
     assert "3 times as much" in text
-    assert "1 layers look back only 512 tokens, which saves 27% of a full window" in text
+    assert "A sliding window of 512 tokens in 1 layer saves 27% of a full window" in text
 
 
 def test_what_a_model_lacks_is_left_out_or_said() -> None:
@@ -97,7 +97,7 @@ def test_what_a_model_lacks_is_left_out_or_said() -> None:
     none = replace(CACHE, bytes_per_token=0.0, layers=0)
     text = " ".join(shown(ExplainedAnswer("tiny", replace(bare, decode_seconds=0.0), (), none, None, None)))
     assert "no attention weights" in text
-    assert "keeps no keys and values" in text
+    assert "stores no keys and values" in text
     assert "Sampling" not in text
     assert "attention added" not in text
 
@@ -107,7 +107,7 @@ def test_of_a_long_answer_the_first_watched_token_is_looked_at() -> None:
     late = replace(late, pictures=(HeadAttention("sharp", 0, 0, ((0.25,) * 4, (0.2,) * 5, (0.0,) * 5 + (1.0,))),))
     lines = shown(replace(FOUND, run=late))
     assert row(lines, "residual")[-2:] == ["1.0", "1.0"]
-    assert "first token that was watched" in " ".join(lines)
+    assert "first watched token" in " ".join(lines)
 
 
 def test_experts_are_named_layer_by_layer() -> None:

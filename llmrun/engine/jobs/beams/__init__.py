@@ -1,1 +1,0 @@
-"""Searches for the likeliest answers, several branches at a time."""

@@ -1,1 +1,0 @@
-"""Measures prefill, decode and chats of a model that is loaded for it."""

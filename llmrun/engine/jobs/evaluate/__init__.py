@@ -1,1 +1,0 @@
-"""Perplexity, KL divergence and answers in long contexts."""

@@ -1,1 +1,0 @@
-"""Watches a model compute an answer again, so that what it did can be shown."""

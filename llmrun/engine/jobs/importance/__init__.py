@@ -1,1 +1,0 @@
-"""Collects an importance matrix: how strongly each column of a weight is used."""

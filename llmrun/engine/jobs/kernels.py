@@ -1,0 +1,135 @@
+"""The job `kernels`: the speed of ggml's kernels for matrices, attention and small operations.
+
+Owns the measurement, with ggml's own kernels on a model's number of threads: a processor's data sheet says little about
+the kernel that a type uses. Must not know models or the use of the figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Sequence
+
+from llmrun import _native
+from llmrun.engine.llama.library import start
+from llmrun.engine.llama.operations import Operations
+from llmrun.engine.llama.rpc import worker_device
+from llmrun.gguf.types import TENSOR_TYPES, WEIGHT_TYPES
+from llmrun.protocol.jobs import Empty
+from llmrun.protocol.jobs.kernels import LONG_ROW, SHORT_ROW, MachineSpeed, MeasureKernels, Rates
+
+HEAD_LENGTHS = (64, 96, 128, 256)
+"""Measured head lengths; kernels are much faster for some of them."""
+
+_LARGE = (64 << 20, 384 << 20)  # minimum and maximum bytes of the matrices for decode
+_MAX_MATRICES = 600
+_CACHES = 1.5  # size of the matrices for decode in last-level caches, so that they are read from memory
+_SMALL = 2 << 20  # bytes of a matrix for prefill, which computes more than it reads
+_PROMPT = 128  # tokens of a prefill
+_POSITIONS = 1024  # of the KV cache: few enough for a CPU cache, because memory reads are estimated separately
+_HEADS = 16
+_KV_HEADS = 4
+_OPERATIONS = 300
+_SECONDS = 0.02  # in total, after which a measurement is not repeated
+_REPEATS = 9  # maximum, after one that warms up
+
+
+def run(command: MeasureKernels, report: Callable[[Empty], None], flag: _native.CancelFlag) -> MachineSpeed:
+    _keep_memory()
+    start()
+    ggml = Operations(command.threads, worker_device(command.worker, command.device) if command.worker else 0)
+    # Two sizes of matrices for decode if a cache is so large that it may hold a small model.
+    sizes = sorted({_LARGE[0], min(max(int(_CACHES * command.cache), _LARGE[0]), _LARGE[1])})
+    return MachineSpeed(
+        read=_one_token(ggml, TENSOR_TYPES["F32"].number, ggml.plain, sizes[-1]),
+        operation=_operation(ggml),
+        looks={name: _attention(ggml, TENSOR_TYPES[name].number, 1) for name in ("F16", "Q8_0")},
+        prefill_looks={name: _attention(ggml, TENSOR_TYPES[name].number, _PROMPT) for name in ("F16", "Q8_0")},
+        types={name: _rates(ggml, TENSOR_TYPES[name].number, sizes) for name in command.types if name in WEIGHT_TYPES},
+    )
+
+
+def _rates(ggml: Operations, kind: int, sizes: Sequence[int]) -> Rates:
+    for buffer in (*ggml.repacking, ggml.plain):
+        decode = tuple((float(size), _one_token(ggml, kind, buffer, size)) for size in sizes)
+        if all(rate for _, rate in decode):
+            row = ggml.row_size(kind, LONG_ROW)
+            prefill = _products(ggml, kind, buffer, (LONG_ROW, _rows(_SMALL, row)), tokens=_PROMPT)
+            short = _one_token(ggml, kind, buffer, sizes[0], SHORT_ROW)
+            return Rates(decode, prefill * _PROMPT / (row / LONG_ROW), decode[0][1] / short if short else 1.0)
+    return Rates()
+
+
+def _one_token(ggml: Operations, kind: int, buffer: int, n_bytes: int, columns: int = LONG_ROW) -> float:
+    """Measure bytes/s of n_bytes of square matrices times one token, one after the other.
+
+    Threads synchronize before and after each, as in a model: with repacked matrices of 512 x 512, two threads take
+    three times as long as for a single matrix of the total size. A worker gets the single one, because it would have to
+    receive the long graph.
+    """
+    row = ggml.row_size(kind, columns)
+    if ggml.is_remote:
+        return _products(ggml, kind, buffer, (columns, _rows(n_bytes, row)))
+    return _products(ggml, kind, buffer, (columns, columns), count=min(n_bytes // (columns * row), _MAX_MATRICES))
+
+
+def _rows(n_bytes: int, row: int) -> int:
+    return n_bytes // row // 256 * 256
+
+
+def _products(
+    ggml: Operations, kind: int, buffer: int, shape: tuple[int, int], *, tokens: int = 1, count: int = 1
+) -> float:
+    """Measure bytes/s of a chain of `count` products: the first matrix times the tokens, each other times the result.
+
+    Returns 0 if the buffer does not support the type.
+
+    Args:
+        shape: elements of a row, and rows; equal if count is more than 1.
+    """
+    columns, rows = shape
+    with ggml.tensors() as weights, ggml.tensors() as values:
+        result = ggml.tensor(values, TENSOR_TYPES["F32"].number, columns, tokens)
+        for _ in range(count):
+            result = ggml.mul_mat(values, ggml.tensor(weights, kind, columns, rows), result)
+        with ggml.memory(weights, buffer) as is_allocated:
+            if not is_allocated or not ggml.supports(result):
+                return 0.0
+            with ggml.memory(values, ggml.plain):
+                return float(count * rows * ggml.row_size(kind, columns) / _seconds(ggml, result))
+
+
+def _attention(ggml: Operations, kind: int, tokens: int) -> dict[int, float]:
+    found = {}
+    for length in HEAD_LENGTHS:
+        with ggml.tensors() as context:
+            query = ggml.tensor(context, TENSOR_TYPES["F32"].number, length, tokens, _HEADS)
+            # The layout of llama.cpp's cache: all heads of a position, then the next position.
+            cells = (ggml.tensor(context, kind, length, _KV_HEADS, _POSITIONS) for _ in range(2))
+            keys, values = (ggml.permute(context, cell, 0, 2, 1, 3) for cell in cells)
+            mask = ggml.tensor(context, TENSOR_TYPES["F16"].number, _POSITIONS, tokens)
+            result = ggml.flash_attn_ext(context, query, keys, values, mask, 1.0, 0.0, 0.0)
+            with ggml.memory(context, ggml.plain):
+                found[length] = _seconds(ggml, result) / (_HEADS * _POSITIONS * tokens)
+    return found
+
+
+def _operation(ggml: Operations) -> float:
+    with ggml.tensors() as context:
+        result = first = ggml.tensor(context, TENSOR_TYPES["F32"].number, LONG_ROW)
+        for _ in range(_OPERATIONS):
+            result = ggml.add(context, result, first)
+        with ggml.memory(context, ggml.plain):
+            return _seconds(ggml, result) / _OPERATIONS
+
+
+def _seconds(ggml: Operations, result: int) -> float:
+    return ggml.seconds(result, _SECONDS, _REPEATS)
+
+
+def _keep_memory() -> None:
+    """Make glibc keep freed memory: returning pages and getting them again takes longer than a measurement."""
+    with contextlib.suppress(AttributeError, OSError):
+        library = ctypes.CDLL(None)
+        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+            library.mallopt(option, 2 * _LARGE[1])

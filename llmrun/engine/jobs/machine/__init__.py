@@ -1,1 +1,0 @@
-"""Measures what this machine and this build of llama.cpp can do, without a model."""

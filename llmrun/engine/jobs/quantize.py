@@ -1,0 +1,167 @@
+"""The job `quantize`: llama_model_quantize, the parsing of its log, and the verification of the file.
+
+Must not know where files go, or what the user is shown. llama.cpp reads the mapped source and quantizes one tensor at a
+time on all threads; its log is the only report of its progress.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from llmrun import _native
+from llmrun.engine.jobs.trial import require_loads, require_sound
+from llmrun.engine.llama.quantization import check_layout, log_to, quantize
+from llmrun.errors import BadModelError, OutOfMemoryError, ResourceError, UsageError
+from llmrun.gguf.imatrix import ImatrixFile, read_imatrix
+from llmrun.gguf.reader import read_header
+from llmrun.protocol.jobs.quantize import Quantize, Quantized, QuantizeUpdate
+
+_UPDATE_SECONDS = 0.1
+_SYNC_SECONDS = 0.5
+_DISK = "iostream error"  # C++'s message for a failed write
+_MEMORY = "bad_alloc"
+_PATTERN = re.compile(r"regex|regular expression")
+
+_TENSOR = re.compile(r"\[ *\d+/ *\d+\] (?P<name>.+?) +- \[[\d, ]+\], type = +(?P<before>\w+), ")
+_AFTER = re.compile(r"converting to (?P<written>\w+) \.\.|size = .*-> .*\((?P<planned>\w+)\)$")
+_SIZE = re.compile(r"size = +[\d.]+ MiB")
+_FALLBACK = re.compile(r"warning: (?P<name>.+?) +- ncols .*\(required for type +(?P<wanted>\w+)\)")
+_UNIMPORTANT = re.compile(r"====== .*: (?:did not find weights|imatrix size .* tensor size \d+) for (?P<name>.+)$")
+_FAILED = re.compile(r"failed to quantize: (?P<reason>.*)$")
+
+
+def run(command: Quantize, report: Callable[[QuantizeUpdate], None], flag: _native.CancelFlag) -> Quantized:
+    """Write and verify the file, or only report its types.
+
+    Raises:
+        BadModelError: llama.cpp refuses the model, or the file fails the verification.
+        UsageError: llama.cpp refuses a regular expression, or the file is not an importance matrix.
+        ResourceError: the file can't be written.
+        OutOfMemoryError: there is no memory for a tensor.
+    """
+    check_layout()
+    log = _Log()
+    with log_to(log.add):
+        if command.target:
+            with _reporting(command.target, log, report):
+                _quantize(command, log)
+        else:
+            _quantize(command, log)
+    if command.target:
+        _verify(command, log.types)
+    else:
+        require_loads(command.source)
+    return Quantized(log.types, log.wanted, log.needs_imatrix, tuple(log.unimportant))
+
+
+class _Log:
+    """A parser of llama.cpp's log."""
+
+    def __init__(self) -> None:
+        self.types: dict[str, str] = {}  # these four as in Quantized
+        self.wanted: dict[str, str] = {}
+        self.needs_imatrix = False
+        self.unimportant: list[str] = []
+        self.done = 0  # tensors written
+        self.error = ""  # the last error
+        self._tensor = ""
+        self._partial = ""  # line without its end
+
+    def add(self, text: str) -> None:
+        """Parse a piece of the log; a line comes in several."""
+        *lines, self._partial = (self._partial + text).split("\n")
+        for line in lines:
+            self._line(line)
+
+    def _line(self, line: str) -> None:
+        if found := _FAILED.search(line):  # first, because it may follow a tensor's text on the same line
+            self.error = found["reason"]
+        elif found := _TENSOR.match(line):
+            self._tensor = found["name"]
+            self.types[self._tensor] = found["before"].upper()
+        elif found := _FALLBACK.match(line):
+            self.wanted[found["name"]] = found["wanted"].upper()
+        elif found := _UNIMPORTANT.match(line):
+            self.unimportant.append(found["name"])
+        elif "will require an imatrix" in line:
+            self.needs_imatrix = True
+        elif "error" in line.lower() and not self.error:
+            self.error = line.strip()
+        if found := _AFTER.search(line):  # on a separate line after a warning
+            self.types[self._tensor] = (found["written"] or found["planned"]).upper()
+        if _SIZE.search(line):
+            self.done += 1
+
+
+@contextmanager
+def _reporting(target: str, log: _Log, report: Callable[[QuantizeUpdate], None]) -> Iterator[None]:
+    """Report progress inside the block, and sync the file meanwhile, so that the final sync is short."""
+    is_done = threading.Event()
+
+    def report_progress() -> None:
+        while not is_done.wait(_UPDATE_SECONDS):
+            with suppress(OSError):
+                report(QuantizeUpdate(log.done, Path(target).stat().st_size))
+
+    def sync() -> None:
+        with suppress(OSError):  # the front's final sync raises every error
+            descriptor = os.open(target, os.O_RDONLY)
+            while not is_done.wait(_SYNC_SECONDS):
+                os.fsync(descriptor)
+            os.close(descriptor)
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (report_progress, sync)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        threads[0].join()
+
+
+def _quantize(command: Quantize, log: _Log) -> None:
+    weights: dict[str, Any] = {}
+    facts: dict[str, str | int] = {}
+    if command.imatrix:
+        imatrix = read_imatrix(Path(command.imatrix))
+        weights, facts = imatrix.weights(), _facts(Path(command.imatrix).name, imatrix)
+    if quantize(command, weights, facts):
+        return
+    name = Path(command.source).name
+    if _DISK in log.error:
+        raise ResourceError(f"{command.target!r} can't be written", why="the system refused a write")
+    if _MEMORY in log.error:
+        raise OutOfMemoryError(f"there is no memory to quantize {name}", why="a tensor and its copies have to fit")
+    if _PATTERN.search(log.error):
+        raise UsageError("llama.cpp can't read a --tensor-type pattern", why=log.error, hint="e.g. 'ffn_down=Q6_K'")
+    raise BadModelError(f"llama.cpp can't quantize {name}", why=log.error)
+
+
+def _facts(name: str, imatrix: ImatrixFile) -> dict[str, str | int]:
+    """Return llama-quantize's metadata about an importance matrix."""
+    facts: dict[str, str | int] = {"file": name}  # not the whole path, which is private
+    if imatrix.datasets:
+        facts["dataset"] = imatrix.datasets[0]
+    facts["entries_count"] = len(imatrix.entries)
+    if imatrix.n_chunks > 0:
+        facts["chunks_count"] = imatrix.n_chunks
+    return {f"quantize.imatrix.{key}": value for key, value in facts.items()}
+
+
+def _verify(command: Quantize, types: dict[str, str]) -> None:
+    """Verify the written file.
+
+    Raises:
+        BadModelError: its types differ from the log's, numbers are not finite, or llama.cpp can't load it.
+    """
+    tensors = read_header(Path(command.target)).tensors
+    if {tensor.name: tensor.type for tensor in tensors} != types:
+        raise BadModelError("the new file's tensors are not those of the log", hint="run the same command again")
+    require_sound(command.target, tensors, command.threads)

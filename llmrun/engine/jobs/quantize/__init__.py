@@ -1,1 +1,0 @@
-"""Writes a quantized file with llama.cpp's own functions."""
