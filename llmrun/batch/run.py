@@ -17,7 +17,7 @@ from llmrun.batch.rows import PendingRow
 from llmrun.errors import EngineCrashedError, LlmrunError, UsageError
 from llmrun.model import Model
 from llmrun.protocol.messages import AnswerRequest, Event, Generate
-from llmrun.runner.client import Client
+from llmrun.runner.client import EngineClient
 from llmrun.server.answer_parts import CompletionRequest, Part
 from llmrun.server.toolcalls import AnswerReader
 
@@ -57,7 +57,7 @@ class BatchRun:
         self,
         model: Model,
         sink: RowSink,
-        start: Callable[[Model], Client] = lambda model: Client(model.launch_engine()),
+        start: Callable[[Model], EngineClient] = lambda model: EngineClient(model.launch_engine()),
     ) -> None:
         self._model, self._sink, self._start = model, sink, start
         self._waiting: deque[PendingRow] = deque()
@@ -91,7 +91,7 @@ class BatchRun:
             finally:
                 client.close()
 
-    def _with_engine(self, client: Client, waiting: deque[PendingRow]) -> None:
+    def _with_engine(self, client: EngineClient, waiting: deque[PendingRow]) -> None:
         """As far as one engine lives. Whose engine died waits again: alone, to see whose fault it was."""
         inside: dict[int, RowAnswer] = {}
         lost: list[PendingRow] = []

@@ -28,8 +28,8 @@ from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchAnswer, BenchModel, BenchResult, BenchUpdate, Repetition
 from llmrun.protocol.jobs.limits import LIMITS, MeasuredLimits, MeasureLimits
 from llmrun.protocol.loading import Load
+from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
-from llmrun.runner.runner import Runner
 
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
@@ -138,7 +138,7 @@ def run(
     hardware: Hardware,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_row: Callable[[BenchRow], None] = lambda row: None,
-    start: Callable[[Mapping[str, str]], Worker] = lambda environment: Runner(launch(environment=environment)),
+    start: Callable[[Mapping[str, str]], Worker] = lambda environment: EngineClient(launch(environment=environment)),
 ) -> BenchOutcome:
     """Measure all cases of all models.
 

@@ -46,10 +46,10 @@ from llmrun.protocol.messages import (
     ImageAccepted,
     Message,
     Stats,
-    TokenCount,
     ToolCall,
 )
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.questions import TokenCount
 
 _ANSWER_ROOM = 512  # tokens that are kept free for an answer of no stated length
 _SUMMARY_ROOM = 256

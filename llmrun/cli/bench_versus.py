@@ -6,7 +6,7 @@ from llmrun.bench.external import ExternalComparison, find, our_side, result_of,
 from llmrun.bench.run import BenchOutcome, BenchRequest, Progress
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.planning.hardware import Hardware
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.bench import BenchView
 from llmrun.ui.views.bench_history import show_versus
@@ -29,7 +29,7 @@ def measure(
     found: list[ExternalComparison] = []
     error: LlmrunError | None = None
     try:
-        with our_side(Runner, hardware) as ours:
+        with our_side(EngineClient, hardware) as ours:
             pairs = [(model, case) for model in request.models for case in request.cases]
             for number, (model, case) in enumerate(pairs):
 

@@ -20,7 +20,7 @@ from llmrun.models.store.in_use import using
 from llmrun.planning.pairs import DraftFile
 from llmrun.protocol.loading import LoadProgress
 from llmrun.protocol.sizes import readable_size
-from llmrun.runner import runner
+from llmrun.runner import client
 from llmrun.ui.answer.view import answer_view
 from llmrun.ui.terminal.output import Output
 
@@ -113,7 +113,7 @@ def open_model(
         output.note(note)
     if draft is not None and model.drafting.wanted() is None:
         output.note(f"{draft.name} drafts nothing: {model.drafting.words} (llmrun help speculation)")
-    engine = model.new_engine() if another or model.needs_own_engine else runner.prestarted()
+    engine = model.new_engine() if another or model.needs_own_engine else client.prestarted()
     with using(path), using(draft.path) if draft is not None else nullcontext():
         try:
             with answer_view(output, markdown=True) as view:  # what shows answers is loaded beside the model

@@ -282,10 +282,10 @@ def _quantize(
     from llmrun.quantize.job import preview
     from llmrun.quantize.job import quantize as run
     from llmrun.quantize.source import find, open_source
-    from llmrun.runner import runner
+    from llmrun.runner import client
     from llmrun.ui.views.quantize import show_done, show_preview, stages
 
-    engine = runner.prestarted()
+    engine = client.prestarted()
     found = find(source)
     target = _Target(output, found, out, may_replace=may_replace)
     if wish.label:

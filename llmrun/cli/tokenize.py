@@ -78,12 +78,12 @@ def tokenize_with(output: Output, name: str, text: str, *, special: bool, yes: b
     from llmrun.config import load_settings
     from llmrun.insight.tokens import tokenize_text
     from llmrun.models.location import locate
-    from llmrun.runner import runner
+    from llmrun.runner import client
 
     settings = load_settings()
     located = locate(name, settings)
     path = located.path or fetch(output, located.spec, settings, yes=yes)
-    return located.spec.name, tokenize_text(runner.prestarted(), path, text, special=special)
+    return located.spec.name, tokenize_text(client.prestarted(), path, text, special=special)
 
 
 def read_content(output: Output, text: str) -> str:

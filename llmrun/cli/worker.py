@@ -48,8 +48,8 @@ def worker(
     """
     from llmrun.planning.hardware import probe
     from llmrun.protocol.jobs.worker import WORKER, ServeDevices
+    from llmrun.runner.client import EngineClient
     from llmrun.runner.launch import launch
-    from llmrun.runner.runner import Runner
 
     require_within("--port", port, (1, 65_535))
     require_within("--threads", threads, THREAD_BOUNDS)
@@ -60,7 +60,7 @@ def worker(
         folder.mkdir(parents=True, exist_ok=True)
     command = ServeDevices(f"{address}:{port}", threads or probe().usable_cores, str(folder) if cache else "")
     try:
-        with closing(Runner(launch(verbose=verbose, environment=engine_environment()))) as engine:
+        with closing(EngineClient(launch(verbose=verbose, environment=engine_environment()))) as engine:
             engine.do(WORKER, command, _shown(Output(), address, port))
     except EngineCrashedError as crash:
         raise EngineCrashedError("the worker crashed", why=crash.why, hint="start it again") from crash

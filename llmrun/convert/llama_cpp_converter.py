@@ -21,7 +21,7 @@ from llmrun.gguf.rules import check, check_vocabulary
 from llmrun.models.store.new_file import arriving, remove_leftovers
 from llmrun.planning.hardware import probe
 from llmrun.protocol.jobs.trial import TRIAL, TryFile
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 _MAX_LINES = 50
 _MAX_WIDTH = 300
@@ -115,7 +115,7 @@ def _refuse(command: Sequence[str], status: int, lines: list[str]) -> None:
 
 
 def _try(path: Path) -> None:
-    engine = Runner()
+    engine = EngineClient()
     try:
         engine.do(TRIAL, TryFile(str(path.absolute()), probe().usable_cores))
     finally:

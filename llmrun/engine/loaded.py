@@ -13,8 +13,8 @@ from llmrun.engine.embedding import Embedder
 from llmrun.engine.llama.media import Projector
 from llmrun.engine.service import Preparer
 from llmrun.protocol.adapters import by_default
-from llmrun.protocol.finished_answers import SaveState, StateSaved
 from llmrun.protocol.loading import Load
+from llmrun.protocol.questions import SaveState, StateSaved
 
 if TYPE_CHECKING:
     from llmrun.engine.core.host_prefix_cache import HostPrefix
@@ -91,7 +91,7 @@ class LoadedModel:
         tokens = n_bytes = 0
         with suppress(OSError):
             tokens, n_bytes = self.engine.save(save.answer, prompt_only=save.prompt_only)
-        return StateSaved(save.request, tokens, n_bytes)
+        return StateSaved(tokens, n_bytes)
 
 
 def _states(load: Load, weights: LlamaModel) -> KVStore | None:

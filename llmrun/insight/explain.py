@@ -15,10 +15,10 @@ from llmrun.gguf.header import Header
 from llmrun.model import Model
 from llmrun.planning.machine import this_machine
 from llmrun.planning.memory import KV_BYTES
-from llmrun.protocol.finished_answers import Choice
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.jobs.explain import EXPLAIN, ExplainRun, RunCollected
 from llmrun.protocol.jobs.limits import LIMITS, MeasureLimits
+from llmrun.protocol.questions import Choice
 
 MOST_TOKENS = 64
 """Limit of an answer's tokens with explained choices: the logits of each are stored."""

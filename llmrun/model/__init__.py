@@ -24,14 +24,27 @@ from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import Plan
 from llmrun.planning.speculation import DraftPolicy
 from llmrun.protocol.arguments import checked, refuse_unknown
-from llmrun.protocol.finished_answers import AnswerExplanation, Explain, SaveState, StateSaved
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.beams import BEAMS, BeamsFound, BeamStep, SearchBeams
+from llmrun.protocol.jobs.tokenize import TokenizeText
 from llmrun.protocol.loading import Load, Loaded
-from llmrun.protocol.messages import AnswerRequest, CountTokens, Event, Generate, Message, TokenCount, Tokenize
+from llmrun.protocol.messages import AnswerRequest, Event, Generate, Message
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
-from llmrun.protocol.speculation import MeasureSteps, Speculation, StepTables, StepTime
+from llmrun.protocol.questions import (
+    COUNT_TOKENS,
+    EXPLAIN_CHOICES,
+    MEASURE_STEPS,
+    SAVE_STATE,
+    TOKENIZE_LOADED,
+    AnswerExplanation,
+    ExplainChoices,
+    SaveState,
+    StateSaved,
+    TokenCount,
+)
+from llmrun.protocol.speculation import Speculation, StepTables, StepTime
 from llmrun.reply import Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
-from llmrun.runner import runner
+from llmrun.runner import client
 from llmrun.runner.launch import EngineHandle, launch
 
 if TYPE_CHECKING:
@@ -81,7 +94,7 @@ class Model:
         self.tuned, self.drafting, self.draft = tuned, drafting, draft
         self.load, self._load_for = load, load_for
         self.loaded: Loaded
-        self._runner: runner.Runner | None = None
+        self._runner: client.EngineClient | None = None
         self._request = 0
         self.on_wait: Callable[[], None] = lambda: None
         self._starting = threading.Lock()
@@ -149,7 +162,7 @@ class Model:
             ("catalogue", self.spec.sampling),
         )
 
-    def start(self, engine: runner.Runner, on_progress: Callable[[float], None] = lambda fraction: None) -> None:
+    def start(self, engine: client.EngineClient, on_progress: Callable[[float], None] = lambda fraction: None) -> None:
         """Load into an engine.
 
         Raises:
@@ -262,7 +275,7 @@ class Model:
         sampling = self.sampling(values)[0] if sampling is None else replace(sampling, **values)
         limits, speculation = replace(limits, **ends), self.drafting.wanted()
         engine, (generate,) = self._next(replace(asked, sampling=sampling, limits=limits, speculation=speculation))
-        return Reply(self._heard(engine.generate(generate)), lambda: engine.cancel(generate.request), schema)
+        return Reply(self._events(engine, generate), lambda: engine.cancel(generate.request), schema)
 
     @checked
     def answer(self, *asked: AnswerRequest) -> Iterator[Event]:
@@ -277,12 +290,14 @@ class Model:
             EngineCrashedError: the engine died; the next call starts a new one.
         """
         engine, commands = self._next(*asked)
-        return self.drafting.noticing(self._heard(engine.generate(*commands, on_wait=self.on_wait)))
+        return self.drafting.noticing(self._events(engine, *commands, on_wait=self.on_wait))
 
-    def _heard(self, events: Iterator[Event]) -> Iterator[Event]:
-        """Yield an answer's events. Raises UsageError where close() ended the engine meanwhile."""
+    def _events(
+        self, engine: client.EngineClient, *commands: Generate, on_wait: Callable[[], None] = lambda: None
+    ) -> Iterator[Event]:
+        """Send requests when the first event is asked for. Raises UsageError if close() ended the engine."""
         try:
-            yield from events
+            yield from engine.submit(*commands, on_wait=on_wait)
         except EngineCrashedError:
             self._refuse_if_closed()
             raise
@@ -291,7 +306,7 @@ class Model:
         if self._is_closed:
             raise UsageError("the model is closed", hint=f"load it again: llmrun.load({self.name!r})")
 
-    def _next(self, *asked: AnswerRequest) -> tuple[runner.Runner, list[Generate]]:
+    def _next(self, *asked: AnswerRequest) -> tuple[client.EngineClient, list[Generate]]:
         """The next commands, and who takes them. Raises UsageError for a model that does not answer."""
         if not asked:
             raise UsageError("there is nothing to answer", why="answer() got no request")
@@ -318,10 +333,10 @@ class Model:
             variables |= engine_environment()
         return variables
 
-    def new_engine(self) -> runner.Runner:
-        return runner.Runner(self.launch_engine())
+    def new_engine(self) -> client.EngineClient:
+        return client.EngineClient(self.launch_engine())
 
-    def _living_engine(self) -> runner.Runner:
+    def _living_engine(self) -> client.EngineClient:
         """The engine; a new one where it died. Raises UsageError for a model that is closed."""
         self._refuse_if_closed()
         with self._starting:
@@ -388,8 +403,7 @@ class Model:
         Args:
             special: texts of control tokens, such as "<|im_end|>", become these tokens.
         """
-        engine = self._living_engine()
-        return list(engine.tokenize(Tokenize(engine.next_request(), text, special)).tokens)
+        return list(self._living_engine().do(TOKENIZE_LOADED, TokenizeText("", text, special)).tokens)
 
     @checked
     def count(
@@ -413,8 +427,7 @@ class Model:
             BadTemplateError: the model has no chat template, or it fails.
         """
         asked = AnswerRequest(as_messages(messages), template=template, thinking=thinking, tools=tools)
-        engine = self._living_engine()
-        return engine.count(CountTokens(engine.next_request(), asked))
+        return self._living_engine().do(COUNT_TOKENS, asked)
 
     def measure_steps(self) -> tuple[StepTime, ...]:
         """Measure how long decode steps take here, which `drafting` needs, and remember it; takes seconds.
@@ -423,8 +436,8 @@ class Model:
         """
         engine = self._living_engine()
         for _ in range(_MEASURING_TRIES):
-            found = engine.measure_steps(MeasureSteps(engine.next_request()))
-            if self.drafting.remember(found.times, found.draft_times):
+            found = engine.do(MEASURE_STEPS, Empty())
+            if self.drafting.remember(*found):
                 return found.times
         return ()
 
@@ -433,11 +446,11 @@ class Model:
         """The same while something else is waited for in this block, if it is of use; nothing is said if it fails."""
         look = None
         if self.drafting.lacks_times and self._runner is not None and self._runner.alive:
-            look = self._runner.start_measuring(MeasureSteps(self._runner.next_request()))
+            look = self._runner.begin(MEASURE_STEPS, Empty())
         yield
-        if look is not None:
-            with suppress(LlmrunError):  # it can't be written
-                self.drafting.remember(*look())
+        with suppress(LlmrunError):  # it can't be written
+            if look is not None and (found := look()) is not None:
+                self.drafting.remember(*found)
 
     @checked
     def explain(self, last: int, candidates: int = 8) -> AnswerExplanation:
@@ -448,14 +461,14 @@ class Model:
             candidates: how many of the likeliest ones to name for each.
         """
         engine, answer = self.last_answer()
-        return engine.explain(Explain(engine.next_request(), answer, last, candidates))
+        return engine.do(EXPLAIN_CHOICES, ExplainChoices(answer, last, candidates))
 
     @checked
     def beams(self, search: SearchBeams, on_step: Callable[[BeamStep], None] = lambda step: None) -> BeamsFound:
         """Search for the likeliest answers, the best one first. Raises UsageError where this model can't."""
         return self._living_engine().do(BEAMS, search, on_step)
 
-    def last_answer(self) -> tuple[runner.Runner, int]:
+    def last_answer(self) -> tuple[client.EngineClient, int]:
         """The engine that gave the answer before, and the answer's number there. Raises UsageError without one."""
         self._refuse_if_closed()
         if self._runner is None or not self._runner.alive or not self._request:
@@ -476,7 +489,7 @@ class Model:
             UsageError: there was no answer.
         """
         engine, answer = self.last_answer()
-        return engine.save_state(SaveState(engine.next_request(), answer, prompt_only))
+        return engine.do(SAVE_STATE, SaveState(answer, prompt_only))
 
     def cancel(self) -> None:
         """Stop what is being answered, which then ends with Finished. Safe in a signal handler."""

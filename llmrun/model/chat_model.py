@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from llmrun.errors import UsageError
 from llmrun.model import Model
 from llmrun.models.fingerprint import ModelFingerprint
-from llmrun.protocol.finished_answers import StateSaved
-from llmrun.protocol.messages import AnswerRequest, Event, Message, TokenCount, Tool
+from llmrun.protocol.messages import AnswerRequest, Event, Message, Tool
 from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.questions import StateSaved, TokenCount
 from llmrun.protocol.speculation import Speculation, StepTables
 
 if TYPE_CHECKING:

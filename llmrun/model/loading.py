@@ -23,7 +23,7 @@ from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import read_speculate
 from llmrun.protocol.arguments import checked
-from llmrun.runner import runner
+from llmrun.runner import client
 
 
 def open_ahead(name: str) -> None:
@@ -41,7 +41,7 @@ def open_ahead(name: str) -> None:
 
             if not loads_as_usual(path, settings.state_dir):
                 return
-        runner.prestarted().open_ahead(str(path.absolute()))
+        client.prestarted().open_ahead(str(path.absolute()))
 
 
 @checked
@@ -99,5 +99,5 @@ def load(
     drafts = DraftFile.of(*find(draft)) if draft is not None else None
     model = prepare(spec, path, wishes, speculate=most, draft=drafts, adapters=adapters)
     model.plan = replace(model.plan, notes=tuple(map(errors.rephrase, model.plan.notes)))
-    model.start(runner.Runner(), on_progress)
+    model.start(client.EngineClient(), on_progress)
     return model

@@ -59,9 +59,9 @@ def _with_gpus(hardware: Hardware) -> Hardware:
 
     from llmrun.protocol.jobs import Empty
     from llmrun.protocol.jobs.build import BUILD
-    from llmrun.runner import launch, runner
+    from llmrun.runner import client, launch
 
-    is_own = not launch.has_prestarted or not runner.prestarted().alive
-    engine = runner.Runner() if is_own else runner.prestarted()
+    is_own = not launch.has_prestarted or not client.prestarted().alive
+    engine = client.EngineClient() if is_own else client.prestarted()
     with closing(engine) if is_own else nullcontext():
         return replace(hardware, gpus=engine.do(BUILD, Empty(), seconds=_MOST_SECONDS if is_own else None).gpus)

@@ -20,7 +20,7 @@ from llmrun.errors import LlmrunError
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.codec import as_dict, from_json, load_json
 from llmrun.protocol.jobs.kernels import KERNELS, STAND_IN, MachineSpeed, MeasureKernels, Rates
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 from llmrun.storage import write_whole
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def measure(threads: int, types: Collection[str], *, cache: int = 0) -> MachineS
         LlmrunError: see speed_of().
     """
     before = Clock.now()
-    with closing(Runner()) as engine:
+    with closing(EngineClient()) as engine:
         measured = engine.do(KERNELS, MeasureKernels(threads, tuple(types), cache), seconds=_MOST_SECONDS)
     return replace(measured, others=before.others())
 
@@ -95,7 +95,7 @@ def worker_speeds(here: MachineSpeed, workers: Collection[RpcWorker], cache: int
         LlmrunError: this build has no RPC, a worker is lost, or measuring takes too long.
     """
     found = []
-    with closing(Runner()) as engine:
+    with closing(EngineClient()) as engine:
         for worker in workers:
             for number in range(len(worker.devices)):
                 command = MeasureKernels(0, tuple(here.types), cache, worker.endpoint, number)

@@ -1,7 +1,7 @@
 """The messages between front and engine: commands and events, as immutable records.
 
-Must not know processes, llama.cpp, or the wire format (frames.py). Every command has a `request`, a number chosen by the
-front; every event carries the `request` of its command. Numbers begin at 1: 0 is the load, one at a time per engine.
+Must not know processes, llama.cpp, or the wire format (frames.py). Every command has a `request`, a number chosen
+by the front; every event carries the `request` of its command. Numbers begin at 1; 0 is the load, one at a time.
 
 Most are named tuples: both processes create these classes at every start, and a dataclass takes ten times as long.
 """
@@ -15,11 +15,9 @@ from llmrun.errors import BY_CODE, TEXT, LlmrunError, UsageError, brief, require
 from llmrun.grammar import Grammar
 from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.arguments import check_fields
-from llmrun.protocol.engine_status import EngineStatus, GetStatus
-from llmrun.protocol.finished_answers import AnswerExplanation, Explain, SaveState, StateSaved
 from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.speculation import MeasureSteps, Speculation, StepsMeasured
+from llmrun.protocol.speculation import Speculation
 
 PICTURE_BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM")
 """Magic numbers of the image files that the engine can decode: PNG, JPEG, GIF, BMP."""
@@ -147,28 +145,6 @@ class Generate(NamedTuple):
     asked: AnswerRequest
 
 
-class CountTokens(NamedTuple):
-    """Count the tokens of a conversation; answered by Rendering .. TokenCount, or Failed."""
-
-    request: int
-    asked: AnswerRequest
-
-
-class Tokenize(NamedTuple):
-    """Tokenize a plain text; answered by Tokenized, or Failed."""
-
-    request: int
-    text: str
-    special: bool = False  # texts of control tokens become these tokens
-
-
-class Detokenize(NamedTuple):
-    """Turn token ids into text; answered by Detokenized, or Failed."""
-
-    request: int
-    tokens: tuple[int, ...]
-
-
 class Cancel(NamedTuple):
     """Stop a request as soon as possible; it still ends with Finished."""
 
@@ -176,18 +152,21 @@ class Cancel(NamedTuple):
 
 
 class Job(NamedTuple):
-    """Run a job, see llmrun.protocol.jobs; answered by JobUpdate*, then JobDone or Failed."""
+    """Run a job, see llmrun.protocol.jobs; answered by JobUpdate*, then JobDone or Failed.
+
+    `arguments` is the job's command, and JSON data in the process that receives it; updates and results likewise.
+    """
 
     request: int
     name: str
-    arguments: dict[str, Any]  # the job's command, as JSON data
+    arguments: Any
 
 
 # ---- engine -> front -------------------------------------------------------------------------------
 
 
 class Rendering(NamedTuple):
-    """The engine begins to render the chat template of a Generate or CountTokens; the front's time limit starts."""
+    """The engine begins to render the chat template of a Generate or count_tokens; the front's time limit starts."""
 
     request: int
 
@@ -376,45 +355,18 @@ class Finished(NamedTuple):
     detail: str = ""
 
 
-class TokenCount(NamedTuple):
-    """The numbers of tokens of a conversation.
-
-    Attributes:
-        each: tokens of each message's content.
-        total: tokens of the whole prompt, including what the chat template adds.
-    """
-
-    request: int
-    each: tuple[int, ...]
-    total: int
-
-
-class Tokenized(NamedTuple):
-    """The token ids of a text."""
-
-    request: int
-    tokens: tuple[int, ...]
-
-
-class Detokenized(NamedTuple):
-    """The text of token ids, with the texts of control tokens; bytes that are not characters are U+FFFD."""
-
-    request: int
-    text: str
-
-
 class JobUpdate(NamedTuple):
-    """The progress of a job: the job's own update, as JSON data."""
+    """The progress of a job: the job's own update."""
 
     request: int
-    data: dict[str, Any]
+    data: Any
 
 
 class JobDone(NamedTuple):
-    """The result of a job, as JSON data."""
+    """The result of a job."""
 
     request: int
-    result: dict[str, Any]
+    result: Any
 
 
 class Failed(NamedTuple):
@@ -435,20 +387,7 @@ class Failed(NamedTuple):
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 
-Command = (
-    Open
-    | Load
-    | Generate
-    | CountTokens
-    | Tokenize
-    | Detokenize
-    | MeasureSteps
-    | Cancel
-    | Explain
-    | SaveState
-    | GetStatus
-    | Job
-)
+Command = Open | Load | Generate | Cancel | Job
 Event = (
     LoadProgress
     | Loaded
@@ -459,13 +398,6 @@ Event = (
     | PrefillProgress
     | TextDelta
     | Finished
-    | TokenCount
-    | Tokenized
-    | StepsMeasured
-    | Detokenized
-    | AnswerExplanation
-    | StateSaved
-    | EngineStatus
     | JobUpdate
     | JobDone
     | Failed

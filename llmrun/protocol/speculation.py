@@ -79,24 +79,3 @@ class StepTables(NamedTuple):
 
     times: tuple[StepTime, ...] = ()
     draft_times: tuple[StepTime, ...] = ()
-
-
-class MeasureSteps(NamedTuple):
-    """How long decode steps of several widths take; answered by StepsMeasured.
-
-    For when nobody waits for an answer: whatever else is asked ends it, and nothing was measured then.
-    """
-
-    request: int
-
-
-class StepsMeasured(NamedTuple):
-    """What MeasureSteps found; nothing where something else was asked meanwhile, or the machine was too busy.
-
-    Attributes:
-        draft_times: of the draft model's steps, where there is one.
-    """
-
-    request: int
-    times: tuple[StepTime, ...] = ()
-    draft_times: tuple[StepTime, ...] = ()

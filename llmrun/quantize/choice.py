@@ -22,7 +22,7 @@ from llmrun.quantize.types import BEST_4_BIT, FILE_TYPES, NEED_IMATRIX, UNQUANTI
 
 if TYPE_CHECKING:
     from llmrun.quantize.mix import Mix
-    from llmrun.runner.runner import Runner
+    from llmrun.runner.client import EngineClient
 
 AUTO = "auto"
 
@@ -77,7 +77,7 @@ def decide(
     target: Callable[[str], Path],
     say: Callable[[str], None],
     on_progress: OnProgress,
-    engine: Runner | None = None,
+    engine: EngineClient | None = None,
     *,
     check_file: Callable[[Path], None],
 ) -> QuantizeRequest:

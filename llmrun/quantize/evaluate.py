@@ -22,7 +22,7 @@ from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.jobs.evaluate import EVALUATE, Divergence, Evaluate, EvaluateResult, EvaluateUpdate, Needle
 from llmrun.protocol.sizes import readable_size
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 CONTEXT = 512
 """Tokens of a chunk, as in other tools: only figures for chunks of the same length are comparable."""
@@ -157,7 +157,7 @@ def evaluate(
         kv_type_k=preferences.cache_type_k,
         kv_type_v=preferences.cache_type_v,
     )
-    with closing(Runner()) as engine:
+    with closing(EngineClient()) as engine:
         return engine.do(EVALUATE, command, on_update)
 
 

@@ -27,7 +27,7 @@ from llmrun.quantize.types import (
     tensor_bytes,
     unfit,
 )
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 OnProgress = Callable[[str, float], None]
 """Called with (phase, share done: 0 to 1)."""
@@ -99,7 +99,7 @@ class QuantizedFile:
     n_overrides: int = 0
 
 
-def preview(request: QuantizeRequest, engine: Runner | None = None) -> Preview:
+def preview(request: QuantizeRequest, engine: EngineClient | None = None) -> Preview:
     """Return the expected result without writing it; takes some hundredths of a second.
 
     Args:
@@ -111,7 +111,7 @@ def preview(request: QuantizeRequest, engine: Runner | None = None) -> Preview:
     """
     header = read_header(request.source)
     _refuse_nonsense(request, header)
-    own = engine or Runner()
+    own = engine or EngineClient()
     try:
         planned = own.do(QUANTIZE, _command(request, ""))
     finally:
@@ -134,7 +134,7 @@ def quantize(
     request: QuantizeRequest,
     on_update: OnProgress = lambda phase, share: None,
     *,
-    engine: Runner | None = None,
+    engine: EngineClient | None = None,
     estimate: Preview | None = None,
 ) -> QuantizedFile:
     """Write a quantized file; an exception, Ctrl-C included, leaves the target unchanged.
@@ -152,7 +152,7 @@ def quantize(
         EngineCrashedError: llama.cpp crashed.
     """
     began = time.monotonic()
-    own = engine or Runner()
+    own = engine or EngineClient()
     try:
         estimate = estimate or preview(request, own)
         inputs = [request.source, *([request.imatrix] if request.imatrix else [])]
@@ -182,7 +182,9 @@ def quantize(
     )
 
 
-def _write(request: QuantizeRequest, path: Path, estimate: Preview, engine: Runner, on_update: OnProgress) -> Quantized:
+def _write(
+    request: QuantizeRequest, path: Path, estimate: Preview, engine: EngineClient, on_update: OnProgress
+) -> Quantized:
     pace = _Share(estimate, weighted=request.imatrix is not None)
     try:
         return engine.do(

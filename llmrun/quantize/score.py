@@ -18,7 +18,7 @@ from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.jobs.evaluate import EvaluateUpdate
 from llmrun.protocol.jobs.score import SCORE, ScoredText, ScoreText
 from llmrun.quantize.evaluate import MIN_CONTEXT, check_memory, choose_context
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 MAX_WINDOW = 8192
 """Upper bound of the default window, in tokens."""
@@ -70,5 +70,5 @@ def score(
         kv_type_k=preferences.cache_type_k,
         kv_type_v=preferences.cache_type_v,
     )
-    with closing(Runner()) as engine:
+    with closing(EngineClient()) as engine:
         return engine.do(SCORE, command, on_update)

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from llmrun.errors import LlmrunError
-from llmrun.protocol.messages import Message, TokenCount, Tool
+from llmrun.protocol.messages import Message, Tool
+from llmrun.protocol.questions import TokenCount
 from llmrun.remote.server import ServedModel, Server
 from llmrun.remote.transport import ask
 
@@ -64,7 +65,7 @@ class TokenCounter:
         """About how many tokens a conversation has."""
         each = tuple(self._tokens("".join(message.texts)) for message in messages)
         offered = sum(self._tokens("".join(tool)) for tool in tools)
-        return TokenCount(0, each, sum(each) + offered + _TEMPLATE_TOKENS * (len(each) + 1))
+        return TokenCount(each, sum(each) + offered + _TEMPLATE_TOKENS * (len(each) + 1))
 
     def learn(self, messages: Sequence[Message], prompt_tokens: int) -> None:
         """Take in what the server has counted."""

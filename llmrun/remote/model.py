@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from llmrun.errors import ContextOverflowError, LlmrunError
 from llmrun.models.download.transfer import RetryPolicy
 from llmrun.models.fingerprint import ModelFingerprint
-from llmrun.protocol.finished_answers import StateSaved
-from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Message, TokenCount, Tool
+from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Message, Tool
 from llmrun.protocol.params import SERVER, SamplingParams, resolve_sampling
+from llmrun.protocol.questions import StateSaved, TokenCount
 from llmrun.protocol.speculation import StepTables
 from llmrun.remote.capabilities import TokenCounter, facts_of
 from llmrun.remote.client import RemoteClient
@@ -172,7 +172,7 @@ class RemoteModel:
 
     def save_state(self, *, prompt_only: bool = False) -> StateSaved:
         """Nothing is saved: the KV cache is the server's."""
-        return StateSaved(0, 0, 0)
+        return StateSaved(0, 0)
 
     def cancel(self) -> None:
         """Stop what is being answered, which then ends with Finished. Safe in a signal handler."""

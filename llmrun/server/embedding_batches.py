@@ -13,9 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from llmrun.errors import EngineCrashedError, LlmrunError
-from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.jobs.embed import EMBED, EmbedTexts, TextsEmbedded
-from llmrun.protocol.messages import Job, JobDone
 from llmrun.server.connection import EngineConnection
 
 _MOST_TEXTS = 128
@@ -69,11 +67,10 @@ class EmbeddingBatches:
 
     async def _answers(self, commands: Sequence[EmbedTexts]) -> list[TextsEmbedded]:
         """What one job for all of them gives each; an engine that a model's file took over may tell anything."""
-        job = Job(self._engine.next_request(), EMBED.name, as_dict(merged(commands)))
-        result = (await self._engine.ask(job, JobDone)).result
+        done = await self._engine.do(EMBED, merged(commands))
         try:
-            return list(split(from_json(TextsEmbedded, result), commands))
-        except (TypeError, ValueError) as error:
+            return list(split(done, commands))
+        except ValueError as error:
             raise EngineCrashedError("the engine sent no vectors", why=f"it sent garbage ({error})") from error
 
 

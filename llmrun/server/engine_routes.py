@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from llmrun.protocol.messages import CountTokens, Detokenize, Detokenized, TokenCount, Tokenize, Tokenized
+from llmrun.protocol.jobs.tokenize import TokenizeText
+from llmrun.protocol.questions import COUNT_TOKENS, DETOKENIZE, TOKENIZE_LOADED, Detokenize
 from llmrun.server.connection import EngineConnection
 from llmrun.server.exchange import ServerState, parse_json, read_body
 from llmrun.server.pool import PooledModel
@@ -75,7 +76,7 @@ class EngineRoutes:
         text = fields.text("content") or fields.text("prompt") or ""
         special = fields.flag("parse_special") is not False
         async with self._engine(fields.text("model") or "") as (engine, _):
-            found = await engine.ask(Tokenize(engine.next_request(), text, special), Tokenized)
+            found = await engine.do(TOKENIZE_LOADED, TokenizeText("", text, special))
         return JSONResponse({"tokens": list(found.tokens), "count": len(found.tokens)})
 
     async def _detokenize(self, request: Request) -> Response:
@@ -83,12 +84,12 @@ class EngineRoutes:
         fields = Fields(parse_json(await read_body(request.receive)))
         tokens = fields.wholes("tokens", 0, _HIGHEST_TOKEN)
         async with self._engine(fields.text("model") or "") as (engine, _):
-            found = await engine.ask(Detokenize(engine.next_request(), tokens), Detokenized)
+            found = await engine.do(DETOKENIZE, Detokenize(tokens))
         return JSONResponse({"content": found.text})
 
     async def _count(self, request: Request) -> Response:
         """How many tokens a conversation has."""
         asked = anthropic.read_count(parse_json(await read_body(request.receive)))
         async with self._engine(asked.model) as (engine, _):
-            counted = await engine.ask(CountTokens(engine.next_request(), asked.request), TokenCount)
+            counted = await engine.do(COUNT_TOKENS, asked.request)
         return JSONResponse(anthropic.counted(counted.total))

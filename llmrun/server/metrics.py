@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from llmrun.protocol.engine_status import EngineStatus
 from llmrun.protocol.messages import Finished, Started, TextDelta
+from llmrun.protocol.questions import EngineStatus
 
 _RECENT = 512
 _RATE_SECONDS = 5.0

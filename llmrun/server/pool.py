@@ -22,10 +22,10 @@ from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, Usa
 from llmrun.model import Model
 from llmrun.models.location import ModelLocation, locate, not_on_disk
 from llmrun.models.store.in_use import using
-from llmrun.protocol.engine_status import EngineStatus, GetStatus
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.loading import Loaded
 from llmrun.protocol.messages import AnswerRequest
-from llmrun.protocol.speculation import MeasureSteps, StepsMeasured
+from llmrun.protocol.questions import MEASURE_STEPS, STATUS, EngineStatus
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.adapters import NO_ADAPTERS, ServedAdapters
 from llmrun.server.connection import EngineConnection
@@ -213,9 +213,9 @@ class Pool:
             return
         kept.can_measure = False  # what fails once is not tried for ever
         with suppress(LlmrunError):
-            found = await connection.ask(MeasureSteps(connection.next_request()), StepsMeasured)
+            found = await connection.do(MEASURE_STEPS, Empty())
             kept.can_measure = not found.times
-            await asyncio.to_thread(model.drafting.remember, found.times, found.draft_times)
+            await asyncio.to_thread(model.drafting.remember, *found)
 
     async def _find(self, name: str) -> PooledModel:
         name = self.adapters.base(name).removesuffix(":latest") or next(iter(self.names), "")
@@ -310,8 +310,7 @@ class Pool:
         for kept in self.kept:
             if kept.connection is not None and kept.is_loaded:
                 with suppress(LlmrunError):  # it is dying
-                    status = GetStatus(kept.connection.next_request())
-                    found[kept.name] = await kept.connection.ask(status, EngineStatus)
+                    found[kept.name] = await kept.connection.do(STATUS, Empty())
         return found
 
     async def warm(self, name: str) -> None:

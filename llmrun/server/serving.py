@@ -21,7 +21,7 @@ from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import AUTO
 from llmrun.protocol.adapters import Adapter
-from llmrun.protocol.engine_status import EngineStatus
+from llmrun.protocol.questions import EngineStatus
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.adapters import NO_ADAPTERS, ServedAdapters
 from llmrun.server.app import AccessRecord, HttpApp

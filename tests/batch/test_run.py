@@ -21,7 +21,7 @@ from llmrun.model import Model
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Command, Finished, Generate, Started, Stats, TextDelta, TokenLogprob
 from llmrun.protocol.params import SamplingParams
-from llmrun.runner.client import Client
+from llmrun.runner.client import EngineClient
 from llmrun.runner.requests import Put
 from llmrun.server.toolcalls import AnswerReader
 
@@ -108,9 +108,9 @@ class Setup:
             runner._ended = cast(Any, SimpleNamespace(get=working, put=ended.put))
             runner.run(left)
 
-    def _start(self, model: Model) -> Client:
+    def _start(self, model: Model) -> EngineClient:
         self.engines.append(FakeEngine(self.most_inside))
-        return cast(Client, self.engines[-1])
+        return cast(EngineClient, self.engines[-1])
 
     @property
     def lines(self) -> dict[int, dict[str, Any]]:

@@ -134,10 +134,10 @@ def simulated(runs: int) -> None:
 
 def engine() -> object:
     """A new one."""
+    from llmrun.runner.client import EngineClient
     from llmrun.runner.launch import launch
-    from llmrun.runner.runner import Runner
 
-    return Runner(launch())
+    return EngineClient(launch())
 
 
 def measured(runner: object, path: Path, test: object, repetitions: int, *, warm_up: bool = False) -> Iterator[float]:

@@ -28,10 +28,10 @@ from llmrun.protocol.messages import (
     Started,
     Stats,
     TextDelta,
-    TokenCount,
     Tool,
 )
 from llmrun.protocol.params import Limits, resolve_sampling
+from llmrun.protocol.questions import TokenCount
 from llmrun.protocol.speculation import Speculation
 
 BEGIN, MARKS, END = 5, 4, 3  # tokens that the template writes before all, around each message, and behind all
@@ -73,7 +73,7 @@ class FakeModel:
 
     def count(self, messages: Iterable[Message], **_: object) -> TokenCount:
         each = tuple(len(message.content.encode()) for message in messages)
-        return TokenCount(0, each, BEGIN + sum(each) + MARKS * len(each) + END)
+        return TokenCount(each, BEGIN + sum(each) + MARKS * len(each) + END)
 
     def answer(self, *asked: AnswerRequest) -> Iterator[Event]:
         for request, each in enumerate(asked, 1):

@@ -24,10 +24,10 @@ from llmrun.protocol.messages import (
     Message,
     Started,
     Stats,
-    TokenCount,
     Tool,
 )
 from llmrun.protocol.params import resolve_sampling
+from llmrun.protocol.questions import TokenCount
 
 WEATHER = Tool("weather", "Tells it.")
 STARTED = Started(1, 1, 0, 0, thinking_tags=("<think>", "</think>"), tool_syntax="hermes")
@@ -60,7 +60,7 @@ class FakeModel:
 
     def count(self, messages: Iterable[Message], *, tools: tuple[Tool, ...], **_: object) -> TokenCount:
         each = tuple(len(message.content) for message in messages)
-        return TokenCount(0, each, sum(each) + 1000 * len(tools))
+        return TokenCount(each, sum(each) + 1000 * len(tools))
 
     def answer(self, asked: AnswerRequest) -> Iterator[Event]:
         self.seen.append(asked)

@@ -25,7 +25,7 @@ from llmrun.quantize import choice
 from llmrun.quantize.evaluate import EvaluatedText
 from llmrun.quantize.size import SizeGoal, goal_bytes, read_size
 from llmrun.quantize.source import find
-from llmrun.runner import runner
+from llmrun.runner import client
 
 app = typer.Typer()
 app.command()(quantize)
@@ -35,7 +35,7 @@ app.command()(quantize)
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """In an empty folder with one model."""
     found = Engine("Q4_0")
-    monkeypatch.setattr(runner, "prestarted", lambda: found)
+    monkeypatch.setattr(client, "prestarted", lambda: found)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "tiny-F16.gguf", model("F16"))
@@ -216,7 +216,7 @@ def tokenizing(monkeypatch: pytest.MonkeyPatch, n_tokens: int) -> None:
     """Give every text that many tokens."""
     found = TextTokens((7,) * n_tokens, (), 100)
     tokenizer = SimpleNamespace(do=lambda kind, command: found, close=lambda: None)
-    monkeypatch.setattr("llmrun.quantize.report.local_measurements.Runner", lambda: tokenizer)
+    monkeypatch.setattr("llmrun.quantize.report.local_measurements.EngineClient", lambda: tokenizer)
 
 
 @pytest.mark.parametrize("options", [("--tensor-type", "a=q8_0"), ("--output-type", "q8_0"), ("--pure",)])

@@ -18,7 +18,7 @@ from llmrun.cli.app import app, call
 from llmrun.cli.commands import COMMANDS
 from llmrun.cli.replacing import check_output_file
 from llmrun.errors import CancelledError, UsageError
-from llmrun.runner import runner
+from llmrun.runner import client
 from llmrun.ui.terminal.output import Output
 
 MODEL, MINE = "tiny-F16.gguf", b"mine, without a newline"
@@ -46,7 +46,7 @@ READS = {"--key-file", "--text", "--calibration", "--with", "rows", "file", "fol
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """A folder with a model and a saved chat, and an engine that nothing is asked of."""
     found = Engine("Q4_0")
-    monkeypatch.setattr(runner, "prestarted", lambda: found)
+    monkeypatch.setattr(client, "prestarted", lambda: found)
     for name in ("LLMRUN_HOME", "HF_HUB_CACHE"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)

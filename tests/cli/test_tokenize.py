@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from llmrun.cli.app import app
 from llmrun.errors import ModelNotFoundError, UsageError
-from llmrun.runner import runner
+from llmrun.runner import client
 
 HI = SPELLING_VOCABULARY.index("\u2581hi")
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("package_on_path")
 def tokenize(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     model = write(tmp_path / "tiny.gguf", spelling_model())
-    engine = runner.Runner()
-    monkeypatch.setattr(runner, "prestarted", lambda: engine)
+    engine = client.EngineClient()
+    monkeypatch.setattr(client, "prestarted", lambda: engine)
     yield lambda *arguments, **more: CliRunner().invoke(app, ["tokenize", str(model), *arguments], **more)
     engine.close()
 

@@ -28,8 +28,8 @@ from llmrun.planning.tuned import TunedSettings, remember, remembered
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
 from llmrun.protocol.loading import Load
 from llmrun.protocol.speculation import StepTime
+from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
-from llmrun.runner.runner import Runner
 
 SECONDS_BOUNDS = (10.0, 3600.0)
 _MOST_ENGINES = 4
@@ -47,7 +47,7 @@ class EngineBackend:
     def __init__(self, load: Load, n_engines: int) -> None:
         self.clock = time.monotonic
         self._load = load
-        self._engines = EnginePool(lambda environment: Runner(launch(environment=environment)), n_engines)
+        self._engines = EnginePool(lambda environment: EngineClient(launch(environment=environment)), n_engines)
         self._depths: dict[EngineSettings, int] = {}  # tokens in the KV state that an engine holds
         self._load_seconds: dict[EngineSettings, float] = {}
         self._watch = DisturbanceMonitor().__enter__()

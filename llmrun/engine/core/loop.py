@@ -24,9 +24,9 @@ from llmrun.engine.core.steps import measure_steps
 from llmrun.engine.core.text import TextStream
 from llmrun.engine.llama.base import Aborted, CacheFull, Context
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
-from llmrun.protocol.engine_status import EngineStatus
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
 from llmrun.protocol.params import Limits
+from llmrun.protocol.questions import EngineStatus
 from llmrun.protocol.speculation import StepTables
 
 if TYPE_CHECKING:
@@ -102,16 +102,14 @@ class Engine:
         """Return whether the running batch holds no other request. Safe from any thread."""
         return self._sole_request == request
 
-    def status(self, request: int, waiting: int = 0) -> EngineStatus:
+    def status(self, waiting: int = 0) -> EngineStatus:
         """Return the load of the engine. Safe from any thread.
 
         Args:
-            request: number of the command that asks.
             waiting: requests that have arrived but were not added yet.
         """
         budget = self._slots.budget
         return EngineStatus(
-            request,
             running=len(self._active),
             waiting=waiting + len(self._waiting),
             cells=budget.n_cells,

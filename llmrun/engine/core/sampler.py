@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 
 from llmrun import _native
 from llmrun.errors import BadGrammarError, BadLogitsError, LlmrunError, OutOfMemoryError, UsageError
-from llmrun.protocol.finished_answers import ChainStep, Choice
 from llmrun.protocol.messages import TokenLogprob
 from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.questions import ChainStep, Choice
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint

@@ -27,7 +27,7 @@ from llmrun.quantize.evaluate import EvaluatedText, choose_context, default_text
 from llmrun.quantize.job import Preview, QuantizeRequest, preview, quantize
 from llmrun.quantize.report.card import Quality
 from llmrun.quantize.report.measure import OnShare, QualityMeasurement, QuantizedModel, SourceModel, SpeedMeasurement
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 _PROMPT, _ANSWER = 256, 32
 _CHUNK, _MAX_CHUNKS, _MIN_CHUNKS = 512, 16, 4
@@ -45,7 +45,7 @@ def require_text(model: Path, text: EvaluatedText) -> None:
     n_ctx = choose_context([read_header(model)], None, long=False)
     needed = least_chunks(n_ctx) * n_ctx
     command = TokenizeText(str(model.absolute()), text.content[: needed * _MAX_TOKEN_LENGTH], special=False)
-    with closing(Runner()) as engine:
+    with closing(EngineClient()) as engine:
         n_tokens = len(engine.do(TOKENIZE, command).tokens)
     if n_tokens < needed:
         raise UsageError(
@@ -136,7 +136,7 @@ class LocalMeasurements:
             kv_type_k=preferences.cache_type_k,
             kv_type_v=preferences.cache_type_v,
         )
-        with closing(Runner()) as engine:
+        with closing(EngineClient()) as engine:
             on_share(0.1)
             prefill = engine.do(BENCH, Bench(load, BenchTest(n_prompt=_PROMPT), repetitions=1), _ignore)
             on_share(0.6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from llmrun.protocol.finished_answers import ChainStep, Choice
+from llmrun.protocol.questions import ChainStep, Choice
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.sampling import least_certain, show_choice, show_sampling
 
