@@ -1,7 +1,4 @@
-"""Student's t distribution and the intervals made of it: how far off the mean of a few samples can be.
-
-Both processes use it.
-"""
+"""Student's t distribution and its intervals: the error of a mean of a few samples. Both processes use it."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from statistics import stdev
 
 @functools.cache
 def student(freedom: float, confidence: float = 0.95) -> float:
-    """Student's t that |t| stays below with this confidence; 12.71 for one degree of freedom and 95 %."""
+    """Return the t that |T| stays below with this confidence; 12.71 for one degree of freedom and 95 %."""
     low, high = 0.0, 1.0
     while _within(high, freedom) < confidence:
         high *= 2
@@ -24,7 +21,7 @@ def student(freedom: float, confidence: float = 0.95) -> float:
 
 
 def half_width(samples: Sequence[float], confidence: float = 0.95) -> float:
-    """Return half of the interval of the mean of independent samples, of which there are at least two."""
+    """Return half of the interval of the mean of at least two independent samples."""
     return student(len(samples) - 1, confidence) * stdev(samples) / math.sqrt(len(samples))
 
 
@@ -40,7 +37,8 @@ def positive_interval(mean: float, half: float) -> tuple[float, float]:
 
 
 def _within(t: float, freedom: float) -> float:
-    """Probability of |T| < t: with T = sqrt(freedom) tan(angle), the integral of cos(angle)^(freedom - 1)."""
+    """Return the probability of |T| < t: with T = sqrt(freedom) tan(angle), the integral of cos(angle)^(freedom -
+    1)."""
     steps, end = 200, math.atan(t / math.sqrt(freedom))
     heights = [math.pow(math.cos(end * step / steps), freedom - 1) for step in range(steps + 1)]
     area = end / steps / 3 * (heights[0] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]) + heights[-1])  # Simpson

@@ -1,7 +1,4 @@
-"""From a model's file to a model that can be started: its header, the plan, and what it is loaded for.
-
-Owns the order of that; must not know engines or terminals.
-"""
+"""The plan for loading a model's file: header, preferences, tuned settings. Must not know engines or terminals."""
 
 from __future__ import annotations
 
@@ -31,17 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedUse:
-    """What a model is loaded for, as a guess: `llmrun tune` may have found other settings for other lengths.
+    """A guess of a model's use: `llmrun tune` may have found different settings for different lengths."""
 
-    Attributes:
-        prompt_tokens: that will be prefilled, all turns of a conversation together.
-        answer_tokens: that will be decoded.
-        own_engine: an engine may be started for it, which takes a tenth of a second longer.
-    """
-
-    prompt_tokens: int
-    answer_tokens: int
-    own_engine: bool = False
+    prompt_tokens: int  # prefilled in all turns of a conversation
+    answer_tokens: int  # decoded in all turns
+    own_engine: bool = False  # an engine may be started for it, which takes a tenth of a second longer
 
 
 A_CHAT = ExpectedUse(prompt_tokens=2000, answer_tokens=2000, own_engine=True)
@@ -111,7 +102,7 @@ def prepare(
 
 
 def _beside(hardware: Hardware, promised: int, projector: Path | None) -> Hardware:
-    """Return a machine with the free memory that is left beside other models and a projector."""
+    """Return the machine with the free memory left beside other models and a projector."""
     taken = promised + (projector.stat().st_size if projector is not None else 0)
     return replace(hardware, memory_available=max(hardware.memory_available - taken, 0))
 
@@ -123,7 +114,7 @@ def _load_for(
     planned: Callable[[LoadPreferences], tuple[Plan, Drafts | None]],
     answers: int,
 ) -> Load:
-    """Return the load for that many answers decoded together, with the same weights and context window.
+    """Return the load for this many answers decoded together, with the same weights and context window.
 
     Raises:
         OutOfMemoryError: there is no memory for them.
@@ -135,7 +126,7 @@ def _load_for(
 
 
 def _with_sequences(load: Load, wide: Load, draft: Load | None) -> Load:
-    """Return a load with as many sequences as another one, and a KV cache for them; nothing else is changed."""
+    """Return a load with another one's number of sequences and their KV cache."""
     if load.draft is not None and draft is not None:
         draft = _with_sequences(load.draft, draft, None)
     return replace(
@@ -150,7 +141,7 @@ def _with_sequences(load: Load, wide: Load, draft: Load | None) -> Load:
 
 
 def _tuned(header: Header, hardware: Hardware, settings: Settings, expected: ExpectedUse) -> EngineSettings | None:
-    """What `llmrun tune` found to be the fastest for this, None where it was never asked."""
+    """Return the fastest settings found by `llmrun tune` for this use; None without a result."""
     if not (settings.state_dir / TUNE_FILE).exists():
         return None  # spares every start the imports
     from llmrun.planning.tuned import choose, remembered
