@@ -31,23 +31,23 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
 
-def near_names(wanted: str, names: Iterable[str], most: int = 3) -> list[str]:
+def near_names(typed: str, names: Iterable[str], limit: int = 3) -> list[str]:
     """Return the names that were probably meant, in any case: names that contain the typed text, else similar ones."""
     from difflib import get_close_matches
 
     lower = {name.lower(): name for name in names}
-    inside = [low for low in lower if wanted.lower() in low] if len(wanted) > 1 else []
-    near = inside or get_close_matches(wanted.lower(), lower, n=most)
-    return [lower[low] for low in near[:most]]
+    inside = [low for low in lower if typed.lower() in low] if len(typed) > 1 else []
+    near = inside or get_close_matches(typed.lower(), lower, n=limit)
+    return [lower[low] for low in near[:limit]]
 
 
-def did_you_mean(wanted: str, names: Iterable[str], otherwise: str = "") -> str:
+def did_you_mean(typed: str, names: Iterable[str], otherwise: str = "") -> str:
     """Return a hint that guesses the name that was meant.
 
     Args:
         otherwise: follows the guess, or stands alone if no name is near.
     """
-    near = near_names(wanted, names)
+    near = near_names(typed, names)
     guess = f"did you mean {' or '.join(near)}?" if near else ""
     return " ".join(filter(None, (guess, otherwise)))
 

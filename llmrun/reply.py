@@ -188,27 +188,27 @@ async def _waiting_elsewhere(values: Iterator[_Value], cancel: Callable[[], None
         raise
 
 
-def as_messages(said: Said | Iterable[Message | Mapping[str, str]]) -> tuple[Message, ...]:
+def as_messages(messages: Said | Iterable[Message | Mapping[str, str]]) -> tuple[Message, ...]:
     """Return a conversation from a text, one message, or a list of messages.
 
     Raises:
         UsageError: it is something else, or a role does not exist.
     """
-    if isinstance(said, str):
-        return (Message("user", said),)
-    if isinstance(said, (Message, Mapping)):
-        return (_message(said),)
-    require("messages", said, KINDS["messages"])
-    return tuple(map(_message, said))
+    if isinstance(messages, str):
+        return (Message("user", messages),)
+    if isinstance(messages, (Message, Mapping)):
+        return (_message(messages),)
+    require("messages", messages, KINDS["messages"])
+    return tuple(map(_message, messages))
 
 
-def _message(said: Any) -> Message:
-    if isinstance(said, Message):
-        return said
-    if not isinstance(said, Mapping) or set(said) != {"role", "content"}:
+def _message(message: Any) -> Message:
+    if isinstance(message, Message):
+        return message
+    if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
         why = 'must be a Message, or a dict with "role" and "content"'
-        raise UsageError(f"invalid message {brief(said)}", why=why)
-    return Message(said["role"], said["content"])
+        raise UsageError(f"invalid message {brief(message)}", why=why)
+    return Message(message["role"], message["content"])
 
 
 def as_grammar(schema: SchemaClass | Mapping[str, Any]) -> Grammar:

@@ -85,14 +85,14 @@ class Embedding:
             self.notes = (f"{header.name} does not say how its tokens are pooled: {self.pooling} (--pooling)",)
 
     def _check_dimensions(self, header: Header, advice: EmbeddingAdvice | None) -> None:
-        wanted, width = self._options.dimensions, header.model_count("embedding_length_out") or header.n_embd
-        if wanted is None or wanted == width:
+        dimensions, width = self._options.dimensions, header.model_count("embedding_length_out") or header.n_embd
+        if dimensions is None or dimensions == width:
             return
-        least = 1 if advice is None else advice.least_dimensions
-        if not least:
+        minimum = 1 if advice is None else advice.least_dimensions
+        if not minimum:
             raise UsageError(f"{header.name}'s vectors can't be cut", why="its makers did not train it for that")
-        if not least <= wanted < width:
-            raise UsageError(f"invalid dimensions {wanted}", why=f"must be {least} to {width} for {header.name}")
+        if not minimum <= dimensions < width:
+            raise UsageError(f"invalid dimensions {dimensions}", why=f"must be {minimum} to {width} for {header.name}")
 
     def commands(self, texts: Iterable[str]) -> Iterator[EmbedTexts]:
         """Yield the jobs that embed texts, in order.

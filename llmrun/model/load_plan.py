@@ -42,7 +42,7 @@ A_CHAT = ExpectedUse(prompt_tokens=2000, answer_tokens=2000, own_engine=True)
 def prepare(
     spec: ModelSpec,
     path: Path,
-    wishes: LoadPreferences | None = None,
+    preferences: LoadPreferences | None = None,
     *,
     warm_up: bool = False,
     verbose: bool = False,
@@ -73,13 +73,13 @@ def prepare(
     """
     header = read_header(path)
     check(header)
-    wishes, settings = wishes or LoadPreferences(), load_settings()
-    hardware = _beside(this_machine(wishes.workers), promised, projector)
+    preferences, settings = preferences or LoadPreferences(), load_settings()
+    hardware = _beside(this_machine(preferences.workers), promised, projector)
     planned = partial(
         plan_pair, header, draft, hardware, name=spec.name, repository=spec.repository or "", adapters=adapters
     )
-    plan, drafts = planned(wishes)
-    keeps_states = keeps_states and settings.states_bytes > 0 and not wishes.workers  # it would cross the network
+    plan, drafts = planned(preferences)
+    keeps_states = keeps_states and settings.states_bytes > 0 and not preferences.workers  # it would cross the network
     load = replace(
         plan.load(path),
         warm_up=warm_up,
@@ -89,15 +89,15 @@ def prepare(
         projector=str(projector.absolute()) if projector is not None else "",
         adapters=adapters,
     )
-    tuned = _tuned(header, hardware, settings, expected) if expected and not wishes.workers else None
+    tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None
     if tuned is not None:
-        plain, load = load, tuned.wished(load, wishes, without_flash=scores_fit(header, hardware, plan.n_ctx))
+        plain, load = load, tuned.wished(load, preferences, without_flash=scores_fit(header, hardware, plan.n_ctx))
         changes = tuned.of(load).changes(tuned.of(plain))
         plan = replace(plan, threads=load.threads, flash_attention=load.flash_attention, tuned=changes)
     if drafts is not None:
         load = replace(load, draft=replace(drafts.load, threads=load.threads, verbose=verbose))
     drafting = DraftPolicy(header, hardware, load, settings.state_dir, speculate, drafts and drafts.header)
-    load_for = partial(_load_for, load, plan, wishes, planned)
+    load_for = partial(_load_for, load, plan, preferences, planned)
     return Model(path, spec, header, plan, load, drafting, tuned, draft, load_for)
 
 
@@ -110,7 +110,7 @@ def _beside(hardware: Hardware, promised: int, projector: Path | None) -> Hardwa
 def _load_for(
     load: Load,
     plan: Plan,
-    wishes: LoadPreferences,
+    preferences: LoadPreferences,
     planned: Callable[[LoadPreferences], tuple[Plan, Drafts | None]],
     answers: int,
 ) -> Load:
@@ -119,9 +119,8 @@ def _load_for(
     Raises:
         OutOfMemoryError: there is no memory for them.
     """
-    n_ctx, cpu_experts = max(load.n_ctx, CONTEXT_BOUNDS[0]), len(plan.cpu_experts)
-    wishes = replace(wishes, n_ctx=n_ctx, gpu_layers=plan.gpu_layers, cpu_experts=cpu_experts, parallel=answers)
-    wide, drafts = planned(wishes)
+    wider = replace(preferences, n_ctx=max(load.n_ctx, CONTEXT_BOUNDS[0]), parallel=answers)
+    wide, drafts = planned(replace(wider, gpu_layers=plan.gpu_layers, cpu_experts=len(plan.cpu_experts)))
     return _with_sequences(load, wide.load(Path(load.path)), drafts.load if drafts is not None else None)
 
 

@@ -81,8 +81,9 @@ def load(
     """
     from llmrun.models.adapters import read_adapters  # the command's start, too, imports this module
 
-    wishes = LoadPreferences(n_ctx=n_ctx, threads=threads, gpu_layers=gpu_layers, parallel=parallel, as_alone=True)
-    settings, most, adapters = load_settings(), read_speculate(speculate, "speculate"), read_adapters(lora, "lora")
+    preferences = LoadPreferences(n_ctx=n_ctx, threads=threads, gpu_layers=gpu_layers, parallel=parallel, as_alone=True)
+    max_drafted = read_speculate(speculate, "speculate")
+    settings, adapters = load_settings(), read_adapters(lora, "lora")
 
     def find(name: str | PathLike[str]) -> tuple[ModelSpec, Path]:
         located = locate(fspath(name), settings)
@@ -97,7 +98,7 @@ def load(
 
     spec, path = find(name)
     drafts = DraftFile.of(*find(draft)) if draft is not None else None
-    model = prepare(spec, path, wishes, speculate=most, draft=drafts, adapters=adapters)
+    model = prepare(spec, path, preferences, speculate=max_drafted, draft=drafts, adapters=adapters)
     model.plan = replace(model.plan, notes=tuple(map(errors.rephrase, model.plan.notes)))
     model.start(client.EngineClient(), on_progress)
     return model

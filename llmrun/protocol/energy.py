@@ -28,7 +28,7 @@ class Energy:
     """
 
     def __init__(self, with_gpus: bool, folder: Path = _POWERCAP) -> None:
-        self._zones = {path: most for path in _zones(folder) if (most := _number(path / "max_energy_range_uj"))}
+        self._zones = {path: turn for path in _zones(folder) if (turn := _number(path / "max_energy_range_uj"))}
         self._gpus = _Nvml() if with_gpus else None
 
     def read(self) -> Counters:

@@ -231,9 +231,9 @@ def check_limits(
         labels: the user's names for the fields, e.g. flags.
     """
     require_within(labels[0], max_tokens, (1, MOST_TOKENS))
-    for label, texts, most in ((labels[1], stop, 64), (labels[2], ban, 1024)):
-        if len(texts) > most or any(not text or len(text) > 1024 for text in texts):
-            why = f"there may be {most:,} texts at most, each of 1 to 1,024 characters"
+    for label, texts, limit in ((labels[1], stop, 64), (labels[2], ban, 1024)):
+        if len(texts) > limit or any(not text or len(text) > 1024 for text in texts):
+            why = f"there may be {limit:,} texts at most, each of 1 to 1,024 characters"
             raise UsageError(f"invalid {label} {brief(texts)}", why=why)
 
 

@@ -226,10 +226,10 @@ class CallSplitter:
     def _name(self, parts: list[AnswerPart]) -> bool:
         """Take the name once it is certain that arguments follow."""
         name, found, rest = self._buffer.partition(self._syntax.middle)
-        most = _MOST_NAME_CHARACTERS + (0 if found else len(self._syntax.middle))
+        limit = _MOST_NAME_CHARACTERS + (0 if found else len(self._syntax.middle))
         form = self._syntax.parameter
         begins = ("{",) if form is None else (form.begin, self._syntax.close)
-        if len(name) > most or (found and not name) or not _may_begin(rest, begins):
+        if len(name) > limit or (found and not name) or not _may_begin(rest, begins):
             return self._not_a_call(parts)
         if not (found and rest.startswith(begins)):
             return False

@@ -148,8 +148,11 @@ def _extensions(asked: AnswerRequest, owner: str) -> tuple[dict[str, Any], tuple
         "grammar": (kind == "gbnf", takes_grammar, {"grammar": grammar.text if grammar else ""}),
         "lark": (kind == "lark", is_llmrun, {"grammar": grammar.text if grammar else ""}),
     }
-    sent = {key: value for wanted, takes, fields in table.values() if wanted and takes for key, value in fields.items()}
-    return sent, tuple(name for name, (wanted, takes, _) in table.items() if wanted and not takes)
+    requested = {
+        name: (is_supported, sent) for name, (is_requested, is_supported, sent) in table.items() if is_requested
+    }
+    body = {key: value for is_supported, sent in requested.values() if is_supported for key, value in sent.items()}
+    return body, tuple(name for name, (is_supported, _) in requested.items() if not is_supported)
 
 
 def _schema(text: str, *, is_raw: bool) -> dict[str, Any]:
@@ -176,15 +179,15 @@ def _conversation(asked: AnswerRequest) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": message.role, "content": _content(message)}
+    body: dict[str, Any] = {"role": message.role, "content": _content(message)}
     if message.tool_calls:
-        said["tool_calls"] = [
+        body["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
         ]
     if message.role == "tool":
-        said["tool_call_id"] = message.tool_call_id
-    return said
+        body["tool_call_id"] = message.tool_call_id
+    return body
 
 
 def _content(message: Message) -> str | list[dict[str, Any]]:

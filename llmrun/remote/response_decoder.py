@@ -112,12 +112,12 @@ class AnswerDecoder:
     @property
     def excess(self) -> str:
         """Message about an ignored limit of tokens, to follow the server's name; "" if it was respected."""
-        most = self._command.asked.limits.max_tokens
+        limit = self._command.asked.limits.max_tokens
         counted = _count(self._usage, "completion_tokens")
         if self.is_cut:
-            return f"ignores max_tokens {most:,}: its answer was cut here"
-        if most is not None and counted > most:
-            return f"ignores max_tokens {most:,}: its answer has {counted:,} tokens"
+            return f"ignores max_tokens {limit:,}: its answer was cut here"
+        if limit is not None and counted > limit:
+            return f"ignores max_tokens {limit:,}: its answer has {counted:,} tokens"
         return ""
 
     def started(self) -> Started:
@@ -212,8 +212,8 @@ class AnswerDecoder:
         calls = sum(len(call.arguments) for call in self._calls.values())
         if self._n_bytes + calls > LONGEST_BODY or len(self._calls) > _MOST_CALLS:
             raise endless(self._server)
-        most = self._command.asked.limits.max_tokens
-        if most is not None and min(len(self._times), (self._n_bytes + calls) // _BYTES_A_TOKEN) > most:
+        limit = self._command.asked.limits.max_tokens
+        if limit is not None and min(len(self._times), (self._n_bytes + calls) // _BYTES_A_TOKEN) > limit:
             self.is_cut = True
 
     def _parts(self, reasoning: str, content: str) -> Iterator[AnswerPart]:

@@ -145,12 +145,12 @@ def _first_line(path: Path, where: str) -> str:
     return keys[0]
 
 
-def choose_model(server: Server, found: Sequence[ServedModel], wanted: str | None) -> ServedModel:
+def choose_model(server: Server, found: Sequence[ServedModel], name: str | None) -> ServedModel:
     """Return the model that the user means.
 
     Args:
         found: the server's models.
-        wanted: its name; None is the only one.
+        name: None is the only one.
 
     Raises:
         UsageError: there are several, and none was named.
@@ -159,14 +159,14 @@ def choose_model(server: Server, found: Sequence[ServedModel], wanted: str | Non
     names = [model.name for model in found]
     if not names:
         raise ModelNotFoundError(f"{server.host} has no model", hint="load one there, and try again")
-    if wanted is None and len(names) > 1:
+    if name is None and len(names) > 1:
         raise UsageError(
             f"{server.host} has {len(names)} models", why=_listed(names), hint="name the one that is meant"
         )
-    chosen = found[0] if wanted is None else next((model for model in found if model.name == wanted), None)
+    chosen = found[0] if name is None else next((model for model in found if model.name == name), None)
     if chosen is None:
-        hint = did_you_mean(wanted or "", names)
-        raise ModelNotFoundError(f"{server.host} has no model {wanted!r}", why=f"it has {_listed(names)}", hint=hint)
+        hint = did_you_mean(name or "", names)
+        raise ModelNotFoundError(f"{server.host} has no model {name!r}", why=f"it has {_listed(names)}", hint=hint)
     return chosen
 
 

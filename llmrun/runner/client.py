@@ -29,7 +29,7 @@ _TICK_SECONDS = 0.1  # between two checks of the deadlines: a signal handler or 
 _Command = TypeVar("_Command")
 _Update = TypeVar("_Update")
 _Result = TypeVar("_Result")
-_Heard = SimpleQueue[Event | LlmrunError | None]
+_EventQueue = SimpleQueue[Event | LlmrunError | None]
 
 
 class EngineClient:
@@ -86,9 +86,9 @@ class EngineClient:
             UsageError: a command is too long.
             LlmrunError: from the iterator, the failure of a command; EngineCrashedError if the engine died.
         """
-        heard: _Heard = SimpleQueue()
-        pending = [self._send(command, heard.put, models, seconds) for command in commands]
-        return self._events(pending, heard, on_wait)
+        events: _EventQueue = SimpleQueue()
+        pending = [self._send(command, events.put, models, seconds) for command in commands]
+        return self._events(pending, events, on_wait)
 
     def listen(self, command: Command, put: Put) -> None:
         """Send a command; a reading thread passes its events to `put`.
@@ -169,8 +169,8 @@ class EngineClient:
 
     def begin(self, kind: JobKind[_Command, Any, _Result], command: _Command) -> Callable[[], _Result | None]:
         """Start a job in the background; return a function that returns the result if that has come by then."""
-        heard: _Heard = SimpleQueue()
-        self._send(Job(self.next_request(), kind.name, command), heard.put)
+        events: _EventQueue = SimpleQueue()
+        self._send(Job(self.next_request(), kind.name, command), events.put)
 
         def result() -> _Result | None:
             if self._reading.acquire(blocking=False):
@@ -178,7 +178,7 @@ class EngineClient:
                     self._pump(seconds=0)
                 finally:
                     self._reading.release()
-            event = None if heard.empty() else heard.get()
+            event = None if events.empty() else events.get()
             return read_job(kind, kind.result, event.result) if isinstance(event, JobDone) else None
 
         return result
@@ -218,11 +218,13 @@ class EngineClient:
             raise
         return request
 
-    def _events(self, pending: list[PendingRequest], heard: _Heard, on_wait: Callable[[], None]) -> Iterator[Event]:
+    def _events(
+        self, pending: list[PendingRequest], events: _EventQueue, on_wait: Callable[[], None]
+    ) -> Iterator[Event]:
         n_open = len(pending)
         try:
             while n_open:
-                event = self._next(heard, on_wait)
+                event = self._next(events, on_wait)
                 if event is None:
                     n_open -= 1
                 elif isinstance(event, LlmrunError):
@@ -237,18 +239,18 @@ class EngineClient:
             if not self.alive:
                 self.close()
 
-    def _next(self, heard: _Heard, on_wait: Callable[[], None]) -> Event | LlmrunError | None:
+    def _next(self, events: _EventQueue, on_wait: Callable[[], None]) -> Event | LlmrunError | None:
         """Return the next event. One thread reads for all; the others check now and then whether it still does."""
         while True:
             if self._reading.acquire(blocking=False):
                 try:
-                    while heard.empty():
+                    while events.empty():
                         if not self._pump():
                             on_wait()
                 finally:
                     self._reading.release()
             try:
-                return heard.get(timeout=_TICK_SECONDS)
+                return events.get(timeout=_TICK_SECONDS)
             except Empty:
                 on_wait()
 

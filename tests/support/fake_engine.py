@@ -1,6 +1,6 @@
 """A tiny process that speaks the engine's side of the pipe, with switches for faults.
 
-Run as `python tests/fake_engine.py MODE` through Runner(command=...). A mode is "normal", one of the functions'
+Run as `python tests/fake_engine.py MODE` through EngineClient(launch(...)). A mode is "normal", one of the functions'
 names below, or "die:PHASE:CAUSE", where the cause is the name of a signal or an exit status.
 """
 
