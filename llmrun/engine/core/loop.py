@@ -243,7 +243,7 @@ class Engine:
             if active.n_waiting > 1 and active.extras.salt == sequence.extras.salt:
                 shared = common_prefix(active.tokens, sequence.tokens)
                 if shared >= minimum and shared > active.n_cached:
-                    self._slots.plan_checkpoint(active.slot, shared)
+                    self._slots.checkpoints.plan_another(active.slot, shared)
                     return True
         return False
 
@@ -284,7 +284,9 @@ class Engine:
             running, n_batch = self._suspects[:1] or self._active, self._context.n_batch
             if self._exclusive is not None:
                 running, n_batch = self._exclusive.next(running, self._active, self._n_mixed)
-            waiting = [self._slots.until_checkpoint(each.slot, each.n_ready) for each in running]
+            waiting = [
+                self._slots.checkpoints.until_planned(each.slot, each.n_cached, each.n_ready) for each in running
+            ]
             shares = schedule(waiting, n_batch, self._n_mixed(sum(waiting)), self._n_batches)
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break
