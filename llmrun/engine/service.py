@@ -25,7 +25,7 @@ from llmrun.engine.llama.media import Projector
 from llmrun.engine.prompt.images import image_bytes
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import ReasoningTracker, Tags, ThinkingBudget, lead_in, opens, thinking_tags
-from llmrun.engine.prompt.tools import offers_tools, waits_for_call
+from llmrun.engine.prompt.tools import allows_text, offers_tools
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.adapters import Adapter, AdapterScale, applied, by_default
 from llmrun.protocol.messages import (
@@ -188,7 +188,7 @@ class Preparer:
         self, request: AnswerRequest, matcher: Matcher | None, syntax: Syntax | None, tags: Tags | None, *, inside: bool
     ) -> Constraint | None:
         """Return the constraint that applies the grammar to the right part: answer, text after reasoning, or call."""
-        if matcher is not None and syntax is not None and waits_for_call(request):
+        if matcher is not None and syntax is not None and allows_text(request):
             from llmrun.engine.constraint.calls import ToolCallConstraint
 
             reasoning = ReasoningTracker.begin(tags, inside=inside) if tags is not None else None

@@ -16,7 +16,7 @@ from llmrun import _native
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.loaded import LoadedModel
-from llmrun.engine.prompt.images import MOST_PIXELS
+from llmrun.engine.prompt.images import MAX_PIXELS
 from llmrun.errors import BadModelError, BadTemplateError, LlmrunError, UsageError
 from llmrun.protocol.finished_answers import SaveState
 from llmrun.protocol.loading import Load
@@ -247,7 +247,7 @@ HUGE = RED[:16] + (60_000).to_bytes(4, "big") * 2 + RED[24:]
         (b"\xff\xd8" + b"\xff" * 50, "beginning is damaged"),
         (TRUNCATED, "it is damaged"),
         (RED[:16] + bytes(8) + RED[24:], "it has no pixels"),
-        (HUGE, f"at most {MOST_PIXELS:,}"),
+        (HUGE, f"the maximum is {MAX_PIXELS:,}"),
         (b"GIF89a" + b"\1\0\1\0" + b"\xff" * 40, "it is damaged"),
         (b"BM" + bytes(16) + b"\4\0\0\0\4\0\0\0" + b"\xff" * 40, "it is damaged"),
     ],
@@ -302,5 +302,5 @@ def test_a_picture_larger_than_a_batch_that_has_to_hold_it_is_refused(opened: Op
 
 
 def test_a_template_that_leaves_a_picture_out_is_refused(opened: Open) -> None:
-    with pytest.raises(BadTemplateError, match="leaves a picture out"):
+    with pytest.raises(BadTemplateError, match="omits an image"):
         run(opened(), asked(RED, template="so"))

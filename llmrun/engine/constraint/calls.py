@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llmrun.engine.constraint.matcher import Matcher, compile_lark, followed
 from llmrun.engine.constraint.reasoning import unbound
 from llmrun.engine.prompt.thinking import ReasoningStage, ReasoningTracker
-from llmrun.engine.prompt.tools import waits_for_call
+from llmrun.engine.prompt.tools import allows_text
 from llmrun.errors import BadGrammarError, UsageError
 from llmrun.grammar.schema import REFUSED
 from llmrun.protocol.codec import load_json
@@ -46,7 +46,7 @@ def compile_calls(asked: AnswerRequest, syntax: Syntax, vocabulary: Vocabulary, 
     """
     named = asked.tool_choice.removeprefix("=") if asked.tool_choice.startswith("=") else ""
     tools = [tool for tool in asked.tools if named in ("", tool.name)]
-    begin = "" if waits_for_call(asked) else syntax.begin
+    begin = "" if allows_text(asked) else syntax.begin
     text = "\n".join(_lines(tools, syntax, begin, several=asked.parallel_calls and not named))
     if asked.grammar is None or asked.tool_choice != "auto":
         return compile_lark(f"start: calls\n{text}", vocabulary, shown)

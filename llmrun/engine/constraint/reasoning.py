@@ -62,7 +62,7 @@ class AfterReasoning:
             return self._unbound.mask(place.thoughts.tail).address
         if stage is ReasoningStage.BEFORE:
             return self._grammar.mask(self._opening)
-        blank = stage is ReasoningStage.BEHIND and place.blanks < _MOST_BLANKS
+        blank = stage is ReasoningStage.AFTER and place.blanks < _MOST_BLANKS
         return self._grammar.mask(self._unbound.blanks if blank else ())
 
     def accept(self, token: int) -> None:
@@ -75,7 +75,7 @@ class AfterReasoning:
             thoughts.stage is ReasoningStage.BEFORE and token in self._opening
         ):
             return _Place(thoughts.after(self._vocabulary.control_piece(token).decode("utf-8", "replace")))
-        if thoughts.stage is ReasoningStage.BEHIND and token in self._unbound.blanks:
+        if thoughts.stage is ReasoningStage.AFTER and token in self._unbound.blanks:
             return place._replace(blanks=place.blanks + 1)
         self._grammar.accept(token)
         return _Place(thoughts._replace(stage=ReasoningStage.ANSWER), bound=True)

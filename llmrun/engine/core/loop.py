@@ -418,7 +418,7 @@ class Engine:
     def _forced(self, sequence: Sequence) -> list[int]:
         """Return the tokens that follow without sampling: the grammar's, or the end of the reasoning."""
         thinking = sequence.extras.thinking
-        if thinking is not None and thinking.used_up:
+        if thinking is not None and thinking.is_used_up:
             return self._vocabulary.tokenize(thinking.closing, special=True)
         return sequence.sampler.forced()
 

@@ -243,7 +243,7 @@ def test_strftime_now_is_today() -> None:
 
 def test_a_date_is_no_book() -> None:
     """What the C library writes can't be interrupted."""
-    assert fails("{{ strftime_now('%c' * 513) }}").what == "the chat template asks for too long a date"
+    assert fails("{{ strftime_now('%c' * 513) }}").what == "the chat template uses too long a date format"
 
 
 # ---- control tokens ---------------------------------------------------------------------------------
@@ -506,4 +506,4 @@ def test_control_texts_are_found_as_by_trying_them_all_the_longest_first() -> No
 
 def test_output_has_an_end() -> None:
     source = "{% for i in range(20000) %}{{ messages[0].content }}{% endfor %}"
-    assert fails(source, user("x" * 1000)).what == "the chat template's output has no end"
+    assert fails(source, user("x" * 1000)).what == "the chat template's output is endless"

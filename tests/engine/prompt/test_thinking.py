@@ -34,7 +34,7 @@ def test_gpt_oss_may_call_a_tool_behind_its_thoughts() -> None:
     tags = thinking_tags(HARMONY, calls=True)
     assert tags == ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
     assert thinking_tags("[THINK][/THINK]", calls=True) == ("[THINK]", "[/THINK]")
-    assert ThinkingBudget(tags, inside=True, most=3).closing == f"\n<|end|>{HARMONY}\n\n", "then it is to answer"
+    assert ThinkingBudget(tags, inside=True, max_tokens=3).closing == f"\n<|end|>{HARMONY}\n\n", "then it is to answer"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_is_taken_back_was_neither_thought_nor_said() -> None:
         (" \n<th", ReasoningStage.BEFORE),
         ("<th e", ReasoningStage.ANSWER),
         ("\n<think>x</thi", ReasoningStage.INSIDE),
-        ("<think></think>\n", ReasoningStage.BEHIND),
+        ("<think></think>\n", ReasoningStage.AFTER),
         ("<think></think>\n<think>", ReasoningStage.INSIDE),
         ("<think></think>\nyes <think>", ReasoningStage.ANSWER),
         ("say <think>", ReasoningStage.ANSWER),
