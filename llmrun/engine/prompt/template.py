@@ -460,18 +460,21 @@ def _in_time(work: Callable[[], _Result], seconds: float) -> _Result:
     if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
         return work()
     end = time.thread_time() + seconds
+    is_running = True
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         remaining = end - time.thread_time()
         if remaining <= 0:
             raise _OverdueError
-        signal.setitimer(signal.ITIMER_REAL, max(remaining, _MIN_SECONDS))
+        if is_running:  # else the timer would outlive this handler, and kill the process
+            signal.setitimer(signal.ITIMER_REAL, max(remaining, _MIN_SECONDS))
 
     handler = signal.signal(signal.SIGALRM, interrupt)
     before = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         return work()
     finally:
+        is_running = False
         signal.setitimer(signal.ITIMER_REAL, *before)
         signal.signal(signal.SIGALRM, handler)
 

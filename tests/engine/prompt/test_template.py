@@ -507,3 +507,22 @@ def test_control_texts_are_found_as_by_trying_them_all_the_longest_first() -> No
 def test_output_has_an_end() -> None:
     source = "{% for i in range(20000) %}{{ messages[0].content }}{% endfor %}"
     assert fails(source, user("x" * 1000)).what == "the chat template's output is endless"
+
+
+def test_a_signal_at_the_end_of_rendering_does_not_rearm_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_timer = signal.setitimer
+
+    def disarm_then_interrupt(which: int, *seconds: float) -> tuple[float, float]:
+        before = set_timer(which, *seconds)
+        if seconds == (0.0, 0.0):
+            signal.raise_signal(signal.SIGALRM)
+        return before
+
+    pytests = signal.setitimer(signal.ITIMER_REAL, 0.0)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(module.signal, "setitimer", disarm_then_interrupt)
+            ChatTemplate("{{ messages[0].content }}", bos="", eos="")
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *pytests)
