@@ -54,8 +54,7 @@ if TYPE_CHECKING:
     from llmrun.grammar import Grammar
     from llmrun.protocol.answer import AnswerSplitter
 
-    Pieces = Sequence[list[int] | ImageChunk]
-    """An image in a prompt: token ids around vectors."""
+    Pieces = Sequence[list[int] | ImageChunk]  # An image in a prompt: token ids around vectors
 
 _LONG_TOKEN = 32  # bytes; most have a few
 
@@ -71,17 +70,11 @@ class PreparedRequest(NamedTuple):
 
 
 class TokenizedPrompt(NamedTuple):
-    """A prompt in text and tokens.
+    """A prompt in text and tokens."""
 
-    Attributes:
-        text: without its images.
-        tokens: ids; negative ones are images.
-        images: None without any.
-    """
-
-    text: str
-    tokens: list[int]
-    images: PromptImages | None = None
+    text: str  # without its images
+    tokens: list[int]  # ids; negative ones are images
+    images: PromptImages | None = None  # None without any
 
 
 class Preparer:
@@ -126,10 +119,10 @@ class Preparer:
 
     def read_vocabulary(self) -> None:
         """Read the vocabulary now, which the first grammar would otherwise do while other requests wait."""
-        from llmrun.engine.constraint.matcher import known_tokens
+        from llmrun.engine.constraint.matcher import tokens_of
 
         with suppress(LlmrunError):  # compile_grammar() will report it
-            known_tokens(self._vocabulary)
+            tokens_of(self._vocabulary)
 
     def prepare(self, generate: Generate, send: Callable[[Event], None]) -> PreparedRequest:
         """Prepare a request for its first step.

@@ -20,8 +20,7 @@ from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.jobs.explain import EXPLAIN, ExplainRun, RunCollected
 from llmrun.protocol.jobs.limits import LIMITS, MeasureLimits
 
-MOST_TOKENS = 64
-"""Limit of an answer's tokens with explained choices: the logits of each are stored."""
+MOST_TOKENS = 64  # Limit of an answer's tokens with explained choices: the logits of each are stored
 CANDIDATES = 5
 PAGE_CANDIDATES = 200
 """Candidates of each choice for a page, which computes the effect of other sampler settings from them."""

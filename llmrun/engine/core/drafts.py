@@ -32,17 +32,11 @@ class Drafter(Protocol):
 
 
 class _Draft(NamedTuple):
-    """Drafted tokens.
+    """Drafted tokens."""
 
-    Attributes:
-        start: index of the first one in the sequence.
-        tokens: all of them.
-        match: as from Drafter.draft().
-    """
-
-    start: int
-    tokens: list[int]
-    match: int
+    start: int  # index of the first one in the sequence
+    tokens: list[int]  # all of them
+    match: int  # as from Drafter.draft()
 
 
 class Drafting:

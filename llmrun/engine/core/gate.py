@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from llmrun.protocol.speculation import Speculation, StepTimes
 
-MODEL = -1
-"""The length of a match, for drafts of a draft model."""
+MODEL = -1  # The length of a match, for drafts of a draft model
 _MULTIPLE = 4  # kernels compute this many rows at once, and handle a remainder badly
 _MIN_GAIN = 1.1  # expected: a table is never quite right
 _ALLOWED_LOSS = 0.01  # of the decoding time ...
@@ -30,17 +29,11 @@ _NEWEST_SHARE = 0.1  # minimum weight of the newest outcome
 
 
 class StepShape(NamedTuple):
-    """A decode step to which a draft may be added.
+    """A decode step to which a draft may be added."""
 
-    Attributes:
-        rows: tokens that it decodes without drafts.
-        sampled: tokens that it yields without drafts: one per sequence.
-        depth: tokens in the KV cache before it.
-    """
-
-    rows: int
-    sampled: int
-    depth: int
+    rows: int  # tokens that it decodes without drafts
+    sampled: int  # tokens that it yields without drafts: one per sequence
+    depth: int  # tokens in the KV cache before it
 
 
 class DraftChoice(NamedTuple):

@@ -16,21 +16,13 @@ from llmrun.engine.core.prefix import common_prefix
 
 
 class HostPrefix(NamedTuple):
-    """A copy of a slot.
+    """A copy of a slot."""
 
-    Attributes:
-        tokens: token ids whose keys and values are in the state.
-        state: from llama.cpp.
-        salt: of the request that they were computed for.
-        n_prompt: the number of them that were the last request's prompt.
-        is_multi_turn: the conversation had more than one turn.
-    """
-
-    tokens: list[int]
-    state: bytearray
-    salt: str
-    n_prompt: int
-    is_multi_turn: bool
+    tokens: list[int]  # token ids whose keys and values are in the state
+    state: bytearray  # from llama.cpp
+    salt: str  # of the request that they were computed for
+    n_prompt: int  # the number of them that were the last request's prompt
+    is_multi_turn: bool  # the conversation had more than one turn
 
 
 class HostPrefixCache:

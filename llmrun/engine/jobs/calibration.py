@@ -22,8 +22,7 @@ from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import AnswerRequest, Failed, Finished, Generate, Message, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 
-PARALLEL = 16
-"""Texts written in parallel; each needs memory for its own KV cache."""
+PARALLEL = 16  # Texts written in parallel; each needs memory for its own KV cache
 _MIN_TOKENS = 48  # of one text, unless it ends by itself
 # The model's own distribution without the most unlikely tokens: of small models those would be noise.
 _SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=0.98, min_p=0.01)

@@ -11,8 +11,7 @@ from dataclasses import replace
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Image, Message
 
-MAX_PIXELS = 64 << 20
-"""Of one image: it takes three bytes each while decoded, and some copies."""
+MAX_PIXELS = 64 << 20  # Of one image: it takes three bytes each while decoded, and some copies
 _PRIVATE = range(0xF0000, 0xFFFFE)  # plane 15, private use: no tokenizer has special tokens there
 _SIZED_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG segments with the size
 _WITHOUT_LENGTH = frozenset((0x01, *range(0xD0, 0xD8)))

@@ -41,17 +41,13 @@ from llmrun.protocol.toolcalls import GEMMA, MISTRAL, MISTRAL_ARGS, Syntax
 
 _Result = TypeVar("_Result")
 
-MAX_TEMPLATE_CHARACTERS = 128 * 1024
-"""Eight times the longest real one; compiling can't be interrupted."""
+MAX_TEMPLATE_CHARACTERS = 128 * 1024  # Eight times the longest real one; compiling can't be interrupted
 MAX_PROMPT_CHARACTERS = 16 * 1024 * 1024
 MAX_RENDER_BYTES = 256 * 1024 * 1024
-MAX_RENDER_SECONDS = 1.5
-"""Real templates take milliseconds. Less than the front's timeout, which kills the engine."""
+MAX_RENDER_SECONDS = 1.5  # Real templates take milliseconds. Less than the front's timeout, which kills the engine
 _MIN_SECONDS = 0.01  # between two checks of the time
-MAX_BITS = 64 * 1024
-"""Of an integer: arithmetic with longer ones can take hours and can't be interrupted."""
-MAX_DATE_CHARACTERS = 1024
-"""Of a date format: strftime can't be interrupted."""
+MAX_BITS = 64 * 1024  # Of an integer: arithmetic with longer ones can take hours and can't be interrupted
+MAX_DATE_CHARACTERS = 1024  # Of a date format: strftime can't be interrupted
 
 _REFUSES = "the chat template refuses this conversation"
 _PROBE_TEXT = "Is this said?"

@@ -18,8 +18,7 @@ from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerRequest, Message, Tool, ToolCall
 from llmrun.protocol.toolcalls import HERMES, SYNTAXES, Syntax
 
-OTHERS = HERMES
-"""The syntax of models whose templates have no known one."""
+OTHERS = HERMES  # The syntax of models whose templates have no known one
 
 _INSTRUCTIONS = """You may call functions to answer. These are their signatures, one JSON object in each line:
 <tools>
