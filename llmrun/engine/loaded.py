@@ -37,12 +37,9 @@ class LoadedModel:
         before: LoadedModel | None = None,
         prefixes: list[HostPrefix] | None = None,
     ) -> None:
-        """Combine the components.
+        """Combine the components of a loaded model.
 
         Args:
-            weights: the model.
-            context: of the model.
-            load: the command that loaded it.
             drafts: the draft model's context.
             predicts: the model generates text; False for an encoder.
             before: the same weights with another context, which is closed.

@@ -77,7 +77,6 @@ class Commands:
             self._waiting[command.request] = command
 
     def is_waiting(self, command: Command) -> bool:
-        """Return whether a command was neither started, cancelled nor replaced."""
         return self._waiting.get(command.request) is command
 
     def take(self, command: Command, *, busy: bool = False) -> bool:
@@ -192,7 +191,6 @@ class EngineProcess:
         return self._model.engine.status(status.request, waiting)
 
     def _is_alone(self, request: int) -> bool:
-        """Return whether the running batch holds no other request."""
         return self._commands.answering == {request} or (
             self._model is not None and self._model.engine.runs_alone(request)
         )
@@ -292,7 +290,6 @@ class EngineProcess:
         return self._loaded_model().save(command)
 
     def _has_queued_command(self) -> bool:
-        """Return whether a command is queued that no thread has started."""
         return self._commands.has_waiting or not self._to_compute.empty()
 
     def _load_weights(self, load: Load, loaded: LlamaModel | None = None) -> LlamaModel:

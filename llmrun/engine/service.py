@@ -95,17 +95,6 @@ class Preparer:
         adapters: Sequence[Adapter] = (),
         predicts: bool = True,
     ) -> None:
-        """Start without compiled templates.
-
-        Args:
-            vocabulary: the model's.
-            template: the model's chat template.
-            n_ctx: context window, in tokens.
-            draft_model: for requests with speculation.
-            projector: encodes images; None for a model without vision.
-            adapters: loaded with the model.
-            predicts: the model generates text; False for an encoder.
-        """
         self._projector = projector
         self._image_lengths: dict[int, int] = {}  # hash of an image's data -> tokens
         self._adapters, self._predicts = adapters, predicts
@@ -164,11 +153,7 @@ class Preparer:
         return PreparedRequest(generate.request, tokens, sampler, request.limits, extras)
 
     def _sampling(self, request: AnswerRequest, constraint: Constraint | None) -> SamplingParams:
-        """Return the sampling parameters, with end tokens banned if the request ignores them.
-
-        Raises:
-            UsageError: the request ignores end tokens and has a grammar, which needs them.
-        """
+        """Return the sampling parameters, with end tokens banned if the request ignores them."""
         if not request.limits.ignores_end:
             return request.sampling
         if constraint is not None:
@@ -328,12 +313,7 @@ class Preparer:
         return TokenizedPrompt(text, tokens, PromptImages(placed) if placed else None)
 
     def _encode_image(self, request: int, send: Callable[[Event], None] | None, image: Image) -> Pieces:
-        """Return the tokens and vectors of an image, and send ImageAccepted.
-
-        Raises:
-            UsageError: the model has no vision, or the image is invalid.
-            BadModelError: the projector does not match the model.
-        """
+        """Return the tokens and vectors of an image, and send ImageAccepted."""
         if self._projector is None:
             raise UsageError("this model can't read images", why="it was loaded without a projector")
         data, width, height = image_bytes(image)
@@ -345,11 +325,7 @@ class Preparer:
         return pieces
 
     def _raise_if_too_long(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Raise if the texts are longer than the context window in any tokenization; tokenizing them takes minutes.
-
-        Raises:
-            ContextOverflowError: they are.
-        """
+        """Raise if the texts are longer than the context window in any tokenization; tokenizing them takes minutes."""
         texts = (*(text for message in messages for text in message.texts), *(text for tool in tools for text in tool))
         n_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
         if n_bytes <= self._n_ctx * _LONG_TOKEN:
@@ -366,11 +342,7 @@ class Preparer:
     def _tokens(
         self, parts: Sequence[Part | Image], encode: Callable[[Image], Pieces]
     ) -> tuple[list[int], list[PlacedChunk]]:
-        """Return the token ids of a prompt, none for an empty one, and its images.
-
-        Raises:
-            BadModelError: the vocabulary has no tokens for it.
-        """
+        """Return the token ids of a prompt, none for an empty one, and its images."""
         vocabulary, ids, placed = self._vocabulary, list[int](), list[PlacedChunk]()
         for part in parts:
             if isinstance(part, Part):
@@ -412,7 +384,6 @@ class Preparer:
         return self._control
 
     def _control_tokens(self, texts: Sequence[str]) -> frozenset[int]:
-        """Return the control tokens in the tokenization of these texts."""
         tokens = (token for text in texts for token in self._vocabulary.tokenize(text, special=True))
         return frozenset(token for token in tokens if not self._vocabulary.piece(token))
 

@@ -57,7 +57,6 @@ def explain_answer(model: Model, *, everywhere: bool = False, candidates: int = 
 
     Args:
         everywhere: see llmrun.protocol.jobs.explain.ExplainRun.
-        candidates: number of the likeliest candidates of each choice.
 
     Raises:
         UsageError: there is no such answer.

@@ -47,9 +47,7 @@ def fill(
     """Build the next batch: either one image, or the tokens of every chosen sequence that is not at an image.
 
     Args:
-        chosen: sequences, and the number of tokens of each in the batch.
         spare: limits for drafts; None for a batch without drafts.
-        model: drafts for sequences that use a draft model.
     """
     at_image = [pair for pair in chosen if pair[0].extras.images is not None and pair[0].is_at_image]
     if at_image:

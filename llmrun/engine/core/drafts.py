@@ -43,9 +43,7 @@ class Drafting:
     """The drafts of one answer.
 
     Args:
-        speculation: limits and step times.
         drafter: new; it gets the prompt here.
-        prompt: of the answer.
         model: new; drafts when its expected gain is larger than the drafter's.
     """
 
@@ -73,11 +71,6 @@ class Drafting:
         """Return the maximum number of tokens that take() will return; mostly 0.
 
         If the model's n_requested is not None afterwards, DraftModel.compute() has to run before take().
-
-        Args:
-            tokens: of the sequence.
-            limit: maximum number of drafted tokens.
-            step: the step without drafts.
         """
         for drafter in self._drafters:
             drafter.extend(tokens[self._n_known :])

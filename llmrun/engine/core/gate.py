@@ -75,12 +75,10 @@ class Gate:
         self._decoding = self._gain = self._trial = 0.0
 
     def choose(self, match: int, limit: int, step: StepShape) -> DraftChoice:
-        """Choose how many tokens to draft.
+        """Choose the number of tokens to draft, up to `limit`.
 
         Args:
             match: the number of last tokens that the draft has followed before, or MODEL.
-            limit: maximum number of tokens.
-            step: the step without drafts.
         """
         limit, first = min(limit, self._limit), self._rates[_kind(match)].value
         if self._times is None:
@@ -150,14 +148,7 @@ class Gate:
         self._sure.learn(sure)
 
     def record_step(self, step: StepShape, n_drafted: int, n_accepted: int, drafting: float = 0.0) -> None:
-        """Account for a step.
-
-        Args:
-            step: the step without drafts.
-            n_drafted: drafted tokens in it.
-            n_accepted: of these, the accepted ones.
-            drafting: seconds that the draft model took.
-        """
+        """Account for a step, with the seconds of the draft model in `drafting`."""
         if self._times is None:
             return
         plain = self._times.seconds(step.rows, step.depth)

@@ -26,12 +26,7 @@ class HostPrefix(NamedTuple):
 
 
 class HostPrefixCache:
-    """A list of prefixes, oldest first.
-
-    Attributes:
-        prefixes: all of them.
-        n_tokens: their tokens in total.
-    """
+    """A list of prefixes, oldest first."""
 
     def __init__(self, prefixes: Sequence[HostPrefix] = ()) -> None:
         self.prefixes = list(prefixes)

@@ -33,7 +33,6 @@ class Metrics:
 
     @property
     def ttft_seconds(self) -> float:
-        """Time to first token; 0 without one."""
         return self.token_times[0] - self.arrived if self.token_times else 0.0
 
     @property

@@ -107,12 +107,10 @@ class Sequence:
 
     @property
     def is_at_image(self) -> bool:
-        """The next token to decode belongs to an image."""
         return self.tokens[self.n_cached] < 0
 
     @property
     def n_completion(self) -> int:
-        """Tokens of the answer."""
         return len(self.tokens) - self.n_prompt
 
     def plan_draft(self, drafting: Drafting, limit: int, step: StepShape) -> int:
@@ -150,12 +148,7 @@ class Sequence:
         return remaining
 
     def end_reason(self, text: str, window: int) -> tuple[str, str]:
-        """Return the finish reason and its detail; "" if the answer continues.
-
-        Args:
-            text: the text that became safe to show with the last token.
-            window: maximum number of tokens.
-        """
+        """Return the finish reason and its detail; "" if the answer continues."""
         if self.text.stopped_by:
             return "stop", self.text.stopped_by
         extras, limit = self.extras, self.limits.max_tokens
@@ -182,7 +175,6 @@ class Sequence:
         """Return the event for the rest of the answer, if there is any rest.
 
         Args:
-            text: the last text that became safe to show.
             is_cut_off: the model did not end the answer itself.
         """
         splitter = self.extras.splitter

@@ -177,7 +177,6 @@ class StateSaver:
         self._saved.append(list(tokens))
 
     def wait(self) -> None:
-        """Wait until all queued states are written."""
         self._queue.join()
 
     def _write(self) -> None:

@@ -40,11 +40,7 @@ class Author:
     """A generation loop that writes texts with one model."""
 
     def __init__(self, model: LlamaModel, threads: int, n_ctx: int) -> None:
-        """Create the context.
-
-        Raises:
-            UsageError: the model can't generate text.
-        """
+        """Create the context; raise UsageError if the model can't generate text."""
         self._model = model
         load = Load(
             model.path, n_ctx, n_ctx, n_batch=512, n_seq_max=PARALLEL, threads=threads, gpu_layers=model.gpu_layers
@@ -75,7 +71,6 @@ class Author:
 
         Args:
             prompts: used in turn, repeatedly; questions are left out if the model has no usable chat template.
-            report: receives (tokens, seconds).
 
         Returns:
             The tokens of all texts, and the readable text.
@@ -115,7 +110,6 @@ class Author:
         return [prompt for prompt in prompts if not prompt.is_question]
 
     def _begin(self, prompt: CalibrationPrompt, number: int, seed: int, max_tokens: int) -> _Piece:
-        """Add a request to the loop."""
         tokens = self._tokens(prompt)
         sampling = replace(_SAMPLING, seed=(seed + number) % 2**32)
         room = max(1, self._context.n_ctx - len(tokens))

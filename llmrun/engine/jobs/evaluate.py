@@ -161,8 +161,6 @@ class Evaluation:
 
     Args:
         contexts: the model's and the reference's, if there is one, each with an empty sequence 0.
-        tokens: of the text; empty for needles only.
-        begin: see Layout.
     """
 
     def __init__(

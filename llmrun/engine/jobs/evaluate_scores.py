@@ -95,7 +95,6 @@ class Rows:
 
 
 def perplexity(scores: Array, column: str = "nll") -> Figure:
-    """Return exp of the mean negative log-likelihood."""
     return _exp(_mean(scores[column], _blocks(scores)))
 
 
@@ -245,5 +244,4 @@ def _correlation(one: Array, other: Array) -> float:
 
 
 def joined(parts: Sequence[Array]) -> Array:
-    """Concatenate the scores of several chunks."""
     return np.concatenate(parts) if parts else np.empty(0, SCORE)

@@ -84,11 +84,7 @@ def _timed_layers(layers: Sequence[WatchedLayer], prefill: Stopwatch, decode: St
 
 
 class _Replay:
-    """Repeated computation of a sequence.
-
-    Attributes:
-        first: the first observed position.
-    """
+    """Repeated computation of a sequence."""
 
     def __init__(self, loaded: LoadedModel, tokens: list[int], adapters: tuple[AdapterScale, ...]) -> None:
         self._tokens, size = tokens, len(tokens)

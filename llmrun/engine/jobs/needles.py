@@ -78,7 +78,6 @@ class Haystack:
     """
 
     def __init__(self, vocabulary: Vocabulary, begin: list[int], length: int) -> None:
-        """Create a text whose longest question ends at `length` tokens."""
         facts, tokenize = [], vocabulary.tokenize
         self.questions: list[tuple[list[int], int]] = []
         shift = 4 * length.bit_length()  # each length has the facts at other depths, because some are easier

@@ -156,11 +156,7 @@ def _facts(name: str, imatrix: ImatrixFile) -> dict[str, str | int]:
 
 
 def _verify(command: Quantize, types: dict[str, str]) -> None:
-    """Verify the written file.
-
-    Raises:
-        BadModelError: its types differ from the log's, numbers are not finite, or llama.cpp can't load it.
-    """
+    """Verify the written file: its types are the log's, its numbers finite, and llama.cpp loads it."""
     tensors = read_header(Path(command.target)).tensors
     if {tensor.name: tensor.type for tensor in tensors} != types:
         raise BadModelError("the new file's tensors are not those of the log", hint="run the same command again")

@@ -116,7 +116,6 @@ class LlamaContext:
             self._warm_up()
 
     def close(self) -> None:
-        """Free the context and its KV cache; it is unusable afterwards."""
         self._llama.llama_free(self._pointer)
 
     # ---- creation and growth ----
@@ -323,7 +322,6 @@ class LlamaContext:
             raise CacheFull from None
 
     def _share(self, n_tokens: int) -> None:
-        """Move all sequences into one pool with room for n_tokens more; raises as _rebuild()."""
         room = min(self.n_cells, self._used() + max(n_tokens, self.n_batch))
         self._rebuild(max(room, min(self._load.n_ctx_start, self.n_cells)), unified=True)
 
@@ -476,7 +474,6 @@ class LlamaContext:
         return sum(map(self._length, range(self.n_seq_max + self.n_parked)))
 
     def _length(self, sequence_id: int) -> int:
-        """Return the number of tokens of a sequence."""
         last = int(self._llama.llama_memory_seq_pos_max(self._memory, sequence_id))
         return self._positions.n_tokens(sequence_id, last + 1)
 
