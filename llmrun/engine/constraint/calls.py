@@ -100,8 +100,8 @@ def _value(schema: Any, root: Any, form: ParameterForm) -> str:
     choices = schema.get("enum")
     if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
         return f": {' | '.join(_literal(form.quote + choice + end) for choice in choices)}"
-    most = schema.get("maxLength")
-    size = f"{{0,{most}}}" if isinstance(most, int) and 0 <= most <= _MAX_COUNTED else "*"
+    limit = schema.get("maxLength")
+    size = f"{{0,{limit}}}" if isinstance(limit, int) and 0 <= limit <= _MAX_COUNTED else "*"
     return f"[suffix={_literal(end)}]: /{re.escape(form.quote)}(?s:.{size})/"
 
 

@@ -210,8 +210,8 @@ def _repetition(text: str, part: Repeat) -> str:
     if part.most == 0:
         return '""'
     simple = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((part.least, part.most))
-    most = "" if part.most is None else part.most
-    return f"({text}){simple or f'{{{part.least},{most}}}'}"
+    limit = "" if part.most is None else part.most
+    return f"({text}){simple or f'{{{part.least},{limit}}}'}"
 
 
 def _range(pair: tuple[int, int]) -> str:

@@ -174,14 +174,14 @@ class Engine:
         while (sequence := self._next_admission()) is not None:
             self._waiting.remove(sequence)
             extras = sequence.extras
-            slot, kept = self._slots.take(sequence.tokens, sequence.n_prompt, extras.salt, moves=extras.moves)
+            slot, n_cached = self._slots.take(sequence.tokens, sequence.n_prompt, extras.salt, moves=extras.moves)
             self._finished.pop(slot, None)
             first = not sequence.admitted
-            sequence.admit(slot, kept)
+            sequence.admit(slot, n_cached)
             insort(self._active, sequence, key=_age)
             if first:
                 self._prefix_queries += sequence.n_prompt
-                self._prefix_hits += kept
+                self._prefix_hits += n_cached
                 events.append(sequence.started())
         return events
 

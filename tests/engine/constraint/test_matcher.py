@@ -79,7 +79,7 @@ def allowed(constraint: Matcher, n_vocab: int = Vocabulary.n_tokens) -> list[int
 
 
 def follows(constraint: Matcher, text: str) -> bool:
-    """Whether a text is a whole answer, byte by byte; the constraint is afterwards where it was."""
+    """Return whether a text is a complete answer, byte by byte, and rewind the constraint."""
     accepted = 0
     try:
         for token in tokens_of(text):

@@ -34,7 +34,7 @@ def test_twelve_in_cells_for_six() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_crowds(seed: int) -> None:
-    """Prompts that share beginnings, bans, cancels, aborts and newcomers, in few cells: nobody's answer changes."""
+    """Check that answers are unchanged by shared prefixes, bans, cancels, aborts and new requests in few cells."""
     rng = random.Random(seed)
     n_ctx = rng.randint(60, 100)
     talk = Conversation(
@@ -79,7 +79,7 @@ def test_random_crowds(seed: int) -> None:
 
 
 def assert_books_are_right(talk: Conversation) -> None:
-    """What the loop thinks is cached is in the KV cache, and as many cells are used as it says."""
+    """Check that the loop's records of cached tokens and used cells match the KV cache."""
     slots = talk.engine._slots
     for slot, tokens in slots.cached.items():
         assert talk.context.cached(slot) == tokens

@@ -29,7 +29,7 @@ def likeliest(model: Model, tokens: Sequence[int]) -> int:
 
 
 def imitating(model: Model, wrong: float = 0.0, unsure: float = 0.0) -> Model:
-    """A model that is sure of what another one finds likeliest, but of so many places wrong, or not sure."""
+    """Return a model that favors another one's likeliest token, but is wrong or unsure with these probabilities."""
 
     def logits(tokens: Sequence[int]) -> Sequence[float]:
         luck = random.Random(zlib.crc32(bytes(token % 256 for token in tokens)))
@@ -64,7 +64,7 @@ class Pair(Conversation):
 
 
 def assert_consistent(pair: Pair) -> None:
-    """What is said to be cached is what the draft model saw."""
+    """Check the draft model's record of cached tokens against the tokens it decoded."""
     for slot in pair.draft_model._slots:
         assert pair.small.cached(slot.number) == slot.tokens
         assert slot.owner is None

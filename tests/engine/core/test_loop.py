@@ -222,7 +222,7 @@ def test_what_is_prefilled_soon_is_prefilled_in_few_steps() -> None:
 
 
 def test_a_long_prefill_does_not_hold_up_decoding() -> None:
-    """While somebody decodes, batches are small; then they are as large as can be."""
+    """Batches are small while another request decodes, and as large as possible afterwards."""
     talk = Conversation(hashed, n_ctx=1000, n_seq_max=2, n_batch=512)
     talk.ask("Hi", most=6, request=1)
     for _ in range(3):

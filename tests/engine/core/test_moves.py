@@ -1,4 +1,4 @@
-"""When the oldest turns leave a prompt, what the KV cache holds behind them is moved, not computed again."""
+"""After truncation of the oldest turns, the KV cache of later turns is moved, not computed again."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_else_it_is(moves: bool, cuts: bool) -> None:
     assert talk.context.cached() == tokens_of(prompt + talk.text())[:-1]
 
 
-def test_thoughts_that_are_gone_leave_no_gap_to_close() -> None:
-    """What the answer behind them was computed with them in view, so it is not used without them."""
+def test_reasoning_that_are_gone_leave_no_gap_to_close() -> None:
+    """The answer after them attended to them, so its cells are not reused without them."""
     talk = Conversation(hashed, n_ctx=400, n_batch=400)
     answer, _ = talk.answer(SYSTEM + FIRST, most=80)
     thoughts, said = answer[:30], answer[30:]

@@ -1,4 +1,4 @@
-"""How a batch is shared out between sequences."""
+"""The shares of sequences in a batch."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def test_the_condition_is_that_of_this_moment() -> None:
 
 
 def shapes(talk: Conversation, prompts: list[str]) -> dict[str, list[tuple[int, ...]]]:
-    """Of each prompt, where the batches with its tokens began and ended."""
+    """Return the shapes of the batches with each prompt's tokens."""
     found: dict[str, list[tuple[int, ...]]] = {prompt: [] for prompt in prompts}
     for batch in talk.context.calls:
         (slot,) = {entry.sequence_id for entry in batch}

@@ -51,7 +51,7 @@ def drafting(prompt: str, most: int = 15, drafter: Drafter | None = None, times:
 
 
 def counts(stats: Stats) -> tuple[int, ...]:
-    """All that does not depend on how many steps were taken."""
+    """Return the statistics that don't depend on the number of steps."""
     return (
         stats.prompt_tokens,
         stats.reused_tokens,
@@ -63,7 +63,7 @@ def counts(stats: Stats) -> tuple[int, ...]:
 
 
 def assert_consistent(talk: Conversation) -> None:
-    """What is said to be cached is what the model saw, and every cell is counted."""
+    """Check the record of cached tokens against the decoded ones, and the count of cells."""
     slots = talk.engine._slots
     assert {slot: talk.context.cached(slot) for slot in slots.cached} == slots.cached
     assert slots.budget.used == talk.context.n_used
@@ -80,7 +80,7 @@ def ending(tokens: Sequence[int]) -> Sequence[float]:
 
 
 def any_options(draws: random.Random) -> dict[str, Any]:
-    """What a request may ask for."""
+    """Return random options of a request."""
     letters = "abcdef"
 
     def phrases(longest: int) -> tuple[str, ...]:
@@ -288,7 +288,7 @@ def ab_and_any(tokens: Sequence[int]) -> Sequence[float]:
 
 
 def third_letters(sampling: SamplingParams, grammar: Grammar | None, count: int = 1000) -> list[int]:
-    """What comes behind "ab", drawn behind a draft that came true, which goes on with "c"."""
+    """Return tokens sampled after "ab", after an accepted draft that continues with "c"."""
     talk = Conversation(ab_and_any)
     constraint = compile_grammar(grammar, talk.context.vocabulary) if grammar is not None else None
     letters: list[int] = []

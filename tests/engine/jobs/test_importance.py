@@ -257,7 +257,7 @@ class Product:
         self.result.src[place] = ctypes.addressof(tensor)
 
     def show(self, operation: int) -> bool:
-        """Whether it is wanted; if so it is shown."""
+        """Offer a tensor to the callback; show it if requested."""
         self.result.op = operation
         return self.activations.watch(self.result, True) and self.activations.watch(self.result, False)
 

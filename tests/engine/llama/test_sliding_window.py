@@ -1,4 +1,4 @@
-"""Models whose attention has a sliding window: what is reused of the KV cache gives the logits of a fresh one.
+"""Models with sliding window attention: a reused KV cache gives the logits of a fresh one.
 
 Cells that the window has passed are gone once a sequence's state was saved, or its cells were used again; whoever goes
 on from there without them gets other logits, and nothing says so.
@@ -61,7 +61,7 @@ def engine(model: LlamaModel, states: KVStore | None = None, start: int = N_CTX)
 
 
 def logits(talk: tuple[Engine, Any], prompt: list[int], n_tokens: int = 1, request: int = 1) -> Any:
-    """Of the first token that answers a prompt, or of a later one."""
+    """Return the logits of the first or a later token after a prompt."""
     loop, context = talk
     sampler = SequenceSampler(SamplingParams(temperature=0), context.vocabulary, prompt)
     loop.add(request, prompt, sampler, Limits(n_tokens))

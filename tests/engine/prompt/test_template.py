@@ -126,7 +126,7 @@ def joined(parts: Sequence[Part]) -> str:
 
 
 def tokens(parts: Sequence[Part]) -> list[str]:
-    """What a tokenizer makes of the parts: control tokens in guillemets, all else character by character."""
+    """Tokenize the parts: control tokens in guillemets, all other text character by character."""
     found: list[str] = []
     for text, special in parts:
         position = 0
@@ -242,7 +242,7 @@ def test_strftime_now_is_today() -> None:
 
 
 def test_a_date_is_no_book() -> None:
-    """What the C library writes can't be interrupted."""
+    """strftime can't be interrupted."""
     assert fails("{{ strftime_now('%c' * 513) }}").what == "the chat template uses too long a date format"
 
 
@@ -286,7 +286,7 @@ def test_parts_join_to_what_the_template_says_without_masking(name: str) -> None
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("text", ["Hi", " 1 < 2 > 0 ", "é\n", "", "im_end", "<think>x</think>", "a|b", "\ud83d"])
 def test_ordinary_text_is_one_part(name: str, text: str) -> None:
-    """So that it is tokenized exactly as llama.cpp does it."""
+    """One part is tokenized exactly as in llama.cpp."""
     assert render(TEMPLATES[name], user(text)) == render(TEMPLATES[name], user(text), NOTHING)
     assert len(render(TEMPLATES[name], user(text))) == 1
 

@@ -1,4 +1,4 @@
-"""How long a model may think, and where its thoughts begin."""
+"""Reasoning budgets, and detection of the reasoning."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_template_tells_the_tags(template: str | None, tags: tuple[str, str] |
     assert thinking_tags(template) == tags
 
 
-def test_gpt_oss_may_call_a_tool_behind_its_thoughts() -> None:
+def test_gpt_oss_may_call_a_tool_behind_its_reasoning() -> None:
     tags = thinking_tags(HARMONY, calls=True)
     assert tags == ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
     assert thinking_tags("[THINK][/THINK]", calls=True) == ("[THINK]", "[/THINK]")
@@ -72,7 +72,7 @@ def test_no_thought_at_all() -> None:
     assert think("<think>ab</think>yes", 0) == "<think>\n</think>\n\n"
 
 
-def test_only_thoughts_count() -> None:
+def test_only_reasoning_count() -> None:
     assert think("a long answer, no thoughts", 3) == "a long answer, no thoughts"
     assert think("<think>a</think>a long answer", 9) == "<think>a</think>a long answer"
 
