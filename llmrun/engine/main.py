@@ -26,7 +26,7 @@ from llmrun.engine.llama.base import Aborted
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.engine_status import EngineStatus, GetStatus
-from llmrun.protocol.finished_answers import AnswerExplanation, Explain, SaveState, StateSaved
+from llmrun.protocol.finished_answers import AnswerExplanation, Explain, SaveState
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
@@ -137,7 +137,7 @@ class EngineProcess:
             Generate: self._generate,
             Explain: self._explain,
             MeasureSteps: self._measure_steps,
-            SaveState: self._save_state,
+            SaveState: lambda save: self._loaded_model().save(save),
         }
 
     @property
@@ -285,9 +285,6 @@ class EngineProcess:
 
     def _measure_steps(self, command: MeasureSteps) -> StepsMeasured:
         return StepsMeasured(command.request, *self._loaded_model().engine.measure_steps(self._has_queued_command))
-
-    def _save_state(self, command: SaveState) -> StateSaved:
-        return self._loaded_model().save(command)
 
     def _has_queued_command(self) -> bool:
         return self._commands.has_waiting or not self._to_compute.empty()

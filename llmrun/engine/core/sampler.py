@@ -52,8 +52,7 @@ class SequenceSampler:
         """Start a sequence. The native call releases the interpreter's lock.
 
         Args:
-            prompt: token ids for the penalties, as in llama.cpp's server, and for a watermark; the native call releases
-                the interpreter's lock.
+            prompt: token ids for the penalties, as in llama.cpp's server, and for a watermark.
             logprobs: number of likeliest tokens to report with each token's log probability; None reports nothing.
 
         Raises:

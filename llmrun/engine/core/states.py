@@ -66,7 +66,8 @@ class KVStore:
                 return None
             saved = self._read(path)
             if saved is not None:
-                _touch(path)
+                with contextlib.suppress(OSError):
+                    os.utime(path)
                 return saved
             _remove(path)
         return None
@@ -232,11 +233,6 @@ def _is_alive(unfinished: Path) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _touch(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        os.utime(path)
 
 
 def _remove(path: Path) -> None:

@@ -134,8 +134,5 @@ class Author:
             if piece.prompt.is_question and piece.is_whole and vocabulary.end_of_turn >= 0:
                 tokens.append(vocabulary.end_of_turn)
             tokens += vocabulary.tokenize("\n\n", special=False)
-        return tokens, "\n\n".join(map(_readable, pieces))
-
-
-def _readable(piece: _Piece) -> str:
-    return piece.prompt.text + ("\n\n" if piece.prompt.is_question else "") + piece.text
+        texts = (piece.prompt.text + ("\n\n" if piece.prompt.is_question else "") + piece.text for piece in pieces)
+        return tokens, "\n\n".join(texts)

@@ -113,7 +113,8 @@ class LlamaContext:
         self._batch = LlamaBatch(self._llama, self.n_batch, self._positions)
         self._get_logits = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
         if load.warm_up:
-            self._warm_up()
+            self.decode([Entry(max(self.vocabulary.bos, 0), 0, 0, False)])  # maps pages and starts threads
+            self.forget(0, 0)
 
     def close(self) -> None:
         self._llama.llama_free(self._pointer)
@@ -200,11 +201,6 @@ class LlamaContext:
                 return False
 
         return callback
-
-    def _warm_up(self) -> None:
-        """Decode one token, so that pages are mapped and threads run when the first prompt comes."""
-        self.decode([Entry(max(self.vocabulary.bos, 0), 0, 0, False)])
-        self.forget(0, 0)
 
     def _rebuild(self, room: int, *, unified: bool) -> None:
         """Move the KV cache into a new context. The old one is freed first: both and the copy may not fit.

@@ -85,7 +85,8 @@ def in_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]
         was_result = is_result or (was_result and message.role == "user")
     if not tools:
         return rewritten
-    instructions = _INSTRUCTIONS.format(tools="\n".join(map(_signature, tools)))
+    signatures = (json.dumps(tool_data(tool, str)["function"], ensure_ascii=False) for tool in tools)
+    instructions = _INSTRUCTIONS.format(tools="\n".join(signatures))
     if rewritten and rewritten[0].role == "system":
         return [Message("system", f"{rewritten[0].content}\n\n{instructions}"), *rewritten[1:]]
     return [Message("system", instructions), *rewritten]
@@ -94,10 +95,6 @@ def in_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]
 def _format_call(call: ToolCall) -> str:
     ending = OTHERS.close.lstrip()
     return f"{OTHERS.begin}{OTHERS.first}{call.name}{OTHERS.middle}{call.arguments}{ending}"
-
-
-def _signature(tool: Tool) -> str:
-    return json.dumps(tool_data(tool, lambda text: text)["function"], ensure_ascii=False)
 
 
 def tool_data(tool: Tool, hide: Callable[[str], str]) -> dict[str, Any]:
