@@ -205,7 +205,7 @@ def test_a_state_that_lacks_the_positions_is_not_saved(opened: Open, tmp_path: P
     assert model.save(SaveState(9, 1)).tokens
 
 
-def test_nothing_is_drafted_behind_an_image(opened: Open) -> None:
+def test_nothing_is_drafted_after_an_image(opened: Open) -> None:
     _, [stats], _ = run(opened(), asked(RED, speculation=Speculation(most=4)))
     assert stats.drafted_tokens == 0 < stats.completion_tokens
 

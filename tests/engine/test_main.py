@@ -370,7 +370,7 @@ def test_a_cancel_waits_for_the_end_of_a_step_that_others_share() -> None:
     assert running.channel.finished(2).reason == "length"
 
 
-def test_a_cancel_of_a_finished_request_stops_nobody() -> None:
+def test_a_cancel_of_a_finished_request_stops_no_request() -> None:
     running = Running()
     running.start()
     running.channel.say(ask(1))

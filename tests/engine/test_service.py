@@ -141,7 +141,7 @@ HARMONY = PLAIN + "{# <|channel|>final<|message|> #}"  # as in gpt-oss's
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
-def test_a_grammar_binds_gpt_oss_behind_its_channels() -> None:
+def test_a_grammar_binds_gpt_oss_after_its_channels() -> None:
     model = scripted({f"Hi{ANALYSIS}": f"hm {{{FINAL}{{yes}}", "Hi<|channel|>final<|message|>": "{yes}"})
     text, started = answer(model, HARMONY, grammar=GRAMMAR, limits=Limits(100))
     received = split(started, text)

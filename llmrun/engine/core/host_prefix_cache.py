@@ -18,7 +18,7 @@ from llmrun.engine.core.prefix import common_prefix
 class HostPrefix(NamedTuple):
     """A copy of a slot."""
 
-    tokens: list[int]  # token ids whose keys and values are in the state
+    tokens: list[int]  # ids of the tokens with keys and values in the state
     state: bytearray  # from llama.cpp
     salt: str  # of the request that they were computed for
     n_prompt: int  # the number of them that were the last request's prompt

@@ -24,9 +24,7 @@ from llmrun.engine.core.prefix import common_prefix
 
 _MAGIC = b"LLMRUNKV"
 _VERSION = 1
-_HEAD = struct.Struct(
-    "<8sIIQQI"
-)  # magic, version, bytes of the key, tokens, bytes of the state, CRC-32 of what follows
+_HEAD = struct.Struct("<8sIIQQI")  # magic, version, bytes of the key, tokens, bytes of the state, CRC-32 of the rest
 _TOKEN_BYTES = array("i").itemsize
 _SUFFIX, _UNFINISHED = ".kv", ".tmp"
 _SAMPLE_BYTES = 1 << 20
@@ -39,7 +37,7 @@ _MAX_QUEUED = 2  # states: they take as much memory as their cells
 class SavedState:
     """A state that shares a prefix with a prompt."""
 
-    tokens: list[int]  # whose keys and values it holds
+    tokens: list[int]  # with keys and values in the state
     state: bytes  # from llama.cpp
 
 

@@ -39,7 +39,7 @@ class Vocabulary:
         self._space_first = space_first
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
-        """The longest tokens first; maybe behind a space, as models of SentencePiece do it."""
+        """The longest tokens first; maybe after a space, as models of SentencePiece do it."""
         assert not special
         rest = (b" " if self._space_first else b"") + text.encode()
         found = []

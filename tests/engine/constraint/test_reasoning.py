@@ -100,7 +100,7 @@ def test_reasoning_do_not_end_the_answer() -> None:
     assert allowed(constraint) == set(range(N_TOKENS)) - {END, word(b"</think>{")}
 
 
-def test_blanks_behind_the_reasoning_have_an_end() -> None:
+def test_blanks_after_the_reasoning_have_an_end() -> None:
     constraint = begin(inside=True)
     accept(constraint, [UNTHINK, ord("\n"), ord("\n")])
     assert allowed(constraint) == FIRST
@@ -150,7 +150,7 @@ def test_what_is_forced_to_close_the_reasoning_fits() -> None:
     assert allowed(constraint) == BLANKS | FIRST
 
 
-def test_a_token_that_the_grammar_does_not_allow_is_refused_behind_the_reasoning() -> None:
+def test_a_token_that_the_grammar_does_not_allow_is_refused_after_the_reasoning() -> None:
     constraint = begin(inside=True)
     constraint.accept(UNTHINK)
     with pytest.raises(BadGrammarError):

@@ -59,7 +59,7 @@ def test_cancel_shows_text_held_back() -> None:
     assert talk.text() == "a<en"
 
 
-def test_cancel_of_nobody() -> None:
+def test_cancel_of_an_unknown_request() -> None:
     talk = Conversation(endless)
     talk.ask("Hi", most=2)
     talk.engine.cancel(99)

@@ -122,7 +122,7 @@ def test_the_oldest_is_never_sent_back() -> None:
     assert oldest == sorted(oldest)
 
 
-def test_whoever_was_sent_back_comes_before_newcomers_and_as_soon_as_somebody_has_left() -> None:
+def test_a_preempted_sequence_is_admitted_before_newcomers_and_as_soon_as_a_request_has_finished() -> None:
     talk = Conversation(hashed, n_ctx=100, n_seq_max=4, n_cells=100, n_batch=64)
     talk.ask("old ", SAMPLING, most=20, request=1)
     talk.ask("older than some ", SAMPLING, most=70, request=2)
@@ -194,7 +194,7 @@ def test_a_cache_that_cannot_grow_as_far_as_it_was_meant_to() -> None:
         talk.ask("x" * 101)
 
 
-def test_nobody_overtakes_a_long_prompt_that_waits_for_cells() -> None:
+def test_no_request_overtakes_a_long_prompt_that_waits_for_cells() -> None:
     talk = Conversation(hashed, n_ctx=100, n_seq_max=3, n_cells=100, n_batch=64)
     talk.ask("a" * 20, SAMPLING, most=50, request=1)
     talk.ask("b" * 60, SAMPLING, most=5, request=2)

@@ -16,7 +16,7 @@ FIRST = "a first turn that is dropped. "
 SECOND = "a second turn that stays where it is, more or less. "
 
 
-def test_what_stands_behind_dropped_turns_is_not_computed_again() -> None:
+def test_what_stands_after_dropped_turns_is_not_computed_again() -> None:
     talk = Conversation(hashed, n_ctx=400, n_batch=400)
     talk.answer(SYSTEM + FIRST + SECOND, most=5)
     answer = talk.text()
@@ -66,7 +66,7 @@ def test_the_conversation_that_lost_turns_is_found_among_others_that_begin_alike
     assert talk.started().reused_tokens == len(SYSTEM + SECOND) + 4
 
 
-def test_cells_that_somebody_shares_stay_where_they_are() -> None:
+def test_cells_that_a_request_shares_stay_where_they_are() -> None:
     talk = Conversation(hashed, n_ctx=400, n_batch=400, n_seq_max=3)
     talk.ask(SYSTEM + FIRST + SECOND, most=5, request=1)
     talk.run()

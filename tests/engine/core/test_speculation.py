@@ -255,7 +255,7 @@ def test_nothing_is_drafted_where_it_must_not_or_cannot_be_taken_back(options: d
     assert talk.finished().stats.drafted_tokens == 0
 
 
-def test_a_step_that_somebody_prefills_in_has_no_draft() -> None:
+def test_a_step_with_prefill_has_no_draft() -> None:
     talk = Conversation(endless, n_seq_max=2, n_batch=16, n_ctx=100)
     drafter = Foreseeing([ord("a") + place % 26 for place in range(100)], 0, random.Random(0))
     talk.ask("ab", extras=drafting("ab", drafter=drafter), most=60, request=1)
@@ -306,7 +306,7 @@ def third_letters(sampling: SamplingParams, grammar: Grammar | None, count: int 
 
 @pytest.mark.parametrize("grammar", [None, Grammar("gbnf", "root ::= [a-f] [a-f] [b-e]")], ids=["free", "grammar"])
 @pytest.mark.parametrize("penalty", [1.0, 2.0])
-def test_a_token_behind_a_draft_has_the_models_distribution(grammar: Grammar | None, penalty: float) -> None:
+def test_a_token_after_a_draft_has_the_models_distribution(grammar: Grammar | None, penalty: float) -> None:
     sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=penalty)
     weights = {
         ord(letter): math.exp(logit / (penalty if letter in "ab" else 1.0))

@@ -259,7 +259,7 @@ def test_attention_is_seen_of_answers_with_flash_attention_too(answered: Callabl
     assert all(len(layer.heads) == HEADS for layer in found.layers)
 
 
-def test_an_answer_that_nobody_remembers(answered: Callable[..., LoadedModel]) -> None:
+def test_an_answer_that_is_not_remembered(answered: Callable[..., LoadedModel]) -> None:
     with pytest.raises(UsageError):
         run(ExplainRun(7), lambda update: None, _native.CancelFlag(), answered())
 

@@ -58,7 +58,7 @@ def entries(ids: list[int], start: int = 0, sequence: int = 0) -> list[Entry]:
 
 
 def read(context: LlamaContext, ids: list[int], start: int = 0, sequence: int = 0) -> Any:
-    """Logits behind tokens that go through the model in batches."""
+    """Logits after tokens that go through the model in batches."""
     for begin in range(0, len(ids), context.n_batch):
         context.decode(entries(ids[begin : begin + context.n_batch], start + begin, sequence))
     return row(context, -1)

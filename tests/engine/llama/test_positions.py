@@ -51,7 +51,7 @@ def test_an_image_has_no_cut(positions: Positions) -> None:
     assert positions.at(0, 5) is positions.at(0, 25) is None
 
 
-def test_a_cut_takes_the_images_behind_it(positions: Positions) -> None:
+def test_a_cut_takes_the_images_after_it(positions: Positions) -> None:
     positions.cut(0, 20)
     assert positions.at(0, 26) == 21
     positions.cut(0, 4)

@@ -116,7 +116,7 @@ def test_another_answer_after_a_state_was_read_back(model: LlamaModel, length: i
         assert_as_fresh(model, logits(talk, prompt, request=2), prompt)
 
 
-def test_what_goes_on_behind_a_state_that_was_read_back_is_reused(model: LlamaModel, tmp_path: Path) -> None:
+def test_what_goes_on_after_a_state_that_was_read_back_is_reused(model: LlamaModel, tmp_path: Path) -> None:
     store, prompt = KVStore(tmp_path, "key", 1 << 30), tokens(5, 300)
     with engine(model, store) as talk:
         logits(talk, prompt)
@@ -131,7 +131,7 @@ def test_what_goes_on_behind_a_state_that_was_read_back_is_reused(model: LlamaMo
 
 
 def test_without_the_oldest_turns(model: LlamaModel) -> None:
-    """Dropping positions in the middle leaves what is behind them as it was computed, and all that the window needs."""
+    """Dropping positions in the middle leaves what is after them as it was computed, and all that the window needs."""
     with engine(model) as talk:
         context = talk[1]
         logits(talk, tokens(7, 200))

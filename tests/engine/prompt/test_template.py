@@ -335,7 +335,7 @@ def test_private_characters_of_the_user(private: str) -> None:
 
 
 def test_every_private_character_at_once() -> None:
-    """Then nothing is left to hide control texts behind: an error, and no control token of the user's."""
+    """Then no character is left to replace control texts: an error, and no control token of the user's."""
     text = "".join(map(chr, range(0x100000, 0x10FFFE))) + "<s>"
     with pytest.raises(LlmrunError, match="private"):
         render(NAMED["chatml"], user(text))

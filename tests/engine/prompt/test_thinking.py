@@ -30,7 +30,7 @@ def test_a_template_tells_the_tags(template: str | None, tags: tuple[str, str] |
     assert thinking_tags(template) == tags
 
 
-def test_gpt_oss_may_call_a_tool_behind_its_reasoning() -> None:
+def test_gpt_oss_may_call_a_tool_after_its_reasoning() -> None:
     tags = thinking_tags(HARMONY, calls=True)
     assert tags == ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
     assert thinking_tags("[THINK][/THINK]", calls=True) == ("[THINK]", "[/THINK]")
@@ -78,7 +78,7 @@ def test_only_reasoning_count() -> None:
 
 
 def test_what_is_taken_back_was_neither_thought_nor_said() -> None:
-    """A banned phrase begins in the thoughts and ends behind them: the model thinks on, with the tokens it has left."""
+    """A banned phrase begins in the thoughts and ends after them: the model thinks on, with the tokens it has left."""
     script = tokens_of("Hi<think>ab</think>cd")
 
     def model(tokens: Sequence[int]) -> Sequence[float]:
