@@ -34,9 +34,6 @@ class Slots:
 
     Attributes:
         cached: slot -> the tokens whose keys and values it holds.
-        idle: slots without a sequence.
-        budget: counts the used cells.
-        checkpoints: of what can't be cut in them.
         saver: writes shared and evicted prefixes to disk; None without a store.
     """
 
@@ -48,15 +45,7 @@ class Slots:
         exact: bool = False,
         prefixes: Sequence[HostPrefix] = (),
     ) -> None:
-        """Start with empty slots.
-
-        Args:
-            context: with the KV cache.
-            states: KV states on disk, searched for prefixes of prompts.
-            exact: reuse only whole batches of a prompt, because other batch widths round differently.
-            prefixes: prefixes() of another context with the same weights.
-        """
-        self._exact = exact
+        self._exact = exact  # reuse only whole batches of a prompt, because other batch widths round differently
         self._context = context
         self._states = states
         self.saver = states.background_saver() if states is not None else None
@@ -81,8 +70,6 @@ class Slots:
         """Return whether the cells can hold these tokens beside the running sequences.
 
         Args:
-            tokens: of the sequence to admit.
-            salt: of its request.
             pending: tokens that running sequences still have to prefill.
         """
         if not self._context.shares:
@@ -180,8 +167,6 @@ class Slots:
         """Assign an idle slot to a sequence, with as long a prefix of it as is cached anywhere.
 
         Args:
-            tokens: of the sequence.
-            n_prompt: the number of them that are its prompt.
             salt: of its request; nothing with another salt is reused.
             moves: the conversation may have been truncated; what is cached after the gap may be moved.
 
@@ -218,7 +203,6 @@ class Slots:
         self._offload_parked()
 
     def append(self, slot: int, tokens: list[int]) -> None:
-        """Record that tokens were decoded."""
         self.cached[slot] += tokens
         self.budget.append(slot, len(tokens))
         self.checkpoints.record(slot, len(self.cached[slot]), self._n_prompt[slot])
@@ -311,8 +295,7 @@ class Slots:
     def compact(self) -> list[tuple[int, int]]:
         """Move a sequence next to the others, after several steps with a gap: llama.cpp splits such batches.
 
-        Returns:
-            The old and the new slot, if a sequence was moved.
+        Return its old and new slot, or nothing.
         """
         has_streams = self._context.shares and not self._context.unified
         runs = sorted(_runs({*self.cached} - self.idle), key=len) if has_streams else []
@@ -379,17 +362,7 @@ class Slots:
         return True
 
     def _restore(self, slot: int, tokens: list[int], salt: str, length: int) -> int:
-        """Load a state from host memory or disk into a slot if that saves enough prefill.
-
-        Args:
-            slot: to load into.
-            tokens: of the sequence.
-            salt: of its request.
-            length: number of its first tokens that the slot holds.
-
-        Returns:
-            The new length.
-        """
+        """Load a state from host memory or disk into a slot if that saves enough prefill; return the new length."""
         prefix, shared = self._host_cache.longest(tokens, salt)
         if prefix is not None and not self._context.cuts and shared < len(prefix.tokens):
             shared = max((each.length for each in prefix.checkpoints if each.length <= shared), default=0)
@@ -439,7 +412,6 @@ class Slots:
 
 
 def _runs(slots: Collection[int]) -> list[list[int]]:
-    """Return the slots as runs of adjacent ones."""
     runs: list[list[int]] = []
     for slot in sorted(slots):
         if runs and slot == runs[-1][-1] + 1:
