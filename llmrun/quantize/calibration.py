@@ -7,6 +7,7 @@ gguf/imatrix.py and imatrix_file.py own the file format.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -37,7 +38,7 @@ _FEW_TOKENS = 1_024
 
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
-    """A collected importance matrix."""
+    """Collected importance matrix."""
 
     path: Path
     n_tensors: int  # number of matrices in it
@@ -155,14 +156,12 @@ def _sum(
     new_file.remove_leftovers(target.parent)
     with disk_errors(target):
         sums.touch()  # raises now rather than after minutes
-    own = engine or Runner()
     try:
-        summed = own.do(IMPORTANCE, command, on_update)
+        with nullcontext(engine) if engine else closing(Runner()) as own:
+            summed = own.do(IMPORTANCE, command, on_update)
         return summed, _entries(sums, summed)
     finally:
         sums.unlink(missing_ok=True)
-        if engine is None:
-            own.close()
 
 
 def _prompts() -> Iterator[CalibrationPrompt]:

@@ -48,7 +48,7 @@ _WORST = "hardly related to the reference"
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedText:
-    """A text for measurements; only figures on the same content are comparable."""
+    """Text for measurements; only figures on the same content are comparable."""
 
     name: str  # for display
     content: str
@@ -60,11 +60,7 @@ class EvaluatedText:
 
 
 def read_text(path: Path) -> EvaluatedText:
-    """Read a text file.
-
-    Raises:
-        UsageError: the file can't be read, is too long, or is not UTF-8.
-    """
+    """Read a text file. Raises UsageError if the file can't be read, is too long, or is not UTF-8."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -88,8 +84,7 @@ def read_text(path: Path) -> EvaluatedText:
 def default_text() -> EvaluatedText:
     """Return Python's language reference, English prose with code that is part of every Python.
 
-    Raises:
-        UsageError: this Python has no documentation.
+    Raises UsageError if this Python has no documentation.
     """
     import platform
 
@@ -162,11 +157,7 @@ def evaluate(
 
 
 def choose_context(headers: list[Header], requested: int | None, *, long: bool) -> int:
-    """Choose the tokens of a chunk.
-
-    Raises:
-        UsageError: the requested number is out of bounds.
-    """
+    """Choose the tokens of a chunk; raise UsageError if the requested number is out of bounds."""
     trained = min((header.n_ctx_train for header in headers if header.n_ctx_train), default=LONG_CONTEXT)
     shortest = MIN_LONG_CONTEXT if long else MIN_CONTEXT
     if trained < shortest:

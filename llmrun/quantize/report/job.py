@@ -118,7 +118,7 @@ def _targets(original: SourceModel, kinds: Sequence[str], keep: Path | None) -> 
 
 
 class _Work:
-    """The steps of the job, and their results so far."""
+    """Steps of the job, and their results so far."""
 
     def __init__(
         self, source: Path, original: SourceModel, measures: Measurements, targets: dict[str, Path], on_update: OnUpdate
@@ -135,12 +135,10 @@ class _Work:
         self._timetable = Timetable([])
 
     def fail(self, kind: str, reason: str) -> None:
-        """Record that a type can't be made or measured."""
         self._rows[kind] = replace(self._rows.get(kind, CardRow(kind)), failure=reason)
         self._timetable.drop(kind)
 
     def run(self, rounds: int, *, keeps: bool, imatrix: Path | None) -> Card:
-        """Run all steps until the end or an interruption."""
         started, began = time.time(), time.monotonic()
         steps = self._steps(rounds)
         self._timetable = Timetable(steps)
