@@ -40,8 +40,6 @@ def convert_with(
 
     Args:
         script: path of convert_hf_to_gguf.py.
-        folder: has config.json, safetensors files and a tokenizer.
-        target: the GGUF file; an existing one is replaced once the new one is verified.
         python: the interpreter that has torch; empty for the virtual environment beside the script, else python3.
         type: value of --outtype; empty for the script's default.
         on_line: called with each line of the script's output; untrusted text.

@@ -38,7 +38,8 @@ def weight_sources(tensors: Mapping[str, CheckpointTensor], config: Mapping[str,
         return _unpacked(tensors, _gptq_reader(config))
     if method == "awq":
         return _unpacked(tensors, _awq_reader(config))
-    if method == "fp8" or (method == "compressed-tensors" and _is_plain_fp8(config)):
+    plain_fp8 = config.get("format") in ("float-quantized", "naive-quantized")
+    if method == "fp8" or (method == "compressed-tensors" and plain_fp8):
         return _float8(tensors, config)
     named = method or "an unnamed method"
     layout = f" ({config['format']})" if isinstance(config.get("format"), str) else ""
@@ -218,10 +219,6 @@ def _unpack(packed: Array, bits: int, axis: int) -> Floats:
 
 
 # ---- FP8: one scale for a tensor, a row or a block
-
-
-def _is_plain_fp8(config: Mapping[str, Any]) -> bool:
-    return config.get("format") in ("float-quantized", "naive-quantized")
 
 
 def _float8(tensors: Mapping[str, CheckpointTensor], config: Mapping[str, Any]) -> dict[str, TensorSource]:

@@ -70,21 +70,14 @@ def convert_adapter(
     type: str = "",  # noqa: A002  # what the option is called
     on_progress: OnProgress = lambda done, total: None,
 ) -> ConvertedModel:
-    """Convert a PEFT folder to an adapter's GGUF file.
+    """Convert a PEFT folder to an adapter's GGUF file; arguments and errors as in convert_folder().
 
     Args:
-        folder: has adapter_config.json and adapter_model.safetensors.
         base: the base model: a Hugging Face folder, its config.json or a GGUF file; None for the folder named in
             adapter_config.json.
-        target: the GGUF file; an existing one is replaced once the new one is complete and verified.
-        type: one of job.TYPES; empty for the stored type of the matrices.
-        on_progress: called with (bytes written, total bytes).
 
     Raises:
         UsageError: the adapter is not supported, does not fit the base, or no base is named.
-        BadModelError: a file of the folder is damaged.
-        ModelNotFoundError: the folder, one of its files or the base is missing.
-        DiskFullError: there is no room for the file.
     """
     source = Folder(folder)
     config = Config(source.json(CONFIG))

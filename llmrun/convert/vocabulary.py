@@ -106,16 +106,13 @@ def _added(folder: Folder, tokenizer: Json) -> dict[int, tuple[str, bool]]:
     if not isinstance(decoder, dict):
         raise BadModelError("tokenizer_config.json is damaged", why="added_tokens_decoder is not an object")
     for number, row in decoder.items():
-        if not _is_id(number) or not isinstance(row, dict) or not isinstance(row.get("content"), str):
+        is_id = number.isdecimal() and len(number) <= _MAX_DIGITS
+        if not is_id or not isinstance(row, dict) or not isinstance(row.get("content"), str):
             raise BadModelError("tokenizer_config.json is damaged", why=f"added token {number[:40]!r} has no text")
         found[int(number)] = (row["content"], bool(row.get("special")))
     if any(number < 0 for number in found):
         raise BadModelError("tokenizer.json is damaged", why="an added token has a negative id")
     return found
-
-
-def _is_id(text: str) -> bool:
-    return text.isdecimal() and len(text) <= _MAX_DIGITS
 
 
 def _put_added(tokens: _Tokens, added: Mapping[int, tuple[str, bool]]) -> None:

@@ -47,14 +47,12 @@ def write_model(
     """Write and verify a file under a temporary name, then rename it to the target; return its size in bytes.
 
     Args:
-        target: an existing file stays until the new one is complete.
         metadata: key -> string, number, boolean, or a list of strings or numbers.
         on_progress: called with (bytes written, total bytes).
         rules: raises BadModelError for an invalid header.
 
     Raises:
-        DiskFullError: there is no room for the file.
-        ResourceError: the file can't be written there.
+        DiskFullError, ResourceError: the file can't be written.
         BadModelError: the model breaks one of llama.cpp's rules, or a tensor is damaged.
     """
     header = header_bytes(metadata, tensors)
@@ -92,7 +90,7 @@ def _write_tensor(file: BinaryIO, tensor: OutputTensor) -> Iterable[int]:
 def _verify(
     path: Path, target: Path, tensors: Sequence[OutputTensor], total: int, rules: Callable[[Header], None]
 ) -> None:
-    """Read the file as the engine will, and compare it with the plan."""
+    """Compare the header with the plan, and check it; raise BadModelError for a difference or a broken rule."""
     header = read_header(path)
     found = [(row.name, row.shape, row.type) for row in header.tensors]
     if found != [(tensor.name, tensor.shape, tensor.kind) for tensor in tensors] or header.file_size != total:

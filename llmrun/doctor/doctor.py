@@ -106,10 +106,8 @@ def _versions() -> Iterator[Finding]:
 
 
 def _version(package: str, missing: Status, fix: str) -> Finding:
-    try:
-        return Finding(package, "ok", metadata.version(package))
-    except metadata.PackageNotFoundError:
-        return Finding(package, missing, "not installed", fix)
+    version = _installed_version(package)
+    return Finding(package, "ok", version) if version else Finding(package, missing, "not installed", fix)
 
 
 def _llama_library() -> Finding:
@@ -133,7 +131,7 @@ def _native_sampler() -> Finding:
     return Finding(topic, "ok", str(_native.__file__))
 
 
-# What ggml calls a feature of the processor -> how it is asked for when ggml is built.
+# Name in Hardware.cpu_flags -> ggml's name of the processor feature.
 _FEATURES = {
     "avx": "AVX", "avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "avx_vnni": "AVX_VNNI", "avx512f": "AVX512",
     "avx512vbmi": "AVX512_VBMI", "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16", "amx_int8": "AMX_INT8",
@@ -146,7 +144,7 @@ _GPU_FLAGS = {"NVIDIA": "-DGGML_CUDA=on", "AMD": "-DGGML_HIP=on"}
 def _build(machine: Hardware, details: Details) -> Iterator[Finding]:
     """Compare llama.cpp's build with the machine."""
     try:
-        build = _ask_build()
+        build = _read_build()
     except LlmrunError as error:
         yield Finding.of("build", error)
         return
@@ -155,7 +153,7 @@ def _build(machine: Hardware, details: Details) -> Iterator[Finding]:
     yield _rpc(build)
 
 
-def _ask_build() -> Build:
+def _read_build() -> Build:
     with closing(Runner()) as engine:
         return engine.do(BUILD, Empty(), seconds=_BUILD_SECONDS)
 
@@ -164,7 +162,7 @@ def _processor_build(machine: Hardware, features: set[str]) -> Finding:
     has = {_FEATURES[flag] for flag in machine.cpu_flags if flag in _FEATURES}
     known = features & set(_FEATURES.values())
     text = f"for {', '.join(sorted(known)) or 'any processor'}"
-    rebuild = f'CMAKE_ARGS="-DGGML_NATIVE=on" {_REBUILD}{_installed_version("llama-cpp-python")}'
+    rebuild = _rebuild("-DGGML_NATIVE=on")
     if has and known - has:
         missing = ", ".join(sorted(known - has))
         return Finding("build", "problem", f"{text}, but this processor has no {missing}: it will crash", rebuild)
@@ -180,7 +178,6 @@ def _gpus(build: Build, details: Details) -> Iterator[Finding]:
         yield Finding("GPU", "ok", f"{gpu.description} ({gpu.name}), {free} of {total} free")
     if build.gpus:
         return
-    version = _installed_version("llama-cpp-python")
     for maker in sorted(set(details.graphics)):
         flag = _GPU_FLAGS.get(maker)
         if build.offload:
@@ -188,7 +185,7 @@ def _gpus(build: Build, details: Details) -> Iterator[Finding]:
             yield Finding("GPU", "warning", text, "install or load the card's driver; in a container, pass the card in")
         elif flag:
             text = f"{maker}'s card is not used: llama.cpp was built without support for it"
-            yield Finding("GPU", "warning", text, f'CMAKE_ARGS="{flag}" {_REBUILD}{version}')
+            yield Finding("GPU", "warning", text, _rebuild(flag))
         else:
             yield Finding("GPU", "ok", f"{maker}'s graphics are not used; they share the processor's memory")
 
@@ -196,8 +193,12 @@ def _gpus(build: Build, details: Details) -> Iterator[Finding]:
 def _rpc(build: Build) -> Finding:
     if build.rpc:
         return Finding("RPC", "ok", "built in: `llmrun worker` and --rpc can be used")
-    fix = f'CMAKE_ARGS="-DGGML_RPC=ON" {_REBUILD}{_installed_version("llama-cpp-python")}'
-    return Finding("RPC", "ok", "not built in; only models on several machines need it (--rpc)", fix)
+    text = "not built in; only models on several machines need it (--rpc)"
+    return Finding("RPC", "ok", text, _rebuild("-DGGML_RPC=ON"))
+
+
+def _rebuild(flag: str) -> str:
+    return f'CMAKE_ARGS="{flag}" {_REBUILD}{_installed_version("llama-cpp-python")}'
 
 
 def _installed_version(package: str) -> str:
@@ -315,7 +316,7 @@ class _HubCheck:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._answer: list[Finding] = []
-        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread = threading.Thread(target=self._request, daemon=True)
         if not settings.offline:
             self._thread.start()
 
@@ -327,7 +328,7 @@ class _HubCheck:
         text = f"{self._settings.endpoint} does not answer within {_HUB_SECONDS:.0f} seconds"
         return self._answer[0] if self._answer else self._unreachable(text)
 
-    def _ask(self) -> None:
+    def _request(self) -> None:
         import httpx2
 
         endpoint = self._settings.endpoint

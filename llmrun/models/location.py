@@ -53,14 +53,7 @@ def find_projector(model: Path, named: str | None = None) -> Path | None:
 
 
 def require_projector(name: str, is_there: bool, server: str = "") -> None:
-    """Raise unless a model can read images.
-
-    Args:
-        server: the remote server; "" for a local model.
-
-    Raises:
-        UsageError: it has no projector.
-    """
+    """Raise UsageError unless a model can read images; `server` is the remote one, "" for a local model."""
     if not is_there:
         hint = "--mmproj FILE names one; smolvlm-500m and gemma3-4b come with one"
         raise UsageError(

@@ -109,10 +109,9 @@ def find_offer(
     choose: Choose = _usual,
     policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> HubOffer:
-    """Return the hub's files for a pull() or update() without downloading. The spec must name a repository.
+    """Return the hub's files for a pull() or update() without downloading; raise as pull().
 
-    Raises:
-        LlmrunError: as pull().
+    The spec must name a repository.
     """
     store = Store(settings)
     installed = store.find(spec)
@@ -131,11 +130,7 @@ def update(
 ) -> Updated:
     """Fetch a newer file of an installed model from the hub. The old one stays, as an older snapshot.
 
-    Returns:
-        "unchecked" when the model has no hub, or the hub can't be reached.
-
-    Raises:
-        LlmrunError: as pull(), when a newer file can't be fetched.
+    Return "unchecked" when the model has no hub, or the hub can't be reached. Raises as pull().
     """
     store = Store(settings)
     installed = store.find(spec)

@@ -151,14 +151,7 @@ class Catalogue:
 
 
 def load_catalogue(path: Path | None = None) -> Catalogue:
-    """Read models.toml.
-
-    Args:
-        path: another catalogue instead of llmrun's own.
-
-    Raises:
-        LlmrunError: it is missing or damaged, so the installation is.
-    """
+    """Read models.toml, or another catalogue. Raises LlmrunError if it is missing or damaged."""
     return _parsed(path or _catalogue_file())
 
 

@@ -121,14 +121,12 @@ def evaluate(
         chunks: maximum number of chunks; None for TOKENS tokens.
         long: also measure by position, and the retrieval of facts from long texts.
         preferences: load settings of both models; n_ctx is ignored, and the reference always has an f16 KV cache.
-        on_update: called with the progress and the partial figures after each chunk; an exception from it stops the
-            engine.
+        on_update: called with the partial figures after each chunk; an exception from it stops the engine.
 
     Raises:
         UsageError: an argument is out of bounds, the text is too short, or the vocabularies differ.
         BadModelError: a file is damaged, or not a generative model.
-        OutOfMemoryError: the models don't fit into memory.
-        EngineCrashedError: the engine crashed.
+        OutOfMemoryError, EngineCrashedError: the engine can't load or run the models.
     """
     check_sample(n_ctx, chunks, long=long)
     headers = [read_header(path) for path in (model, reference) if path is not None]

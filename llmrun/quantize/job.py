@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmrun.errors import BadModelError, ResourceError, UsageError
@@ -110,8 +110,10 @@ def preview(request: QuantizeRequest, engine: Runner | None = None) -> Preview:
     head = header.file_size - header.weight_bytes
     found = Preview(header, planned.types, head + sum(map(padded, sizes.values())), ())
     _refuse_growth(request, header, found, sum(sizes.values()))
-    notes = (*_requantizing(request, header), *_without_experts(request, header), *_fallbacks(header, planned))
-    return Preview(header, planned.types, found.n_bytes, tuple(notes))
+    notes = [*_requantizing(request, header), *_fallbacks(header, planned)]
+    if request.type == "MXFP4_MOE" and not header.n_experts:
+        notes.append("MXFP4_MOE is for experts, and this model has none: all tensors get Q8_0")
+    return replace(found, notes=tuple(notes))
 
 
 def quantize(
@@ -131,8 +133,7 @@ def quantize(
     Raises:
         UsageError: the request is invalid.
         BadModelError: the source or the new file is damaged.
-        DiskFullError: there is no room for the file.
-        ResourceError: the file can't be written there.
+        DiskFullError, ResourceError: the file can't be written.
         EngineCrashedError: llama.cpp crashed.
     """
     began = time.monotonic()
@@ -273,12 +274,6 @@ def _requantizing(request: QuantizeRequest, header: Header) -> list[str]:
         f"the source is quantized already ({header.quant}), and lost precision is not restored: "
         f"{request.type} from a file in F16 or BF16 is better"
     ]
-
-
-def _without_experts(request: QuantizeRequest, header: Header) -> list[str]:
-    if request.type != "MXFP4_MOE" or header.n_experts:
-        return []
-    return ["MXFP4_MOE is for experts, and this model has none: all tensors get Q8_0"]
 
 
 def _fallbacks(header: Header, planned: Quantized) -> list[str]:

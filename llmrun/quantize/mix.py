@@ -83,14 +83,12 @@ def choose(
     Args:
         source: the model's (first) file.
         imatrix: the importance matrix for the quantization.
-        threads: None for all cores.
         text: the text to measure on; None for evaluate.default_text().
         on_update: called with the progress; an exception from it stops the engine.
 
     Raises:
         UsageError: no mix is small enough.
-        BadModelError: the model is damaged.
-        OutOfMemoryError: the model can't be loaded.
+        BadModelError, OutOfMemoryError: the model is damaged, or can't be loaded.
     """
     header = read_header(source)
     threads = threads or all_cores(probe())

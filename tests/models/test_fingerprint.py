@@ -1,4 +1,4 @@
-"""What is remembered of the model that gave an answer."""
+"""Identity of the model that answered."""
 
 from __future__ import annotations
 

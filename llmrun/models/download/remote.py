@@ -62,12 +62,9 @@ def read_remote_header(
         client: HTTP client; None makes one.
         arrays: keys of arrays to read whatever their length.
         login_hint: advice for when the server requires a login.
-        on_note: called before each retry, with the reason.
 
     Raises:
-        NetworkError: the server can't be reached, or answers something unusable.
-        LoginRequiredError: the server requires a token.
-        ModelNotFoundError: the server has no such file.
+        NetworkError, LoginRequiredError, ModelNotFoundError: as download().
         BadModelError: the file is damaged or not GGUF.
     """
     source = _source(url, token, login_hint)
@@ -78,11 +75,7 @@ def read_remote_header(
 
 
 def remote_size(url: str, *, on_note: OnNote = ignore_note, policy: RetryPolicy = DEFAULT_RETRY_POLICY) -> int | None:
-    """Return the bytes of the file behind a link; None when the server does not say.
-
-    Raises:
-        NetworkError, LoginRequiredError, ModelNotFoundError: as read_remote_header().
-    """
+    """Return the bytes of the file behind a link, None when the server does not say; raise as read_remote_header()."""
     source = _source(url, None, "")
     with new_client(policy) as client:
         return _RemoteFile(source, client, policy, on_note).size()

@@ -44,7 +44,7 @@ def collect(store: Store, *, include_recent: bool = False, now: float | None = N
     """Return all unneeded files of the cache, links before their bytes; change nothing.
 
     Args:
-        include_recent: include files younger than a day, except those that another program may be writing.
+        include_recent: include files younger than a day, unless another program may be writing them.
         now: seconds since 1970.
     """
     now = time.time() if now is None else now
@@ -205,16 +205,16 @@ def _free(lock: Path | None) -> Iterator[bool]:
         return
     from filelock import FileLock, Timeout
 
-    held = FileLock(lock)
+    file_lock = FileLock(lock)
     try:
-        held.acquire(timeout=0)
+        file_lock.acquire(timeout=0)
     except Timeout:
         yield False
         return
     try:
         yield True
     finally:
-        held.release()
+        file_lock.release()
 
 
 # ---- the disk --------------------------------------------------------------------------------------

@@ -29,13 +29,13 @@ def exclusive(lock: Path, on_wait: Callable[[], None] = lambda: None) -> Iterato
     from filelock import FileLock, Timeout
 
     lock.parent.mkdir(parents=True, exist_ok=True)
-    held = FileLock(lock)
+    file_lock = FileLock(lock)
     try:
-        held.acquire(timeout=0)
+        file_lock.acquire(timeout=0)
     except Timeout:
         on_wait()
-        held.acquire()
+        file_lock.acquire()
     try:
         yield
     finally:
-        held.release()
+        file_lock.release()

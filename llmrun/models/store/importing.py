@@ -56,7 +56,6 @@ def import_model(
         source: the (first) file.
         name: "owner/name"; by default made of the file's own name.
         how: "copy" keeps the file, "move" removes it, "link" leaves the bytes in place.
-        on_progress: called with (bytes done, total bytes).
 
     Raises:
         BadModelError, ModelNotFoundError: it is not a GGUF model, or does not exist.

@@ -118,7 +118,8 @@ def _manifests(folder: Path) -> Iterator[Path]:
 def _ollama_model(folder: Path, manifest: Path) -> Installed | None:
     fields = _json(manifest)
     layers = fields.get("layers")
-    digest = next((layer.get("digest") for layer in _objects(layers) if layer.get("mediaType") == _MODEL_LAYER), None)
+    layers = [layer for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
+    digest = next((layer.get("digest") for layer in layers if layer.get("mediaType") == _MODEL_LAYER), None)
     blob = _blob(folder, digest)
     measured = measure([blob]) if blob else None
     if blob is None or measured is None:
@@ -259,7 +260,3 @@ def _json(path: Path) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _objects(value: object) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -209,12 +209,8 @@ class Store:
     def install(self, repository: str, commit: str, filename: str, sha256: str, revision: str = "main") -> Path:
         """Add an existing blob to a snapshot; return its path there.
 
-        Args:
-            commit, filename, sha256: validated by the caller, because they become paths.
-            revision: the branch or tag that stands at this commit.
-
-        Raises:
-            ResourceError: the cache can't be written.
+        The caller validates commit, filename and sha256, because they become paths. `revision` is a branch or tag at
+        this commit.
         """
         folder = self._folder(repository)
         path = folder / "snapshots" / commit / filename

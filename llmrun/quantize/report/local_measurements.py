@@ -55,18 +55,9 @@ def require_text(model: Path, text: EvaluatedText) -> None:
 
 
 class LocalMeasurements:
-    """Measurements of a model's types on this machine.
+    """Measurements of a model's types on this machine; see make_report() for the arguments.
 
-    Args:
-        source: the (first) GGUF file.
-        name: the model's name; "" for the stem of the file's name.
-        text: text to measure quality on; None for the default of `llmrun evaluate`.
-        imatrix: an importance matrix in GGUF.
-        preferences: load settings; n_ctx is ignored.
-        chunks: maximum number of chunks of the text; slow models read fewer.
-
-    Raises:
-        BadModelError, ModelNotFoundError: the source is not a model's file.
+    Raises BadModelError or ModelNotFoundError if the source is not a model's file.
     """
 
     prompt_tokens = _PROMPT
@@ -161,11 +152,9 @@ class LocalMeasurements:
 
 
 def chunks_for(prefill: float, limit: int) -> int:
-    """Return the number of chunks that a model and its source can read in reasonable time.
+    """Return the number of chunks that a model and its source, with this prefill speed, read in reasonable time.
 
-    Args:
-        prefill: tokens/s of the source.
-        limit: maximum; it takes precedence over the minimum of a few chunks.
+    `limit` takes precedence over the minimum of a few chunks.
     """
     readable = int(_JUDGE_SECONDS * prefill / (2 * _CHUNK))
     return min(max(readable, _MIN_CHUNKS), limit)

@@ -74,7 +74,7 @@ def installed(tmp_path: Path) -> bytes:
 
 
 def bytes_of(requests: list[Request], size: int) -> int:
-    """How many bytes were asked for."""
+    """Return the number of requested bytes."""
     ranges = [request.headers.get("range", "").removeprefix("bytes=").partition("-") for request in requests]
     return sum((int(last) + 1 if last else size) - int(start or 0) for start, _, last in ranges)
 

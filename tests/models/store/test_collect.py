@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Store:
 def stray(
     store: Store, name: str, *, days: float = 3, content: bytes = b"123", folder: str = f"{FOLDER}/blobs"
 ) -> Path:
-    """A file that nobody needs, so old."""
+    """Create an unneeded file of this age."""
     path = store.root / folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
