@@ -97,7 +97,7 @@ def test_a_quant_that_was_asked_for_is_the_one() -> None:
         ("xyz", []),
     ],
 )
-def test_near_quants(wanted: str, near: list[str]) -> None:
+def test_similar_quants(wanted: str, near: list[str]) -> None:
     assert similar_quants(wanted, ["Q8_0", "Q4_K_M", "Q4_K_S"]) == near
 
 
