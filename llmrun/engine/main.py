@@ -83,7 +83,6 @@ class Commands:
             self._waiting[command.request] = command
 
     def is_waiting(self, command: Command) -> bool:
-        """Return whether a command was neither started, cancelled nor replaced."""
         return self._waiting.get(command.request) is command
 
     def take(self, command: Command, *, busy: bool = False) -> bool:
@@ -198,7 +197,6 @@ class EngineProcess:
         return EngineStatus(waiting=waiting) if self._model is None else self._model.engine.status(waiting)
 
     def _is_alone(self, request: int) -> bool:
-        """Return whether the running batch holds no other request."""
         return self._commands.answering == {request} or (
             self._model is not None and self._model.engine.runs_alone(request)
         )
@@ -293,7 +291,6 @@ class EngineProcess:
         return AnswerExplanation(tuple(sampler.explain(command.last, command.candidates)))
 
     def _has_queued_command(self) -> bool:
-        """Return whether a command is queued that no thread has started."""
         return self._commands.has_waiting or not self._to_compute.empty()
 
     def _load_weights(self, load: Load, loaded: LlamaModel | None = None) -> LlamaModel:

@@ -33,7 +33,7 @@ def test_a_text_is_scored_with_the_attention_that_run_has(
         def close(self) -> None: ...
 
     monkeypatch.setattr(module, "this_machine", lambda: hardware)
-    monkeypatch.setattr(module, "Runner", Engine)
+    monkeypatch.setattr(module, "EngineClient", Engine)
     module.score(path, "Some text that is read.", n_ctx=256, preferences=preferences)
     (command,) = commands
     assert command.n_ctx < 4096
