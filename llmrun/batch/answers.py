@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from llmrun.batch.rows import PendingRow, Row, protocol_of
 from llmrun.errors import LlmrunError
-from llmrun.server.answer_parts import Envelope, Part, ResponseFinished, ResponseStarted
-from llmrun.server.protocols.accumulator import AccumulatedAnswer
+from llmrun.server.answer_parts import AccumulatedAnswer, Envelope, Part, ResponseFinished, ResponseStarted
 from llmrun.server.protocols.openai import error_body, reason_of
 
 
@@ -72,7 +71,7 @@ def result_of(row: Row, parts: Sequence[Part], error: LlmrunError | None, key: s
     for part in parts:
         collected.add(part)
     stats = collected.stats
-    thoughts = {"thoughts": collected.thoughts} if collected.thoughts else {}
+    thoughts = {"thoughts": collected.reasoning} if collected.reasoning else {}
     return {
         **own,
         "answer": collected.text,

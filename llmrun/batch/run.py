@@ -18,8 +18,7 @@ from llmrun.errors import EngineCrashedError, LlmrunError, UsageError
 from llmrun.model import Model
 from llmrun.protocol.messages import AnswerRequest, Event, Generate
 from llmrun.runner.client import Client
-from llmrun.server.answer_parts import CompletionRequest, Part
-from llmrun.server.toolcalls import AnswerReader
+from llmrun.server.answer_parts import AnswerReader, CompletionRequest, Part
 
 AHEAD = 8
 """Rows that wait in the engine: it takes the one first whose prompt is known best."""

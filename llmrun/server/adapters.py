@@ -33,7 +33,7 @@ class ServedAdapters(NamedTuple):
         """The model that a name means, without the adapter behind it."""
         return self.model if name in self.names else name
 
-    def chosen(self, name: str, request: AnswerRequest) -> AnswerRequest:
+    def apply(self, name: str, request: AnswerRequest) -> AnswerRequest:
         """A request with the adapter that its model's name asks for; one that counts nothing by default counts fully.
 
         Raises:

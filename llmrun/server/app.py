@@ -21,21 +21,22 @@ from llmrun.errors import LlmrunError, ModelNotFoundError
 from llmrun.server.catalog import ModelCatalog
 from llmrun.server.embedding_routes import EmbeddingRoutes
 from llmrun.server.engine_routes import EngineRoutes
-from llmrun.server.exchange import Dialect, HttpExchange, ServerState, refuse
+from llmrun.server.exchange import CompletionApi, HttpExchange, ServerState
 from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send
 from llmrun.server.http_errors import DrainingError, MethodNotAllowedError, RouteNotFoundError
+from llmrun.server.http_messages import send_error
 from llmrun.server.ollama_routes import OllamaRoutes
 from llmrun.server.protocols import anthropic, ollama, openai, openai_chat, openai_responses, openai_text
 
-DIALECTS: dict[str, Dialect] = {
-    "/v1/chat/completions": Dialect(openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-"),
-    "/v1/completions": Dialect(openai_text.read, openai_text.writer, openai.error_body, "cmpl-"),
-    "/v1/responses": Dialect(
+COMPLETION_APIS: dict[str, CompletionApi] = {
+    "/v1/chat/completions": CompletionApi(openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-"),
+    "/v1/completions": CompletionApi(openai_text.read, openai_text.writer, openai.error_body, "cmpl-"),
+    "/v1/responses": CompletionApi(
         openai_responses.read, openai_responses.writer, openai.error_body, "resp_", streams_overflow=True
     ),
-    "/v1/messages": Dialect(anthropic.read, anthropic.writer, anthropic.error_body, "msg_"),
-    "/api/chat": Dialect(ollama.read_chat, ollama.chat_writer, ollama.error_body, ""),
-    "/api/generate": Dialect(ollama.read_generate, ollama.generate_writer, ollama.error_body, ""),
+    "/v1/messages": CompletionApi(anthropic.read, anthropic.writer, anthropic.error_body, "msg_"),
+    "/api/chat": CompletionApi(ollama.read_chat, ollama.chat_writer, ollama.error_body, ""),
+    "/api/generate": CompletionApi(ollama.read_generate, ollama.generate_writer, ollama.error_body, ""),
 }
 """Path -> the protocol in which answers are asked for there."""
 
@@ -83,8 +84,8 @@ class HttpApp:
         get = ["GET"]
         routes = [
             *(
-                Route(path, _AsgiEndpoint(self._exchange(dialect)), methods=["POST"])
-                for path, dialect in DIALECTS.items()
+                Route(path, _AsgiEndpoint(self._exchange(api)), methods=["POST"])
+                for path, api in COMPLETION_APIS.items()
             ),
             Route("/", self._home, methods=get),
             Route("/health", self._health, methods=get),
@@ -100,9 +101,9 @@ class HttpApp:
         starlette = Starlette(routes=routes, exception_handlers=handlers)
         return self._logged(Guard(starlette, policy, _refuse))
 
-    def _exchange(self, dialect: Dialect) -> App:
+    def _exchange(self, api: CompletionApi) -> App:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            await HttpExchange(dialect, self._shared, scope, receive, send).run()
+            await HttpExchange(api, self._shared, scope, receive, send).run()
 
         return answer
 
@@ -184,13 +185,13 @@ def _error_body(path: str) -> Callable[[LlmrunError, int], dict[str, Any]]:
     """In which shape a path's client wants its errors; what stands below a path of the table is in its protocol."""
     if path.startswith("/api/"):
         return ollama.error_body
-    dialect = next((each for start, each in DIALECTS.items() if path.startswith(start)), None)
-    return dialect.error_body if dialect else openai.error_body
+    api = next((each for start, each in COMPLETION_APIS.items() if path.startswith(start)), None)
+    return api.error_body if api else openai.error_body
 
 
 async def _refuse(scope: Scope, send: Send, error: LlmrunError) -> None:
     """Answer with an error, in the shape of the path's protocol."""
-    await refuse(send, error, _error_body(scope["path"]))
+    await send_error(send, error, _error_body(scope["path"]))
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

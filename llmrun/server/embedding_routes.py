@@ -19,7 +19,8 @@ from llmrun.model.embeddings import Embedding, Ranking, TextVectors, joined
 from llmrun.protocol.jobs.embed import EmbedTexts, TextsEmbedded
 from llmrun.server.connection import EngineConnection
 from llmrun.server.embedding_batches import EmbeddingBatches
-from llmrun.server.exchange import ServerState, parse_json, read_body
+from llmrun.server.exchange import ServerState
+from llmrun.server.http_messages import parse_json, read_body
 from llmrun.server.protocols import embeddings
 from llmrun.server.protocols.embeddings import EmbeddingRequest
 

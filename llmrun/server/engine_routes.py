@@ -14,7 +14,8 @@ from starlette.routing import Route
 
 from llmrun.protocol.messages import CountTokens, Detokenize, Detokenized, TokenCount, Tokenize, Tokenized
 from llmrun.server.connection import EngineConnection
-from llmrun.server.exchange import ServerState, parse_json, read_body
+from llmrun.server.exchange import ServerState
+from llmrun.server.http_messages import parse_json, read_body
 from llmrun.server.pool import PooledModel
 from llmrun.server.protocols import anthropic
 from llmrun.server.protocols.fields import Fields

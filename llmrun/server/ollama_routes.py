@@ -12,7 +12,7 @@ from starlette.routing import Route
 from llmrun.gguf.pooling import makes_embeddings
 from llmrun.models.location import find_projector
 from llmrun.server.catalog import ModelCatalog
-from llmrun.server.exchange import parse_json, read_body
+from llmrun.server.http_messages import parse_json, read_body
 from llmrun.server.pool import Pool, PooledModel
 from llmrun.server.protocols import ollama_models
 from llmrun.server.protocols.fields import Fields

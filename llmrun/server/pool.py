@@ -137,7 +137,7 @@ class Pool:
         adapters: of one of the models.
 
     Attributes:
-        deaths: prompts that were in dying engines.
+        crashes: prompts that were in dying engines.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Pool:
         # Engines inherit the niceness of the thread that starts them: one that is there before others give way.
         self._launcher = ThreadPoolExecutor(1, "engine launcher")
         self._launcher.submit(int)
-        self.deaths = CrashTracker()
+        self.crashes = CrashTracker()
         self._settings, self._prepare, self._keep_seconds = settings, prepare, keep_seconds
         self._start_engine, self._on_loaded, self._idle_seconds = start, on_loaded, idle_seconds
         self._kept: dict[Path, PooledModel] = {}

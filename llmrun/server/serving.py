@@ -175,5 +175,5 @@ class Serving:
         Args:
             now: end running answers with an error instead.
         """
-        self._traffic.end_within(0.0 if now else self._options.grace_seconds)
+        self._traffic.start_draining(0.0 if now else self._options.grace_seconds)
         self._ending.set()

@@ -23,7 +23,7 @@ from llmrun.protocol.messages import Command, Finished, Generate, Started, Stats
 from llmrun.protocol.params import SamplingParams
 from llmrun.runner.client import Client
 from llmrun.runner.requests import Put
-from llmrun.server.toolcalls import AnswerReader
+from llmrun.server.answer_parts import AnswerReader
 
 PARALLEL = 4
 

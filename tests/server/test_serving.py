@@ -171,7 +171,7 @@ def test_more_requests_than_may_wait_are_sent_away(serve: Serve) -> None:
 
 
 def test_a_silent_answer_is_filled_with_comments(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "SILENCE_SECONDS", 0.01)
+    monkeypatch.setattr(exchange, "KEEP_ALIVE_SECONDS", 0.01)
     server = serve("obedient")
     with server.connect() as connection:
         connection.sendall(server.request("POST", CHAT, json.dumps(STREAM).encode()))

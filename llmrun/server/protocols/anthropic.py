@@ -14,6 +14,7 @@ from llmrun.grammar import Grammar
 from llmrun.protocol.messages import AnswerRequest, Image, Message, Stats, ToolCall
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.answer_parts import (
+    AccumulatedAnswer,
     AnswerText,
     CallArguments,
     CallStarted,
@@ -25,11 +26,10 @@ from llmrun.server.answer_parts import (
     ResponseStarted,
     Writer,
 )
-from llmrun.server.protocols.accumulator import AccumulatedAnswer
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.images import image_from_base64
 from llmrun.server.protocols.sampling import read_drafts, read_sampling, schema_grammar
-from llmrun.server.protocols.tools import as_json, checked_tools, refuse_media, tool, tool_name
+from llmrun.server.protocols.tools import as_json, call_arguments, checked_tools, refuse_media, tool, tool_name
 from llmrun.server.sse import EVENT_STREAM, event
 
 # Claude Code's first line of the system prompt: it differs in every request, and no prefix would ever be shared.
@@ -253,7 +253,7 @@ class _Writer:
 
     def end(self) -> bytes:
         """See Writer."""
-        usage = _usage(self._answer.begun, self._stats)
+        usage = _usage(self._answer.started, self._stats)
         return _event("message_delta", delta=self._stop(), usage=usage) + _event("message_stop")
 
     def error(self, error: LlmrunError) -> bytes:
@@ -264,20 +264,20 @@ class _Writer:
         """See Writer."""
         answer = self._answer
         blocks: list[dict[str, Any]] = []
-        if answer.thoughts:
-            blocks.append({"type": "thinking", "thinking": answer.thoughts, "signature": ""})
+        if answer.reasoning:
+            blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
         if answer.text:
             blocks.append({"type": "text", "text": answer.text})
         blocks += [
             {"type": "tool_use", "id": made.id, "name": made.name, "input": arguments}
             for made in answer.calls
-            if (arguments := made.as_object()) is not None
+            if (arguments := call_arguments(made)) is not None
         ]
-        return self._message(blocks, _usage(answer.begun, self._stats)) | self._stop()
+        return self._message(blocks, _usage(answer.started, self._stats)) | self._stop()
 
     @property
     def _stats(self) -> Stats:
-        return self._answer.ended.stats if self._answer.ended else Stats()
+        return self._answer.finished.stats if self._answer.finished else Stats()
 
     def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -292,7 +292,7 @@ class _Writer:
         }
 
     def _stop(self) -> dict[str, Any]:
-        ended = self._answer.ended
+        ended = self._answer.finished
         reasons = {"stop_string": "stop_sequence", "length": "max_tokens", "tool_calls": "tool_use"}
         reason = reasons.get(ended.reason, "end_turn") if ended else "end_turn"
         return {"stop_reason": reason, "stop_sequence": (ended.stop if ended else "") or None}

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.grammar import Grammar
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Image, Message, Stats, TokenLogprob, Tool
+from llmrun.protocol.messages import AnswerRequest, Image, Message, Stats, TokenLogprob, Tool, ToolCall
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.answer_parts import (
+    AccumulatedAnswer,
     AnswerText,
     CallArguments,
     CompletionRequest,
@@ -21,12 +22,11 @@ from llmrun.server.answer_parts import (
     Writer,
 )
 from llmrun.server.durations import read_duration
-from llmrun.server.protocols.accumulator import AccumulatedAnswer, AccumulatedCall
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.images import image_from_base64
 from llmrun.server.protocols.ollama_models import unix_time
 from llmrun.server.protocols.sampling import ANY_OBJECT, read_drafts, read_sampling, schema_grammar
-from llmrun.server.protocols.tools import checked_tools, tool, tool_call
+from llmrun.server.protocols.tools import call_arguments, checked_tools, tool, tool_call
 from llmrun.server.sse import NDJSON, line
 
 _MOST_CONTEXT = 2**27
@@ -159,7 +159,7 @@ class _Piece(NamedTuple):
 
     text: str = ""
     thinking: str = ""
-    calls: Sequence[AccumulatedCall] = ()
+    calls: Sequence[ToolCall] = ()
     logprobs: Sequence[TokenLogprob] = ()
 
 
@@ -209,13 +209,13 @@ class _Writer:
     def whole(self) -> dict[str, Any]:
         """See Writer."""
         answer = self._answer
-        return self._body(_Piece(answer.text, answer.thoughts, answer.calls, answer.logprobs)) | self._summary()
+        return self._body(_Piece(answer.text, answer.reasoning, answer.calls, answer.logprobs)) | self._summary()
 
     def _complete_calls(self) -> bytes:
         """The call whose arguments have all come now."""
         calls = self._answer.calls[self._told_calls :]
         self._told_calls += len(calls)
-        return self._line(_Piece(calls=calls)) if any(call.as_object() is not None for call in calls) else b""
+        return self._line(_Piece(calls=calls)) if any(call_arguments(call) is not None for call in calls) else b""
 
     def _line(self, piece: _Piece) -> bytes:
         return line(self._body(piece) | {"done": False})
@@ -227,13 +227,13 @@ class _Writer:
 
     def _reason(self) -> str:
         """Why it ended; without an answer the model was only loaded, or let go."""
-        ended = self._answer.ended
+        ended = self._answer.finished
         if ended is None:
             return self._unanswered
         return "length" if ended.reason == "length" else "stop"
 
     def _summary(self) -> dict[str, Any]:
-        ended = self._answer.ended
+        ended = self._answer.finished
         stats = ended.stats if ended else Stats()
         return {
             "done": True,
@@ -261,7 +261,7 @@ def _chat_shape(piece: _Piece) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": piece.text}
     if piece.thinking:
         message["thinking"] = piece.thinking
-    complete = [(made, arguments) for made in piece.calls if (arguments := made.as_object()) is not None]
+    complete = [(made, arguments) for made in piece.calls if (arguments := call_arguments(made)) is not None]
     if complete:
         message["tool_calls"] = [
             {"id": made.id, "function": {"name": made.name, "arguments": arguments}} for made, arguments in complete

@@ -12,8 +12,7 @@ from llmrun.errors import LlmrunError
 from llmrun.protocol.logprobs import logprob_entries
 from llmrun.protocol.messages import AnswerRequest, Image, Stats, TokenLogprob
 from llmrun.server import sse
-from llmrun.server.answer_parts import CompletionRequest, Envelope
-from llmrun.server.protocols.accumulator import AccumulatedAnswer
+from llmrun.server.answer_parts import AccumulatedAnswer, CompletionRequest, Envelope
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.images import image_from_url
 from llmrun.server.protocols.sampling import MOST_ANSWERS, read_adapters, read_drafts, read_sampling
@@ -128,7 +127,7 @@ class CompletionWriter:
         return {"id": answer_id, "object": kind, "created": created, "model": model}
 
     def _usage(self) -> dict[str, Any]:
-        begun = [answer.begun for answer in self._answers if answer.begun is not None]
+        begun = [answer.started for answer in self._answers if answer.started is not None]
         prompt_tokens = max((part.prompt_tokens for part in begun), default=0)
         cached_tokens = min((part.cached_tokens for part in begun), default=0)  # the others share the first one
         return usage(prompt_tokens, cached_tokens, (answer.stats for answer in self._answers))
@@ -136,4 +135,4 @@ class CompletionWriter:
 
 def reason_of(answer: AccumulatedAnswer) -> str | None:
     """Why it ended, in OpenAI's words; None while it goes on."""
-    return None if answer.ended is None else FINISH_REASONS.get(answer.ended.reason, "stop")
+    return None if answer.finished is None else FINISH_REASONS.get(answer.finished.reason, "stop")

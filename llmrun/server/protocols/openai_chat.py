@@ -11,6 +11,7 @@ from llmrun.protocol.messages import AnswerRequest, Message, TokenLogprob, ToolC
 from llmrun.protocol.params import MOST_TOKENS
 from llmrun.server import sse
 from llmrun.server.answer_parts import (
+    AccumulatedAnswer,
     AnswerText,
     CallArguments,
     CallStarted,
@@ -20,7 +21,6 @@ from llmrun.server.answer_parts import (
     ReasoningText,
     ResponseStarted,
 )
-from llmrun.server.protocols.accumulator import AccumulatedAnswer
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import CompletionWriter, asked, content, error_body, logprobs, reason_of
 from llmrun.server.protocols.sampling import (
@@ -183,8 +183,8 @@ class ChatWriter(CompletionWriter):
 def _message(answer: AccumulatedAnswer) -> dict[str, Any]:
     """As OpenAI writes a whole answer."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
-    if answer.thoughts:
-        message["reasoning_content"] = answer.thoughts.strip()
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning.strip()
     if answer.calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

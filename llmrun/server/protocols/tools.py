@@ -85,6 +85,15 @@ def tool_call(name_of_call: str, function: Fields) -> ToolCall:
     return ToolCall(name_of_call, tool_name(function), as_json(arguments))
 
 
+def call_arguments(call: ToolCall) -> dict[str, Any] | None:
+    """Return the arguments of a call by the model; None if the answer ended in the middle of them."""
+    try:
+        value = load_json(call.arguments)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def refuse_media(what: str) -> NoReturn:
     """Something came that can't be read here."""
     raise UsageError(f"{what} can't be read", why="only text is, and pictures in messages are", hint="leave it out")
